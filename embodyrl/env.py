@@ -1,0 +1,242 @@
+"""The env API: what a simulator, a world model and a robot all look like to a policy.
+
+Actions come and observations go once per chunk of H actions. ``SteppedVecEnv`` is the only place that knows how to turn
+single simulator steps into a chunk; a simulator file only resets, steps and observes. An env that ended waits, masked,
+until its owner resets it, so training, evaluation on a fixed list and groups from one initial state use the same calls.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodyrl.errors import UserError
+from embodyrl.types import EnvSpec, Obs, Step
+
+
+class InvalidActionError(UserError, ValueError):
+    """The actions have the wrong shape, leave [-1, 1] by far, or are not finite."""
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """What every env's config has; each simulator's own dataclass adds to it.
+
+    Attributes:
+        name: registry name of the simulator.
+        num_envs: N, episodes that run in parallel.
+        split: which initial states and appearances are drawn; ``"train"`` and ``"eval"`` never share any.
+        seed: env k draws its initial states from seed + k.
+        device: where the tensors of Obs and Step live.
+    """
+
+    name: str = ""
+    num_envs: int = 8
+    split: str = "train"
+    seed: int = 0
+    device: str = "cpu"
+
+
+@runtime_checkable
+class VecEnv(Protocol):
+    """N episodes that run in parallel."""
+
+    spec: EnvSpec
+
+    def reset(
+        self,
+        env_ids: Tensor | Sequence[int] | None = None,
+        *,
+        seed: int | Sequence[int] | None = None,
+        init: Sequence[int] | None = None,
+    ) -> Obs:
+        """Starts new episodes in the envs named, and touches no other.
+
+        Args:
+            env_ids: indices or a (N,) bool mask; None means all.
+            seed: reseeds those envs: an int s gives the k-th of all envs s + k, a sequence gives one to each.
+            init: the initial state of each (see ``EnvSpec.tasks``); None lets each env draw from its own stream.
+
+        Returns:
+            The observation of all N envs.
+        """
+        ...
+
+    def step(self, actions: Tensor) -> Step:
+        """Executes a chunk.
+
+        Args:
+            actions: (N, H, A) in [-1, 1]; slightly outside is clipped.
+
+        Raises:
+            InvalidActionError: wrong shape, or NaN or infinity in a running env.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees processes, windows and memory; may be called twice."""
+        ...
+
+
+@dataclass
+class Tick:
+    """What one control step did, each (N,): reward float32 and three bools; ``fault`` marks a broken simulation."""
+
+    reward: Tensor
+    terminated: Tensor
+    success: Tensor
+    fault: Tensor
+
+
+class SteppedVecEnv(ABC):
+    """Chunks out of single steps: masks, time limits, seeds and faults, for every simulator alike.
+
+    A simulator implements ``_reset``, ``_step`` and ``_observe`` and sets ``spec`` before calling ``super().__init__``.
+    """
+
+    spec: EnvSpec
+
+    def __init__(self, spec: EnvSpec, config: EnvConfig) -> None:
+        self.spec = spec
+        self.device = torch.device(config.device)
+        self._rngs = [np.random.default_rng(config.seed + k) for k in range(spec.num_envs)]
+        self._elapsed = torch.zeros(spec.num_envs, dtype=torch.long, device=self.device)
+        self._running = torch.zeros(spec.num_envs, dtype=torch.bool, device=self.device)
+        self._last_obs: Obs | None = None
+        self.init = np.zeros(spec.num_envs, dtype=np.int64)
+
+    @abstractmethod
+    def _reset(self, env_ids: list[int], inits: list[int]) -> None:
+        """Puts each env into its initial state; the same number always gives the same state."""
+
+    @abstractmethod
+    def _step(self, actions: Tensor, active: Tensor) -> Tick:
+        """One control step: actions (N, A) in [-1, 1]; envs that are not ``active`` (N,) must not change."""
+
+    @abstractmethod
+    def _observe(self, env_ids: list[int] | None) -> Obs:
+        """The observation of all N envs; only the rows in ``env_ids`` (None: all) need be new."""
+
+    def close(self) -> None:
+        """Frees what the simulator holds."""
+
+    def reset(
+        self,
+        env_ids: Tensor | Sequence[int] | None = None,
+        *,
+        seed: int | Sequence[int] | None = None,
+        init: Sequence[int] | None = None,
+    ) -> Obs:
+        """See ``VecEnv.reset``."""
+        ids = env_index(env_ids, self.spec.num_envs)
+        if seed is not None:
+            seeds = [seed + k for k in ids] if isinstance(seed, int) else list(seed)
+            _same_length("seed", seeds, ids)
+            for k, s in zip(ids, seeds, strict=True):
+                self._rngs[k] = np.random.default_rng(s)
+        limit = self.spec.num_init_states
+        if init is None:
+            inits = [int(self._rngs[k].integers(limit or 2**31)) for k in ids]
+        else:
+            inits = [int(i) for i in init]
+            _same_length("init", inits, ids)
+            if wrong := [i for i in inits if i < 0 or (limit is not None and i >= limit)]:
+                span = f"0 to {limit - 1}" if limit is not None else "non-negative"
+                raise UserError(f"{self.spec.name} has no initial state {wrong[0]}; they are {span}.")
+        if ids:
+            self.init[ids] = inits
+            self._reset(ids, inits)
+            self._elapsed[ids] = 0
+            self._running[ids] = True
+        self._last_obs = self._observe(None if len(ids) == self.spec.num_envs else ids)
+        return self._last_obs
+
+    def step(self, actions: Tensor) -> Step:
+        """See ``VecEnv.step``."""
+        if self._last_obs is None:
+            raise RuntimeError("step was called before the first reset.")
+        actions = check_actions(actions.to(self.device), self.spec, self._running)
+        num_envs, horizon, _ = actions.shape
+        started = self._running.clone()
+        reward = torch.zeros(num_envs, horizon, device=self.device)
+        valid = torch.zeros(num_envs, horizon, dtype=torch.bool, device=self.device)
+        terminated, truncated, success, fault = (torch.zeros_like(started) for _ in range(4))
+        for h in range(horizon):
+            active = self._running.clone()
+            if not active.any():
+                break
+            tick = self._step(actions[:, h], active)
+            fault |= tick.fault & active
+            valid[:, h] = active
+            reward[:, h] = torch.where(active, tick.reward, 0.0)
+            success = torch.where(active, tick.success, success)
+            terminated |= tick.terminated & active
+            self._elapsed += active
+            truncated |= active & (self._elapsed >= self.spec.max_episode_steps)
+            truncated &= ~terminated
+            self._running &= ~(terminated | truncated | fault)
+        previous = self._last_obs
+        self._last_obs = obs = self._observe(None)
+        if fault.any():
+            # A broken simulation has no state worth learning from: the whole chunk is masked, and the observation is
+            # the last good one, so that the advantage of a masked chunk is zero and the one before it bootstraps.
+            valid[fault], reward[fault] = False, 0.0
+            terminated &= ~fault
+            truncated |= fault
+            success &= ~fault
+            self._last_obs = obs = _replace_rows(obs, previous, fault)
+        return Step(obs, reward, terminated, truncated, valid, success, {"fault": fault, "steps": valid.sum(1)})
+
+
+def env_index(env_ids: Tensor | Sequence[int] | None, num_envs: int) -> list[int]:
+    """The env numbers that ``env_ids`` (indices, bool mask or None for all) names, as a list."""
+    if env_ids is None:
+        return list(range(num_envs))
+    ids = torch.as_tensor(env_ids)
+    if ids.dtype == torch.bool:
+        _same_length("env_ids (mask)", ids, range(num_envs))
+        ids = ids.nonzero().flatten()
+    out = [int(i) for i in ids.flatten().tolist()]
+    if wrong := [i for i in out if not 0 <= i < num_envs]:
+        raise UserError(f"There is no env {wrong[0]}: this env runs {num_envs}, numbered from 0.")
+    return out
+
+
+def check_actions(actions: Tensor, spec: EnvSpec, running: Tensor) -> Tensor:
+    """The actions clipped to [-1, 1], or a sentence about what is wrong with them."""
+    if actions.ndim != 3 or actions.shape[0] != spec.num_envs or actions.shape[2] != spec.action_dim:
+        raise InvalidActionError(
+            f"{spec.name} takes actions of shape (num_envs={spec.num_envs}, H, action_dim={spec.action_dim}), "
+            f"not {tuple(actions.shape)}."
+        )
+    bad = ~torch.isfinite(actions).all(dim=-1).all(dim=-1) & running
+    if bad.any():
+        raise InvalidActionError(
+            f"The actions of env {bad.nonzero().flatten().tolist()} hold NaN or infinity, so no env was stepped. "
+            "The policy has most likely diverged: lower the learning rate or go back to an earlier checkpoint."
+        )
+    return torch.nan_to_num(actions.float()).clamp(-1.0, 1.0)
+
+
+def _same_length(what: str, given: Sequence[int] | Tensor, wanted: Sequence[int] | range) -> None:
+    if len(given) != len(wanted):
+        raise UserError(f"{what} has {len(given)} entries, but {len(wanted)} envs are addressed.")
+
+
+def _replace_rows(obs: Obs, source: Obs, rows: Tensor) -> Obs:
+    def pick(new: Tensor, old: Tensor) -> Tensor:
+        return torch.where(rows.view(-1, *[1] * (new.ndim - 1)), old, new)
+
+    both_privileged = obs.privileged is not None and source.privileged is not None
+    return Obs(
+        images={name: pick(image, source.images[name]) for name, image in obs.images.items()},
+        proprio=pick(obs.proprio, source.proprio),
+        instruction=obs.instruction,
+        privileged=pick(obs.privileged, source.privileged) if both_privileged else obs.privileged,  # type: ignore[arg-type]
+    )

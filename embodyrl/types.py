@@ -1,0 +1,200 @@
+"""The dataclasses of tensors that env, policy, rollout and algorithm hand to one another.
+
+Symbols, the same everywhere: N parallel envs, H actions in a chunk, A action dims, P proprio dims, S privileged dims,
+K denoising steps. All tensors of one object have the same leading dimension (N, or B once flattened into a batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+
+class TensorData:
+    """Base of the dataclasses below: move, select and concatenate all their tensors at once."""
+
+    def _map(self, fn: Any) -> Self:
+        return replace(self, **{f.name: _map_value(getattr(self, f.name), fn) for f in fields(self)})  # type: ignore[type-var]
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same data on another device."""
+        return self._map(lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x)
+
+    def __getitem__(self, index: Any) -> Self:
+        """The rows that ``index`` (int tensor, bool mask or slice) selects from the leading dimension."""
+        return self._map(lambda x: _select(x, index))
+
+    @classmethod
+    def cat(cls, items: list[Self]) -> Self:
+        """All rows of ``items``, one after the other."""
+        first = items[0]
+        values = {f.name: _cat([getattr(i, f.name) for i in items]) for f in fields(first)}  # type: ignore[arg-type]
+        return replace(first, **values)  # type: ignore[type-var]
+
+
+def _map_value(value: Any, fn: Any) -> Any:
+    if isinstance(value, TensorData):
+        return value._map(fn)
+    if isinstance(value, Mapping):
+        return {k: _map_value(v, fn) for k, v in value.items()}
+    return fn(value)
+
+
+def _select(value: Any, index: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value[index]
+    if isinstance(value, list):
+        if isinstance(index, slice):
+            return value[index]
+        rows = torch.as_tensor(index)
+        rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows.flatten()
+        return [value[i] for i in rows.tolist()]
+    return value
+
+
+def _cat(values: list[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, Tensor):
+        return torch.cat(values)
+    if isinstance(first, list):
+        return [x for value in values for x in value]
+    if isinstance(first, TensorData):
+        return type(first).cat(values)
+    if isinstance(first, Mapping):
+        return {k: _cat([v[k] for v in values]) for k in first}
+    return first
+
+
+@dataclass
+class Obs(TensorData):
+    """What the policy sees at the start of a chunk.
+
+    Attributes:
+        images: camera name -> (N, h, w, 3) uint8.
+        proprio: (N, P) float32, in the env's own units; the policy normalises.
+        instruction: N sentences.
+        privileged: (N, S) float32 simulator state for the critic alone, or None.
+    """
+
+    images: dict[str, Tensor]
+    proprio: Tensor
+    instruction: list[str]
+    privileged: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.proprio)
+
+
+@dataclass
+class Step:
+    """What one chunk of actions did.
+
+    An env that has ended stays as it is, ``valid`` False, until ``reset`` is called for it: ``obs`` is therefore the
+    final observation of the envs that ended in this chunk, and what a truncated one is bootstrapped from.
+
+    Attributes:
+        obs: after the last valid action of the chunk.
+        reward: (N, H) float32, zero where not valid.
+        terminated: (N,) bool, the task itself ended (success or failure); never bootstrapped.
+        truncated: (N,) bool, the time was up, or the env broke (then no action of the chunk is valid); bootstrapped.
+        valid: (N, H) bool, the actions that were executed in a running episode.
+        success: (N,) bool, the task was solved in this chunk or, for tasks that do not end on success, is solved now.
+        log: further per-env figures, each (N,).
+    """
+
+    obs: Obs
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+    success: Tensor
+    log: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def done(self) -> Tensor:
+        """(N,) bool: terminated or truncated."""
+        return self.terminated | self.truncated
+
+
+@dataclass
+class DenoisingTrace(TensorData):
+    """The path from noise to action that a stochastic sampler took; its log-probability is what PPO's ratio is made of.
+
+    Attributes:
+        x: (N, K+1, H, A), x[:, 0] the noise and x[:, K] the action chunk, both in the policy's normalised units.
+        stochastic: (N, K) bool, the steps that drew noise and are trained.
+    """
+
+    x: Tensor
+    stochastic: Tensor
+
+
+@dataclass
+class ActionSample(TensorData):
+    """What ``Policy.sample`` returns.
+
+    Attributes:
+        actions: (N, H, A) in [-1, 1], what ``VecEnv.step`` takes.
+        trace: the path that led there; None in noise-free mode.
+        logprob: (N, K) log-probability of each step of the trace, zero where not stochastic; None without a trace.
+        value: (N,) the critic's value of obs, or None.
+    """
+
+    actions: Tensor
+    trace: DenoisingTrace | None = None
+    logprob: Tensor | None = None
+    value: Tensor | None = None
+
+
+@dataclass
+class PolicyEval(TensorData):
+    """What ``Policy.evaluate`` returns for a given trace, with gradients.
+
+    Attributes:
+        logprob: (N, K), zero where the step was not stochastic.
+        entropy: (N,) of the trained steps, mean per dimension.
+        value: (N,) or None.
+    """
+
+    logprob: Tensor
+    entropy: Tensor
+    value: Tensor | None
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What a policy, a data set or a checkpoint must agree with. Plain data, saved with every checkpoint.
+
+    Attributes:
+        name: for people, e.g. ``"mujoco/pick"``.
+        num_envs: N.
+        action_dim: A.
+        proprio_dim: P.
+        control_mode: what an action means, e.g. ``"ee_delta_pos"``; two envs with different modes never mix.
+        control_hz: actions per second.
+        max_episode_steps: actions until truncation.
+        cameras: camera name -> (height, width).
+        privileged_dim: S, or 0.
+        tasks: task names. Initial state i is the (i // len(tasks))-th state of task i % len(tasks).
+        num_init_states: how many initial states there are in all, or None where any non-negative number is one.
+    """
+
+    name: str
+    num_envs: int
+    action_dim: int
+    proprio_dim: int
+    control_mode: str
+    control_hz: float
+    max_episode_steps: int
+    cameras: dict[str, tuple[int, int]]
+    privileged_dim: int = 0
+    tasks: tuple[str, ...] = ("task",)
+    num_init_states: int | None = None
+
+    def task_of(self, init: int) -> str:
+        """The task that initial state ``init`` belongs to."""
+        return self.tasks[init % len(self.tasks)]
