@@ -1,0 +1,1 @@
+"""Simulators behind the one env API; each is imported only when asked for."""

@@ -1,0 +1,352 @@
+"""``MujocoEnv``: N Franka tasks stepped by MuJoCo's native threads and drawn once per chunk."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import ClassVar
+
+import mujoco
+import numpy as np
+import torch
+from mujoco import rollout
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
+from embodyrl.errors import UserError, did_you_mean
+from embodyrl.sims.mujoco import kinematics, render, scene, tasks
+from embodyrl.types import EnvSpec, Obs
+
+SUBSTEPS = 8
+POS_SCALE = 0.035
+"""Metres that the commanded hand moves at action 1."""
+ROT_SCALE = 0.15
+"""Radians that it turns at action 1."""
+WORKSPACE_LOW, WORKSPACE_HIGH = np.array([0.28, -0.30, 0.012]), np.array([0.72, 0.30, 0.40])
+MAX_LEAD = 0.08
+"""The command never runs further than this (m) ahead of the hand, so a blocked hand does not store up a jerk."""
+MAX_BLOCKS = 4
+CONTROL_DIMS = {"ee_delta_pos": 4, "ee_delta_pose": 7}
+_ARM, _FINGERS, _BLOCKS = slice(1, 8), slice(8, 10), 10
+"""Columns of the state array, whose column 0 is the time."""
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Config(EnvConfig):
+    """Settings of ``MujocoEnv``.
+
+    Attributes:
+        task: a name from ``embodyrl.sims.mujoco.tasks.TASKS``, or several joined by commas.
+        cameras: any of ``"front"`` and ``"wrist"``; empty for states only.
+        image_size: edge of the square pictures in pixels.
+        renderer: ``"warp"`` (CPU or GPU), ``"opengl"``, or ``"none"`` for states only.
+        control_mode: ``"ee_delta_pos"`` (dx, dy, dz, gripper) or ``"ee_delta_pose"`` (dx, dy, dz, drx, dry, drz,
+            gripper); gripper > 0 opens and <= 0 closes.
+        reward: ``"sparse"`` (1 on success) or ``"dense"`` (that plus the change of a potential in [0, 1]).
+        max_episode_steps: 0 takes the longest of the tasks' own.
+        min_blocks: fewest blocks on the table in tasks that draw their number; 0 takes the task's own.
+        max_blocks: most blocks; 0 takes the task's own.
+        terminate_on_success: whether an episode ends when it succeeds.
+        num_threads: for physics and drawing; 0 uses every core this process may use.
+        render_batch: envs drawn by one launch.
+    """
+
+    name: str = "mujoco"
+    task: str = "pick"
+    cameras: tuple[str, ...] = ("front",)
+    image_size: int = 64
+    renderer: str = "warp"
+    control_mode: str = "ee_delta_pos"
+    reward: str = "sparse"
+    max_episode_steps: int = 0
+    min_blocks: int = 0
+    max_blocks: int = 0
+    terminate_on_success: bool = True
+    num_threads: int = 0
+    render_batch: int = 16
+
+
+class MujocoEnv(SteppedVecEnv):
+    """See the module; ``tasks`` holds what is asked, ``scene`` what is there, ``render`` how it is drawn."""
+
+    Config: ClassVar = Config
+
+    def __init__(self, config: Config) -> None:
+        """Compiles the scene and starts the threads.
+
+        Raises:
+            UserError: an unknown task, split, camera or setting.
+        """
+        _check(config)
+        self.config = config
+        self.tasks = [tasks.TASKS[name] for name in config.task.split(",")]
+        self._block_range = [_block_range(task, config) for task in self.tasks]
+        self._num_blocks = max(most for _, most in self._block_range)
+        self._has_drawer = any(task.drawer for task in self.tasks)
+        self._pose_control = config.control_mode == "ee_delta_pose"
+        self.model = model = scene.build(self._num_blocks, self._has_drawer)
+        cameras = () if config.renderer == "none" else tuple(config.cameras)
+        num = config.num_envs
+        spec = EnvSpec(
+            name=f"mujoco/{config.task}",
+            num_envs=num,
+            action_dim=CONTROL_DIMS[config.control_mode],
+            proprio_dim=13 if self._pose_control else 7,
+            control_mode=config.control_mode,
+            control_hz=1.0 / (SUBSTEPS * model.opt.timestep),
+            max_episode_steps=config.max_episode_steps or max(task.steps for task in self.tasks),
+            cameras={name: (config.image_size, config.image_size) for name in cameras},
+            privileged_dim=3 * MAX_BLOCKS + 17 + len(tasks.TASKS),
+            tasks=tuple(task.name for task in self.tasks),
+        )
+        super().__init__(spec, config)
+        threads = config.num_threads or len(os.sched_getaffinity(0))
+        self._pool = rollout.Rollout(nthread=threads if threads > 1 else 0)
+        self._datas = [mujoco.MjData(model) for _ in range(threads)]
+        self._models = [model] * num
+        nstate = mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_FULLPHYSICS)
+        control = mujoco.mjtState.mjSTATE_CTRL
+        self._control_spec = int(control)
+        if self._has_drawer:
+            # The cabinet is a mocap body so that one model serves envs whose cabinets stand in different places.
+            self._control_spec |= int(mujoco.mjtState.mjSTATE_MOCAP_POS)
+        self._ramp = (np.arange(1, SUBSTEPS + 1) / SUBSTEPS)[None, :, None]
+        self._state = np.tile(_initial_state(model, nstate), (num, 1))
+        self._out = np.empty((num, SUBSTEPS, nstate))
+        self._sensors = np.empty((num, SUBSTEPS, 0))
+        self._q_cmd = np.tile(kinematics.HOME, (num, 1))
+        self._grip_cmd = np.full(num, 0.04)
+        self._target = np.zeros((num, 3))
+        self._target_rot = np.tile(kinematics.DOWN, (num, 1, 1))
+        self._ee = np.zeros((num, 3))
+        self._ee_rot = np.tile(kinematics.DOWN, (num, 1, 1))
+        self._potential = np.zeros(num)
+        self._task_id = np.zeros(num, dtype=np.int64)
+        self._ball_or_zone = np.zeros((num, 3))
+        self.instructions = [""] * num
+        self.layouts: list[tasks.Layout | None] = [None] * num
+        self._frame = render.Frame(
+            qpos=np.tile(model.qpos0, (num, 1)),
+            mocap_pos=np.tile(scene.AWAY, (num, model.nmocap, 1)),
+            geom_rgba=np.tile(model.geom_rgba, (num, 1, 1)),
+            cam_pos=np.tile(model.cam_pos, (num, 1, 1)).astype(np.float32),
+            cam_quat=np.tile(model.cam_quat, (num, 1, 1)).astype(np.float32),
+            light_dir=np.zeros((num, 3), np.float32),
+            diffuse=np.zeros((num, 3), np.float32),
+            ambient=np.zeros((num, 3), np.float32),
+        )
+        self._stale = np.ones(num, dtype=bool)
+        size = config.image_size
+        self._images = {name: np.zeros((num, size, size, 3), np.uint8) for name in cameras}
+        self._renderer = (
+            render.make(config.renderer, model, cameras, size, threads, config.render_batch) if cameras else None
+        )
+
+    def _reset(self, env_ids: list[int], inits: list[int]) -> None:
+        ids = np.array(env_ids)
+        model, frame = self.model, self._frame
+        task_ids = [init % len(self.tasks) for init in inits]
+        layouts = [
+            tasks.sample(self.tasks[t], self.config.split, init // len(self.tasks), self._num_blocks, *self._block_range[t])
+            for t, init in zip(task_ids, inits, strict=True)
+        ]
+        start = np.array([layout.ee for layout in layouts])
+        down = np.broadcast_to(kinematics.DOWN, (len(ids), 3, 3))
+        q = kinematics.solve(start, down)
+        self._state[ids] = 0.0
+        self._state[ids, _ARM] = q
+        self._state[ids, _FINGERS] = 0.04
+        self._q_cmd[ids], self._grip_cmd[ids] = q, 0.04
+        self._ee[ids], self._ee_rot[ids], _ = kinematics.forward(q)
+        self._target[ids], self._target_rot[ids] = self._ee[ids], down
+        block_geoms = [model.geom(f"block{k}").id for k in range(self._num_blocks)]
+        table, front = model.geom("table").id, model.camera("front").id
+        for k, t, layout in zip(env_ids, task_ids, layouts, strict=True):
+            self._task_id[k] = t
+            self.layouts[k], self.instructions[k] = layout, layout.instruction
+            for i, (x, y, z, yaw) in enumerate(layout.blocks):
+                column = _BLOCKS + 7 * i
+                self._state[k, column : column + 7] = x, y, z, np.cos(yaw / 2), 0.0, 0.0, np.sin(yaw / 2)
+            marker = {"ball": layout.ball, "zone": layout.zone, None: scene.AWAY}[self.tasks[t].marker]
+            self._ball_or_zone[k] = marker
+            places = [layout.ball, layout.zone, layout.cabinet]
+            frame.mocap_pos[k] = places[: model.nmocap]
+            frame.geom_rgba[k, block_geoms, :3] = layout.block_rgb[: self._num_blocks]
+            frame.geom_rgba[k, table, :3] = layout.table_rgb
+            frame.cam_pos[k, front], frame.cam_quat[k, front] = layout.camera_pos, layout.camera_quat
+            frame.light_dir[k], frame.diffuse[k], frame.ambient[k] = layout.light_dir, layout.diffuse, layout.ambient
+        self._stale[ids] = True
+        if self.config.reward == "dense":
+            self._potential[ids] = self._per_task("progress", ids)
+
+    def _step(self, actions: Tensor, active: Tensor) -> Tick:
+        rows = active.cpu().numpy().nonzero()[0]
+        action = actions.cpu().numpy()[rows].astype(np.float64)
+        n = len(rows)
+        # The commanded pose is integrated, not the measured one: tracking errors do not add up.
+        target = self._target[rows] + POS_SCALE * action[:, :3]
+        target = np.clip(target, self._ee[rows] - MAX_LEAD, self._ee[rows] + MAX_LEAD)
+        target = np.clip(target, WORKSPACE_LOW, WORKSPACE_HIGH)
+        rotation = self._target_rot[rows]
+        if self._pose_control:
+            rotation = kinematics.exp_rotation(ROT_SCALE * action[:, 3:6]) @ rotation
+            self._target_rot[rows] = rotation
+        self._target[rows] = target
+        before = self._q_cmd[rows]
+        joints = kinematics.ik_step(before, target, rotation)
+        grip = np.where(action[:, -1] > 0, 0.04, 0.0)
+        state, time_before = self._state[rows], self._state[rows, 0]
+        control = np.empty((n, SUBSTEPS, 9 + 3 * self.model.nmocap * self._has_drawer))
+        # A straight line in joint space over the substeps: a step in the command would shake the arm.
+        control[..., :7] = before[:, None] + self._ramp * (joints - before)[:, None]
+        control[..., 7:9] = grip[:, None, None]
+        if self._has_drawer:
+            control[..., 9:] = self._frame.mocap_pos[rows].reshape(n, 1, -1)
+        out = self._out[:n]
+        self._pool.rollout(
+            self._models[:n], self._datas, state, control, control_spec=self._control_spec, skip_checks=True,
+            nstep=SUBSTEPS, state=out, sensordata=self._sensors[:n],
+        )  # fmt: skip
+        after = out[:, -1]
+        # MuJoCo resets a diverged simulation without a word, and then its clock is not where it should be.
+        expected = time_before + SUBSTEPS * self.model.opt.timestep
+        ok = np.isfinite(after).all(axis=1) & (np.abs(after[:, 0] - expected) < 1e-6)
+        good = rows[ok]
+        self._state[good] = after[ok]
+        self._q_cmd[good] = joints[ok]
+        self._grip_cmd[good] = grip[ok]
+        self._ee[good], self._ee_rot[good], _ = kinematics.forward(after[ok, _ARM])
+        self._stale[good] = True
+        return self._tick(rows, good)
+
+    def _tick(self, rows: NDArray[np.int64], good: NDArray[np.int64]) -> Tick:
+        num = self.spec.num_envs
+        success, fault = np.zeros(num, dtype=bool), np.zeros(num, dtype=bool)
+        fault[rows] = True
+        fault[good] = False
+        success[good] = self._per_task("success", good)
+        reward = success.astype(np.float32)
+        if self.config.reward == "dense":
+            potential = self._per_task("progress", good)
+            reward[good] += potential - self._potential[good]
+            self._potential[good] = potential
+        done = success if self.config.terminate_on_success else np.zeros(num, dtype=bool)
+        return Tick(*(torch.as_tensor(x, device=self.device) for x in (reward, done, success, fault)))
+
+    def _per_task(self, what: str, rows: NDArray[np.int64]) -> NDArray:
+        """``success`` or ``progress`` of the rows, each by its own task."""
+        if len(self.tasks) == 1:
+            return getattr(self.tasks[0], what)(self.view(rows))
+        out = np.zeros(len(rows), dtype=bool if what == "success" else float)
+        for number, task in enumerate(self.tasks):
+            mine = self._task_id[rows] == number
+            if mine.any():
+                out[mine] = getattr(task, what)(self.view(rows[mine]))
+        return out
+
+    @property
+    def task_ids(self) -> NDArray[np.int64]:
+        """(N,) number of each env's task in ``tasks``."""
+        return self._task_id
+
+    @property
+    def commanded(self) -> Array:
+        """(N, 3) where the hand has been told to be, in m."""
+        return self._target
+
+    def view(self, rows: NDArray[np.int64] | slice = slice(None)) -> tasks.View:
+        """The state of the envs in ``rows``, as tasks and experts see it."""
+        state = self._state[rows]
+        blocks = state[:, _BLOCKS : _BLOCKS + 7 * self._num_blocks].reshape(len(state), self._num_blocks, 7)
+        drawer = state[:, _BLOCKS + 7 * self._num_blocks] if self._has_drawer else np.zeros(len(state))
+        cabinet = self._frame.mocap_pos[rows][:, -1]
+        handle = cabinet + scene.HANDLE
+        handle[:, 0] -= drawer
+        return tasks.View(
+            ee=self._ee[rows],
+            opening=state[:, _FINGERS].sum(1),
+            blocks=blocks[..., :3],
+            goal=self._ball_or_zone[rows],
+            handle=handle,
+            drawer=drawer,
+        )
+
+    def _observe(self, env_ids: list[int] | None) -> Obs:
+        if self._renderer is not None and self._stale.any():
+            rows = self._stale.nonzero()[0]
+            self._frame.qpos[rows] = self._state[rows, 1 : 1 + self.model.nq]
+            for name, pixels in self._renderer.render(self._frame, rows).items():
+                self._images[name][rows] = pixels
+            self._stale[:] = False
+        view = self.view()
+        parts = [self._ee, self._target]
+        if self._pose_control:
+            parts += [kinematics.rotation_error(r, np.broadcast_to(kinematics.DOWN, r.shape)) for r in (self._ee_rot, self._target_rot)]
+        proprio = np.concatenate([*parts, view.opening[:, None]], axis=1)
+        return Obs(
+            images={name: torch.tensor(pixels, device=self.device) for name, pixels in self._images.items()},
+            proprio=torch.tensor(proprio, dtype=torch.float32, device=self.device),
+            instruction=list(self.instructions),
+            privileged=torch.tensor(self._privileged(view), dtype=torch.float32, device=self.device),
+        )
+
+    def _privileged(self, view: tasks.View) -> Array:
+        """(N, S): blocks, marker and handle relative to the hand (target first), heights, gripper, task, time left."""
+        num = self.spec.num_envs
+        blocks = np.zeros((num, MAX_BLOCKS, 3))
+        # Parked blocks and unused markers lie metres away: clipped, they say "not here" without dwarfing the rest.
+        blocks[:, : self._num_blocks] = np.clip(view.blocks - view.ee[:, None], -1, 1)
+        target_z = view.blocks[:, 0, 2] if self._num_blocks else np.zeros(num)
+        left = 1.0 - self._elapsed.cpu().numpy() / self.spec.max_episode_steps
+        rest = [
+            view.ee, self._target - view.ee, np.clip(view.goal - view.ee, -1, 1), np.clip(view.handle - view.ee, -1, 1),
+            np.stack([target_z, view.drawer, view.opening, self._grip_cmd, left], axis=1),
+            np.eye(len(tasks.TASKS))[[list(tasks.TASKS).index(self.tasks[t].name) for t in self._task_id]],
+        ]  # fmt: skip
+        return np.concatenate([blocks.reshape(num, -1), *rest], axis=1)
+
+    def close(self) -> None:
+        """Stops the threads and frees the renderer."""
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
+        if self._pool.rollout_ is not None:
+            self._pool.close()
+
+
+def _initial_state(model: mujoco.MjModel, nstate: int) -> Array:
+    data = mujoco.MjData(model)
+    state = np.empty(nstate)
+    mujoco.mj_getState(model, data, state, mujoco.mjtState.mjSTATE_FULLPHYSICS)
+    return state
+
+
+def _block_range(task: tasks.Task, config: Config) -> tuple[int, int]:
+    low, high = task.blocks
+    if low == high:
+        return low, high
+    if config.split == "ood_clutter":
+        return MAX_BLOCKS, MAX_BLOCKS
+    high = config.max_blocks or high
+    return min(config.min_blocks or low, high), high
+
+
+def _check(config: Config) -> None:
+    for name in config.task.split(","):
+        if name not in tasks.TASKS:
+            raise UserError(f"MuJoCo has no task {name!r}. {did_you_mean(name, tasks.TASKS)}")
+    for value, valid, what in (
+        (config.split, tasks.SPLITS, "split"),
+        (config.renderer, ("warp", "opengl", "none"), "renderer"),
+        (config.control_mode, CONTROL_DIMS, "control mode"),
+        (config.reward, ("sparse", "dense"), "reward"),
+        *((camera, ("front", "wrist"), "camera") for camera in config.cameras),
+    ):
+        if value not in valid:
+            raise UserError(f"MuJoCo has no {what} {value!r}. {did_you_mean(value, valid)}")
+    if not 0 <= config.max_blocks <= MAX_BLOCKS or not 0 <= config.min_blocks <= MAX_BLOCKS:
+        raise UserError(f"min_blocks and max_blocks lie between 1 and {MAX_BLOCKS} (or 0 for the task's own).")
+    if config.num_envs < 1:
+        raise UserError(f"num_envs is {config.num_envs}, but at least one env is needed.")

@@ -1,0 +1,149 @@
+"""Scripted experts: each task is a list of waypoints, followed by N envs at once and restarted when something slips."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embodyrl.sims.mujoco import scene
+from embodyrl.sims.mujoco.env import POS_SCALE, MujocoEnv
+from embodyrl.sims.mujoco.tasks import View
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Waypoint:
+    """Where the hand goes next: ``goal`` (n, 3), closed or open, and what counts as there."""
+
+    goal: Callable[[View], Array]
+    closed: bool = False
+    tolerance: float = 0.012
+    dwell: int = 0
+    """Steps to stay once there, e.g. until the fingers have closed."""
+    speed: float = 1.0
+    holding: bool = False
+    """The named block must be in the hand, otherwise the list starts again."""
+
+
+def _block(dz: float = 0.0, number: int = 0) -> Callable[[View], Array]:
+    return lambda v: v.blocks[:, number] + [0.0, 0.0, dz]
+
+
+def _behind(back: float, z: float) -> Callable[[View], Array]:
+    """A point at height z behind the block, seen from the zone."""
+
+    def goal(v: View) -> Array:
+        away = v.blocks[:, 0] - v.goal
+        away[:, 2] = 0.0
+        away /= np.maximum(np.sqrt((away**2).sum(-1, keepdims=True)), 1e-6)
+        point = v.blocks[:, 0] + back * away
+        point[:, 2] = z
+        return point
+
+    return goal
+
+
+def _over_second(dz: float) -> Callable[[View], Array]:
+    """Where the hand must be for the held block to be over the second one: the grasp's own offset is kept."""
+    return lambda v: v.ee + v.blocks[:, 1] + [0.0, 0.0, dz] - v.blocks[:, 0]
+
+
+PROGRAMS: dict[str, Sequence[Waypoint]] = {
+    "reach": (Waypoint(lambda v: v.goal, tolerance=0.0),),
+    "pick": (
+        Waypoint(_block(0.07), tolerance=0.025),
+        Waypoint(_block(0.0), tolerance=0.010),
+        Waypoint(_block(0.0), closed=True, tolerance=0.05, dwell=4),
+        Waypoint(lambda v: v.ee + [0.0, 0.0, 0.1], closed=True, tolerance=0.0, holding=True),
+    ),
+    "push": (
+        Waypoint(_behind(0.075, 0.09), closed=True, tolerance=0.03),
+        Waypoint(_behind(0.070, 0.025), closed=True, tolerance=0.015),
+        Waypoint(_behind(-0.06, 0.025), closed=True, tolerance=0.0, speed=0.6),
+    ),
+    "stack": (
+        Waypoint(_block(0.07), tolerance=0.025),
+        Waypoint(_block(0.0), tolerance=0.010),
+        Waypoint(_block(0.0), closed=True, tolerance=0.05, dwell=4),
+        Waypoint(lambda v: v.blocks[:, 0] * [1, 1, 0] + [0, 0, 0.13], closed=True, tolerance=0.03, holding=True),
+        Waypoint(_over_second(2 * scene.BLOCK_HALF + 0.04), closed=True, tolerance=0.01, holding=True),
+        Waypoint(_over_second(2 * scene.BLOCK_HALF + 0.002), closed=True, tolerance=0.008, holding=True),
+        Waypoint(lambda v: v.ee, tolerance=0.05, dwell=3),
+        Waypoint(lambda v: v.ee + [0.0, 0.0, 0.1], tolerance=0.0),
+    ),
+    "open_drawer": (
+        Waypoint(lambda v: v.handle + [0.0, 0.0, 0.10], tolerance=0.025),
+        Waypoint(lambda v: v.handle + [0.0, 0.0, 0.01], tolerance=0.015),
+        Waypoint(lambda v: v.handle + [0.0, 0.0, 0.01], closed=True, tolerance=0.05, dwell=4),
+        Waypoint(lambda v: v.ee + [-0.1, 0.0, 0.0], closed=True, tolerance=0.0, speed=0.7),
+    ),
+}
+
+
+class ScriptedExpert:
+    """Demonstrates every task of a ``MujocoEnv``, one control step at a time.
+
+    Example: ``expert.reset(ids)`` after ``env.reset(ids)``, then ``env.step(expert.act()[:, None])``.
+    """
+
+    def __init__(self, env: MujocoEnv, noise: float = 0.0, seed: int = 0) -> None:
+        """Follows ``env``.
+
+        Args:
+            env: the env to demonstrate in; its simulator state is read.
+            noise: standard deviation of Gaussian noise on the motion (the gripper's command stays clean), in units of
+                the action; noisy demonstrations hold recoveries and, at large values, failures.
+            seed: of that noise; env k draws from its own stream.
+        """
+        self._env, self._noise = env, noise
+        self._rngs = [np.random.default_rng((seed, k)) for k in range(env.spec.num_envs)]
+        self._phase = np.zeros(env.spec.num_envs, dtype=np.int64)
+        self._dwell = np.zeros(env.spec.num_envs, dtype=np.int64)
+
+    def reset(self, env_ids: Tensor | Sequence[int] | None = None) -> None:
+        """Starts the programs of these envs (indices or mask; None: all) from the beginning."""
+        rows = slice(None) if env_ids is None else torch.as_tensor(env_ids).numpy()
+        self._phase[rows] = 0
+        self._dwell[rows] = 0
+
+    def act(self) -> Tensor:
+        """The next action of every env, (N, A) float32 in [-1, 1]."""
+        env = self._env
+        action = np.zeros((env.spec.num_envs, env.spec.action_dim))
+        for number, task in enumerate(env.tasks):
+            rows = (env.task_ids == number).nonzero()[0]
+            if len(rows):
+                self._follow(PROGRAMS[task.name], rows, action)
+        if self._noise:
+            motion = env.spec.action_dim - 1
+            action[:, :motion] += self._noise * np.stack([rng.standard_normal(motion) for rng in self._rngs])
+        return torch.as_tensor(np.clip(action, -1, 1), dtype=torch.float32, device=env.device)
+
+    def _follow(self, program: Sequence[Waypoint], rows: NDArray[np.int64], action: Array) -> None:
+        view, commanded = self._env.view(rows), self._env.commanded[rows]
+        goals = np.stack([waypoint.goal(view) for waypoint in program])
+        closed, dwell, speed, tolerance, holding = (
+            np.array([getattr(w, name) for w in program]) for name in ("closed", "dwell", "speed", "tolerance", "holding")
+        )
+        every = np.arange(len(rows))
+        if holding.any():
+            lost = np.sqrt(((view.blocks[:, 0] - view.ee) ** 2).sum(-1)) > 0.04
+            slipped = rows[lost & holding[self._phase[rows]]]
+            self._phase[slipped] = self._dwell[slipped] = 0
+        phase = self._phase[rows]
+        there = np.sqrt(((goals[phase, every] - view.ee) ** 2).sum(-1)) < tolerance[phase]
+        self._dwell[rows] = np.where(there, self._dwell[rows] + 1, 0)
+        done = self._dwell[rows] > dwell[phase]
+        self._phase[rows] = phase = np.minimum(phase + done, len(program) - 1)
+        self._dwell[rows[done]] = 0
+        error = goals[phase, every] - commanded
+        # A goal relative to the hand ("further up") is relative to the command too.
+        limit = speed[phase, None]
+        action[rows, :3] = np.clip(error / POS_SCALE, -limit, limit)
+        action[rows, -1] = np.where(closed[phase], -1.0, 1.0)

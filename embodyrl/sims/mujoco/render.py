@@ -1,0 +1,243 @@
+"""Pixels of many envs at once: mujoco-warp's batch ray caster (CPU or GPU), or OpenGL through MuJoCo's own renderer."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from embodyrl.errors import MissingDependencyError, UserError
+
+Pixels = dict[str, NDArray[np.uint8]]
+BACKGROUND = (0.16, 0.18, 0.22)
+
+
+@dataclass
+class Frame:
+    """What n pictures are made from; every array has a leading n. Geoms and cameras are in the model's order."""
+
+    qpos: NDArray[np.float64]
+    mocap_pos: NDArray[np.float64]
+    geom_rgba: NDArray[np.float32]
+    cam_pos: NDArray[np.float32]
+    cam_quat: NDArray[np.float32]
+    light_dir: NDArray[np.float32]
+    diffuse: NDArray[np.float32]
+    ambient: NDArray[np.float32]
+
+
+class Renderer(Protocol):
+    """Draws rows of a ``Frame``."""
+
+    def render(self, frame: Frame, rows: NDArray[np.int64]) -> Pixels:
+        """Camera name -> (len(rows), size, size, 3) uint8."""
+        ...
+
+    def close(self) -> None:
+        """Frees windows and threads."""
+        ...
+
+
+class WarpRenderer:
+    """mujoco-warp's ray caster. On CPU one thread per lane, each with its own worlds, since Warp itself uses one core."""
+
+    def __init__(
+        self, model: mujoco.MjModel, cameras: tuple[str, ...], size: int, device: str, lanes: int, worlds: int
+    ) -> None:
+        """Builds the contexts and compiles the kernels (a minute the very first time; cached on disk afterwards).
+
+        Args:
+            model: the scene.
+            cameras: names of the cameras to draw.
+            size: edge of the square picture in pixels.
+            device: ``"cpu"`` or a CUDA device; pictures are handed over in host memory either way.
+            lanes: threads that draw at the same time (1 is best on a GPU).
+            worlds: envs that one launch draws.
+        """
+        self._cameras, self._size, self._worlds = cameras, size, worlds
+        self._order = sorted(cameras, key=lambda name: model.camera(name).id)
+        self._lanes = [_Lane(model, self._order, size, device, worlds) for _ in range(lanes)]
+        self._pool = ThreadPoolExecutor(lanes) if lanes > 1 else None
+
+    def render(self, frame: Frame, rows: NDArray[np.int64]) -> Pixels:
+        """See ``Renderer``."""
+        packed = np.empty((len(rows), len(self._order), self._size, self._size), np.uint32)
+        starts = list(range(0, len(rows), self._worlds))
+
+        def draw(number: int) -> None:
+            for start in starts[number :: len(self._lanes)]:
+                part = rows[start : start + self._worlds]
+                self._lanes[number].draw(frame, part, packed[start : start + len(part)])
+
+        if self._pool is None or len(starts) == 1:
+            for number in range(len(self._lanes)):
+                draw(number)
+        else:
+            list(self._pool.map(draw, range(len(self._lanes))))
+        # Packed 0xAARRGGBB: bytes B, G, R, A on a little-endian machine.
+        rgb = packed.view(np.uint8).reshape(*packed.shape, 4)[..., 2::-1]
+        return {name: np.ascontiguousarray(rgb[:, self._order.index(name)]) for name in self._cameras}
+
+    def close(self) -> None:
+        """See ``Renderer``."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+        self._lanes = []
+
+
+class _Lane:
+    """One Warp model, data and render context of a fixed number of worlds."""
+
+    def __init__(self, model: mujoco.MjModel, cameras: list[str], size: int, device: str, worlds: int) -> None:
+        mjw, wp = _import_warp()
+        self._mjw, self._wp, self._device, self._worlds = mjw, wp, device, worlds
+        data = mujoco.MjData(model)
+        mujoco.mj_forward(model, data)
+        with wp.ScopedDevice(device):
+            self._model = m = mjw.put_model(model)
+            self._data = mjw.put_data(model, data, nworld=worlds, nconmax=64, njmax=256)
+            # Batched model fields: a leading dimension of ``worlds`` in place of 1 gives every world its own.
+            m.geom_rgba = wp.array(np.tile(model.geom_rgba, (worlds, 1, 1)), dtype=wp.vec4)
+            m.cam_pos = wp.array(np.tile(model.cam_pos, (worlds, 1, 1)), dtype=wp.vec3)
+            m.cam_quat = wp.array(np.tile(model.cam_quat, (worlds, 1, 1)), dtype=wp.quat)
+            m.light_dir = wp.array(np.tile(model.light_dir, (worlds, 1, 1)), dtype=wp.vec3)
+            m.light_diffuse = wp.array(np.tile(model.light_diffuse, (worlds, 1, 1)), dtype=wp.vec3)
+            m.light_ambient = wp.array(np.tile(model.light_ambient, (worlds, 1, 1)), dtype=wp.vec3)
+            self._context = mjw.create_render_context(
+                model,
+                nworld=worlds,
+                cam_res=(size, size),
+                render_rgb=True,
+                render_depth=False,
+                cam_active=cameras,
+                enabled_geom_groups=[1],
+                use_textures=False,
+                use_shadows=False,
+                enable_specular=False,
+                enable_emission=False,
+                enable_backface_culling=False,
+                background_color=(*BACKGROUND, 1.0),
+            )
+
+    def draw(self, frame: Frame, rows: NDArray[np.int64], out: NDArray[np.uint32]) -> None:
+        """Draws ``rows`` (at most ``worlds``) into ``out`` (len(rows), cameras, size, size)."""
+        m, d, mjw = self._model, self._data, self._mjw
+        # Short batches are filled up by repeating the first row: the launch has a fixed size.
+        full = np.concatenate([rows, np.full(self._worlds - len(rows), rows[0])])
+        d.qpos.assign(frame.qpos[full])
+        d.mocap_pos.assign(frame.mocap_pos[full])
+        m.geom_rgba.assign(frame.geom_rgba[full])
+        m.cam_pos.assign(frame.cam_pos[full])
+        m.cam_quat.assign(frame.cam_quat[full])
+        m.light_dir.assign(frame.light_dir[full][:, None])
+        m.light_diffuse.assign(frame.diffuse[full][:, None])
+        m.light_ambient.assign(frame.ambient[full][:, None])
+        with self._wp.ScopedDevice(self._device):
+            mjw.kinematics(m, d)
+            mjw.camlight(m, d)
+            mjw.refit_bvh(m, d, self._context)
+            mjw.render(m, d, self._context)
+            out[:] = self._context.rgb_data.numpy()[: len(rows)].reshape(out.shape)
+
+
+class OpenGLRenderer:
+    """MuJoCo's own renderer, one picture after the other: slower in software, but it needs no compiled kernels."""
+
+    def __init__(self, model: mujoco.MjModel, cameras: tuple[str, ...], size: int) -> None:
+        """Opens an off-screen context (``MUJOCO_GL=egl`` unless the environment says otherwise)."""
+        # MuJoCo reads MUJOCO_GL when it is imported; its default, GLFW, wants a display.
+        backend = mujoco.gl_context.GLContext.__module__ if hasattr(mujoco, "gl_context") else ""
+        if "glfw" in backend and not os.environ.get("DISPLAY"):
+            raise UserError(
+                "renderer=opengl needs a display or a headless driver, and MuJoCo was imported for a display. "
+                "Set MUJOCO_GL=egl (or osmesa) before starting, or use renderer=warp."
+            )
+        self._model, self._cameras = model, cameras
+        self._data = mujoco.MjData(model)
+        try:
+            self._renderer = mujoco.Renderer(model, size, size)
+        except Exception as error:
+            raise MissingDependencyError(
+                f"MuJoCo could not open an off-screen OpenGL context ({error}). Set MUJOCO_GL=egl and install an EGL "
+                "driver (Debian/Ubuntu: apt-get install libegl1 libgl1-mesa-dri), or use renderer=warp."
+            ) from error
+        scene = self._renderer.scene
+        scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
+        scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
+        self._option = mujoco.MjvOption()
+        self._option.geomgroup[:] = 0
+        self._option.geomgroup[1] = 1
+        self._option.sitegroup[:] = 0
+
+    def render(self, frame: Frame, rows: NDArray[np.int64]) -> Pixels:
+        """See ``Renderer``."""
+        size = (self._renderer.height, self._renderer.width)
+        out = {name: np.empty((len(rows), *size, 3), np.uint8) for name in self._cameras}
+        m, d = self._model, self._data
+        for i, row in enumerate(rows):
+            d.qpos[:], d.mocap_pos[:] = frame.qpos[row], frame.mocap_pos[row]
+            m.geom_rgba[:], m.cam_pos[:], m.cam_quat[:] = frame.geom_rgba[row], frame.cam_pos[row], frame.cam_quat[row]
+            m.light_dir[:], m.light_diffuse[:] = frame.light_dir[row], frame.diffuse[row]
+            m.light_ambient[:] = frame.ambient[row]
+            mujoco.mj_kinematics(m, d)
+            mujoco.mj_camlight(m, d)
+            for name in self._cameras:
+                self._renderer.update_scene(d, name, self._option)
+                self._renderer.render(out=out[name][i])
+        return out
+
+    def close(self) -> None:
+        """See ``Renderer``."""
+        self._renderer.close()
+
+
+def _import_warp() -> tuple[Any, Any]:
+    try:
+        import warp as wp
+
+        wp.config.quiet = True
+        import mujoco_warp as mjw
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"renderer=warp needs the package mujoco-warp, which is not installed ({error}). Install it with "
+            "`pip install 'embodyrl[mujoco]'`, or choose renderer=opengl (slower) or renderer=none (states only)."
+        ) from error
+    return mjw, wp
+
+
+def make(kind: str, model: mujoco.MjModel, cameras: tuple[str, ...], size: int, lanes: int, worlds: int) -> Renderer:
+    """The renderer called ``kind``: ``"warp"`` (a GPU where Warp finds one, else CPU) or ``"opengl"``."""
+    if kind == "opengl":
+        return OpenGLRenderer(model, cameras, size)
+    _, wp = _import_warp()
+    if wp.get_cuda_device_count():
+        return WarpRenderer(model, cameras, size, "cuda:0", 1, 4 * worlds)
+    return WarpRenderer(model, cameras, size, "cpu", lanes, worlds)
+
+
+def warm_up(quiet: bool = False) -> float:
+    """Compiles mujoco-warp's kernels for the built-in scenes into its cache on disk; a second call takes seconds.
+
+    Returns:
+        Seconds taken.
+    """
+    from embodyrl.sims.mujoco.env import MujocoEnv
+
+    started = time.perf_counter()
+    if not quiet:
+        print("Compiling the renderer's kernels (about a minute the first time, then cached) ...", file=sys.stderr)
+    with contextlib.redirect_stdout(io.StringIO()):
+        env = MujocoEnv(MujocoEnv.Config(task="pick", num_envs=1, cameras=("front",)))
+        env.reset(init=[0])
+        env.close()
+    return time.perf_counter() - started
