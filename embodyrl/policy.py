@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from embodyrl.types import ActionSample, DenoisingTrace, Obs, PolicyEval
 
@@ -28,4 +29,8 @@ class Policy(Protocol):
 
     def evaluate(self, obs: Obs, trace: DenoisingTrace) -> PolicyEval:
         """Scores a trace under the current parameters, with gradients; equal to ``sample``'s figures for the same ones."""
+        ...
+
+    def value(self, obs: Obs) -> Tensor:
+        """The critic's estimate (N,) of the discounted return from obs, with gradients."""
         ...

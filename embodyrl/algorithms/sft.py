@@ -1,0 +1,117 @@
+"""Supervised fine-tuning: flow matching on demonstrations (arXiv:2210.02747, pi0 arXiv:2410.24164)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from embodyrl.data.demos import Demonstrations
+from embodyrl.errors import UserError
+from embodyrl.flow import flow_matching_pair, randn, sample_training_time
+from embodyrl.losses import flow_matching_loss
+from embodyrl.policies.vision import random_shift
+
+
+@dataclass(frozen=True)
+class SFTConfig:
+    """Settings of supervised fine-tuning.
+
+    Attributes:
+        name: registry name.
+        steps_per_iteration: gradient steps between two rows of the log.
+        batch_size: action chunks per step.
+        lr: peak of AdamW's learning rate.
+        warmup: fraction of the run in which it rises from zero; after it, it follows a half cosine to a tenth.
+        weight_decay: of AdamW.
+        max_grad_norm: of all gradients together.
+        ema: decay of the averaged weights, which are what is evaluated and saved.
+        shift: images are shifted by up to that many pixels.
+        time: how training times are drawn: ``uniform`` or ``beta`` (more weight near the noise, as pi0).
+    """
+
+    name: str = "sft"
+    steps_per_iteration: int = 50
+    batch_size: int = 256
+    lr: float = 1e-3
+    warmup: float = 0.05
+    weight_decay: float = 1e-4
+    max_grad_norm: float = 1.0
+    ema: float = 0.99
+    shift: int = 2
+    time: str = "uniform"
+
+
+class SFT:
+    """See the module's docstring."""
+
+    Config = SFTConfig
+    source = "demos"
+
+    def __init__(self, config: SFTConfig, policy: Any) -> None:
+        self.config, self.policy = config, policy
+        self.parameters = list(policy.actor_parameters())
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=config.lr, weight_decay=config.weight_decay)
+        self.result = copy.deepcopy(policy).requires_grad_(False)
+        self.iteration = 0
+
+    def update(self, batch: Demonstrations, *, progress: float, generator: torch.Generator) -> dict[str, float]:
+        """``steps_per_iteration`` gradient steps on random chunks of the demonstrations."""
+        c = self.config
+        if self.iteration == 0:
+            self.policy.fit_inputs(batch.proprio, batch.actions)
+            self.result.load_state_dict(self.policy.state_dict())
+        rate = min(1.0, progress / c.warmup if c.warmup else 1.0) * (0.55 + 0.45 * math.cos(math.pi * progress))
+        for group in self.optimizer.param_groups:
+            group["lr"] = c.lr * max(rate, 1e-2)
+        losses, norms = [], []
+        for _ in range(c.steps_per_iteration):
+            index = torch.randint(len(batch), (c.batch_size,), generator=generator)
+            obs, actions, mask = batch.batch(index)
+            device = self.parameters[0].device
+            obs, actions, mask = obs.to(device), actions.to(device), mask.to(device)
+            obs = replace(obs, images={n: random_shift(x, c.shift, generator) for n, x in obs.images.items()})
+            clean = self.policy.normalize_action(actions)
+            noise = randn(tuple(clean.shape), generator, device)
+            t = sample_training_time(len(clean), generator, c.time, device)
+            noisy, target = flow_matching_pair(clean, t, noise)
+            velocity = self.policy.velocity(self.policy.encode(obs), noisy[:, None], t[:, None])[:, 0]
+            loss = flow_matching_loss(velocity, target, mask)
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(self.parameters, c.max_grad_norm)
+            if not math.isfinite(float(norm)):
+                raise UserError("The loss of supervised fine-tuning is not finite: lower algorithm.lr or check the data.")
+            self.optimizer.step()
+            self._average()
+            losses.append(float(loss))
+            norms.append(float(norm))
+        self.iteration += 1
+        return {
+            "loss": sum(losses) / len(losses),
+            "grad_norm": sum(norms) / len(norms),
+            "lr": self.optimizer.param_groups[0]["lr"],
+        }
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        for averaged, current in zip(self.result.parameters(), self.policy.parameters(), strict=True):
+            averaged.lerp_(current, 1.0 - self.config.ema)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimiser, raw weights and counter; the averaged weights are the checkpoint's policy."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "policy": self.policy.state_dict(),
+            "iteration": self.iteration,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state_dict``."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.policy.load_state_dict(state["policy"])
+        self.iteration = int(state["iteration"])

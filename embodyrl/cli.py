@@ -1,0 +1,209 @@
+"""The command line: verbs that parse and delegate. Nothing heavy is imported before a verb runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from embodyrl import __version__
+from embodyrl.errors import UserError
+
+TRAIN_HELP = """examples:
+  embodyrl train mujoco_pick_sft data.path=data/pick        learn from demonstrations
+  embodyrl train mujoco_pick_ppo run.init_checkpoint=runs/sft   then improve by reinforcement learning
+  embodyrl train mujoco_pick_ppo run.seed=1 algorithm.lr=3e-5   any key of the config can be overridden
+The same command goes on where an interrupted run stopped. `embodyrl list presets` names the presets.
+"""
+EVAL_HELP = """examples:
+  embodyrl eval runs/ppo                          the newest checkpoint, on held-out initial states
+  embodyrl eval runs/ppo env.split=ood_camera     with a camera that was never trained on
+  embodyrl eval runs/ppo --episodes 500 --json
+"""
+COLLECT_HELP = """examples:
+  embodyrl collect mujoco env.task=pick --episodes 100 --out data/pick
+  embodyrl collect mujoco env.task=pick --episodes 100 --noise 0.3 --keep-failures --out data/pick_noisy
+"""
+LIST_HELP = """examples:
+  embodyrl list               everything
+  embodyrl list tasks         every task of every simulator, and whether it can run here
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit status: 0, 1 for a user's error, 130 for Ctrl-C."""
+    arguments = build_parser().parse_args(argv)
+    arguments.command_line = shlex.join(["embodyrl", *(sys.argv[1:] if argv is None else argv)])
+    try:
+        return arguments.run(arguments) or 0
+    except UserError as error:
+        print(f"embodyrl: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nembodyrl: stopped.", file=sys.stderr)
+        return 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All verbs and their options."""
+    parser = argparse.ArgumentParser(
+        prog="embodyrl",
+        description="Reinforcement learning for vision-language-action policies, in simulators and on robots.",
+        epilog="Start with: embodyrl quickstart",
+    )
+    parser.add_argument("--version", action="version", version=f"embodyrl {__version__}")
+    verbs = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def verb(name: str, run: Any, text: str, examples: str = "") -> argparse.ArgumentParser:
+        sub = verbs.add_parser(
+            name, help=text, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        sub.set_defaults(run=run)
+        return sub
+
+    sub = verb("quickstart", _quickstart, "From nothing to a trained pixel policy in ten minutes on two CPU cores.")
+    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--out", default="runs/quickstart", help="where everything is written (default: %(default)s)")
+    sub.add_argument("--json", action="store_true", help="print the result as JSON at the end")
+
+    sub = verb("list", _list, "Names of environments, tasks, policies, algorithms and presets.", LIST_HELP)
+    sub.add_argument("what", nargs="?", choices=["envs", "tasks", "policies", "algorithms", "presets"])
+    sub.add_argument("--json", action="store_true")
+
+    sub = verb("doctor", _doctor, "Tests what this machine can do, and says how to mend what it cannot.")
+    sub.add_argument("--json", action="store_true")
+
+    sub = verb("collect", _collect, "Lets a scripted expert act and writes a LeRobotDataset.", COLLECT_HELP)
+    sub.add_argument("env", help="an environment's name, or a preset whose env section is used")
+    sub.add_argument("overrides", nargs="*", metavar="env.key=value")
+    sub.add_argument("--episodes", type=int, default=50, help="episodes to keep (default: %(default)s)")
+    sub.add_argument("--noise", type=float, default=0.0, help="standard deviation of noise on the actions, which lie in [-1, 1]")
+    sub.add_argument("--keep-failures", action="store_true", help="keep failed episodes too, with success=false")
+    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--out", required=True, help="the data set's folder")
+
+    sub = verb("train", _train, "Trains a policy: supervised fine-tuning or reinforcement learning.", TRAIN_HELP)
+    sub.add_argument("preset", help="a preset's name or a YAML file")
+    sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
+    sub.add_argument("--dry-run", action="store_true", help="print the resolved config and stop")
+
+    sub = verb("eval", _eval, "Scores a checkpoint on held-out initial states.", EVAL_HELP)
+    sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
+    sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
+    sub.add_argument("--episodes", type=int, default=0, help="initial states (default: as in training)")
+    sub.add_argument("--seed", type=int, default=0, help="of the policy's noise")
+    sub.add_argument("--json", action="store_true")
+
+    sub = verb("report", _report, "Writes one HTML page about one or more runs; it works offline.")
+    sub.add_argument("runs", nargs="+", help="run folders")
+    sub.add_argument("--out", default="", help="the file (default: report.html in the first run's folder)")
+
+    sub = verb("bench", _bench, "Measures an environment's speed.")
+    sub.add_argument("env", help="an environment's name, or a preset whose env section is used")
+    sub.add_argument("overrides", nargs="*", metavar="env.key=value")
+    sub.add_argument("--chunk", type=int, default=5, help="actions per chunk (default: %(default)s)")
+    sub.add_argument("--chunks", type=int, default=20, help="chunks per measurement (default: %(default)s)")
+    sub.add_argument("--repeats", type=int, default=5, help="measurements; the median is given (default: %(default)s)")
+    sub.add_argument("--json", action="store_true")
+    return parser
+
+
+def _quickstart(a: argparse.Namespace) -> int:
+    from embodyrl.quickstart import quickstart
+
+    result = quickstart(a.out, a.seed, command=a.command_line)
+    if a.json:
+        print(json.dumps(result))
+    return 0
+
+
+def _list(a: argparse.Namespace) -> int:
+    from embodyrl.listing import listing, print_listing
+
+    found = listing(a.what)
+    if a.json:
+        print(json.dumps(found))
+    else:
+        print_listing(found)
+    return 0
+
+
+def _doctor(a: argparse.Namespace) -> int:
+    from embodyrl.doctor import diagnose, print_findings
+
+    findings = diagnose()
+    if a.json:
+        print(json.dumps(findings))
+    else:
+        print_findings(findings)
+    return 0 if all(f["ok"] or f["optional"] for f in findings) else 1
+
+
+def _collect(a: argparse.Namespace) -> int:
+    from embodyrl.config import env_config
+    from embodyrl.data.collect import collect_dataset
+
+    collect_dataset(
+        env_config(a.env, a.overrides),
+        a.out,
+        num_episodes=a.episodes,
+        noise=a.noise,
+        keep_failures=a.keep_failures,
+        seed=a.seed,
+    )
+    return 0
+
+
+def _train(a: argparse.Namespace) -> int:
+    from embodyrl.config import compose, to_yaml
+
+    config = compose(a.preset, a.overrides)
+    if a.dry_run:
+        print(to_yaml(config), end="")
+        return 0
+    from embodyrl.runner import train
+
+    folder = train(config, command=a.command_line)
+    print(f"Done: {folder}. Look at it with: embodyrl report {folder}")
+    return 0
+
+
+def _eval(a: argparse.Namespace) -> int:
+    from embodyrl.evaluate import evaluate_checkpoint, print_evaluation
+
+    result = evaluate_checkpoint(a.checkpoint, a.overrides, episodes=a.episodes, seed=a.seed)
+    if a.json:
+        print(json.dumps(result))
+    else:
+        print_evaluation(result)
+    return 0
+
+
+def _report(a: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from embodyrl.report import build_report
+
+    runs = [Path(r) for r in a.runs]
+    out = build_report(runs, Path(a.out) if a.out else runs[0] / "report.html")
+    print(f"Wrote {out}")
+    return 0
+
+
+def _bench(a: argparse.Namespace) -> int:
+    from embodyrl.bench import bench_env, print_bench
+    from embodyrl.config import env_config
+
+    result = bench_env(env_config(a.env, a.overrides), chunk=a.chunk, num_chunks=a.chunks, repeats=a.repeats)
+    if a.json:
+        print(json.dumps(result))
+    else:
+        print_bench(result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

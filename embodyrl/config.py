@@ -1,0 +1,191 @@
+"""Presets and overrides into frozen dataclasses.
+
+A preset is a short YAML file with the sections ``env``, ``policy``, ``algorithm``, ``run`` and, where it has a data set,
+``data``. It states only what differs from the defaults of the dataclass that the section's ``name`` selects. A key that
+does not exist, or a value of the wrong type, is refused with the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.resources
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+from embodyrl import registry
+from embodyrl.env import EnvConfig
+from embodyrl.errors import UserError, did_you_mean
+
+T = TypeVar("T")
+
+SECTIONS = {"env": "envs", "policy": "policies", "algorithm": "algorithms"}
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The demonstrations that supervised fine-tuning learns from.
+
+    Attributes:
+        path: a LeRobotDataset v3, own or someone else's. Relative to the working directory.
+        episodes: use only the first that many; 0 means all.
+    """
+
+    path: str = ""
+    episodes: int = 0
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One training run.
+
+    Attributes:
+        name: the run writes under ``out/name``.
+        out: parent folder of all runs.
+        seed: of the policy's initial weights, the noise and the order of the data.
+        iterations: updates of the algorithm.
+        minutes: stop earlier when that much training time is used up; 0 means no limit.
+        init_checkpoint: a checkpoint (or a run folder: its newest) whose policy this run starts from.
+        eval_every: iterations between evaluations; 0 means only at the end.
+        eval_episodes: initial states of the ``eval_split`` per evaluation, always the first ones.
+        eval_split: initial states never trained on.
+        eval_before: evaluate the policy that the run starts from as well.
+        videos: episodes per evaluation, the first ones, that are saved as video (before and after training).
+        checkpoint_every: iterations between checkpoints.
+        keep_checkpoints: older ones are deleted.
+        device: ``"auto"`` takes the GPU where there is one.
+        threads: of torch on CPU; 0 leaves torch's default.
+        loggers: any of ``tensorboard``, ``trackio``, ``wandb``; ``metrics.jsonl`` is always written.
+    """
+
+    name: str = "run"
+    out: str = "runs"
+    seed: int = 0
+    iterations: int = 100
+    minutes: float = 0.0
+    init_checkpoint: str = ""
+    eval_every: int = 25
+    eval_episodes: int = 128
+    eval_split: str = "eval"
+    eval_before: bool = True
+    videos: int = 8
+    checkpoint_every: int = 25
+    keep_checkpoints: int = 2
+    device: str = "auto"
+    threads: int = 0
+    loggers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole resolved config; each section is the frozen dataclass of the class that its ``name`` selects."""
+
+    env: EnvConfig
+    policy: Any
+    algorithm: Any
+    run: RunConfig
+    data: DataConfig
+
+
+def preset_names() -> dict[str, Path]:
+    """Preset name -> file, of the presets that come with the package."""
+    folder = Path(str(importlib.resources.files("embodyrl"))) / "configs"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def compose(preset: str, overrides: Sequence[str] = ()) -> Config:
+    """Reads a preset (a name of ``preset_names`` or a path to a YAML file) and applies ``key.sub=value`` overrides.
+
+    Raises:
+        UserError: unknown preset, key or name, or a value of the wrong type.
+    """
+    return resolve(read_preset(preset), overrides)
+
+
+def read_preset(preset: str) -> DictConfig:
+    """The preset's YAML, not yet checked."""
+    known = preset_names()
+    path = known.get(preset, Path(preset))
+    if not path.is_file():
+        raise UserError(f"There is no preset {preset!r}, nor a file of that name. {did_you_mean(preset, known)}")
+    try:
+        return cast(DictConfig, OmegaConf.load(path))
+    except Exception as error:
+        raise UserError(f"{path} is not valid YAML: {error}") from error
+
+
+def resolve(raw: DictConfig | dict[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """Checks a mapping of sections against their dataclasses and freezes it."""
+    known = [f.name for f in dataclasses.fields(Config)]
+    for item in overrides:
+        if "=" not in item:
+            raise UserError(f"{item!r} is not an override: write key.sub=value, for example run.seed=1.")
+    merged = cast(DictConfig, OmegaConf.merge(raw, OmegaConf.from_dotlist(list(overrides))))
+    if unknown := [str(key) for key in merged if key not in known]:
+        raise UserError(f"There is no section {unknown[0]!r} in a config. {did_you_mean(unknown[0], known)}")
+    sections: dict[str, Any] = {}
+    for section in known:
+        given = merged.get(section) or OmegaConf.create({})
+        if not isinstance(given, DictConfig):
+            raise UserError(f"The section {section!r} must hold keys, not {given!r}.")
+        sections[section] = build(section, config_class(section, given), given)
+    return Config(**sections)
+
+
+def config_class(section: str, given: DictConfig) -> type:
+    """The dataclass that checks a section: fixed, or named by the section's ``name``."""
+    if section not in SECTIONS:
+        return {"run": RunConfig, "data": DataConfig}[section]
+    if "name" not in given:
+        raise UserError(
+            f"The section {section!r} has no name. {did_you_mean('', registry.names(SECTIONS[section]))}"
+        )
+    return registry.load(SECTIONS[section], str(given["name"])).Config
+
+
+def build(section: str, cls: type[T], given: DictConfig | dict[str, Any]) -> T:
+    """One frozen dataclass from a mapping.
+
+    Raises:
+        UserError: a key that ``cls`` does not have, or a value of the wrong type.
+    """
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(cls), given)
+        plain = cast(dict[str, Any], OmegaConf.to_container(merged, resolve=True, throw_on_missing=True))
+    except ConfigKeyError as error:
+        key = str(error.key)
+        valid = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        raise UserError(f"{section} has no key {key!r} ({cls.__name__}). {did_you_mean(key, valid)}") from error
+    except OmegaConfBaseException as error:
+        first = re.sub(r"\s+", " ", str(error).split("\n")[0])
+        where = f"{section}.{error.full_key}" if error.full_key else section
+        raise UserError(f"{where} is wrong: {first}") from error
+    return cls(**{key: _freeze(value) for key, value in plain.items()})
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(_freeze(v) for v in value) if isinstance(value, list) else value
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A resolved config as plain data, for ``config.yaml`` and checkpoints."""
+    return dataclasses.asdict(config)
+
+
+def to_yaml(config: Config) -> str:
+    """A resolved config as YAML that ``compose`` reads back to the same config."""
+    return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
+
+
+def env_config(name: str, overrides: Sequence[str] = ()) -> EnvConfig:
+    """An env's config from its registry name or from a preset's ``env`` section, with ``env.key=value`` overrides."""
+    raw = OmegaConf.create({"env": {"name": name}}) if name in registry.names("envs") else read_preset(name)
+    merged = cast(DictConfig, OmegaConf.merge({"env": raw["env"]}, OmegaConf.from_dotlist(list(overrides))))
+    if extra := [str(k) for k in merged if k != "env"]:
+        raise UserError(f"{extra[0]!r} is not a key of the env section: write env.key=value.")
+    return build("env", config_class("env", merged["env"]), merged["env"])

@@ -1,0 +1,151 @@
+"""The one evaluation protocol: the noise-free policy on a fixed list of initial states, each scored once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodyrl.buffers import Episode
+from embodyrl.env import VecEnv
+from embodyrl.errors import UserError
+from embodyrl.policy import Policy
+from embodyrl.types import Obs
+
+
+@dataclass
+class Evaluation:
+    """Results in the order of the initial states asked for.
+
+    Attributes:
+        episodes: one per initial state.
+        frames: init -> (steps + 1, h, w, 3) uint8 of the episodes that were filmed, cameras side by side.
+        faults: episodes whose simulator broke; they were run again from the start.
+    """
+
+    episodes: list[Episode]
+    frames: dict[int, Tensor]
+    faults: int = 0
+
+    @property
+    def successes(self) -> int:
+        """How many episodes were solved."""
+        return sum(e.success for e in self.episodes)
+
+
+def evaluate(
+    env: VecEnv,
+    policy: Policy,
+    inits: Sequence[int],
+    *,
+    seed: int = 0,
+    film: Sequence[int] = (),
+    device: torch.device | str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Scores a policy on each of ``inits`` once.
+
+    Every episode draws its initial noise from its own generator, seeded by (seed, init), so that its outcome does not
+    depend on the number of envs or on the other episodes.
+
+    Args:
+        env: N envs, of a split never trained on.
+        policy: sampled in ``"eval"`` mode.
+        inits: initial states.
+        seed: of the noise.
+        film: those of ``inits`` that are filmed, at one frame per action; the outcome stays the same.
+        device: of the policy.
+        progress: called with (episodes done, successes so far).
+
+    Raises:
+        UserError: ``inits`` is empty, or one env broke five times in a row.
+    """
+    if not inits:
+        raise UserError("There is nothing to evaluate: the list of initial states is empty.")
+    done: dict[int, Episode] = {}
+    frames: dict[int, Tensor] = {}
+    faults = 0
+    filmed = [i for i in inits if i in set(film)]
+    for part, camera in ((filmed, True), ([i for i in inits if i not in set(filmed)], False)):
+        waiting = list(reversed(part))
+        while waiting:
+            faults += _run(env, policy, waiting, done, frames if camera else None, seed, device, progress)
+            if faults > 5 + len(inits) // 20:
+                raise UserError(f"The simulator of {env.spec.name} broke {faults} times in one evaluation; giving up.")
+    return Evaluation([done[i] for i in inits], frames, faults)
+
+
+def _run(
+    env: VecEnv,
+    policy: Policy,
+    waiting: list[int],
+    done: dict[int, Episode],
+    frames: dict[int, Tensor] | None,
+    seed: int,
+    device: torch.device | str,
+    progress: Callable[[int, int], None] | None,
+) -> int:
+    """Works off ``waiting`` with as many envs as there are; returns the number of faults (those states wait again)."""
+    n = env.spec.num_envs
+    slots: list[int | None] = [waiting.pop() if waiting else None for _ in range(n)]
+    # An env without work runs along on some state and is not counted.
+    obs = env.reset(init=[0 if s is None else s for s in slots])
+    generators = [_generator(seed, s or 0) for s in slots]
+    reward, length = torch.zeros(n), torch.zeros(n, dtype=torch.long)
+    reel: list[list[Tensor]] = [[image] for image in _images(obs)] if frames is not None else []
+    faults = 0
+    while any(s is not None for s in slots):
+        actions = policy.sample(obs.to(device), generator=generators, mode="eval").actions.to(obs.proprio.device)
+        pieces = actions.split(1, dim=1) if frames is not None else (actions,)
+        over, success, fault = (torch.zeros(n, dtype=torch.bool) for _ in range(3))
+        for piece in pieces:
+            step = env.step(piece)
+            if frames is not None:
+                for k, image in enumerate(_images(step.obs)):
+                    if bool(step.valid[k].any()):
+                        reel[k].append(image)
+            reward += step.reward.sum(1).cpu()
+            length += step.valid.sum(1).cpu()
+            over |= step.done.cpu()
+            success |= step.success.cpu() & step.done.cpu()
+            fault |= step.log.get("fault", torch.zeros(n, dtype=torch.bool)).bool().cpu()
+        obs = step.obs
+        restart: list[int] = []
+        for k in over.nonzero().flatten().tolist():
+            init = slots[k]
+            if init is None:
+                continue
+            if fault[k]:
+                faults += 1
+                waiting.append(init)
+            else:
+                done[init] = Episode(init, env.spec.task_of(init), bool(success[k]), float(reward[k]), int(length[k]))
+                if frames is not None:
+                    frames[init] = torch.stack(reel[k])
+            reward[k], length[k] = 0.0, 0
+            slots[k] = waiting.pop() if waiting and faults <= 5 else None
+            if slots[k] is not None:
+                generators[k] = _generator(seed, slots[k] or 0)
+                restart.append(k)
+        if progress is not None:
+            progress(len(done), sum(e.success for e in done.values()))
+        if restart:
+            obs = env.reset(restart, init=[slots[k] or 0 for k in restart])
+            if frames is not None:
+                for k, image in enumerate(_images(obs)):
+                    if k in restart:
+                        reel[k] = [image]
+    return faults
+
+
+def _images(obs: Obs) -> list[Tensor]:
+    """Per env one picture with all cameras side by side."""
+    if not obs.images:
+        return [torch.zeros(8, 8, 3, dtype=torch.uint8)] * len(obs)
+    return list(torch.cat([image.cpu() for image in obs.images.values()], dim=2))
+
+
+def _generator(seed: int, init: int) -> torch.Generator:
+    return torch.Generator().manual_seed((seed * 1_000_003 + init * 7_919 + 1) % 2**63)

@@ -1,0 +1,1 @@
+"""Policies: flow-matching vision-language-action models behind ``embodyrl.policy.Policy``."""

@@ -1,0 +1,229 @@
+"""A small flow-matching vision-language-action policy: images, instruction and proprio in, an action chunk out.
+
+    images --FilmCNN--> tokens --+
+    instruction --TextEncoder----+--> context --> ActionExpert: velocity(x, t), K steps from noise to actions
+    proprio --MLP----------------+
+
+Sized by its config from under 1 M to over 100 M parameters, on the same code path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from embodyrl.errors import UserError
+from embodyrl.flow import Transition, draw_stochastic_steps, randn, timesteps
+from embodyrl.policies.expert import ActionExpert, Context
+from embodyrl.policies.normalize import Normalizer
+from embodyrl.policies.text import TextEncoder
+from embodyrl.policies.vision import FilmCNN
+from embodyrl.policy import Mode
+from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
+
+Generators = torch.Generator | list[torch.Generator]
+
+
+@dataclass(frozen=True)
+class FlowVLAConfig:
+    """Size and sampler of a ``FlowVLA``.
+
+    Attributes:
+        name: registry name.
+        horizon: H, actions in a chunk.
+        num_denoise_steps: K.
+        width: of the transformer; a multiple of ``heads``.
+        layers: of the action expert.
+        heads: attention heads.
+        action_patch: actions per token of the expert; must divide the horizon.
+        vision_width: channels of the first convolution.
+        text_layers: of the instruction encoder.
+        context_layers: transformer layers over all context tokens before the expert; 0 for small models.
+        transition: how a step draws noise when training: ``flow_sde`` or ``flow_cps``.
+        eta: noise level of the transition.
+        trained_steps: ``all`` steps draw noise and are trained, or ``one`` drawn at random per env.
+        critic: what the value head sees: ``privileged`` simulator state, or ``shared`` features of the actor (no
+            gradient into them).
+        critic_width: of its two hidden layers.
+    """
+
+    name: str = "flow_vla"
+    horizon: int = 5
+    num_denoise_steps: int = 4
+    width: int = 96
+    layers: int = 2
+    heads: int = 4
+    action_patch: int = 5
+    vision_width: int = 16
+    text_layers: int = 1
+    context_layers: int = 0
+    transition: str = "flow_sde"
+    eta: float = 0.5
+    trained_steps: str = "all"
+    critic: str = "privileged"
+    critic_width: int = 256
+
+    def __post_init__(self) -> None:
+        for key, valid in (
+            ("transition", ("flow_sde", "flow_cps")),
+            ("trained_steps", ("all", "one")),
+            ("critic", ("privileged", "shared")),
+        ):
+            if getattr(self, key) not in valid:
+                raise UserError(f"policy.{key} is {getattr(self, key)!r}; it must be one of {', '.join(valid)}.")
+        if self.horizon % self.action_patch:
+            raise UserError(f"policy.action_patch {self.action_patch} does not divide policy.horizon {self.horizon}.")
+        if self.width % (2 * self.heads):
+            raise UserError(f"policy.width {self.width} is not an even multiple of policy.heads {self.heads}.")
+
+
+class FlowVLA(nn.Module):
+    """The policy and its critic; see the module's docstring."""
+
+    Config = FlowVLAConfig
+
+    def __init__(self, config: FlowVLAConfig, spec: EnvSpec) -> None:
+        super().__init__()
+        self.config, self.spec = config, spec
+        c, d = config, config.width
+        self.transition = Transition(kind=c.transition, eta=c.eta, num_steps=c.num_denoise_steps)  # type: ignore[arg-type]
+        self.normalize_action = Normalizer(spec.action_dim, min_std=0.05)
+        self.normalize_proprio = Normalizer(spec.proprio_dim)
+        self.text = TextEncoder(d, c.text_layers, c.heads)
+        self.proprio = nn.Sequential(nn.Linear(spec.proprio_dim, d), nn.SiLU(), nn.Linear(d, d))
+        pooled = 2 * d
+        if spec.cameras:
+            self.vision = FilmCNN(c.vision_width, d, text_dim=d)
+            self.camera = nn.ParameterDict(
+                {name: nn.Parameter(torch.randn(_tokens(size), d) * 0.02) for name, size in spec.cameras.items()}
+            )
+            pooled += len(spec.cameras) * self.vision.feature_dim * 16
+        self.pool = nn.Sequential(nn.Linear(pooled, d), nn.SiLU(), nn.Linear(d, d))
+        layer = nn.TransformerEncoderLayer(
+            d, c.heads, 4 * d, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.mixer = nn.TransformerEncoder(layer, c.context_layers, enable_nested_tensor=False)
+        self.expert = ActionExpert(d, c.layers, c.heads, c.horizon, spec.action_dim, c.action_patch)
+        critic_in = d
+        if c.critic == "privileged":
+            if not spec.privileged_dim:
+                raise UserError(
+                    f"{spec.name} gives no privileged state for the critic. Set policy.critic=shared to let it see the "
+                    "actor's features."
+                )
+            critic_in = spec.privileged_dim
+            self.normalize_privileged = Normalizer(critic_in)
+        self.critic = nn.Sequential(
+            nn.Linear(critic_in, c.critic_width),
+            nn.SiLU(),
+            nn.Linear(c.critic_width, c.critic_width),
+            nn.SiLU(),
+            nn.Linear(c.critic_width, 1),
+        )
+        last = cast(nn.Linear, self.critic[-1])
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """Everything but the critic."""
+        critic = set(self.critic.parameters())
+        return [p for p in self.parameters() if p not in critic]
+
+    def encode(self, obs: Obs) -> Context:
+        """What the denoising steps need of an observation, once per observation."""
+        tokens, mask, pooled = self.text(obs.instruction)
+        proprio = self.proprio(self.normalize_proprio(obs.proprio))
+        all_tokens, all_pooled = [tokens, proprio[:, None]], [pooled, proprio]
+        for name in self.spec.cameras:
+            image_tokens, grid = self.vision(obs.images[name], pooled)
+            all_tokens.append(image_tokens + self.camera[name])
+            all_pooled.append(grid.flatten(1))
+        x = torch.cat(all_tokens, dim=1)
+        full_mask = torch.cat([mask, mask.new_ones(len(x), x.shape[1] - mask.shape[1])], dim=1)
+        if self.config.context_layers:
+            x = self.mixer(x, src_key_padding_mask=full_mask == 0)
+        return self.expert.prefix(x, full_mask, self.pool(torch.cat(all_pooled, dim=-1)))
+
+    def velocity(
+        self, context: Context, x: Float[Tensor, "n k h a"], t: Float[Tensor, "n k"]
+    ) -> Float[Tensor, "n k h a"]:
+        """The learned velocity noise - action, in normalised units."""
+        return self.expert(context, x, t)
+
+    def value(self, obs: Obs, context: Context | None = None) -> Float[Tensor, " n"]:
+        """The critic's estimate of the discounted return from obs; ``context`` saves encoding obs a second time."""
+        if self.config.critic == "privileged":
+            assert obs.privileged is not None
+            features = self.normalize_privileged(obs.privileged)
+        else:
+            if context is None:
+                with torch.no_grad():
+                    context = self.encode(obs)
+            features = context.pooled.detach()
+        return self.critic(features).squeeze(-1)
+
+    def fit_inputs(self, proprio: Tensor, actions: Tensor) -> None:
+        """Normalises by the statistics of demonstrations: proprio (B, P) and actions (B, A)."""
+        self.normalize_proprio.fit(proprio)
+        self.normalize_action.fit(actions)
+
+    def fit_critic_inputs(self, obs: Obs) -> None:
+        """Normalises the critic's privileged state by the statistics of a first rollout."""
+        if self.config.critic == "privileged":
+            assert obs.privileged is not None
+            self.normalize_privileged.fit(obs.privileged)
+
+    @torch.no_grad()
+    def sample(self, obs: Obs, *, generator: Generators, mode: Mode) -> ActionSample:
+        """See ``Policy.sample``."""
+        n, steps = len(obs), self.config.num_denoise_steps
+        device = obs.proprio.device
+        context = self.encode(obs)
+        shape = (n, self.config.horizon, self.spec.action_dim)
+        x = randn(shape, generator, device)
+        times = timesteps(steps, device)
+        stochastic = torch.zeros(n, steps, dtype=torch.bool, device=device)
+        if mode == "train":
+            stochastic = draw_stochastic_steps(n, steps, self.config.trained_steps, generator).to(device)  # type: ignore[arg-type]
+        path, logprobs = [x], []
+        for k in range(steps):
+            v = self.velocity(context, x[:, None], times[k].expand(n, 1))[:, 0]
+            if mode == "eval":
+                x = x - v / steps
+                continue
+            noise = randn(shape, generator, device)
+            new = self.transition.step(x, v, k, noise, stochastic[:, k])
+            logprob = self.transition.log_prob(x, new, v, k)
+            logprobs.append(torch.where(stochastic[:, k], logprob, 0.0))
+            x = new
+            path.append(x)
+        actions = self.normalize_action.inverse(x).clamp(-1.0, 1.0)
+        if mode == "eval":
+            return ActionSample(actions)
+        trace = DenoisingTrace(torch.stack(path, dim=1), stochastic)
+        return ActionSample(actions, trace, torch.stack(logprobs, dim=1), self.value(obs, context))
+
+    def evaluate(self, obs: Obs, trace: DenoisingTrace) -> PolicyEval:
+        """See ``Policy.evaluate``; all K steps are scored in one pass."""
+        context = self.encode(obs)
+        n, steps = trace.stochastic.shape
+        x, x_next = trace.x[:, :-1], trace.x[:, 1:]
+        times = timesteps(steps, x.device).expand(n, steps)
+        v = self.velocity(context, x, times)
+        k = torch.arange(steps, device=x.device).expand(n, steps)
+        logprob = torch.where(trace.stochastic, self.transition.log_prob(x, x_next, v, k), 0.0)
+        entropy = self.transition.entropy(x, v, k)
+        trained = trace.stochastic.to(entropy.dtype)
+        entropy = (entropy * trained).sum(1) / trained.sum(1).clamp_min(1.0) / (x.shape[2] * x.shape[3])
+        return PolicyEval(logprob, entropy, self.value(obs, context))
+
+
+def _tokens(size: tuple[int, int]) -> int:
+    def ceil(n: int) -> int:
+        return -(-n // FilmCNN.STRIDE)
+
+    return ceil(size[0]) * ceil(size[1])

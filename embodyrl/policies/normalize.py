@@ -1,0 +1,33 @@
+"""Feature normalisation, part of the policy and so of every checkpoint."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Normalizer(nn.Module):
+    """Standardises features with statistics that were set once from data; the identity until then."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, dim: int, min_std: float = 1e-2, clip: float = 10.0) -> None:
+        super().__init__()
+        self.min_std, self.clip = min_std, clip
+        self.register_buffer("mean", torch.zeros(dim))
+        self.register_buffer("std", torch.ones(dim))
+
+    @torch.no_grad()
+    def fit(self, data: Tensor) -> None:
+        """Takes mean and standard deviation of (B, dim) data; dims that hardly vary get ``min_std``."""
+        self.mean.copy_(data.mean(0))
+        self.std.copy_(data.std(0, correction=0).clamp_min(self.min_std))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Standardised and clipped, so that a value never seen in the data cannot blow up the net."""
+        return ((x - self.mean) / self.std).clamp(-self.clip, self.clip)
+
+    def inverse(self, x: Tensor) -> Tensor:
+        """Back to the data's units (not clipped)."""
+        return x * self.std + self.mean
