@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 BLOCK_HALF = 0.024
 """Half the edge of a block in m; the hand opens to 0.08 m."""
 CAMERA_POS = np.array([0.98, 0.0, 0.52])
-CAMERA_LOOK_AT = np.array([0.47, 0.0, 0.045])
-CAMERA_FOVY = 42.0
+CAMERA_LOOK_AT = np.array([0.44, 0.0, 0.095])
+CAMERA_FOVY = 37.0
 LIGHT_DIR = np.array([-0.35, 0.25, -0.9])
 TABLE_RGB = np.array([0.60, 0.55, 0.48])
 DRAWER_TRAVEL = 0.16
@@ -68,6 +68,13 @@ def build(num_blocks: int, drawer: bool) -> mujoco.MjModel:
     for name, kind, size in (("ball", _SPHERE, [0.02, 0, 0]), ("zone", _BOX, [0.045, 0.045, 0.001])):
         marker = world.add_body(name=name, mocap=True, pos=AWAY)
         marker.add_geom(name=name, type=kind, size=size, rgba=[0.1, 0.9, 0.2, 1], contype=0, conaffinity=0, group=1)
+    for k in range(num_blocks):
+        body = world.add_body(name=f"block{k}", pos=[-1.0 - 0.2 * k, 1.5, BLOCK_HALF])
+        body.add_freejoint(name=f"block{k}")
+        body.add_geom(
+            name=f"block{k}", type=_BOX, size=[BLOCK_HALF] * 3, mass=0.06, rgba=[0.8, 0.1, 0.1, 1],
+            contype=2, conaffinity=11, condim=3, friction=[1.0, 0.01, 1e-4], group=1,
+        )  # fmt: skip
     if drawer:
         cabinet = world.add_body(name="cabinet", mocap=True, pos=AWAY)
         # Seen only: a shell that touches nothing, so that the drawer's own joint is all that constrains it.
@@ -78,15 +85,7 @@ def build(num_blocks: int, drawer: bool) -> mujoco.MjModel:
             ([0.0, -0.095, 0.05], [0.10, 0.005, 0.05]),
         ):
             cabinet.add_geom(type=_BOX, pos=pos, size=size, rgba=_CABINET_RGBA, contype=0, conaffinity=0, group=1)
-    for k in range(num_blocks):
-        body = world.add_body(name=f"block{k}", pos=[-1.0 - 0.2 * k, 1.5, BLOCK_HALF])
-        body.add_freejoint(name=f"block{k}")
-        body.add_geom(
-            name=f"block{k}", type=_BOX, size=[BLOCK_HALF] * 3, mass=0.06, rgba=[0.8, 0.1, 0.1, 1],
-            contype=2, conaffinity=11, condim=3, friction=[1.0, 0.01, 1e-4], group=1,
-        )  # fmt: skip
-    if drawer:
-        body = spec.body("cabinet").add_body(name="drawer")
+        body = cabinet.add_body(name="drawer")
         body.add_joint(
             name="drawer", type=mujoco.mjtJoint.mjJNT_SLIDE, axis=[-1, 0, 0], range=[0, DRAWER_TRAVEL],
             damping=np.array([4.0, 0.0, 0.0]), frictionloss=0.3, armature=0.1,

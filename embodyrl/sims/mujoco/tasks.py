@@ -34,9 +34,9 @@ SPLITS = {
 }
 TABLE_LOW, TABLE_HIGH = np.array([0.37, -0.16]), np.array([0.59, 0.16])
 """Where (m, x and y) objects start in training."""
-WIDE_LOW, WIDE_HIGH = np.array([0.33, -0.22]), np.array([0.64, 0.22])
+WIDE_LOW, WIDE_HIGH = np.array([0.33, -0.20]), np.array([0.62, 0.20])
 """The larger region whose rim ``ood_position`` uses."""
-START_EE = np.array([0.44, 0.0, 0.20])
+START_EE = np.array([0.44, 0.0, 0.17])
 MIN_GAP = 0.095
 
 
@@ -188,7 +188,7 @@ def sample(task: Task, split: str, init: int, num_blocks: int, fewest_blocks: in
     )
     if task.marker == "ball":
         low, high = (WIDE_LOW, WIDE_HIGH) if split == "ood_position" else (TABLE_LOW, TABLE_HIGH)
-        layout.ball = np.append(rng.uniform(low, high), rng.uniform(0.04, 0.25))
+        layout.ball = np.append(rng.uniform(low, high), rng.uniform(0.03, 0.18))
     elif task.marker == "zone":
         blocks[0, :2], layout.zone = _push_route(rng, wide=split == "ood_position")
         blocks[0, 3] = rng.uniform(-0.1, 0.1)
