@@ -8,7 +8,7 @@ until its owner resets it, so training, evaluation on a fixed list and groups fr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -159,10 +159,31 @@ class SteppedVecEnv(ABC):
 
     def step(self, actions: Tensor) -> Step:
         """See ``VecEnv.step``."""
+        actions = check_actions(actions.to(self.device), self.spec, self._running)
+        return self._chunk(actions.shape[1], lambda h: actions[:, h])
+
+    def rollout(self, act: Callable[[], Tensor], horizon: int) -> tuple[Step, Tensor]:
+        """A chunk whose actions are chosen one control step at a time, by an expert that reads the simulator's state.
+
+        Args:
+            act: gives the next actions (N, A) for the state as it is now.
+            horizon: H, control steps.
+
+        Returns:
+            The step, and the actions (N, H, A) that were taken.
+        """
+        taken = torch.zeros(self.spec.num_envs, horizon, self.spec.action_dim, device=self.device)
+
+        def next_actions(h: int) -> Tensor:
+            taken[:, h] = check_actions(act().to(self.device)[:, None], self.spec, self._running)[:, 0]
+            return taken[:, h]
+
+        return self._chunk(horizon, next_actions), taken
+
+    def _chunk(self, horizon: int, next_actions: Callable[[int], Tensor]) -> Step:
         if self._last_obs is None:
             raise RuntimeError("step was called before the first reset.")
-        actions = check_actions(actions.to(self.device), self.spec, self._running)
-        num_envs, horizon, _ = actions.shape
+        num_envs = self.spec.num_envs
         started = self._running.clone()
         reward = torch.zeros(num_envs, horizon, device=self.device)
         valid = torch.zeros(num_envs, horizon, dtype=torch.bool, device=self.device)
@@ -171,7 +192,7 @@ class SteppedVecEnv(ABC):
             active = self._running.clone()
             if not active.any():
                 break
-            tick = self._step(actions[:, h], active)
+            tick = self._step(next_actions(h), active)
             fault |= tick.fault & active
             valid[:, h] = active
             reward[:, h] = torch.where(active, tick.reward, 0.0)
