@@ -1,5 +1,7 @@
 """``MujocoEnv``: N Franka tasks stepped by MuJoCo's native threads and drawn once per chunk."""
 
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's module is native and its wheel describes it only in part to a type checker.
 from __future__ import annotations
 
 import os
@@ -102,7 +104,7 @@ class MujocoEnv(SteppedVecEnv):
             tasks=tuple(task.name for task in self.tasks),
         )
         super().__init__(spec, config)
-        threads = config.num_threads or len(os.sched_getaffinity(0))
+        threads = config.num_threads or usable_cores()
         self._pool = rollout.Rollout(nthread=threads if threads > 1 else 0)
         self._datas = [mujoco.MjData(model) for _ in range(threads)]
         self._models = [model] * num
@@ -149,7 +151,9 @@ class MujocoEnv(SteppedVecEnv):
         model, frame = self.model, self._frame
         task_ids = [init % len(self.tasks) for init in inits]
         layouts = [
-            tasks.sample(self.tasks[t], self.config.split, init // len(self.tasks), self._num_blocks, *self._block_range[t])
+            tasks.sample(
+                self.tasks[t], self.config.split, init // len(self.tasks), self._num_blocks, *self._block_range[t]
+            )
             for t, init in zip(task_ids, inits, strict=True)
         ]
         start = np.array([layout.ee for layout in layouts])
@@ -256,6 +260,11 @@ class MujocoEnv(SteppedVecEnv):
         """(N, 3) where the hand has been told to be, in m."""
         return self._target
 
+    @property
+    def commanded_rotation(self) -> Array:
+        """(N, 3, 3) how the hand has been told to point."""
+        return self._target_rot
+
     def view(self, rows: NDArray[np.int64] | slice = slice(None)) -> tasks.View:
         """The state of the envs in ``rows``, as tasks and experts see it."""
         state = self._state[rows]
@@ -283,7 +292,8 @@ class MujocoEnv(SteppedVecEnv):
         view = self.view()
         parts = [self._ee, self._target]
         if self._pose_control:
-            parts += [kinematics.rotation_error(r, np.broadcast_to(kinematics.DOWN, r.shape)) for r in (self._ee_rot, self._target_rot)]
+            down = np.broadcast_to(kinematics.DOWN, self._ee_rot.shape)
+            parts += [kinematics.rotation_error(rotation, down) for rotation in (self._ee_rot, self._target_rot)]
         proprio = np.concatenate([*parts, view.opening[:, None]], axis=1)
         return Obs(
             images={name: torch.tensor(pixels, device=self.device) for name, pixels in self._images.items()},
@@ -314,6 +324,11 @@ class MujocoEnv(SteppedVecEnv):
             self._renderer = None
         if self._pool.rollout_ is not None:
             self._pool.close()
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _initial_state(model: mujoco.MjModel, nstate: int) -> Array:

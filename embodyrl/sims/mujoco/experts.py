@@ -10,11 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodyrl.sims.mujoco import scene
-from embodyrl.sims.mujoco.env import POS_SCALE, MujocoEnv
+from embodyrl.sims.mujoco import kinematics, scene
+from embodyrl.sims.mujoco.env import POS_SCALE, ROT_SCALE, MujocoEnv
 from embodyrl.sims.mujoco.tasks import View
 
 Array = NDArray[np.float64]
+_UP, _FORWARD = np.array([0.0, 0.0, 0.1]), np.array([0.1, 0.0, 0.0])
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Waypoint:
     dwell: int = 0
     """Steps to stay once there, e.g. until the fingers have closed."""
     speed: float = 1.0
-    holding: bool = False
-    """The named block must be in the hand, otherwise the list starts again."""
+    keep: Callable[[View], NDArray[np.bool_]] | None = None
+    """(n,) what must stay true on the way, e.g. that the block is in the hand; otherwise the list starts again."""
 
 
 def _block(dz: float = 0.0, number: int = 0) -> Callable[[View], Array]:
@@ -49,6 +50,18 @@ def _behind(back: float, z: float) -> Callable[[View], Array]:
     return goal
 
 
+def _held(v: View) -> NDArray[np.bool_]:
+    return np.sqrt(((v.blocks[:, 0] - v.ee) ** 2).sum(-1)) < 0.04
+
+
+def _in_line(v: View) -> NDArray[np.bool_]:
+    """Whether the hand is close behind the block on the line to the zone."""
+    ahead, way = v.blocks[:, 0, :2] - v.ee[:, :2], v.goal[:, :2] - v.blocks[:, 0, :2]
+    along = way / np.maximum(np.sqrt((way**2).sum(-1, keepdims=True)), 1e-6)
+    aside = np.abs(ahead[:, 0] * along[:, 1] - ahead[:, 1] * along[:, 0])
+    return (aside < 0.02) & ((ahead * along).sum(-1) > 0.0)
+
+
 def _over_second(dz: float) -> Callable[[View], Array]:
     """Where the hand must be for the held block to be over the second one: the grasp's own offset is kept."""
     return lambda v: v.ee + v.blocks[:, 1] + [0.0, 0.0, dz] - v.blocks[:, 0]
@@ -60,28 +73,28 @@ PROGRAMS: dict[str, Sequence[Waypoint]] = {
         Waypoint(_block(0.07), tolerance=0.025),
         Waypoint(_block(0.0), tolerance=0.010),
         Waypoint(_block(0.0), closed=True, tolerance=0.05, dwell=4),
-        Waypoint(lambda v: v.ee + [0.0, 0.0, 0.1], closed=True, tolerance=0.0, holding=True),
+        Waypoint(lambda v: v.ee + _UP, closed=True, tolerance=0.0, keep=_held),
     ),
     "push": (
         Waypoint(_behind(0.075, 0.09), closed=True, tolerance=0.03),
         Waypoint(_behind(0.070, 0.025), closed=True, tolerance=0.015),
-        Waypoint(_behind(-0.06, 0.025), closed=True, tolerance=0.0, speed=0.6),
+        Waypoint(_behind(-0.06, 0.025), closed=True, tolerance=0.0, speed=0.5, keep=_in_line),
     ),
     "stack": (
         Waypoint(_block(0.07), tolerance=0.025),
         Waypoint(_block(0.0), tolerance=0.010),
         Waypoint(_block(0.0), closed=True, tolerance=0.05, dwell=4),
-        Waypoint(lambda v: v.blocks[:, 0] * [1, 1, 0] + [0, 0, 0.13], closed=True, tolerance=0.03, holding=True),
-        Waypoint(_over_second(2 * scene.BLOCK_HALF + 0.04), closed=True, tolerance=0.01, holding=True),
-        Waypoint(_over_second(2 * scene.BLOCK_HALF + 0.002), closed=True, tolerance=0.008, holding=True),
+        Waypoint(lambda v: v.blocks[:, 0] * [1, 1, 0] + [0, 0, 0.13], closed=True, tolerance=0.03, keep=_held),
+        Waypoint(_over_second(2 * scene.BLOCK_HALF + 0.04), closed=True, tolerance=0.01, keep=_held),
+        Waypoint(_over_second(2 * scene.BLOCK_HALF + 0.002), closed=True, tolerance=0.008, keep=_held),
         Waypoint(lambda v: v.ee, tolerance=0.05, dwell=3),
-        Waypoint(lambda v: v.ee + [0.0, 0.0, 0.1], tolerance=0.0),
+        Waypoint(lambda v: v.ee + _UP, tolerance=0.0),
     ),
     "open_drawer": (
-        Waypoint(lambda v: v.handle + [0.0, 0.0, 0.10], tolerance=0.025),
-        Waypoint(lambda v: v.handle + [0.0, 0.0, 0.01], tolerance=0.015),
-        Waypoint(lambda v: v.handle + [0.0, 0.0, 0.01], closed=True, tolerance=0.05, dwell=4),
-        Waypoint(lambda v: v.ee + [-0.1, 0.0, 0.0], closed=True, tolerance=0.0, speed=0.7),
+        Waypoint(lambda v: v.handle + _UP, tolerance=0.025),
+        Waypoint(lambda v: v.handle + 0.1 * _UP, tolerance=0.015),
+        Waypoint(lambda v: v.handle + 0.1 * _UP, closed=True, tolerance=0.05, dwell=4),
+        Waypoint(lambda v: v.ee - _FORWARD, closed=True, tolerance=0.0, speed=0.7),
     ),
 }
 
@@ -128,14 +141,15 @@ class ScriptedExpert:
     def _follow(self, program: Sequence[Waypoint], rows: NDArray[np.int64], action: Array) -> None:
         view, commanded = self._env.view(rows), self._env.commanded[rows]
         goals = np.stack([waypoint.goal(view) for waypoint in program])
-        closed, dwell, speed, tolerance, holding = (
-            np.array([getattr(w, name) for w in program]) for name in ("closed", "dwell", "speed", "tolerance", "holding")
+        closed, dwell, speed, tolerance = (
+            np.array([getattr(waypoint, name) for waypoint in program])
+            for name in ("closed", "dwell", "speed", "tolerance")
         )
         every = np.arange(len(rows))
-        if holding.any():
-            lost = np.sqrt(((view.blocks[:, 0] - view.ee) ** 2).sum(-1)) > 0.04
-            slipped = rows[lost & holding[self._phase[rows]]]
-            self._phase[slipped] = self._dwell[slipped] = 0
+        for number, waypoint in enumerate(program):
+            if waypoint.keep is not None:
+                slipped = rows[(self._phase[rows] == number) & ~waypoint.keep(view)]
+                self._phase[slipped] = self._dwell[slipped] = 0
         phase = self._phase[rows]
         there = np.sqrt(((goals[phase, every] - view.ee) ** 2).sum(-1)) < tolerance[phase]
         self._dwell[rows] = np.where(there, self._dwell[rows] + 1, 0)
@@ -143,7 +157,10 @@ class ScriptedExpert:
         self._phase[rows] = phase = np.minimum(phase + done, len(program) - 1)
         self._dwell[rows[done]] = 0
         error = goals[phase, every] - commanded
-        # A goal relative to the hand ("further up") is relative to the command too.
         limit = speed[phase, None]
         action[rows, :3] = np.clip(error / POS_SCALE, -limit, limit)
+        if action.shape[1] == 7:
+            down = np.broadcast_to(kinematics.DOWN, (len(rows), 3, 3))
+            turn = kinematics.rotation_error(down, self._env.commanded_rotation[rows])
+            action[rows, 3:6] = np.clip(turn / ROT_SCALE, -1, 1)
         action[rows, -1] = np.where(closed[phase], -1.0, 1.0)

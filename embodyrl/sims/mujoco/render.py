@@ -1,14 +1,18 @@
 """Pixels of many envs at once: mujoco-warp's batch ray caster (CPU or GPU), or OpenGL through MuJoCo's own renderer."""
 
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's module is native and its wheel describes it only in part to a type checker.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import mujoco
@@ -48,7 +52,7 @@ class Renderer(Protocol):
 
 
 class WarpRenderer:
-    """mujoco-warp's ray caster. On CPU one thread per lane, each with its own worlds, since Warp itself uses one core."""
+    """mujoco-warp's ray caster; on CPU one thread per lane with its own worlds, since Warp itself uses one core."""
 
     def __init__(
         self, model: mujoco.MjModel, cameras: tuple[str, ...], size: int, device: str, lanes: int, worlds: int
@@ -65,6 +69,9 @@ class WarpRenderer:
         """
         self._cameras, self._size, self._worlds = cameras, size, worlds
         self._order = sorted(cameras, key=lambda name: model.camera(name).id)
+        _, wp = _import_warp()
+        if not any(Path(wp.config.kernel_cache_dir).glob("*render_megakernel*")):
+            print("Compiling the renderer's kernels (10 to 60 s, this once) ...", file=sys.stderr)
         self._lanes = [_Lane(model, self._order, size, device, worlds) for _ in range(lanes)]
         self._pool = ThreadPoolExecutor(lanes) if lanes > 1 else None
 
@@ -128,10 +135,11 @@ class _Lane:
                 enable_backface_culling=False,
                 background_color=(*BACKGROUND, 1.0),
             )
+        self._launch()  # compiles here, on one thread, not in the middle of the first episode
 
     def draw(self, frame: Frame, rows: NDArray[np.int64], out: NDArray[np.uint32]) -> None:
         """Draws ``rows`` (at most ``worlds``) into ``out`` (len(rows), cameras, size, size)."""
-        m, d, mjw = self._model, self._data, self._mjw
+        m, d = self._model, self._data
         # Short batches are filled up by repeating the first row: the launch has a fixed size.
         full = np.concatenate([rows, np.full(self._worlds - len(rows), rows[0])])
         d.qpos.assign(frame.qpos[full])
@@ -142,12 +150,16 @@ class _Lane:
         m.light_dir.assign(frame.light_dir[full][:, None])
         m.light_diffuse.assign(frame.diffuse[full][:, None])
         m.light_ambient.assign(frame.ambient[full][:, None])
+        self._launch()
+        out[:] = self._context.rgb_data.numpy()[: len(rows)].reshape(out.shape)
+
+    def _launch(self) -> None:
+        m, d, mjw = self._model, self._data, self._mjw
         with self._wp.ScopedDevice(self._device):
             mjw.kinematics(m, d)
             mjw.camlight(m, d)
             mjw.refit_bvh(m, d, self._context)
             mjw.render(m, d, self._context)
-            out[:] = self._context.rgb_data.numpy()[: len(rows)].reshape(out.shape)
 
 
 class OpenGLRenderer:
@@ -203,16 +215,35 @@ class OpenGLRenderer:
 
 def _import_warp() -> tuple[Any, Any]:
     try:
-        import warp as wp
+        with _without_driver_warning():
+            import warp as wp
 
-        wp.config.quiet = True
+            wp.config.log_level = wp.LOG_WARNING
+            wp.init()
         import mujoco_warp as mjw
     except ImportError as error:
         raise MissingDependencyError(
             f"renderer=warp needs the package mujoco-warp, which is not installed ({error}). Install it with "
-            "`pip install 'embodyrl[mujoco]'`, or choose renderer=opengl (slower) or renderer=none (states only)."
+            "`pip install 'mujoco-warp>=3.17,<3.18'`, or choose renderer=opengl (slower) or renderer=none (states)."
         ) from error
     return mjw, wp
+
+
+@contextlib.contextmanager
+def _without_driver_warning() -> Iterator[None]:
+    """Drops Warp's native warning that there is no NVIDIA driver, on every start of a machine that never had one."""
+    with tempfile.TemporaryFile() as caught:
+        saved = os.dup(2)
+        os.dup2(caught.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            caught.seek(0)
+            for line in caught.read().decode(errors="replace").splitlines():
+                if "Could not find or load the NVIDIA CUDA driver" not in line:
+                    print(line, file=sys.stderr)
 
 
 def make(kind: str, model: mujoco.MjModel, cameras: tuple[str, ...], size: int, lanes: int, worlds: int) -> Renderer:
@@ -225,19 +256,15 @@ def make(kind: str, model: mujoco.MjModel, cameras: tuple[str, ...], size: int, 
     return WarpRenderer(model, cameras, size, "cpu", lanes, worlds)
 
 
-def warm_up(quiet: bool = False) -> float:
-    """Compiles mujoco-warp's kernels for the built-in scenes into its cache on disk; a second call takes seconds.
+def warm_up() -> float:
+    """Compiles mujoco-warp's kernels for the built-in scene into Warp's cache on disk, if they are not there yet.
 
     Returns:
-        Seconds taken.
+        Seconds taken: 10 to 60 the first time, a few afterwards.
     """
     from embodyrl.sims.mujoco.env import MujocoEnv
 
     started = time.perf_counter()
-    if not quiet:
-        print("Compiling the renderer's kernels (about a minute the first time, then cached) ...", file=sys.stderr)
-    with contextlib.redirect_stdout(io.StringIO()):
-        env = MujocoEnv(MujocoEnv.Config(task="pick", num_envs=1, cameras=("front",)))
-        env.reset(init=[0])
-        env.close()
+    env = MujocoEnv(MujocoEnv.Config(num_envs=1))
+    env.close()
     return time.perf_counter() - started

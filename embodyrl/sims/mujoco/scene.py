@@ -1,5 +1,7 @@
 """The MuJoCo model: the arm of ``assets/panda.xml`` plus table, blocks, markers, a drawer, camera and light."""
 
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's module is native and its wheel describes it only in part to a type checker.
 from __future__ import annotations
 
 from importlib.resources import files
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 BLOCK_HALF = 0.024
 """Half the edge of a block in m; the hand opens to 0.08 m."""
 CAMERA_POS = np.array([0.98, 0.0, 0.52])
-CAMERA_LOOK_AT = np.array([0.44, 0.0, 0.095])
+CAMERA_LOOK_AT = np.array([0.42, 0.0, 0.105])
 CAMERA_FOVY = 37.0
 LIGHT_DIR = np.array([-0.35, 0.25, -0.9])
 TABLE_RGB = np.array([0.60, 0.55, 0.48])
@@ -54,8 +56,9 @@ def build(num_blocks: int, drawer: bool) -> mujoco.MjModel:
     world = spec.worldbody
     # What collides is an endless plane (at most 4 contacts a block); what is seen is a table top of finite size.
     world.add_geom(
-        name="floor", type=_PLANE, size=[0, 0, 1], contype=1, conaffinity=0, group=3, condim=3, friction=[1.0, 0.01, 1e-4]
-    )
+        name="floor", type=_PLANE, size=[0, 0, 1],
+        contype=1, conaffinity=0, group=3, condim=3, friction=[1.0, 0.01, 1e-4],
+    )  # fmt: skip
     world.add_geom(
         name="table", type=_BOX, pos=[0.42, 0, -0.03], size=[0.5, 0.6, 0.03], rgba=[*TABLE_RGB, 1],
         contype=0, conaffinity=0, group=1,
