@@ -17,7 +17,7 @@ from embodyrl.errors import UserError, did_you_mean
 BUILT_IN: dict[str, dict[str, str]] = {
     "envs": {
         "mujoco": "embodyrl.sims.mujoco.env:MujocoEnv",
-        "maniskill": "embodyrl.sims.maniskill:ManiSkillEnv",
+        "maniskill": "embodyrl.sims.maniskill.env:ManiSkillEnv",
         "libero": "embodyrl.sims.libero.env:LiberoEnv",
     },
     "policies": {"flow_vla": "embodyrl.policies.flow_vla:FlowVLA"},
