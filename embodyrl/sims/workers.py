@@ -1,0 +1,451 @@
+"""A VecEnv made of worker processes, for simulators that run one episode per core.
+
+Each worker hosts a VecEnv of N / num_workers envs; a chunk is one message to each. A worker that dies or hangs past its
+deadline costs one masked chunk: its envs come back truncated with nothing valid and ``log["fault"]`` set, a new process
+starts while the others go on untouched, and the caller resets those envs like any that ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Sequence
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodyrl import errors
+from embodyrl.env import EnvConfig, check_actions, env_index
+from embodyrl.errors import UserError
+from embodyrl.sims.worker_process import (
+    block_layout,
+    block_size,
+    config_to_json,
+    map_block,
+    receive_message,
+    send_message,
+    spec_from_json,
+)
+from embodyrl.types import EnvSpec, Obs, Step
+
+MAX_FAULTS = 5  # in FAULT_WINDOW episodes: more is a fault of the set-up, not of chance
+FAULT_WINDOW = 100
+
+
+class WorkerFault(Exception):
+    """A worker died, hung, or its env raised."""
+
+
+class PooledVecEnv:
+    """N envs in worker processes; see the module. Initial states are drawn here, as one process would draw them.
+
+    Args:
+        name: registry name of the env.
+        config: its config for all N envs; each worker gets its share, with the seeds that its envs would have had.
+        num_workers: processes; at most N are started.
+        step_timeout: seconds that a chunk may take before its worker counts as hung.
+        reset_timeout: the same for a reset.
+        start_timeout: the same for starting a worker and building its env.
+
+    Raises:
+        UserError: the env refuses its config, or workers broke ``MAX_FAULTS`` times within ``FAULT_WINDOW`` episodes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: EnvConfig,
+        *,
+        num_workers: int,
+        step_timeout: float = 120.0,
+        reset_timeout: float = 300.0,
+        start_timeout: float = 300.0,
+    ) -> None:
+        self.config = config
+        self.device = torch.device(config.device)
+        self.step_timeout, self.reset_timeout = step_timeout, reset_timeout
+        bounds = np.linspace(0, config.num_envs, max(1, min(num_workers, config.num_envs)) + 1).astype(int).tolist()
+        threads = max(1, (os.cpu_count() or 1) // (len(bounds) - 1))
+        self._workers = [
+            _Worker(name, config, low, high, threads, start_timeout) for low, high in itertools.pairwise(bounds)
+        ]
+        self._finalizer = weakref.finalize(self, _stop_all, self._workers)
+        self._rngs = [np.random.default_rng(config.seed + k) for k in range(config.num_envs)]
+        self._seeds = [config.seed + k for k in range(config.num_envs)]
+        self._running = torch.zeros(config.num_envs, dtype=torch.bool)
+        self._instruction = [""] * config.num_envs
+        self._last_obs: Obs | None = None
+        self.init = np.zeros(config.num_envs, dtype=np.int64)
+        self._episodes = 0
+        self._faults: list[int] = []  # the number of episodes begun when each fault happened
+        try:
+            specs = [worker.wait_ready() for worker in self._workers]
+        except BaseException as error:
+            self.close()
+            if isinstance(error, WorkerFault):
+                raise RuntimeError(f"A worker of {name} could not start. {error}") from None
+            raise
+        self.spec: EnvSpec = dataclasses.replace(specs[0], num_envs=config.num_envs)
+        self._share_memory(horizon=16)
+
+    def _share_memory(self, horizon: int) -> None:
+        layout = block_layout(self.spec, horizon)
+        linux = hasattr(os, "memfd_create")  # elsewhere a deleted temporary file does the same, on disk
+        with os.fdopen(os.memfd_create("embodyrl"), "w+b") if linux else tempfile.TemporaryFile() as file:
+            file.truncate(block_size(layout))
+            self._arrays = map_block(file.fileno(), layout)
+            self._memory = os.dup(file.fileno())
+        weakref.finalize(self._arrays["proprio"], os.close, self._memory)
+        self._horizon = horizon
+        for worker in self._workers:
+            worker.attached = False
+
+    def close(self) -> None:
+        """Ends all workers; they need not answer. May be called twice."""
+        self._finalizer()
+
+    def make_expert(self, noise: float = 0.0, seed: int = 0) -> PooledExpert:
+        """The env's own scripted expert, beside each simulator; see ``PooledExpert``. One at a time."""
+        return PooledExpert(self, noise, seed)
+
+    def reset(
+        self,
+        env_ids: Tensor | Sequence[int] | None = None,
+        *,
+        seed: int | Sequence[int] | None = None,
+        init: Sequence[int] | None = None,
+    ) -> Obs:
+        """See ``VecEnv.reset``."""
+        ids = env_index(env_ids, self.spec.num_envs)
+        if seed is not None:
+            seeds = [seed + k for k in ids] if isinstance(seed, int) else [int(s) for s in seed]
+            _check_length("seed", seeds, ids)
+            for k, s in zip(ids, seeds, strict=True):
+                self._rngs[k], self._seeds[k] = np.random.default_rng(s), s
+        limit = self.spec.num_init_states
+        if init is None:
+            inits = [int(self._rngs[k].integers(limit or 2**31)) for k in ids]
+        else:
+            inits = [int(i) for i in init]
+            _check_length("init", inits, ids)
+            if wrong := [i for i in inits if i < 0 or (limit is not None and i >= limit)]:
+                span = f"0 to {limit - 1}" if limit is not None else "non-negative"
+                raise UserError(f"{self.spec.name} has no initial state {wrong[0]}; they are {span}.")
+        self.init[ids] = inits
+        self._episodes += len(ids)
+        pending = [w for w in self._workers if any(w.low <= k < w.high for k in ids)]
+        while pending:  # a worker that breaks in a reset is tried again until it has broken too often
+            messages = {}
+            for worker in pending:
+                # A new process has begun no episode: all its envs get a state, the ones not asked for stay masked.
+                rows = [k for k in range(worker.low, worker.high) if worker.blank or k in ids]
+                local = [k - worker.low for k in rows]
+                messages[worker] = {"command": "reset", "env_ids": local, "init": self.init[rows].tolist()}
+            replies = self._exchange(messages, self.reset_timeout)
+            for worker, reply in replies.items():
+                if isinstance(reply, WorkerFault):
+                    self._running[worker.low : worker.high] = False
+                    self._count_fault(worker, reply)
+                else:
+                    worker.blank = False
+                    self._instruction[worker.low : worker.high] = reply["instruction"]
+            pending = [w for w in pending if isinstance(replies[w], WorkerFault)]
+        fresh = torch.zeros(self.spec.num_envs, dtype=torch.bool)
+        fresh[ids] = True
+        self._running |= fresh
+        self._last_obs = self._observe(fresh)
+        return self._last_obs
+
+    def step(self, actions: Tensor) -> Step:
+        """See ``VecEnv.step``."""
+        actions = check_actions(actions.cpu(), self.spec, self._running)
+        horizon = actions.shape[1]
+        if horizon > self._horizon:
+            self._share_memory(2 * horizon)
+        self._arrays["actions"][:, :horizon] = actions.numpy()
+        return self._step({"command": "step", "horizon": horizon})
+
+    def _step(self, message: dict[str, Any]) -> Step:
+        """Sends one message that steps the envs to every worker with a running env."""
+        if self._last_obs is None:
+            raise RuntimeError("step was called before the first reset.")
+        n, horizon, started = self.spec.num_envs, message["horizon"], self._running.clone()
+        workers = [w for w in self._workers if started[w.low : w.high].any()]
+        replies = self._exchange({worker: message for worker in workers}, self.step_timeout)
+        good = torch.zeros(n, dtype=torch.bool)
+        for worker, reply in replies.items():
+            if not isinstance(reply, WorkerFault):
+                good[worker.low : worker.high] = True
+                self._instruction[worker.low : worker.high] = reply["instruction"]
+        good &= started
+        fault = started & ~good
+        flags = {name: self._read(name) & good for name in ("terminated", "truncated", "success")}
+        flags["truncated"] |= fault
+        reward = torch.where(good[:, None], self._read("reward")[:, :horizon], 0.0)
+        valid = self._read("valid")[:, :horizon] & good[:, None]
+        self._last_obs = self._observe(good)
+        self._running = started & ~(flags["terminated"] | flags["truncated"])
+        log = self._merge_logs(replies, good) | {"steps": valid.sum(1)}
+        log["fault"] = log.get("fault", torch.zeros(n, dtype=torch.bool)).bool() | fault
+        self._running &= ~log["fault"]
+        for worker, reply in replies.items():
+            if isinstance(reply, WorkerFault):
+                self._count_fault(worker, reply)
+        step = Step(self._last_obs, reward, valid=valid, log=log, **flags)
+        return _to_device(step, self.device)
+
+    def _read(self, name: str) -> Tensor:
+        return torch.from_numpy(self._arrays[name].copy())
+
+    def _observe(self, new: Tensor) -> Obs:
+        """The observation whose rows ``new`` are read from shared memory and whose others are the last ones again."""
+
+        def rows(name: str, last: Tensor | None) -> Tensor:
+            value = self._read(name).to(self.device)
+            if last is None:
+                return value
+            return torch.where(new.to(self.device).view(-1, *[1] * (value.ndim - 1)), value, last)
+
+        last = self._last_obs
+        privileged = rows("privileged", last.privileged if last else None) if self.spec.privileged_dim else None
+        return Obs(
+            images={c: rows(f"image/{c}", last.images[c] if last else None) for c in self.spec.cameras},
+            proprio=rows("proprio", last.proprio if last else None),
+            instruction=list(self._instruction),
+            privileged=privileged,
+        )
+
+    def _merge_logs(self, replies: dict[_Worker, Any], good: Tensor) -> dict[str, Tensor]:
+        log: dict[str, Tensor] = {}
+        for worker, reply in replies.items():
+            for key, (dtype, values) in ({} if isinstance(reply, WorkerFault) else reply["log"]).items():
+                column = log.setdefault(key, torch.zeros(self.spec.num_envs, dtype=getattr(torch, dtype)))
+                column[worker.low : worker.high] = torch.tensor(values, dtype=column.dtype)
+        return {key: torch.where(good, column, torch.zeros_like(column)) for key, column in log.items()}
+
+    def _exchange(self, messages: dict[_Worker, dict[str, Any]], timeout: float) -> dict[_Worker, Any]:
+        """One message to each worker, and each one's reply or fault; all share one deadline."""
+        replies: dict[_Worker, Any] = {}
+        for worker, message in messages.items():
+            try:
+                worker.wait_ready()
+                if not worker.attached:
+                    worker.attach(self.spec, self._horizon, self._memory)
+                worker.send(message)
+            except WorkerFault as fault:
+                replies[worker] = fault
+        deadline = time.monotonic() + timeout
+        user_error = None
+        for worker in messages:
+            if worker not in replies:
+                try:
+                    replies[worker] = worker.receive(deadline)
+                except WorkerFault as fault:
+                    replies[worker] = fault
+                except UserError as error:  # raised once the others' replies are in, too
+                    user_error = error
+        if user_error is not None:
+            raise user_error
+        return replies
+
+    def _count_fault(self, worker: _Worker, fault: WorkerFault) -> None:
+        self._faults = [at for at in self._faults if self._episodes - at < FAULT_WINDOW] + [self._episodes]
+        if len(self._faults) >= MAX_FAULTS:
+            envs = ", ".join(
+                f"env {k} (seed {self._seeds[k]}, initial state {self.init[k]}, {self.spec.task_of(int(self.init[k]))})"
+                for k in range(worker.low, worker.high)
+            )
+            self.close()
+            raise UserError(
+                f"{self.spec.name} broke {len(self._faults)} times within {FAULT_WINDOW} episodes, so the run stops. "
+                f"Last it broke in {envs}. {fault}"
+            )
+
+
+class PooledExpert:
+    """A pooled env's scripted expert: it runs in each worker beside the simulator whose state it reads.
+
+    Args:
+        env: the pool; its env class must have ``make_expert(noise, seed)``.
+        noise: standard deviation of the noise on its actions.
+        seed: of that noise; env k draws from seed + k.
+    """
+
+    def __init__(self, env: PooledVecEnv, noise: float = 0.0, seed: int = 0) -> None:
+        self.env = env
+        for worker in env._workers:
+            worker.expert = {"noise": noise, "seed": seed + worker.low}
+        self._exchange({w: {"command": "make_expert", **(w.expert or {})} for w in env._workers})
+
+    def reset(self, env_ids: Tensor | Sequence[int] | None = None) -> None:
+        """Begins anew in those envs; call it after their reset."""
+        ids = env_index(env_ids, self.env.spec.num_envs)
+        messages = {}
+        for worker in self.env._workers:
+            local = [k - worker.low for k in ids if worker.low <= k < worker.high]
+            if local:
+                messages[worker] = {"command": "expert_reset", "env_ids": local}
+        self._exchange(messages)
+
+    def rollout(self, horizon: int) -> tuple[Step, Tensor]:
+        """The expert acts for ``horizon`` control steps; returns the step and the actions (N, H, A) taken."""
+        if horizon > self.env._horizon:
+            self.env._share_memory(2 * horizon)
+        step = self.env._step({"command": "expert_rollout", "horizon": horizon})
+        return step, self.env._read("actions")[:, :horizon].to(self.env.device)
+
+    def _exchange(self, messages: dict[_Worker, dict[str, Any]]) -> None:
+        for worker, reply in self.env._exchange(messages, self.env.reset_timeout).items():
+            if isinstance(reply, WorkerFault):  # its envs are found broken, and counted, at the next step
+                worker.kill()
+
+
+class _Worker:
+    """One process with its socket, its log and the rows of the pool that it hosts."""
+
+    def __init__(self, name: str, config: EnvConfig, low: int, high: int, threads: int, start_timeout: float) -> None:
+        self.name, self.low, self.high, self.start_timeout = name, low, high, start_timeout
+        own = {"num_envs": high - low, "seed": config.seed + low, "device": "cpu"}
+        if hasattr(config, "num_workers"):
+            own["num_workers"] = 1
+        self.hello = {"name": name, "config": config_to_json(config) | own, "first": low, "threads": threads}
+        self.expert: dict[str, Any] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.closed = False
+        self.start()
+
+    def start(self) -> None:
+        """Starts the process and does not wait for it."""
+        self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
+        self.sock, theirs = socket.socketpair()
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        threads = str(self.hello["threads"])
+        environment = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": path}
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "embodyrl.sims.worker_process", str(theirs.fileno())],
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,  # nothing may ever wait for an answer from the keyboard
+                stdout=self.log,
+                stderr=self.log,
+            )
+        self.seq, self.ready, self.attached, self.blank = 0, False, False, True
+        self.started = time.monotonic()
+        self.send(self.hello)
+
+    def wait_ready(self) -> EnvSpec | None:
+        """Waits until the env is built; returns its spec the first time."""
+        if self.ready:
+            return None
+        reply = self.receive(self.started + self.start_timeout)
+        self.ready = True
+        if self.expert is not None:
+            self.send({"command": "make_expert", **self.expert})
+        return spec_from_json(reply["spec"])
+
+    def attach(self, spec: EnvSpec, horizon: int, memory: int) -> None:
+        """Hands over the shared memory."""
+        self.send({"command": "attach", "spec": config_to_json(spec), "horizon": horizon}, memory)
+        self.attached = True
+
+    def send(self, message: dict[str, Any], fd: int | None = None) -> None:
+        """Sends one message; raises ``WorkerFault`` if the process is gone."""
+        self.seq += 1
+        try:
+            self.sock.settimeout(10.0)
+            send_message(self.sock, {"seq": self.seq, **message}, fd)
+        except OSError as error:
+            raise self._fault(error) from None
+
+    def receive(self, deadline: float) -> dict[str, Any]:
+        """Waits for the answer to the last message.
+
+        Raises:
+            WorkerFault: the worker died, the deadline passed (it is then killed), or its env raised.
+            UserError: the env raised one.
+        """
+        while True:
+            try:
+                self.sock.settimeout(max(0.01, deadline - time.monotonic()))
+                reply, _ = receive_message(self.sock)
+            except (OSError, EOFError) as error:
+                raise self._fault(error) from None
+            if reply["seq"] < self.seq:
+                continue  # the answer to a message whose sender was interrupted, or that asked for none
+            if "error" not in reply:
+                return reply
+            text, user = reply["error"]["text"], reply["error"]["user"]
+            if user:
+                raise getattr(errors, user, UserError)(text)
+            self.blank = True
+            if not self.ready:
+                raise self._fault(RuntimeError(text))
+            raise WorkerFault(f"The simulator raised:\n{text}")
+
+    def _fault(self, error: BaseException) -> WorkerFault:
+        """Replaces the process by a new one; returns what happened to the old."""
+        self.kill()
+        assert self.process is not None
+        if isinstance(error, TimeoutError):
+            what = "Its worker did not answer in time and was killed."
+        elif isinstance(error, RuntimeError):
+            what = str(error)
+        else:
+            code = self.process.returncode
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            what = f"Its worker process ended ({how})."
+        self.log.seek(max(0, self.log.seek(0, os.SEEK_END) - 2000))
+        tail = self.log.read().decode(errors="replace").strip()
+        self.log.close()
+        if not self.closed:
+            self.start()
+        return WorkerFault(f"{what} It last wrote:\n{tail}" if tail else what)
+
+    def kill(self) -> None:
+        """Kills the process, wherever it hangs, and waits until it is gone."""
+        assert self.process is not None
+        self.sock.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def _stop_all(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.closed = True
+        if worker.sock.fileno() >= 0:
+            with contextlib.suppress(WorkerFault, OSError):
+                worker.sock.settimeout(0.1)
+                send_message(worker.sock, {"seq": worker.seq + 1, "command": "close"})
+    deadline = time.monotonic() + 2.0
+    for worker in workers:
+        if worker.process is None:
+            continue
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.process.wait(max(0.01, deadline - time.monotonic()))
+        worker.kill()
+        worker.log.close()
+
+
+def _check_length(what: str, given: Sequence[int], ids: Sequence[int]) -> None:
+    if len(given) != len(ids):
+        raise UserError(f"{what} has {len(given)} entries, but {len(ids)} envs are addressed.")
+
+
+def _to_device(step: Step, device: torch.device) -> Step:
+    if device.type == "cpu":
+        return step
+    names = ("reward", "terminated", "truncated", "valid", "success")
+    log = {key: value.to(device) for key, value in step.log.items()}
+    return dataclasses.replace(step, log=log, **{name: getattr(step, name).to(device) for name in names})
