@@ -1,0 +1,188 @@
+"""ManiSkill on the CPU: equal to ManiSkill's own step, reproducible, and clear about what is missing."""
+
+import subprocess
+import sys
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from embodyrl.env import VecEnv
+from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.sims.maniskill import build, tasks
+from embodyrl.sims.maniskill.env import ManiSkillConfig, ManiSkillEnv
+
+pytest.importorskip("mani_skill")
+warnings.filterwarnings("ignore", module="gymnasium")
+
+
+def make(**changes):
+    settings = {"num_envs": 2, "backend": "cpu", "num_workers": 1} | changes
+    return ManiSkillEnv(ManiSkillConfig(**settings))
+
+
+@pytest.fixture(scope="module")
+def pick():
+    env = make()
+    yield env
+    env.close()
+
+
+def reference(task, seed, actions, **options):
+    """States, rewards and successes of plain ``gymnasium.make`` for one episode."""
+    build._import_mani_skill(renders=False)
+    options = {"control_mode": "pd_ee_delta_pos", "reward_mode": "sparse", "render_backend": "none"} | options
+    env = gymnasium.make(task, obs_mode="state", sim_backend="physx_cpu", **options)
+    obs, _ = env.reset(seed=seed)
+    states, rewards, successes = [obs[0]], [], []
+    for action in actions:
+        obs, reward, terminated, _, info = env.step(action)
+        states.append(obs[0])
+        rewards.append(float(reward))
+        successes.append(bool(info["success"]))
+        if bool(terminated):
+            break
+    env.close()
+    return torch.stack(states), torch.tensor(rewards), successes
+
+
+def busy_actions(steps, dim=4, seed=0):
+    """Down to the table, then about, with the gripper opening and closing: plenty of contacts."""
+    actions = np.random.default_rng(seed).uniform(-1, 1, (steps, dim)).astype(np.float32)
+    actions[:8, 2] = -0.5
+    return actions
+
+
+@pytest.mark.parametrize("task", ["PickCube-v1", "PushCube-v1", "StackCube-v1"])
+@pytest.mark.parametrize("reward", ["sparse", "normalized_dense"])
+def test_equals_gymnasium_bit_by_bit(task, reward):
+    env = make(task=task, num_envs=1, reward=reward, max_episode_steps=30)
+    for init in (3, 4):
+        actions = busy_actions(28, seed=init)
+        states, rewards, successes = reference(task, 2 * init, actions, reward_mode=reward)
+        obs = env.reset(init=[init])
+        assert torch.equal(obs.privileged[0], states[0])
+        for t in range(len(rewards)):
+            step = env.step(torch.from_numpy(actions[t])[None, None])
+            assert torch.equal(step.obs.privileged[0], states[t + 1]), f"control step {t}"
+            assert step.reward[0, 0] == rewards[t]
+            assert bool(step.success[0]) == successes[t]
+    assert env.engine.envs[0]._controller is not None, "the fast controller gave up"
+    env.close()
+
+
+@pytest.mark.parametrize("mode", ["pd_joint_delta_pos", "pd_joint_pos", "pd_ee_delta_pose"])
+def test_other_control_modes_equal_gymnasium(mode):
+    env = make(num_envs=1, control_mode=mode, max_episode_steps=20)
+    actions = busy_actions(12, dim=env.spec.action_dim)
+    states, _, _ = reference("PickCube-v1", 0, env._native(torch.from_numpy(actions)).numpy(), control_mode=mode)
+    env.reset(init=[0])
+    step = env.step(torch.from_numpy(actions)[None])
+    torch.testing.assert_close(step.obs.privileged[0], states[-1], rtol=0, atol=0)
+    env.close()
+
+
+def test_same_init_gives_the_same_episode_whatever_ran_before(pick):
+    actions = torch.from_numpy(np.stack([busy_actions(20, seed=s) for s in (0, 1)]))
+    pick.reset(init=[7, 8])
+    first = pick.step(actions).obs.privileged
+    for _ in range(3):
+        pick.reset()
+        pick.step(actions.flip(0))
+    pick.reset(init=[8, 7])
+    again = pick.step(actions.flip(0)).obs.privileged
+    assert torch.equal(first, again.flip(0))
+
+
+def test_a_reset_touches_no_other_env(pick):
+    pick.reset(init=[1, 2])
+    pick.step(torch.zeros(2, 3, 4))
+    before = pick._last_obs.privileged.clone()
+    after = pick.reset([1], init=[5]).privileged
+    assert torch.equal(after[0], before[0])
+    assert not torch.equal(after[1], before[1])
+
+
+def test_splits_share_no_state(pick):
+    other = make(split="eval", num_envs=1)
+    seen = {tuple(pick.reset(init=[i, i + 1]).privileged[0].tolist()) for i in range(6)}
+    held_out = {tuple(other.reset(init=[i]).privileged[0].tolist()) for i in range(6)}
+    assert len(seen) == len(held_out) == 6
+    assert not seen & held_out
+    other.close()
+
+
+def test_is_a_vec_env_and_masks_what_ended(pick):
+    assert isinstance(pick, VecEnv)
+    pick.reset()
+    for _ in range(10):
+        step = pick.step(torch.zeros(2, 4, 4))
+    assert step.truncated.all() and not step.terminated.any()
+    step = pick.step(torch.ones(2, 4, 4))
+    assert not step.valid.any()
+
+
+def test_a_simulation_that_is_not_finite_is_a_fault_and_recovers(pick):
+    import sapien
+
+    pick.reset(init=[1, 2])
+    good = pick._last_obs.privileged.clone()
+    cube = pick.engine.envs[0].base.cube._objs[0]
+    cube.pose = sapien.Pose([float("nan")] * 3)
+    step = pick.step(torch.zeros(2, 2, 4))
+    assert step.log["fault"].tolist() == [True, False]
+    assert step.truncated.tolist() == [True, False]
+    assert not step.valid[0].any() and step.valid[1].all()
+    assert torch.isfinite(step.obs.privileged).all()
+    assert torch.equal(pick.reset([0], init=[1]).privileged[0], good[0])
+
+
+def test_list_of_tasks_needs_no_simulator():
+    code = (
+        "import sys; from embodyrl.sims.maniskill.tasks import list_tasks; t = list_tasks(); "
+        "assert 'sapien' not in sys.modules and 'mani_skill' not in sys.modules; print(len(t))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert int(out.stdout) >= 70
+    build._import_mani_skill(renders=False)
+    from mani_skill.utils.registration import REGISTERED_ENVS
+
+    assert {t.name for t in tasks.list_tasks()} == set(REGISTERED_ENVS)
+
+
+def test_instructions():
+    assert tasks.instruction_for("PickCube-v1") == "pick up the red cube and hold it at the goal"
+    assert tasks.instruction_for("MS-CartpoleSwingUp-v1") == "cartpole swing up"
+    assert all(t.instruction and t.instruction == t.instruction.strip() for t in tasks.list_tasks())
+
+
+def test_missing_assets_are_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("MS_ASSET_DIR", str(tmp_path))
+    with pytest.raises(MissingDependencyError, match="download_asset ycb"):
+        make(task="PickSingleYCB-v1")
+
+
+def test_no_prompt_on_stdin(tmp_path):
+    """ManiSkill asks on stdin for a robot's files; here that is a sentence, even with a terminal attached."""
+    with pytest.raises(MissingDependencyError, match="download"):
+        make(task="PickCube-v1", robot="xarm6_robotiq")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "PickCub-v1"}, "PickCube-v1"),
+        ({"obs": "rbg"}, "rgb"),
+        ({"reward": "spars"}, "sparse"),
+        ({"split": "evaluation"}, "eval"),
+        ({"control_mode": "pd_ee_delta_positions"}, "pd_ee_delta_pos"),
+        ({"robot": "pandas"}, "panda"),
+        ({"task": "MS-CartpoleBalance-v1"}, "control mode"),
+        ({"task": "StackPyramid-v1", "reward": "dense"}, "has no reward"),
+    ],
+)
+def test_wrong_values_name_the_right_ones(changes, message):
+    with pytest.raises(UserError, match=message):
+        make(**changes)
