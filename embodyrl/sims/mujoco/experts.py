@@ -59,7 +59,7 @@ def _in_line(v: View) -> NDArray[np.bool_]:
     ahead, way = v.blocks[:, 0, :2] - v.ee[:, :2], v.goal[:, :2] - v.blocks[:, 0, :2]
     along = way / np.maximum(np.sqrt((way**2).sum(-1, keepdims=True)), 1e-6)
     aside = np.abs(ahead[:, 0] * along[:, 1] - ahead[:, 1] * along[:, 0])
-    return (aside < 0.02) & ((ahead * along).sum(-1) > 0.0)
+    return (aside < 0.03) & ((ahead * along).sum(-1) > 0.0)
 
 
 def _over_second(dz: float) -> Callable[[View], Array]:
@@ -77,7 +77,7 @@ PROGRAMS: dict[str, Sequence[Waypoint]] = {
     ),
     "push": (
         Waypoint(_behind(0.075, 0.09), closed=True, tolerance=0.03),
-        Waypoint(_behind(0.070, 0.025), closed=True, tolerance=0.015),
+        Waypoint(_behind(0.060, 0.025), closed=True, tolerance=0.015),
         Waypoint(_behind(-0.06, 0.025), closed=True, tolerance=0.0, speed=0.5, keep=_in_line),
     ),
     "stack": (
@@ -157,8 +157,9 @@ class ScriptedExpert:
         self._phase[rows] = phase = np.minimum(phase + done, len(program) - 1)
         self._dwell[rows[done]] = 0
         error = goals[phase, every] - commanded
-        limit = speed[phase, None]
-        action[rows, :3] = np.clip(error / POS_SCALE, -limit, limit)
+        # Scaled as a whole, not clipped axis by axis: the hand moves in a straight line.
+        largest = np.maximum(np.abs(error).max(axis=-1), 1e-9) / POS_SCALE
+        action[rows, :3] = error / POS_SCALE * np.minimum(1.0, speed[phase] / largest)[:, None]
         if action.shape[1] == 7:
             down = np.broadcast_to(kinematics.DOWN, (len(rows), 3, 3))
             turn = kinematics.rotation_error(down, self._env.commanded_rotation[rows])
