@@ -1,0 +1,49 @@
+# `make` alone lists the targets. Everything runs from .venv/, which `make setup` makes.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+STAMP := .venv/.setup
+UV = $(firstword $(wildcard .venv-tools/bin/uv) uv)
+LOCK_FLAGS = --python-version 3.12 --universal --generate-hashes --custom-compile-command "make lock" --quiet $(UPGRADE)
+# Test processes side by side. Each is held to one thread, because torch's own threads would fight over the same cores.
+JOBS ?= 2
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+.PHONY: help setup quickstart test test-all lint docs bench lock wheel
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+
+setup: $(STAMP) ## make .venv/ with everything in it (8 GB), once
+
+$(STAMP): pyproject.toml requirements/all.txt requirements/uv.txt scripts/setup.sh scripts/install_vulkan.sh
+	@scripts/setup.sh
+	@touch $@
+
+quickstart: setup ## from nothing to a policy that RL made good, in about ten minutes
+	$(BIN)/embodyrl quickstart
+
+lint: setup ## formatting, style, types and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/pyright
+
+test: lint ## lint, then the fast tests, those of the wheel among them
+	$(PYTEST) -m "not slow and not gpu"
+
+test-all: lint ## the slow tests too, and where there is a CUDA device those that need one
+	$(PYTEST) -m "$$($(BIN)/python -c 'import torch; print("slow or not slow" if torch.cuda.is_available() else "not gpu")')"
+
+docs: setup ## the documentation as a web site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+bench: setup ## steps per second of every simulator
+	$(BIN)/embodyrl bench
+
+wheel: setup ## wheel and sdist, in dist/
+	$(BIN)/python -m hatchling build
+
+lock: ## write requirements/*.txt anew from pyproject.toml
+	$(UV) pip compile pyproject.toml --extra all --extra dev --extra docs $(LOCK_FLAGS) -o requirements/all.txt
+	echo uv | $(UV) pip compile - --python-version 3.8 --universal --generate-hashes --custom-compile-command "make lock" --quiet $(UPGRADE) -o requirements/uv.txt
