@@ -82,7 +82,7 @@ def _import_mani_skill(renders: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     from mani_skill.agents import REGISTERED_AGENTS
     from mani_skill.utils.registration import REGISTERED_ENVS
 
-    logging.getLogger("mani_skill").setLevel(logging.ERROR)
+    mani_skill.logger.setLevel(logging.ERROR)  # otherwise each of N envs repeats the same advice
     download_asset.prompt_yes_no = _refuse_to_prompt
     if not renders:
         _no_materials(sapien)

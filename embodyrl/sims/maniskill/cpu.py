@@ -82,6 +82,14 @@ class CpuEngine:
         state = states.clone()
         return state, (proprios.clone() if self.rgb else state), {name: p.clone() for name, p in pictures.items()}
 
+    def tool(self) -> np.ndarray:
+        """(N, 3) position of the tool between the fingers."""
+        return np.stack([env.base.agent.tcp._objs[0].entity_pose.p for env in self.envs])
+
+    def position(self, actor: str) -> np.ndarray:
+        """(N, 3) position of the actor that ManiSkill's env keeps under that attribute."""
+        return np.stack([getattr(env.base, actor)._objs[0].pose.p for env in self.envs])
+
     def close(self) -> None:
         """Frees the scenes."""
         for env in self.envs:
@@ -181,11 +189,14 @@ class SingleEnv:
 
 def visual_proprio(base: Any, info: dict[str, Any]) -> Tensor:
     """(N, P) ManiSkill's state without what only the simulator knows; tasks ask the observation mode what that is."""
-    base._obs_mode = "rgb"
+    from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
+
+    kept = base._obs_mode, base.obs_mode_struct
+    base._obs_mode, base.obs_mode_struct = "rgb", parse_obs_mode_to_struct("rgb")
     try:
         return _flatten(base._get_obs_state_dict(info), base.num_envs)
     finally:
-        base._obs_mode = "state"
+        base._obs_mode, base.obs_mode_struct = kept
 
 
 def draw(base: Any, cameras: list[str]) -> dict[str, Tensor]:

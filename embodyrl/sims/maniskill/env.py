@@ -80,6 +80,14 @@ class Engine(Protocol):
         """State (N, S), proprio (N, P) and images (N, h, w, 3) uint8."""
         ...
 
+    def tool(self) -> np.ndarray:
+        """(N, 3) position of the tool between the fingers, in metres."""
+        ...
+
+    def position(self, actor: str) -> np.ndarray:
+        """(N, 3) position of the actor that ManiSkill's env keeps under that attribute, in metres."""
+        ...
+
     def close(self) -> None:
         """Frees the scenes."""
         ...

@@ -1,0 +1,168 @@
+"""Scripted experts: each task is a list of waypoints for the tool, started again when the object slips from the fingers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embodyrl.env import env_index
+from embodyrl.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from embodyrl.sims.maniskill.env import ManiSkillEnv
+
+Array = NDArray[np.float32]
+REACH = 0.1  # metres that a full action of pd_ee_delta_pos asks for
+
+
+@dataclass(frozen=True)
+class View:
+    """Positions (n, 3) in metres: the tool, the object to move, and where it belongs."""
+
+    tool: Array
+    thing: Array
+    goal: Array
+
+
+@dataclass(frozen=True)
+class Waypoint:
+    """Where the tool goes next.
+
+    Attributes:
+        target: the point, from what is where now.
+        closed: whether the fingers are.
+        tolerance: metres from the point that count as there; 0 never does, for the last waypoint.
+        dwell: control steps to stay, e.g. until the fingers have closed.
+        speed: largest part of a full action.
+        holding: the object must be between the fingers, otherwise the list starts again.
+    """
+
+    target: Callable[[View], Array]
+    closed: bool = False
+    tolerance: float = 0.0
+    dwell: int = 0
+    speed: float = 1.0
+    holding: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """A task: the names under which ManiSkill's env keeps the object and the goal, and the waypoints."""
+
+    thing: str
+    goal: str
+    waypoints: Sequence[Waypoint]
+
+
+def _at_thing(x: float = 0.0, z: float = 0.0) -> Callable[[View], Array]:
+    return lambda v: v.thing + np.array([x, 0.0, z], np.float32)
+
+
+def _on_table(x: float, z: float) -> Callable[[View], Array]:
+    """A point beside the object, at height z over the table."""
+    return lambda v: v.thing * [1, 1, 0] + [x, 0.0, z]
+
+
+def _carry(x: float = 0.0, z: float = 0.0) -> Callable[[View], Array]:
+    """Where the tool must be for the object that it holds to be at the goal: the grasp's own offset is kept."""
+    return lambda v: v.tool + v.goal - v.thing + [x, 0.0, z]
+
+
+def _grasp(above: float) -> tuple[Waypoint, ...]:
+    return (
+        Waypoint(_at_thing(z=above), tolerance=0.025),
+        Waypoint(_at_thing(), tolerance=0.01),
+        Waypoint(_at_thing(), closed=True, tolerance=0.05, dwell=2),
+    )
+
+
+def _slide(x_start: float, x_end: float) -> tuple[Waypoint, ...]:
+    """Push or pull along the x axis with closed fingers, beginning beside the object."""
+    return (
+        Waypoint(_on_table(x_start, 0.10), closed=True, tolerance=0.03),
+        Waypoint(_on_table(x_start, 0.02), closed=True, tolerance=0.02),
+        Waypoint(lambda v: v.goal * [1, 1, 0] + [x_end, 0.0, 0.02], closed=True, speed=0.5),
+    )
+
+
+def _put_down(above: float, rest: float) -> tuple[Waypoint, ...]:
+    """With the object in hand: over the goal, down until it is ``rest`` above the goal's centre, open, away."""
+    return (
+        Waypoint(lambda v: v.thing * [1, 1, 0] + [0.0, 0.0, above], closed=True, tolerance=0.03, holding=True),
+        Waypoint(_carry(z=rest + 0.03), closed=True, tolerance=0.008, holding=True),
+        Waypoint(_carry(z=rest), closed=True, tolerance=0.004, dwell=1, holding=True),
+        Waypoint(lambda v: v.tool, tolerance=0.05, dwell=2),
+        Waypoint(lambda v: v.tool + [0.0, 0.0, 0.05], speed=0.5),
+    )
+
+
+PROGRAMS = {
+    "PickCube-v1": Program("cube", "goal_site", (*_grasp(0.07), Waypoint(_carry(), closed=True, holding=True))),
+    "PushCube-v1": Program("obj", "goal_region", _slide(-0.08, 0.0)),
+    "PullCube-v1": Program("obj", "goal_region", _slide(0.06, 0.0)),
+    "StackCube-v1": Program("cubeA", "cubeB", (*_grasp(0.07), *_put_down(0.12, 0.04))),
+    "PlaceSphere-v1": Program("obj", "bin", (*_grasp(0.07), *_put_down(0.10, 0.026))),
+}
+
+
+class ScriptedExpert:
+    """Demonstrates a task, one control step at a time, in the process that simulates it.
+
+    Args:
+        env: the env whose simulator state is read; its control mode must be ``pd_ee_delta_pos``.
+        noise: standard deviation of Gaussian noise on the motion (not on the gripper), in units of the action. Noisy
+            demonstrations hold recoveries and, at large values, failures.
+        seed: of that noise; env k draws from seed + k.
+
+    Raises:
+        UserError: there is no expert for this task or control mode.
+    """
+
+    def __init__(self, env: ManiSkillEnv, noise: float = 0.0, seed: int = 0) -> None:
+        task = env.config.task
+        if task not in PROGRAMS:
+            raise UserError(f"There is no scripted expert for {task}. {did_you_mean(task, PROGRAMS)}")
+        if env.spec.control_mode != "pd_ee_delta_pos" or env.spec.action_dim != 4:
+            raise UserError(f"The scripted experts act in pd_ee_delta_pos with one arm, not in {env.spec.control_mode}.")
+        self.env, self.program, self.noise = env, PROGRAMS[task], noise
+        points = self.program.waypoints
+        self._closed, self._tolerance, self._dwell_for, self._speed, self._holding = (
+            np.array([getattr(p, key) for p in points]) for key in ("closed", "tolerance", "dwell", "speed", "holding")
+        )
+        self._rngs = [np.random.default_rng(seed + k) for k in range(env.spec.num_envs)]
+        self._phase = np.zeros(env.spec.num_envs, dtype=np.int64)
+        self._dwell = np.zeros(env.spec.num_envs, dtype=np.int64)
+
+    def reset(self, env_ids: Tensor | Sequence[int] | None = None) -> None:
+        """Starts the program of these envs (indices or mask; None: all) from the beginning; call it after their reset."""
+        ids = env_index(env_ids, self.env.spec.num_envs)
+        self._phase[ids] = self._dwell[ids] = 0
+
+    def act(self) -> Tensor:
+        """The next action of every env, (N, 4) float32 in [-1, 1]."""
+        engine = self.env.engine
+        view = View(engine.tool(), engine.position(self.program.thing), engine.position(self.program.goal))
+        slipped = self._holding[self._phase] & (np.linalg.norm(view.thing - view.tool, axis=1) > 0.04)
+        self._phase[slipped] = self._dwell[slipped] = 0
+        every = np.arange(len(view.tool))
+        targets = np.stack([point.target(view) for point in self.program.waypoints])
+        there = np.linalg.norm(targets[self._phase, every] - view.tool, axis=1) < self._tolerance[self._phase]
+        self._dwell = np.where(there, self._dwell + 1, 0)
+        done = (self._dwell > self._dwell_for[self._phase]) & (self._phase < len(targets) - 1)
+        self._phase += done
+        self._dwell[done] = 0
+        motion = (targets[self._phase, every] - view.tool) / REACH
+        # Scaled as a whole, not clipped axis by axis, so that the tool moves in a straight line.
+        largest = np.maximum(np.abs(motion).max(axis=1), 1e-9)
+        motion *= np.minimum(1.0, self._speed[self._phase] / largest)[:, None]
+        if self.noise:
+            motion += self.noise * np.stack([rng.standard_normal(3) for rng in self._rngs])
+        gripper = np.where(self._closed[self._phase], -1.0, 1.0)
+        action = np.concatenate([motion, gripper[:, None]], axis=1).clip(-1.0, 1.0)
+        return torch.from_numpy(action.astype(np.float32)).to(self.env.device)
