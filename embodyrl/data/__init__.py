@@ -1,0 +1,1 @@
+"""Demonstrations: collected from scripted experts, kept as LeRobotDataset v3, served as action chunks."""

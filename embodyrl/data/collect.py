@@ -1,0 +1,277 @@
+"""Runs a scripted expert in an env and records what it did, one ``Recording`` per episode."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from embodyrl import registry
+from embodyrl.data.recording import Recording
+from embodyrl.env import EnvConfig, VecEnv
+from embodyrl.errors import UserError
+from embodyrl.types import EnvSpec, Obs
+
+Keep = Literal["success", "failure", "all"]
+
+
+class Expert(Protocol):
+    """Something that knows the simulator's state and says what to do next in each of the N envs."""
+
+    def reset(self, env_ids: Sequence[int]) -> None:
+        """Starts new plans in the envs named, which were reset just before."""
+        ...
+
+    def act(self) -> Tensor:
+        """(N, A) in [-1, 1], the next action of every env; that of an env that ended is ignored."""
+        ...
+
+
+@dataclass
+class CollectStats:
+    """Figures of a collection, filled while it runs.
+
+    Attributes:
+        tried: episodes that ended.
+        solved: of those, the successful ones.
+        kept: recordings handed out.
+        faults: episodes thrown away because the simulator broke.
+        env_steps: actions executed.
+        env_seconds: time in the simulator, rendering included.
+        expert_seconds: time in the expert.
+    """
+
+    tried: int = 0
+    solved: int = 0
+    kept: int = 0
+    faults: int = 0
+    env_steps: int = 0
+    env_seconds: float = 0.0
+    expert_seconds: float = 0.0
+
+
+@dataclass
+class _Slot:
+    """The episode that one env is in; ``number`` is its place in the order of initial states."""
+
+    number: int
+    init: int
+    instruction: str
+    images: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    proprio: list[np.ndarray] = field(default_factory=list)
+    actions: list[np.ndarray] = field(default_factory=list)
+    reward: list[float] = field(default_factory=list)
+
+
+def collect_episodes(
+    env: VecEnv,
+    expert: Expert,
+    num_episodes: int,
+    *,
+    inits: Iterable[int] | None = None,
+    keep: Keep = "success",
+    noise: float = 0.0,
+    stats: CollectStats | None = None,
+    progress: Callable[[CollectStats], None] | None = None,
+) -> Iterator[Recording]:
+    """Yields ``num_episodes`` recordings in the order of their initial states.
+
+    An episode that is not kept is replaced by one from the next initial state. Which are kept does not depend on the
+    number of envs or on which episode ends first: short episodes are not preferred.
+
+    Args:
+        env: N envs, stepped one action at a time.
+        expert: acts in all of them.
+        num_episodes: how many to keep.
+        inits: initial states, used in order; None means 0, 1, 2, ..., so that tasks take turns.
+        keep: ``"success"``, ``"failure"`` or ``"all"`` episodes.
+        noise: the expert's, for the record.
+        stats: filled while running.
+        progress: called after every episode.
+
+    Raises:
+        UserError: far too many episodes had to be thrown away, or the initial states ran out.
+    """
+    stats = stats if stats is not None else CollectStats()
+    if keep not in ("success", "failure", "all"):
+        raise UserError(f"keep is {keep!r}; it must be 'success', 'failure' or 'all'.")
+    limit = 20 + 10 * num_episodes
+    states = iter(count() if inits is None else inits)
+    slots: list[_Slot | None] = [None] * env.spec.num_envs
+    ended: dict[int, Recording | None] = {}  # by number; None was thrown away
+    started, emitted = 0, 0
+    obs: Obs | None = None
+    while stats.kept < num_episodes:
+        held = stats.kept + sum(r is not None for r in ended.values())
+        idle = [k for k, slot in enumerate(slots) if slot is None]
+        fresh = idle[: max(0, num_episodes - held - (len(slots) - len(idle)))]
+        if fresh:
+            if started >= limit:
+                raise UserError(
+                    f"Of {stats.tried} episodes in {env.spec.name} only {held} could be kept (keep={keep!r}; the "
+                    f"expert solved {stats.solved}), so {num_episodes} are out of reach. Lower the expert's noise, or "
+                    "ask for fewer."
+                )
+            chosen = [init for _, init in zip(fresh, states, strict=False)]
+            if len(chosen) < len(fresh):
+                raise UserError(
+                    f"The initial states of {env.spec.name} ran out after {held} of {num_episodes} episodes. Ask for "
+                    "fewer, or give the expert some noise: then a state can be used again."
+                )
+            obs = _timed(stats, "env_seconds", lambda ids=fresh, i=chosen: env.reset(ids, init=i))
+            for k, init in zip(fresh, chosen, strict=True):
+                slots[k] = _Slot(started, init, obs.instruction[k])
+                started += 1
+            _timed(stats, "expert_seconds", lambda ids=fresh: expert.reset(ids))
+        assert obs is not None
+        actions = _timed(stats, "expert_seconds", expert.act).clamp(-1.0, 1.0)
+        before = obs
+        step = _timed(stats, "env_seconds", lambda a=actions: env.step(a.unsqueeze(1)))
+        obs = step.obs
+        valid, done, success = step.valid[:, 0].tolist(), step.done.tolist(), step.success.tolist()
+        fault = step.log["fault"].tolist() if "fault" in step.log else [False] * len(slots)
+        rows = _Rows(before, actions, step.reward)
+        for k, slot in enumerate(slots):
+            if slot is None:
+                continue
+            if valid[k]:
+                rows.append_to(slot, k)
+                stats.env_steps += 1
+            if not done[k]:
+                continue
+            slots[k] = None
+            if fault[k]:
+                stats.faults += 1
+                ended[slot.number] = None
+                continue
+            stats.tried += 1
+            stats.solved += success[k]
+            wanted = keep == "all" or success[k] == (keep == "success")
+            ended[slot.number] = _finish(slot, env.spec, success[k], noise) if wanted else None
+            if progress is not None:
+                progress(stats)
+        while emitted in ended:
+            recording = ended.pop(emitted)
+            emitted += 1
+            if recording is not None:
+                stats.kept += 1
+                yield recording
+
+
+class _Rows:
+    """The rows of one control step as numpy arrays that outlive the env's own buffers."""
+
+    def __init__(self, obs: Obs, actions: Tensor, reward: Tensor) -> None:
+        self.images = {name: image.cpu().numpy() for name, image in obs.images.items()}
+        self.proprio = obs.proprio.cpu().float().numpy()
+        self.actions = actions.cpu().float().numpy()
+        self.reward = reward[:, 0].cpu().float().numpy()
+
+    def append_to(self, slot: _Slot, k: int) -> None:
+        for name, image in self.images.items():
+            slot.images.setdefault(name, []).append(image[k].copy())
+        slot.proprio.append(self.proprio[k].copy())
+        slot.actions.append(self.actions[k].copy())
+        slot.reward.append(float(self.reward[k]))
+
+
+def _finish(slot: _Slot, spec: EnvSpec, success: bool, noise: float) -> Recording:
+    return Recording(
+        images={name: np.stack(frames) for name, frames in slot.images.items()},
+        proprio=np.stack(slot.proprio),
+        actions=np.stack(slot.actions),
+        reward=np.asarray(slot.reward, dtype=np.float32),
+        success=success,
+        init=slot.init,
+        task=spec.task_of(slot.init),
+        instruction=slot.instruction,
+        noise=noise,
+    )
+
+
+def initial_states(spec: EnvSpec, seed: int, *, repeat: bool = False) -> Iterator[int]:
+    """Initial states in a random order in which the tasks take turns.
+
+    Args:
+        spec: of the env.
+        seed: of the order.
+        repeat: go on with a new order when all have been used.
+    """
+    rng, tasks = np.random.default_rng(seed), len(spec.tasks)
+    while True:
+        if spec.num_init_states is None:
+            state = int(rng.integers(2**31 // tasks))
+            yield from (state * tasks + task for task in range(tasks))
+            continue
+        for state in rng.permutation(-(-spec.num_init_states // tasks)).tolist():
+            yield from (i for i in range(state * tasks, (state + 1) * tasks) if i < spec.num_init_states)
+        if not repeat:
+            return
+
+
+def collect_dataset(
+    config: EnvConfig,
+    out: str | Path,
+    *,
+    num_episodes: int,
+    noise: float = 0.0,
+    keep_failures: bool = False,
+    seed: int = 0,
+    overwrite: bool = False,
+) -> CollectStats:
+    """Builds an env and its scripted expert, collects, writes a LeRobotDataset v3 to ``out``, and shows progress.
+
+    Args:
+        config: of the env.
+        out: the data set's folder.
+        num_episodes: how many to keep.
+        noise: standard deviation of noise on the expert's actions.
+        keep_failures: keep failed episodes as well, marked ``success`` False.
+        seed: of the order of initial states and of the noise.
+        overwrite: replace a data set that is there.
+
+    Raises:
+        UserError: the env has no scripted expert, ``out`` exists, or see ``collect_episodes``.
+    """
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    from embodyrl.data.lerobot_io import DatasetWriter, require_free
+
+    require_free(out, overwrite)
+    make_expert = registry.load("experts", config.name)
+    stats = CollectStats()
+    env = registry.load("envs", config.name)(config)
+    try:
+        expert = make_expert(env, noise=noise, seed=seed)
+        with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
+            line = bar.add_task("loading LeRobot", total=num_episodes)
+            with DatasetWriter(out, env.spec, split=config.split, overwrite=overwrite) as writer:
+                bar.update(line, description=f"episodes of {env.spec.name}")
+                for recording in collect_episodes(
+                    env,
+                    expert,
+                    num_episodes,
+                    inits=initial_states(env.spec, seed, repeat=noise > 0),
+                    keep="all" if keep_failures else "success",
+                    noise=noise,
+                    stats=stats,
+                ):
+                    writer.add(recording)
+                    bar.advance(line)
+            bar.update(line, description=f"wrote {out}")
+    finally:
+        env.close()
+    return stats
+
+
+def _timed[T](stats: CollectStats, name: str, fn: Callable[[], T]) -> T:
+    began = time.perf_counter()
+    result = fn()
+    setattr(stats, name, getattr(stats, name) + time.perf_counter() - began)
+    return result

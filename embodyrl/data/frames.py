@@ -1,0 +1,149 @@
+"""Decodes the frames of a data set's camera once, into memory or into a file that is mapped into memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from embodyrl.data.lerobot_io import DatasetFiles, load_pictures, picture_array
+from embodyrl.errors import UserError
+
+MEMORY_LIMIT = 4 * 2**30  # bytes; more than that per camera is kept in a mapped file
+
+
+def decode_camera(
+    data: DatasetFiles,
+    key: str,
+    rows: np.ndarray,
+    size: tuple[int, int] | None = None,
+    *,
+    memory_limit: int = MEMORY_LIMIT,
+) -> np.ndarray:
+    """All frames of a camera that are wanted, decoded front to back.
+
+    Args:
+        data: the opened data set.
+        key: of a ``video`` or ``image`` feature.
+        rows: frame numbers, ascending.
+        size: (height, width) to resize to; None keeps the stored one.
+        memory_limit: bytes above which the result is a memory-mapped file in the data set's folder, made only once.
+
+    Returns:
+        (len(rows), h, w, 3) uint8.
+
+    Raises:
+        UserError: a video is missing, or has no frame at the time the tables name.
+    """
+    height, width = size or data.cameras[key]
+    shape = (len(rows), height, width, 3)
+    if int(np.prod(shape)) <= memory_limit:
+        out = np.empty(shape, dtype=np.uint8)
+        _fill(out, data, key, rows)
+        return out
+    cache = data.path / ".cache" / f"{_fingerprint(data, key, rows, shape)}.npy"
+    if not cache.exists():
+        cache.parent.mkdir(exist_ok=True)
+        unfinished = cache.with_suffix(f".{os.getpid()}.tmp")
+        out = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.uint8, shape=shape)
+        try:
+            _fill(out, data, key, rows)
+            out.flush()
+            os.replace(unfinished, cache)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    return np.load(cache, mmap_mode="r", allow_pickle=False)
+
+
+def _fingerprint(data: DatasetFiles, key: str, rows: np.ndarray, shape: tuple[int, ...]) -> str:
+    files = sorted(p for p in data.path.rglob("*") if p.suffix in (".mp4", ".parquet"))
+    stamp = [[str(p.relative_to(data.path)), p.stat().st_size, p.stat().st_mtime_ns] for p in files]
+    digest = hashlib.sha256(json.dumps([key, shape, stamp]).encode())
+    digest.update(np.ascontiguousarray(rows, dtype=np.int64).tobytes())
+    return digest.hexdigest()[:24]
+
+
+def _fill(out: np.ndarray, data: DatasetFiles, key: str, rows: np.ndarray) -> None:
+    height, width = out.shape[1:3]
+    if data.features[key]["dtype"] == "image":
+        for k, encoded in enumerate(load_pictures(data, key, rows)):
+            out[k] = _resized(picture_array(encoded), height, width)
+        return
+    for path, targets, times in _by_file(data, key, rows):
+        _decode_video(path, times, targets, out, tolerance=0.5 / float(data.info["fps"]))
+
+
+def _by_file(data: DatasetFiles, key: str, rows: np.ndarray) -> Iterator[tuple[Path, np.ndarray, np.ndarray]]:
+    """Per video file: which rows of the result it fills, and at which times (seconds, ascending) their frames are."""
+    episode = data.columns["episode_index"][rows]
+    stamp = data.columns["timestamp"][rows].astype(np.float64)
+    position = {row["episode_index"]: row for row in data.episodes}
+    files: dict[Path, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
+    for number in np.unique(episode):
+        meta = position[int(number)]
+        path = data.path / data.info["video_path"].format(
+            video_key=key, chunk_index=meta[f"videos/{key}/chunk_index"], file_index=meta[f"videos/{key}/file_index"]
+        )
+        here = np.flatnonzero(episode == number)
+        files[path].append((here, stamp[here] + meta[f"videos/{key}/from_timestamp"]))
+    for path, parts in files.items():
+        targets, times = (np.concatenate(p) for p in zip(*parts, strict=True))
+        order = np.argsort(times, kind="stable")
+        yield path, targets[order], times[order]
+
+
+def _decode_video(path: Path, times: np.ndarray, targets: np.ndarray, out: np.ndarray, tolerance: float) -> None:
+    import av
+
+    if not path.is_file():
+        raise UserError(f"The data set's video {path} is missing; fetch or record the data set again.")
+    shown: list[float] = []
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        base = float(stream.time_base or 0)
+        shown = [float(packet.pts) * base for packet in container.demux(stream) if packet.pts is not None]
+    if len(shown) == 0:
+        raise UserError(f"The data set's video {path} holds no frame; fetch or record the data set again.")
+    # Packets come in decoding order; their sorted times are the times of the frames as they are shown.
+    nearest, error = _nearest(np.sort(shown), times)
+    if error.max() > tolerance:
+        raise UserError(
+            f"{path} has no frame at {times[error.argmax()]:.3f} s (the nearest is {error.max():.3f} s away): the "
+            "video and the tables of this data set do not belong together."
+        )
+    height, width = out.shape[1:3]
+    wanted = 0
+    with av.open(str(path)) as container:
+        for number, frame in enumerate(container.decode(video=0)):
+            if wanted == len(nearest):
+                break
+            if nearest[wanted] != number:
+                continue
+            picture = _resized(frame.to_ndarray(format="rgb24"), height, width)
+            while wanted < len(nearest) and nearest[wanted] == number:
+                out[targets[wanted]] = picture
+                wanted += 1
+    if wanted < len(nearest):
+        raise UserError(f"{path} breaks off after {wanted} of {len(nearest)} frames; fetch the data set again.")
+
+
+def _nearest(shown: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each time the number of the frame shown nearest to it, and how far away that is in seconds."""
+    right = np.minimum(np.searchsorted(shown, times), len(shown) - 1)
+    left = np.maximum(right - 1, 0)
+    nearest = np.where(np.abs(shown[left] - times) <= np.abs(shown[right] - times), left, right)
+    return nearest, np.abs(shown[nearest] - times)
+
+
+def _resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The picture at another size, averaging over the area that a new pixel covers."""
+    if picture.shape[:2] == (height, width):
+        return picture
+    from PIL import Image
+
+    return np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BOX))

@@ -1,0 +1,37 @@
+"""What collecting produces and a data set holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass
+class Recording:
+    """One episode of T control steps: row t is what was seen before action t, the action, and what it earned.
+
+    Attributes:
+        images: camera -> (T, h, w, 3) uint8.
+        proprio: (T, P) float32.
+        actions: (T, A) float32 in [-1, 1], as the env executed them.
+        reward: (T,) float32.
+        success: the task was solved at the end.
+        init: initial state.
+        task: the task's name.
+        instruction: the sentence that the policy is told.
+        noise: the expert's noise level.
+    """
+
+    images: dict[str, np.ndarray]
+    proprio: np.ndarray
+    actions: np.ndarray
+    reward: np.ndarray
+    success: bool
+    init: int
+    task: str
+    instruction: str
+    noise: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.actions)
