@@ -265,8 +265,9 @@ class MujocoEnv(SteppedVecEnv):
         """(N, 3, 3) how the hand has been told to point."""
         return self._target_rot
 
-    def view(self, rows: NDArray[np.int64] | slice = slice(None)) -> tasks.View:
-        """The state of the envs in ``rows``, as tasks and experts see it."""
+    def view(self, rows: NDArray[np.int64] | None = None) -> tasks.View:
+        """A copy of the state of the envs in ``rows`` (None: all), as tasks and experts see it."""
+        rows = np.arange(self.spec.num_envs) if rows is None else rows
         state = self._state[rows]
         blocks = state[:, _BLOCKS : _BLOCKS + 7 * self._num_blocks].reshape(len(state), self._num_blocks, 7)
         drawer = state[:, _BLOCKS + 7 * self._num_blocks] if self._has_drawer else np.zeros(len(state))

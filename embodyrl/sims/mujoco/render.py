@@ -19,10 +19,10 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.errors import MissingDependencyError
+from embodyrl.sims.mujoco.scene import BACKGROUND
 
 Pixels = dict[str, NDArray[np.uint8]]
-BACKGROUND = (0.16, 0.18, 0.22)
 
 
 @dataclass
@@ -166,22 +166,16 @@ class OpenGLRenderer:
     """MuJoCo's own renderer, one picture after the other: slower in software, but it needs no compiled kernels."""
 
     def __init__(self, model: mujoco.MjModel, cameras: tuple[str, ...], size: int) -> None:
-        """Opens an off-screen context (``MUJOCO_GL=egl`` unless the environment says otherwise)."""
-        # MuJoCo reads MUJOCO_GL when it is imported; its default, GLFW, wants a display.
-        backend = mujoco.gl_context.GLContext.__module__ if hasattr(mujoco, "gl_context") else ""
-        if "glfw" in backend and not os.environ.get("DISPLAY"):
-            raise UserError(
-                "renderer=opengl needs a display or a headless driver, and MuJoCo was imported for a display. "
-                "Set MUJOCO_GL=egl (or osmesa) before starting, or use renderer=warp."
-            )
+        """Opens an off-screen context, by the driver that ``MUJOCO_GL`` named when MuJoCo was imported."""
         self._model, self._cameras = model, cameras
         self._data = mujoco.MjData(model)
         try:
             self._renderer = mujoco.Renderer(model, size, size)
         except Exception as error:
             raise MissingDependencyError(
-                f"MuJoCo could not open an off-screen OpenGL context ({error}). Set MUJOCO_GL=egl and install an EGL "
-                "driver (Debian/Ubuntu: apt-get install libegl1 libgl1-mesa-dri), or use renderer=warp."
+                f"MuJoCo could not open an off-screen OpenGL context ({error}). Set MUJOCO_GL=egl before starting; if "
+                "that does not help, install an EGL driver (Debian/Ubuntu: apt-get install libegl1 libgl1-mesa-dri), "
+                "or use renderer=warp, which needs none."
             ) from error
         scene = self._renderer.scene
         scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0

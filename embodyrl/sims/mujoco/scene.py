@@ -17,6 +17,7 @@ CAMERA_LOOK_AT = np.array([0.42, 0.0, 0.105])
 CAMERA_FOVY = 37.0
 LIGHT_DIR = np.array([-0.35, 0.25, -0.9])
 TABLE_RGB = np.array([0.60, 0.55, 0.48])
+BACKGROUND = (0.16, 0.18, 0.22)
 DRAWER_TRAVEL = 0.16
 """How far (m) the drawer slides towards the robot."""
 HANDLE = np.array([-0.135, 0.0, 0.055])
@@ -66,6 +67,10 @@ def build(num_blocks: int, drawer: bool) -> mujoco.MjModel:
     world.add_light(
         name="sun", type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, pos=[0, 0, 2], dir=LIGHT_DIR,
         diffuse=[0.65] * 3, ambient=[0.4] * 3, specular=[0.0] * 3, castshadow=False,
+    )  # fmt: skip
+    spec.add_texture(
+        name="sky", type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, builtin=mujoco.mjtBuiltin.mjBUILTIN_FLAT,
+        rgb1=BACKGROUND, rgb2=BACKGROUND, width=4, height=24,
     )  # fmt: skip
     world.add_camera(name="front", pos=CAMERA_POS, quat=look_at(CAMERA_POS, CAMERA_LOOK_AT), fovy=CAMERA_FOVY)
     for name, kind, size in (("ball", _SPHERE, [0.02, 0, 0]), ("zone", _BOX, [0.045, 0.045, 0.001])):

@@ -1,0 +1,230 @@
+"""The MuJoCo env: its kinematics against MuJoCo's own, determinism, isolation, faults, splits and settings."""
+
+import itertools
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from embodyrl.env import InvalidActionError
+from embodyrl.errors import UserError
+from embodyrl.sims.mujoco import kinematics, scene, tasks
+from embodyrl.sims.mujoco.env import Config, MujocoEnv
+
+ALL_TASKS = ",".join(tasks.TASKS)
+
+
+def state_env(num_envs: int, **settings) -> MujocoEnv:
+    return MujocoEnv(Config(num_envs=num_envs, renderer="none", **settings))
+
+
+def random_actions(num_envs: int, chunks: int, dim: int = 4) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    actions = torch.rand(chunks, num_envs, 5, dim, generator=generator) * 2 - 1
+    actions[..., 2] -= 0.3  # downwards, into the blocks
+    return actions.clamp(-1, 1)
+
+
+def test_forward_kinematics_and_jacobian_agree_with_mujoco():
+    model = scene.build(num_blocks=0, drawer=False)
+    data, site = mujoco.MjData(model), model.site("ee").id
+    q = np.random.default_rng(0).uniform(kinematics.JOINT_LOWER, kinematics.JOINT_UPPER, (32, 7))
+    position, rotation, jacobian = kinematics.forward(q)
+    for i in range(32):
+        data.qpos[:7] = q[i]
+        mujoco.mj_forward(model, data)
+        linear, angular = np.zeros((3, model.nv)), np.zeros((3, model.nv))
+        mujoco.mj_jacSite(model, data, linear, angular, site)
+        np.testing.assert_allclose(position[i], data.site_xpos[site], atol=1e-8)
+        np.testing.assert_allclose(rotation[i], data.site_xmat[site].reshape(3, 3), atol=1e-8)
+        np.testing.assert_allclose(jacobian[i], np.vstack([linear, angular])[:, :7], atol=1e-8)
+
+
+def test_joint_limits_are_the_models():
+    model = scene.build(num_blocks=0, drawer=False)
+    np.testing.assert_array_equal(model.jnt_range[:7], np.stack([kinematics.JOINT_LOWER, kinematics.JOINT_UPPER], 1))
+
+
+def test_ik_reaches_the_workspace_within_joint_limits():
+    grid = np.array(list(itertools.product((0.3, 0.45, 0.65), (-0.25, 0.0, 0.25), (0.01, 0.2, 0.4))))
+    down = np.broadcast_to(kinematics.DOWN, (len(grid), 3, 3))
+    q = kinematics.solve(grid, down)
+    position, rotation, _ = kinematics.forward(q)
+    assert np.abs(position - grid).max() < 1e-3
+    assert np.abs(rotation - down).max() < 1e-3
+    assert (q >= kinematics.JOINT_LOWER).all() and (q <= kinematics.JOINT_UPPER).all()
+
+
+def test_rotation_error_inverts_the_exponential():
+    vector = np.random.default_rng(0).normal(size=(64, 3))
+    vector *= np.linspace(1e-9, 3.0, 64)[:, None] / np.linalg.norm(vector, axis=1, keepdims=True)
+    eye = np.broadcast_to(np.eye(3), (64, 3, 3))
+    np.testing.assert_allclose(kinematics.rotation_error(kinematics.exp_rotation(vector), eye), vector, atol=1e-7)
+
+
+def test_the_hand_follows_the_command():
+    env = state_env(4)
+    env.reset(init=range(4))
+    start = env.view().ee
+    right = torch.zeros(4, 5, 4)
+    right[..., 1] = 1.0
+    env.step(right)
+    env.step(torch.zeros(4, 5, 4))
+    env.step(torch.zeros(4, 5, 4))
+    moved = env.view().ee - start
+    np.testing.assert_allclose(moved, np.tile([0, 5 * 0.035, 0], (4, 1)), atol=3e-3)
+
+
+def test_pose_control_turns_the_hand_and_holds_its_place():
+    env = state_env(2, control_mode="ee_delta_pose")
+    before = env.reset(init=[0, 1]).proprio
+    turn = torch.zeros(2, 3, 7)
+    turn[..., 5], turn[..., -1] = 1.0, 1.0
+    env.step(turn)
+    hold = torch.zeros(2, 10, 7)
+    hold[..., -1] = 1.0
+    after = env.step(hold).obs.proprio
+    assert after.shape == (2, env.spec.proprio_dim)
+    torch.testing.assert_close(after[:, :3], before[:, :3], atol=2e-3, rtol=0)
+    torch.testing.assert_close(after[:, 6:9], torch.tensor([[0.0, 0.0, 0.45]] * 2), atol=0.01, rtol=0)
+
+
+def rollout(env: MujocoEnv, inits: list[int], rows: list[int]) -> list[torch.Tensor]:
+    """Everything env ``rows`` of the action tape do from ``inits``: a (n, D) tensor per chunk."""
+    tape = random_actions(8, 8)
+    obs = env.reset(init=inits)
+    out = [torch.cat([obs.proprio, obs.privileged], 1)]
+    for actions in tape:
+        step = env.step(actions[rows])
+        out.append(torch.cat([step.obs.proprio, step.obs.privileged, step.reward, step.valid], 1))
+    return out
+
+
+def test_an_episode_is_bit_identical_whatever_runs_beside_it():
+    whole = rollout(state_env(8, task=ALL_TASKS), list(range(8)), list(range(8)))
+    order = [5, 2, 7]
+    some = rollout(state_env(3, task=ALL_TASKS), order, order)
+    one = rollout(state_env(1, task=ALL_TASKS, num_threads=1), [6], [6])
+    for all_rows, three_rows, one_row in zip(whole, some, one, strict=True):
+        assert torch.equal(all_rows[order], three_rows)
+        assert torch.equal(all_rows[[6]], one_row)
+
+
+def test_a_reset_touches_no_other_env():
+    env = state_env(4)
+    env.reset(init=range(4))
+    tape = random_actions(4, 4)
+    env.step(tape[0])
+    before = env._state.copy()
+    env.reset([2], init=[9])
+    others = [0, 1, 3]
+    np.testing.assert_array_equal(env._state[others], before[others])
+    assert not np.array_equal(env._state[2], before[2])
+
+
+def test_splits_share_no_states_and_repeat_themselves():
+    drawn = {}
+    for split in tasks.SPLITS:
+        env = state_env(16, split=split)
+        env.reset(init=range(16))
+        drawn[split] = env._state.copy()
+        env.reset(init=range(16))
+        np.testing.assert_array_equal(env._state, drawn[split])
+    for one, other in itertools.combinations(drawn, 2):
+        a, b = drawn[one][:, 1:8], drawn[other][:, 1:8]
+        assert (np.abs(a[:, None] - b[None]).max(-1) > 1e-6).all(), f"{one} and {other} share an initial state"
+
+
+def test_out_of_distribution_positions_lie_outside_the_training_region():
+    for init in range(50):
+        spots = tasks.sample(tasks.TASKS["pick"], "ood_position", init, 3, 2, 3).blocks
+        spots = spots[spots[:, 0] > 0, :2]
+        assert not ((spots > tasks.TABLE_LOW) & (spots < tasks.TABLE_HIGH)).all(axis=1).any()
+
+
+def test_instructions_name_the_target_and_are_paraphrased_out_of_distribution():
+    train = tasks.sample(tasks.TASKS["pick"], "train", 3, 3, 2, 3)
+    other = tasks.sample(tasks.TASKS["pick"], "ood_language", 3, 3, 2, 3)
+    assert train.instruction == f"pick up the {train.colours[0]} block"
+    assert other.instruction == f"grasp the {other.colours[0]} cube and raise it"
+
+
+def test_every_named_colour_is_asked_for():
+    env = state_env(64)
+    asked = set(env.reset(init=range(64)).instruction)
+    assert asked == {f"pick up the {colour} block" for colour in tasks.PALETTE}
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e9])
+def test_an_exploded_simulation_is_a_masked_fault(value, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it stands
+    env, quiet = state_env(3), state_env(3)
+    tape = random_actions(3, 2)
+    for e in (env, quiet):
+        e.reset(init=[0, 1, 2])
+        e.step(tape[0])
+    env._state[1, 1 + env.model.nq + 10] = value
+    step, normal = env.step(tape[1]), quiet.step(tape[1])
+    assert step.log["fault"].tolist() == [False, True, False]
+    assert step.truncated.tolist() == [False, True, False]
+    assert not step.valid[1].any() and step.reward[1].abs().sum() == 0
+    assert torch.isfinite(step.obs.proprio).all() and torch.isfinite(step.obs.privileged).all()
+    for row in (0, 2):
+        assert torch.equal(step.obs.privileged[row], normal.obs.privileged[row])
+    again = env.reset([1], init=[1])
+    assert torch.equal(again.privileged[1], state_env(3).reset(init=[0, 1, 2]).privileged[1])
+
+
+def test_lifting_the_wrong_block_is_no_success():
+    at = np.array([[[0.5, 0.1, scene.BLOCK_HALF], [0.5, -0.1, 0.2]]])
+    hand = np.array([[0.5, -0.1, 0.2]])
+    nothing = np.zeros((1, 3))
+    view = tasks.View(ee=hand, opening=np.zeros(1), blocks=at, goal=nothing, handle=nothing, drawer=np.zeros(1))
+    assert not tasks.TASKS["pick"].success(view)[0]
+    view.blocks = at[:, ::-1]
+    assert tasks.TASKS["pick"].success(view)[0]
+
+
+def test_dense_reward_is_the_change_of_a_potential():
+    env = state_env(8, reward="dense", terminate_on_success=False, max_episode_steps=1000)
+    env.reset(init=range(8))
+    first = env._potential.copy()
+    total = np.zeros(8)
+    for actions in random_actions(8, 4):
+        step = env.step(actions)
+        total += step.reward.sum(1).numpy()
+    assert not step.success.any()
+    np.testing.assert_allclose(total, env._potential - first, atol=1e-5)
+
+
+def test_time_left_is_in_the_privileged_state():
+    env = state_env(1, max_episode_steps=10)
+    assert env.reset(init=[0]).privileged[0, -1 - len(tasks.TASKS)] == 1.0
+    assert env.step(torch.zeros(1, 5, 4)).obs.privileged[0, -1 - len(tasks.TASKS)] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"task": "pck"}, "Did you mean 'pick'"),
+        ({"split": "evla"}, "Did you mean 'eval'"),
+        ({"cameras": ("frnt",)}, "Did you mean 'front'"),
+        ({"renderer": "wrap"}, "Did you mean 'warp'"),
+        ({"control_mode": "joint"}, "control mode"),
+        ({"max_blocks": 9}, "max_blocks"),
+        ({"num_envs": 0}, "num_envs"),
+    ],
+)
+def test_a_wrong_setting_is_named(settings, words):
+    with pytest.raises(UserError, match=words):
+        MujocoEnv(Config(**({"num_envs": 1} | settings)))
+
+
+def test_bad_actions_are_refused():
+    env = state_env(2)
+    env.reset(init=[0, 1])
+    bad = torch.zeros(2, 5, 4)
+    bad[1, 2, 0] = float("nan")
+    with pytest.raises(InvalidActionError, match=r"\[1\]"):
+        env.step(bad)
