@@ -140,6 +140,10 @@ make_venv() {
 }
 
 export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-180} UV_NO_PROGRESS=1
+# A company's proxy has its own certificate, which is in the system's store and not in uv's built-in one.
+if [ -e /etc/ssl/certs/ca-certificates.crt ] || [ -e /etc/pki/tls/certs/ca-bundle.crt ]; then
+    export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1}
+fi
 system_packages
 get_uv
 make_venv
