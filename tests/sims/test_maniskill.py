@@ -186,3 +186,91 @@ def test_no_prompt_on_stdin(tmp_path):
 def test_wrong_values_name_the_right_ones(changes, message):
     with pytest.raises(UserError, match=message):
         make(**changes)
+
+
+def test_the_gpu_engine_does_what_the_cpu_engine_does():
+    """Its code runs on one CPU scene, too: same states, rewards and successes, and an env that ended is kept as it was."""
+    from embodyrl.sims.maniskill.cpu import CpuEngine
+    from embodyrl.sims.maniskill.gpu import GpuEngine
+
+    config = ManiSkillConfig(num_envs=1, backend="cpu", reward="dense")
+    one, many = CpuEngine(config), GpuEngine(config, sim_backend="physx_cpu")
+    actions = torch.from_numpy(busy_actions(15, seed=1))
+    active = torch.ones(1, dtype=torch.bool)
+    for seed in (11, 12, 11):
+        one.reset([0], [seed])
+        many.reset([0], [seed])
+        assert torch.equal(one.observe()[0], many.observe()[0])
+        for action in actions:
+            a, b = (engine.step(action[None], active) for engine in (one, many))
+            assert a.reward == b.reward and a.success == b.success and not b.fault
+        assert torch.equal(one.observe()[0], many.observe()[0])
+        assert np.array_equal(one.tool(), many.tool()) and np.array_equal(one.position("cube"), many.position("cube"))
+        last = many.observe()[0]
+        many.step(actions[:1], ~active)
+        assert torch.equal(many.observe()[0], last)
+    one.close()
+    many.close()
+
+
+@pytest.mark.gpu
+def test_gpu_back_end():
+    env = make(num_envs=16, backend="gpu", max_episode_steps=8)
+    first = env.reset(init=list(range(16))).privileged
+    actions = torch.from_numpy(busy_actions(16 * 8).reshape(16, 8, 4))
+    step = env.step(actions)
+    assert step.truncated.all() and torch.isfinite(step.obs.privileged).all()
+    again = env.reset([3, 5], init=[5, 3]).privileged
+    torch.testing.assert_close(again[[3, 5]], first[[5, 3]], rtol=0, atol=1e-5)
+    assert torch.equal(again[0], step.obs.privileged[0])
+    env.close()
+
+
+@pytest.mark.parametrize(("task", "floor"), [("PickCube-v1", 0.95), ("PushCube-v1", 0.95), ("PullCube-v1", 0.95)])
+def test_experts(task, floor):
+    env = make(task=task, num_envs=4, split="eval")
+    expert = env.make_expert()
+    successes = 0
+    for first in range(0, 20, 4):
+        env.reset(init=list(range(first, first + 4)))
+        expert.reset()
+        running = torch.ones(4, dtype=torch.bool)
+        while running.any():
+            step, actions = env.rollout(expert.act, 4)
+            successes += int(step.success.sum())
+            running &= ~step.done
+            assert actions.abs().max() <= 1
+    assert successes / 20 >= floor
+    env.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["StackCube-v1", "PlaceSphere-v1"])
+def test_experts_that_release(task):
+    test_experts(task, 0.9)
+
+
+def test_an_episode_does_not_depend_on_a_grasp_before_it():
+    env = make(num_envs=1)
+    expert = env.make_expert()
+
+    def episode(init, steps):
+        env.reset(init=[init])
+        expert.reset()
+        return [env.rollout(expert.act, 2)[0].obs.privileged for _ in range(steps)]
+
+    first = episode(3, 6)
+    episode(4, 6)  # ends with a cube between the fingers
+    assert all(torch.equal(a, b) for a, b in zip(first, episode(3, 6), strict=True))
+    env.close()
+
+
+def test_no_expert_is_a_sentence():
+    env = make(task="RollBall-v1", num_envs=1)
+    with pytest.raises(UserError, match="no scripted expert"):
+        env.make_expert()
+    env.close()
+    env = make(control_mode="pd_joint_delta_pos", num_envs=1)
+    with pytest.raises(UserError, match="pd_ee_delta_pos"):
+        env.make_expert()
+    env.close()

@@ -47,6 +47,8 @@ def make_base_env(task: str, *, control_mode: str, reward: str, image_size: int,
             f"ManiSkill stopped while building {task}: files of its robot or scene are missing from {data_folder()}. "
             "`python -m mani_skill.utils.download_asset --help` lists what can be downloaded."
         ) from None
+    except ImportError as error:
+        raise MissingDependencyError(f"ManiSkill's {task} needs a package of its own. {error}") from error
     except AssertionError as error:
         if "not in supported modes" not in str(error):
             raise

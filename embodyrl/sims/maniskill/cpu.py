@@ -45,7 +45,6 @@ class CpuEngine:
         self.base = self.envs[0].base
         self.cameras = choose_cameras(config, self.base) if self.rgb else []
         self._stale = set(range(config.num_envs))
-        self._seeded = [False] * config.num_envs
         self._rows: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None
 
     def reset(self, env_ids: list[int], seeds: list[int]) -> None:
@@ -75,7 +74,8 @@ class CpuEngine:
             self._rows = state.repeat(n, 1), proprio.repeat(n, 1), tiled
         states, proprios, pictures = self._rows
         for k in self._stale:
-            states[k], proprios[k], images = self._look(k)
+            states[k], proprio, images = self._look(k)
+            proprios[k] = proprio
             for name, image in images.items():
                 pictures[name][k] = image
         self._stale.clear()
@@ -242,5 +242,6 @@ def _simulate(base: Any) -> None:
 
 def _flatten(tree: Any, rows: int) -> Tensor:
     if isinstance(tree, dict):
-        return torch.cat([torch.zeros(rows, 0), *(_flatten(value, rows) for value in tree.values())], dim=1)
+        parts = [_flatten(value, rows) for value in tree.values()]
+        return torch.cat(parts, dim=1) if parts else torch.zeros(rows, 0)
     return torch.as_tensor(tree).float().reshape(rows, -1)
