@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from embodyrl.checks import check_env
 from embodyrl.env import InvalidActionError
 from embodyrl.errors import UserError
 from embodyrl.sims.mujoco import kinematics, scene, tasks
@@ -228,3 +229,18 @@ def test_bad_actions_are_refused():
     bad[1, 2, 0] = float("nan")
     with pytest.raises(InvalidActionError, match=r"\[1\]"):
         env.step(bad)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"task": "pick"},
+        {"task": ALL_TASKS, "reward": "dense", "renderer": "none"},
+        {"task": ALL_TASKS, "cameras": ("wrist", "front"), "control_mode": "ee_delta_pose", "split": "ood_clutter"},
+    ],
+)
+def test_it_keeps_the_promises_of_the_api(settings):
+    env = MujocoEnv(Config(num_envs=6, **settings))
+    check_env(env)
+    env.close()
+    env.close()
