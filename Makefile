@@ -14,7 +14,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
 
-setup: $(STAMP) ## make .venv/ with everything in it (8 GB), once
+setup: $(STAMP) ## make .venv/ with everything in it (9 GB), once
 
 $(STAMP): pyproject.toml requirements/all.txt requirements/uv.txt scripts/setup.sh scripts/install_vulkan.sh
 	@scripts/setup.sh

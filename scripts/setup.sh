@@ -132,7 +132,7 @@ make_venv() {
         say "Python: $PYTHON"
         "$UV" venv --quiet --python "$PYTHON" "$VENV"
     fi
-    say "installing the packages of $LOCK (8 GB; half a minute where uv has them in its cache)"
+    say "installing the packages of $LOCK (9 GB; half a minute where uv has them in its cache)"
     # The lock also constrains what builds the one package that comes as source only (bddl).
     "$UV" pip install --quiet --python "$VENV/bin/python" --require-hashes --build-constraints "$LOCK" -r "$LOCK" ||
         stop "the packages could not be installed; uv's message is above. If it is about the network, run 'make setup' again."

@@ -89,17 +89,16 @@ def test_installed_wheel_works_with_its_dependencies(clean: Path) -> None:
 
 def test_importing_is_light() -> None:
     code = """
-import json, sys, time
-start = time.perf_counter()
-import embodyrl, embodyrl.env, embodyrl.policy, embodyrl.registry, embodyrl.types
-print(json.dumps([time.perf_counter() - start, sorted(sys.modules)]))
+import json, sys, time, torch
+start = time.process_time()
+import embodyrl.env, embodyrl.policy, embodyrl.registry, embodyrl.types
+print(json.dumps([time.process_time() - start, sorted(sys.modules)]))
 """
-    seconds, modules = min((json.loads(fresh(code, ROOT)) for _ in range(3)), key=lambda r: r[0])
+    seconds, modules = json.loads(fresh(code, ROOT))
     assert not HEAVY & set(modules)
+    assert seconds < 0.5  # of processor time beside torch's own import, which takes as long as it takes
     alone = json.loads(fresh("import json, sys, embodyrl; print(json.dumps(sorted(sys.modules)))", ROOT))
-    assert "torch" not in alone
-    # torch itself takes most of this; the bound leaves room for a machine that runs another test beside this one.
-    assert seconds < 4.0
+    assert not (HEAVY | {"torch", "numpy"}) & set(alone)
 
 
 def test_import_and_help_are_fast(clean: Path) -> None:
