@@ -43,7 +43,6 @@ def ppo_policy_loss(
         ``approx_kl`` (ratio - 1 - log-ratio, "k3") and ``log_ratio_max`` (largest magnitude), without gradients.
     """
     log_ratio = torch.where(mask, logprob - old_logprob, 0.0)
-    advantage = torch.where(mask, advantage, 0.0)
     low = math.log1p(-clip_low) if clip_low < 1 else -math.inf
     high = math.log1p(clip_high)
     top = math.log(dual_clip) if dual_clip else math.inf

@@ -204,6 +204,7 @@ def test_5_cps_preserves_the_coefficients_of_the_flow(eta):
         mean, std = transition.mean_std(torch.full((1, 1, 1), t), torch.ones(1, 1, 1), k)
         assert weight0 == pytest.approx(1 - after)
         assert mean.item() ** 2 + std.item() ** 2 == pytest.approx(after**2, abs=1e-7)
+        assert std.item() == pytest.approx(after * math.sin(math.pi * eta / 2), abs=1e-7)
 
 
 def test_6_flow_noise_with_one_step_is_a_gaussian_policy():
