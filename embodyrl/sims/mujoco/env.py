@@ -83,7 +83,7 @@ class MujocoEnv(SteppedVecEnv):
         """
         _check(config)
         self.config = config
-        self.tasks = [tasks.TASKS[name] for name in config.task.split(",")]
+        self.tasks = [tasks.TASKS[name] for name in _task_names(config)]
         self._block_range = [_block_range(task, config) for task in self.tasks]
         self._num_blocks = max(most for _, most in self._block_range)
         self._has_drawer = any(task.drawer for task in self.tasks)
@@ -158,7 +158,7 @@ class MujocoEnv(SteppedVecEnv):
         ]
         start = np.array([layout.ee for layout in layouts])
         down = np.broadcast_to(kinematics.DOWN, (len(ids), 3, 3))
-        q = kinematics.solve(start, down)
+        q = kinematics.solve(start, down, iterations=10)
         self._state[ids] = 0.0
         self._state[ids, _ARM] = q
         self._state[ids, _FINGERS] = 0.04
@@ -341,16 +341,20 @@ def _initial_state(model: mujoco.MjModel, nstate: int) -> Array:
 
 def _block_range(task: tasks.Task, config: Config) -> tuple[int, int]:
     low, high = task.blocks
+    if config.split == "ood_clutter" and task.clutter:
+        return MAX_BLOCKS, MAX_BLOCKS
     if low == high:
         return low, high
-    if config.split == "ood_clutter":
-        return MAX_BLOCKS, MAX_BLOCKS
     high = config.max_blocks or high
     return min(config.min_blocks or low, high), high
 
 
+def _task_names(config: Config) -> list[str]:
+    return [name.strip() for name in config.task.split(",")]
+
+
 def _check(config: Config) -> None:
-    for name in config.task.split(","):
+    for name in _task_names(config):
         if name not in tasks.TASKS:
             raise UserError(f"MuJoCo has no task {name!r}. {did_you_mean(name, tasks.TASKS)}")
     for value, valid, what in (

@@ -26,7 +26,7 @@ SPLITS = {
     "train": "the distribution that is trained on",
     "eval": "the same distribution, other states",
     "ood_position": "blocks outside the region seen in training",
-    "ood_clutter": "as many blocks as there are colours",
+    "ood_clutter": "as many blocks as there are colours (pick and stack)",
     "ood_colour": "other shades of the named colours, another table",
     "ood_lighting": "darker, tinted light from another side",
     "ood_camera": "the camera moved, turned and tilted",
@@ -70,6 +70,9 @@ class Task:
     progress: Callable[[View], Array]
     """(n,) in [0, 1], the potential that dense reward is the difference of."""
     blocks: tuple[int, int] = (0, 0)
+    """Fewest and most blocks on the table."""
+    clutter: bool = False
+    """Whether ``ood_clutter`` adds blocks."""
     marker: str | None = None
     drawer: bool = False
 
@@ -118,11 +121,11 @@ TASKS: dict[str, Task] = {
             "pick", 40, "pick up the {0} block", "grasp the {0} cube and raise it",
             success=lambda v: (_lift(v) > 0.05) & (_norm(v.ee - v.blocks[:, 0]) < 0.06),
             progress=lambda v: 0.5 * _near(_norm(v.ee - v.blocks[:, 0]), 0.1) + 0.5 * np.clip(_lift(v) / 0.05, 0, 1),
-            blocks=(2, 3),
+            blocks=(2, 3), clutter=True,
         ),
         Task(
             "stack", 60, "stack the {0} block on the {1} block", "put the {0} cube on top of the {1} cube",
-            success=_on_top, progress=_stack_progress, blocks=(2, 2),
+            success=_on_top, progress=_stack_progress, blocks=(2, 2), clutter=True,
         ),
         Task(
             "open_drawer", 50, "open the drawer", "pull the drawer out by its handle",
