@@ -1,8 +1,10 @@
 """ManiSkill on the CPU: equal to ManiSkill's own step, reproducible, and clear about what is missing."""
 
+import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -13,6 +15,7 @@ from embodyrl.env import VecEnv
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.sims.maniskill import build, tasks
 from embodyrl.sims.maniskill.env import ManiSkillConfig, ManiSkillEnv
+from embodyrl.sims.workers import PooledVecEnv
 
 pytest.importorskip("mani_skill")
 warnings.filterwarnings("ignore", module="gymnasium")
@@ -274,3 +277,86 @@ def test_no_expert_is_a_sentence():
     with pytest.raises(UserError, match="pd_ee_delta_pos"):
         env.make_expert()
     env.close()
+
+
+def make_rgb(**changes):
+    """An env with images; on a machine that cannot draw, the sentence that says so is what is tested."""
+    try:
+        return make(obs="rgb", image_size=64, **changes)
+    except MissingDependencyError as error:
+        assert "install_vulkan.sh" in str(error)
+        pytest.skip("no Vulkan driver here; the sentence about it was checked")
+
+
+@pytest.mark.parametrize("task", ["PickCube-v1", "PushCube-v1"])
+def test_images_and_proprio_equal_gymnasium(task):
+    env = make_rgb(task=task, num_envs=1)
+    plain = gymnasium.make(
+        task, obs_mode="rgb", control_mode="pd_ee_delta_pos", sim_backend="physx_cpu", render_backend="cpu",
+        sensor_configs={"width": 64, "height": 64},
+    )  # fmt: skip
+    expected, _ = plain.reset(seed=6)
+    obs = env.reset(init=[3])
+    actions = busy_actions(6)
+    for h in range(7):
+        image = obs.images["base_camera"]
+        assert image.shape == (1, 64, 64, 3) and image.dtype == torch.uint8 and image.float().std() > 10
+        assert torch.equal(image, expected["sensor_data"]["base_camera"]["rgb"])
+        leaves = [*expected["agent"].values(), *expected["extra"].values()]
+        assert torch.equal(obs.proprio, torch.cat([leaf.float().reshape(1, -1) for leaf in leaves], dim=1))
+        assert obs.privileged.shape[1] > obs.proprio.shape[1]
+        if h < 6:
+            obs = env.step(torch.from_numpy(actions[h])[None, None]).obs
+            expected, *_ = plain.step(actions[h])
+    env.close()
+    plain.close()
+
+
+def test_cameras_are_chosen_by_name():
+    env = make_rgb(robot="panda_wristcam", cameras=("hand_camera",), num_envs=1)
+    assert env.spec.cameras == {"hand_camera": (64, 64)}
+    env.close()
+    with pytest.raises(UserError, match="hand_camera"):
+        make_rgb(robot="panda_wristcam", cameras=("hand_cam",), num_envs=1)
+
+
+def test_without_a_driver_state_works_and_images_are_a_sentence():
+    code = (
+        "from embodyrl.sims.maniskill.env import ManiSkillConfig as C, ManiSkillEnv as E\n"
+        "from embodyrl.errors import MissingDependencyError\n"
+        "assert E(C(num_envs=1, backend='cpu')).reset().proprio.isfinite().all()\n"
+        "try: E(C(num_envs=1, backend='cpu', obs='rgb'))\n"
+        "except MissingDependencyError as error: print(error)\n"
+    )
+    nowhere = {"VK_DRIVER_FILES": "/nonexistent", "VK_ICD_FILENAMES": "/nonexistent"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **nowhere}, capture_output=True, text=True, timeout=120
+    )
+    assert "install_vulkan.sh" in done.stdout, done.stderr[-2000:]
+
+
+def test_the_install_script_says_how_things_stand():
+    script = Path(__file__).parents[2] / "scripts" / "install_vulkan.sh"
+    done = subprocess.run(["sh", str(script), "--check"], capture_output=True, text=True, timeout=60)
+    assert done.returncode in (0, 3) and done.stdout.startswith("vulkan: ")
+    assert subprocess.run(["sh", str(script), "--help"], capture_output=True, timeout=60).returncode == 2
+
+
+def test_in_a_pool_of_workers():
+    config = ManiSkillConfig(num_envs=4, backend="cpu", num_workers=2, split="eval")
+    assert config.pool_size == 2
+    pool = PooledVecEnv("maniskill", config, num_workers=2)
+    single = make(num_envs=4, split="eval")
+    assert pool.spec == single.spec
+    obs = pool.reset(init=[0, 1, 2, 3])
+    assert torch.equal(obs.privileged, single.reset(init=[0, 1, 2, 3]).privileged)
+    expert, alone = pool.make_expert(noise=0.1, seed=5), single.make_expert(noise=0.1, seed=5)
+    expert.reset()
+    alone.reset()
+    for _ in range(5):
+        step, actions = expert.rollout(4)
+        expected, same = single.rollout(alone.act, 4)
+        assert torch.equal(actions[step.valid], same[expected.valid])
+        assert torch.equal(step.obs.privileged, expected.obs.privileged)
+    pool.close()
+    single.close()

@@ -5,6 +5,7 @@ This is the only file that imports SAPIEN and ManiSkill, and it does so only whe
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from typing import Any
@@ -72,6 +73,7 @@ NO_DRIVER = (
 )
 
 
+@functools.cache
 def _import_mani_skill(renders: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         import sapien  # ManiSkill's __init__ is light, but everything below it needs SAPIEN

@@ -8,6 +8,7 @@ bit-equal to ``gymnasium.make`` (tested). ``fast.py`` replaces the two slowest p
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -41,7 +42,14 @@ class CpuEngine:
             "sim_backend": "physx_cpu",
             "render_backend": "cpu" if self.rgb else "none",
         }
-        self.envs = [SingleEnv(make_base_env(config.task, **make), config.reward) for _ in range(config.num_envs)]
+        self.envs: list[SingleEnv] = []
+        try:
+            for _ in range(config.num_envs):
+                # ManiSkill collects garbage for every scene it builds; searching all of PyTorch each time takes longer than the rest.
+                gc.freeze()
+                self.envs.append(SingleEnv(make_base_env(config.task, **make), config.reward))
+        finally:
+            gc.unfreeze()
         self.base = self.envs[0].base
         self.cameras = choose_cameras(config, self.base) if self.rgb else []
         self._stale = set(range(config.num_envs))
