@@ -1,0 +1,80 @@
+"""Pictures of LIBERO scenes by OpenGL: the pixels of ``OffScreenRenderEnv``, upright, and one context for all scenes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from embodyrl.errors import MissingDependencyError
+
+BACKENDS = ("egl", "osmesa", "glfw")
+CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
+
+_gl_context: Any = None
+
+
+def make_current() -> None:
+    """Makes this process's one OpenGL context, or uses it again.
+
+    Raises:
+        MissingDependencyError: the machine has no OpenGL driver for drawing without a screen.
+    """
+    global _gl_context
+    if _gl_context is None:
+        headless = sys.platform.startswith("linux") and not os.environ.get("DISPLAY")
+        backend = os.environ.get("MUJOCO_GL", "").lower() or ("egl" if headless else "glfw")
+        try:
+            if backend not in BACKENDS:
+                raise ValueError(f"it must be one of {', '.join(BACKENDS)}")
+            # Not mujoco.GLContext: whoever imported mujoco first has fixed that one's backend.
+            _gl_context = importlib.import_module(f"mujoco.{backend}").GLContext(640, 480)
+        except Exception as error:  # every driver fails in its own way
+            raise MissingDependencyError(
+                f"LIBERO's cameras need OpenGL, and MUJOCO_GL={backend} does not work here ({error}). Without a screen "
+                "install a driver (Debian, Ubuntu: apt-get install libegl1 libgl1-mesa-dri, and set MUJOCO_GL=egl; or "
+                "apt-get install libosmesa6, and set MUJOCO_GL=osmesa), or turn the cameras off with env.cameras=[]."
+            ) from error
+    _gl_context.make_current()
+
+
+class Renderer:
+    """Draws the cameras of one MuJoCo model.
+
+    Args:
+        model: the scene's model, whose meshes and textures are loaded here.
+        size: height and width of the pictures.
+    """
+
+    def __init__(self, model: Any, size: int) -> None:
+        make_current()
+        self.model, self.size = model, size
+        model.vis.global_.offwidth = max(model.vis.global_.offwidth, size)
+        model.vis.global_.offheight = max(model.vis.global_.offheight, size)
+        self.scene = mujoco.MjvScene(model, maxgeom=1000)
+        self.camera, self.perturb, self.option = mujoco.MjvCamera(), mujoco.MjvPerturb(), mujoco.MjvOption()
+        self.camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        self.option.geomgroup[0], self.option.geomgroup[1] = 0, 1  # visual geometry, not collision geometry
+        self.context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self.context)
+
+    def draw(self, data: Any, camera: str) -> np.ndarray:
+        """The picture (size, size, 3) uint8 that a camera takes of the bodies' poses in ``data``."""
+        make_current()
+        self.camera.fixedcamid = self.model.camera(CAMERAS[camera]).id
+        everything = mujoco.mjtCatBit.mjCAT_ALL
+        mujoco.mjv_updateScene(self.model, data, self.option, self.perturb, self.camera, everything, self.scene)
+        view = mujoco.MjrRect(0, 0, self.size, self.size)
+        pixels = np.empty((self.size, self.size, 3), dtype=np.uint8)
+        mujoco.mjr_render(view, self.scene, self.context)
+        mujoco.mjr_readPixels(pixels, None, view, self.context)
+        return pixels[::-1]  # OpenGL's first row is the lowest
+
+    def close(self) -> None:
+        """Frees the meshes and textures."""
+        make_current()
+        self.context.free()

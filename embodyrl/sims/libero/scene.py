@@ -1,0 +1,287 @@
+"""One LIBERO task in robosuite, stepped without its overhead.
+
+robosuite runs the whole of MuJoCo's forward dynamics three times per physics step (before the controller, in it, and in
+the step itself) and reads all observables every time. Here each physics step is ``mj_step1``, robosuite's own
+controller, ``mj_step2``: the same numbers in the same order, bit for bit (a test compares whole episodes), at about
+three times the speed. Cameras are drawn only when asked for.
+
+A scene holds one simulation; many envs share it by saving and loading ``Snapshot``s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from embodyrl.sims.libero.suites import Task, quiet
+
+PROPRIO_DIM = 8  # position, axis-angle and fingers, as the published LIBERO policies take them
+MAX_OBJECTS, MAX_JOINTS = 10, 8
+PRIVILEGED_DIM = 23 + 10 * MAX_OBJECTS + MAX_JOINTS
+_STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+_CACHED = ("ee_pos", "ee_ori_mat", "ee_pos_vel", "ee_ori_vel", "joint_pos", "joint_vel", "J_pos", "J_ori", "J_full")
+_CONTROLLER = (*_CACHED, "mass_matrix", "goal_pos", "goal_ori", "new_update")
+
+
+@dataclass
+class Start:
+    """An initial state: time, qpos and qvel as LIBERO flattens them, and the poses of the fixtures (F, 7)."""
+
+    state: np.ndarray
+    fixtures: np.ndarray
+
+
+@dataclass
+class Snapshot:
+    """Everything that the future of an episode depends on, and what its present looks like."""
+
+    state: np.ndarray
+    fixtures: np.ndarray
+    controller: dict[str, Any]
+    gripper: np.ndarray
+    seen_qpos: np.ndarray
+    proprio: np.ndarray
+    privileged: np.ndarray
+
+
+class Scene:
+    """A built task.
+
+    Args:
+        task: which.
+        models: compiled MuJoCo models by their XML; scenes with the same objects share one (a model takes .4 GB).
+    """
+
+    def __init__(self, task: Task, models: dict[str, Any]) -> None:
+        self.task = task
+        with quiet(), _private_numpy_stream(0):
+            self.env = _build(task, models)
+        self.sim = self.env.sim
+        self.model, self.data = self.sim.model._model, self.sim.data._data
+        self.robot = self.env.robots[0]
+        self._nominal = self.robot.controller
+        self._nominal_state = {name: np.copy(getattr(self._nominal, name)) for name in _CONTROLLER if name != "new_update"}
+        self._substeps = int(self.env.control_timestep / self.env.model_timestep)
+        self._eef_site = self.model.site(self._nominal.eef_name).id
+        self._hand = self.model.body(self.robot.robot_model.eef_name).id
+        self._gripper_qpos = self.robot._ref_gripper_joint_pos_indexes
+        self._fixtures = [self.env.obj_body_id[name] for name in self.env.fixtures_dict]
+        arm = set(self.robot._ref_joint_pos_indexes) | set(self._gripper_qpos)
+        kinds = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
+        single = [int(self.model.jnt_qposadr[j]) for j in range(self.model.njnt) if self.model.jnt_type[j] in kinds]
+        self._object_joints = [address for address in single if address not in arm][:MAX_JOINTS]
+        of_interest = [name for name in self.env.obj_of_interest if name in self.env.object_states_dict]
+        others = [name for name in self.env.objects_dict if name not in of_interest]
+        self._objects = [self.env.object_states_dict[name] for name in (*of_interest, *others)][:MAX_OBJECTS]
+        indices = self.robot._ref_joint_actuator_indexes
+        self._arm_actuators, (self._torque_low, self._torque_high) = indices, self.robot.torque_limits
+        self._gripper_actuators = self.robot._ref_joint_gripper_actuator_indexes
+        limits = self.model.actuator_ctrlrange[self._gripper_actuators]
+        self._gripper_bias, self._gripper_weight = 0.5 * (limits[:, 1] + limits[:, 0]), 0.5 * (limits[:, 1] - limits[:, 0])
+        self._nominal.update = self._update_controller
+        self._seen_qpos = self.data.qpos.copy()
+
+    def draw(self, seed: list[int]) -> Start:
+        """An initial state by the task's own placement samplers, with the noise that the official ones have."""
+        robot = self.robot
+        noise = robot.initialization_noise
+        with quiet(), _private_numpy_stream(seed):
+            robot.initialization_noise = {"magnitude": 0.02, "type": "gaussian"}
+            try:
+                _reset_without_rebuilding(self.env)
+            finally:
+                robot.initialization_noise = noise
+                robot.controller = self._nominal
+        return Start(self.sim.get_state().flatten(), self._get_fixtures())
+
+    def start(self, start: Start) -> None:
+        """Begins an episode as LIBERO's ``reset`` and ``set_init_state`` do."""
+        mujoco.mj_resetData(self.model, self.data)
+        self._set_fixtures(start.fixtures)
+        self.sim.set_state_from_flattened(start.state)
+        mujoco.mj_forward(self.model, self.data)
+        # LIBERO resets the controller at the robot's nominal pose, before the initial state is set.
+        for name, value in self._nominal_state.items():
+            setattr(self._nominal, name, np.copy(value))
+        self._nominal.new_update = False
+        self.robot.gripper.current_action = np.zeros(self.robot.gripper.dof)
+        self.env._check_success()
+        self._seen_qpos = self.data.qpos.copy()
+
+    def step(self, action: np.ndarray) -> bool:
+        """One control step of 50 ms with an action (7,) in [-1, 1]; returns whether the goal is reached."""
+        controller, data = self._nominal, self.data
+        for substep in range(self._substeps):
+            mujoco.mj_step1(self.model, data)
+            if substep == 0:
+                controller.set_goal(action[:6])
+            torques = controller.run_controller()
+            data.ctrl[self._arm_actuators] = np.clip(torques, self._torque_low, self._torque_high)
+            gripper = self.robot.gripper.format_action(action[6:])
+            data.ctrl[self._gripper_actuators] = self._gripper_bias + self._gripper_weight * gripper
+            if substep == self._substeps - 1:
+                self._seen_qpos = data.qpos.copy()  # body poses, and so pictures, are those before the last physics step
+            mujoco.mj_step2(self.model, data)
+        return bool(self.env._check_success())
+
+    def broken(self) -> bool:
+        """Whether MuJoCo found NaN or infinity and silently reset the simulation."""
+        warning = self.data.warning
+        kinds = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
+        return any(warning[kind].number for kind in kinds) or not np.isfinite(self.data.qpos).all()
+
+    def save(self) -> Snapshot:
+        """The episode as it is."""
+        state = np.empty(mujoco.mj_stateSize(self.model, _STATE))
+        mujoco.mj_getState(self.model, self.data, state, _STATE)
+        controller = {name: np.copy(getattr(self._nominal, name)) for name in _CONTROLLER}
+        gripper = np.copy(self.robot.gripper.current_action)
+        return Snapshot(
+            state, self._get_fixtures(), controller, gripper, self._seen_qpos, self.proprio(), self.privileged()
+        )
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Continues an episode; body poses follow with the next step."""
+        self._set_fixtures(snapshot.fixtures)
+        mujoco.mj_setState(self.model, self.data, snapshot.state, _STATE)
+        for name, value in snapshot.controller.items():
+            setattr(self._nominal, name, bool(value) if name == "new_update" else np.copy(value))
+        self.robot.gripper.current_action = np.copy(snapshot.gripper)
+        self._seen_qpos = snapshot.seen_qpos
+        for warning in self.data.warning:
+            warning.number = 0
+
+    def pose_for_drawing(self, snapshot: Snapshot) -> None:
+        """Puts all bodies where ``snapshot`` saw them; ``load`` must be called before the next step."""
+        self._set_fixtures(snapshot.fixtures)
+        mujoco.mj_setState(self.model, self.data, snapshot.state, _STATE)
+        self.data.qpos[:] = snapshot.seen_qpos
+        mujoco.mj_kinematics(self.model, self.data)
+        mujoco.mj_comPos(self.model, self.data)
+        mujoco.mj_camlight(self.model, self.data)
+        self.env._post_process()  # burners glow
+
+    def proprio(self) -> np.ndarray:
+        """(8,) gripper position, axis-angle, finger joints."""
+        fingers = self.data.qpos[self._gripper_qpos]
+        quat = self.data.xquat[self._hand]
+        return np.concatenate([self.data.site_xpos[self._eef_site], axis_angle(quat), fingers]).astype(np.float32)
+
+    def privileged(self) -> np.ndarray:
+        """(PRIVILEGED_DIM,) robot, then the objects that matter for the goal, then the others, then drawers and knobs."""
+        data, out = self.data, np.zeros(PRIVILEGED_DIM, dtype=np.float32)
+        eef = data.site_xpos[self._eef_site]
+        joints, fingers = self.robot._ref_joint_pos_indexes, self._gripper_qpos
+        velocity = data.qvel[self.robot._ref_joint_vel_indexes]
+        out[:23] = np.concatenate([data.qpos[joints], velocity, data.qpos[fingers], eef, data.xquat[self._hand]])
+        for slot, item in enumerate(self._objects):
+            pose = item.get_geom_state()
+            at = 23 + 10 * slot
+            out[at : at + 10] = np.concatenate([pose["pos"], pose["pos"] - eef, pose["quat"]])
+        at = 23 + 10 * MAX_OBJECTS
+        out[at : at + len(self._object_joints)] = data.qpos[self._object_joints]
+        return out
+
+    def _get_fixtures(self) -> np.ndarray:
+        return np.hstack([self.model.body_pos[self._fixtures], self.model.body_quat[self._fixtures]])
+
+    def _set_fixtures(self, poses: np.ndarray) -> None:
+        self.model.body_pos[self._fixtures], self.model.body_quat[self._fixtures] = poses[:, :3], poses[:, 3:]
+
+    def _update_controller(self, force: bool = False) -> None:
+        """robosuite's ``Controller.update`` less its forward pass, which ``mj_step1`` has just made unnecessary."""
+        c, data = self._nominal, self.data
+        if not (c.new_update or force):
+            return
+        jac = np.zeros((6, self.model.nv))
+        mujoco.mj_jacSite(self.model, data, jac[:3], jac[3:], self._eef_site)
+        mass = np.empty((self.model.nv, self.model.nv))
+        mujoco.mj_fullM(self.model, data, mass)
+        dofs = c.qvel_index
+        c.ee_pos = data.site_xpos[self._eef_site].copy()
+        c.ee_ori_mat = data.site_xmat[self._eef_site].reshape(3, 3).copy()
+        c.ee_pos_vel, c.ee_ori_vel = jac[:3] @ data.qvel, jac[3:] @ data.qvel
+        c.joint_pos, c.joint_vel = data.qpos[c.qpos_index], data.qvel[dofs]
+        c.J_pos, c.J_ori = jac[:3, dofs], jac[3:, dofs]
+        c.J_full = np.vstack([c.J_pos, c.J_ori])
+        c.mass_matrix = mass[dofs, :][:, dofs]
+        c.new_update = False
+
+
+def axis_angle(quat: np.ndarray) -> np.ndarray:
+    """The rotation vector (3,) of a quaternion (w, x, y, z), angle in [0, 2 pi) as published LIBERO data has it."""
+    w = float(np.clip(quat[0], -1.0, 1.0))
+    sine = np.sqrt(1.0 - w * w)
+    return np.zeros(3) if np.isclose(sine, 0.0) else quat[1:] * (2.0 * np.arccos(w)) / sine
+
+
+@contextlib.contextmanager
+def _private_numpy_stream(seed: int | list[int]) -> Iterator[None]:
+    """LIBERO's samplers draw from numpy's global generator: seed it for them, and give the caller's back."""
+    before = np.random.get_state()  # noqa: NPY002
+    np.random.seed(np.random.SeedSequence(seed).generate_state(4))  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(before)  # noqa: NPY002
+
+
+def _build(task: Task, models: dict[str, Any]) -> Any:
+    """The robosuite env that ``OffScreenRenderEnv`` would wrap, without its renderer and with models shared."""
+    import robosuite
+    from libero.libero.envs import bddl_utils
+    from libero.libero.envs.bddl_base_domain import TASK_MAPPING
+    from robosuite.utils.binding_utils import MjSim
+
+    problem = bddl_utils.get_problem_info(str(task.bddl_file))["problem_name"]
+    base = TASK_MAPPING[problem]
+
+    def initialize_sim(self: Any, xml_string: str | None = None) -> None:
+        xml = xml_string or self.model.get_xml()
+        if xml not in models:
+            models[xml] = mujoco.MjModel.from_xml_string(xml)
+        self.sim = MjSim(models[xml])
+        self.sim.forward()
+        self.initialize_time(self.control_freq)
+
+    # LIBERO checks the class's name, so the subclass keeps it.
+    env = type(base.__name__, (base,), {"_initialize_sim": initialize_sim})(
+        bddl_file_name=str(task.bddl_file),
+        robots=["Panda"],
+        controller_configs=robosuite.load_controller_config(default_controller="OSC_POSE"),
+        initialization_noise=None,
+        use_camera_obs=False,
+        has_renderer=False,
+        has_offscreen_renderer=False,
+        control_freq=20,
+        horizon=1000,
+        ignore_done=True,
+        hard_reset=False,
+        camera_names=["agentview", "robot0_eye_in_hand"],
+        camera_heights=128,
+        camera_widths=128,
+    )
+    _reset_without_rebuilding(env)
+    return env
+
+
+def _reset_without_rebuilding(env: Any) -> None:
+    """A new placement of everything; the samplers now and then find none, and then draw again."""
+    from robosuite.utils.errors import RandomizationError
+
+    for _ in range(1000):
+        try:
+            env.sim.reset()
+            env._reset_internal()
+            break
+        except RandomizationError:
+            continue
+    else:
+        raise RuntimeError(f"LIBERO's samplers found no placement for {env.bddl_file_name} in 1000 tries.")
+    env.sim.forward()
+    env.visualize(vis_settings={name: False for name in env._visualizations})
