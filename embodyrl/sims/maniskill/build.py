@@ -54,7 +54,9 @@ def make_base_env(task: str, *, control_mode: str, reward: str, image_size: int,
         if "not in supported modes" not in str(error):
             raise
         modes = re.findall(r"'(\w+)'", str(error).split("supported modes")[1])
-        raise UserError(f"The robot of {task} has no control mode {control_mode!r}. {did_you_mean(control_mode, modes)}") from None
+        raise UserError(
+            f"The robot of {task} has no control mode {control_mode!r}. {did_you_mean(control_mode, modes)}"
+        ) from None
     except NotImplementedError as error:
         if "reward mode" not in str(error):
             raise
@@ -96,7 +98,7 @@ def _import_mani_skill(renders: bool) -> tuple[dict[str, Any], dict[str, Any]]:
 def _refuse_to_prompt(message: str) -> bool:
     """Stands in for ManiSkill's question on stdin, which would stop a training for ever."""
     raise MissingDependencyError(
-        f"ManiSkill wants to download: {message.split(' Would you')[0].strip()} Nothing is downloaded unasked; do it once with "
+        f"ManiSkill wants to download: {message.split(' Would you')[0].strip()} Nothing is downloaded unasked; do it with "
         f"`python -m mani_skill.utils.download_asset NAME` (into {data_folder()}; set MS_ASSET_DIR for another place)."
     )
 

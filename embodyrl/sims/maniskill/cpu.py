@@ -45,7 +45,8 @@ class CpuEngine:
         self.envs: list[SingleEnv] = []
         try:
             for _ in range(config.num_envs):
-                # ManiSkill collects garbage for every scene it builds; searching all of PyTorch each time takes longer than the rest.
+                # ManiSkill collects garbage for every scene it builds: searching all of PyTorch takes longer than
+                # the rest.
                 gc.freeze()
                 self.envs.append(SingleEnv(make_base_env(config.task, **make), config.reward))
         finally:
@@ -172,7 +173,7 @@ class SingleEnv:
         return self.base.get_obs(self._current_info())[0]
 
     def proprio(self) -> Tensor:
-        """(P,) what ManiSkill gives to a policy that sees images: joints, tool pose, and the goal where none is drawn."""
+        """(P,) what ManiSkill gives to a policy with cameras: joints, tool pose, and the goal where none is drawn."""
         return visual_proprio(self.base, self._current_info())[0]
 
     def images(self, cameras: list[str]) -> dict[str, Tensor]:
@@ -190,9 +191,9 @@ class SingleEnv:
         return bool(np.isfinite(total))
 
     def _current_info(self) -> dict[str, Any]:
-        if self._info is None:
-            self._info = self.base.get_info()
-        return self._info
+        info = self._info or self.base.get_info()
+        self._info = info
+        return info
 
 
 def visual_proprio(base: Any, info: dict[str, Any]) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+import os
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.sims.maniskill import build
-from embodyrl.sims.maniskill.tasks import require_task
+from embodyrl.sims.maniskill.tasks import ManiSkillTask, require_task
+from embodyrl.sims.workers import PooledVecEnv
 from embodyrl.types import EnvSpec, Obs
 
 SPLITS = ("train", "eval")
@@ -33,7 +35,7 @@ class ManiSkillConfig(EnvConfig):
         max_episode_steps: control steps until truncation; 0 for the task's own number.
         robot: robot id; empty for the task's own.
         backend: ``"auto"`` (the GPU if CUDA is there), ``"cpu"`` or ``"gpu"``.
-        num_workers: processes on the CPU back end; 0 for one per core. The runner makes the pool (``pool_size``).
+        num_workers: processes that share the envs on the CPU; 1 runs them in this one, 0 takes one per core.
     """
 
     name: str = "maniskill"
@@ -50,12 +52,14 @@ class ManiSkillConfig(EnvConfig):
 
     @property
     def pool_size(self) -> int:
-        """How many processes should share the envs; 1 for none besides this one."""
-        import os
-
+        """How many processes share the envs; 1 for none besides this one."""
         if self.on_gpu:
             return 1
-        return min(self.num_envs, self.num_workers or len(os.sched_getaffinity(0)))
+        if self.num_workers == 0:
+            return max(
+                1, min(os.cpu_count() or 1, self.num_envs // 4)
+            )  # a process for fewer envs starts for longer than it helps
+        return min(self.num_envs, self.num_workers)
 
     @property
     def on_gpu(self) -> bool:
@@ -94,7 +98,7 @@ class Engine(Protocol):
 
 
 class ManiSkillEnv(SteppedVecEnv):
-    """N episodes of one ManiSkill task.
+    """N episodes of one ManiSkill task. Where ``config.pool_size`` > 1 this is a ``PooledVecEnv`` of such envs.
 
     Args:
         config: see ``ManiSkillConfig``.
@@ -105,12 +109,21 @@ class ManiSkillEnv(SteppedVecEnv):
     """
 
     Config = ManiSkillConfig
+    task: ManiSkillTask
+
+    def __new__(cls, config: ManiSkillConfig) -> ManiSkillEnv:
+        """One env for this process, or the pool."""
+        task = _check(config)
+        if config.pool_size > 1:
+            workers = config.pool_size
+            # Shared memory and messages look the same to the caller, so the pool stands in for the env.
+            return cast(ManiSkillEnv, PooledVecEnv("maniskill", config, num_workers=workers))
+        env = super().__new__(cls)
+        env.task = task
+        return env
 
     def __init__(self, config: ManiSkillConfig) -> None:
-        for key, valid in (("obs", ("state", "rgb")), ("reward", build.REWARDS), ("backend", ("auto", "cpu", "gpu"))):
-            _one_of(key, getattr(config, key), valid)
-        _one_of("split", config.split, SPLITS)
-        task = require_task(config.task)
+        task = self.task
         self.config = config
         self.instruction = task.instruction
         self.engine = _make_engine(config)
@@ -151,12 +164,11 @@ class ManiSkillEnv(SteppedVecEnv):
 
     def _observe(self, env_ids: list[int] | None) -> Obs:
         state, proprio, images = self.engine.observe()
-        move = {"device": self.device}
         return Obs(
-            images={name: image.to(**move) for name, image in images.items()},
-            proprio=proprio.to(**move),
+            images={name: image.to(self.device) for name, image in images.items()},
+            proprio=proprio.to(self.device),
             instruction=[self.instruction] * self.spec.num_envs,
-            privileged=state.to(**move),
+            privileged=state.to(self.device),
         )
 
 
@@ -192,18 +204,29 @@ class NativeActions:
         return low + span * (actions + 1) / 2
 
 
+def _check(config: ManiSkillConfig) -> ManiSkillTask:
+    """The task, if the config makes sense for it."""
+    for key, valid in (
+        ("obs", ("state", "rgb")),
+        ("reward", build.REWARDS),
+        ("backend", ("auto", "cpu", "gpu")),
+        ("split", SPLITS),
+    ):
+        value = getattr(config, key)
+        if value not in valid:
+            raise UserError(f"maniskill knows no {key}={value!r}. {did_you_mean(value, valid)}")
+    return require_task(config.task)
+
+
 def _make_engine(config: ManiSkillConfig) -> Engine:
     if config.on_gpu:
         if not torch.cuda.is_available():
-            raise UserError("backend=gpu needs a CUDA GPU, and PyTorch sees none here. Use backend=cpu or backend=auto.")
+            raise UserError(
+                "backend=gpu needs a CUDA GPU, and PyTorch sees none here. Use backend=cpu or backend=auto."
+            )
         from embodyrl.sims.maniskill.gpu import GpuEngine
 
         return GpuEngine(config)
     from embodyrl.sims.maniskill.cpu import CpuEngine
 
     return CpuEngine(config)
-
-
-def _one_of(key: str, value: str, valid: tuple[str, ...]) -> None:
-    if value not in valid:
-        raise UserError(f"maniskill knows no {key}={value!r}. {did_you_mean(value, valid)}")

@@ -1,4 +1,4 @@
-"""Scripted experts: each task is a list of waypoints for the tool, started again when the object slips from the fingers."""
+"""Scripted experts: each task is a list of waypoints for the tool, begun again when the object slips away."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from embodyrl.sims.maniskill.env import ManiSkillEnv
 
 Array = NDArray[np.float32]
+_UP = np.array([0.0, 0.0, 0.05], np.float32)
 REACH = 0.1  # metres that a full action of pd_ee_delta_pos asks for
 
 
@@ -98,7 +99,7 @@ def _put_down(above: float, rest: float) -> tuple[Waypoint, ...]:
         Waypoint(_carry(z=rest + 0.03), closed=True, tolerance=0.008, holding=True),
         Waypoint(_carry(z=rest), closed=True, tolerance=0.004, dwell=1, holding=True),
         Waypoint(lambda v: v.tool, tolerance=0.05, dwell=2),
-        Waypoint(lambda v: v.tool + [0.0, 0.0, 0.05], speed=0.5),
+        Waypoint(lambda v: v.tool + _UP, speed=0.5),
     )
 
 
@@ -129,7 +130,9 @@ class ScriptedExpert:
         if task not in PROGRAMS:
             raise UserError(f"There is no scripted expert for {task}. {did_you_mean(task, PROGRAMS)}")
         if env.spec.control_mode != "pd_ee_delta_pos" or env.spec.action_dim != 4:
-            raise UserError(f"The scripted experts act in pd_ee_delta_pos with one arm, not in {env.spec.control_mode}.")
+            raise UserError(
+                f"The scripted experts act in pd_ee_delta_pos with one arm, not in {env.spec.control_mode}."
+            )
         self.env, self.program, self.noise = env, PROGRAMS[task], noise
         points = self.program.waypoints
         self._closed, self._tolerance, self._dwell_for, self._speed, self._holding = (
@@ -140,7 +143,7 @@ class ScriptedExpert:
         self._dwell = np.zeros(env.spec.num_envs, dtype=np.int64)
 
     def reset(self, env_ids: Tensor | Sequence[int] | None = None) -> None:
-        """Starts the program of these envs (indices or mask; None: all) from the beginning; call it after their reset."""
+        """Begins the program of these envs (indices or mask; None: all) anew; call it after their reset."""
         ids = env_index(env_ids, self.env.spec.num_envs)
         self._phase[ids] = self._dwell[ids] = 0
 

@@ -44,7 +44,7 @@ class EEDeltaPosController:
         self._pose = type(self._tool.entity_pose)
 
     def set_action(self, action: np.ndarray) -> None:
-        """Sets the joints' targets for ``action`` (4,) float32 in [-1, 1]: offset in the base frame, gripper opening."""
+        """Sets the joints' targets for ``action`` (4,) float32 in [-1, 1]: offset in the base frame, then gripper."""
         scaled = self._middle + self._half * np.clip(action, -1.0, 1.0)
         root, tool = self._root.entity_pose, self._tool.entity_pose
         to_base = _conjugate(*root.q)
@@ -89,13 +89,14 @@ def shortcut_grasp_check(base: Any) -> None:
     from mani_skill.agents.robots import Panda
     from mani_skill.utils.sapien_utils import get_pairwise_contact_impulse
 
-    agent = base.agent
+    agent: Any = base.agent
     if not isinstance(agent, Panda) or type(agent).is_grasping is not Panda.is_grasping:
         return
     slow = agent.is_grasping
-    fingers = [agent.finger1_link._bodies[0].entity, agent.finger2_link._bodies[0].entity]
+    links: list[Any] = [agent.finger1_link, agent.finger2_link]
+    fingers = [link._bodies[0].entity for link in links]
 
-    def is_grasping(object: Any, min_force: float = 0.5, max_angle: float = 85) -> Tensor:
+    def is_grasping(object: Any, min_force: float = 0.5, max_angle: int = 85) -> Tensor:
         if min_force > 0:
             contacts = base.scene.px.get_contacts()
             target = object._bodies[0].entity
@@ -111,7 +112,10 @@ def _is_ee_delta_pos(base: Any) -> bool:
     from mani_skill.agents.controllers.pd_joint_pos import PDJointPosMimicController
 
     parts = getattr(getattr(base.agent, "controller", None), "controllers", None)
-    if not isinstance(parts, dict) or [type(p) for p in parts.values()] != [PDEEPosController, PDJointPosMimicController]:
+    if not isinstance(parts, dict) or [type(p) for p in parts.values()] != [
+        PDEEPosController,
+        PDJointPosMimicController,
+    ]:
         return False
     arm, gripper = (part.config for part in parts.values())
     return bool(

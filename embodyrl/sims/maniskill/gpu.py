@@ -46,8 +46,8 @@ class GpuEngine:
         )
         if "reconfiguration_freq" in inspect.signature(type(self.base).__init__).parameters:
             raise UserError(
-                f"{config.task} builds other shapes for each episode, but a scene on the GPU keeps its shapes, so an initial "
-                "state would not be the same twice. Run it with backend=cpu."
+                f"{config.task} builds other shapes for each episode, but a scene on the GPU keeps its shapes, so an "
+                "initial state would not be the same twice. Run it with backend=cpu."
             )
         self.cameras = choose_cameras(config, self.base) if self.rgb else []
         self._active = torch.zeros(config.num_envs, dtype=torch.bool, device=self.base.device)
@@ -55,7 +55,7 @@ class GpuEngine:
         self._kept: Rows | None = None
 
     def reset(self, env_ids: list[int], seeds: list[int]) -> None:
-        """Puts those envs into the initial states of those seeds, one after the other so that none depends on which others are reset."""
+        """Puts those envs into the initial states of those seeds; one by one, so that none depends on the others."""
         base = self.base
         ids = torch.tensor(env_ids, device=base.device)
         base.scene._reset_mask = _mask(ids, base)

@@ -183,9 +183,7 @@ def _registrations() -> dict[str, tuple[int, tuple[str, ...]]]:
     """Task id -> (steps, assets), read from the ``register_env`` lines of the installed package."""
     spec = importlib.util.find_spec("mani_skill")
     if spec is None or spec.origin is None:
-        raise MissingDependencyError(
-            "ManiSkill is not installed. Install it with `pip install 'embodyrl[maniskill]'` (Linux, or Windows without GPU)."
-        )
+        raise MissingDependencyError("ManiSkill is not installed. Install it with `pip install 'embodyrl[maniskill]'`.")
     found: dict[str, tuple[int, tuple[str, ...]]] = {}
     for file in sorted((Path(spec.origin).parent / "envs").rglob("*.py")):
         text = file.read_text(encoding="utf-8", errors="replace")
