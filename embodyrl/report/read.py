@@ -1,0 +1,187 @@
+"""A run's folder as plain data for the page."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from embodyrl.errors import UserError
+from embodyrl.loggers import read_metrics
+from embodyrl.stats import wilson
+
+MAX_POINTS = 1000  # of a curve; more would not be seen
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Everything that the page shows about one run, videos left as paths.
+
+    Raises:
+        UserError: no run there, or a damaged file.
+    """
+    if not (folder / "config.yaml").is_file() and not (folder / "metrics.jsonl").is_file():
+        raise UserError(f"{folder} is no run's folder: it holds neither config.yaml nor metrics.jsonl.")
+    evals = _read_evals(folder)
+    before, after = _ends(evals)
+    return {
+        "name": folder.resolve().name,
+        "meta": _read_json(folder / "meta.json") if (folder / "meta.json").is_file() else {},
+        "config": _read_config(folder / "config.yaml"),
+        "curves": _curves(read_metrics(folder / "metrics.jsonl")),
+        "evals": [{key: value for key, value in e.items() if key != "episodes"} for e in evals],
+        "before": before and before["name"],
+        "after": after and after["name"],
+        "tasks": _tasks(before, after),
+        "episodes": _pairs(before, after),
+    }
+
+
+def rate(k: int, n: int) -> dict[str, Any]:
+    """Counts with their 95% Wilson interval."""
+    low, high = wilson(k, n)
+    return {"k": k, "n": n, "lo": low, "hi": high}
+
+
+def embed_videos(folder: Path, run: dict[str, Any], budget: int) -> int:
+    """Replaces the paths of a run's videos by their bytes in base64, both of a pair or none.
+
+    Args:
+        folder: of the run.
+        run: what ``read_run`` gave; changed in place.
+        budget: bytes that may be used; pairs beyond it, or whose file is missing, lose their video.
+
+    Returns:
+        The bytes used.
+    """
+    used = left_out = 0
+    # Where not all fit, those that training changed are worth more than those it did not.
+    order = {"fixed": 0, "broken": 1, "failed": 2, "solved": 3}
+    for pair in sorted(run["episodes"], key=lambda p: order[p["group"]]):
+        sides = [pair[side] for side in ("before", "after") if pair[side] and pair[side]["video"]]
+        files = [_inside(folder, side["video"]) for side in sides]
+        size = sum(f.stat().st_size for f in files if f.is_file())
+        fits = used + size <= budget
+        left_out += bool(files) and not fits
+        for side, file in zip(sides, files, strict=True):
+            side["video"] = base64.b64encode(file.read_bytes()).decode() if fits and file.is_file() else None
+        used += size if fits else 0
+    run["videos_left_out"] = left_out
+    return used
+
+
+def _inside(folder: Path, relative: str) -> Path:
+    """The file, which must lie in the run's folder: a report must not carry off other files."""
+    path = (folder / relative).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise UserError(f"{folder} names the video {relative!r}, which lies outside of it.")
+    return path
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return finite(json.loads(path.read_text(encoding="utf-8")))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is damaged: {error}.") from error
+
+
+def finite(value: Any) -> Any:
+    """The same plain data with None for NaN and infinity, which JSON lacks."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): finite(v) for k, v in value.items()}
+    return [finite(v) for v in value] if isinstance(value, list) else value
+
+
+def _read_config(path: Path) -> list[list[str]]:
+    """Flat ``[key, value]`` pairs of the resolved config."""
+    if not path.is_file():
+        return []
+    try:
+        tree = OmegaConf.to_container(OmegaConf.load(path))
+    except Exception as error:
+        raise UserError(f"{path} is not valid YAML: {error}") from error
+    return [[key, "" if value is None else str(value)] for key, value in _flat(tree, "")]
+
+
+def _flat(value: Any, prefix: str) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [pair for k, v in value.items() for pair in _flat(v, f"{prefix}.{k}" if prefix else str(k))]
+    return [(prefix, ", ".join(map(str, value)) if isinstance(value, list) else value)]
+
+
+def _read_evals(folder: Path) -> list[dict[str, Any]]:
+    """All evaluations in the order of training."""
+    evals = []
+    for file in sorted((folder / "evals").glob("*.json")):
+        raw = _read_json(file)
+        episodes = raw.get("episodes") or []
+        solved = sum(bool(e["success"]) for e in episodes)
+        evals.append(
+            {
+                "name": file.stem,
+                "iteration": raw.get("iteration"),
+                "env_steps": raw.get("env_steps") or 0,
+                "minutes": raw.get("minutes") or 0.0,
+                **rate(solved, len(episodes)),
+                "episodes": episodes,
+            }
+        )
+    rank = {"before": 0, "after": 2}
+    return sorted(evals, key=lambda e: (e["env_steps"], e["minutes"], rank.get(e["name"], 1), e["name"]))
+
+
+def _ends(evals: list[dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The evaluations before and after training; of a run that is not done yet, the first and the newest."""
+    named = {e["name"]: e for e in evals}
+    after = named.get("after") or (evals[-1] if evals else None)
+    before = named.get("before") or (evals[0] if len(evals) > 1 else None)
+    return (before if before is not after else None), after
+
+
+def _tasks(before: dict[str, Any] | None, after: dict[str, Any] | None) -> list[dict[str, Any]]:
+    def count(evaluation: dict[str, Any] | None, task: str) -> dict[str, Any] | None:
+        if evaluation is None:
+            return None
+        results = [bool(e["success"]) for e in evaluation["episodes"] if e["task"] == task]
+        return rate(sum(results), len(results)) if results else None
+
+    names = dict.fromkeys(e["task"] for part in (before, after) if part for e in part["episodes"])
+    return [{"task": name, "before": count(before, name), "after": count(after, name)} for name in names]
+
+
+def _pairs(before: dict[str, Any] | None, after: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """One row per initial state, with what happened there before and after training."""
+    sides = [{e["init"]: e for e in (part or {"episodes": []})["episodes"]} for part in (before, after)]
+    keys = ("success", "length", "return", "video")
+    rows = []
+    for init in sorted(set(sides[0]) | set(sides[1])):
+        old, new = (side.get(init) for side in sides)
+        won_old, won_new = (None if e is None else bool(e["success"]) for e in (old, new))
+        last = won_old if won_new is None else won_new
+        group = "solved" if last else "failed"
+        if won_old is not None and won_new is not None and won_old != won_new:
+            group = "fixed" if won_new else "broken"
+        rows.append(
+            {
+                "init": init,
+                "task": (new or old or {})["task"],
+                "group": group,
+                "before": old and {k: old.get(k) for k in keys},
+                "after": new and {k: new.get(k) for k in keys},
+            }
+        )
+    return rows
+
+
+def _curves(rows: list[dict[str, Any]]) -> dict[str, list[float | None]]:
+    """Name -> values, one for each row; every name has the same length."""
+    stride = -(-len(rows) // MAX_POINTS) or 1
+    thin = [row for k, row in enumerate(rows) if k % stride == 0 or k == len(rows) - 1]
+    names = dict.fromkeys(key for row in thin for key, value in row.items() if isinstance(value, (int, float)))
+    return {name: [finite(row.get(name)) for row in thin] for name in names}

@@ -1,0 +1,82 @@
+"""Intervals for success rates and for scores over training seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import numpy as np
+
+from embodyrl.errors import UserError
+
+
+def wilson(k: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval for a proportion (Wilson 1927); honest near 0 and 1, and for few episodes.
+
+    Args:
+        k: successes.
+        n: episodes.
+        confidence: of the two-sided interval.
+
+    Returns:
+        Lower and upper bound in [0, 1]; (0, 1) for no episodes.
+    """
+    if not 0 <= k <= n:
+        raise UserError(f"There cannot be {k} successes among {n} episodes.")
+    if n == 0:
+        return 0.0, 1.0
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    p, spread = k / n, z * z / n
+    centre = (p + spread / 2) / (1 + spread)
+    half = z * math.sqrt(p * (1 - p) / n + spread / (4 * n)) / (1 + spread)
+    # At the ends the bound is 0 or 1 exactly, which rounding would miss.
+    return (0.0 if k == 0 else centre - half), (1.0 if k == n else centre + half)
+
+
+def format_rate(k: int, n: int) -> str:
+    """A success rate with its 95% Wilson interval and its counts, e.g. ``"83% [78, 87] (213/256)"``."""
+    if n == 0:
+        return "no episodes"
+    low, high = wilson(k, n)
+    return f"{k / n:.0%} [{low * 100:.0f}, {high * 100:.0f}] ({k}/{n})"
+
+
+def interquartile_mean(scores: Sequence[float] | np.ndarray) -> float:
+    """Mean of the middle half of the sorted scores, those at the quartiles weighted by the part that lies inside."""
+    values = np.sort(np.asarray(scores, dtype=np.float64).ravel())
+    if len(values) == 0:
+        raise UserError("There is no mean of no scores.")
+    n = len(values)
+    edges = np.arange(n + 1) / n
+    weights = np.clip(np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25), 0.0, None)
+    return float((values * weights).sum() / weights.sum())
+
+
+def bootstrap_iqm(
+    scores: Sequence[float] | Sequence[Sequence[float]] | np.ndarray,
+    confidence: float = 0.95,
+    samples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float, float]:
+    """Interquartile mean over runs and tasks with a stratified bootstrap interval (arXiv:2108.13264).
+
+    Args:
+        scores: (runs, tasks), or (runs,) for one task. Runs are resampled within each task.
+        confidence: of the percentile interval.
+        samples: bootstrap resamples.
+        seed: of the resampling.
+
+    Returns:
+        The interquartile mean, and the lower and upper bound.
+    """
+    values = np.asarray(scores, dtype=np.float64)
+    values = values[:, None] if values.ndim == 1 else values
+    if values.size == 0:
+        raise UserError("There is no mean of no scores.")
+    runs, tasks = values.shape
+    rng = np.random.default_rng(seed)
+    picks = rng.integers(runs, size=(samples, runs, tasks))
+    means = [interquartile_mean(np.take_along_axis(values, pick, axis=0)) for pick in picks]
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return interquartile_mean(values), float(low), float(high)
