@@ -37,7 +37,9 @@ class AsGymnasium(VectorEnv):
         self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, self.num_envs)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_envs)
 
-    def reset(self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Starts all episodes anew; ``options={"init": [...]}`` names their initial states."""
         given = [0 if s is None else s for s in seed] if isinstance(seed, list) else seed
         obs = self.env.reset(seed=given, init=(options or {}).get("init"))

@@ -72,7 +72,9 @@ def check_env(env: VecEnv, *, horizon: int = 4, chunks: int = 3) -> None:
     ended = torch.zeros(n, dtype=torch.bool, device=step.done.device)
     for _ in range(-(-spec.max_episode_steps // horizon)):
         step = env.step(actions[0])
-        _require(not step.valid[ended].any(), "An env that had ended executed actions; it must stay masked until reset.")
+        _require(
+            not step.valid[ended].any(), "An env that had ended executed actions; it must stay masked until reset."
+        )
         _require(not step.done[ended].any(), "An env that had ended reported its end again; it must do so once.")
         ended |= step.done
     _require(bool(ended.all()), f"Some env still runs after max_episode_steps={spec.max_episode_steps} actions.")
@@ -81,14 +83,20 @@ def check_env(env: VecEnv, *, horizon: int = 4, chunks: int = 3) -> None:
 def check_obs(obs: Obs, spec: EnvSpec, where: str) -> None:
     """Shapes, types and finiteness of an observation against the spec."""
     n = spec.num_envs
-    _require(set(obs.images) == set(spec.cameras), f"{where}: cameras {sorted(obs.images)}, spec says {sorted(spec.cameras)}.")
+    _require(
+        set(obs.images) == set(spec.cameras),
+        f"{where}: cameras {sorted(obs.images)}, spec says {sorted(spec.cameras)}.",
+    )
     for name, (height, width) in spec.cameras.items():
         image = obs.images[name]
         _require(
             tuple(image.shape) == (n, height, width, 3) and image.dtype == torch.uint8,
             f"{where}: image {name!r} is {tuple(image.shape)} {image.dtype}, not {(n, height, width, 3)} uint8.",
         )
-        _require(bool((image.float().std(dim=(1, 2, 3)) > 0).all()), f"{where}: an image of camera {name!r} is one flat colour.")
+        _require(
+            bool((image.float().std(dim=(1, 2, 3)) > 0).all()),
+            f"{where}: an image of camera {name!r} is one flat colour.",
+        )
     _require(
         tuple(obs.proprio.shape) == (n, spec.proprio_dim) and obs.proprio.dtype == torch.float32,
         f"{where}: proprio is {tuple(obs.proprio.shape)} {obs.proprio.dtype}, not {(n, spec.proprio_dim)} float32.",
@@ -117,10 +125,14 @@ def check_step(step: Step, spec: EnvSpec, horizon: int) -> None:
         value = getattr(step, name)
         _require(tuple(value.shape) == (n,) and value.dtype == torch.bool, f"step.{name} is not ({n},) bool.")
     _require(bool(torch.isfinite(step.reward).all()), "step.reward is not finite.")
-    _require(not (step.terminated & step.truncated).any(), "An env was terminated and truncated at once; terminated wins.")
+    _require(
+        not (step.terminated & step.truncated).any(), "An env was terminated and truncated at once; terminated wins."
+    )
     _require(bool((step.reward[~step.valid] == 0).all()), "step.reward is not zero where step.valid is False.")
     running_after_gap = step.valid[:, 1:] & ~step.valid[:, :-1]
-    _require(not running_after_gap.any(), "step.valid has a gap: once an env ended, later actions of the chunk are invalid.")
+    _require(
+        not running_after_gap.any(), "step.valid has a gap: once an env ended, later actions of the chunk are invalid."
+    )
 
 
 def check_policy(policy: Policy, obs: Obs, spec: EnvSpec, *, tolerance: float = 1e-3) -> None:
@@ -141,17 +153,26 @@ def check_policy(policy: Policy, obs: Obs, spec: EnvSpec, *, tolerance: float = 
         return [torch.Generator().manual_seed(k) for k in range(n)]
 
     noise_free = policy.sample(obs, generator=seeds(), mode="eval")
-    _require(noise_free.actions.ndim == 3 and noise_free.actions.shape[::2] == (n, spec.action_dim), "actions are not (N, H, A).")
+    _require(
+        noise_free.actions.ndim == 3 and noise_free.actions.shape[::2] == (n, spec.action_dim),
+        "actions are not (N, H, A).",
+    )
     _require(bool((noise_free.actions.abs() <= 1).all()), "actions leave [-1, 1].")
     again = policy.sample(obs, generator=seeds(), mode="eval")
     _require(torch.equal(noise_free.actions, again.actions), "The same generators gave other actions.")
     sample = policy.sample(obs, generator=seeds(), mode="train")
     if sample.trace is None or sample.logprob is None:
         raise CheckError("sample(mode='train') returned no trace or no logprob.")
-    _require(sample.trace.x.shape[0] == n and sample.trace.x.shape[2:] == sample.actions.shape[1:], "trace.x is not (N, K+1, H, A).")
+    _require(
+        sample.trace.x.shape[0] == n and sample.trace.x.shape[2:] == sample.actions.shape[1:],
+        "trace.x is not (N, K+1, H, A).",
+    )
     scored = policy.evaluate(obs, sample.trace)
     gap = float((scored.logprob - sample.logprob).abs().max().detach())
-    _require(gap <= tolerance, f"evaluate's log-probability differs from sample's by {gap:.2g}: the first ratio would not be 1.")
+    _require(
+        gap <= tolerance,
+        f"evaluate's log-probability differs from sample's by {gap:.2g}: the first ratio would not be 1.",
+    )
     _require(scored.logprob.requires_grad, "evaluate's logprob carries no gradient.")
     alone = policy.sample(obs[:1], generator=seeds()[:1], mode="eval")
     gap = float((alone.actions[0] - noise_free.actions[0]).abs().max())
@@ -169,5 +190,7 @@ def _run(env: VecEnv, actions: list[torch.Tensor], seed: int) -> list[Step]:
 
 
 def _same(a: Step, b: Step) -> bool:
-    same = torch.equal(a.obs.proprio, b.obs.proprio) and torch.equal(a.reward, b.reward) and torch.equal(a.valid, b.valid)
+    same = (
+        torch.equal(a.obs.proprio, b.obs.proprio) and torch.equal(a.reward, b.reward) and torch.equal(a.valid, b.valid)
+    )
     return same and all(torch.equal(image, b.obs.images[name]) for name, image in a.obs.images.items())

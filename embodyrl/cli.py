@@ -80,7 +80,9 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("env", help="an environment's name, or a preset whose env section is used")
     sub.add_argument("overrides", nargs="*", metavar="env.key=value")
     sub.add_argument("--episodes", type=int, default=50, help="episodes to keep (default: %(default)s)")
-    sub.add_argument("--noise", type=float, default=0.0, help="standard deviation of noise on the actions, which lie in [-1, 1]")
+    sub.add_argument(
+        "--noise", type=float, default=0.0, help="standard deviation of noise on the actions, which lie in [-1, 1]"
+    )
     sub.add_argument("--keep-failures", action="store_true", help="keep failed episodes too, with success=false")
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--out", required=True, help="the data set's folder")

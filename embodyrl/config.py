@@ -142,9 +142,7 @@ def config_class(section: str, given: DictConfig) -> type:
     if section not in SECTIONS:
         return {"run": RunConfig, "data": DataConfig}[section]
     if "name" not in given:
-        raise UserError(
-            f"The section {section!r} has no name. {did_you_mean('', registry.names(SECTIONS[section]))}"
-        )
+        raise UserError(f"The section {section!r} has no name. {did_you_mean('', registry.names(SECTIONS[section]))}")
     return registry.load(SECTIONS[section], str(given["name"])).Config
 
 

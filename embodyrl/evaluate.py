@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from embodyrl import checkpoint
 from embodyrl.buffers import Episode
+from embodyrl.build import load_config, make_env, make_policy, pick_device
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
 from embodyrl.policy import Policy
-from embodyrl.types import Obs
+from embodyrl.stats import format_rate, wilson
+from embodyrl.types import EnvSpec, Obs
 
 
 @dataclass
@@ -75,6 +80,68 @@ def evaluate(
             if faults > 5 + len(inits) // 20:
                 raise UserError(f"The simulator of {env.spec.name} broke {faults} times in one evaluation; giving up.")
     return Evaluation([done[i] for i in inits], frames, faults)
+
+
+def evaluate_checkpoint(
+    path: str, overrides: Sequence[str] = (), *, episodes: int = 0, seed: int = 0
+) -> dict[str, Any]:
+    """Scores a checkpoint in the env it was trained for, on its evaluation split unless ``env.split`` is overridden.
+
+    Args:
+        path: a checkpoint, or a run's folder (its newest).
+        overrides: of the config that it was trained with.
+        episodes: initial states; 0 means as in training.
+        seed: of the policy's noise.
+
+    Returns:
+        ``env``, ``split``, ``episodes``, ``successes``, ``success_rate``, ``interval`` (95% Wilson) and ``tasks``, the
+        same per task; ``results`` lists every episode.
+    """
+    config = load_config(path, overrides)
+    if not any(o.startswith("env.split=") for o in overrides):
+        config = dataclasses.replace(config, env=dataclasses.replace(config.env, split=config.run.eval_split))
+    device = pick_device(config.run.device)
+    env = make_env(config.env)
+    try:
+        policy = make_policy(config.policy, env.spec, config.run.seed, device)
+        checkpoint.load_policy(path, policy, env.spec)
+        inits = first_inits(env.spec, episodes or config.run.eval_episodes)
+        result = evaluate(env, policy, inits, seed=seed, device=device)
+    finally:
+        env.close()
+    tasks = {name: [e for e in result.episodes if e.task == name] for name in env.spec.tasks}
+    return {
+        "checkpoint": str(path),
+        "env": env.spec.name,
+        "split": config.env.split,
+        **_summary(result.episodes),
+        "tasks": {name: _summary(part) for name, part in tasks.items() if part},
+        "results": [dataclasses.asdict(e) for e in result.episodes],
+    }
+
+
+def first_inits(spec: EnvSpec, count: int) -> list[int]:
+    """The initial states that an evaluation of ``count`` episodes uses: always the first ones, tasks in turn."""
+    return list(range(count if spec.num_init_states is None else min(count, spec.num_init_states)))
+
+
+def _summary(episodes: list[Episode]) -> dict[str, Any]:
+    solved = sum(e.success for e in episodes)
+    rate = solved / len(episodes)
+    return {
+        "episodes": len(episodes),
+        "successes": solved,
+        "success_rate": rate,
+        "interval": wilson(solved, len(episodes)),
+    }
+
+
+def print_evaluation(result: dict[str, Any]) -> None:
+    """The figures of ``evaluate_checkpoint`` as text."""
+    print(f"{result['env']}, split {result['split']}: {format_rate(result['successes'], result['episodes'])}")
+    if len(result["tasks"]) > 1:
+        for name, part in result["tasks"].items():
+            print(f"  {name}: {format_rate(part['successes'], part['episodes'])}")
 
 
 def _run(

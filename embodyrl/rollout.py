@@ -13,6 +13,7 @@ from embodyrl.policy import Policy
 from embodyrl.types import DenoisingTrace, Obs, Step
 
 
+@torch.no_grad()
 def collect(
     env: VecEnv,
     policy: Policy,
@@ -68,7 +69,11 @@ def collect(
                 if not bool(step.log.get("fault", torch.zeros(n))[k]):
                     episodes.append(
                         Episode(
-                            current[k], env.spec.task_of(current[k]), bool(step.success[k]), float(reward_sum[k]), int(length[k])
+                            current[k],
+                            env.spec.task_of(current[k]),
+                            bool(step.success[k]),
+                            float(reward_sum[k]),
+                            int(length[k]),
                         )
                     )
                 reward_sum[k], length[k] = 0.0, 0

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 
 from embodyrl import checkpoint, registry
+from embodyrl.build import make_env, make_policy, pick_device
 from embodyrl.config import Config, to_yaml
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
-from embodyrl.evaluate import Evaluation, evaluate
+from embodyrl.evaluate import Evaluation, evaluate, first_inits
 from embodyrl.loggers import LiveTable, MetricsWriter
 from embodyrl.provenance import describe_run, finish_run
 from embodyrl.report.video import write_video
@@ -50,9 +51,11 @@ def train(config: Config, *, command: str = "") -> Path:
         if start.iteration >= run.iterations:
             return folder
         describe_run(folder / "meta.json", command=command, seed=run.seed, device=device)
-        with Interrupt() as interrupt, MetricsWriter(folder, run.loggers, start.iteration) as metrics, LiveTable(
-            run.name, run.iterations, start.iteration
-        ) as table:
+        with (
+            Interrupt() as interrupt,
+            MetricsWriter(folder, run.loggers, start.iteration) as metrics,
+            LiveTable(run.name, run.iterations, start.iteration) as table,
+        ):
             _loop(config, envs, algorithm, start, folder, device, interrupt, metrics, table)
     finally:
         envs.close()
@@ -159,7 +162,7 @@ class Envs:
         return self._get("eval")
 
     @property
-    def spec(self):  # noqa: ANN201 - EnvSpec, from whichever env exists already
+    def spec(self):
         """What both agree on."""
         return (self._built.get("train") or self.eval).spec
 
@@ -170,18 +173,11 @@ class Envs:
         self._built.clear()
 
 
-def make_env(config: Any) -> VecEnv:
-    """The env that a config names."""
-    return registry.load("envs", config.name)(config)
-
-
 def build_algorithm(config: Config, envs: Envs, device: torch.device) -> Any:
     """Policy, critic and optimiser, with initial weights that depend on ``run.seed`` alone."""
     cls = registry.load("algorithms", config.algorithm.name)
     spec = (envs.train if cls.source == "rollout" else envs.eval).spec
-    with torch.random.fork_rng():
-        torch.random.default_generator.manual_seed(config.run.seed)
-        policy = registry.load("policies", config.policy.name)(config.policy, spec).to(device)
+    policy = make_policy(config.policy, spec, config.run.seed, device)
     if config.run.init_checkpoint:
         checkpoint.load_policy(config.run.init_checkpoint, policy, spec)
     return cls(config.algorithm, policy)
@@ -203,7 +199,7 @@ def save(folder: Path, config: Config, spec: Any, algorithm: Any, at: Position) 
     """Writes a checkpoint that ``resume`` and ``embodyrl eval`` read."""
     meta = {
         "config": dataclasses.asdict(config),
-        "spec": dataclasses.asdict(spec),
+        "spec": checkpoint.spec_to_json(spec),
         "position": dataclasses.asdict(at),
     }
     return checkpoint.save(
@@ -218,10 +214,7 @@ def run_evaluation(
     config: Config, env: VecEnv, policy: Any, device: torch.device, film: bool, table: LiveTable | None = None
 ) -> Evaluation:
     """The first ``run.eval_episodes`` initial states of the evaluation split."""
-    count = config.run.eval_episodes
-    if env.spec.num_init_states is not None:
-        count = min(count, env.spec.num_init_states)
-    inits = list(range(count))
+    inits = first_inits(env.spec, config.run.eval_episodes)
     return evaluate(
         env,
         policy,
@@ -254,7 +247,9 @@ def load_demos(config: Config, spec: Any) -> Any:
     from embodyrl.data.demos import Demonstrations
 
     if not config.data.path:
-        raise UserError("This algorithm learns from demonstrations: give data.path=FOLDER (see `embodyrl collect --help`).")
+        raise UserError(
+            "This algorithm learns from demonstrations: give data.path=FOLDER (see `embodyrl collect --help`)."
+        )
     return Demonstrations.load(config.data.path, config.policy.horizon, spec=spec, episodes=config.data.episodes)
 
 
@@ -267,16 +262,9 @@ def draw_inits(env: VecEnv, num_chunks: int, seed: int, iteration: int) -> torch
 
 def seeded(seed: int, iteration: int) -> torch.Generator:
     """The generator of one iteration's noise."""
-    return torch.Generator().manual_seed(int(np.random.SeedSequence([seed, iteration]).generate_state(1, np.uint64)[0] >> 1))
-
-
-def pick_device(name: str) -> torch.device:
-    """``"auto"`` is the GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"run.device is {name!r}, but PyTorch sees no GPU here. Use run.device=auto or run.device=cpu.")
-    return torch.device(name)
+    return torch.Generator().manual_seed(
+        int(np.random.SeedSequence([seed, iteration]).generate_state(1, np.uint64)[0] >> 1)
+    )
 
 
 def prepare_folder(folder: Path, config: Config) -> None:

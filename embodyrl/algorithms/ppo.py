@@ -168,7 +168,7 @@ class PPO:
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = float(nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
-        if math.isfinite(norm) and math.isfinite(float(loss)):
+        if math.isfinite(norm) and math.isfinite(float(loss.detach())):
             optimizer.step()
             self.skipped = 0
         else:
@@ -204,7 +204,7 @@ class _Means:
     def add(self, *infos: dict[str, Any], **more: Any) -> None:
         for info in (*infos, more):
             for key, value in info.items():
-                self.values.setdefault(key, []).append(float(value))
+                self.values.setdefault(key, []).append(float(value.detach() if isinstance(value, Tensor) else value))
 
     def mean(self, key: str) -> float:
         values = self.values.get(key, [0.0])

@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from embodyrl.data.demos import Demonstrations
 from embodyrl.errors import UserError
 from embodyrl.flow import flow_matching_pair, randn, sample_training_time
 from embodyrl.losses import flow_matching_loss
 from embodyrl.policies.vision import random_shift
+
+if TYPE_CHECKING:
+    from embodyrl.data.demos import Demonstrations
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class SFT:
         if self.iteration == 0:
             self.policy.fit_inputs(batch.proprio, batch.actions)
             self.result.load_state_dict(self.policy.state_dict())
-        rate = min(1.0, progress / c.warmup if c.warmup else 1.0) * (0.55 + 0.45 * math.cos(math.pi * progress))
+        rate = min(1.0, 0.2 + progress / c.warmup if c.warmup else 1.0) * (0.55 + 0.45 * math.cos(math.pi * progress))
         for group in self.optimizer.param_groups:
             group["lr"] = c.lr * max(rate, 1e-2)
         losses, norms = [], []
@@ -85,10 +87,12 @@ class SFT:
             loss.backward()
             norm = nn.utils.clip_grad_norm_(self.parameters, c.max_grad_norm)
             if not math.isfinite(float(norm)):
-                raise UserError("The loss of supervised fine-tuning is not finite: lower algorithm.lr or check the data.")
+                raise UserError(
+                    "The loss of supervised fine-tuning is not finite: lower algorithm.lr or check the data."
+                )
             self.optimizer.step()
             self._average()
-            losses.append(float(loss))
+            losses.append(float(loss.detach()))
             norms.append(float(norm))
         self.iteration += 1
         return {

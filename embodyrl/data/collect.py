@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -16,7 +16,7 @@ from embodyrl import registry
 from embodyrl.data.recording import Recording
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
-from embodyrl.types import EnvSpec, Obs
+from embodyrl.types import EnvSpec, Obs, Step
 
 Keep = Literal["success", "failure", "all"]
 
@@ -43,8 +43,8 @@ class CollectStats:
         kept: recordings handed out.
         faults: episodes thrown away because the simulator broke.
         env_steps: actions executed.
-        env_seconds: time in the simulator, rendering included.
-        expert_seconds: time in the expert.
+        env_seconds: time in the simulator and the expert, rendering included.
+        expert_seconds: time in the expert's resets.
     """
 
     tried: int = 0
@@ -130,10 +130,9 @@ def collect_episodes(
                 started += 1
             _timed(stats, "expert_seconds", lambda ids=fresh: expert.reset(ids))
         assert obs is not None
-        actions = _timed(stats, "expert_seconds", expert.act).clamp(-1.0, 1.0)
         before = obs
-        step = _timed(stats, "env_seconds", lambda a=actions: env.step(a.unsqueeze(1)))
-        obs = step.obs
+        step, actions = _timed(stats, "env_seconds", lambda: _advance(env, expert))
+        actions, obs = actions[:, 0], step.obs
         valid, done, success = step.valid[:, 0].tolist(), step.done.tolist(), step.success.tolist()
         fault = step.log["fault"].tolist() if "fault" in step.log else [False] * len(slots)
         rows = _Rows(before, actions, step.reward)
@@ -162,6 +161,22 @@ def collect_episodes(
             if recording is not None:
                 stats.kept += 1
                 yield recording
+
+
+def make_expert(env: VecEnv, noise: float = 0.0, seed: int = 0) -> Any:
+    """The scripted expert that comes with an env.
+
+    Raises:
+        UserError: none comes with it.
+    """
+    if not hasattr(env, "make_expert"):
+        raise UserError(f"{env.spec.name} comes with no scripted expert, so it cannot demonstrate its task.")
+    return env.make_expert(noise=noise, seed=seed)  # pyright: ignore[reportAttributeAccessIssue] - looked for above
+
+
+def _advance(env: Any, expert: Any) -> tuple[Step, Tensor]:
+    """One control step and its actions (N, 1, A); the expert of a pool of processes acts inside them."""
+    return expert.rollout(1) if hasattr(expert, "rollout") else env.rollout(expert.act, 1)
 
 
 class _Rows:
@@ -244,11 +259,10 @@ def collect_dataset(
     from embodyrl.data.lerobot_io import DatasetWriter, require_free
 
     require_free(out, overwrite)
-    make_expert = registry.load("experts", config.name)
     stats = CollectStats()
     env = registry.load("envs", config.name)(config)
     try:
-        expert = make_expert(env, noise=noise, seed=seed)
+        expert = make_expert(env, noise, seed)
         with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
             line = bar.add_task("loading LeRobot", total=num_episodes)
             with DatasetWriter(out, env.spec, split=config.split, overwrite=overwrite) as writer:

@@ -48,7 +48,9 @@ class ActionExpert(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def prefix(self, tokens: Float[Tensor, "n c d"], mask: Float[Tensor, "n c"], pooled: Float[Tensor, "n d"]) -> Context:
+    def prefix(
+        self, tokens: Float[Tensor, "n c d"], mask: Float[Tensor, "n c"], pooled: Float[Tensor, "n d"]
+    ) -> Context:
         """The context's keys and values for every layer."""
         pairs = [block.context(tokens) for block in self.blocks]  # type: ignore[operator]
         bias = torch.zeros_like(mask).masked_fill(mask == 0, -math.inf)[:, None, None, None, :]

@@ -95,14 +95,16 @@ class FlowVLA(nn.Module):
         self.normalize_proprio = Normalizer(spec.proprio_dim)
         self.text = TextEncoder(d, c.text_layers, c.heads)
         self.proprio = nn.Sequential(nn.Linear(spec.proprio_dim, d), nn.SiLU(), nn.Linear(d, d))
-        pooled = 2 * d
+        pooled = [d, d]
         if spec.cameras:
             self.vision = FilmCNN(c.vision_width, d, text_dim=d)
             self.camera = nn.ParameterDict(
                 {name: nn.Parameter(torch.randn(_tokens(size), d) * 0.02) for name, size in spec.cameras.items()}
             )
-            pooled += len(spec.cameras) * self.vision.feature_dim * 16
-        self.pool = nn.Sequential(nn.Linear(pooled, d), nn.SiLU(), nn.Linear(d, d))
+            pooled += [self.vision.feature_dim * 16] * len(spec.cameras)
+        # Each source is brought to the same scale first, or the largest would drown the others early in training.
+        self.pool_norms = nn.ModuleList(nn.LayerNorm(dim) for dim in pooled)
+        self.pool = nn.Sequential(nn.Linear(sum(pooled), 2 * d), nn.SiLU(), nn.Linear(2 * d, d))
         layer = nn.TransformerEncoderLayer(
             d, c.heads, 4 * d, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
@@ -146,7 +148,8 @@ class FlowVLA(nn.Module):
         full_mask = torch.cat([mask, mask.new_ones(len(x), x.shape[1] - mask.shape[1])], dim=1)
         if self.config.context_layers:
             x = self.mixer(x, src_key_padding_mask=full_mask == 0)
-        return self.expert.prefix(x, full_mask, self.pool(torch.cat(all_pooled, dim=-1)))
+        normed = [norm(part) for norm, part in zip(self.pool_norms, all_pooled, strict=True)]
+        return self.expert.prefix(x, full_mask, self.pool(torch.cat(normed, dim=-1)))
 
     def velocity(
         self, context: Context, x: Float[Tensor, "n k h a"], t: Float[Tensor, "n k"]
@@ -188,7 +191,8 @@ class FlowVLA(nn.Module):
         times = timesteps(steps, device)
         stochastic = torch.zeros(n, steps, dtype=torch.bool, device=device)
         if mode == "train":
-            stochastic = draw_stochastic_steps(n, steps, self.config.trained_steps, generator).to(device)  # type: ignore[arg-type]
+            noisy = self.transition.num_noisy
+            stochastic = draw_stochastic_steps(n, steps, self.config.trained_steps, generator, noisy).to(device)
         path, logprobs = [x], []
         for k in range(steps):
             v = self.velocity(context, x[:, None], times[k].expand(n, 1))[:, 0]

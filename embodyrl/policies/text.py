@@ -56,11 +56,13 @@ class TextEncoder(nn.Module):
 
     def _tokenize(self, sentence: str) -> list[int]:
         if sentence not in self._ids:
-            self._ids[sentence] = self._tokenizer.encode(sentence, add_special_tokens=False).ids[: self.max_tokens] or [0]
+            self._ids[sentence] = self._tokenizer.encode(sentence, add_special_tokens=False).ids[: self.max_tokens] or [
+                0
+            ]
         return self._ids[sentence]
 
 
-def _load_wordllama():  # noqa: ANN202 - the tokenizer type is only known once its package is imported
+def _load_wordllama():
     found = importlib.util.find_spec("wordllama")
     if found is None or found.origin is None:
         raise MissingDependencyError(

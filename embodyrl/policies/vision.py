@@ -22,6 +22,9 @@ class FilmCNN(nn.Module):
         self.convs = nn.ModuleList(
             nn.Conv2d(i, o, kernel_size=3, stride=2, padding=1) for i, o in zip(sizes[:-1], sizes[1:], strict=True)
         )
+        for conv in self.convs:
+            nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")  # type: ignore[union-attr]
+            nn.init.zeros_(conv.bias)  # type: ignore[union-attr]
         self.film = nn.Linear(text_dim, 2 * sum(sizes[2:]))
         nn.init.zeros_(self.film.weight)
         nn.init.zeros_(self.film.bias)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import mujoco
 import numpy as np
@@ -317,6 +317,12 @@ class MujocoEnv(SteppedVecEnv):
             np.eye(len(tasks.TASKS))[[list(tasks.TASKS).index(self.tasks[t].name) for t in self._task_id]],
         ]  # fmt: skip
         return np.concatenate([blocks.reshape(num, -1), *rest], axis=1)
+
+    def make_expert(self, noise: float = 0.0, seed: int = 0) -> Any:
+        """The tasks' scripted expert, acting in this env; see ``experts.ScriptedExpert``."""
+        from embodyrl.sims.mujoco.experts import ScriptedExpert
+
+        return ScriptedExpert(self, noise, seed)
 
     def close(self) -> None:
         """Stops the threads and frees the renderer."""

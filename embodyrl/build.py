@@ -1,0 +1,41 @@
+"""Configs and checkpoints into live objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from embodyrl import checkpoint, registry
+from embodyrl.config import Config, resolve
+from embodyrl.env import EnvConfig, VecEnv
+from embodyrl.errors import UserError
+from embodyrl.types import EnvSpec
+
+
+def make_env(config: EnvConfig) -> VecEnv:
+    """The env that a config names."""
+    return registry.load("envs", config.name)(config)
+
+
+def make_policy(config: Any, spec: EnvSpec, seed: int, device: torch.device | str = "cpu") -> Any:
+    """A policy with fresh weights that depend on ``seed`` alone."""
+    with torch.random.fork_rng():
+        torch.random.default_generator.manual_seed(seed)
+        return registry.load("policies", config.name)(config, spec).to(device)
+
+
+def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
+    """The config that a checkpoint (or a run's newest) was trained with, with overrides."""
+    _, meta = checkpoint.load(checkpoint.find(path))
+    return resolve(meta["config"], overrides)
+
+
+def pick_device(name: str) -> torch.device:
+    """``"auto"`` is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"run.device is {name!r}, but PyTorch sees no GPU here. Use run.device=auto or run.device=cpu.")
+    return torch.device(name)
