@@ -24,10 +24,8 @@ quickstart: setup ## from nothing to a policy that RL made good, in about ten mi
 	$(BIN)/embodyrl quickstart
 
 lint: setup ## formatting, style, types and import rules
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports --no-cache
-	$(BIN)/pyright
+	@failed=0; for check in "ruff check --quiet ." "ruff format --check --quiet ." "lint-imports --no-cache" pyright; do \
+		echo "== $$check"; $(BIN)/$$check || failed=1; done; exit $$failed
 
 test: lint ## lint, then the fast tests, those of the wheel among them
 	$(PYTEST) -m "not slow and not gpu"
