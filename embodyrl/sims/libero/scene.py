@@ -84,7 +84,7 @@ class Scene:
         limits = self.model.actuator_ctrlrange[self._gripper_actuators]
         self._gripper_bias, self._gripper_weight = 0.5 * (limits[:, 1] + limits[:, 0]), 0.5 * (limits[:, 1] - limits[:, 0])
         self._nominal.update = self._update_controller
-        self._seen_qpos = self.data.qpos.copy()
+        self._seen_qpos, self._proprio = self.data.qpos.copy(), self._read_proprio()
 
     def draw(self, seed: list[int]) -> Start:
         """An initial state by the task's own placement samplers, with the noise that the official ones have."""
@@ -110,8 +110,7 @@ class Scene:
             setattr(self._nominal, name, np.copy(value))
         self._nominal.new_update = False
         self.robot.gripper.current_action = np.zeros(self.robot.gripper.dof)
-        self.env._check_success()
-        self._seen_qpos = self.data.qpos.copy()
+        self._seen_qpos, self._proprio = self.data.qpos.copy(), self._read_proprio()
 
     def step(self, action: np.ndarray) -> bool:
         """One control step of 50 ms with an action (7,) in [-1, 1]; returns whether the goal is reached."""
@@ -124,9 +123,12 @@ class Scene:
             data.ctrl[self._arm_actuators] = np.clip(torques, self._torque_low, self._torque_high)
             gripper = self.robot.gripper.format_action(action[6:])
             data.ctrl[self._gripper_actuators] = self._gripper_bias + self._gripper_weight * gripper
-            if substep == self._substeps - 1:
-                self._seen_qpos = data.qpos.copy()  # body poses, and so pictures, are those before the last physics step
+            seen = substep == self._substeps - 2  # the moment at which robosuite's sensors and cameras look
+            if seen:
+                self._seen_qpos = data.qpos.copy()  # body poses, and so pictures, are those before the physics step,
             mujoco.mj_step2(self.model, data)
+            if seen:
+                self._proprio = self._read_proprio()  # joints those after it
         return bool(self.env._check_success())
 
     def broken(self) -> bool:
@@ -142,7 +144,7 @@ class Scene:
         controller = {name: np.copy(getattr(self._nominal, name)) for name in _CONTROLLER}
         gripper = np.copy(self.robot.gripper.current_action)
         return Snapshot(
-            state, self._get_fixtures(), controller, gripper, self._seen_qpos, self.proprio(), self.privileged()
+            state, self._get_fixtures(), controller, gripper, self._seen_qpos, self._proprio, self.privileged()
         )
 
     def load(self, snapshot: Snapshot) -> None:
@@ -152,7 +154,7 @@ class Scene:
         for name, value in snapshot.controller.items():
             setattr(self._nominal, name, bool(value) if name == "new_update" else np.copy(value))
         self.robot.gripper.current_action = np.copy(snapshot.gripper)
-        self._seen_qpos = snapshot.seen_qpos
+        self._seen_qpos, self._proprio = snapshot.seen_qpos, snapshot.proprio
         for warning in self.data.warning:
             warning.number = 0
 
@@ -166,7 +168,7 @@ class Scene:
         mujoco.mj_camlight(self.model, self.data)
         self.env._post_process()  # burners glow
 
-    def proprio(self) -> np.ndarray:
+    def _read_proprio(self) -> np.ndarray:
         """(8,) gripper position, axis-angle, finger joints."""
         fingers = self.data.qpos[self._gripper_qpos]
         quat = self.data.xquat[self._hand]
