@@ -131,6 +131,7 @@ def test_standard_tool_verifies_the_manifest(tmp_path):
 # the hardest case (the folder exists, and keep_last deletes), and says when each save begins.
 KILLER = """
 import os, random, signal, sys, time
+from pathlib import Path
 import torch
 from embodyrl import checkpoint
 
@@ -168,6 +169,8 @@ for kill in range(kills):
     newest = checkpoint.latest(folder, heard.append)
     states, meta = checkpoint.load(newest)
     assert not heard, heard
+    for name in os.listdir(folder):
+        assert name.startswith(".") or checkpoint.damage(Path(folder, name)) is None, f"{name} is half a checkpoint"
     assert torch.equal(states["policy"]["w"], weight + meta["value"])
     assert states["algorithm"]["value"] == meta["value"]
 print(interrupted)
