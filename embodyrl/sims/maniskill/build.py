@@ -63,7 +63,7 @@ def make_base_env(task: str, *, control_mode: str, reward: str, image_size: int,
         modes = [m for m in registered[task].cls.SUPPORTED_REWARD_MODES if m in REWARDS]
         raise UserError(f"{task} has no reward {reward!r}. It has {' and '.join(modes) or 'none at all'}.") from None
     except RuntimeError as error:
-        if image_size and re.search(r"rendering device|vk::|[Vv]ulkan", str(error)):
+        if backend["render_backend"] != "none" and re.search(r"rendering device|vk::|[Vv]ulkan", str(error)):
             raise MissingDependencyError(NO_DRIVER) from error
         raise
 
@@ -71,7 +71,8 @@ def make_base_env(task: str, *, control_mode: str, reward: str, image_size: int,
 NO_DRIVER = (
     "ManiSkill cannot draw camera images here: there is no Vulkan driver that SAPIEN can use. Without a GPU it takes "
     "Mesa 24.3 or newer with lavapipe: run scripts/install_vulkan.sh as root (Debian, Ubuntu) or install your system's "
-    "package. With an NVIDIA GPU in a container set NVIDIA_DRIVER_CAPABILITIES=all. With obs=state no driver is needed."
+    "package. With an NVIDIA GPU in a container set NVIDIA_DRIVER_CAPABILITIES=all. "
+    "With obs=state nearly all tasks run without a driver."
 )
 
 
@@ -98,7 +99,7 @@ def _import_mani_skill(renders: bool) -> tuple[dict[str, Any], dict[str, Any]]:
 def _refuse_to_prompt(message: str) -> bool:
     """Stands in for ManiSkill's question on stdin, which would stop a training for ever."""
     raise MissingDependencyError(
-        f"ManiSkill wants to download: {message.split(' Would you')[0].strip()} Nothing is downloaded unasked; do it with "
+        f"ManiSkill wants to download: {message.split(' Would you')[0].strip()} Nothing is downloaded unasked: "
         f"`python -m mani_skill.utils.download_asset NAME` (into {data_folder()}; set MS_ASSET_DIR for another place)."
     )
 

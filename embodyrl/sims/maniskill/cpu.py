@@ -48,7 +48,14 @@ class CpuEngine:
                 # ManiSkill collects garbage for every scene it builds: searching all of PyTorch takes longer than
                 # the rest.
                 gc.freeze()
-                self.envs.append(SingleEnv(make_base_env(config.task, **make), config.reward))
+                try:
+                    base = make_base_env(config.task, **make)
+                except AttributeError:  # a few tasks (PushT) paint things while they build, also where nobody looks
+                    if make["render_backend"] == "cpu":
+                        raise
+                    make["render_backend"] = "cpu"
+                    base = make_base_env(config.task, **make)
+                self.envs.append(SingleEnv(base, config.reward))
         finally:
             gc.unfreeze()
         self.base = self.envs[0].base
