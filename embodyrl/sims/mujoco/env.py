@@ -41,7 +41,8 @@ class Config(EnvConfig):
 
     Attributes:
         task: a name from ``embodyrl.sims.mujoco.tasks.TASKS``, or several joined by commas.
-        cameras: any of ``"front"`` and ``"wrist"``; empty for states only.
+        cameras: any of ``"front"`` and ``"wrist"``; empty for states only: then the privileged state is appended to
+            proprio, because the policy has nothing else to see.
         image_size: edge of the square pictures in pixels.
         renderer: ``"warp"`` (CPU or GPU), ``"opengl"``, or ``"none"`` for states only.
         control_mode: ``"ee_delta_pos"`` (dx, dy, dz, gripper) or ``"ee_delta_pose"`` (dx, dy, dz, drx, dry, drz,
@@ -91,16 +92,17 @@ class MujocoEnv(SteppedVecEnv):
         self.model = model = scene.build(self._num_blocks, self._has_drawer)
         cameras = () if config.renderer == "none" else tuple(config.cameras)
         num = config.num_envs
+        proprio_dim, privileged_dim = 13 if self._pose_control else 7, 3 * MAX_BLOCKS + 17 + len(tasks.TASKS)
         spec = EnvSpec(
             name=f"mujoco/{config.task}",
             num_envs=num,
             action_dim=CONTROL_DIMS[config.control_mode],
-            proprio_dim=13 if self._pose_control else 7,
+            proprio_dim=proprio_dim if cameras else proprio_dim + privileged_dim,
             control_mode=config.control_mode,
             control_hz=1.0 / (SUBSTEPS * model.opt.timestep),
             max_episode_steps=config.max_episode_steps or max(task.steps for task in self.tasks),
             cameras={name: (config.image_size, config.image_size) for name in cameras},
-            privileged_dim=3 * MAX_BLOCKS + 17 + len(tasks.TASKS),
+            privileged_dim=privileged_dim,
             tasks=tuple(task.name for task in self.tasks),
         )
         super().__init__(spec, config)
@@ -295,25 +297,29 @@ class MujocoEnv(SteppedVecEnv):
         if self._pose_control:
             down = np.broadcast_to(kinematics.DOWN, self._ee_rot.shape)
             parts += [kinematics.rotation_error(rotation, down) for rotation in (self._ee_rot, self._target_rot)]
-        proprio = np.concatenate([*parts, view.opening[:, None]], axis=1)
+        privileged = self._privileged(view)
+        proprio = np.concatenate([*parts, view.opening[:, None], *([] if self._images else [privileged])], axis=1)
         return Obs(
             images={name: torch.tensor(pixels, device=self.device) for name, pixels in self._images.items()},
             proprio=torch.tensor(proprio, dtype=torch.float32, device=self.device),
             instruction=list(self.instructions),
-            privileged=torch.tensor(self._privileged(view), dtype=torch.float32, device=self.device),
+            privileged=torch.tensor(privileged, dtype=torch.float32, device=self.device),
         )
 
     def _privileged(self, view: tasks.View) -> Array:
-        """(N, S): blocks, marker and handle relative to the hand (target first), heights, gripper, task, time left."""
+        """(N, S): blocks, marker and handle relative to the hand (target first), heights, gripper and task.
+
+        The time left is not among it: a critic that saw it would be bootstrapped, where the time is up, from a state
+        that it was never trained on.
+        """
         num = self.spec.num_envs
         blocks = np.zeros((num, MAX_BLOCKS, 3))
         # Parked blocks and unused markers lie metres away: clipped, they say "not here" without dwarfing the rest.
         blocks[:, : self._num_blocks] = np.clip(view.blocks - view.ee[:, None], -1, 1)
         target_z = view.blocks[:, 0, 2] if self._num_blocks else np.zeros(num)
-        left = 1.0 - self._elapsed.cpu().numpy() / self.spec.max_episode_steps
         rest = [
             view.ee, self._target - view.ee, np.clip(view.goal - view.ee, -1, 1), np.clip(view.handle - view.ee, -1, 1),
-            np.stack([target_z, view.drawer, view.opening, self._grip_cmd, left], axis=1),
+            np.stack([target_z, view.drawer, view.opening, self._grip_cmd], axis=1),
             np.eye(len(tasks.TASKS))[[list(tasks.TASKS).index(self.tasks[t].name) for t in self._task_id]],
         ]  # fmt: skip
         return np.concatenate([blocks.reshape(num, -1), *rest], axis=1)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import tempfile
@@ -250,8 +251,11 @@ def make(kind: str, model: mujoco.MjModel, cameras: tuple[str, ...], size: int, 
     return WarpRenderer(model, cameras, size, "cpu", lanes, worlds)
 
 
-def warm_up() -> float:
-    """Compiles mujoco-warp's kernels for the built-in scene into Warp's cache on disk, if they are not there yet.
+def warm_up(config: Any = None) -> float:
+    """Compiles mujoco-warp's kernels for a scene into Warp's cache on disk, if they are not there yet.
+
+    Args:
+        config: of the ``MujocoEnv`` whose scene it is; None means the default one.
 
     Returns:
         Seconds taken: 10 to 60 the first time, a few afterwards.
@@ -259,6 +263,7 @@ def warm_up() -> float:
     from embodyrl.sims.mujoco.env import MujocoEnv
 
     started = time.perf_counter()
-    env = MujocoEnv(MujocoEnv.Config(num_envs=1))
+    env = MujocoEnv(dataclasses.replace(config or MujocoEnv.Config(), num_envs=1))
+    env.reset()
     env.close()
     return time.perf_counter() - started
