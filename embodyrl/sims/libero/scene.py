@@ -189,6 +189,14 @@ class Scene:
         out[at : at + len(self._object_joints)] = data.qpos[self._object_joints]
         return out
 
+    def goals(self) -> list[tuple[str, ...]]:
+        """The conjunction of predicates that is the task's goal, e.g. ``("on", "akita_black_bowl_1", "plate_1")``."""
+        return [tuple(goal) for goal in self.env.parsed_problem["goal_state"]]
+
+    def reached(self, goal: tuple[str, ...]) -> bool:
+        """Whether one of the goals holds now (body poses and contacts must be up to date)."""
+        return bool(self.env._eval_predicate(list(goal)))
+
     def _get_fixtures(self) -> np.ndarray:
         return np.hstack([self.model.body_pos[self._fixtures], self.model.body_quat[self._fixtures]])
 

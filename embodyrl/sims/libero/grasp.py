@@ -1,0 +1,165 @@
+"""Where to grasp an object, from the collision geometry of it and of what stands around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import mujoco
+import numpy as np
+
+if TYPE_CHECKING:
+    from embodyrl.sims.libero.scene import Scene
+
+MAX_WIDTH = 0.072  # metres that fit between the open fingers, with something to spare
+FINGER_DEPTH = 0.03  # how far below an object's top the fingers reach at most
+YAWS = np.deg2rad([0, 15, -15, 30, -30, 45, -45, 60, -60, 75, -75, 90])
+
+
+@dataclass
+class Grasp:
+    """A grasp from above.
+
+    Attributes:
+        position: (3,) of the point between the finger tips, metres.
+        yaw: of the hand about the vertical, relative to its nominal pose, radians.
+        offset: (3,) gripper minus object, measured when the fingers have closed.
+        cost: the lower, the better.
+    """
+
+    position: np.ndarray
+    yaw: float
+    offset: np.ndarray
+    cost: float
+
+
+class Workspace:
+    """What an expert sees of a scene: poses and collision geometry. Body poses must be up to date."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene, self.model, self.data, self._env = scene, scene.model, scene.data, scene.env
+        controller = scene.robot.controller
+        self._site = self.model.site(controller.eef_name).id
+        self._nominal = np.array(controller.initial_ee_ori_mat)
+        fingers = [self.data.xpos[self.model.body(f"gripper0_{side}finger").id] for side in ("left", "right")]
+        axis = self._nominal @ self.data.site_xmat[self._site].reshape(3, 3).T @ (fingers[0] - fingers[1])
+        self._axis = axis[:2] / np.linalg.norm(axis[:2])
+        parents = self.model.body_parentid
+        self._tree: dict[int, list[int]] = {}
+        for body in range(self.model.nbody):
+            above = body
+            while above:
+                self._tree.setdefault(above, []).append(body)
+                above = int(parents[above])
+
+    def eef(self) -> np.ndarray:
+        """(3,) the point between the finger tips."""
+        return self.data.site_xpos[self._site].copy()
+
+    def finger_axis(self, yaw: float) -> np.ndarray:
+        """(2,) the horizontal direction in which the fingers move when the hand is turned by ``yaw``."""
+        c, s = np.cos(yaw), np.sin(yaw)
+        return np.array([[c, -s], [s, c]]) @ self._axis
+
+    def rotation_error(self, yaw: float) -> np.ndarray:
+        """(3,) rotation vector from the hand's orientation to straight down and turned by ``yaw``."""
+        c, s = np.cos(yaw), np.sin(yaw)
+        wanted = np.array([[c, -s, 0], [s, c, 0], [0, 0, 1.0]]) @ self._nominal
+        quat, out = np.empty(4), np.empty(3)
+        mujoco.mju_mat2Quat(quat, (wanted @ self.data.site_xmat[self._site].reshape(3, 3).T).ravel())
+        mujoco.mju_quat2Vel(out, quat, 1.0)
+        return out
+
+    def position(self, name: str) -> np.ndarray:
+        """(3,) of an object or a region."""
+        return np.array(self._env.object_states_dict[name].get_geom_state()["pos"])
+
+    def bodies(self, name: str) -> list[int]:
+        """All bodies of an object, or of the thing that a region belongs to; none for a region of the table."""
+        state = self._env.object_states_dict[name]
+        owner = state.parent_name if state.object_state_type == "site" else name
+        return self._tree[self._env.obj_body_id[owner]] if owner in self._env.obj_body_id else []
+
+    def points(self, name: str) -> np.ndarray:
+        """(M, 3) all over an object's collision geometry."""
+        return body_points(self.model, self.data, self.bodies(name))
+
+    def obstacles(self, name: str) -> np.ndarray:
+        """(M, 3) all over what is neither ``name`` nor the robot."""
+        own = set(self.bodies(name)) | set(self._tree[self.model.body("robot0_base").id])
+        return body_points(self.model, self.data, [b for b in range(self.model.nbody) if b not in own])
+
+    def surface(self, place: str) -> tuple[float, float]:
+        """Heights of what lies below the middle of a place, and of the place's highest part."""
+        points, middle = self.points(place), self.position(place)
+        if not len(points):
+            return float(middle[2]), float(middle[2])
+        near = points[np.linalg.norm(points[:, :2] - middle[:2], axis=1) < 0.03]
+        top = float(points[:, 2].max())
+        return float(near[:, 2].max()) if len(near) else float(points[:, 2].min()), top
+
+
+def body_points(model: Any, data: Any, bodies: list[int]) -> np.ndarray:
+    """Points (M, 3) all over the collision geometry of some bodies, in the world."""
+    points = [np.zeros((0, 3))]
+    for geom in np.flatnonzero(np.isin(model.geom_bodyid, bodies) & (model.geom_contype + model.geom_conaffinity > 0)):
+        size, kind = model.geom_size[geom], model.geom_type[geom]
+        if kind == mujoco.mjtGeom.mjGEOM_MESH:
+            mesh = model.geom_dataid[geom]
+            start = model.mesh_vertadr[mesh]
+            local = model.mesh_vert[start : start + model.mesh_vertnum[mesh]]
+        else:
+            if kind == mujoco.mjtGeom.mjGEOM_SPHERE:
+                half = size[[0, 0, 0]]
+            elif kind in (mujoco.mjtGeom.mjGEOM_CYLINDER, mujoco.mjtGeom.mjGEOM_CAPSULE):
+                half = np.array([size[0], size[0], size[1]])
+            elif kind == mujoco.mjtGeom.mjGEOM_PLANE:
+                continue
+            else:
+                half = size
+            grid = np.linspace(-1, 1, 5)
+            local = np.stack(np.meshgrid(grid, grid, grid), -1).reshape(-1, 3)
+            if kind in (mujoco.mjtGeom.mjGEOM_CYLINDER, mujoco.mjtGeom.mjGEOM_CAPSULE):
+                local = local[np.hypot(local[:, 0], local[:, 1]) < 1.1]
+            local = local * half
+        points.append(local @ data.geom_xmat[geom].reshape(3, 3).T + data.geom_xpos[geom])
+    return np.concatenate(points)
+
+
+def plan_grasp(space: Workspace, item: str, attempt: int = 0) -> Grasp:
+    """The grasp of an object with the most room; the ``attempt``-th best where earlier ones failed."""
+    points, rest = space.points(item), space.obstacles(item)
+    top = points[:, 2].max()
+    upper = points[points[:, 2] > top - 0.04]
+    candidates = []
+    for yaw in YAWS:
+        axis = space.finger_axis(yaw)
+        along = upper[:, :2] @ axis
+        width = along.max() - along.min()
+        across = np.array([-axis[1], axis[0]])
+        middle = (points[:, :2].max(0) + points[:, :2].min(0)) / 2
+        height = max(top - FINGER_DEPTH, points[:, 2].min() + 0.012)
+        turn = 0.3 * abs(yaw)
+        if width < MAX_WIDTH:
+            centre = axis * (along.max() + along.min()) / 2 + across * (middle @ across)
+            candidates.append(_candidate(centre, height, yaw, axis, rest, turn + 10 * width))
+        else:  # the rim: one finger inside, one outside
+            rim = points[points[:, 2] > top - 0.01]
+            for side in (1.0, -1.0):
+                radius = (side * ((rim[:, :2] - middle) @ axis)).max()
+                centre = middle + side * axis * (radius - 0.006)
+                candidates.append(_candidate(centre, top - 0.022, yaw, axis, rest, turn + 2.0))
+    candidates.sort(key=lambda grasp: grasp.cost)
+    return candidates[min(attempt * 2, len(candidates) - 1)]
+
+
+def _candidate(
+    centre: np.ndarray, height: float, yaw: float, axis: np.ndarray, rest: np.ndarray, cost: float
+) -> Grasp:
+    """Adds a cost for everything that stands where fingers or hand would be."""
+    relative = rest[:, :2] - centre
+    along, across = relative @ axis, relative @ np.array([-axis[1], axis[0]])
+    fingers = (np.abs(np.abs(along) - 0.045) < 0.02) & (np.abs(across) < 0.02) & (rest[:, 2] > height - 0.012)
+    hand = (np.abs(along) < 0.12) & (np.abs(across) < 0.05) & (rest[:, 2] > height + 0.085)
+    cost += 1.0 * min(5, fingers.sum()) + 1.0 * min(5, hand.sum())
+    return Grasp(np.array([*centre, height]), float(yaw), np.zeros(3), cost)
