@@ -92,7 +92,7 @@ class MujocoEnv(SteppedVecEnv):
         self.model = model = scene.build(self._num_blocks, self._has_drawer)
         cameras = () if config.renderer == "none" else tuple(config.cameras)
         num = config.num_envs
-        proprio_dim, privileged_dim = 13 if self._pose_control else 7, 3 * MAX_BLOCKS + 17 + len(tasks.TASKS)
+        proprio_dim, privileged_dim = 13 if self._pose_control else 7, 3 * MAX_BLOCKS + 16 + len(tasks.TASKS)
         spec = EnvSpec(
             name=f"mujoco/{config.task}",
             num_envs=num,
