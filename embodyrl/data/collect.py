@@ -82,8 +82,8 @@ def collect_episodes(
 ) -> Iterator[Recording]:
     """Yields ``num_episodes`` recordings in the order of their initial states.
 
-    An episode that is not kept is replaced by one from the next initial state. Which are kept does not depend on the
-    number of envs or on which episode ends first: short episodes are not preferred.
+    An episode that is not kept is replaced by one from the next initial state. Which are kept does not depend on which
+    ends first (short episodes are not preferred), nor, without noise, on the number of envs.
 
     Args:
         env: N envs, stepped one action at a time.
@@ -118,17 +118,18 @@ def collect_episodes(
                     f"expert solved {stats.solved}), so {num_episodes} are out of reach. Lower the expert's noise, or "
                     "ask for fewer."
                 )
-            chosen = [init for _, init in zip(fresh, states, strict=False)]
-            if len(chosen) < len(fresh):
+            fresh = fresh[: len(chosen := [init for _, init in zip(fresh, states, strict=False)])]
+            if fresh:
+                obs = _timed(stats, "env_seconds", lambda ids=fresh, i=chosen: env.reset(ids, init=i))
+                for k, init in zip(fresh, chosen, strict=True):
+                    slots[k] = _Slot(started, init, obs.instruction[k])
+                    started += 1
+                _timed(stats, "expert_seconds", lambda ids=fresh: expert.reset(ids))
+            elif len(idle) == len(slots):
                 raise UserError(
                     f"The initial states of {env.spec.name} ran out after {held} of {num_episodes} episodes. Ask for "
                     "fewer, or give the expert some noise: then a state can be used again."
                 )
-            obs = _timed(stats, "env_seconds", lambda ids=fresh, i=chosen: env.reset(ids, init=i))
-            for k, init in zip(fresh, chosen, strict=True):
-                slots[k] = _Slot(started, init, obs.instruction[k])
-                started += 1
-            _timed(stats, "expert_seconds", lambda ids=fresh: expert.reset(ids))
         assert obs is not None
         before = obs
         step, actions = _timed(stats, "env_seconds", lambda: _advance(env, expert))

@@ -100,7 +100,8 @@ class DatasetWriter:
                     "task": recording.instruction,
                 }
                 self._dataset.add_frame(frame)
-            self._dataset.save_episode()
+            # In parallel it would fork this process, which may hold the simulator's threads.
+            self._dataset.save_episode(parallel_encoding=False)
         self.count += 1
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:

@@ -1,0 +1,123 @@
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from embodyrl.data.collect import CollectStats, collect_dataset, collect_episodes, initial_states
+from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
+from embodyrl.errors import UserError
+from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.sims.mujoco.experts import ScriptedExpert
+from embodyrl.types import EnvSpec, Obs
+
+
+def record(num_envs, n, *, noise=0.0, **options):
+    env = MujocoEnv(Config(num_envs=num_envs, task="pick,reach", cameras=(), renderer="none"))
+    try:
+        return list(collect_episodes(env, ScriptedExpert(env, noise=noise, seed=1), n, noise=noise, **options))
+    finally:
+        env.close()
+
+
+def test_recordings_hold_what_was_seen_done_and_earned():
+    stats = CollectStats()
+    episodes = record(4, 6, stats=stats)
+    assert [e.init for e in episodes] == [0, 1, 2, 3, 4, 5] and {e.task for e in episodes} == {"pick", "reach"}
+    assert stats.kept == stats.solved == stats.tried == 6 and stats.env_steps == sum(map(len, episodes))
+    env = MujocoEnv(Config(num_envs=1, task="pick,reach", cameras=(), renderer="none"))
+    for episode in episodes[:2]:  # replaying the actions gives the same episode
+        obs = env.reset(init=[episode.init])
+        assert obs.instruction == [episode.instruction]
+        for t in range(len(episode)):
+            np.testing.assert_allclose(obs.proprio[0].numpy(), episode.proprio[t], atol=1e-6)
+            step = env.step(torch.from_numpy(episode.actions[t])[None, None])
+            assert float(step.reward[0, 0]) == pytest.approx(float(episode.reward[t]), abs=1e-6)
+            obs = step.obs
+        assert bool(step.success[0]) and bool(step.done[0])
+    env.close()
+
+
+def test_the_number_of_envs_does_not_choose_the_episodes():
+    few, many = record(2, 5), record(7, 5)
+    assert [e.init for e in few] == [e.init for e in many]
+    for a, b in zip(few, many, strict=True):
+        np.testing.assert_allclose(a.actions, b.actions, atol=1e-5)
+
+
+def test_failures_are_kept_on_request_alone():
+    everything = record(8, 24, noise=1.2, keep="all")
+    assert 0 < sum(e.success for e in everything) < 24 and all(e.noise == 1.2 for e in everything)
+    solved = record(8, 6, noise=1.2)
+    failed = record(8, 6, noise=1.2, keep="failure")
+    assert all(e.success for e in solved) and not any(e.success for e in failed)
+
+
+def test_an_expert_that_always_fails_is_reported():
+    with pytest.raises(UserError, match="could be kept"):
+        record(8, 4, noise=1e6)
+
+
+@dataclass(frozen=True)
+class CorridorConfig(EnvConfig):
+    num_states: int = 6
+
+
+class Corridor(SteppedVecEnv):
+    """Walk right from position ``init`` to the end of a corridor; envs at state 2 break."""
+
+    def __init__(self, config):
+        spec = EnvSpec("corridor", config.num_envs, 1, 1, "step", 10.0, 8, {}, num_init_states=config.num_states)
+        super().__init__(spec, config)
+        self.position = torch.zeros(config.num_envs)
+
+    def _reset(self, env_ids, inits):
+        self.position[env_ids] = torch.tensor([float(i) for i in inits])
+
+    def _step(self, actions, active):
+        self.position += torch.where(active, actions[:, 0], 0.0)
+        success = self.position >= 7.0
+        fault = torch.as_tensor(self.init == 2)
+        return Tick(success.float(), success, success, fault)
+
+    def _observe(self, env_ids):
+        return Obs({}, self.position[:, None].clone(), ["walk"] * self.spec.num_envs)
+
+
+class Walker:
+    def __init__(self, env):
+        self.env = env
+
+    def reset(self, env_ids):
+        pass
+
+    def act(self):
+        return torch.ones(self.env.spec.num_envs, 1)
+
+
+def test_broken_episodes_are_replaced():
+    env, stats = Corridor(CorridorConfig(num_envs=3)), CollectStats()
+    episodes = list(collect_episodes(env, Walker(env), 5, stats=stats))
+    assert [e.init for e in episodes] == [0, 1, 3, 4, 5] and stats.faults == 1 and stats.tried == 5
+    assert [len(e) for e in episodes] == [7, 6, 4, 3, 2]
+
+
+def test_running_out_of_initial_states_is_said():
+    env = Corridor(CorridorConfig(num_envs=3))
+    with pytest.raises(UserError, match="ran out after 5 of 9"):
+        list(collect_episodes(env, Walker(env), 9, inits=initial_states(env.spec, 0)))
+
+
+def test_initial_states_take_turns_and_are_used_once():
+    spec = EnvSpec("e", 1, 1, 1, "m", 1.0, 1, {}, tasks=("a", "b", "c"), num_init_states=30)
+    order = list(initial_states(spec, 0))
+    assert sorted(order) == list(range(30)) and [i % 3 for i in order] == [0, 1, 2] * 10
+    assert order != list(initial_states(spec, 1)) and order == list(initial_states(spec, 0))
+    endless = initial_states(EnvSpec("e", 1, 1, 1, "m", 1.0, 1, {}, tasks=("a", "b")), 0)
+    drawn = [next(endless) for _ in range(100)]
+    assert len(set(drawn)) == 100 and [i % 2 for i in drawn] == [0, 1] * 50 and max(drawn) < 2**31
+
+
+def test_collecting_where_something_is_already_fails_before_any_work(tmp_path):
+    with pytest.raises(UserError, match="exists already"):
+        collect_dataset(Config(), tmp_path, num_episodes=1)
