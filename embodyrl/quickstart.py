@@ -36,7 +36,7 @@ def quickstart(out: str, seed: int, command: str = "") -> dict[str, Any]:
     console, folder = Console(), Path(out)
     began = time.monotonic()
     console.print(
-        "[bold]embodyrl quickstart[/bold]: a Franka learns to pick up the block that a sentence names, from 64x64 pixels.\n"
+        "[bold]embodyrl quickstart[/bold]: a Franka learns to pick up the block that a sentence names, from pixels.\n"
         f"Everything goes to {folder}. Ctrl-C stops at any point; the same command goes on from there.\n"
     )
     common = [f"run.out={folder}", f"run.seed={seed}", f"env.seed={seed}"]

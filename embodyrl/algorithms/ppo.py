@@ -85,6 +85,8 @@ class PPO:
     source = "rollout"
 
     def __init__(self, config: PPOConfig, policy: Any) -> None:
+        if policy.transition.num_noisy == 0:
+            raise UserError("PPO needs noisy denoising steps: policy.eta is 0, so no step of the policy has a density.")
         self.config, self.policy, self.result = config, policy, policy
         self.actor = list(policy.actor_parameters())
         self.critic = list(policy.critic.parameters())
@@ -97,7 +99,7 @@ class PPO:
         """One iteration on one rollout: returns, then the critic's epochs, then the actor's."""
         c = self.config
         if self.iteration == 0:
-            # A fresh critic says zero everywhere, so normalising its inputs now leaves the rollout's values as they are.
+            # A fresh critic says zero everywhere: normalising its inputs now leaves the rollout's values as they are.
             self.policy.fit_critic_inputs(batch.obs)
         advantage, ret = self._returns(batch)
         mask = batch.valid.any(-1).flatten()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import itertools
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, UInt8
@@ -19,9 +23,7 @@ class FilmCNN(nn.Module):
     def __init__(self, width: int, out_dim: int, text_dim: int) -> None:
         super().__init__()
         sizes = [3, width, 2 * width, 2 * width, 4 * width]
-        self.convs = nn.ModuleList(
-            nn.Conv2d(i, o, kernel_size=3, stride=2, padding=1) for i, o in zip(sizes[:-1], sizes[1:], strict=True)
-        )
+        self.convs = nn.ModuleList(nn.Conv2d(i, o, kernel_size=3, stride=2, padding=1) for i, o in pairwise(sizes))
         for conv in self.convs:
             nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")  # type: ignore[union-attr]
             nn.init.zeros_(conv.bias)  # type: ignore[union-attr]
