@@ -22,7 +22,7 @@ def make_env(config: EnvConfig) -> VecEnv:
 def make_policy(config: Any, spec: EnvSpec, seed: int, device: torch.device | str = "cpu") -> Any:
     """A policy with fresh weights that depend on ``seed`` alone."""
     with torch.random.fork_rng():
-        torch.random.default_generator.manual_seed(seed)
+        torch.manual_seed(seed)
         return registry.load("policies", config.name)(config, spec).to(device)
 
 

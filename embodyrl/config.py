@@ -1,28 +1,27 @@
 """Presets and overrides into frozen dataclasses.
 
-A preset is a short YAML file with the sections ``env``, ``policy``, ``algorithm``, ``run`` and, where it has a data set,
-``data``. It states only what differs from the defaults of the dataclass that the section's ``name`` selects. A key that
-does not exist, or a value of the wrong type, is refused with the nearest valid name.
+A preset is a short YAML file with the sections ``env``, ``policy``, ``algorithm``, ``run`` and, where it has a data
+set, ``data``. It states only what differs from the defaults of the dataclass that the section's ``name`` selects, and,
+with ``run.init_checkpoint``, from the checkpoint's policy. A key that does not exist, or a value of the wrong type, is
+refused with the nearest valid name.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.resources
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from embodyrl import registry
+from embodyrl import checkpoint, registry
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
-
-T = TypeVar("T")
+from embodyrl.registry import preset_names
 
 SECTIONS = {"env": "envs", "policy": "policies", "algorithm": "algorithms"}
 
@@ -92,19 +91,32 @@ class Config:
     data: DataConfig
 
 
-def preset_names() -> dict[str, Path]:
-    """Preset name -> file, of the presets that come with the package."""
-    folder = Path(str(importlib.resources.files("embodyrl"))) / "configs"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-
-
 def compose(preset: str, overrides: Sequence[str] = ()) -> Config:
     """Reads a preset (a name of ``preset_names`` or a path to a YAML file) and applies ``key.sub=value`` overrides.
+
+    With ``run.init_checkpoint`` the policy section starts from that checkpoint's, so that neither the preset nor the
+    command line need repeat its architecture; their own keys come on top.
 
     Raises:
         UserError: unknown preset, key or name, or a value of the wrong type.
     """
-    return resolve(read_preset(preset), overrides)
+    merged = merge(read_preset(preset), overrides)
+    return resolve(cast(DictConfig, OmegaConf.merge({"policy": _initial_policy(merged)}, merged)))
+
+
+def _initial_policy(merged: DictConfig) -> dict[str, Any]:
+    """The policy section that ``run.init_checkpoint`` was trained with; empty where there is none, or another kind."""
+    run, own = merged.get("run"), merged.get("policy")
+    path = run.get("init_checkpoint") if isinstance(run, DictConfig) else None
+    if not path:
+        return {}
+    try:
+        _, meta = checkpoint.load(checkpoint.find(str(path)))
+    except UserError:
+        return {}  # such a config can be looked at before the checkpoint is there; training refuses it in these words
+    policy = meta.get("config", {}).get("policy", {})
+    wanted = own.get("name") if isinstance(own, DictConfig) else None
+    return policy if wanted in (None, policy.get("name")) else {}
 
 
 def read_preset(preset: str) -> DictConfig:
@@ -114,18 +126,30 @@ def read_preset(preset: str) -> DictConfig:
     if not path.is_file():
         raise UserError(f"There is no preset {preset!r}, nor a file of that name. {did_you_mean(preset, known)}")
     try:
-        return cast(DictConfig, OmegaConf.load(path))
+        raw = OmegaConf.load(path)
     except Exception as error:
         raise UserError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(raw, DictConfig):
+        raise UserError(f"{path} must hold sections ({', '.join(f.name for f in dataclasses.fields(Config))}), not a list.")
+    return raw
+
+
+def merge(raw: DictConfig | dict[str, Any], overrides: Sequence[str]) -> DictConfig:
+    """A mapping of sections with ``key.sub=value`` overrides on top."""
+    for item in overrides:
+        if "=" not in item:
+            raise UserError(f"{item!r} is not an override: write key.sub=value, for example run.seed=1.")
+        try:
+            OmegaConf.from_dotlist([item])
+        except Exception as error:  # of YAML's parser or OmegaConf's, by what is wrong
+            raise UserError(f"The override {item!r} cannot be read: {str(error).splitlines()[0]}.") from error
+    return cast(DictConfig, OmegaConf.merge(raw, OmegaConf.from_dotlist(list(overrides))))
 
 
 def resolve(raw: DictConfig | dict[str, Any], overrides: Sequence[str] = ()) -> Config:
     """Checks a mapping of sections against their dataclasses and freezes it."""
     known = [f.name for f in dataclasses.fields(Config)]
-    for item in overrides:
-        if "=" not in item:
-            raise UserError(f"{item!r} is not an override: write key.sub=value, for example run.seed=1.")
-    merged = cast(DictConfig, OmegaConf.merge(raw, OmegaConf.from_dotlist(list(overrides))))
+    merged = merge(raw, overrides)
     if unknown := [str(key) for key in merged if key not in known]:
         raise UserError(f"There is no section {unknown[0]!r} in a config. {did_you_mean(unknown[0], known)}")
     sections: dict[str, Any] = {}
@@ -146,7 +170,7 @@ def config_class(section: str, given: DictConfig) -> type:
     return registry.load(SECTIONS[section], str(given["name"])).Config
 
 
-def build(section: str, cls: type[T], given: DictConfig | dict[str, Any]) -> T:
+def build[T](section: str, cls: type[T], given: DictConfig | dict[str, Any]) -> T:
     """One frozen dataclass from a mapping.
 
     Raises:
@@ -182,8 +206,15 @@ def to_yaml(config: Config) -> str:
 
 def env_config(name: str, overrides: Sequence[str] = ()) -> EnvConfig:
     """An env's config from its registry name or from a preset's ``env`` section, with ``env.key=value`` overrides."""
-    raw = OmegaConf.create({"env": {"name": name}}) if name in registry.names("envs") else read_preset(name)
-    merged = cast(DictConfig, OmegaConf.merge({"env": raw["env"]}, OmegaConf.from_dotlist(list(overrides))))
+    envs = registry.names("envs")
+    known = {**envs, **preset_names()}
+    if name not in known and not Path(name).is_file():
+        raise UserError(f"There is no env or preset {name!r}, nor a file of that name. {did_you_mean(name, known)}")
+    raw = OmegaConf.create({"env": {"name": name}}) if name in envs else read_preset(name)
+    merged = merge({"env": raw.get("env")}, overrides)
     if extra := [str(k) for k in merged if k != "env"]:
         raise UserError(f"{extra[0]!r} is not a key of the env section: write env.key=value.")
-    return build("env", config_class("env", merged["env"]), merged["env"])
+    section = merged.get("env")
+    if not isinstance(section, DictConfig):
+        raise UserError(f"{name} has no env section to use.")
+    return build("env", config_class("env", section), section)

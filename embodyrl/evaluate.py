@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,7 @@ def evaluate(
     """Scores a policy on each of ``inits`` once.
 
     Every episode draws its initial noise from its own generator, seeded by (seed, init), so that its outcome does not
-    depend on the number of envs or on the other episodes.
+    depend on the number of envs or on the other episodes (but for the rounding of larger matrix products).
 
     Args:
         env: N envs, of a split never trained on.
@@ -65,16 +66,22 @@ def evaluate(
         progress: called with (episodes done, successes so far).
 
     Raises:
-        UserError: ``inits`` is empty, or one env broke five times in a row.
+        UserError: ``inits`` is empty or names a state twice, or the simulator broke far too often.
     """
     if not inits:
         raise UserError("There is nothing to evaluate: the list of initial states is empty.")
+    if twice := [i for i, count in Counter(inits).items() if count > 1]:
+        raise UserError(
+            f"Initial state {twice[0]} is listed twice; its episode would be the same again and make the interval look "
+            "narrower than it is. List every state once, and vary the seed for more episodes."
+        )
     done: dict[int, Episode] = {}
     frames: dict[int, Tensor] = {}
     faults = 0
-    filmed = [i for i in inits if i in set(film)]
-    for part, camera in ((filmed, True), ([i for i in inits if i not in set(filmed)], False)):
-        waiting = list(reversed(part))
+    filmed = set(film)
+    for camera in (True, False):
+        part = [i for i in inits if (i in filmed) is camera]
+        waiting = part[::-1]
         while waiting:
             faults += _run(env, policy, waiting, done, frames if camera else None, seed, device, progress)
             if faults > 5 + len(inits) // 20:
@@ -161,24 +168,13 @@ def _run(
     obs = env.reset(init=[0 if s is None else s for s in slots])
     generators = [_generator(seed, s or 0) for s in slots]
     reward, length = torch.zeros(n), torch.zeros(n, dtype=torch.long)
-    reel: list[list[Tensor]] = [[image] for image in _images(obs)] if frames is not None else []
+    reel = [[image] for image in _images(obs)] if frames is not None else None
     faults = 0
     while any(s is not None for s in slots):
-        actions = policy.sample(obs.to(device), generator=generators, mode="eval").actions.to(obs.proprio.device)
-        pieces = actions.split(1, dim=1) if frames is not None else (actions,)
-        over, success, fault = (torch.zeros(n, dtype=torch.bool) for _ in range(3))
-        for piece in pieces:
-            step = env.step(piece)
-            if frames is not None:
-                for k, image in enumerate(_images(step.obs)):
-                    if bool(step.valid[k].any()):
-                        reel[k].append(image)
-            reward += step.reward.sum(1).cpu()
-            length += step.valid.sum(1).cpu()
-            over |= step.done.cpu()
-            success |= step.success.cpu() & step.done.cpu()
-            fault |= step.log.get("fault", torch.zeros(n, dtype=torch.bool)).bool().cpu()
-        obs = step.obs
+        actions = policy.sample(obs.to(device), generator=generators, mode="eval").actions
+        obs, gained, steps, over, success, fault = _execute(env, actions, reel)
+        reward += gained
+        length += steps
         restart: list[int] = []
         for k in over.nonzero().flatten().tolist():
             init = slots[k]
@@ -189,7 +185,7 @@ def _run(
                 waiting.append(init)
             else:
                 done[init] = Episode(init, env.spec.task_of(init), bool(success[k]), float(reward[k]), int(length[k]))
-                if frames is not None:
+                if frames is not None and reel is not None:
                     frames[init] = torch.stack(reel[k])
             reward[k], length[k] = 0.0, 0
             slots[k] = waiting.pop() if waiting and faults <= 5 else None
@@ -200,11 +196,36 @@ def _run(
             progress(len(done), sum(e.success for e in done.values()))
         if restart:
             obs = env.reset(restart, init=[slots[k] or 0 for k in restart])
-            if frames is not None:
-                for k, image in enumerate(_images(obs)):
-                    if k in restart:
-                        reel[k] = [image]
+            if reel is not None:
+                images = _images(obs)
+                for k in restart:
+                    reel[k] = [images[k]]
     return faults
+
+
+def _execute(
+    env: VecEnv, actions: Tensor, reel: list[list[Tensor]] | None
+) -> tuple[Obs, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """A chunk, filmed one action at a time: obs, and per env reward, actions executed, over, success and fault."""
+    n = len(actions)
+    reward, length = torch.zeros(n), torch.zeros(n, dtype=torch.long)
+    over, success, fault = (torch.zeros(n, dtype=torch.bool) for _ in range(3))
+    obs: Obs | None = None
+    for piece in actions.split(1, dim=1) if reel is not None else (actions,):
+        step = env.step(piece)
+        if reel is not None:
+            valid = step.valid[:, 0].tolist()
+            for k, image in enumerate(_images(step.obs)):
+                if valid[k]:
+                    reel[k].append(image)
+        reward += step.reward.sum(1).cpu()
+        length += step.valid.sum(1).cpu()
+        over |= step.done.cpu()
+        success |= step.success.cpu() & step.done.cpu()
+        fault |= step.log["fault"].bool().cpu() if "fault" in step.log else torch.zeros(n, dtype=torch.bool)
+        obs = step.obs
+    assert obs is not None
+    return obs, reward, length, over, success, fault
 
 
 def _images(obs: Obs) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from embodyrl.buffers import Episode, RolloutBatch
 from embodyrl.env import VecEnv
+from embodyrl.errors import UserError
 from embodyrl.policy import Policy
 from embodyrl.types import DenoisingTrace, Obs, Step
 
@@ -22,6 +24,7 @@ def collect(
     inits: Tensor,
     generator: torch.Generator,
     device: torch.device | str = "cpu",
+    between: Callable[[], None] = lambda: None,
 ) -> RolloutBatch:
     """Runs every env for ``num_chunks`` chunks, starting a new episode wherever one ended.
 
@@ -37,7 +40,13 @@ def collect(
             they run out they are used again from the first.
         generator: source of the policy's noise.
         device: of the policy.
+        between: called before every chunk; may raise, to give the rollout up.
+
+    Raises:
+        UserError: there are no initial states, or the policy has no critic.
     """
+    if len(inits) == 0:
+        raise UserError("A rollout needs initial states, but the list of them is empty.")
     queue = _Queue(inits)
     n = env.spec.num_envs
     current = queue.take(n)
@@ -51,9 +60,11 @@ def collect(
     steps: list[Step] = []
     episodes: list[Episode] = []
     for _ in range(num_chunks):
+        between()
         sample = policy.sample(obs, generator=generator, mode="train")
-        assert sample.trace is not None and sample.logprob is not None and sample.value is not None
-        step = env.step(sample.actions.to(obs.proprio.device))
+        if sample.trace is None or sample.logprob is None or sample.value is None:
+            raise UserError(f"{type(policy).__name__} gives no trace, log-probability or value, which a rollout needs.")
+        step = env.step(sample.actions)
         after = step.obs.to(device)
         all_obs.append(obs)
         traces.append(sample.trace)
@@ -65,17 +76,12 @@ def collect(
         length += step.valid.sum(1).cpu()
         obs = after
         if ended := step.done.nonzero().flatten().tolist():
+            fault = step.log.get("fault", torch.zeros(n))
             for k in ended:
-                if not bool(step.log.get("fault", torch.zeros(n))[k]):
-                    episodes.append(
-                        Episode(
-                            current[k],
-                            env.spec.task_of(current[k]),
-                            bool(step.success[k]),
-                            float(reward_sum[k]),
-                            int(length[k]),
-                        )
-                    )
+                if not bool(fault[k]):
+                    init, success = current[k], bool(step.success[k])
+                    task = env.spec.task_of(init)
+                    episodes.append(Episode(init, task, success, float(reward_sum[k]), int(length[k])))
                 reward_sum[k], length[k] = 0.0, 0
             fresh = queue.take(len(ended))
             for k, init in zip(ended, fresh, strict=True):

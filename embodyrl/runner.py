@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from embodyrl import checkpoint, registry
 from embodyrl.build import make_env, make_policy, pick_device
-from embodyrl.config import Config, to_yaml
+from embodyrl.config import Config, RunConfig, to_yaml
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
 from embodyrl.evaluate import Evaluation, evaluate, first_inits
@@ -30,36 +33,48 @@ from embodyrl.rollout import collect
 
 
 def train(config: Config, *, command: str = "") -> Path:
-    """Runs or resumes the run that ``config`` describes, and returns its folder.
+    """Runs or resumes the run that ``config`` describes, and returns its folder; see ``finished``.
 
     The folder holds ``config.yaml``, ``meta.json``, ``metrics.jsonl``, ``evals/``, ``videos/`` and ``checkpoints/``.
-    Ctrl-C finishes the iteration, saves and returns; a second one stops at once.
+    Ctrl-C saves and returns within one update of the algorithm (an unfinished rollout or evaluation is given up); a
+    second one stops at once.
 
     Raises:
-        UserError: the folder holds a run with another config, or checkpoint and env do not fit.
+        UserError: the folder holds a run with another config, or checkpoint and env do not fit; nothing was written.
     """
     run = config.run
     folder = Path(run.out) / run.name
-    prepare_folder(folder, config)
+    check_folder(folder, config)
     device = pick_device(run.device)
     if run.threads:
         torch.set_num_threads(run.threads)
     envs = Envs(config)
     try:
         algorithm = build_algorithm(config, envs, device)
-        start = resume(folder, config, envs, algorithm, device)
-        if start.iteration >= run.iterations:
-            return folder
-        describe_run(folder / "meta.json", command=command, seed=run.seed, device=device)
-        with (
-            Interrupt() as interrupt,
-            MetricsWriter(folder, run.loggers, start.iteration) as metrics,
-            LiveTable(run.name, run.iterations, start.iteration) as table,
-        ):
-            _loop(config, envs, algorithm, start, folder, device, interrupt, metrics, table)
+        at = resume(config, envs, algorithm, device)
+        demos = load_demos(config, envs.spec) if algorithm.source == "demos" else None
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(to_yaml(config))
+        drop_evaluations(folder, at.iteration)
+        if not (over(run, at) and (folder / "evals" / "after.json").exists()):
+            describe_run(folder / "meta.json", command=command, seed=run.seed, device=device)
+            with (
+                Interrupt() as interrupt,
+                MetricsWriter(folder, run.loggers, at.iteration) as metrics,
+                LiveTable(run.name, run.iterations, at.iteration) as table,
+            ):
+                _loop(config, envs, algorithm, demos, at, folder, device, interrupt, metrics, table)
+        elif not finished(folder):
+            finish_run(folder / "meta.json")
     finally:
         envs.close()
     return folder
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run has come to its end, last evaluation included."""
+    path = folder / "meta.json"
+    return path.exists() and json.loads(path.read_text())["finished"] is not None
 
 
 @dataclasses.dataclass
@@ -71,10 +86,25 @@ class Position:
     minutes: float = 0.0
 
 
+def over(run: RunConfig, at: Position) -> bool:
+    """Whether no iteration is left, or no time."""
+    return at.iteration >= run.iterations or (run.minutes > 0 and at.minutes >= run.minutes)
+
+
+def evaluation_due(run: RunConfig, at: Position, source: str) -> str | None:
+    """The name of the evaluation to make at this point of a run, if any."""
+    if over(run, at):
+        return "after"
+    if at.iteration == 0:
+        return "before" if run.eval_before and source == "rollout" else None
+    return f"iter_{at.iteration:06d}" if run.eval_every and at.iteration % run.eval_every == 0 else None
+
+
 def _loop(
     config: Config,
     envs: Envs,
     algorithm: Any,
+    demos: Any,
     at: Position,
     folder: Path,
     device: torch.device,
@@ -82,58 +112,72 @@ def _loop(
     metrics: MetricsWriter,
     table: LiveTable,
 ) -> None:
-    run = config.run
+    run, saved = config.run, at.iteration
+    try:
+        while True:
+            due = evaluation_due(run, at, algorithm.source)
+            if at.iteration > saved and (due or at.iteration % run.checkpoint_every == 0):
+                save(folder, config, envs.spec, algorithm, at)
+                saved = at.iteration
+            if due and not (folder / "evals" / f"{due}.json").exists():
 
-    def score(name: str, film: bool) -> None:
-        result = run_evaluation(config, envs.eval, algorithm.result, device, film, table)
-        save_evaluation(folder, name, at, result)
-        table.evaluated(result.successes, len(result.episodes))
+                def show(done: int, successes: int) -> None:
+                    table.evaluating(done, successes)
+                    interrupt.check()
 
-    demos = load_demos(config, envs.spec) if algorithm.source == "demos" else None
-    if at.iteration == 0 and run.eval_before and algorithm.source == "rollout":
-        score("before", film=True)
-    for i in range(at.iteration, run.iterations):
-        began = time.monotonic()
-        generator = seeded(run.seed, i)
-        progress = i / run.iterations
-        if demos is not None:
-            row = algorithm.update(demos, progress=progress, generator=generator)
-        else:
-            batch = collect(
-                envs.train,
-                algorithm.policy,
-                algorithm.config.num_chunks,
-                inits=draw_inits(envs.train, algorithm.config.num_chunks, run.seed, i),
-                generator=generator,
-                device=device,
-            )
-            rollout_seconds = time.monotonic() - began
-            row = algorithm.update(batch, progress=progress, generator=generator)
-            at.env_steps += batch.env_steps
-            row |= {
-                "train_success": batch.success_rate,
-                "train_episodes": len(batch.episodes),
-                "rollout_seconds": rollout_seconds,
-                "env_steps_per_second": batch.env_steps / (time.monotonic() - began),
-            }
-        at.iteration = i + 1
-        at.minutes += (time.monotonic() - began) / 60
-        row = {"iteration": at.iteration, "env_steps": at.env_steps, "minutes": at.minutes, **row}
-        metrics.write(row)
-        table.update(row)
-        out_of_time = bool(run.minutes) and at.minutes >= run.minutes
-        last = at.iteration == run.iterations or out_of_time
-        if last or interrupt.asked or at.iteration % run.checkpoint_every == 0:
+                film = due in ("before", "after")
+                result = run_evaluation(config, envs.eval, algorithm.result, device, film, show)
+                save_evaluation(folder, due, at, result)
+                table.evaluated(result.successes, len(result.episodes))
+            if due == "after":
+                break
+            interrupt.check()
+            row = _iterate(config, envs, algorithm, demos, at, device, interrupt)
+            metrics.write(row)
+            table.update(row)
+    except Interrupted:
+        # What raises it stands before or between the updates, so the weights are those of at.iteration.
+        if at.iteration > saved:
             save(folder, config, envs.spec, algorithm, at)
-        if interrupt.asked:
-            table.say(f"Stopped after iteration {at.iteration}; the same command goes on from there.")
-            return
-        if last:
-            break
-        if run.eval_every and at.iteration % run.eval_every == 0:
-            score(f"iter_{at.iteration:06d}", film=False)
-    score("after", film=True)
+        table.say(f"Stopped after iteration {at.iteration}; the same command goes on from there.")
+        return
     finish_run(folder / "meta.json")
+
+
+def _iterate(
+    config: Config, envs: Envs, algorithm: Any, demos: Any, at: Position, device: torch.device, interrupt: Interrupt
+) -> dict[str, Any]:
+    """One iteration; moves ``at`` on and returns its row of metrics."""
+    began = time.monotonic()
+    run, i = config.run, at.iteration
+    generator = seeded(run.seed, i)
+    progress = i / run.iterations
+    if demos is not None:
+        row = algorithm.update(demos, progress=progress, generator=generator)
+    else:
+        num_chunks = algorithm.config.num_chunks
+        inits = draw_inits(envs.train, num_chunks, run.seed, i)
+        batch = collect(
+            envs.train,
+            algorithm.policy,
+            num_chunks,
+            inits=inits,
+            generator=generator,
+            device=device,
+            between=interrupt.check,
+        )
+        rollout_seconds = time.monotonic() - began
+        row = algorithm.update(batch, progress=progress, generator=generator)
+        at.env_steps += batch.env_steps
+        row |= {
+            "train_success": batch.success_rate,
+            "train_episodes": len(batch.episodes),
+            "rollout_seconds": rollout_seconds,
+            "env_steps_per_second": batch.env_steps / (time.monotonic() - began),
+        }
+    at.iteration = i + 1
+    at.minutes += (time.monotonic() - began) / 60
+    return {"iteration": at.iteration, "env_steps": at.env_steps, "minutes": at.minutes, **row}
 
 
 class Envs:
@@ -178,14 +222,19 @@ def build_algorithm(config: Config, envs: Envs, device: torch.device) -> Any:
     cls = registry.load("algorithms", config.algorithm.name)
     spec = (envs.train if cls.source == "rollout" else envs.eval).spec
     policy = make_policy(config.policy, spec, config.run.seed, device)
-    if config.run.init_checkpoint:
+    if config.run.init_checkpoint and checkpoint.latest(run_checkpoints(config)) is None:
         checkpoint.load_policy(config.run.init_checkpoint, policy, spec)
     return cls(config.algorithm, policy)
 
 
-def resume(folder: Path, config: Config, envs: Envs, algorithm: Any, device: torch.device) -> Position:
+def run_checkpoints(config: Config) -> Path:
+    """The folder of a run's own checkpoints."""
+    return Path(config.run.out) / config.run.name / "checkpoints"
+
+
+def resume(config: Config, envs: Envs, algorithm: Any, device: torch.device) -> Position:
     """Loads the run's newest valid checkpoint, if it has one."""
-    newest = checkpoint.latest(folder / "checkpoints")
+    newest = checkpoint.latest(run_checkpoints(config))
     if newest is None:
         return Position()
     tensors, meta = checkpoint.load(newest, device=device)
@@ -211,7 +260,12 @@ def save(folder: Path, config: Config, spec: Any, algorithm: Any, at: Position) 
 
 
 def run_evaluation(
-    config: Config, env: VecEnv, policy: Any, device: torch.device, film: bool, table: LiveTable | None = None
+    config: Config,
+    env: VecEnv,
+    policy: Any,
+    device: torch.device,
+    film: bool,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """The first ``run.eval_episodes`` initial states of the evaluation split."""
     inits = first_inits(env.spec, config.run.eval_episodes)
@@ -222,7 +276,7 @@ def run_evaluation(
         seed=config.run.seed,
         film=inits[: config.run.videos] if film and env.spec.cameras else [],
         device=device,
-        progress=table.evaluating if table else None,
+        progress=progress,
     )
 
 
@@ -239,7 +293,16 @@ def save_evaluation(folder: Path, name: str, at: Position, result: Evaluation) -
     path = folder / "evals" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     payload = {"env_steps": at.env_steps, "minutes": at.minutes, "iteration": at.iteration, "episodes": rows}
-    path.write_text(json.dumps(payload))
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(payload))
+    os.replace(unfinished, path)
+
+
+def drop_evaluations(folder: Path, last_iteration: int) -> None:
+    """Deletes evaluations of later iterations than the one that a run resumes from; it makes them again."""
+    for path in (folder / "evals").glob("*.json"):
+        if json.loads(path.read_text())["iteration"] > last_iteration:
+            path.unlink()
 
 
 def load_demos(config: Config, spec: Any) -> Any:
@@ -267,19 +330,21 @@ def seeded(seed: int, iteration: int) -> torch.Generator:
     )
 
 
-def prepare_folder(folder: Path, config: Config) -> None:
-    """Makes the run's folder, or checks that the one that is there belongs to the same config."""
+def check_folder(folder: Path, config: Config) -> None:
+    """Refuses a folder that holds a run with another config."""
     text = to_yaml(config)
     path = folder / "config.yaml"
     if path.exists() and path.read_text() != text:
         old, new = path.read_text().splitlines(), text.splitlines()
         changed = [line.strip() for line in new if line not in old] or ["fewer keys"]
         raise UserError(
-            f"{folder} holds a run with another config (now: {'; '.join(changed[:4])}). Give this run its own run.name=..., "
-            f"or delete {folder} to start over."
+            f"{folder} holds a run with another config (now: {'; '.join(changed[:4])}). Give this run its own "
+            f"run.name=..., or delete {folder} to start over."
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+
+
+class Interrupted(Exception):
+    """Raised by ``Interrupt.check`` once a signal asked for an end."""
 
 
 class Interrupt:
@@ -289,9 +354,15 @@ class Interrupt:
         self.asked = False
         self._previous: dict[int, Any] = {}
 
-    def __enter__(self) -> Interrupt:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._handle)
+    def check(self) -> None:
+        """Raises ``Interrupted`` if a signal came."""
+        if self.asked:
+            raise Interrupted
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

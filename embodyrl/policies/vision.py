@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import itertools
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, UInt8
