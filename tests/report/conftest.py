@@ -1,0 +1,68 @@
+"""Run folders whose evaluations are real: the scripted expert with much noise before, and with less after."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from embodyrl.data.collect import collect_episodes
+from embodyrl.loggers import MetricsWriter
+from embodyrl.report.video import write_video
+from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.sims.mujoco.experts import ScriptedExpert
+
+CONFIG = """
+env: {name: mujoco, task: "pick,push", split: train, cameras: [front]}
+policy: {name: flow_vla, horizon: 5}
+algorithm: {name: ppo, lr: LR, gamma: 0.99}
+run: {name: NAME, seed: SEED, eval_split: eval}
+"""
+
+
+def make_run(folder: Path, env: MujocoEnv, seed: int, noises: dict[str, tuple[int, float]]) -> Path:
+    (folder / "evals").mkdir(parents=True)
+    for name, (iteration, noise) in noises.items():
+        rows = []
+        for r in collect_episodes(env, ScriptedExpert(env, noise=noise, seed=seed), 16, keep="all", noise=noise):
+            video = f"videos/{name}_{r.init:04d}.mp4" if r.init < 6 else None
+            if video:
+                write_video(r.images["front"], folder / video)
+            rows.append(
+                {"init": r.init, "task": r.task, "success": r.success, "length": len(r), "video": video}
+                | {"return": float(r.reward.sum())}
+            )
+        text = {"env_steps": 1000 * iteration, "minutes": 0.1 * iteration, "iteration": iteration, "episodes": rows}
+        (folder / "evals" / f"{name}.json").write_text(json.dumps(text))
+    with MetricsWriter(folder) as metrics:
+        for i in range(1, 11):
+            metrics.write(
+                {
+                    "iteration": i,
+                    "env_steps": 1000 * i,
+                    "minutes": 0.1 * i,
+                    "train_success": i / 20 if i % 3 else float("nan"),
+                }
+                | {"train_episodes": 20, "policy_loss": -0.01 * i, "value_loss": 1 / i, "approx_kl": 0.01}
+                | {"explained_variance": i / 12, "env_steps_per_second": 3000.0 + i, "entropy": 1.0}
+            )
+    text = CONFIG.replace("NAME", folder.name).replace("SEED", str(seed)).replace("LR", f"{1e-4 * (1 + seed)}")
+    (folder / "config.yaml").write_text(text)
+    meta = {"command": f"embodyrl train demo run.seed={seed}", "seed": seed, "commit": "0123456789ab"}
+    meta |= {
+        "versions": {"python": "3.12", "torch": "2.11"},
+        "hardware": {"cpu": "a <b>CPU</b>", "cores": 2, "gpu": None},
+    }
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory) -> list[Path]:
+    env = MujocoEnv(Config(num_envs=8, task="pick,push", split="eval", cameras=("front",)))
+    root = tmp_path_factory.mktemp("runs")
+    noises = {"before": (0, 1.6), "iter_000005": (5, 1.2), "after": (10, 0.6)}
+    made = [make_run(root / f"seed{seed}", env, seed, noises) for seed in (0, 1)]
+    env.close()
+    return made

@@ -1,0 +1,131 @@
+"""The report in a real Chromium: it draws, plays, filters, and asks the network for nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from embodyrl.report import build_report
+
+playwright = pytest.importorskip("playwright.sync_api")
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync"]
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    own = os.environ.get("EMBODYRL_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    with playwright.sync_playwright() as started:
+        own = own or started.chromium.executable_path
+        if not os.path.exists(own):
+            pytest.skip("no Chromium here: apt-get install chromium, or playwright install chromium")
+        browser = started.chromium.launch(executable_path=own, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(chromium, tmp_path):
+    """Opens a report; at the end, nothing may have gone wrong in it."""
+    wrong: list[str] = []
+    contexts = []
+
+    def go(folders, width=1280, scheme="light"):
+        file = build_report(folders, tmp_path / "report.html")
+        contexts.append(chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme))
+        page = contexts[-1].new_page()
+        page.on("console", lambda m: wrong.append(f"{m.type}: {m.text}"))
+        page.on("pageerror", lambda e: wrong.append(str(e)))
+        page.on("request", lambda r: wrong.append(r.url) if not r.url.startswith(("data:", "file:")) else None)
+        page.on("requestfailed", lambda r: wrong.append(f"failed: {r.url[:80]}"))
+        page.goto(file.as_uri())
+        page.wait_for_selector("#curves svg path")
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def test_headline_curves_and_table(open_page, runs):
+    page = open_page(runs[:1])
+    before, after = page.locator("#headline .was").inner_text(), page.locator("#headline .now").inner_text()
+    assert before.endswith("%") and int(before[:-1]) < int(after[:-1])
+    shown = page.locator("[data-metric]").evaluate_all("cards => cards.map(c => c.dataset.metric)")
+    wanted = ["policy_loss", "value_loss", "approx_kl", "explained_variance", "env_steps_per_second"]
+    assert [m for m in shown if m in wanted] == wanted and "entropy" in shown
+    steps = page.locator(".chart.wide svg").text_content()
+    page.get_by_role("button", name="Minutes").click()
+    page.wait_for_selector("#curves svg path")
+    assert "min" in page.locator(".chart.wide svg").text_content() and "min" not in steps
+    assert page.locator("#tasks tbody tr").count() == 3  # two tasks and all
+    box = page.locator(".chart.wide svg").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.98, box["y"] + box["height"] / 2)
+    assert after in page.locator(".chart.wide .tip").inner_text()
+
+
+def test_videos_play(open_page, runs):
+    page = open_page(runs[:1])
+    assert page.locator("video").count() == 12
+    page.locator("#episodes").scroll_into_view_if_needed()
+    for video in page.locator("video").all():
+        video.scroll_into_view_if_needed()
+        video.evaluate("v => v.readyState >= 2 || new Promise(r => v.addEventListener('loadeddata', r, {once: true}))")
+        assert video.evaluate("v => v.error === null && v.videoWidth === 256 && v.duration > 0.2")
+    first = page.locator("video").first
+    first.scroll_into_view_if_needed()
+    page.wait_for_function("document.querySelector('video').currentTime > 0.05")
+    first.click()
+    assert first.evaluate("v => v.paused")
+
+
+def test_filters_show_their_kind_alone(open_page, runs):
+    page = open_page(runs[:1])
+    groups = page.locator(".film-card").evaluate_all("cards => cards.map(c => c.dataset.group)")
+    assert len(groups) == 6
+    for name, kinds in {"Fixed": {"fixed"}, "Broken": {"broken"}, "Failures": {"failed", "broken"}}.items():
+        page.locator("#episodes .tabs button", has_text=name).click()
+        left = page.locator(".film-card").evaluate_all("cards => cards.map(c => c.dataset.group)")
+        assert left == [g for g in groups if g in kinds]
+        cells = page.locator(".mosaic .cell:not(.off)").evaluate_all("cells => cells.map(c => c.classList[1])")
+        assert set(cells) <= kinds
+        assert int(page.locator("#episodes .tabs button", has_text=name).locator("b").inner_text()) == len(cells)
+    page.locator(".mosaic button").first.click()  # a filmed one that is hidden now comes back
+    assert page.locator(".film-card").count() in (6, len(left))
+
+
+def test_search_in_the_settings(open_page, runs):
+    page = open_page(runs[:1])
+    page.get_by_placeholder("Search settings").fill("algo lr")
+    assert page.locator(".config tr:visible").all_inner_texts() == ["algorithm.lr\t0.0001"]
+    page.get_by_placeholder("Search settings").fill("nothing like this")
+    assert page.locator(".config tr:visible").count() == 0 and page.get_by_text("No setting matches").is_visible()
+    assert page.get_by_text("a <b>CPU</b>, 2 cores").count() == 2  # text, not markup
+
+
+def test_runs_side_by_side(open_page, runs):
+    page = open_page(runs)
+    assert (
+        page.locator("#comparison tbody tr").count() == 3
+        and "Interquartile" in page.locator("#comparison").inner_text()
+    )
+    page.get_by_text("settings differ").click()
+    assert page.get_by_text("algorithm.lr").first.is_visible()
+    page.get_by_role("button", name="seed1").click()
+    assert page.locator("dd", has_text="embodyrl train demo run.seed=1").count() == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone(open_page, runs, scheme):
+    page = open_page(runs, width=390, scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    bright = sum(int(c) for c in colour.removeprefix("rgb(").removesuffix(")").split(",")) > 380
+    assert bright == (scheme == "light")
+    page.get_by_role("button", name="Light or dark").click()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != colour

@@ -1,0 +1,105 @@
+import json
+import re
+import shutil
+
+import pytest
+
+from embodyrl.errors import UserError
+from embodyrl.report import build_report
+from embodyrl.report.read import read_run
+from embodyrl.stats import wilson
+
+
+def data_of(page):
+    text = page.read_text()
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S).group(1))
+
+
+def test_the_figures_are_those_of_the_evaluations(runs, tmp_path):
+    run = data_of(build_report(runs[:1], tmp_path / "sub" / "report.html"))["runs"][0]
+    raw = {
+        name: json.loads((runs[0] / "evals" / f"{name}.json").read_text())["episodes"] for name in ("before", "after")
+    }
+    for name, episodes in raw.items():
+        found = next(e for e in run["evals"] if e["name"] == name)
+        k = sum(e["success"] for e in episodes)
+        assert (found["k"], found["n"]) == (k, 16) and (found["lo"], found["hi"]) == pytest.approx(wilson(k, 16))
+    assert [e["name"] for e in run["evals"]] == ["before", "iter_000005", "after"]
+    assert (run["before"], run["after"]) == ("before", "after")
+    for task in run["tasks"]:
+        solved = [e["success"] for e in raw["after"] if e["task"] == task["task"]]
+        assert (task["after"]["k"], task["after"]["n"]) == (sum(solved), len(solved))
+    old, new = ({e["init"]: e["success"] for e in raw[name]} for name in ("before", "after"))
+    groups = {(False, True): "fixed", (True, False): "broken", (True, True): "solved", (False, False): "failed"}
+    assert {p["init"]: p["group"] for p in run["episodes"]} == {i: groups[old[i], new[i]] for i in old}
+    assert run["curves"]["train_success"][2] is None and len(run["curves"]["iteration"]) == 10
+    assert dict(run["config"])["algorithm.gamma"] == "0.99"
+
+
+def test_several_runs_have_an_interquartile_mean(runs, tmp_path):
+    data = data_of(build_report(runs, tmp_path / "report.html"))
+    rates = [next(e["k"] / e["n"] for e in run["evals"] if e["name"] == "after") for run in data["runs"]]
+    assert data["across"]["iqm"] == pytest.approx(sum(rates) / 2) and data["across"]["runs"] == 2
+    assert [run["name"] for run in data["runs"]] == ["seed0", "seed1"]
+    same = data_of(build_report([runs[0], runs[0]], tmp_path / "report.html"))
+    assert all(run["name"].endswith("/seed0") for run in same["runs"])
+
+
+def test_videos_beyond_the_budget_are_left_out_in_pairs_and_counted(runs, tmp_path):
+    full = build_report(runs[:1], tmp_path / "full.html")
+    films = [p for p in data_of(full)["runs"][0]["episodes"] if p["after"]["video"]]
+    assert len(films) == 6 and all(p["before"]["video"] for p in films)
+    size = sum(f.stat().st_size for f in (runs[0] / "videos").iterdir()) / 2**20
+    half = data_of(build_report(runs[:1], tmp_path / "half.html", max_video_mb=size / 2))["runs"][0]
+    kept = [p for p in half["episodes"] if p["after"]["video"]]
+    assert 0 < len(kept) < 6 and len(kept) + half["videos_left_out"] == 6
+    assert all(bool(p["before"]["video"]) == bool(p["after"]["video"]) for p in half["episodes"])
+
+
+def test_nothing_from_a_run_becomes_markup(runs, tmp_path):
+    evil = tmp_path / "<img src=x onerror=alert(1)>"
+    shutil.copytree(runs[0], evil)
+    text = (evil / "evals" / "after.json").read_text()
+    (evil / "evals" / "after.json").write_text(text.replace('"pick"', '"</script><script>alert(2)</script>@@SCRIPT@@"'))
+    (evil / "config.yaml").write_text('env: {name: "<!--<script>"}\n')
+    page = build_report([evil], tmp_path / "report.html").read_text()
+    assert "alert(2)</script>" not in page and "<img" not in page and "<!--<script>" not in page
+    assert page.count("</script>") == 2 and page.count('"use strict"') == 1
+
+
+def test_the_page_names_no_address(runs, tmp_path):
+    page = build_report(runs, tmp_path / "report.html").read_text()
+    assert "default-src 'none'" in page and "unsafe" not in page
+    assert set(
+        re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"']*", re.sub(r'id="data">.*?</script>', "", page, flags=re.S))
+    ) <= {"http://www.w3.org/2000/svg"}
+
+
+def test_unfinished_runs_and_runs_without_a_before(runs, tmp_path):
+    young = tmp_path / "young"
+    shutil.copytree(runs[0], young)
+    (young / "evals" / "after.json").unlink()
+    run = read_run(young)
+    assert (run["before"], run["after"]) == ("before", "iter_000005")
+    (young / "evals" / "before.json").unlink()
+    run = read_run(young)
+    assert (run["before"], run["after"]) == (None, "iter_000005")
+    assert {p["group"] for p in run["episodes"]} <= {"solved", "failed"}
+    shutil.rmtree(young / "evals")
+    (young / "metrics.jsonl").unlink()
+    assert build_report([young], tmp_path / "report.html").exists()
+
+
+def test_what_is_no_run_is_refused_in_words(runs, tmp_path):
+    with pytest.raises(UserError, match="no run's folder"):
+        build_report([tmp_path], tmp_path / "report.html")
+    bad = tmp_path / "bad"
+    shutil.copytree(runs[0], bad)
+    text = (bad / "evals" / "after.json").read_text()
+    (bad / "evals" / "after.json").write_text(text.replace("videos/after_0000.mp4", "../../../etc/passwd"))
+    with pytest.raises(UserError, match="outside"):
+        build_report([bad], tmp_path / "report.html")
+    (bad / "evals" / "after.json").write_text(text[: len(text) // 2])
+    with pytest.raises(UserError, match=r"after\.json is damaged"):
+        build_report([bad], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
