@@ -101,7 +101,7 @@ class FlowVLA(nn.Module):
             self.camera = nn.ParameterDict(
                 {name: nn.Parameter(torch.randn(_tokens(size), d) * 0.02) for name, size in spec.cameras.items()}
             )
-            pooled += [self.vision.feature_dim * 16] * len(spec.cameras)
+            pooled += [2 * self.vision.num_keypoints] * len(spec.cameras)
         # Each source is brought to the same scale first, or the largest would drown the others early in training.
         self.pool_norms = nn.ModuleList(nn.LayerNorm(dim) for dim in pooled)
         self.pool = nn.Sequential(nn.Linear(sum(pooled), 2 * d), nn.SiLU(), nn.Linear(2 * d, d))
@@ -141,9 +141,9 @@ class FlowVLA(nn.Module):
         proprio = self.proprio(self.normalize_proprio(obs.proprio))
         all_tokens, all_pooled = [tokens, proprio[:, None]], [pooled, proprio]
         for name in self.spec.cameras:
-            image_tokens, grid = self.vision(obs.images[name], pooled)
+            image_tokens, keypoints = self.vision(obs.images[name], pooled)
             all_tokens.append(image_tokens + self.camera[name])
-            all_pooled.append(grid.flatten(1))
+            all_pooled.append(keypoints)
         x = torch.cat(all_tokens, dim=1)
         full_mask = torch.cat([mask, mask.new_ones(len(x), x.shape[1] - mask.shape[1])], dim=1)
         if self.config.context_layers:
@@ -227,7 +227,4 @@ class FlowVLA(nn.Module):
 
 
 def _tokens(size: tuple[int, int]) -> int:
-    def ceil(n: int) -> int:
-        return -(-n // FilmCNN.STRIDE)
-
-    return ceil(size[0]) * ceil(size[1])
+    return (size[0] // FilmCNN.STRIDE) * (size[1] // FilmCNN.STRIDE)

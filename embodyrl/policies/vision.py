@@ -11,47 +11,50 @@ from torch import Tensor, nn
 
 
 class FilmCNN(nn.Module):
-    """Four stride-2 convolutions; the instruction scales and shifts the later ones (FiLM, arXiv:1709.07871).
+    """Convolutions to 1/4 of the resolution, modulated by the instruction (FiLM, arXiv:1709.07871), then two heads.
 
-    A 64x64 image becomes 4x4 tokens, a 128x128 one 8x8, a 224x224 one 14x14.
+    Keypoints say where things are: each channel becomes the expected position of its softmax over the map (arXiv:
+    1504.00702), which a few demonstrations suffice to learn. Tokens of 16x16 pixels say what is there: a 64x64 image
+    becomes 4x4 of them, a 224x224 one 14x14.
     """
 
     STRIDE = 16
 
     def __init__(self, width: int, out_dim: int, text_dim: int) -> None:
         super().__init__()
-        sizes = [3, width, 2 * width, 2 * width, 4 * width]
-        self.convs = nn.ModuleList(nn.Conv2d(i, o, kernel_size=3, stride=2, padding=1) for i, o in pairwise(sizes))
-        for conv in self.convs:
-            nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")  # type: ignore[union-attr]
-            nn.init.zeros_(conv.bias)  # type: ignore[union-attr]
-        self.film = nn.Linear(text_dim, 2 * sum(sizes[2:]))
+        wide = 2 * width
+        self.stem = nn.Conv2d(3, width, kernel_size=5, stride=2, padding=2)
+        self.convs = nn.ModuleList(
+            (nn.Conv2d(width, wide, 3, stride=2, padding=1), nn.Conv2d(wide, wide, 3, padding=1))
+        )
+        self.film = nn.Linear(text_dim, 4 * wide)
+        self.keypoints = nn.Conv2d(wide, wide, kernel_size=1)
+        self.tokens = nn.Conv2d(wide, out_dim, kernel_size=4, stride=4)
+        for conv in (self.stem, *self.convs):
+            nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")  # type: ignore[arg-type]
+            nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
         nn.init.zeros_(self.film.weight)
         nn.init.zeros_(self.film.bias)
-        self.project = nn.Linear(sizes[-1], out_dim)
-        self.feature_dim = sizes[-1]
+        self.num_keypoints = wide
 
     def forward(
         self, images: UInt8[Tensor, "b h w 3"], text: Float[Tensor, "b e"]
-    ) -> tuple[Float[Tensor, "b tokens d"], Float[Tensor, "b c 4 4"]]:
+    ) -> tuple[Float[Tensor, "b tokens d"], Float[Tensor, "b k2"]]:
         """Encodes B images.
 
         Returns:
-            Tokens (B, h/16 * w/16, d) and the feature map averaged to 4x4 (B, c, 4, 4), which keeps where things are.
+            Tokens (B, h/16 * w/16, d) and keypoints (B, 2 * num_keypoints) in [-1, 1], all rows first.
         """
-        x = images.permute(0, 3, 1, 2).to(self.project.weight.dtype) / 127.5 - 1.0
-        film = self.film(text)[:, :, None, None]
-        used = 0
-        for i, conv in enumerate(self.convs):
-            x = conv(x)
-            if i > 0:
-                channels = x.shape[1]
-                scale, shift = film[:, used : used + channels], film[:, used + channels : used + 2 * channels]
-                x = x * (1.0 + scale) + shift
-                used += 2 * channels
-            x = F.relu(x)
-        tokens = self.project(x.flatten(2).transpose(1, 2))
-        return tokens, x if x.shape[-2:] == (4, 4) else F.adaptive_avg_pool2d(x, (4, 4))
+        x = images.permute(0, 3, 1, 2).to(self.stem.weight.dtype) / 127.5 - 1.0
+        x = F.relu(self.stem(x))
+        scales = self.film(text)[:, :, None, None].chunk(4, dim=1)
+        for conv, scale, shift in zip(self.convs, scales[:2], scales[2:], strict=True):
+            x = F.relu(conv(x) * (1.0 + scale) + shift)
+        weight = self.keypoints(x).flatten(2).softmax(dim=-1)
+        rows, columns = (torch.linspace(-1, 1, n, device=x.device, dtype=x.dtype) for n in x.shape[2:])
+        grid = torch.stack([rows[:, None].expand(x.shape[2:]), columns.expand(x.shape[2:])]).flatten(1)
+        keypoints = (weight @ grid.T).transpose(1, 2).flatten(1)
+        return self.tokens(x).flatten(2).transpose(1, 2), keypoints
 
 
 def random_shift(images: UInt8[Tensor, "b h w 3"], pixels: int, generator: torch.Generator) -> UInt8[Tensor, "b h w 3"]:
