@@ -22,7 +22,7 @@ import torch
 
 from embodyrl import checkpoint, registry
 from embodyrl.build import make_env, make_policy, pick_device
-from embodyrl.config import Config, RunConfig, to_yaml
+from embodyrl.config import Config, RunConfig, read_preset, to_yaml
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
 from embodyrl.evaluate import Evaluation, evaluate, first_inits
@@ -331,12 +331,15 @@ def seeded(seed: int, iteration: int) -> torch.Generator:
 
 
 def check_folder(folder: Path, config: Config) -> None:
-    """Refuses a folder that holds a run with another config."""
-    text = to_yaml(config)
+    """Refuses a folder that holds a run with another config; that it was moved is no difference."""
     path = folder / "config.yaml"
-    if path.exists() and path.read_text() != text:
-        old, new = path.read_text().splitlines(), text.splitlines()
-        changed = [line.strip() for line in new if line not in old] or ["fewer keys"]
+    if not path.exists():
+        return
+    old = read_preset(str(path))
+    moved = dataclasses.replace(config.run, out=old.run.out, name=old.run.name)
+    before, now = path.read_text().splitlines(), to_yaml(dataclasses.replace(config, run=moved)).splitlines()
+    if before != now:
+        changed = [line.strip() for line in now if line not in before] or ["fewer keys"]
         raise UserError(
             f"{folder} holds a run with another config (now: {'; '.join(changed[:4])}). Give this run its own "
             f"run.name=..., or delete {folder} to start over."

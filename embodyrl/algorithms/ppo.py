@@ -93,7 +93,8 @@ class PPO:
         self.actor_optimizer = torch.optim.Adam(self.actor, lr=config.lr, eps=1e-5)
         self.critic_optimizer = torch.optim.Adam(self.critic, lr=config.critic_lr, eps=1e-5)
         self.iteration = 0
-        self.skipped = 0
+        # Steps skipped in a row; each its own, or good steps of the critic would hide that the actor is stuck.
+        self.skipped = {"actor": 0, "critic": 0}
 
     def update(self, batch: RolloutBatch, *, progress: float, generator: torch.Generator) -> dict[str, float]:
         """One iteration on one rollout: returns, then the critic's epochs, then the actor's."""
@@ -151,7 +152,7 @@ class PPO:
             "value": float(old_value[mask].mean()),
             "actor_epochs": float(passes),
             "clip_range_joint": c.clip_range * scale,
-            "skipped_steps": float(self.skipped),
+            "skipped_steps": float(sum(self.skipped.values())),
         }
 
     def _returns(self, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
@@ -170,12 +171,13 @@ class PPO:
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = float(nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
+        which = "actor" if optimizer is self.actor_optimizer else "critic"
         if math.isfinite(norm) and math.isfinite(float(loss.detach())):
             optimizer.step()
-            self.skipped = 0
+            self.skipped[which] = 0
         else:
-            self.skipped += 1
-            if self.skipped >= 10:
+            self.skipped[which] += 1
+            if self.skipped[which] >= 10:
                 raise UserError(
                     "Ten gradient steps in a row were not finite, so training stopped; the weights are those before "
                     "them. Lower algorithm.lr, or look at the last rollouts for extreme rewards."
@@ -188,6 +190,7 @@ class PPO:
             "actor_optimizer": self.actor_optimizer.state_dict(),
             "critic_optimizer": self.critic_optimizer.state_dict(),
             "iteration": self.iteration,
+            "skipped": dict(self.skipped),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -195,6 +198,7 @@ class PPO:
         self.actor_optimizer.load_state_dict(state["actor_optimizer"])
         self.critic_optimizer.load_state_dict(state["critic_optimizer"])
         self.iteration = int(state["iteration"])
+        self.skipped = dict(state["skipped"])
 
 
 class _Means:
