@@ -40,7 +40,7 @@ class FlowVLAConfig:
         layers: of the action expert.
         heads: attention heads.
         action_patch: actions per token of the expert; must divide the horizon.
-        vision_width: channels of the first convolution.
+        vision_width: channels of the image encoder, and keypoints per camera.
         text_layers: of the instruction encoder.
         context_layers: transformer layers over all context tokens before the expert; 0 for small models.
         transition: how a step draws noise when training: ``flow_sde`` or ``flow_cps``.
@@ -58,7 +58,7 @@ class FlowVLAConfig:
     layers: int = 2
     heads: int = 4
     action_patch: int = 5
-    vision_width: int = 16
+    vision_width: int = 32
     text_layers: int = 1
     context_layers: int = 0
     transition: str = "flow_sde"

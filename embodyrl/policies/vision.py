@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, UInt8
@@ -22,20 +20,17 @@ class FilmCNN(nn.Module):
 
     def __init__(self, width: int, out_dim: int, text_dim: int) -> None:
         super().__init__()
-        wide = 2 * width
-        self.stem = nn.Conv2d(3, width, kernel_size=5, stride=2, padding=2)
-        self.convs = nn.ModuleList(
-            (nn.Conv2d(width, wide, 3, stride=2, padding=1), nn.Conv2d(wide, wide, 3, padding=1))
-        )
-        self.film = nn.Linear(text_dim, 4 * wide)
-        self.keypoints = nn.Conv2d(wide, wide, kernel_size=1)
-        self.tokens = nn.Conv2d(wide, out_dim, kernel_size=4, stride=4)
-        for conv in (self.stem, *self.convs):
-            nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")  # type: ignore[arg-type]
-            nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
+        self.stem = nn.Conv2d(3, width, kernel_size=8, stride=4, padding=2)
+        self.conv = nn.Conv2d(width, width, kernel_size=3, padding=1)
+        self.film = nn.Linear(text_dim, 2 * width)
+        self.keypoints = nn.Conv2d(width, width, kernel_size=1)
+        self.tokens = nn.Conv2d(width, out_dim, kernel_size=4, stride=4)
+        for conv in (self.stem, self.conv):
+            nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+            nn.init.zeros_(conv.bias)  # pyright: ignore[reportArgumentType] - it has a bias
         nn.init.zeros_(self.film.weight)
         nn.init.zeros_(self.film.bias)
-        self.num_keypoints = wide
+        self.num_keypoints = width
 
     def forward(
         self, images: UInt8[Tensor, "b h w 3"], text: Float[Tensor, "b e"]
@@ -47,9 +42,8 @@ class FilmCNN(nn.Module):
         """
         x = images.permute(0, 3, 1, 2).to(self.stem.weight.dtype) / 127.5 - 1.0
         x = F.relu(self.stem(x))
-        scales = self.film(text)[:, :, None, None].chunk(4, dim=1)
-        for conv, scale, shift in zip(self.convs, scales[:2], scales[2:], strict=True):
-            x = F.relu(conv(x) * (1.0 + scale) + shift)
+        scale, shift = self.film(text)[:, :, None, None].chunk(2, dim=1)
+        x = F.relu(self.conv(x) * (1.0 + scale) + shift)
         weight = self.keypoints(x).flatten(2).softmax(dim=-1)
         rows, columns = (torch.linspace(-1, 1, n, device=x.device, dtype=x.dtype) for n in x.shape[2:])
         grid = torch.stack([rows[:, None].expand(x.shape[2:]), columns.expand(x.shape[2:])]).flatten(1)
