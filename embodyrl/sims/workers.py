@@ -96,6 +96,7 @@ class PooledVecEnv:
             if isinstance(error, WorkerFault):
                 raise RuntimeError(f"A worker of {name} could not start. {error}") from None
             raise
+        assert specs[0] is not None
         self.spec: EnvSpec = dataclasses.replace(specs[0], num_envs=config.num_envs)
         self._share_memory(horizon=16)
 
@@ -202,6 +203,8 @@ class PooledVecEnv:
         for worker, reply in replies.items():
             if isinstance(reply, WorkerFault):
                 self._count_fault(worker, reply)
+            elif (log["fault"] & good)[worker.low : worker.high].any():
+                self._count_fault(worker, WorkerFault("The simulation itself broke (an error, NaN or infinity)."))
         step = Step(self._last_obs, reward, valid=valid, log=log, **flags)
         return _to_device(step, self.device)
 

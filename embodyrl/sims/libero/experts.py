@@ -87,7 +87,9 @@ class ScriptedExpert:
         plan.steps += 1
         eef, item = space.eef(), space.position(plan.item)
         grasp, place = plan.grasp, space.position(plan.place)
-        held = np.linalg.norm(item[:2] - (eef - grasp.offset)[:2]) < 0.05 and abs(item[2] - (eef - grasp.offset)[2]) < 0.05
+        held = (
+            np.linalg.norm(item[:2] - (eef - grasp.offset)[:2]) < 0.05 and abs(item[2] - (eef - grasp.offset)[2]) < 0.05
+        )
         # While it is carried, the object and not the gripper has to get to the place.
         carried = eef - item
         if plan.phase in ("lift", "carry", "lower") and not held:
@@ -99,13 +101,18 @@ class ScriptedExpert:
             near = np.linalg.norm(eef[:2] - target[:2])
             if near > 0.05 and eef[2] < plan.safe_height - 0.05:
                 high[:2] = eef[:2]
-            if near < 0.01 and np.linalg.norm(space.rotation_error(grasp.yaw)) < 0.08:
+            still = space.speed() < 0.03
+            if near < 0.005 and still and np.linalg.norm(space.rotation_error(grasp.yaw)) < 0.05:
                 self._next(plan, "descend")
-            return self._move(space, high if near > 0.03 else np.array([*target[:2], target[2] + 0.06]), grasp.yaw, OPEN)
+            return self._move(
+                space, high if near > 0.03 else np.array([*target[:2], target[2] + 0.06]), grasp.yaw, OPEN
+            )
         if plan.phase == "descend":
             if np.linalg.norm(eef - grasp.position) < 0.008 or plan.steps > 30:
                 self._next(plan, "grasp")
-            return self._move(space, grasp.position, grasp.yaw, OPEN)
+            straight = np.linalg.norm((eef - grasp.position)[:2]) < 0.01
+            target = np.array([*grasp.position[:2], grasp.position[2] if straight else eef[2] + 0.01])
+            return self._move(space, target, grasp.yaw, OPEN)
         if plan.phase == "grasp":
             if plan.steps > 9:
                 grasp.offset = eef - item

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 MAX_WIDTH = 0.072  # metres that fit between the open fingers, with something to spare
 FINGER_DEPTH = 0.03  # how far below an object's top the fingers reach at most
-YAWS = np.deg2rad([0, 15, -15, 30, -30, 45, -45, 60, -60, 75, -75, 90])
+YAWS = np.deg2rad(np.arange(-90, 90, 5))
 
 
 @dataclass
@@ -55,6 +55,10 @@ class Workspace:
     def eef(self) -> np.ndarray:
         """(3,) the point between the finger tips."""
         return self.data.site_xpos[self._site].copy()
+
+    def speed(self) -> float:
+        """Of the hand, metres per second."""
+        return float(np.linalg.norm(self.scene.robot.controller.ee_pos_vel))
 
     def finger_axis(self, yaw: float) -> np.ndarray:
         """(2,) the horizontal direction in which the fingers move when the hand is turned by ``yaw``."""
@@ -139,7 +143,7 @@ def plan_grasp(space: Workspace, item: str, attempt: int = 0) -> Grasp:
         across = np.array([-axis[1], axis[0]])
         middle = (points[:, :2].max(0) + points[:, :2].min(0)) / 2
         height = max(top - FINGER_DEPTH, points[:, 2].min() + 0.012)
-        turn = 0.3 * abs(yaw)
+        turn = 0.2 * abs(yaw)
         if width < MAX_WIDTH:
             centre = axis * (along.max() + along.min()) / 2 + across * (middle @ across)
             candidates.append(_candidate(centre, height, yaw, axis, rest, turn + 10 * width))
@@ -153,9 +157,7 @@ def plan_grasp(space: Workspace, item: str, attempt: int = 0) -> Grasp:
     return candidates[min(attempt * 2, len(candidates) - 1)]
 
 
-def _candidate(
-    centre: np.ndarray, height: float, yaw: float, axis: np.ndarray, rest: np.ndarray, cost: float
-) -> Grasp:
+def _candidate(centre: np.ndarray, height: float, yaw: float, axis: np.ndarray, rest: np.ndarray, cost: float) -> Grasp:
     """Adds a cost for everything that stands where fingers or hand would be."""
     relative = rest[:, :2] - centre
     along, across = relative @ axis, relative @ np.array([-axis[1], axis[0]])

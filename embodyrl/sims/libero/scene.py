@@ -65,7 +65,9 @@ class Scene:
         self.model, self.data = self.sim.model._model, self.sim.data._data
         self.robot = self.env.robots[0]
         self._nominal = self.robot.controller
-        self._nominal_state = {name: np.copy(getattr(self._nominal, name)) for name in _CONTROLLER if name != "new_update"}
+        self._nominal_state = {
+            name: np.copy(getattr(self._nominal, name)) for name in _CONTROLLER if name != "new_update"
+        }
         self._substeps = int(self.env.control_timestep / self.env.model_timestep)
         self._eef_site = self.model.site(self._nominal.eef_name).id
         self._hand = self.model.body(self.robot.robot_model.eef_name).id
@@ -82,7 +84,10 @@ class Scene:
         self._arm_actuators, (self._torque_low, self._torque_high) = indices, self.robot.torque_limits
         self._gripper_actuators = self.robot._ref_joint_gripper_actuator_indexes
         limits = self.model.actuator_ctrlrange[self._gripper_actuators]
-        self._gripper_bias, self._gripper_weight = 0.5 * (limits[:, 1] + limits[:, 0]), 0.5 * (limits[:, 1] - limits[:, 0])
+        self._gripper_bias, self._gripper_weight = (
+            0.5 * (limits[:, 1] + limits[:, 0]),
+            0.5 * (limits[:, 1] - limits[:, 0]),
+        )
         self._nominal.update = self._update_controller
         self._seen_qpos, self._proprio = self.data.qpos.copy(), self._read_proprio()
 

@@ -24,7 +24,13 @@ import numpy as np
 from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
 
 # The time limits that published results use (OpenVLA, arXiv:2406.09246, and those after it).
-MAX_EPISODE_STEPS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+MAX_EPISODE_STEPS = {
+    "libero_spatial": 220,
+    "libero_object": 280,
+    "libero_goal": 300,
+    "libero_10": 520,
+    "libero_90": 400,
+}
 # In these the file's name still holds the sentence of the task that was changed; only the task file is right.
 _LANGUAGE_IN_FILE = ("_lan", "_task")
 
