@@ -258,13 +258,28 @@ def test_an_episode_does_not_depend_on_a_grasp_before_it():
     expert = env.make_expert()
 
     def episode(init, steps):
-        env.reset(init=[init])
+        start = env.reset(init=[init]).privileged
         expert.reset()
-        return [env.rollout(expert.act, 2)[0].obs.privileged for _ in range(steps)]
+        return [start] + [env.rollout(expert.act, 2)[0].obs.privileged for _ in range(steps)]
 
     first = episode(3, 6)
-    episode(4, 6)  # ends with a cube between the fingers
+    episode(4, 6)
+    assert env.engine.envs[0].base.get_info()["is_grasped"].item()  # it ends with a cube between the fingers
     assert all(torch.equal(a, b) for a, b in zip(first, episode(3, 6), strict=True))
+    env.close()
+
+
+def test_contacts_of_the_last_episode_are_forgotten():
+    """Touch sensors are part of this task's state, and its episodes begin in the hand."""
+    env = make(task="RotateSingleObjectInHandLevel0-v1", control_mode="", num_envs=1)
+
+    def episode(init):
+        return env.reset(init=[init]).privileged, env.step(torch.zeros(1, 3, env.spec.action_dim)).obs.privileged
+
+    first = episode(1)
+    episode(2)
+    again = episode(1)
+    assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
     env.close()
 
 

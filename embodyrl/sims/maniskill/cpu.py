@@ -19,6 +19,7 @@ from embodyrl.env import Tick
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.sims.maniskill import fast
 from embodyrl.sims.maniskill.build import make_base_env
+from embodyrl.sims.maniskill.tasks import REBUILT_EACH_EPISODE
 
 if TYPE_CHECKING:
     from embodyrl.sims.maniskill.env import ManiSkillConfig
@@ -55,7 +56,7 @@ class CpuEngine:
                         raise
                     make["render_backend"] = "cpu"
                     base = make_base_env(config.task, **make)
-                self.envs.append(SingleEnv(base, config.reward))
+                self.envs.append(SingleEnv(base, config.reward, config.task.startswith(REBUILT_EACH_EPISODE)))
         finally:
             gc.unfreeze()
         self.base = self.envs[0].base
@@ -133,21 +134,26 @@ class SingleEnv:
     Args:
         base: from ``make_base_env``.
         reward: ``"sparse"``, ``"dense"`` or ``"normalized_dense"``.
+        rebuild: build the scene anew for each episode.
     """
 
-    def __init__(self, base: Any, reward: str) -> None:
+    def __init__(self, base: Any, reward: str, rebuild: bool = False) -> None:
         self.base = base
         self.reward = reward
         self._info: dict[str, Any] | None = None
-        self._rebuild = False
+        self._always_rebuild = self._rebuild = rebuild
         self._agent: object = None
         self._controller: fast.EEDeltaPosController | None = None
 
     def reset(self, seed: int) -> None:
         """Puts the env into the initial state of ``seed``, whatever ran before."""
+        if isinstance(self.base.scene.px, FreshContacts):
+            self.base.scene.px.stepped = False
         # A scene that held NaN is not trusted to be clean again: it is built anew.
         self.base.reset(seed=seed, options={"reconfigure": True} if self._rebuild else None)
-        self._rebuild, self._info = False, None
+        if not isinstance(self.base.scene.px, FreshContacts):
+            self.base.scene.px = FreshContacts(self.base.scene.px)
+        self._rebuild, self._info = self._always_rebuild, None
         if self._agent is not self.base.agent:  # tasks that build new shapes for each episode make a new robot, too
             self._agent = self.base.agent
             self._controller = fast.controller_for(self.base)
@@ -201,6 +207,33 @@ class SingleEnv:
         info = self._info or self.base.get_info()
         self._info = info
         return info
+
+
+class FreshContacts:
+    """A physics system that reports no contacts between a reset and the first step.
+
+    PhysX itself goes on reporting those of the last step, so that an episode would begin with the grasp or the touch
+    that the one before it ended with.
+
+    Args:
+        system: SAPIEN's physics system; everything else is passed on to it.
+    """
+
+    def __init__(self, system: Any) -> None:
+        self._system = system
+        self.stepped = False
+
+    def get_contacts(self) -> list[Any]:
+        """The contacts of the last step of this episode."""
+        return self._system.get_contacts() if self.stepped else []
+
+    def step(self) -> None:
+        """One physics step."""
+        self.stepped = True
+        self._system.step()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._system, name)
 
 
 def visual_proprio(base: Any, info: dict[str, Any]) -> Tensor:

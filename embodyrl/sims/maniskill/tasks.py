@@ -15,6 +15,8 @@ from pathlib import Path
 
 from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
 
+SPLITS = {"train": "initial states of training", "eval": "other initial states of the same task"}
+
 INSTRUCTIONS = {
     "PickCube-v1": "pick up the red cube and hold it at the goal",
     "PickCubeSO100-v1": "pick up the red cube and hold it at the goal",
@@ -55,6 +57,9 @@ INSTRUCTIONS = {
 
 # ManiSkill gives these tasks 50 steps, which a controller of 0.1 m a step at 20 Hz does not need.
 EPISODE_STEPS = {"PickCube-v1": 40, "PushCube-v1": 40, "PullCube-v1": 40}
+
+# In these a reset begins with bodies in touch, where PhysX remembers the episode before: only a new scene forgets it.
+REBUILT_EACH_EPISODE = ("RotateSingleObjectInHand",)
 
 # Needed, though the task's registration does not say so: its robot's or its scene's files.
 _IMPLIED_ASSETS = {
@@ -117,6 +122,21 @@ class ManiSkillTask:
     def available(self) -> bool:
         """Whether all assets are at hand."""
         return not self.missing
+
+    @property
+    def select(self) -> str:
+        """The override that chooses the task."""
+        return f"env.task={self.name}"
+
+    @property
+    def group(self) -> str:
+        """ManiSkill has no suites."""
+        return ""
+
+    @property
+    def mend(self) -> str:
+        """The commands that download what is missing."""
+        return " && ".join(f"python -m mani_skill.utils.download_asset {asset}" for asset in self.missing)
 
 
 def data_folder() -> Path:
