@@ -1,0 +1,145 @@
+"""Demonstrations, imitation, then RL, over several seeds: the table and the figure of a task.
+
+    python benchmarks/post_train.py quickstart --seeds 0 1 2
+    python benchmarks/post_train.py maniskill_pickcube --seeds 0 1 2
+
+Runs go to ``runs/bench/NAME/SEED`` and can be interrupted and resumed; the result is ``benchmarks/NAME.json`` and ``.png``. Success
+is of the noise-free policy on initial states never trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from embodyrl.provenance import git_commit, hardware, versions
+from embodyrl.stats import bootstrap_iqm, interquartile_mean, wilson
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Job:
+    """How a task is demonstrated; its presets are NAME_sft and NAME_ppo."""
+
+    title: str
+    collect: tuple[str, ...]
+
+
+JOBS = {
+    "maniskill_pickcube": Job(
+        "ManiSkill PickCube-v1, state",
+        ("maniskill", "env.task=PickCube-v1", "env.obs=state", "env.num_envs=16", "--episodes", "32", "--noise", "0.2"),
+    ),
+    "maniskill_pushcube": Job(
+        "ManiSkill PushCube-v1, state",
+        ("maniskill", "env.task=PushCube-v1", "env.obs=state", "env.num_envs=16", "--episodes", "16", "--noise", "0.3"),
+    ),
+    "maniskill_stackcube": Job(
+        "ManiSkill StackCube-v1, state",
+        ("maniskill", "env.task=StackCube-v1", "env.obs=state", "env.num_envs=16", "--episodes", "64", "--noise", "0.1"),
+    ),
+}
+
+
+def embodyrl(*arguments: str) -> float:
+    """Runs a command and returns its minutes."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-m", "embodyrl.cli", *arguments], check=True)
+    return (time.monotonic() - began) / 60
+
+
+def run(name: str, seed: int, extra: list[str]) -> tuple[Path, float]:
+    """One seed; returns the folder of the RL run and the minutes that this call took."""
+    folder = Path("runs/bench") / name / str(seed)
+    if name == "quickstart":
+        return folder / "ppo", embodyrl("quickstart", "--seed", str(seed), "--out", str(folder))
+    common = [f"run.out={folder}", f"run.seed={seed}", f"env.seed={seed}"]
+    minutes = 0.0
+    if not (folder / "demos").exists():
+        minutes += embodyrl("collect", *JOBS[name].collect, "--seed", str(seed), "--out", str(folder / "demos"))
+    minutes += embodyrl("train", f"{name}_sft", *common, "run.name=sft", f"data.path={folder / 'demos'}")
+    ppo = ["run.name=ppo", f"run.init_checkpoint={folder / 'sft'}", *extra]
+    return folder / "ppo", minutes + embodyrl("train", f"{name}_ppo", *common, *ppo)
+
+
+def read(folder: Path, seed: int, minutes: float) -> dict:
+    """Evaluations of one seed, in the order of training."""
+    evals = []
+    for path in (folder / "evals").glob("*.json"):
+        data = json.loads(path.read_text())
+        solved, count = sum(e["success"] for e in data["episodes"]), len(data["episodes"])
+        evals.append({k: data[k] for k in ("iteration", "env_steps", "minutes")} | {"successes": solved, "episodes": count})
+    evals.sort(key=lambda e: e["env_steps"])
+    first, last = evals[0], evals[-1]
+    return {
+        "seed": seed,
+        "before": [first["successes"], first["episodes"], *wilson(first["successes"], first["episodes"])],
+        "after": [last["successes"], last["episodes"], *wilson(last["successes"], last["episodes"])],
+        "env_steps": last["env_steps"],
+        "minutes_ppo": last["minutes"],
+        "minutes_all": minutes,
+        "evals": evals,
+    }
+
+
+def plot(title: str, seeds: list[dict], path: Path) -> None:
+    """Success against env steps and against minutes of RL, one line per seed."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True)
+    for axis, key, label in zip(axes, ("env_steps", "minutes"), ("env steps", "minutes of RL"), strict=True):
+        for result in seeds:
+            rates = [100 * e["successes"] / e["episodes"] for e in result["evals"]]
+            bands = [wilson(e["successes"], e["episodes"]) for e in result["evals"]]
+            x = [e[key] for e in result["evals"]]
+            axis.plot(x, rates, marker="o", markersize=3, label=f"seed {result['seed']}")
+            axis.fill_between(x, [100 * b[0] for b in bands], [100 * b[1] for b in bands], alpha=0.15)
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("success, held-out states (%)")
+    axes[0].set_ylim(0, 100)
+    axes[0].legend()
+    figure.suptitle(title)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    """Runs all seeds, then writes JSON and figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=["quickstart", *JOBS])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("overrides", nargs="*", help="for the RL run, e.g. run.iterations=100")
+    arguments = parser.parse_args()
+    title = "Quickstart: pick up the named block, pixels" if arguments.name == "quickstart" else JOBS[arguments.name].title
+    seeds = []
+    for seed in arguments.seeds:
+        folder, minutes = run(arguments.name, seed, arguments.overrides)
+        seeds.append(read(folder, seed, minutes))
+        scores = {when: [s[when][0] / s[when][1] for s in seeds] for when in ("before", "after")}
+        result = {
+            "title": title,
+            "iqm": {w: [interquartile_mean(x), *bootstrap_iqm(x)] for w, x in scores.items()},
+            "seeds": seeds,
+            "peak_memory_gib_of_one_process": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20,
+            "commit": git_commit(),
+            "versions": versions(),
+            "hardware": hardware(),
+        }
+        (HERE / f"{arguments.name}.json").write_text(json.dumps(result, indent=1))
+        plot(title, seeds, HERE / f"{arguments.name}.png")
+        print(json.dumps({k: result[k] for k in ("title", "iqm")}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
