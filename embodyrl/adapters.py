@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick, VecEnv
+from embodyrl.errors import UserError, did_you_mean
 from embodyrl.types import EnvSpec, Obs
 
 
@@ -41,8 +42,17 @@ class AsGymnasium(VectorEnv):
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Starts all episodes anew; ``options={"init": [...]}`` names their initial states."""
-        given = [0 if s is None else s for s in seed] if isinstance(seed, list) else seed
-        obs = self.env.reset(seed=given, init=(options or {}).get("init"))
+        init = (options or {}).get("init")
+        if isinstance(seed, list) and len(seed) != self.num_envs:
+            raise UserError(f"seed has {len(seed)} entries, but there are {self.num_envs} envs.")
+        if isinstance(seed, list) and None in seed:
+            # As gymnasium has it, None leaves that env's random stream as it is.
+            obs = self.env.reset(init=init)
+            for k, s in enumerate(seed):
+                if s is not None:
+                    obs = self.env.reset([k], seed=[s], init=None if init is None else [init[k]])
+        else:
+            obs = self.env.reset(seed=seed, init=init)  # pyright: ignore[reportArgumentType] (no None is left in it)
         return _to_dict(obs), {"instruction": obs.instruction}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -50,7 +60,9 @@ class AsGymnasium(VectorEnv):
         step = self.env.step(torch.as_tensor(np.asarray(actions), dtype=torch.float32)[:, None])
         obs, info = step.obs, {"success": _numpy(step.success)}
         if step.done.any():
-            info |= {"final_obs": _to_dict(step.obs), "_final_obs": _numpy(step.done)}
+            # Copies: an env may reuse its buffers at the reset.
+            final = {name: x.copy() for name, x in _to_dict(step.obs).items()}
+            info |= {"final_obs": final, "_final_obs": _numpy(step.done)}
             obs = self.env.reset(step.done)
         info["instruction"] = obs.instruction
         return _to_dict(obs), _numpy(step.reward[:, 0]), _numpy(step.terminated), _numpy(step.truncated), info
@@ -75,10 +87,23 @@ class FromGymnasium(SteppedVecEnv):
     Config = EnvConfig
 
     def __init__(self, env_id: str, config: EnvConfig, **kwargs: Any) -> None:
-        self._envs = [gymnasium.make(env_id, **kwargs) for _ in range(config.num_envs)]
+        """Makes the envs.
+
+        Raises:
+            UserError: no such env, a split it does not have, or spaces that are not flat, continuous and bounded.
+        """
+        if config.split not in ("train", "eval"):
+            raise UserError(f"gymnasium/{env_id} has no split {config.split!r}. Valid names: eval, train.")
+        try:
+            self._envs = [gymnasium.make(env_id, **kwargs) for _ in range(config.num_envs)]
+        except gymnasium.error.UnregisteredEnv as error:
+            near = did_you_mean(env_id, gymnasium.registry)
+            raise UserError(f"Gymnasium has no env {env_id!r}. {near}") from error
         observation, action = self._envs[0].observation_space, self._envs[0].action_space
         if not isinstance(observation, gymnasium.spaces.Box) or not isinstance(action, gymnasium.spaces.Box):
-            raise ValueError(f"{env_id} has no flat observations and continuous actions: {observation}, {action}.")
+            raise UserError(f"{env_id} has no flat observations and continuous actions: {observation}, {action}.")
+        if not (np.isfinite(action.low).all() and np.isfinite(action.high).all()):
+            raise UserError(f"The actions of {env_id} have no bounds to scale [-1, 1] to: {action}.")
         limit = self._envs[0].spec.max_episode_steps if self._envs[0].spec else None
         dim = int(np.prod(observation.shape))
         self._low, self._high = action.low.ravel(), action.high.ravel()
@@ -112,7 +137,12 @@ class FromGymnasium(SteppedVecEnv):
         terminated, success, fault = (torch.zeros(n, dtype=torch.bool) for _ in range(3))
         scaled = self._low + (actions.cpu().numpy() + 1) / 2 * (self._high - self._low)
         for k in active.nonzero().flatten().tolist():
-            obs, r, term, _, info = self._envs[k].step(scaled[k].reshape(self._action_shape))
+            obs, r, term, trunc, info = self._envs[k].step(scaled[k].reshape(self._action_shape))
+            if trunc and not term and int(self._elapsed[k]) + 1 < self.spec.max_episode_steps:
+                raise UserError(
+                    f"{self.spec.name} cut an episode short after {int(self._elapsed[k]) + 1} steps, which only its "
+                    f"time limit of {self.spec.max_episode_steps} may do here: let it terminate, or set max_episode_steps."
+                )
             self._obs[k] = np.asarray(obs, np.float32).ravel()
             reward[k], terminated[k] = float(r), bool(term)
             success[k] = bool(info.get("success", False))

@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from embodyrl import __version__
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, did_you_mean
 
+QUICKSTART_HELP = """examples:
+  embodyrl quickstart
+  embodyrl quickstart --seed 1 --out runs/quickstart1
+Ctrl-C stops at any point; the same command goes on from there.
+"""
+DOCTOR_HELP = """examples:
+  embodyrl doctor             what works here, and the command that mends what does not
+  embodyrl doctor --json      the same for a script; the exit status is 1 if something needed fails
+"""
+REPORT_HELP = """examples:
+  embodyrl report runs/ppo                                  writes runs/ppo/report.html
+  embodyrl report runs/ppo0 runs/ppo1 --out report.html     several runs, or seeds, on one page
+"""
+BENCH_HELP = """examples:
+  embodyrl bench                                  every environment as it is by default
+  embodyrl bench mujoco env.num_envs=64           64 at once, with camera images
+  embodyrl bench mujoco env.renderer=none --json  states only
+Steps are control steps of running episodes; resets of ended ones count as time.
+"""
 TRAIN_HELP = """examples:
   embodyrl train mujoco_pick_sft data.path=data/pick        learn from demonstrations
   embodyrl train mujoco_pick_ppo run.init_checkpoint=runs/sft   then improve by reinforcement learning
@@ -30,51 +50,88 @@ COLLECT_HELP = """examples:
 LIST_HELP = """examples:
   embodyrl list               everything
   embodyrl list tasks         every task of every simulator, and whether it can run here
+  embodyrl list tasks libero  one simulator's tasks, each on its line
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status: 0, 1 for a user's error, 130 for Ctrl-C."""
-    arguments = build_parser().parse_args(argv)
-    arguments.command_line = shlex.join(["embodyrl", *(sys.argv[1:] if argv is None else argv)])
+    given = list(sys.argv[1:] if argv is None else argv)
     try:
+        if not given:
+            build_parser().print_help()
+            return 1
+        arguments = _parse(given)
+        arguments.command_line = shlex.join(["embodyrl", *given])
         return arguments.run(arguments) or 0
     except UserError as error:
-        print(f"embodyrl: {error}", file=sys.stderr)
+        print(f"embodyrl: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("\nembodyrl: stopped.", file=sys.stderr)
         return 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """Mistakes in the command line are told like all others: one sentence, with the nearest names."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message[:1].upper()}{message[1:]}. `{self.prog} --help` says how it is used.")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            what = "command" if action.dest == "command" else f"choice for {action.dest}:"
+            raise UserError(f"There is no {what} {value!r}. {did_you_mean(str(value), action.choices)}")
+
+
+def _parse(given: list[str]) -> argparse.Namespace:
+    """The arguments; overrides may stand anywhere, also behind options, where argparse alone would not take them."""
+    arguments, rest = build_parser().parse_known_args(given)
+    for item in rest:
+        if hasattr(arguments, "overrides") and "=" in item and not item.startswith("-"):
+            arguments.overrides.append(item)
+        elif item.startswith("--"):
+            options = [name for action in arguments.parser._actions for name in action.option_strings if name[1] == "-"]
+            raise UserError(f"There is no option {item!r}. {did_you_mean(item.partition('=')[0], options)}")
+        else:
+            arguments.parser.error(f"unexpected argument {item!r}")
+    return arguments
+
+
 def build_parser() -> argparse.ArgumentParser:
     """All verbs and their options."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="embodyrl",
         description="Reinforcement learning for vision-language-action policies, in simulators and on robots.",
         epilog="Start with: embodyrl quickstart",
     )
     parser.add_argument("--version", action="version", version=f"embodyrl {__version__}")
-    verbs = parser.add_subparsers(metavar="COMMAND", required=True)
+    verbs = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
 
     def verb(name: str, run: Any, text: str, examples: str = "") -> argparse.ArgumentParser:
         sub = verbs.add_parser(
             name, help=text, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        sub.set_defaults(run=run)
+        sub.set_defaults(run=run, parser=sub)
         return sub
 
-    sub = verb("quickstart", _quickstart, "From nothing to a trained pixel policy in ten minutes on two CPU cores.")
+    text = "From nothing to a trained pixel policy in ten minutes on two CPU cores."
+    sub = verb("quickstart", _quickstart, text, QUICKSTART_HELP)
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--out", default="runs/quickstart", help="where everything is written (default: %(default)s)")
     sub.add_argument("--json", action="store_true", help="print the result as JSON at the end")
 
     sub = verb("list", _list, "Names of environments, tasks, policies, algorithms and presets.", LIST_HELP)
     sub.add_argument("what", nargs="?", choices=["envs", "tasks", "policies", "algorithms", "presets"])
-    sub.add_argument("--json", action="store_true")
+    sub.add_argument("env", nargs="?", default="", help="only this environment (for envs and tasks)")
+    sub.add_argument("--json", action="store_true", help="for a machine to read")
 
-    sub = verb("doctor", _doctor, "Tests what this machine can do, and says how to mend what it cannot.")
-    sub.add_argument("--json", action="store_true")
+    text = "Tests what this machine can do, and says how to mend what it cannot."
+    sub = verb("doctor", _doctor, text, DOCTOR_HELP)
+    sub.add_argument("--json", action="store_true", help="for a machine to read")
 
     sub = verb("collect", _collect, "Lets a scripted expert act and writes a LeRobotDataset.", COLLECT_HELP)
     sub.add_argument("env", help="an environment's name, or a preset whose env section is used")
@@ -99,12 +156,15 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--seed", type=int, default=0, help="of the policy's noise")
     sub.add_argument("--json", action="store_true")
 
-    sub = verb("report", _report, "Writes one HTML page about one or more runs; it works offline.")
+    text = "Writes one HTML page about one or more runs; it works offline."
+    sub = verb("report", _report, text, REPORT_HELP)
     sub.add_argument("runs", nargs="+", help="run folders")
     sub.add_argument("--out", default="", help="the file (default: report.html in the first run's folder)")
 
-    sub = verb("bench", _bench, "Measures an environment's speed.")
-    sub.add_argument("env", help="an environment's name, or a preset whose env section is used")
+    sub = verb("bench", _bench, "Measures an environment's speed.", BENCH_HELP)
+    sub.add_argument(
+        "env", nargs="?", help="an environment's name, or a preset whose env section is used (default: all)"
+    )
     sub.add_argument("overrides", nargs="*", metavar="env.key=value")
     sub.add_argument("--chunk", type=int, default=5, help="actions per chunk (default: %(default)s)")
     sub.add_argument("--chunks", type=int, default=20, help="chunks per measurement (default: %(default)s)")
@@ -125,7 +185,7 @@ def _quickstart(a: argparse.Namespace) -> int:
 def _list(a: argparse.Namespace) -> int:
     from embodyrl.listing import listing, print_listing
 
-    found = listing(a.what)
+    found = listing(a.what, a.env)
     if a.json:
         print(json.dumps(found))
     else:
@@ -196,10 +256,11 @@ def _report(a: argparse.Namespace) -> int:
 
 
 def _bench(a: argparse.Namespace) -> int:
-    from embodyrl.bench import bench_env, print_bench
+    from embodyrl.bench import bench_all, bench_env, print_bench
     from embodyrl.config import env_config
 
-    result = bench_env(env_config(a.env, a.overrides), chunk=a.chunk, num_chunks=a.chunks, repeats=a.repeats)
+    how = {"chunk": a.chunk, "num_chunks": a.chunks, "repeats": a.repeats}
+    result = bench_env(env_config(a.env, a.overrides), **how) if a.env else bench_all(**how)
     if a.json:
         print(json.dumps(result))
     else:

@@ -130,7 +130,9 @@ def read_preset(preset: str) -> DictConfig:
     except Exception as error:
         raise UserError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(raw, DictConfig):
-        raise UserError(f"{path} must hold sections ({', '.join(f.name for f in dataclasses.fields(Config))}), not a list.")
+        raise UserError(
+            f"{path} must hold sections ({', '.join(f.name for f in dataclasses.fields(Config))}), not a list."
+        )
     return raw
 
 

@@ -3,16 +3,44 @@
 A third party adds its own by an entry point in the groups ``embodyrl.envs``, ``embodyrl.policies`` and
 ``embodyrl.algorithms``; nothing here needs to change. Every registered class has a frozen config dataclass as its
 attribute ``Config`` and is built as ``cls(config)`` (envs), ``cls(config, spec)`` (policies) or
-``cls(config, policy)`` (algorithms).
+``cls(config, policy)`` (algorithms). An env's package may have a module ``tasks`` beside the env's own, with a function
+``list_tasks()`` (see ``TaskInfo``) and a ``SPLITS``, both cheap to import: ``embodyrl list`` shows them.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.resources
+import importlib.util
+from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from embodyrl.errors import UserError, did_you_mean
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """What ``list_tasks()`` says about a task; any object with these attributes will do.
+
+    Attributes:
+        name: of the task.
+        instruction: what the policy is told.
+        select: the overrides that choose it, e.g. ``"env.task=pick"``.
+        group: what it is listed under, e.g. its suite.
+        missing: names of the assets that are not on this machine; empty where it can run.
+        mend: the command that brings them.
+    """
+
+    name: str
+    instruction: str
+    select: str
+    group: str = ""
+    missing: tuple[str, ...] = ()
+    mend: str = ""
+
 
 BUILT_IN: dict[str, dict[str, str]] = {
     "envs": {
@@ -49,3 +77,17 @@ def load(kind: str, name: str) -> Any:
         )
     module, _, attribute = known[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def preset_names() -> dict[str, Path]:
+    """Preset name -> file, of the presets that come with the package."""
+    folder = Path(str(importlib.resources.files("embodyrl"))) / "configs"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def tasks_module(env: str) -> ModuleType | None:
+    """The module ``tasks`` beside the env's own, or None where its package has none."""
+    package = names("envs")[env].partition(":")[0].rpartition(".")[0]
+    if not package or importlib.util.find_spec(f"{package}.tasks") is None:
+        return None
+    return importlib.import_module(f"{package}.tasks")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from embodyrl.registry import TaskInfo
 from embodyrl.sims.mujoco import scene
 
 Array = NDArray[np.float64]
@@ -135,6 +136,14 @@ TASKS: dict[str, Task] = {
         ),
     )
 }  # fmt: skip
+
+
+def list_tasks() -> list[TaskInfo]:
+    """All tasks, for ``embodyrl list``."""
+    return [
+        TaskInfo(task.name, task.instruction.format("<colour>", "<other colour>"), f"env.task={task.name}")
+        for task in TASKS.values()
+    ]
 
 
 @dataclass
