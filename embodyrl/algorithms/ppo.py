@@ -36,6 +36,7 @@ class PPOConfig:
         warmup_iterations: first iterations in which only the critic learns.
         minibatch_size: chunks per gradient step.
         lr: of the actor (Adam).
+        lr_warmup: iterations over which the actor's rate rises: Adam's first steps are as large as any, and random.
         critic_lr: of the critic (Adam).
         clip_range: ratios are clipped to [1 - clip_range, 1 + clip_range_high].
         clip_range_high: 0 means the same as ``clip_range``.
@@ -58,6 +59,7 @@ class PPOConfig:
     warmup_iterations: int = 3
     minibatch_size: int = 512
     lr: float = 1e-4
+    lr_warmup: int = 10
     critic_lr: float = 1e-3
     clip_range: float = 0.2
     clip_range_high: float = 0.0
@@ -119,7 +121,10 @@ class PPO:
                 stats.add(info, value_loss=loss)
                 self._step(self.critic_optimizer, self.critic, loss)
 
-        epochs = c.epochs if self.iteration >= c.warmup_iterations else 0
+        actor_iteration = self.iteration - c.warmup_iterations
+        epochs = c.epochs if actor_iteration >= 0 else 0
+        for group in self.actor_optimizer.param_groups:
+            group["lr"] = c.lr * min(1.0, (actor_iteration + 1) / max(c.lr_warmup, 1))
         passes = 0
         for _ in range(epochs):
             kl = _Means()
