@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import subprocess
 import sys
 import tarfile
-import time
 import tomllib
 import venv
 import zipfile
@@ -22,7 +22,7 @@ HEAVY = {
 }  # fmt: skip
 
 
-def run(*command: str | Path, cwd: Path, timeout: float = 120) -> str:
+def run(*command: str | Path, cwd: Path, timeout: float = 240) -> str:
     """Standard output; a failure shows both streams."""
     done = subprocess.run(
         [str(c) for c in command], cwd=cwd, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL
@@ -103,11 +103,13 @@ print(json.dumps([time.process_time() - start, sorted(sys.modules)]))
 
 def test_import_and_help_are_fast(clean: Path) -> None:
     def fastest(*command: str | Path) -> float:
+        """Processor seconds, the best of five: they hold on a busy machine, too."""
         times = []
         for _ in range(5):
-            start = time.perf_counter()
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
             run(*command, cwd=clean)
-            times.append(time.perf_counter() - start)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         return min(times)
 
     script = Path(sys.executable).parent / "embodyrl"
