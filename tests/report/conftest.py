@@ -16,7 +16,7 @@ from embodyrl.sims.mujoco.experts import ScriptedExpert
 CONFIG = """
 env: {name: mujoco, task: "pick,push", split: train, cameras: [front]}
 policy: {name: flow_vla, horizon: 5}
-algorithm: {name: ppo, lr: LR, gamma: 0.99}
+algorithm: {name: ppo, lr: 0.0001, gamma: 0.99}
 run: {name: NAME, seed: SEED, eval_split: eval}
 """
 
@@ -47,7 +47,7 @@ def make_run(folder: Path, env: MujocoEnv, seed: int, noises: dict[str, tuple[in
                 | {"train_episodes": 20, "policy_loss": -0.01 * i, "value_loss": 1 / i, "approx_kl": 0.01}
                 | {"explained_variance": i / 12, "env_steps_per_second": 3000.0 + i, "entropy": 1.0}
             )
-    text = CONFIG.replace("NAME", folder.name).replace("SEED", str(seed)).replace("LR", f"{1e-4 * (1 + seed)}")
+    text = CONFIG.replace("NAME", folder.name).replace("SEED", str(seed))
     (folder / "config.yaml").write_text(text)
     meta = {"command": f"embodyrl train demo run.seed={seed}", "seed": seed, "commit": "0123456789ab"}
     meta |= {

@@ -114,8 +114,8 @@ def test_runs_side_by_side(open_page, runs):
         page.locator("#comparison tbody tr").count() == 3
         and "Interquartile" in page.locator("#comparison").inner_text()
     )
-    page.get_by_text("settings differ").click()
-    assert page.get_by_text("algorithm.lr").first.is_visible()
+    page.get_by_text("1 setting differs").click()
+    assert page.locator("details code", has_text="run.seed").is_visible()
     page.get_by_role("button", name="seed1").click()
     assert page.locator("dd", has_text="embodyrl train demo run.seed=1").count() == 1
 

@@ -45,6 +45,13 @@ def test_several_runs_have_an_interquartile_mean(runs, tmp_path):
     assert all(run["name"].endswith("/seed0") for run in same["runs"])
 
 
+def test_runs_of_different_configs_are_not_averaged(runs, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(runs[1], other)
+    (other / "config.yaml").write_text((runs[1] / "config.yaml").read_text().replace("0.99", "0.9"))
+    assert data_of(build_report([runs[0], other], tmp_path / "report.html"))["across"] is None
+
+
 def test_videos_beyond_the_budget_are_left_out_in_pairs_and_counted(runs, tmp_path):
     full = build_report(runs[:1], tmp_path / "full.html")
     films = [p for p in data_of(full)["runs"][0]["episodes"] if p["after"]["video"]]

@@ -93,7 +93,7 @@ function comparison() {
   });
   if (DATA.across) {
     const a = DATA.across;
-    rows.push(node("tr", { class: "total" }, node("td", {}, `Interquartile mean of ${a.runs} runs`), node("td", {}), node("td", { class: "num" },
+    rows.push(node("tr", { class: "total" }, node("td", {}, `Interquartile mean of ${a.runs} seeds`), node("td", {}), node("td", { class: "num" },
       `${percent(a.iqm)} [${(100 * a.lo).toFixed(0)}, ${(100 * a.hi).toFixed(0)}]`), node("td", {}), node("td", {}), node("td", {})));
   }
   const head = ["Run", "Before", "After", "", "Time", "Env steps"].map((t, k) => node("th", { class: k && k !== 3 ? "num" : "" }, t));
@@ -107,7 +107,7 @@ function differences() {
   if (!differ.length) return null;
   const head = node("tr", {}, node("th", {}, "Setting"), RUNS.map((run) => node("th", {}, run.name)));
   const rows = differ.map((key) => node("tr", {}, node("td", {}, node("code", {}, key)), RUNS.map((run) => node("td", {}, node("code", {}, setting(run, key) ?? "–")))));
-  return node("details", {}, node("summary", {}, `${differ.length} setting${differ.length > 1 ? "s" : ""} differ`),
+  return node("details", {}, node("summary", {}, differ.length > 1 ? `${differ.length} settings differ` : "1 setting differs"),
     node("div", { class: "card scroll" }, node("table", {}, node("thead", {}, head), node("tbody", {}, rows))));
 }
 
@@ -128,7 +128,7 @@ function curves() {
     const addAll = (list, into) => {
       for (const [key, title] of list) {
         const series = RUNS.map((run, k) => (run.curves[key] ? { label: run.name, color: color(k), points: along(run, key) } : null))
-          .filter((s) => s && s.points.some((p) => p[1] !== null && p[1] !== undefined));
+          .filter((s) => s && s.points.some((p) => p[0] > 0 && p[1] !== null && p[1] !== undefined)); // imitation takes no env steps
         if (!series.length) continue;
         const card = node("div", { class: "card chart", "data-metric": key }, node("h3", { style: { marginBottom: "8px" } }, title));
         into.append(card);
