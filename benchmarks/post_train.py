@@ -3,8 +3,8 @@
     python benchmarks/post_train.py quickstart --seeds 0 1 2
     python benchmarks/post_train.py maniskill_pickcube --seeds 0 1 2
 
-Runs go to ``runs/bench/NAME/SEED`` and can be interrupted and resumed; the result is ``benchmarks/NAME.json`` and ``.png``. Success
-is of the noise-free policy on initial states never trained on.
+Runs go to ``runs/bench/NAME/SEED`` and can be interrupted and resumed; the result is ``benchmarks/NAME.json`` and
+``.png``. Success is of the noise-free policy on initial states never trained on.
 """
 
 from __future__ import annotations
@@ -48,7 +48,16 @@ JOBS = {
     ),
     "maniskill_stackcube": Job(
         "ManiSkill StackCube-v1, state",
-        ("maniskill", "env.task=StackCube-v1", "env.obs=state", "env.num_envs=16", "--episodes", "64", "--noise", "0.1"),
+        (
+            "maniskill",
+            "env.task=StackCube-v1",
+            "env.obs=state",
+            "env.num_envs=16",
+            "--episodes",
+            "64",
+            "--noise",
+            "0.1",
+        ),
     ),
 }
 
@@ -80,7 +89,8 @@ def read(folder: Path, seed: int, minutes: float) -> dict:
     for path in (folder / "evals").glob("*.json"):
         data = json.loads(path.read_text())
         solved, count = sum(e["success"] for e in data["episodes"]), len(data["episodes"])
-        evals.append({k: data[k] for k in ("iteration", "env_steps", "minutes")} | {"successes": solved, "episodes": count})
+        position = {k: data[k] for k in ("iteration", "env_steps", "minutes")}
+        evals.append(position | {"successes": solved, "episodes": count})
     evals.sort(key=lambda e: e["env_steps"])
     first, last = evals[0], evals[-1]
     return {
@@ -121,7 +131,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("overrides", nargs="*", help="for the RL run, e.g. run.iterations=100")
     arguments = parser.parse_args()
-    title = "Quickstart: pick up the named block, pixels" if arguments.name == "quickstart" else JOBS[arguments.name].title
+    quick = arguments.name == "quickstart"
+    title = "Quickstart: pick up the named block, pixels" if quick else JOBS[arguments.name].title
     seeds = []
     for seed in arguments.seeds:
         folder, minutes = run(arguments.name, seed, arguments.overrides)

@@ -123,7 +123,7 @@ class SteppedVecEnv(ABC):
     def _observe(self, env_ids: list[int] | None) -> Obs:
         """The observation of all N envs; only the rows in ``env_ids`` (None: all) need be new."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - a simulator that holds nothing need not implement it
         """Frees what the simulator holds."""
 
     def reset(

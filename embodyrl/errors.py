@@ -1,6 +1,6 @@
 """The one exception that a user's mistake or a missing piece of the machine raises.
 
-The command line prints its text as a plain paragraph (what, why, what to do) and no traceback; everything else is a bug.
+The command line prints its text as a plain paragraph (what, why, what to do) and no traceback; all else is a bug.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Policy(Protocol):
         ...
 
     def evaluate(self, obs: Obs, trace: DenoisingTrace) -> PolicyEval:
-        """Scores a trace under the current parameters, with gradients; equal to ``sample``'s figures for the same ones."""
+        """Scores a trace under the current parameters, with gradients; equal to ``sample`` for the same ones."""
         ...
 
     def value(self, obs: Obs) -> Tensor:

@@ -98,9 +98,7 @@ def show(console: Console, result: dict[str, Any]) -> None:
     table.add_column("success")
     table.add_column("training")
     before, after = result["before"], result["after"]
-    table.add_row(
-        "imitation", format_rate(before["successes"], before["episodes"]), f"{result['minutes_sft']:.1f} min"
-    )
+    table.add_row("imitation", format_rate(before["successes"], before["episodes"]), f"{result['minutes_sft']:.1f} min")
     table.add_row(
         "imitation + RL",
         format_rate(after["successes"], after["episodes"]),
