@@ -21,7 +21,7 @@ from embodyrl.sims.workers import PooledVecEnv
 
 @pytest.fixture(scope="module")
 def env():
-    """Two tasks of LIBERO-Spatial, which share one model, in one process."""
+    """Tasks 0 and 7 of LIBERO-Spatial, which share one model, in one process."""
     env = LiberoEnv(LiberoConfig(num_envs=2, split="eval", task_ids=(0, 7), image_size=64, settle_steps=2))
     yield env
     env.close()
@@ -52,7 +52,7 @@ def test_wrong_names_are_refused_with_the_nearest():
         suites.load_suite("libero_spacial")
     with pytest.raises(MissingDependencyError, match="libero_goal_env cannot run"):
         suites.load_suite("libero_goal_env")
-    with pytest.raises(UserError, match="no camera 'wirst'.*'wrist'"):
+    with pytest.raises(UserError, match=r"no camera 'wirst'.*'wrist'"):
         LiberoEnv(LiberoConfig(cameras=("wirst",)))
     with pytest.raises(UserError, match="no split 'test'"):
         LiberoEnv(LiberoConfig(split="test"))
@@ -128,6 +128,7 @@ def test_state_and_pixels_equal_the_unmodified_env_over_an_episode(env):
         env.scene(0).pose_for_drawing(env._slots[0].snapshot)
         reference.sim.data.qpos[:] = env._slots[0].snapshot.seen_qpos
         reference.sim.forward()
+        reference.sim._render_context_offscreen.gl_ctx.make_current()
         picture = reference.sim.render(width=64, height=64, camera_name=camera)[::-1]
         assert np.array_equal(images[name][0].numpy(), picture)
     env._loaded.clear()

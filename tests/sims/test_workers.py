@@ -40,7 +40,8 @@ class Config(EnvConfig):
 
 class Expert:
     def __init__(self, env, noise, seed):
-        self.env, self.noise, self.rngs = env, noise, [np.random.default_rng(seed + k) for k in range(env.spec.num_envs)]
+        self.env, self.noise = env, noise
+        self.rngs = [np.random.default_rng(seed + k) for k in range(env.spec.num_envs)]
         self.resets = 0
     def reset(self, env_ids=None):
         self.resets += 1
@@ -54,7 +55,8 @@ class PendulumEnv(SteppedVecEnv):
     def __init__(self, config):
         if config.how == "missing":
             raise MissingDependencyError("The pendulum's spring is missing; install it.")
-        spec = EnvSpec("pendulum", config.num_envs, 1, 2, "torque", 100.0, 20, {"cam": config.sizes}, 3, ("swing", "hold"))
+        tasks, cameras = ("swing", "hold"), {"cam": config.sizes}
+        spec = EnvSpec("pendulum", config.num_envs, 1, 2, "torque", 100.0, 20, cameras, 3, tasks)
         super().__init__(spec, config)
         self.config = config
         self.model = mujoco.MjModel.from_xml_string(XML)

@@ -107,7 +107,8 @@ class LiberoEnv(SteppedVecEnv):
         self._scenes: dict[int, Scene] = {}
         self._renderers: dict[int, Renderer] = {}
         self._slots: list[_Slot | None] = [None] * config.num_envs
-        self._loaded: dict[int, int] = {}  # scene's task -> the env whose episode its simulation holds
+        # id of a model -> the env whose episode it holds, fixtures' poses included, with its scene's simulation.
+        self._loaded: dict[int, int] = {}
 
     def make_expert(self, noise: float = 0.0, seed: int = 0) -> Any:
         """A scripted pick-and-place expert that reads the simulation; see ``experts.ScriptedExpert``."""
@@ -127,9 +128,9 @@ class LiberoEnv(SteppedVecEnv):
         slot = self._slots[k]
         assert slot is not None
         scene = self._scene_of(slot.task)
-        if self._loaded.get(slot.task) != k:
+        if self._loaded.get(id(scene.model)) != k:
             scene.load(slot.snapshot)
-            self._loaded[slot.task] = k
+            self._loaded[id(scene.model)] = k
         return scene
 
     def _scene_of(self, task: int) -> Scene:
@@ -146,7 +147,7 @@ class LiberoEnv(SteppedVecEnv):
         """Drops a model with all its scenes; the episodes in them live on in their snapshots."""
         for task in [task for task, scene in self._scenes.items() if scene.model is model]:
             del self._scenes[task]
-            self._loaded.pop(task, None)
+        self._loaded.pop(id(model), None)
         renderer = self._renderers.pop(id(model), None)
         if renderer is not None:
             renderer.close()
@@ -158,7 +159,7 @@ class LiberoEnv(SteppedVecEnv):
         """
         task, number = init % len(self.tasks), init // len(self.tasks)
         scene, official = self._scene_of(task), self._official[task]
-        self._loaded.pop(task, None)
+        self._loaded.pop(id(scene.model), None)
         if self.config.split != "train":
             drawn = scene.draw([_STREAMS["eval"], number])
             return task, Start(official[number], drawn.fixtures)
@@ -177,7 +178,7 @@ class LiberoEnv(SteppedVecEnv):
             for _ in range(self.config.settle_steps):
                 scene.step(settle)
             self._slots[k] = _Slot(task, scene.save(), {})
-            self._loaded[task] = k
+            self._loaded[id(scene.model)] = k
 
     def _step(self, actions: Tensor, active: Tensor) -> Tick:
         n = self.spec.num_envs
@@ -195,8 +196,8 @@ class LiberoEnv(SteppedVecEnv):
                 warnings.warn(f"{self.tasks[slot.task].name} broke:\n{traceback.format_exc()}", stacklevel=2)
                 fault[k] = True
             if fault[k]:
-                self._scenes.pop(slot.task, None)
-                self._loaded.pop(slot.task, None)
+                scene = self._scenes.pop(slot.task, None)
+                self._loaded.pop(id(scene.model) if scene else 0, None)
             slot.fresh = False
         success = success.to(self.device) & ~fault.to(self.device)
         return Tick(success.float(), success, success, fault.to(self.device))
@@ -229,6 +230,6 @@ class LiberoEnv(SteppedVecEnv):
         if renderer is None:
             renderer = self._renderers[id(scene.model)] = Renderer(scene.model, self.config.image_size)
         scene.pose_for_drawing(slot.snapshot)
-        self._loaded.pop(slot.task, None)
+        self._loaded.pop(id(scene.model), None)
         slot.images = {name: renderer.draw(scene.data, name) for name in self.spec.cameras}
         slot.fresh = True

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 POSITION_SCALE, ROTATION_SCALE = 0.05, 0.5  # metres and radians that an action of 1 asks for
 OPEN, CLOSE = -1.0, 1.0
+UP = np.array([0.0, 0.0, 0.1])
 
 
 @dataclass
@@ -94,7 +95,7 @@ class ScriptedExpert:
         carried = eef - item
         if plan.phase in ("lift", "carry", "lower") and not held:
             self._retry(space, plan)
-            return self._move(space, eef + [0, 0, 0.1], grasp.yaw, OPEN)
+            return self._move(space, eef + UP, grasp.yaw, OPEN)
         if plan.phase == "above":
             target = grasp.position.copy()
             high = np.array([*target[:2], plan.safe_height])
@@ -139,7 +140,7 @@ class ScriptedExpert:
             return self._move(space, eef, grasp.yaw, OPEN)
         if plan.steps > 20:  # the episode goes on, so something is still missing
             self._retry(space, plan)
-        return self._move(space, eef + [0, 0, 0.1], grasp.yaw, OPEN)
+        return self._move(space, eef + UP, grasp.yaw, OPEN)
 
     def _choose(self, space: Workspace, plan: _Plan) -> None:
         """The first goal that is not yet reached, and a grasp for it."""

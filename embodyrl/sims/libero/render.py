@@ -1,4 +1,4 @@
-"""Pictures of LIBERO scenes by OpenGL: the pixels of ``OffScreenRenderEnv``, upright, and one context for all scenes."""
+"""Pictures of LIBERO scenes by OpenGL: those of ``OffScreenRenderEnv``, upright, from one context for all scenes."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ class Scene:
         return np.concatenate([self.data.site_xpos[self._eef_site], axis_angle(quat), fingers]).astype(np.float32)
 
     def privileged(self) -> np.ndarray:
-        """(PRIVILEGED_DIM,) robot, then the objects that matter for the goal, then the others, then drawers and knobs."""
+        """(PRIVILEGED_DIM,) robot, the objects that matter for the goal, the other objects, drawers and knobs."""
         data, out = self.data, np.zeros(PRIVILEGED_DIM, dtype=np.float32)
         eef = data.site_xpos[self._eef_site]
         joints, fingers = self.robot._ref_joint_pos_indexes, self._gripper_qpos
@@ -209,7 +209,7 @@ class Scene:
         self.model.body_pos[self._fixtures], self.model.body_quat[self._fixtures] = poses[:, :3], poses[:, 3:]
 
     def _update_controller(self, force: bool = False) -> None:
-        """robosuite's ``Controller.update`` less its forward pass, which ``mj_step1`` has just made unnecessary."""
+        """Robosuite's ``Controller.update`` less its forward pass, which ``mj_step1`` has just made unnecessary."""
         c, data = self._nominal, self.data
         if not (c.new_update or force):
             return

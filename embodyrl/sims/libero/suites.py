@@ -116,7 +116,7 @@ def load_suite(name: str) -> list[Task]:
 
 
 def official_states(task: Task) -> np.ndarray:
-    """The task's official initial states (M, 1 + nq + nv) float64: time, qpos, qvel. No pickle: a plain npz of numbers."""
+    """The task's official initial states (M, 1 + nq + nv) float64: time, qpos, qvel, from a plain npz of numbers."""
     with np.load(task.init_file, allow_pickle=False) as file:
         return np.asarray(file["states"], dtype=np.float64)
 
