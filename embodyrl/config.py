@@ -145,7 +145,9 @@ def merge(raw: DictConfig | dict[str, Any], overrides: Sequence[str]) -> DictCon
             OmegaConf.from_dotlist([item])
         except Exception as error:  # of YAML's parser or OmegaConf's, by what is wrong
             raise UserError(f"The override {item!r} cannot be read: {str(error).splitlines()[0]}.") from error
-    return cast(DictConfig, OmegaConf.merge(raw, OmegaConf.from_dotlist(list(overrides))))
+    # "key=" is what a shell leaves of key='' and means the empty string, where YAML would read null.
+    written = [item + "''" if item.endswith("=") else item for item in overrides]
+    return cast(DictConfig, OmegaConf.merge(raw, OmegaConf.from_dotlist(written)))
 
 
 def resolve(raw: DictConfig | dict[str, Any], overrides: Sequence[str] = ()) -> Config:
@@ -188,12 +190,15 @@ def build[T](section: str, cls: type[T], given: DictConfig | dict[str, Any]) -> 
     except OmegaConfBaseException as error:
         first = re.sub(r"\s+", " ", str(error).split("\n")[0])
         where = f"{section}.{error.full_key}" if error.full_key else section
+        if "is not a TupleConfig" in first or "is not a ListConfig" in first:
+            value = OmegaConf.select(OmegaConf.create(given), error.full_key or "")
+            first = f"it takes a list, not {value!r}: write {where}=[{value}]."
         raise UserError(f"{where} is wrong: {first}") from error
     return cls(**{key: _freeze(value) for key, value in plain.items()})
 
 
 def _freeze(value: Any) -> Any:
-    return tuple(_freeze(v) for v in value) if isinstance(value, list) else value
+    return tuple(_freeze(v) for v in value) if isinstance(value, list | tuple) else value
 
 
 def to_dict(config: Any) -> dict[str, Any]:
