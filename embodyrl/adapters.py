@@ -141,7 +141,8 @@ class FromGymnasium(SteppedVecEnv):
             if trunc and not term and int(self._elapsed[k]) + 1 < self.spec.max_episode_steps:
                 raise UserError(
                     f"{self.spec.name} cut an episode short after {int(self._elapsed[k]) + 1} steps, which only its "
-                    f"time limit of {self.spec.max_episode_steps} may do here: let it terminate, or set max_episode_steps."
+                    f"time limit of {self.spec.max_episode_steps} may do here: let it terminate instead, or pass "
+                    "max_episode_steps."
                 )
             self._obs[k] = np.asarray(obs, np.float32).ravel()
             reward[k], terminated[k] = float(r), bool(term)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -154,10 +155,10 @@ def print_bench(results: dict[str, Any] | list[dict[str, Any]]) -> None:
     from rich.text import Text
 
     rows = results if isinstance(results, list) else [results]
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 160)
     table = Table("env", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for head in ("envs", "env steps/s", "min-max", "frames/s", "reset all (s)", "build (s)", "MiB/env", "faults"):
-        table.add_column(head, justify="right")
+    for head in ("envs", "steps/s", "min-max", "frames/s", "reset s", "build s", "MiB/env"):
+        table.add_column(head, justify="right", no_wrap=True)
     for r in rows:
         if "error" in r:
             continue
@@ -167,11 +168,10 @@ def print_bench(results: dict[str, Any] | list[dict[str, Any]]) -> None:
             str(r["num_envs"]),
             f"{rate['median']:,.0f}",
             f"{rate['min']:,.0f}-{rate['max']:,.0f}",
-            f"{frames:,.0f}" if frames else "no cameras",
+            f"{frames:,.0f}" if frames else "-",
             f"{r['reset_all_s']['median']:.3f}",
             f"{r['build_s']:.1f}",
             f"{memory:.0f}" if memory is not None else "?",
-            str(r["faults"]),
         )
     if table.row_count:
         console.print(table)
@@ -182,4 +182,5 @@ def print_bench(results: dict[str, Any] | list[dict[str, Any]]) -> None:
             hw = r["hardware"]
             where = f"{hw['cores']} cores of {hw['cpu']}" + (f", {hw['gpu']}" if hw["gpu"] else "")
             rule = f"chunks of {r['chunk']}, {r['repeats']} x {r['chunks']} chunks, load {r['load'][0]:.1f} on {where}"
-            console.print(Text(f"{r['env']}: {rule}", style="dim"))
+            faults = f"; {r['faults']} episodes broke" if r["faults"] else ""
+            console.print(Text(f"{r['env']}: {rule}{faults}", style="dim"))

@@ -63,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         arguments = _parse(given)
         arguments.command_line = shlex.join(["embodyrl", *given])
-        return arguments.run(arguments) or 0
+        status = arguments.run(arguments) or 0
+        sys.stdout.flush()
+        return status
     except UserError as error:
         print(f"embodyrl: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
@@ -91,7 +93,7 @@ def _parse(given: list[str]) -> argparse.Namespace:
     """The arguments; overrides may stand anywhere, also behind options, where argparse alone would not take them."""
     arguments, rest = build_parser().parse_known_args(given)
     for item in rest:
-        if hasattr(arguments, "overrides") and "=" in item and not item.startswith("-"):
+        if hasattr(arguments, "overrides") and not item.startswith("-"):
             arguments.overrides.append(item)
         elif item.startswith("--"):
             options = [name for action in arguments.parser._actions for name in action.option_strings if name[1] == "-"]

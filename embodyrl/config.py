@@ -189,12 +189,24 @@ def build[T](section: str, cls: type[T], given: DictConfig | dict[str, Any]) -> 
         raise UserError(f"{section} has no key {key!r} ({cls.__name__}). {did_you_mean(key, valid)}") from error
     except OmegaConfBaseException as error:
         first = re.sub(r"\s+", " ", str(error).split("\n")[0])
-        where = f"{section}.{error.full_key}" if error.full_key else section
+        key = error.full_key or _wrong_key(cls, given)
+        where = f"{section}.{key}" if key else section
+        value = OmegaConf.select(OmegaConf.create(given), key) if key else given
         if "is not a TupleConfig" in first or "is not a ListConfig" in first:
-            value = OmegaConf.select(OmegaConf.create(given), error.full_key or "")
-            first = f"it takes a list, not {value!r}: write {where}=[{value}]."
-        raise UserError(f"{where} is wrong: {first}") from error
+            first = f"it takes a list, not {value!r}: write {where}=[{value}]"
+        first = first.replace("Value '$VALUE' of type '$VALUE_TYPE'", f"one of {value}")  # OmegaConf leaves it unfilled
+        raise UserError(f"{where} is wrong: {first.rstrip('.')}.") from error
     return cls(**{key: _freeze(value) for key, value in plain.items()})
+
+
+def _wrong_key(cls: type, given: DictConfig | dict[str, Any]) -> str:
+    """The key that is refused on its own; OmegaConf does not name it where an element of a tuple is wrong."""
+    for key in map(str, given):
+        try:
+            OmegaConf.merge(OmegaConf.structured(cls), {key: given[key]})
+        except OmegaConfBaseException:
+            return key
+    return ""
 
 
 def _freeze(value: Any) -> Any:

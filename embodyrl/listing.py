@@ -107,7 +107,7 @@ def _summary(target: str) -> str:
 
 
 def _first_line(text: str | None) -> str:
-    return (text or "").strip().split("\n")[0]
+    return (text or "").strip().split("\n")[0].replace("`", "")
 
 
 def _first_comment(path: Path) -> str:
@@ -116,7 +116,7 @@ def _first_comment(path: Path) -> str:
 
 
 def print_listing(found: dict[str, list[Row]]) -> None:
-    """Prints tables; where several kinds are shown, a simulator's tasks come as one line for each group."""
+    """Prints tables. The more is asked for at once, the less is said of each task: a name, a line, or all of it."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -136,13 +136,13 @@ def print_listing(found: dict[str, list[Row]]) -> None:
             console.print("none")
         elif kind == "envs":
             table(("name", "tasks", "can run", "what it is, and its splits"), [_env_cells(row) for row in rows])
+        elif kind == "tasks" and len(found) > 1:
+            table(("env", "can run", "tasks, or suites of tasks"), _task_summary(rows))
         elif kind == "tasks":
             brief = len({row["env"] for row in rows}) > 1
             table(("env", "choose it by", "can run", "instruction"), _task_cells(rows, brief))
-            if brief and any(row["group"] for row in rows):
-                console.print(
-                    Text("Suites are one line each; `embodyrl list tasks ENV` names every task.", style="dim")
-                )
+            if brief:
+                console.print(Text("`embodyrl list tasks ENV` says more: each suite's tasks, and the mend.", "dim"))
         else:
             table(("name", "what it is"), [(row["name"], row["summary"]) for row in rows])
 
@@ -157,18 +157,30 @@ def _env_cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _task_cells(rows: list[Row], brief: bool) -> list[tuple[str, ...]]:
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["env"], row["group"] if brief and row["group"] else row["select"]), []).append(row)
+def _task_summary(rows: list[Row]) -> list[tuple[str, ...]]:
+    """One line per env: how many of its tasks can run, and the names of those tasks or their suites."""
     cells = []
-    for (env, select), members in groups.items():
-        first = members[0]
-        can = "yes" if first["available"] else "no: " + (", ".join(first["missing"]) or "not installed")
-        if brief and first["group"]:
-            same = first["select"].split()[0]
-            cells.append((env, same, can, f"{len(members)} tasks, such as: {first['instruction']}"))
-        else:
-            text = first["instruction"] if first["available"] else f"{first['instruction']} {first['mend']}".strip()
-            cells.append((env, select, can, text))
+    for env in dict.fromkeys(row["env"] for row in rows):
+        own = [row for row in rows if row["env"] == env]
+        ready = [row for row in own if row["available"]]
+        names = ", ".join(dict.fromkeys(row["group"] or row["name"] for row in ready))
+        cells.append((env, f"{len(ready)} of {len(own)}" if own[0]["name"] else "no", names or own[0]["mend"]))
+    return cells
+
+
+def _task_cells(rows: list[Row], brief: bool) -> list[tuple[str, ...]]:
+    """One line per task; if ``brief``, one per suite where there are suites, and no mend for single tasks."""
+    cells = []
+    for env, group in dict.fromkeys((row["env"], row["group"] if brief else "") for row in rows):
+        members = [row for row in rows if row["env"] == env and (not brief or row["group"] == group)]
+        if group:
+            text = f"{len(members)} tasks, such as: {members[0]['instruction']}"
+            cells.append((env, members[0]["select"].split()[0], "yes", text))
+            continue
+        for row in members:
+            can = "yes" if row["available"] else "no: " + (", ".join(row["missing"]) or "not installed")
+            text = row["instruction"]
+            if row["mend"] and not (brief and row["name"]):
+                text = f"{text}\n{row['mend']}".strip()
+            cells.append((env, row["select"], can, text))
     return cells
