@@ -59,6 +59,13 @@ JOBS = {
             "0.1",
         ),
     ),
+    "libero_object": Job(
+        "LIBERO-Object, three tasks, two 128x128 cameras",
+        (
+            *("libero", "env.suite=libero_object", "env.task_ids=[0,1,2]", "env.num_envs=6", "env.num_workers=2"),
+            *("--episodes", "30", "--noise", "0.1"),
+        ),
+    ),
 }
 
 
