@@ -4,6 +4,8 @@ It reads the simulation, plans one grasp from the object's collision geometry (a
 rim of something hollow and wide), and then closes the loop on where gripper and object are at every control step.
 """
 
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's module is native and its wheel describes it only in part to a type checker.
 from __future__ import annotations
 
 from collections.abc import Sequence

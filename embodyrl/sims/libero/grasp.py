@@ -1,5 +1,7 @@
 """Where to grasp an object, from the collision geometry of it and of what stands around it."""
 
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's module is native and its wheel describes it only in part to a type checker.
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Pictures of LIBERO scenes by OpenGL: those of ``OffScreenRenderEnv``, upright, from one context for all scenes."""
 
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's module is native and its wheel describes it only in part to a type checker.
 from __future__ import annotations
 
 import importlib

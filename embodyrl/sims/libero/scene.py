@@ -8,6 +8,8 @@ three times the speed. Cameras are drawn only when asked for.
 A scene holds one simulation; many envs share it by saving and loading ``Snapshot``s.
 """
 
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's module is native and its wheel describes it only in part to a type checker.
 from __future__ import annotations
 
 import contextlib
