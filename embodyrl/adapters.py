@@ -58,7 +58,8 @@ class AsGymnasium(VectorEnv):
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """One action per env, (N, A)."""
         step = self.env.step(torch.as_tensor(np.asarray(actions), dtype=torch.float32)[:, None])
-        obs, info = step.obs, {"success": _numpy(step.success)}
+        obs = step.obs
+        info: dict[str, Any] = {"success": _numpy(step.success)}
         if step.done.any():
             # Copies: an env may reuse its buffers at the reset.
             final = {name: x.copy() for name, x in _to_dict(step.obs).items()}

@@ -191,7 +191,8 @@ def build[T](section: str, cls: type[T], given: DictConfig | dict[str, Any]) -> 
         first = re.sub(r"\s+", " ", str(error).split("\n")[0])
         key = error.full_key or _wrong_key(cls, given)
         where = f"{section}.{key}" if key else section
-        value = OmegaConf.select(OmegaConf.create(given), key) if key else given
+        raw = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(cast(Any, given)), resolve=False))
+        value = raw.get(key)
         if "is not a TupleConfig" in first or "is not a ListConfig" in first:
             first = f"it takes a list, not {value!r}: write {where}=[{value}]"
         first = first.replace("Value '$VALUE' of type '$VALUE_TYPE'", f"one of {value}")  # OmegaConf leaves it unfilled

@@ -134,8 +134,9 @@ def _video() -> str:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         container.mux(stream.encode())
     target.seek(0)
-    with av.open(target) as container:
-        frames = sum(1 for _ in container.decode(video=0))
+    frames = 0
+    with av.open(target, "r") as written:
+        frames += sum(1 for _ in written.decode(video=0))
     if frames != 4:
         raise RuntimeError(f"4 frames were written and {frames} read back")
     return f"PyAV {av.__version__} writes and reads H.264"
