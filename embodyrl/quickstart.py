@@ -18,7 +18,7 @@ from embodyrl.runner import finished, train
 from embodyrl.sims.mujoco.render import warm_up
 from embodyrl.stats import format_rate
 
-DEMONSTRATIONS = 80
+DEMONSTRATIONS = 120
 EXPERT_NOISE = 0.15
 
 

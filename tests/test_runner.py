@@ -22,6 +22,8 @@ from embodyrl.loggers import read_metrics
 from embodyrl.runner import Interrupt, Interrupted, draw_inits, finished, train
 from embodyrl.types import EnvSpec
 
+pytestmark = pytest.mark.timeout(900)  # a machine may be busy with other things
+
 ENV = {"name": "mujoco", "task": "reach", "renderer": "none", "num_envs": 8, "num_threads": 1}
 POLICY = {"name": "flow_vla", "width": 32, "layers": 1, "heads": 2, "text_layers": 0, "critic_width": 32}
 PPO = {"name": "ppo", "num_chunks": 10, "minibatch_size": 40, "epochs": 2, "critic_epochs": 1, "warmup_iterations": 1}
