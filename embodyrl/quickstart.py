@@ -18,7 +18,7 @@ from embodyrl.runner import finished, train
 from embodyrl.sims.mujoco.render import warm_up
 from embodyrl.stats import format_rate
 
-DEMONSTRATIONS = 120
+DEMONSTRATIONS = 100
 EXPERT_NOISE = 0.15
 
 

@@ -175,8 +175,8 @@ class FlowVLA(nn.Module):
         self.normalize_action.fit(actions)
 
     def fit_critic_inputs(self, obs: Obs) -> None:
-        """Normalises the critic's privileged state by the statistics of a first rollout."""
-        if self.config.critic == "privileged":
+        """Normalises the critic's privileged state by a first rollout; a critic that was trained keeps its own."""
+        if self.config.critic == "privileged" and not self.normalize_privileged.fitted:
             assert obs.privileged is not None
             self.normalize_privileged.fit(obs.privileged)
 

@@ -24,6 +24,11 @@ class Normalizer(nn.Module):
         self.mean.copy_(data.mean(0))
         self.std.copy_(data.std(0, correction=0).clamp_min(self.min_std))
 
+    @property
+    def fitted(self) -> bool:
+        """Whether statistics were set."""
+        return bool((self.mean != 0).any() or (self.std != 1).any())
+
     def forward(self, x: Tensor) -> Tensor:
         """Standardised and clipped, so that a value never seen in the data cannot blow up the net."""
         return ((x - self.mean) / self.std).clamp(-self.clip, self.clip)
