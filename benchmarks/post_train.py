@@ -23,7 +23,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from embodyrl.provenance import git_commit, hardware, versions
+from embodyrl.provenance import hardware, versions
+from embodyrl.runner import finished
 from embodyrl.stats import bootstrap_iqm, interquartile_mean, wilson
 
 HERE = Path(__file__).parent
@@ -69,31 +70,41 @@ JOBS = {
 }
 
 
-def embodyrl(*arguments: str) -> float:
-    """Runs a command and returns its minutes."""
+def embodyrl(folder: Path, *arguments: str) -> None:
+    """Runs a command; its minutes are added to those in ``folder``, where an interrupted benchmark finds them again."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-m", "embodyrl.cli", *arguments], check=True)
-    return (time.monotonic() - began) / 60
+    (folder / "minutes.json").write_text(json.dumps(spent(folder) + (time.monotonic() - began) / 60))
 
 
-def run(name: str, seed: int, extra: list[str]) -> tuple[Path, float]:
-    """One seed; returns the folder of the RL run and the minutes that this call took."""
+def spent(folder: Path) -> float:
+    """Minutes that the commands of a seed took so far."""
+    path = folder / "minutes.json"
+    return json.loads(path.read_text()) if path.exists() else 0.0
+
+
+def run(name: str, seed: int, extra: list[str]) -> Path:
+    """One seed, or what is left of it; returns its folder."""
     folder = Path("runs/bench") / name / str(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    if finished(folder / "ppo"):
+        return folder
     if name == "quickstart":
-        return folder / "ppo", embodyrl("quickstart", "--seed", str(seed), "--out", str(folder))
+        embodyrl(folder, "quickstart", "--seed", str(seed), "--out", str(folder))
+        return folder
     common = [f"run.out={folder}", f"run.seed={seed}", f"env.seed={seed}"]
-    minutes = 0.0
     if not (folder / "demos").exists():
-        minutes += embodyrl("collect", *JOBS[name].collect, "--seed", str(seed), "--out", str(folder / "demos"))
-    minutes += embodyrl("train", f"{name}_sft", *common, "run.name=sft", f"data.path={folder / 'demos'}")
+        embodyrl(folder, "collect", *JOBS[name].collect, "--seed", str(seed), "--out", str(folder / "demos"))
+    embodyrl(folder, "train", f"{name}_sft", *common, "run.name=sft", f"data.path={folder / 'demos'}")
     ppo = ["run.name=ppo", f"run.init_checkpoint={folder / 'sft'}", *extra]
-    return folder / "ppo", minutes + embodyrl("train", f"{name}_ppo", *common, *ppo)
+    embodyrl(folder, "train", f"{name}_ppo", *common, *ppo)
+    return folder
 
 
-def read(folder: Path, seed: int, minutes: float) -> dict:
+def read(folder: Path, seed: int) -> dict:
     """Evaluations of one seed, in the order of training."""
     evals = []
-    for path in (folder / "evals").glob("*.json"):
+    for path in (folder / "ppo" / "evals").glob("*.json"):
         data = json.loads(path.read_text())
         solved, count = sum(e["success"] for e in data["episodes"]), len(data["episodes"])
         position = {k: data[k] for k in ("iteration", "env_steps", "minutes")}
@@ -106,7 +117,8 @@ def read(folder: Path, seed: int, minutes: float) -> dict:
         "after": [last["successes"], last["episodes"], *wilson(last["successes"], last["episodes"])],
         "env_steps": last["env_steps"],
         "minutes_ppo": last["minutes"],
-        "minutes_all": minutes,
+        "minutes_all": spent(folder),
+        "commit": json.loads((folder / "ppo" / "meta.json").read_text())["commit"],
         "evals": evals,
     }
 
@@ -142,15 +154,13 @@ def main() -> None:
     title = "Quickstart: pick up the named block, pixels" if quick else JOBS[arguments.name].title
     seeds = []
     for seed in arguments.seeds:
-        folder, minutes = run(arguments.name, seed, arguments.overrides)
-        seeds.append(read(folder, seed, minutes))
+        seeds.append(read(run(arguments.name, seed, arguments.overrides), seed))
         scores = {when: [s[when][0] / s[when][1] for s in seeds] for when in ("before", "after")}
         result = {
             "title": title,
             "iqm": {w: [interquartile_mean(x), *bootstrap_iqm(x)] for w, x in scores.items()},
             "seeds": seeds,
             "peak_memory_gib_of_one_process": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20,
-            "commit": git_commit(),
             "versions": versions(),
             "hardware": hardware(),
         }
