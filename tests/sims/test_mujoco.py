@@ -200,7 +200,7 @@ def test_dense_reward_is_the_change_of_a_potential():
 
 
 def test_the_privileged_state_does_not_tell_the_time():
-    """A critic that saw the time left would be bootstrapped, at the time limit, from a state it was never trained on."""
+    """A critic that saw it would be bootstrapped, at the time limit, from a state that it was never trained on."""
     short, long = state_env(1, max_episode_steps=10), state_env(1, max_episode_steps=40)
     for env in (short, long):
         env.reset(init=[0])
