@@ -120,7 +120,7 @@ def build_parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run, parser=sub)
         return sub
 
-    text = "From nothing to a trained pixel policy in ten minutes on two CPU cores."
+    text = "From nothing to a trained pixel policy in about ten minutes on two CPU cores."
     sub = verb("quickstart", _quickstart, text, QUICKSTART_HELP)
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--out", default="runs/quickstart", help="where everything is written (default: %(default)s)")
