@@ -37,6 +37,7 @@ class PPOConfig:
         minibatch_size: chunks per gradient step.
         lr: of the actor (Adam).
         lr_warmup: iterations over which the actor's rate rises: Adam's first steps are as large as any, and random.
+        lr_end: the actor's rate falls linearly to this fraction of ``lr`` at the last iteration.
         critic_lr: of the critic (Adam).
         clip_range: ratios are clipped to [1 - clip_range, 1 + clip_range_high].
         clip_range_high: 0 means the same as ``clip_range``.
@@ -60,6 +61,7 @@ class PPOConfig:
     minibatch_size: int = 512
     lr: float = 1e-4
     lr_warmup: int = 10
+    lr_end: float = 1.0
     critic_lr: float = 1e-3
     clip_range: float = 0.2
     clip_range_high: float = 0.0
@@ -92,8 +94,8 @@ class PPO:
         self.config, self.policy, self.result = config, policy, policy
         self.actor = list(policy.actor_parameters())
         self.critic = list(policy.critic.parameters())
-        self.actor_optimizer = torch.optim.Adam(self.actor, lr=config.lr, eps=1e-5)
-        self.critic_optimizer = torch.optim.Adam(self.critic, lr=config.critic_lr, eps=1e-5)
+        self.actor_optimizer = torch.optim.Adam(self.actor, lr=config.lr, eps=1e-5, fused=True)
+        self.critic_optimizer = torch.optim.Adam(self.critic, lr=config.critic_lr, eps=1e-5, fused=True)
         self.iteration = 0
         # Steps skipped in a row; each its own, or good steps of the critic would hide that the actor is stuck.
         self.skipped = {"actor": 0, "critic": 0}
@@ -113,18 +115,19 @@ class PPO:
         scale = self._ratio_divisor(batch)
         stats = _Means()
 
+        features = self._critic_features(batch)
         for _ in range(c.critic_epochs):
             for i in minibatches(rows, c.minibatch_size, generator):
-                loss, info = value_loss(
-                    self.policy.value(batch.obs[i]), old_value[i], ret[i], mask[i], c.value_clip or None, c.huber_delta
-                )
+                value = self.policy.value_of(features[i])
+                loss, info = value_loss(value, old_value[i], ret[i], mask[i], c.value_clip or None, c.huber_delta)
                 stats.add(info, value_loss=loss)
                 self._step(self.critic_optimizer, self.critic, loss)
 
         actor_iteration = self.iteration - c.warmup_iterations
         epochs = c.epochs if actor_iteration >= 0 else 0
+        warmup = min(1.0, (actor_iteration + 1) / max(c.lr_warmup, 1))
         for group in self.actor_optimizer.param_groups:
-            group["lr"] = c.lr * min(1.0, (actor_iteration + 1) / max(c.lr_warmup, 1))
+            group["lr"] = c.lr * warmup * (1.0 - progress * (1.0 - c.lr_end))
         passes = 0
         for _ in range(epochs):
             kl = _Means()
@@ -159,6 +162,11 @@ class PPO:
             "clip_range_joint": c.clip_range * scale,
             "skipped_steps": float(sum(self.skipped.values())),
         }
+
+    @torch.no_grad()
+    def _critic_features(self, batch: RolloutBatch) -> Tensor:
+        rows = torch.arange(len(batch.obs), device=batch.logprob.device).split(self.config.minibatch_size)
+        return torch.cat([self.policy.critic_features(batch.obs[i]) for i in rows])
 
     def _returns(self, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
         c = self.config

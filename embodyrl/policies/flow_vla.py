@@ -159,14 +159,20 @@ class FlowVLA(nn.Module):
 
     def value(self, obs: Obs, context: Context | None = None) -> Float[Tensor, " n"]:
         """The critic's estimate of the discounted return from obs; ``context`` saves encoding obs a second time."""
+        return self.value_of(self.critic_features(obs, context))
+
+    def critic_features(self, obs: Obs, context: Context | None = None) -> Float[Tensor, "n f"]:
+        """What the critic sees of obs; no gradient goes into them, so they hold for as long as the actor stands."""
         if self.config.critic == "privileged":
             assert obs.privileged is not None
-            features = self.normalize_privileged(obs.privileged)
-        else:
-            if context is None:
-                with torch.no_grad():
-                    context = self.encode(obs)
-            features = context.pooled.detach()
+            return self.normalize_privileged(obs.privileged)
+        if context is None:
+            with torch.no_grad():
+                context = self.encode(obs)
+        return context.pooled.detach()
+
+    def value_of(self, features: Float[Tensor, "n f"]) -> Float[Tensor, " n"]:
+        """The critic's estimate from ``critic_features``."""
         return self.critic(features).squeeze(-1)
 
     def fit_inputs(self, proprio: Tensor, actions: Tensor) -> None:

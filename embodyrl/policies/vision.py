@@ -44,11 +44,15 @@ class FilmCNN(nn.Module):
         x = F.relu(self.stem(x))
         scale, shift = self.film(text)[:, :, None, None].chunk(2, dim=1)
         x = F.relu(self.conv(x) * (1.0 + scale) + shift)
-        weight = self.keypoints(x).flatten(2).softmax(dim=-1)
+        # Images come with channels last and stay so: positions are then a dimension of a view, and nothing is copied.
+        weight = _positions(self.keypoints(x)).softmax(dim=1)
         rows, columns = (torch.linspace(-1, 1, n, device=x.device, dtype=x.dtype) for n in x.shape[2:])
         grid = torch.stack([rows[:, None].expand(x.shape[2:]), columns.expand(x.shape[2:])]).flatten(1)
-        keypoints = (weight @ grid.T).transpose(1, 2).flatten(1)
-        return self.tokens(x).flatten(2).transpose(1, 2), keypoints
+        return _positions(self.tokens(x)), (grid @ weight).flatten(1)
+
+
+def _positions(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b hw c"]:
+    return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
 def random_shift(images: UInt8[Tensor, "b h w 3"], pixels: int, generator: torch.Generator) -> UInt8[Tensor, "b h w 3"]:
