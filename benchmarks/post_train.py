@@ -24,7 +24,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from embodyrl.provenance import hardware, versions
-from embodyrl.runner import finished
+from embodyrl.run_folder import finished
 from embodyrl.stats import bootstrap_iqm, interquartile_mean, wilson
 
 HERE = Path(__file__).parent

@@ -14,7 +14,8 @@ from rich.table import Table
 from embodyrl.config import compose
 from embodyrl.data.collect import collect_dataset
 from embodyrl.report import build_report
-from embodyrl.runner import finished, train
+from embodyrl.run_folder import finished
+from embodyrl.runner import train
 from embodyrl.sims.mujoco.render import warm_up
 from embodyrl.stats import format_rate
 

@@ -7,29 +7,25 @@ states, so parameters, optimiser and the number i are all that an exact resume n
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 
 from embodyrl import checkpoint, registry
 from embodyrl.build import make_env, make_policy, pick_device
-from embodyrl.config import Config, RunConfig, read_preset, to_yaml
+from embodyrl.config import Config, RunConfig, to_yaml
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
 from embodyrl.evaluate import Evaluation, evaluate, first_inits
+from embodyrl.interrupt import Interrupt, Interrupted
 from embodyrl.loggers import LiveTable, MetricsWriter
 from embodyrl.provenance import describe_run, finish_run
-from embodyrl.report.video import write_video
 from embodyrl.rollout import collect
+from embodyrl.run_folder import Position, check_folder, drop_evaluations, finished, run_checkpoints, save_evaluation
 
 
 def train(config: Config, *, command: str = "") -> Path:
@@ -69,21 +65,6 @@ def train(config: Config, *, command: str = "") -> Path:
     finally:
         envs.close()
     return folder
-
-
-def finished(folder: Path) -> bool:
-    """Whether a run has come to its end, last evaluation included."""
-    path = folder / "meta.json"
-    return path.exists() and json.loads(path.read_text())["finished"] is not None
-
-
-@dataclasses.dataclass
-class Position:
-    """How far a run has come: iterations and env steps done, and minutes of training (evaluations not counted)."""
-
-    iteration: int = 0
-    env_steps: int = 0
-    minutes: float = 0.0
 
 
 def over(run: RunConfig, at: Position) -> bool:
@@ -127,7 +108,7 @@ def _loop(
 
                 film = due in ("before", "after")
                 result = run_evaluation(config, envs.eval, algorithm.result, device, film, show)
-                save_evaluation(folder, due, at, result)
+                save_evaluation(folder, due, at, result, fps=envs.spec.control_hz)
                 table.evaluated(result.successes, len(result.episodes))
             if due == "after":
                 break
@@ -227,11 +208,6 @@ def build_algorithm(config: Config, envs: Envs, device: torch.device) -> Any:
     return cls(config.algorithm, policy)
 
 
-def run_checkpoints(config: Config) -> Path:
-    """The folder of a run's own checkpoints."""
-    return Path(config.run.out) / config.run.name / "checkpoints"
-
-
 def resume(config: Config, envs: Envs, algorithm: Any, device: torch.device) -> Position:
     """Loads the run's newest valid checkpoint, if it has one."""
     newest = checkpoint.latest(run_checkpoints(config))
@@ -280,31 +256,6 @@ def run_evaluation(
     )
 
 
-def save_evaluation(folder: Path, name: str, at: Position, result: Evaluation) -> None:
-    """Writes ``evals/NAME.json`` and the videos it names."""
-    rows = []
-    for episode in result.episodes:
-        row = {**dataclasses.asdict(episode), "return": episode.reward, "video": None}
-        row.pop("reward")
-        if episode.init in result.frames:
-            row["video"] = f"videos/{name}_{episode.init:04d}.mp4"
-            write_video(result.frames[episode.init], folder / row["video"])
-        rows.append(row)
-    path = folder / "evals" / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
-    payload = {"env_steps": at.env_steps, "minutes": at.minutes, "iteration": at.iteration, "episodes": rows}
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(payload))
-    os.replace(unfinished, path)
-
-
-def drop_evaluations(folder: Path, last_iteration: int) -> None:
-    """Deletes evaluations of later iterations than the one that a run resumes from; it makes them again."""
-    for path in (folder / "evals").glob("*.json"):
-        if json.loads(path.read_text())["iteration"] > last_iteration:
-            path.unlink()
-
-
 def load_demos(config: Config, spec: Any) -> Any:
     """The data set of the ``data`` section, as chunks of the policy's horizon."""
     from embodyrl.data.demos import Demonstrations
@@ -328,51 +279,3 @@ def seeded(seed: int, iteration: int) -> torch.Generator:
     return torch.Generator().manual_seed(
         int(np.random.SeedSequence([seed, iteration]).generate_state(1, np.uint64)[0] >> 1)
     )
-
-
-def check_folder(folder: Path, config: Config) -> None:
-    """Refuses a folder that holds a run with another config; that it was moved is no difference."""
-    path = folder / "config.yaml"
-    if not path.exists():
-        return
-    old = read_preset(str(path))
-    moved = dataclasses.replace(config.run, out=old.run.out, name=old.run.name)
-    before, now = path.read_text().splitlines(), to_yaml(dataclasses.replace(config, run=moved)).splitlines()
-    if before != now:
-        changed = [line.strip() for line in now if line not in before] or ["fewer keys"]
-        raise UserError(
-            f"{folder} holds a run with another config (now: {'; '.join(changed[:4])}). Give this run its own "
-            f"run.name=..., or delete {folder} to start over."
-        )
-
-
-class Interrupted(Exception):
-    """Raised by ``Interrupt.check`` once a signal asked for an end."""
-
-
-class Interrupt:
-    """Turns the first SIGINT or SIGTERM into a wish to stop; the second one acts at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._previous: dict[int, Any] = {}
-
-    def check(self) -> None:
-        """Raises ``Interrupted`` if a signal came."""
-        if self.asked:
-            raise Interrupted
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)

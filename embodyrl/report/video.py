@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,13 @@ def enlarge(frames: np.ndarray, target: int = TARGET) -> np.ndarray:
     return frames.repeat(factor, axis=1).repeat(factor, axis=2)
 
 
-def write_video(frames: np.ndarray | Tensor, path: str | Path, fps: float = 20.0) -> Path:
+def write_video(frames: np.ndarray | Tensor, path: str | Path, fps: float) -> Path:
     """Writes an H.264 MP4 (yuv420p, index first), which all browsers play.
 
     Args:
         frames: (T, h, w, 3) uint8; small ones are enlarged without smoothing, odd sizes lose a row or column.
         path: of the file; a reader never sees a half-written one.
-        fps: frames per second.
+        fps: frames per second; the rate at which actions were executed (``EnvSpec.control_hz``) plays in real time.
 
     Raises:
         UserError: no frames, or not of that shape and dtype.
@@ -45,7 +45,7 @@ def write_video(frames: np.ndarray | Tensor, path: str | Path, fps: float = 20.0
     options = {"crf": "20", "preset": "veryfast"}
     try:
         with av.open(str(unfinished), "w", format="mp4", options={"movflags": "+faststart"}) as container:
-            stream: Any = container.add_stream("libx264", rate=max(1, math.floor(fps + 0.5)), options=options)
+            stream: Any = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000), options=options)
             stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
             for picture in pixels[:, :height, :width]:
                 frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")

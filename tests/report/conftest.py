@@ -28,7 +28,7 @@ def make_run(folder: Path, env: MujocoEnv, seed: int, noises: dict[str, tuple[in
         for r in collect_episodes(env, ScriptedExpert(env, noise=noise, seed=seed), 16, keep="all", noise=noise):
             video = f"videos/{name}_{r.init:04d}.mp4" if r.init < 6 else None
             if video:
-                write_video(r.images["front"], folder / video)
+                write_video(r.images["front"], folder / video, env.spec.control_hz)
             rows.append(
                 {"init": r.init, "task": r.task, "success": r.success, "length": len(r), "video": video}
                 | {"return": float(r.reward.sum())}

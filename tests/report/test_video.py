@@ -26,12 +26,28 @@ def test_small_frames_are_enlarged_and_keep_their_colours(tmp_path):
 
 
 def test_odd_sizes_and_single_frames(tmp_path):
-    assert read(write_video(np.full((1, 301, 411, 3), 99, np.uint8), tmp_path / "a.mp4"))[1].shape == (1, 300, 410, 3)
-    assert read(write_video(np.full((2, 65, 129, 3), 99, np.uint8), tmp_path / "b.mp4"))[1].shape == (2, 194, 386, 3)
+    assert read(write_video(np.full((1, 301, 411, 3), 99, np.uint8), tmp_path / "a.mp4", 20))[1].shape == (
+        1,
+        300,
+        410,
+        3,
+    )
+    assert read(write_video(np.full((2, 65, 129, 3), 99, np.uint8), tmp_path / "b.mp4", 20))[1].shape == (
+        2,
+        194,
+        386,
+        3,
+    )
+
+
+def test_a_rate_that_is_no_whole_number_is_kept(tmp_path):
+    frames = np.zeros((5, 64, 64, 3), np.uint8)
+    assert read(write_video(frames, tmp_path / "a.mp4", fps=12.5))[0] == 12.5
+    assert read(write_video(frames, tmp_path / "b.mp4", fps=100 / 3))[0] == pytest.approx(100 / 3)
 
 
 def test_the_index_comes_first(tmp_path):
-    data = write_video(np.zeros((3, 64, 64, 3), np.uint8), tmp_path / "a.mp4").read_bytes()
+    data = write_video(np.zeros((3, 64, 64, 3), np.uint8), tmp_path / "a.mp4", 20).read_bytes()
     assert data.index(b"moov") < data.index(b"mdat")
 
 
@@ -40,5 +56,5 @@ def test_the_index_comes_first(tmp_path):
 )
 def test_other_arrays_are_refused(tmp_path, frames):
     with pytest.raises(UserError, match=r"\(T, h, w, 3\) in uint8"):
-        write_video(frames, tmp_path / "a.mp4")
+        write_video(frames, tmp_path / "a.mp4", 20)
     assert list(tmp_path.iterdir()) == []
