@@ -182,7 +182,8 @@ def load_policy(path: str | Path, policy: nn.Module, spec: EnvSpec) -> dict[str,
 
     Args:
         path: see ``find``.
-        policy: with a ``config`` dataclass.
+        policy: with a ``config`` dataclass; names that begin with one of its ``starts_fresh``, if it has any, may be
+            missing from the checkpoint and are then left as they are.
         spec: of the env that it will act in.
 
     Returns:
@@ -195,6 +196,8 @@ def load_policy(path: str | Path, policy: nn.Module, spec: EnvSpec) -> dict[str,
     states, meta = load(where)
     check_compatible(meta["spec"], spec)
     given, wanted = states["policy"], policy.state_dict()
+    fresh = tuple(getattr(policy, "starts_fresh", ()))
+    given = {k: v for k, v in wanted.items() if k.startswith(fresh)} | given
     wrong = [f"{k} is missing" for k in wanted if k not in given]
     wrong += [f"{k} is not part of this policy" for k in given if k not in wanted]
     wrong += [

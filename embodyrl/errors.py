@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
 
 
 class UserError(Exception):
@@ -33,3 +35,22 @@ def did_you_mean(given: str, valid: Iterable[str]) -> str:
         return "Did you mean " + " or ".join(repr(name) for name in near) + "?"
     shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
     return f"Valid names: {shown}."
+
+
+def refuse_unread(config: Any, section: str, keys: Iterable[str], why: str) -> None:
+    """Refuses settings that were changed from their defaults although nothing would read them.
+
+    Args:
+        config: a dataclass.
+        section: of the config, for the message.
+        keys: its fields that are not read.
+        why: what makes it so, as a sentence without its stop.
+
+    Raises:
+        UserError: naming the first one.
+    """
+    defaults = {f.name: f.default for f in fields(config)}
+    for key in keys:
+        if getattr(config, key) != defaults[key]:
+            given, default = getattr(config, key), defaults[key]
+            raise UserError(f"{section}.{key} is {given!r}, but {why}. Leave it out (its default is {default!r}).")

@@ -354,6 +354,9 @@ def test_load_policy_fits_or_says_why(tmp_path):
     other.extra = nn.Linear(1, 1)
     with pytest.raises(UserError, match=r"extra\.weight is missing"):
         checkpoint.load_policy(tmp_path / "run", other, SPEC)
+    other.starts_fresh, before = ("extra.",), other.extra.weight.clone()
+    checkpoint.load_policy(tmp_path / "run", other, SPEC)
+    assert torch.equal(other.extra.weight, before)
     with pytest.raises(UserError, match="action_dim"):
         checkpoint.load_policy(tmp_path / "run", fresh, dataclasses.replace(SPEC, action_dim=1))
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from embodyrl.build import make_policy
 from embodyrl.checks import check_policy
@@ -49,14 +50,14 @@ def seeds(n: int) -> list[torch.Generator]:
 
 
 @pytest.mark.parametrize("spec", [BLIND, SEEING], ids=["blind", "seeing"])
-@pytest.mark.parametrize("transition", ["flow_sde", "flow_cps"])
+@pytest.mark.parametrize("transition", ["flow_sde", "flow_cps", "flow_noise"])
 @pytest.mark.parametrize("trained_steps", ["all", "one"])
 def test_promises_of_a_policy(spec, transition, trained_steps):
     policy = make(spec, transition=transition, trained_steps=trained_steps, context_layers=1)
     check_policy(policy, observation(spec), spec)
 
 
-@pytest.mark.parametrize("transition", ["flow_sde", "flow_cps"])
+@pytest.mark.parametrize("transition", ["flow_sde", "flow_cps", "flow_noise"])
 @pytest.mark.parametrize("trained_steps", ["all", "one"])
 def test_the_first_ratio_is_one(transition, trained_steps):
     policy, obs = make(SEEING, transition=transition, trained_steps=trained_steps), observation(SEEING)
@@ -70,7 +71,7 @@ def test_the_first_ratio_is_one(transition, trained_steps):
     assert info["clip_fraction"] == 0 and abs(info["ratio"] - 1) < 1e-3 and info["approx_kl"] < 1e-6
     # Only steps that drew noise count, and Flow-CPS never draws any in its last one.
     stochastic = sample.trace.stochastic
-    noisy = 4 if transition == "flow_sde" else 3
+    noisy = 3 if transition == "flow_cps" else 4
     assert (stochastic.sum(1) == (noisy if trained_steps == "all" else 1)).all()
     assert not stochastic[:, noisy:].any()
     assert (sample.logprob[~stochastic] == 0).all() and (sample.logprob[stochastic] != 0).all()
@@ -96,12 +97,53 @@ def test_a_row_depends_on_its_own_observation_and_generator_alone(mode):
         assert torch.equal(some.trace.stochastic, together.trace.stochastic[rows])
 
 
-def test_gradients_reach_every_part_of_the_actor_and_not_the_critic():
-    policy, obs = make(SEEING, context_layers=1), observation(SEEING)
+@pytest.mark.parametrize("transition", ["flow_sde", "flow_noise"])
+def test_gradients_reach_every_part_of_the_actor_and_not_the_critic(transition):
+    policy, obs = make(SEEING, context_layers=1, transition=transition), observation(SEEING)
     sample = policy.sample(obs, generator=seeds(5), mode="train")
     policy.evaluate(obs, sample.trace).logprob.sum().backward()
     untouched = {n for n, p in policy.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0}
     assert untouched == {n for n, _ in policy.named_parameters() if n.startswith("critic.")}
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_learned_noise_stays_in_its_range_and_depends_on_what_the_policy_sees(steps):
+    settings = {"transition": "flow_noise", "num_denoise_steps": steps, "noise_min": 0.1, "noise_max": 0.4}
+    fresh = make_policy(FlowVLAConfig(**TINY, **settings), BLIND, seed=0)
+    policy, obs, low, high = make(**settings), observation(BLIND), 0.1 / steps**0.5, 0.4 / steps**0.5
+    x, t = torch.randn(5, 1, 5, 4), torch.ones(5, 1)
+    std = policy._step_inputs(policy.encode(obs), x, t)[1].exp()
+    assert ((std > low) & (std < high)).all() and (std[0] != std[1]).all()
+    middle = fresh._step_inputs(fresh.encode(obs), x, t)[1].exp()
+    torch.testing.assert_close(middle, torch.full_like(middle, (low * high) ** 0.5))
+
+
+def test_entropy_of_learned_noise_is_that_of_its_gaussians_and_has_a_gradient():
+    policy, obs = make(transition="flow_noise"), observation(BLIND)
+    trace = policy.sample(obs, generator=seeds(5), mode="train").trace
+    entropy = policy.evaluate(obs, trace).entropy
+    _, log_std = policy._step_inputs(policy.encode(obs), trace.x[:, :-1], torch.tensor([[1, 0.75, 0.5, 0.25]] * 5))
+    expected = torch.distributions.Normal(0.0, log_std.exp()).entropy().mean((1, 2, 3))
+    torch.testing.assert_close(entropy, expected)
+    entropy.sum().backward()
+    assert policy.expert.noise.weight.grad.abs().sum() > 0
+
+
+def flops(call) -> int:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        call()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("transition", "share"), [("flow_sde", 1 / 4), ("flow_cps", 1 / 3), ("flow_noise", 1 / 4)])
+def test_scoring_one_step_costs_a_fraction_of_scoring_all(transition, share):
+    cost = {}
+    for which in ("all", "one"):
+        policy, obs = make(transition=transition, trained_steps=which), observation(BLIND)
+        trace = policy.sample(obs, generator=seeds(5), mode="train").trace
+        once = flops(lambda: policy.value(obs, policy.encode(obs)))  # noqa: B023 - called at once
+        cost[which] = flops(lambda: policy.evaluate(obs, trace)) - once  # noqa: B023
+    assert cost["one"] == pytest.approx(share * cost["all"], rel=0.05)
 
 
 @pytest.mark.parametrize("critic", ["privileged", "shared"])
@@ -210,7 +252,10 @@ def test_weights_depend_on_the_seed_alone():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"transition": "flow_magic"}, "policy.transition is 'flow_magic'.*flow_sde, flow_cps"),
+        ({"transition": "flow_magic"}, "policy.transition is 'flow_magic'.*flow_sde, flow_cps, flow_noise"),
+        ({"transition": "flow_noise", "eta": 0.7}, "policy.eta is 0.7, but transition=flow_noise does not read it"),
+        ({"noise_max": 0.5}, "policy.noise_max is 0.5, but transition=flow_sde does not read it"),
+        ({"transition": "flow_noise", "noise_min": 0.5}, "policy.noise_min must be above 0"),
         ({"trained_steps": "two"}, "policy.trained_steps.*all, one"),
         ({"critic": "none"}, "policy.critic.*privileged, shared"),
         ({"horizon": 6}, "policy.action_patch 5 does not divide policy.horizon 6"),

@@ -33,7 +33,9 @@ class ActionExpert(nn.Module):
     Several denoising steps of one observation are scored in one call, against one copy of the context's keys.
     """
 
-    def __init__(self, width: int, layers: int, heads: int, horizon: int, action_dim: int, patch: int) -> None:
+    def __init__(
+        self, width: int, layers: int, heads: int, horizon: int, action_dim: int, patch: int, noise: bool = False
+    ) -> None:
         super().__init__()
         if horizon % patch:
             raise ValueError(f"action_patch {patch} does not divide horizon {horizon}.")
@@ -47,6 +49,10 @@ class ActionExpert(nn.Module):
         self.head = nn.Linear(width, patch * action_dim)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
+        if noise:
+            self.noise = nn.Linear(width, patch * action_dim)
+            nn.init.zeros_(self.noise.weight)
+            nn.init.zeros_(self.noise.bias)
 
     def prefix(
         self, tokens: Float[Tensor, "n c d"], mask: Float[Tensor, "n c"], pooled: Float[Tensor, "n d"]
@@ -66,13 +72,23 @@ class ActionExpert(nn.Module):
             x: (N, K, H, A) noisy chunks.
             t: (N, K) their times, 1 is noise and 0 is data.
         """
+        return self.head(self._features(context, x, t)).reshape(x.shape)
+
+    def with_noise(
+        self, context: Context, x: Float[Tensor, "n k h a"], t: Float[Tensor, "n k"]
+    ) -> tuple[Float[Tensor, "n k h a"], Float[Tensor, "n k h a"]]:
+        """The velocity, and the unbounded output that ``flow.squash_log_std`` takes; zero until it is trained."""
+        features = self._features(context, x, t)
+        return self.head(features).reshape(x.shape), self.noise(features).reshape(x.shape)
+
+    def _features(self, context: Context, x: Tensor, t: Tensor) -> Tensor:
         n, k, h, a = x.shape
         tokens = self.embed(x.reshape(n, k, h // self.patch, self.patch * a)) + self.position
         condition = self.time(sinusoid(t, tokens.shape[-1])) + context.pooled[:, None]
         modulation = self.modulate(F.silu(condition))[:, :, None, :]
         for i, block in enumerate(self.blocks):
             tokens = block(tokens, modulation, context.keys[i], context.values[i], context.bias)
-        return self.head(self.norm(tokens)).reshape(n, k, h, a)
+        return self.norm(tokens)
 
 
 class _Block(nn.Module):

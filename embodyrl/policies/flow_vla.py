@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embodyrl.errors import UserError
-from embodyrl.flow import Transition, draw_stochastic_steps, randn, timesteps
+from embodyrl.errors import UserError, refuse_unread
+from embodyrl.flow import Transition, draw_stochastic_steps, randn, squash_log_std, timesteps
 from embodyrl.policies.expert import ActionExpert, Context
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.text import TextEncoder
@@ -43,8 +43,11 @@ class FlowVLAConfig:
         vision_width: channels of the image encoder, and keypoints per camera.
         text_layers: of the instruction encoder.
         context_layers: transformer layers over all context tokens before the expert; 0 for small models.
-        transition: how a step draws noise when training: ``flow_sde`` or ``flow_cps``.
-        eta: noise level of the transition.
+        transition: how a step draws noise when training: ``flow_sde``, ``flow_cps`` or ``flow_noise``, whose std is
+            learned and depends on observation, step and noisy chunk.
+        eta: noise level of ``flow_sde`` and ``flow_cps``.
+        noise_min, noise_max: of ``flow_noise``, in units of the data's standard deviation: the std of one step lies in
+            [noise_min, noise_max] / sqrt(K), so that the noise of a whole path does not depend on K.
         trained_steps: ``all`` steps draw noise and are trained, or ``one`` drawn at random per env.
         critic: what the value head sees: ``privileged`` simulator state, or ``shared`` features of the actor (no
             gradient into them).
@@ -63,18 +66,24 @@ class FlowVLAConfig:
     context_layers: int = 0
     transition: str = "flow_sde"
     eta: float = 0.5
+    noise_min: float = 0.16
+    noise_max: float = 0.32
     trained_steps: str = "all"
     critic: str = "privileged"
     critic_width: int = 256
 
     def __post_init__(self) -> None:
         for key, valid in (
-            ("transition", ("flow_sde", "flow_cps")),
+            ("transition", ("flow_sde", "flow_cps", "flow_noise")),
             ("trained_steps", ("all", "one")),
             ("critic", ("privileged", "shared")),
         ):
             if getattr(self, key) not in valid:
                 raise UserError(f"policy.{key} is {getattr(self, key)!r}; it must be one of {', '.join(valid)}.")
+        if not 0 < self.noise_min <= self.noise_max:
+            raise UserError("policy.noise_min must be above 0 and policy.noise_max not below it.")
+        unread = ("eta",) if self.transition == "flow_noise" else ("noise_min", "noise_max")
+        refuse_unread(self, "policy", unread, f"transition={self.transition} does not read it")
         if self.horizon % self.action_patch:
             raise UserError(f"policy.action_patch {self.action_patch} does not divide policy.horizon {self.horizon}.")
         if self.width % (2 * self.heads):
@@ -85,6 +94,8 @@ class FlowVLA(nn.Module):
     """The policy and its critic; see the module's docstring."""
 
     Config = FlowVLAConfig
+    starts_fresh = ("expert.noise.",)
+    """Parts that an initial checkpoint may lack: imitation learns no noise, whose std begins mid-range."""
 
     def __init__(self, config: FlowVLAConfig, spec: EnvSpec) -> None:
         super().__init__()
@@ -109,7 +120,9 @@ class FlowVLA(nn.Module):
             d, c.heads, 4 * d, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
         self.mixer = nn.TransformerEncoder(layer, c.context_layers, enable_nested_tensor=False)
-        self.expert = ActionExpert(d, c.layers, c.heads, c.horizon, spec.action_dim, c.action_patch)
+        self.expert = ActionExpert(
+            d, c.layers, c.heads, c.horizon, spec.action_dim, c.action_patch, noise=c.transition == "flow_noise"
+        )
         critic_in = d
         if c.critic == "privileged":
             if not spec.privileged_dim:
@@ -157,6 +170,15 @@ class FlowVLA(nn.Module):
         """The learned velocity noise - action, in normalised units."""
         return self.expert(context, x, t)
 
+    def _step_inputs(self, context: Context, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Velocity and, for Flow-Noise, the log-std: what ``Transition`` takes."""
+        c = self.config
+        if c.transition != "flow_noise":
+            return self.velocity(context, x, t), None
+        velocity, raw = self.expert.with_noise(context, x, t)
+        scale = c.num_denoise_steps**-0.5
+        return velocity, squash_log_std(raw, c.noise_min * scale, c.noise_max * scale)
+
     def value(self, obs: Obs, context: Context | None = None) -> Float[Tensor, " n"]:
         """The critic's estimate of the discounted return from obs; ``context`` saves encoding obs a second time."""
         return self.value_of(self.critic_features(obs, context))
@@ -201,13 +223,14 @@ class FlowVLA(nn.Module):
             stochastic = draw_stochastic_steps(n, steps, self.config.trained_steps, generator, noisy).to(device)
         path, logprobs = [x], []
         for k in range(steps):
-            v = self.velocity(context, x[:, None], times[k].expand(n, 1))[:, 0]
             if mode == "eval":
-                x = x - v / steps
+                x = x - self.velocity(context, x[:, None], times[k].expand(n, 1))[:, 0] / steps
                 continue
+            inputs = self._step_inputs(context, x[:, None], times[k].expand(n, 1))
+            v, log_std = (None if y is None else y[:, 0] for y in inputs)
             noise = randn(shape, generator, device)
-            new = self.transition.step(x, v, k, noise, stochastic[:, k])
-            logprob = self.transition.log_prob(x, new, v, k)
+            new = self.transition.step(x, v, k, noise, stochastic[:, k], log_std)
+            logprob = self.transition.log_prob(x, new, v, k, log_std)
             logprobs.append(torch.where(stochastic[:, k], logprob, 0.0))
             x = new
             path.append(x)
@@ -218,17 +241,23 @@ class FlowVLA(nn.Module):
         return ActionSample(actions, trace, torch.stack(logprobs, dim=1), self.value(obs, context))
 
     def evaluate(self, obs: Obs, trace: DenoisingTrace) -> PolicyEval:
-        """See ``Policy.evaluate``; all K steps are scored in one pass."""
+        """See ``Policy.evaluate``; only the steps that are trained are computed, all of them in one pass.
+
+        The initial noise is a factor N(0, I) of the path's density too, but it has no parameters: it cancels in every
+        ratio and adds nothing to a gradient, so it is not among the K log-probabilities.
+        """
         context = self.encode(obs)
         n, steps = trace.stochastic.shape
-        x, x_next = trace.x[:, :-1], trace.x[:, 1:]
-        times = timesteps(steps, x.device).expand(n, steps)
-        v = self.velocity(context, x, times)
-        k = torch.arange(steps, device=x.device).expand(n, steps)
-        logprob = torch.where(trace.stochastic, self.transition.log_prob(x, x_next, v, k), 0.0)
-        entropy = self.transition.entropy(x, v, k)
-        trained = trace.stochastic.to(entropy.dtype)
-        entropy = (entropy * trained).sum(1) / trained.sum(1).clamp_min(1.0) / (x.shape[2] * x.shape[3])
+        trained = self.transition.num_noisy if self.config.trained_steps == "all" else min(1, self.transition.num_noisy)
+        # The trained steps of each row, in their order: (N, trained).
+        k = trace.stochastic.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :trained]
+        row = torch.arange(n, device=k.device)[:, None]
+        x, x_next, stochastic = trace.x[row, k], trace.x[row, k + 1], trace.stochastic[row, k]
+        v, log_std = self._step_inputs(context, x, timesteps(steps, x.device)[k])
+        scored = torch.where(stochastic, self.transition.log_prob(x, x_next, v, k, log_std), 0.0)
+        logprob = torch.zeros(n, steps, dtype=scored.dtype, device=x.device).scatter(1, k, scored)
+        entropy = torch.where(stochastic, self.transition.entropy(x, v, k, log_std), 0.0).sum(1)
+        entropy = entropy / stochastic.sum(1).clamp_min(1) / (x.shape[2] * x.shape[3])
         return PolicyEval(logprob, entropy, self.value(obs, context))
 
 
