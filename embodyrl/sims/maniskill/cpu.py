@@ -1,9 +1,9 @@
 """ManiSkill on the CPU: N envs of one episode each, stepped in a loop, observed when somebody looks.
 
 ``BaseEnv.step`` computes observation and reward on tensors of one env in every control step, which costs far more than
-the physics. Here a control step drives the controller and the scene, asks ``evaluate`` once, and leaves the observation
-to the end of the chunk. What remains is ManiSkill's own code on the same numbers, so states, successes and rewards are
-bit-equal to ``gymnasium.make`` (tested). ``fast.py`` replaces the two slowest pieces, and checks itself against them.
+the physics. Here a control step drives the controller and the scene, asks ``evaluate`` at most once, and leaves the
+observation to the end of the chunk. What remains is ManiSkill's own code on the same numbers, so states, successes and
+rewards are bit-equal to ``gymnasium.make`` (tested). ``fast.py`` replaces the slowest pieces.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CpuEngine:
                         raise
                     make["render_backend"] = "cpu"
                     base = make_base_env(config.task, **make)
-                self.envs.append(SingleEnv(base, config.reward, config.task.startswith(REBUILT_EACH_EPISODE)))
+                self.envs.append(SingleEnv(base, config.task, config.reward))
         finally:
             gc.unfreeze()
         self.base = self.envs[0].base
@@ -133,15 +133,16 @@ class SingleEnv:
 
     Args:
         base: from ``make_base_env``.
+        task: its registered id.
         reward: ``"sparse"``, ``"dense"`` or ``"normalized_dense"``.
-        rebuild: build the scene anew for each episode.
     """
 
-    def __init__(self, base: Any, reward: str, rebuild: bool = False) -> None:
+    def __init__(self, base: Any, task: str, reward: str) -> None:
         self.base = base
+        self.task = task
         self.reward = reward
         self._info: dict[str, Any] | None = None
-        self._always_rebuild = self._rebuild = rebuild
+        self._always_rebuild = self._rebuild = task.startswith(REBUILT_EACH_EPISODE)
         self._agent: object = None
         self._controller: fast.EEDeltaPosController | None = None
 
@@ -173,6 +174,9 @@ class SingleEnv:
         if not self._finite():
             self._rebuild = True
             return Outcome(0.0, False, False, True)
+        self._info = None
+        if self.reward == "sparse" and fast.far_from_success(base, self.task):
+            return Outcome(0.0, False, False, False)
         self._info = info = base.get_info()
         success, fail = bool(info.get("success", False)), bool(info.get("fail", False))
         if self.reward == "sparse":
