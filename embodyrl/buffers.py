@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from embodyrl.types import DenoisingTrace, Obs
+from embodyrl.types import DenoisingTrace, Obs, TensorData
 
 
 @dataclass
@@ -29,6 +29,16 @@ class Episode:
     success: bool
     reward: float
     length: int
+
+
+def success_rate(episodes: list[Episode]) -> float:
+    """Share of the episodes that were solved; nan for none."""
+    return sum(e.success for e in episodes) / len(episodes) if episodes else float("nan")
+
+
+def mean_return(episodes: list[Episode]) -> float:
+    """Mean undiscounted return of the episodes; nan for none."""
+    return sum(e.reward for e in episodes) / len(episodes) if episodes else float("nan")
 
 
 @dataclass
@@ -60,7 +70,36 @@ class RolloutBatch:
     @property
     def success_rate(self) -> float:
         """Of the episodes that ended during the rollout; nan when none did."""
-        return sum(e.success for e in self.episodes) / len(self.episodes) if self.episodes else float("nan")
+        return success_rate(self.episodes)
+
+
+@dataclass
+class Transitions(TensorData):
+    """B chunks, each on its own: what off-policy algorithms learn from, and what a ``ReplayBuffer`` holds.
+
+    Attributes:
+        obs: before the chunk.
+        choice: (B, H, A) what the policy decided: the actions, or for DSRL the noise.
+        reward, valid: (B, H) per action.
+        terminated, truncated: (B,).
+        next_obs: after the chunk, before any reset.
+    """
+
+    obs: Obs
+    choice: Float[Tensor, "b h a"]
+    reward: Float[Tensor, "b h"]
+    valid: Bool[Tensor, "b h"]
+    terminated: Bool[Tensor, " b"]
+    truncated: Bool[Tensor, " b"]
+    next_obs: Obs
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    @property
+    def env_steps(self) -> int:
+        """Actions executed."""
+        return int(self.valid.sum())
 
 
 def minibatches(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:

@@ -3,13 +3,15 @@
 Convention: t = 1 is noise, t = 0 is data, x_t = (1-t) a + t e, velocity u = e - a, K steps of d = 1/K on t_k = 1 - k/K.
 From x at time t the velocity predicts the data x0 = x - t v and the noise x1 = x + (1-t) v.
 
-    kind        mean of x_{k+1}                                   std                  paper
-    ode         x - d v                                           0
-    flow_sde    (1-t+d) x0 + (t - d - s^2 d/(2t)) x1              s sqrt(d)            Flow-GRPO, pi_RL
-    flow_cps    (1-t+d) x0 + (t-d) cos(pi eta/2) x1               (t-d) sin(pi eta/2)  Flow-CPS
-    flow_noise  x - d v                                           learned              ReinFlow, pi_RL
+    kind              mean of x_{k+1}                             std                  paper
+    ode               x - d v                                     0
+    flow_sde          (1-t+d) x0 + (t - d - s^2 d/(2t)) x1        s sqrt(d)            Flow-GRPO, pi_RL
+    flow_cps          (1-t+d) x0 + (t-d) cos(pi eta/2) x1         (t-d) sin(pi eta/2)  Flow-CPS
+    flow_noise        x - d v                                     learned              ReinFlow, pi_RL
+    flow_sde_learned  (1-t+d) x0 + (t - d - std^2/(2t)) x1        learned              SAC Flow
 
-with s = eta sqrt(t/(1-t)). Flow-GRPO is arXiv:2505.05470, pi_RL 2510.25889, Flow-CPS 2509.05952, ReinFlow 2505.22094.
+with s = eta sqrt(t/(1-t)). Flow-GRPO is arXiv:2505.05470, pi_RL 2510.25889, Flow-CPS 2509.05952, ReinFlow 2505.22094,
+SAC Flow 2509.25756. The drift of Flow-SDE keeps the marginals of the ODE, whoever chose the std.
 ``Transition.mean_std`` is the only place that holds this table; sampling, scoring and entropy all read it.
 """
 
@@ -26,7 +28,9 @@ from torch import Tensor
 
 from embodyrl.errors import UserError, did_you_mean
 
-Kind = Literal["ode", "flow_sde", "flow_cps", "flow_noise"]
+Kind = Literal["ode", "flow_sde", "flow_cps", "flow_noise", "flow_sde_learned"]
+LEARNED = ("flow_noise", "flow_sde_learned")
+"""The kinds whose std the policy predicts."""
 Generators = torch.Generator | Sequence[torch.Generator]
 
 LOG_2PI = math.log(2.0 * math.pi)
@@ -179,7 +183,7 @@ class Transition:
     @property
     def num_noisy(self) -> int:
         """How many steps, counted from the first, have a std above 0 and so can be trained."""
-        if self.kind == "flow_noise":
+        if self.kind in LEARNED:
             return self.num_steps
         if self.kind == "ode" or self.eta == 0:
             return 0
@@ -194,9 +198,9 @@ class Transition:
             x: (*b, H, A) before the step.
             velocity: at x and t_k.
             k: step.
-            log_std: log of the learned std, for ``flow_noise`` alone.
+            log_std: log of the learned std, for the ``LEARNED`` kinds alone.
         """
-        if (log_std is None) == (self.kind == "flow_noise"):
+        if (log_std is None) == (self.kind in LEARNED):
             raise ValueError(f"log_std is {'needed' if log_std is None else 'not used'} by a {self.kind} transition.")
         t, d = self._time(x, k), 1.0 / self.num_steps
         if self.kind in ("ode", "flow_noise"):
@@ -207,9 +211,11 @@ class Transition:
         if self.kind == "flow_cps":
             angle = 0.5 * math.pi * self.eta
             return (1.0 - after) * x0 + after * math.cos(angle) * x1, after * math.sin(angle)
-        # s is infinite at t = 1, so the first step divides by 1 - t of the next one, which is d.
-        s2 = self.eta**2 * t / (1.0 - t).clamp_min(d)
-        return (1.0 - after) * x0 + (after - s2 * d / (2.0 * t)) * x1, (s2 * d).sqrt()
+        if log_std is not None:
+            std = log_std.exp()
+        else:  # s is infinite at t = 1, so the first step divides by 1 - t of the next one, which is d
+            std = self.eta * (t / (1.0 - t).clamp_min(d) * d).sqrt()
+        return (1.0 - after) * x0 + (after - std**2 / (2.0 * t)) * x1, std
 
     def step(
         self,

@@ -112,3 +112,18 @@ def flow_matching_loss(pred: Tensor, target: Tensor, mask: Tensor | None = None)
         mask = mask[..., None] if mask.ndim == pred.ndim - 1 else mask
         target = torch.where(mask, target, pred.detach())
     return masked_mean((pred - target).square(), mask)
+
+
+def sac_actor_loss(q: Float[Tensor, " b"], logprob: Float[Tensor, " b"], alpha: Tensor | float) -> Tensor:
+    """E[alpha log pi - Q] of reparameterised actions (SAC, arXiv:1812.05905); gradients flow through both terms."""
+    return (alpha * logprob - q).mean()
+
+
+def temperature_loss(log_alpha: Float[Tensor, ""], logprob: Float[Tensor, " b"], target_entropy: float) -> Tensor:
+    """Tunes SAC's temperature (arXiv:1812.05905): its derivative by alpha is H - H_target, H the mean of -log pi."""
+    return log_alpha.exp() * (-logprob.detach() - target_entropy).mean()
+
+
+def td_loss(q: Float[Tensor, "e b"], target: Float[Tensor, " b"]) -> Tensor:
+    """Squared TD error: the mean over the batch, summed over the E critics."""
+    return (q - target).square().mean(1).sum()

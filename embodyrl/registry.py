@@ -47,11 +47,16 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "mujoco": "embodyrl.sims.mujoco.env:MujocoEnv",
         "maniskill": "embodyrl.sims.maniskill.env:ManiSkillEnv",
         "libero": "embodyrl.sims.libero.env:LiberoEnv",
+        "gymnasium": "embodyrl.sims.gymnasium.env:GymnasiumEnv",
     },
-    "policies": {"flow_vla": "embodyrl.policies.flow_vla:FlowVLA"},
+    "policies": {
+        "flow_vla": "embodyrl.policies.flow_vla:FlowVLA",
+        "flow_mlp": "embodyrl.policies.flow_mlp:FlowMLP",
+    },
     "algorithms": {
         "sft": "embodyrl.algorithms.sft:SFT",
         "ppo": "embodyrl.algorithms.ppo:PPO",
+        "sac_flow": "embodyrl.algorithms.sac_flow:SACFlow",
     },
 }
 

@@ -1,4 +1,4 @@
-"""``collect``: the policy acts in the env, and what happened becomes a ``RolloutBatch``."""
+"""The policy acts in the env: ``collect`` gives a ``RolloutBatch``, ``collect_transitions`` gives ``Transitions``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from embodyrl.buffers import Episode, RolloutBatch
+from embodyrl.buffers import Episode, RolloutBatch, Transitions
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
 from embodyrl.policy import Policy
 from embodyrl.types import DenoisingTrace, Obs, Step
+
+Act = Callable[[Obs, torch.Generator], tuple[Tensor, Tensor]]
+"""Observations to actions (N, H, A) in [-1, 1], and the choice (N, H, A) that the algorithm made: mostly the same."""
 
 
 @torch.no_grad()
@@ -45,48 +48,27 @@ def collect(
     Raises:
         UserError: there are no initial states, or the policy has no critic.
     """
-    if len(inits) == 0:
-        raise UserError("A rollout needs initial states, but the list of them is empty.")
-    queue = _Queue(inits)
-    n = env.spec.num_envs
-    current = queue.take(n)
-    obs = env.reset(init=current).to(device)
-    reward_sum, length = torch.zeros(n), torch.zeros(n, dtype=torch.long)
+    player = Player(env, device)
+    player.begin(inits)
     all_obs: list[Obs] = []
     traces: list[DenoisingTrace] = []
     logprobs: list[Tensor] = []
     values: list[Tensor] = []
     next_values: list[Tensor] = []
     steps: list[Step] = []
-    episodes: list[Episode] = []
     for _ in range(num_chunks):
         between()
+        obs = player.obs
         sample = policy.sample(obs, generator=generator, mode="train")
         if sample.trace is None or sample.logprob is None or sample.value is None:
             raise UserError(f"{type(policy).__name__} gives no trace, log-probability or value, which a rollout needs.")
-        step = env.step(sample.actions)
-        after = step.obs.to(device)
+        step, after = player.step(sample.actions)
         all_obs.append(obs)
         traces.append(sample.trace)
         logprobs.append(sample.logprob)
         values.append(sample.value)
         next_values.append(policy.value(after))
         steps.append(step)
-        reward_sum += step.reward.sum(1).cpu()
-        length += step.valid.sum(1).cpu()
-        obs = after
-        if ended := step.done.nonzero().flatten().tolist():
-            fault = step.log.get("fault", torch.zeros(n))
-            for k in ended:
-                if not bool(fault[k]):
-                    init, success = current[k], bool(step.success[k])
-                    task = env.spec.task_of(init)
-                    episodes.append(Episode(init, task, success, float(reward_sum[k]), int(length[k])))
-                reward_sum[k], length[k] = 0.0, 0
-            fresh = queue.take(len(ended))
-            for k, init in zip(ended, fresh, strict=True):
-                current[k] = init
-            obs = env.reset(ended, init=fresh).to(device)
     return RolloutBatch(
         obs=Obs.cat(all_obs),
         trace=DenoisingTrace.cat(traces),
@@ -97,9 +79,101 @@ def collect(
         valid=torch.stack([s.valid for s in steps]).to(device),
         terminated=torch.stack([s.terminated for s in steps]).to(device),
         truncated=torch.stack([s.truncated for s in steps]).to(device),
-        episodes=episodes,
+        episodes=player.take_episodes(),
         env_steps=int(sum(int(s.valid.sum()) for s in steps)),
     )
+
+
+@torch.no_grad()
+def collect_transitions(
+    player: Player,
+    act: Act,
+    num_chunks: int,
+    *,
+    inits: Tensor,
+    generator: torch.Generator,
+    between: Callable[[], None] = lambda: None,
+) -> Transitions:
+    """Goes on with the episodes of ``player`` for ``num_chunks`` chunks: what an off-policy algorithm learns from.
+
+    Off-policy updates are frequent, so their rollouts are far shorter than an episode.
+
+    Args:
+        player: the episodes in progress; a fresh one, or one that was restarted, begins new ones.
+        act: gives the actions, and what was chosen (see ``Act``).
+        num_chunks: T.
+        inits: initial states for the episodes that begin, used in order.
+        generator: source of the policy's noise.
+        between: called before every chunk; may raise, to give the rest up.
+    """
+    if player.fresh:
+        player.begin(inits)
+    else:
+        player.queue = _Queue(inits)
+    parts: list[Transitions] = []
+    for _ in range(num_chunks):
+        between()
+        obs = player.obs
+        actions, choice = act(obs, generator)
+        step, after = player.step(actions)
+        reward, valid, terminated, truncated = (
+            x.to(player.device) for x in (step.reward, step.valid, step.terminated, step.truncated)
+        )
+        keep = valid.any(-1)  # an env that broke did nothing that can be learned from
+        part = Transitions(obs, choice, reward, valid, terminated, truncated, after)
+        parts.append(part if keep.all() else part[keep])
+    return Transitions.cat(parts)
+
+
+class Player:
+    """Episodes in progress: steps every env, and starts a new episode where one ended.
+
+    Attributes:
+        obs: what the policy sees next, on ``device``.
+        fresh: whether the next collection begins with new episodes.
+    """
+
+    obs: Obs
+
+    def __init__(self, env: VecEnv, device: torch.device | str = "cpu") -> None:
+        self.env, self.device, self.fresh = env, device, True
+        self._episodes: list[Episode] = []
+
+    def begin(self, inits: Tensor) -> None:
+        """New episodes in all envs, from the first N of ``inits``; each reset takes the next."""
+        if len(inits) == 0:
+            raise UserError("A rollout needs initial states, but the list of them is empty.")
+        n = self.env.spec.num_envs
+        self.queue = _Queue(inits)
+        self._current = self.queue.take(n)
+        self._reward, self._length = torch.zeros(n), torch.zeros(n, dtype=torch.long)
+        self.obs = self.env.reset(init=self._current).to(self.device)
+        self.fresh = False
+
+    def step(self, actions: Tensor) -> tuple[Step, Obs]:
+        """Executes a chunk in every env; returns what it did, and the observations after it, before any reset."""
+        step = self.env.step(actions)
+        self.obs = after = step.obs.to(self.device)
+        self._reward += step.reward.sum(1).cpu()
+        self._length += step.valid.sum(1).cpu()
+        if ended := step.done.nonzero().flatten().tolist():
+            fault = step.log.get("fault", torch.zeros(len(step.done)))
+            for k in ended:
+                if not bool(fault[k]):
+                    init, success = self._current[k], bool(step.success[k])
+                    task = self.env.spec.task_of(init)
+                    self._episodes.append(Episode(init, task, success, float(self._reward[k]), int(self._length[k])))
+                self._reward[k], self._length[k] = 0.0, 0
+            new = self.queue.take(len(ended))
+            for k, init in zip(ended, new, strict=True):
+                self._current[k] = init
+            self.obs = self.env.reset(ended, init=new).to(self.device)
+        return step, after
+
+    def take_episodes(self) -> list[Episode]:
+        """The episodes that ended since the last call."""
+        episodes, self._episodes = self._episodes, []
+        return episodes
 
 
 class _Queue:

@@ -1,7 +1,8 @@
 """The training loop: rollout or demonstrations -> algorithm -> checkpoint, with an evaluation every so often.
 
 All randomness of iteration i is drawn from generators seeded by (seed, i) and every rollout starts from fresh initial
-states, so parameters, optimiser and the number i are all that an exact resume needs.
+states, so parameters, optimiser and the number i are all that an exact resume needs. Off-policy rollouts are shorter
+than an episode and go on where the last one stopped, but start afresh after every checkpoint: so it holds for them too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from embodyrl import checkpoint, registry
+from embodyrl.buffers import mean_return, success_rate
 from embodyrl.build import make_env, make_policy, pick_device
 from embodyrl.config import Config, RunConfig, to_yaml
 from embodyrl.env import VecEnv
@@ -24,7 +26,7 @@ from embodyrl.evaluate import Evaluation, evaluate, first_inits
 from embodyrl.interrupt import Interrupt, Interrupted
 from embodyrl.loggers import LiveTable, MetricsWriter
 from embodyrl.provenance import describe_run, finish_run
-from embodyrl.rollout import collect
+from embodyrl.rollout import Player, collect, collect_transitions
 from embodyrl.run_folder import Position, check_folder, drop_evaluations, finished, run_checkpoints, save_evaluation
 
 
@@ -48,7 +50,9 @@ def train(config: Config, *, command: str = "") -> Path:
     try:
         algorithm = build_algorithm(config, envs, device)
         at = resume(config, envs, algorithm, device)
-        demos = load_demos(config, envs.spec) if algorithm.source == "demos" else None
+        demos = load_demos(config, envs.spec) if wants_demos(config, algorithm) else None
+        if demos is not None and algorithm.source != "demos":
+            algorithm.add_demos(demos)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(to_yaml(config))
         drop_evaluations(folder, at.iteration)
@@ -77,7 +81,7 @@ def evaluation_due(run: RunConfig, at: Position, source: str) -> str | None:
     if over(run, at):
         return "after"
     if at.iteration == 0:
-        return "before" if run.eval_before and source == "rollout" else None
+        return "before" if run.eval_before and source != "demos" else None
     return f"iter_{at.iteration:06d}" if run.eval_every and at.iteration % run.eval_every == 0 else None
 
 
@@ -94,12 +98,15 @@ def _loop(
     table: LiveTable,
 ) -> None:
     run, saved = config.run, at.iteration
+    player = Player(envs.train, device) if algorithm.source == "transitions" else None
     try:
         while True:
             due = evaluation_due(run, at, algorithm.source)
             if at.iteration > saved and (due or at.iteration % run.checkpoint_every == 0):
                 save(folder, config, envs.spec, algorithm, at)
                 saved = at.iteration
+                if player is not None:
+                    player.fresh = True
             if due and not (folder / "evals" / f"{due}.json").exists():
 
                 def show(done: int, successes: int) -> None:
@@ -113,7 +120,7 @@ def _loop(
             if due == "after":
                 break
             interrupt.check()
-            row = _iterate(config, envs, algorithm, demos, at, device, interrupt)
+            row = _iterate(config, envs, algorithm, demos, player, at, device, interrupt)
             metrics.write(row)
             table.update(row)
     except Interrupted:
@@ -126,33 +133,39 @@ def _loop(
 
 
 def _iterate(
-    config: Config, envs: Envs, algorithm: Any, demos: Any, at: Position, device: torch.device, interrupt: Interrupt
+    config: Config,
+    envs: Envs,
+    algorithm: Any,
+    demos: Any,
+    player: Player | None,
+    at: Position,
+    device: torch.device,
+    interrupt: Interrupt,
 ) -> dict[str, Any]:
     """One iteration; moves ``at`` on and returns its row of metrics."""
     began = time.monotonic()
     run, i = config.run, at.iteration
     generator = seeded(run.seed, i)
     progress = i / run.iterations
-    if demos is not None:
+    if algorithm.source == "demos":
         row = algorithm.update(demos, progress=progress, generator=generator)
     else:
         num_chunks = algorithm.config.num_chunks
         inits = draw_inits(envs.train, num_chunks, run.seed, i)
-        batch = collect(
-            envs.train,
-            algorithm.policy,
-            num_chunks,
-            inits=inits,
-            generator=generator,
-            device=device,
-            between=interrupt.check,
-        )
+        options: dict[str, Any] = {"inits": inits, "generator": generator, "between": interrupt.check}
+        if player is not None:
+            batch = collect_transitions(player, algorithm.act, num_chunks, **options)
+            episodes = player.take_episodes()
+        else:
+            batch = collect(envs.train, algorithm.policy, num_chunks, device=device, **options)
+            episodes = batch.episodes
         rollout_seconds = time.monotonic() - began
         row = algorithm.update(batch, progress=progress, generator=generator)
         at.env_steps += batch.env_steps
         row |= {
-            "train_success": batch.success_rate,
-            "train_episodes": len(batch.episodes),
+            "train_success": success_rate(episodes),
+            "train_return": mean_return(episodes),
+            "train_episodes": len(episodes),
             "rollout_seconds": rollout_seconds,
             "env_steps_per_second": batch.env_steps / (time.monotonic() - began),
         }
@@ -201,11 +214,13 @@ class Envs:
 def build_algorithm(config: Config, envs: Envs, device: torch.device) -> Any:
     """Policy, critic and optimiser, with initial weights that depend on ``run.seed`` alone."""
     cls = registry.load("algorithms", config.algorithm.name)
-    spec = (envs.train if cls.source == "rollout" else envs.eval).spec
+    spec = (envs.eval if cls.source == "demos" else envs.train).spec
     policy = make_policy(config.policy, spec, config.run.seed, device)
     if config.run.init_checkpoint and checkpoint.latest(run_checkpoints(config)) is None:
         checkpoint.load_policy(config.run.init_checkpoint, policy, spec)
-    return cls(config.algorithm, policy)
+    with torch.random.fork_rng():
+        torch.manual_seed(config.run.seed)
+        return cls(config.algorithm, policy)
 
 
 def resume(config: Config, envs: Envs, algorithm: Any, device: torch.device) -> Position:
@@ -254,6 +269,21 @@ def run_evaluation(
         device=device,
         progress=progress,
     )
+
+
+def wants_demos(config: Config, algorithm: Any) -> bool:
+    """Whether the algorithm learns from demonstrations.
+
+    Raises:
+        UserError: ``data.path`` is given, and nothing would read it.
+    """
+    wanted = algorithm.source == "demos" or getattr(algorithm, "wants_demos", False)
+    if config.data.path and not wanted:
+        raise UserError(
+            f"data.path is {config.data.path!r}, but {config.algorithm.name} with these settings reads no "
+            "demonstrations. Leave it out."
+        )
+    return wanted
 
 
 def load_demos(config: Config, spec: Any) -> Any:

@@ -112,9 +112,9 @@ def test_learned_noise_stays_in_its_range_and_depends_on_what_the_policy_sees(st
     fresh = make_policy(FlowVLAConfig(**TINY, **settings), BLIND, seed=0)
     policy, obs, low, high = make(**settings), observation(BLIND), 0.1 / steps**0.5, 0.4 / steps**0.5
     x, t = torch.randn(5, 1, 5, 4), torch.ones(5, 1)
-    std = policy._step_inputs(policy.encode(obs), x, t)[1].exp()
+    std = policy.step_inputs(policy.encode(obs), x, t)[1].exp()
     assert ((std > low) & (std < high)).all() and (std[0] != std[1]).all()
-    middle = fresh._step_inputs(fresh.encode(obs), x, t)[1].exp()
+    middle = fresh.step_inputs(fresh.encode(obs), x, t)[1].exp()
     torch.testing.assert_close(middle, torch.full_like(middle, (low * high) ** 0.5))
 
 
@@ -122,7 +122,7 @@ def test_entropy_of_learned_noise_is_that_of_its_gaussians_and_has_a_gradient():
     policy, obs = make(transition="flow_noise"), observation(BLIND)
     trace = policy.sample(obs, generator=seeds(5), mode="train").trace
     entropy = policy.evaluate(obs, trace).entropy
-    _, log_std = policy._step_inputs(policy.encode(obs), trace.x[:, :-1], torch.tensor([[1, 0.75, 0.5, 0.25]] * 5))
+    _, log_std = policy.step_inputs(policy.encode(obs), trace.x[:, :-1], torch.tensor([[1, 0.75, 0.5, 0.25]] * 5))
     expected = torch.distributions.Normal(0.0, log_std.exp()).entropy().mean((1, 2, 3))
     torch.testing.assert_close(entropy, expected)
     entropy.sum().backward()

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from embodyrl.errors import UserError
 from embodyrl.flow import flow_matching_pair, randn, sample_training_time
 from embodyrl.losses import flow_matching_loss
 from embodyrl.policies.vision import random_shift
+from embodyrl.types import Obs
 
 if TYPE_CHECKING:
     from embodyrl.data.demos import Demonstrations
@@ -48,6 +49,18 @@ class SFTConfig:
     time: str = "uniform"
 
 
+def imitation_loss(
+    policy: Any, obs: Obs, actions: Tensor, mask: Tensor, generator: torch.Generator, time: str = "uniform"
+) -> Tensor:
+    """The flow matching loss of actions (B, H, A), those with ``mask`` (B, H), at times and noise drawn at random."""
+    clean = policy.normalize_action(actions)
+    noise = randn(tuple(clean.shape), generator, clean.device)
+    t = sample_training_time(len(clean), generator, time, clean.device)
+    noisy, target = flow_matching_pair(clean, t, noise)
+    velocity = policy.velocity(policy.encode(obs), noisy[:, None], t[:, None])[:, 0]
+    return flow_matching_loss(velocity, target, mask)
+
+
 class SFT:
     """See the module's docstring."""
 
@@ -77,12 +90,7 @@ class SFT:
             device = self.parameters[0].device
             obs, actions, mask = obs.to(device), actions.to(device), mask.to(device)
             obs = replace(obs, images={n: random_shift(x, c.shift, generator) for n, x in obs.images.items()})
-            clean = self.policy.normalize_action(actions)
-            noise = randn(tuple(clean.shape), generator, device)
-            t = sample_training_time(len(clean), generator, c.time, device)
-            noisy, target = flow_matching_pair(clean, t, noise)
-            velocity = self.policy.velocity(self.policy.encode(obs), noisy[:, None], t[:, None])[:, 0]
-            loss = flow_matching_loss(velocity, target, mask)
+            loss = imitation_loss(self.policy, obs, actions, mask, generator, c.time)
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             norm = nn.utils.clip_grad_norm_(self.parameters, c.max_grad_norm)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodyrl.buffers import Transitions
 from embodyrl.data.frames import MEMORY_LIMIT, decode_camera
 from embodyrl.data.lerobot_io import IMAGE_PREFIX, DatasetFiles, open_dataset
 from embodyrl.errors import UserError, did_you_mean
@@ -48,6 +49,7 @@ class Demonstrations:
         instruction: F indices into ``sentences``.
         sentences: the instructions that occur.
         success: (F,) bool, of the episode; True where the data set says nothing about it.
+        reward: (F,) float32 of each action; where the data set has none, 1 for the last action of a solved episode.
         init: (F,) the episode's initial state, or -1 where the data set says nothing about it.
     """
 
@@ -62,6 +64,7 @@ class Demonstrations:
         sentences: list[str],
         success: Tensor | None = None,
         init: Tensor | None = None,
+        reward: Tensor | None = None,
     ) -> None:
         """See the class; ``episode`` (F,) numbers the episodes, whose frames must be contiguous."""
         if horizon < 1 or len(actions) == 0:
@@ -73,6 +76,8 @@ class Demonstrations:
         counts = torch.unique_consecutive(episode, return_counts=True)[1]
         self.num_episodes = len(counts)
         self.end = counts.cumsum(0).repeat_interleave(counts)
+        last = self.end == torch.arange(1, len(actions) + 1)
+        self.reward = reward if reward is not None else (last & self.success).float()
         self.control_mode = ""
 
     def __len__(self) -> int:
@@ -109,6 +114,25 @@ class Demonstrations:
             instruction=[self.sentences[i] for i in self.instruction[indices].tolist()],
         )
         return obs, self.actions[torch.minimum(steps, end - 1)], steps < end
+
+    def transitions(self, size: int = 1024) -> Iterator[Transitions]:
+        """Every chunk as off-policy algorithms want it, ``size`` at a time; one may start at every frame.
+
+        A chunk that reaches the end of a solved episode is terminated. Of an episode that failed, the observation after
+        its last action is not in the data, so that a chunk that reaches its end cannot be bootstrapped and is left out.
+        """
+        for first in range(0, len(self), size):
+            index = torch.arange(first, min(first + size, len(self)))
+            end = self.end[index]
+            over = index + self.horizon >= end
+            index, end, over = (x[~over | self.success[index]] for x in (index, end, over))
+            if len(index) == 0:
+                continue
+            obs, actions, valid = self.batch(index)
+            steps = torch.minimum(index[:, None] + torch.arange(self.horizon), end[:, None] - 1)
+            reward = torch.where(valid, self.reward[steps], 0.0)
+            after, _, _ = self.batch(torch.minimum(index + self.horizon, end - 1))
+            yield Transitions(obs, actions, reward, valid, over, torch.zeros_like(over), after)
 
     @classmethod
     def load(
@@ -148,7 +172,7 @@ class Demonstrations:
         if episodes < 0:
             raise UserError(f"episodes is {episodes}; it must be 0 (all) or a number of episodes.")
         data = open_dataset(path, revision=revision)
-        optional = [c for c in ("success", "next.success", "init") if c in data.features]
+        optional = [c for c in ("success", "next.success", "next.reward", "init") if c in data.features]
         numeric = [k for k, f in data.features.items() if f["dtype"] not in ("video", "image", "string")]
         data = open_dataset(path, [data.need(state, numeric), data.need(action, numeric), *optional], revision=revision)
         chosen = _camera_keys(data, spec, cameras)
@@ -166,6 +190,7 @@ class Demonstrations:
             sentences=[data.tasks[i] for i in ids],
             success=torch.from_numpy(success[rows].copy()),
             init=torch.from_numpy(columns["init"].astype(np.int64)) if "init" in columns else None,
+            reward=_float(columns["next.reward"])[:, 0] if "next.reward" in columns else None,
         )
         demos.control_mode = data.origin.get("control_mode", "")
         if spec is not None:

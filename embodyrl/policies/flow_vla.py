@@ -170,7 +170,7 @@ class FlowVLA(nn.Module):
         """The learned velocity noise - action, in normalised units."""
         return self.expert(context, x, t)
 
-    def _step_inputs(self, context: Context, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
+    def step_inputs(self, context: Context, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
         """Velocity and, for Flow-Noise, the log-std: what ``Transition`` takes."""
         c = self.config
         if c.transition != "flow_noise":
@@ -226,7 +226,7 @@ class FlowVLA(nn.Module):
             if mode == "eval":
                 x = x - self.velocity(context, x[:, None], times[k].expand(n, 1))[:, 0] / steps
                 continue
-            inputs = self._step_inputs(context, x[:, None], times[k].expand(n, 1))
+            inputs = self.step_inputs(context, x[:, None], times[k].expand(n, 1))
             v, log_std = (None if y is None else y[:, 0] for y in inputs)
             noise = randn(shape, generator, device)
             new = self.transition.step(x, v, k, noise, stochastic[:, k], log_std)
@@ -253,7 +253,7 @@ class FlowVLA(nn.Module):
         k = trace.stochastic.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :trained]
         row = torch.arange(n, device=k.device)[:, None]
         x, x_next, stochastic = trace.x[row, k], trace.x[row, k + 1], trace.stochastic[row, k]
-        v, log_std = self._step_inputs(context, x, timesteps(steps, x.device)[k])
+        v, log_std = self.step_inputs(context, x, timesteps(steps, x.device)[k])
         scored = torch.where(stochastic, self.transition.log_prob(x, x_next, v, k, log_std), 0.0)
         logprob = torch.zeros(n, steps, dtype=scored.dtype, device=x.device).scatter(1, k, scored)
         entropy = torch.where(stochastic, self.transition.entropy(x, v, k, log_std), 0.0).sum(1)

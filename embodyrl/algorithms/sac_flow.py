@@ -1,0 +1,316 @@
+"""SAC-Flow: soft actor-critic on a flow policy, its gradient reparameterised through all K denoising steps.
+
+SAC Flow is arXiv:2509.25756, SAC arXiv:1812.05905. The noise-augmented rollout x_{k+1} = mean_k + std_k e_k has the
+density prod_k N(x_{k+1}; mean_k, std_k^2), times |dx/da| for the action a that its end becomes. That joint density of
+the path takes the place of pi(a|s), which has no closed form:
+
+    log pi = sum_k log N(x_{k+1}; mean_k, std_k^2) - log |da/dx_K|      (the initial noise's own term is a constant)
+
+One decision is a chunk of H actions: critics see whole chunks, and a TD target spans what was executed of one.
+RLPD, WSRL and DSRL are this loop with other data or another actor.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from embodyrl.algorithms.common import GuardedAdam, Means
+from embodyrl.algorithms.critics import NORMS, Critics
+from embodyrl.algorithms.sft import imitation_loss
+from embodyrl.buffers import Transitions
+from embodyrl.errors import UserError, did_you_mean, refuse_unread
+from embodyrl.flow import LEARNED, LOG_2PI, randn
+from embodyrl.losses import sac_actor_loss, td_loss, temperature_loss
+from embodyrl.policies.path import sample_path
+from embodyrl.replay import ReplayBuffer
+from embodyrl.returns import chunk_td_target
+from embodyrl.types import Obs
+
+if TYPE_CHECKING:
+    from embodyrl.data.demos import Demonstrations
+
+
+@dataclass(frozen=True)
+class SACFlowConfig:
+    """Settings of SAC-Flow.
+
+    Attributes:
+        name: registry name.
+        num_chunks: T, chunks per env and iteration.
+        capacity: chunks in the replay buffer, allocated at the start.
+        save_replay: whether checkpoints hold the buffer; without it a resumed run collects ``warmup_chunks`` anew.
+        warmup_chunks: collected before the first gradient step.
+        random_warmup: those are uniformly random actions, for a policy that starts from nothing, not the policy's own.
+        critic_warmup: gradient steps, the first ones, in which only the critics learn; for a policy worth keeping.
+        utd: update-to-data ratio: gradient steps of the critics per chunk collected.
+        policy_delay: critic steps per step of the actor and the temperature.
+        batch_size: chunks per gradient step.
+        gamma: discount per action.
+        lr: of the actor (Adam).
+        critic_lr: of the critics (Adam).
+        alpha_lr: of the temperature (Adam).
+        alpha: the temperature at the start; it stays there if ``alpha_lr`` is 0.
+        target_entropy: in nats per action dim and denoising step, negative: the temperature holds the path's joint
+            entropy, in the units of actions, at target_entropy * K * H * A.
+        entropy_backup: whether TD targets hold the entropy bonus of the next decision.
+        bc_coef: weight of the flow matching loss on ``data.path`` in the actor's loss (offline-to-online).
+        num_critics: E; a target is the smaller value of two of them, drawn for every step (REDQ, arXiv:2101.05982).
+        critic_width: of their hidden layers.
+        critic_layers: hidden layers.
+        critic_norm: ``none``, ``layer`` (LayerNorm), or ``batch``: CrossQ, which has no target nets.
+        tau: share by which target nets follow at each step; not read by CrossQ.
+        max_grad_norm: of the actor and of the critics, each; 0 means no bound.
+    """
+
+    name: str = "sac_flow"
+    num_chunks: int = 1
+    capacity: int = 200_000
+    save_replay: bool = True
+    warmup_chunks: int = 5_000
+    random_warmup: bool = True
+    critic_warmup: int = 0
+    utd: float = 1.0
+    policy_delay: int = 2
+    batch_size: int = 256
+    gamma: float = 0.99
+    lr: float = 3e-4
+    critic_lr: float = 1e-3
+    alpha_lr: float = 1e-3
+    alpha: float = 0.2
+    target_entropy: float = -1.0
+    entropy_backup: bool = True
+    bc_coef: float = 0.0
+    num_critics: int = 2
+    critic_width: int = 256
+    critic_layers: int = 2
+    critic_norm: str = "none"
+    tau: float = 0.005
+    max_grad_norm: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.utd <= 0:
+            raise UserError(
+                f"algorithm.utd is {self.utd}, so nothing would be learned: it is the number of gradient steps per "
+                "chunk collected and must be above 0."
+            )
+        if self.target_entropy >= 0:
+            raise UserError(
+                f"algorithm.target_entropy is {self.target_entropy}; the entropy of actions in [-1, 1] is a negative "
+                "number of nats per dim for all but near-uniform noise. SAC's usual target is -1."
+            )
+        if self.critic_norm not in NORMS:
+            raise UserError(f"There is no critic_norm {self.critic_norm!r}. {did_you_mean(self.critic_norm, NORMS)}")
+        if self.critic_norm == "batch":
+            refuse_unread(self, "algorithm", ("tau",), "critic_norm=batch (CrossQ) has no target nets")
+        if not self.alpha_lr:
+            refuse_unread(self, "algorithm", ("target_entropy",), "alpha_lr=0 leaves the temperature as it is")
+        if not 0 < self.gamma <= 1 or not 0 < self.tau <= 1:
+            raise UserError("algorithm.gamma and algorithm.tau must lie in (0, 1].")
+        if self.num_critics < 2:
+            raise UserError(f"algorithm.num_critics is {self.num_critics}; the smaller value of two needs at least 2.")
+        for key in ("num_chunks", "policy_delay", "batch_size"):
+            if getattr(self, key) < 1:
+                raise UserError(f"algorithm.{key} is {getattr(self, key)}; it must be at least 1.")
+        if self.alpha <= 0 or self.warmup_chunks < 0 or self.critic_warmup < 0 or self.bc_coef < 0:
+            raise UserError(
+                "algorithm.alpha must be above 0, and warmup_chunks, critic_warmup and bc_coef not below it."
+            )
+
+
+class SACFlow:
+    """See the module's docstring."""
+
+    Config: type = SACFlowConfig
+    source = "transitions"
+
+    def __init__(self, config: Any, policy: Any) -> None:
+        self.config, self.policy, self.result = config, policy, policy
+        c, spec, horizon = config, policy.spec, policy.config.horizon
+        self.device = next(policy.parameters()).device
+        self._check_actor()
+        self.privileged = getattr(policy.config, "critic", "") == "privileged"
+        self.buffer = ReplayBuffer(c.capacity, spec, horizon, privileged=self.privileged, device=self.device)
+        size = (c.num_critics, c.critic_width, c.critic_layers, c.critic_norm)
+        self.critics = Critics(policy.critic[0].in_features, horizon * spec.action_dim, *size).to(self.device)
+        self.target = None if c.critic_norm == "batch" else copy.deepcopy(self.critics).requires_grad_(False)
+        self.log_alpha = torch.tensor(math.log(c.alpha), device=self.device, requires_grad=True)
+        self.target_entropy = c.target_entropy * self._decision_size()
+        self.actor_optimizer = GuardedAdam(self._actor_parameters(), c.lr, c.max_grad_norm, "actor")
+        self.critic_optimizer = GuardedAdam(self.critics.parameters(), c.critic_lr, c.max_grad_norm, "critics")
+        self.alpha_optimizer = GuardedAdam([self.log_alpha], c.alpha_lr, 0.0, "temperature")
+        self.demos: Demonstrations | None = None
+        self.collected, self.gradient_steps, self.owed = 0, 0, 0.0
+
+    # The actor: what DSRL replaces.
+
+    def _check_actor(self) -> None:
+        """Refuses a policy whose noise cannot be tuned, or an entropy that it cannot have."""
+        transition, p = self.policy.transition, self.policy.config
+        if transition.kind not in LEARNED:
+            raise UserError(
+                f"policy.transition is {transition.kind!r}, whose noise is fixed, so SAC could not tune its entropy. "
+                "Set policy.transition=flow_noise."
+            )
+        if getattr(p, "trained_steps", "all") != "all":
+            raise UserError("policy.trained_steps is not read by SAC-Flow: its gradient goes through all steps.")
+        steps = transition.num_steps
+        top = 0.5 * (1 + LOG_2PI) + math.log(p.noise_max) - 0.5 * math.log(steps)
+        if self.config.target_entropy >= top:
+            raise UserError(
+                f"algorithm.target_entropy is {self.config.target_entropy}, but with policy.noise_max={p.noise_max} "
+                f"and K={steps} no step has more than {top:.2f} nats per dim. Lower the one or raise the other."
+            )
+
+    def _decision_size(self) -> int:
+        """What target_entropy is multiplied with."""
+        p = self.policy
+        return p.transition.num_steps * p.config.horizon * p.spec.action_dim
+
+    def _actor_parameters(self) -> list[torch.nn.Parameter]:
+        return list(self.policy.actor_parameters())
+
+    def _propose(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """A reparameterised choice (B, H, A), its log-density (B,), and what the critics see of obs (B, F)."""
+        p = self.policy
+        context = p.encode(obs)
+        start = randn((len(obs), p.config.horizon, p.spec.action_dim), generator, self.device)
+        path = sample_path(partial(p.step_inputs, context), p.transition, start, generator)
+        choice = p.normalize_action.inverse(path.end).clamp(-1.0, 1.0)
+        logprob = path.logprob.sum(1) - p.normalize_action.log_det(path.end)
+        return choice, logprob, p.critic_features(obs, context)
+
+    def act(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """See ``rollout.Act``: the noisy policy, or while it warms up from nothing, uniform actions."""
+        if self.config.random_warmup and self.collected < self.config.warmup_chunks:
+            shape = (len(obs), self.policy.config.horizon, self.policy.spec.action_dim)
+            choice = (torch.rand(shape, generator=generator) * 2 - 1).to(self.device)
+        else:
+            choice = self.policy.sample(obs, generator=generator, mode="train").actions
+        return choice, choice
+
+    # The data: what RLPD replaces.
+
+    @property
+    def wants_demos(self) -> bool:
+        """Whether ``add_demos`` must be called before the first update."""
+        return self.config.bc_coef > 0
+
+    def add_demos(self, demos: Demonstrations) -> None:
+        """Demonstrations for the flow matching term."""
+        self.demos = demos
+
+    def _batch(self, generator: torch.Generator) -> Transitions:
+        return self.buffer.sample(self.config.batch_size, generator)[0].to(self.device)
+
+    # The loop.
+
+    def update(self, batch: Transitions, *, progress: float, generator: torch.Generator) -> dict[str, float]:
+        """Stores the chunks, then takes ``utd`` gradient steps for each once the warm-up is over."""
+        c = self.config
+        if self.collected == 0:
+            self.policy.fit_critic_inputs(batch.obs)
+        self.buffer.add(batch)
+        self.collected += len(batch)
+        stats = Means()
+        if len(self.buffer) >= min(c.warmup_chunks, c.capacity):
+            self.owed += c.utd * len(batch)
+        while self.owed >= 1:
+            self.owed -= 1
+            self._gradient_step(generator, stats)
+        return {
+            **stats.means(),
+            "alpha": float(self.log_alpha.detach().exp()),
+            "target_entropy": self.target_entropy,
+            "replay_chunks": float(len(self.buffer)),
+            "replay_gib": self.buffer.nbytes / 2**30,
+            "gradient_steps": float(self.gradient_steps),
+        }
+
+    def _gradient_step(self, generator: torch.Generator, stats: Means) -> None:
+        c = self.config
+        batch = self._batch(generator)
+        self._critic_step(batch, generator, stats)
+        self.gradient_steps += 1
+        if self.gradient_steps > c.critic_warmup and self.gradient_steps % c.policy_delay == 0:
+            self._actor_step(batch.obs, generator, stats)
+
+    def _critic_step(self, batch: Transitions, generator: torch.Generator, stats: Means) -> None:
+        c = self.config
+        with torch.no_grad():
+            following, logprob, next_features = self._propose(batch.next_obs, generator)
+            features = self.policy.critic_features(batch.obs)
+        if self.target is None:
+            both = self.critics(torch.cat([features, next_features]), torch.cat([batch.choice, following]))
+            q, next_q = both.split(len(batch), dim=1)
+            next_q = next_q.detach()
+        else:
+            q, next_q = self.critics(features, batch.choice), self.target(next_features, following)
+        two = torch.randperm(c.num_critics, generator=generator)[:2].to(self.device)
+        next_value = next_q[two].amin(0)
+        if c.entropy_backup:
+            next_value = next_value - self.log_alpha.detach().exp() * logprob
+        target = chunk_td_target(batch.reward, batch.valid, next_value, batch.terminated, c.gamma)
+        loss = td_loss(q, target)
+        norm = self.critic_optimizer.step(loss)
+        if self.target is not None:
+            self.target.follow(self.critics, c.tau)
+        stats.add(critic_loss=loss, critic_grad_norm=norm, q=q.mean(), td_target=target.mean())
+
+    def _actor_step(self, obs: Obs, generator: torch.Generator, stats: Means) -> None:
+        c = self.config
+        choice, logprob, features = self._propose(obs, generator)
+        self.critics.requires_grad_(False).eval()
+        q = self.critics(features.detach(), choice)
+        self.critics.requires_grad_(True).train()
+        # The smaller of two, as SAC; of more, the mean, as REDQ.
+        q = q.amin(0) if c.num_critics == 2 else q.mean(0)
+        loss = sac_actor_loss(q, logprob, self.log_alpha.detach().exp())
+        if c.bc_coef:
+            bc = self._imitation(generator)
+            loss = loss + c.bc_coef * bc
+            stats.add(bc_loss=bc)
+        norm = self.actor_optimizer.step(loss)
+        if c.alpha_lr:
+            self.alpha_optimizer.step(temperature_loss(self.log_alpha, logprob, self.target_entropy))
+        stats.add(actor_loss=loss, actor_grad_norm=norm, entropy=-logprob.mean(), q_actor=q.mean())
+
+    def _imitation(self, generator: torch.Generator) -> Tensor:
+        assert self.demos is not None
+        index = torch.randint(len(self.demos), (self.config.batch_size,), generator=generator)
+        obs, actions, mask = self.demos.batch(index)
+        d = self.device
+        return imitation_loss(self.policy, obs.to(d), actions.to(d), mask.to(d), generator)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Critics, optimisers, counters and, with ``save_replay``, the buffer."""
+        return {
+            "critics": self.critics.state_dict(),
+            "target": None if self.target is None else self.target.state_dict(),
+            "log_alpha": self.log_alpha.detach(),
+            "optimizers": [o.state_dict() for o in self._optimizers()],
+            "counters": [self.collected, self.gradient_steps, self.owed],
+            "replay": self.buffer.state_dict() if self.config.save_replay else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state_dict``."""
+        self.critics.load_state_dict(state["critics"])
+        if self.target is not None:
+            self.target.load_state_dict(state["target"])
+        with torch.no_grad():
+            self.log_alpha.copy_(state["log_alpha"])
+        for optimizer, saved in zip(self._optimizers(), state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.collected, self.gradient_steps, self.owed = state["counters"]
+        if state["replay"] is not None:
+            self.buffer.load_state_dict(state["replay"])
+
+    def _optimizers(self) -> tuple[GuardedAdam, GuardedAdam, GuardedAdam]:
+        return self.actor_optimizer, self.critic_optimizer, self.alpha_optimizer

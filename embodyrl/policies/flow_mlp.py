@@ -1,0 +1,150 @@
+"""A small flow policy for states: proprioception in, an action chunk out; no pictures and no language.
+
+For locomotion and for ablations. Velocity, learned noise and squashing follow SAC Flow (arXiv:2509.25756); with one
+step and ``velocity=gaussian`` it is the policy of plain SAC (arXiv:1801.01290).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from embodyrl.errors import UserError, did_you_mean
+from embodyrl.flow import LEARNED, Generators, Transition, randn, squash_log_std, timesteps
+from embodyrl.policies.normalize import Normalizer, TanhSquash
+from embodyrl.policies.path import integrate, sample_path
+from embodyrl.policies.velocity import VELOCITIES, mlp
+from embodyrl.policy import Mode
+from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
+
+
+@dataclass(frozen=True)
+class FlowMLPConfig:
+    """Size and sampler of a ``FlowMLP``.
+
+    Attributes:
+        name: registry name.
+        horizon: H, actions in a chunk.
+        num_denoise_steps: K.
+        velocity: ``plain``, ``gated``, ``decoded`` (see ``policies/velocity.py``), or ``gaussian`` for plain SAC.
+        width: of the hidden layers.
+        layers: hidden layers, or blocks of the decoder.
+        transition: how a step draws noise: ``flow_sde_learned`` keeps the ODE's marginals, ``flow_noise`` does not
+            correct its drift.
+        noise_min: the std of one step lies in [noise_min, noise_max] / sqrt(K), before squashing.
+        noise_max: see there.
+        squash: actions are tanh of the path's end; otherwise they are its end in the data's units, clipped.
+        critic_width: of the value head's two hidden layers (PPO; the critics of SAC are the algorithm's).
+    """
+
+    name: str = "flow_mlp"
+    horizon: int = 1
+    num_denoise_steps: int = 4
+    velocity: str = "gated"
+    width: int = 256
+    layers: int = 2
+    transition: str = "flow_sde_learned"
+    noise_min: float = 0.05
+    noise_max: float = 1.0
+    squash: bool = True
+    critic_width: int = 256
+
+    def __post_init__(self) -> None:
+        for key, valid in (("velocity", tuple(VELOCITIES)), ("transition", LEARNED)):
+            value = getattr(self, key)
+            if value not in valid:
+                raise UserError(f"policy.{key} cannot be {value!r}. {did_you_mean(value, valid)}")
+        if not 0 < self.noise_min <= self.noise_max:
+            raise UserError("policy.noise_min must be above 0 and policy.noise_max not below it.")
+        if self.velocity == "gaussian" and (self.num_denoise_steps != 1 or self.transition != "flow_noise"):
+            raise UserError(
+                "policy.velocity=gaussian is one step from noise to a Gaussian around the mean: set "
+                "policy.num_denoise_steps=1 and policy.transition=flow_noise as well."
+            )
+
+
+class FlowMLP(nn.Module):
+    """The policy and a value head; see the module's docstring."""
+
+    Config = FlowMLPConfig
+
+    def __init__(self, config: FlowMLPConfig, spec: EnvSpec) -> None:
+        super().__init__()
+        if spec.cameras or len(spec.tasks) > 1:
+            raise UserError(
+                f"flow_mlp sees neither pictures nor instructions, but {spec.name} has {len(spec.cameras)} cameras and "
+                f"{len(spec.tasks)} tasks. Use policy.name=flow_vla."
+            )
+        self.config, self.spec = config, spec
+        c = config
+        self.transition = Transition(kind=c.transition, num_steps=c.num_denoise_steps)  # type: ignore[arg-type]
+        # The clip only catches what is broken: a cheetah's velocities go far beyond those of a first rollout.
+        self.normalize_proprio = Normalizer(spec.proprio_dim, clip=100.0)
+        self.normalize_action = TanhSquash() if c.squash else Normalizer(spec.action_dim, min_std=0.05)
+        self.net = VELOCITIES[c.velocity](spec.proprio_dim, c.horizon, spec.action_dim, c.width, c.layers)
+        self.critic = mlp(spec.proprio_dim, c.critic_width, 2, 1)
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """Everything but the value head."""
+        return list(self.net.parameters())
+
+    def encode(self, obs: Obs) -> Float[Tensor, "n p"]:
+        """Normalised proprioception."""
+        return self.normalize_proprio(obs.proprio)
+
+    def step_inputs(self, context: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Velocity and log-std of steps from x (N, K, H, A) at times t (N, K)."""
+        velocity, raw = self.net(context, x, t)
+        c, scale = self.config, self.config.num_denoise_steps**-0.5
+        return velocity, squash_log_std(raw, c.noise_min * scale, c.noise_max * scale)
+
+    def velocity(self, context: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        """The velocity, noise - action, before squashing."""
+        return self.net(context, x, t)[0]
+
+    def critic_features(self, obs: Obs, context: Tensor | None = None) -> Float[Tensor, "n p"]:
+        """What critics see of an observation."""
+        return self.encode(obs) if context is None else context
+
+    def value(self, obs: Obs) -> Float[Tensor, " n"]:
+        """The value head's estimate of the discounted return from obs."""
+        return self.value_of(self.encode(obs))
+
+    def value_of(self, features: Float[Tensor, "n p"]) -> Float[Tensor, " n"]:
+        """The value head's estimate from ``critic_features``."""
+        return self.critic(features).squeeze(-1)
+
+    def fit_inputs(self, proprio: Tensor, actions: Tensor) -> None:
+        """Normalises by the statistics of demonstrations: proprio (B, P) and, unless squashed, actions (B, A)."""
+        self.normalize_proprio.fit(proprio)
+        self.normalize_action.fit(actions)
+
+    def fit_critic_inputs(self, obs: Obs) -> None:
+        """Nothing to do: critics see what the actor sees."""
+
+    @torch.no_grad()
+    def sample(self, obs: Obs, *, generator: Generators, mode: Mode) -> ActionSample:
+        """See ``Policy.sample``."""
+        context = self.encode(obs)
+        step_inputs = partial(self.step_inputs, context)
+        start = randn((len(obs), self.config.horizon, self.spec.action_dim), generator, obs.proprio.device)
+        if mode == "eval":
+            end = integrate(step_inputs, self.config.num_denoise_steps, start)
+            return ActionSample(self.normalize_action.inverse(end).clamp(-1.0, 1.0))
+        path = sample_path(step_inputs, self.transition, start, generator)
+        actions = self.normalize_action.inverse(path.end).clamp(-1.0, 1.0)
+        trace = DenoisingTrace(path.x, torch.ones_like(path.logprob, dtype=torch.bool))
+        return ActionSample(actions, trace, path.logprob, self.value(obs))
+
+    def evaluate(self, obs: Obs, trace: DenoisingTrace) -> PolicyEval:
+        """See ``Policy.evaluate``; all K steps are scored in one pass."""
+        n, steps = trace.stochastic.shape
+        x, k = trace.x[:, :-1], torch.arange(steps, device=trace.x.device)
+        velocity, log_std = self.step_inputs(self.encode(obs), x, timesteps(steps, x.device).expand(n, steps))
+        logprob = self.transition.log_prob(x, trace.x[:, 1:], velocity, k, log_std)
+        entropy = self.transition.entropy(x, velocity, k, log_std).mean(1) / (x.shape[2] * x.shape[3])
+        return PolicyEval(logprob, entropy, self.value(obs))

@@ -1,0 +1,57 @@
+"""The path from noise to action as one differentiable function: what SAC's reparameterised gradient goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from embodyrl.flow import Generators, Transition, gaussian_log_prob, randn, timesteps
+
+StepInputs = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+"""Noisy chunks (N, K, H, A) and times (N, K) to velocity and log-std (None for kinds that do not learn it)."""
+
+
+@dataclass
+class Path:
+    """A sampled path.
+
+    Attributes:
+        x: (N, K+1, H, A), x[:, 0] the noise.
+        logprob: (N, K) log-density of each step; with gradients into the std, and none through the noise.
+    """
+
+    x: Float[Tensor, "n k1 h a"]
+    logprob: Float[Tensor, "n k"]
+
+    @property
+    def end(self) -> Float[Tensor, "n h a"]:
+        """x_K."""
+        return self.x[:, -1]
+
+
+def sample_path(step_inputs: StepInputs, transition: Transition, start: Tensor, generator: Generators) -> Path:
+    """K steps x_{k+1} = mean_k + std_k e_k from ``start`` (N, H, A), with gradients through all of them.
+
+    Each row has its own noise. The density of a step is scored where it was sampled: log N(x_{k+1}; mean_k, std_k^2),
+    whose -log(std) is what an entropy bonus acts on.
+    """
+    x, path, logprobs = start, [start], []
+    for k, t in enumerate(timesteps(transition.num_steps, start.device)):
+        velocity, log_std = step_inputs(x[:, None], t.expand(len(x), 1))
+        mean, std = transition.mean_std(x, velocity[:, 0], k, None if log_std is None else log_std[:, 0])
+        x = mean + std * randn(x.shape, generator, x.device)
+        logprobs.append(gaussian_log_prob(x, mean, std))
+        path.append(x)
+    return Path(torch.stack(path, dim=1), torch.stack(logprobs, dim=1))
+
+
+def integrate(step_inputs: StepInputs, num_steps: int, start: Tensor) -> Tensor:
+    """The noise-free end (N, H, A) of the path from ``start``: K Euler steps of the ODE."""
+    x = start
+    for t in timesteps(num_steps, start.device):
+        x = x - step_inputs(x[:, None], t.expand(len(x), 1))[0][:, 0] / num_steps
+    return x
