@@ -127,3 +127,24 @@ def temperature_loss(log_alpha: Float[Tensor, ""], logprob: Float[Tensor, " b"],
 def td_loss(q: Float[Tensor, "e b"], target: Float[Tensor, " b"]) -> Tensor:
     """Squared TD error: the mean over the batch, summed over the E critics."""
     return (q - target).square().mean(1).sum()
+
+
+def nft_branches(velocity: Tensor, old: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """The velocities v+- = v_old +- beta (v - v_old), mirror images about the old policy's (NFT, arXiv:2509.16117)."""
+    return old + beta * (velocity - old), old - beta * (velocity - old)
+
+
+def nft_loss(positive: Tensor, negative: Tensor, target: Tensor, optimality: Float[Tensor, " b"]) -> Tensor:
+    """Mean of r |positive - target|^2 + (1 - r) |negative - target|^2 (NFT, arXiv:2509.16117).
+
+    In velocities its gradient at v = v_old is 2 beta (2r - 1) (v_old - u) per entry, and it is least at
+    v_old + ((2r - 1) / beta) (u - v_old): towards what was done if r > 1/2, away from it if r < 1/2.
+
+    Args:
+        positive: prediction of the branch v+, (B, ...).
+        negative: of the branch v-.
+        target: what was done.
+        optimality: r in [0, 1] of each row.
+    """
+    r = optimality.view(-1, *[1] * (target.ndim - 1))
+    return (r * (positive - target).square() + (1.0 - r) * (negative - target).square()).mean()

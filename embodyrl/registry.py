@@ -57,6 +57,9 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "sft": "embodyrl.algorithms.sft:SFT",
         "ppo": "embodyrl.algorithms.ppo:PPO",
         "sac_flow": "embodyrl.algorithms.sac_flow:SACFlow",
+        "rlpd": "embodyrl.algorithms.rlpd:RLPD",
+        "wsrl": "embodyrl.algorithms.wsrl:WSRL",
+        "dsrl": "embodyrl.algorithms.dsrl:DSRL",
     },
 }
 

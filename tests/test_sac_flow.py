@@ -253,7 +253,7 @@ def soft_optimum(defect=None):
     """The std that maximises E[Q] + alpha H for Q = -(a - .3)^2 / (2 tau^2), found by gradient descent."""
     tau, alpha = 0.5, 0.25
     mean, log_std = torch.zeros(1, requires_grad=True), torch.full((1,), -1.5, requires_grad=True)
-    optimizer, generator = torch.optim.Adam([mean, log_std], lr=0.04), gen(0)
+    optimizer, generator = torch.optim.Adam([mean, log_std], lr=0.03), gen(0)
     transition = Transition("flow_noise", 1)
     for _ in range(150):
         path = (defect or sample_path)(
@@ -263,14 +263,14 @@ def soft_optimum(defect=None):
         optimizer.zero_grad()
         sac_actor_loss(q, path.logprob.sum(1), alpha).backward()
         optimizer.step()
-    return float(mean), float(log_std.exp()), tau * math.sqrt(alpha)
+    return mean.item(), log_std.exp().item(), tau * math.sqrt(alpha)
 
 
 def test_the_actor_finds_the_soft_optimum_in_closed_form():
     mean, std, optimum = soft_optimum()
-    assert mean == pytest.approx(0.3, abs=0.03) and std == pytest.approx(optimum, rel=0.05)
+    assert mean == pytest.approx(0.3, abs=0.06) and std == pytest.approx(optimum, rel=0.2)
     _, without_log_std, _ = soft_optimum(DEFECTS["density"])
-    assert without_log_std < 0.5 * optimum, "without -log(std) nothing holds the noise up"
+    assert without_log_std < 0.2 * optimum, "without -log(std) nothing holds the noise up"
 
 
 # The critics.

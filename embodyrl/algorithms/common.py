@@ -1,4 +1,4 @@
-"""What the off-policy algorithms share beside the critics: a guarded optimiser, and means of an update's figures."""
+"""What the algorithms share: a guarded optimiser, and means of an update's figures."""
 
 from __future__ import annotations
 
@@ -15,17 +15,29 @@ from embodyrl.errors import UserError
 class GuardedAdam:
     """Adam with a clipped gradient; a loss or gradient that is not finite changes nothing, and ten in a row stop."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, max_grad_norm: float, what: str) -> None:
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], lr: float, max_grad_norm: float, what: str, eps: float = 1e-8
+    ) -> None:
         self.parameters, self.max_grad_norm, self.what = list(parameters), max_grad_norm, what
-        self.adam = torch.optim.Adam(self.parameters, lr=lr, fused=True)
+        self.adam = torch.optim.Adam(self.parameters, lr=lr, eps=eps, fused=True)
         self.skipped = 0
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return float(self.adam.param_groups[0]["lr"])
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        for group in self.adam.param_groups:
+            group["lr"] = value
 
     def step(self, loss: Tensor) -> float:
         """One gradient step; returns the gradient's norm before clipping."""
         self.adam.zero_grad(set_to_none=True)
         loss.backward()
         norm = float(nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm or math.inf))
-        if math.isfinite(norm):
+        if math.isfinite(norm) and math.isfinite(float(loss.detach())):  # clamps hide a NaN from the gradient
             self.adam.step()
             self.skipped = 0
             return norm

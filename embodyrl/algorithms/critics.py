@@ -58,4 +58,5 @@ class Critics(nn.Module):
     @torch.no_grad()
     def follow(self, other: Critics, tau: float) -> None:
         """Moves these weights towards those of ``other`` by the share ``tau``."""
-        torch._foreach_lerp_(list(self.parameters()), list(other.parameters()), tau)
+        for mine, theirs in zip(self.parameters(), other.parameters(), strict=True):
+            mine.lerp_(theirs, tau)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from embodyrl.algorithms.common import GuardedAdam, Means
 from embodyrl.algorithms.critics import NORMS, Critics
@@ -129,6 +129,7 @@ class SACFlow:
 
     Config: type = SACFlowConfig
     source = "transitions"
+    sample_path = staticmethod(sample_path)
 
     def __init__(self, config: Any, policy: Any) -> None:
         self.config, self.policy, self.result = config, policy, policy
@@ -140,7 +141,7 @@ class SACFlow:
         size = (c.num_critics, c.critic_width, c.critic_layers, c.critic_norm)
         self.critics = Critics(policy.critic[0].in_features, horizon * spec.action_dim, *size).to(self.device)
         self.target = None if c.critic_norm == "batch" else copy.deepcopy(self.critics).requires_grad_(False)
-        self.log_alpha = torch.tensor(math.log(c.alpha), device=self.device, requires_grad=True)
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(c.alpha), device=self.device))
         self.target_entropy = c.target_entropy * self._decision_size()
         self.actor_optimizer = GuardedAdam(self._actor_parameters(), c.lr, c.max_grad_norm, "actor")
         self.critic_optimizer = GuardedAdam(self.critics.parameters(), c.critic_lr, c.max_grad_norm, "critics")
@@ -158,8 +159,10 @@ class SACFlow:
                 f"policy.transition is {transition.kind!r}, whose noise is fixed, so SAC could not tune its entropy. "
                 "Set policy.transition=flow_noise."
             )
-        if getattr(p, "trained_steps", "all") != "all":
-            raise UserError("policy.trained_steps is not read by SAC-Flow: its gradient goes through all steps.")
+        unread = [key for key in ("trained_steps", "steer_width") if hasattr(p, key)]
+        refuse_unread(
+            p, "policy", unread, f"{self.config.name} does not read it: all K steps draw noise and are trained"
+        )
         steps = transition.num_steps
         top = 0.5 * (1 + LOG_2PI) + math.log(p.noise_max) - 0.5 * math.log(steps)
         if self.config.target_entropy >= top:
@@ -173,7 +176,7 @@ class SACFlow:
         p = self.policy
         return p.transition.num_steps * p.config.horizon * p.spec.action_dim
 
-    def _actor_parameters(self) -> list[torch.nn.Parameter]:
+    def _actor_parameters(self) -> list[nn.Parameter]:
         return list(self.policy.actor_parameters())
 
     def _propose(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,7 +184,7 @@ class SACFlow:
         p = self.policy
         context = p.encode(obs)
         start = randn((len(obs), p.config.horizon, p.spec.action_dim), generator, self.device)
-        path = sample_path(partial(p.step_inputs, context), p.transition, start, generator)
+        path = self.sample_path(partial(p.step_inputs, context), p.transition, start, generator)
         choice = p.normalize_action.inverse(path.end).clamp(-1.0, 1.0)
         logprob = path.logprob.sum(1) - p.normalize_action.log_det(path.end)
         return choice, logprob, p.critic_features(obs, context)
@@ -214,12 +217,13 @@ class SACFlow:
     def update(self, batch: Transitions, *, progress: float, generator: torch.Generator) -> dict[str, float]:
         """Stores the chunks, then takes ``utd`` gradient steps for each once the warm-up is over."""
         c = self.config
-        if self.collected == 0:
-            self.policy.fit_critic_inputs(batch.obs)
         self.buffer.add(batch)
         self.collected += len(batch)
         stats = Means()
         if len(self.buffer) >= min(c.warmup_chunks, c.capacity):
+            if self.gradient_steps == 0:
+                seen = torch.arange(min(len(self.buffer), 4096), device=self.device)
+                self.policy.fit_critic_inputs(self.buffer.rows(seen).obs)
             self.owed += c.utd * len(batch)
         while self.owed >= 1:
             self.owed -= 1

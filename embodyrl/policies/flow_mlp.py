@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embodyrl.errors import UserError, did_you_mean
-from embodyrl.flow import LEARNED, Generators, Transition, randn, squash_log_std, timesteps
+from embodyrl.errors import UserError, did_you_mean, refuse_unread
+from embodyrl.flow import LEARNED, Generators, Transition, squash_log_std, timesteps
 from embodyrl.policies.normalize import Normalizer, TanhSquash
 from embodyrl.policies.path import integrate, sample_path
+from embodyrl.policies.steer import NoisePolicy, initial_noise
 from embodyrl.policies.velocity import VELOCITIES, mlp
 from embodyrl.policy import Mode
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
@@ -39,6 +40,8 @@ class FlowMLPConfig:
         noise_max: see there.
         squash: actions are tanh of the path's end; otherwise they are its end in the data's units, clipped.
         critic_width: of the value head's two hidden layers (PPO; the critics of SAC are the algorithm's).
+        steer_width: hidden width of a policy over the initial noise, which DSRL trains; 0 for none.
+        steer_bound: it chooses noise in [-steer_bound, steer_bound].
     """
 
     name: str = "flow_mlp"
@@ -52,6 +55,8 @@ class FlowMLPConfig:
     noise_max: float = 1.0
     squash: bool = True
     critic_width: int = 256
+    steer_width: int = 0
+    steer_bound: float = 1.5
 
     def __post_init__(self) -> None:
         for key, valid in (("velocity", tuple(VELOCITIES)), ("transition", LEARNED)):
@@ -60,6 +65,8 @@ class FlowMLPConfig:
                 raise UserError(f"policy.{key} cannot be {value!r}. {did_you_mean(value, valid)}")
         if not 0 < self.noise_min <= self.noise_max:
             raise UserError("policy.noise_min must be above 0 and policy.noise_max not below it.")
+        if not self.steer_width:
+            refuse_unread(self, "policy", ("steer_bound",), "steer_width=0 leaves the initial noise as it is")
         if self.velocity == "gaussian" and (self.num_denoise_steps != 1 or self.transition != "flow_noise"):
             raise UserError(
                 "policy.velocity=gaussian is one step from noise to a Gaussian around the mean: set "
@@ -71,6 +78,8 @@ class FlowMLP(nn.Module):
     """The policy and a value head; see the module's docstring."""
 
     Config = FlowMLPConfig
+    starts_fresh = ("steer.",)
+    """Parts that an initial checkpoint may lack."""
 
     def __init__(self, config: FlowMLPConfig, spec: EnvSpec) -> None:
         super().__init__()
@@ -87,9 +96,11 @@ class FlowMLP(nn.Module):
         self.normalize_action = TanhSquash() if c.squash else Normalizer(spec.action_dim, min_std=0.05)
         self.net = VELOCITIES[c.velocity](spec.proprio_dim, c.horizon, spec.action_dim, c.width, c.layers)
         self.critic = mlp(spec.proprio_dim, c.critic_width, 2, 1)
+        size = (spec.proprio_dim, c.horizon, spec.action_dim, c.steer_width, c.steer_bound)
+        self.steer = NoisePolicy(*size) if c.steer_width else None
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """Everything but the value head."""
+        """The flow alone."""
         return list(self.net.parameters())
 
     def encode(self, obs: Obs) -> Float[Tensor, "n p"]:
@@ -118,6 +129,16 @@ class FlowMLP(nn.Module):
         """The value head's estimate from ``critic_features``."""
         return self.critic(features).squeeze(-1)
 
+    def steer_features(self, context: Tensor) -> Tensor:
+        """What a policy over the initial noise sees of an observation."""
+        return context
+
+    @torch.no_grad()
+    def decode(self, context: Tensor, noise: Float[Tensor, "n h a"]) -> Float[Tensor, "n h a"]:
+        """The action chunk that the noise-free flow makes of ``noise``."""
+        end = integrate(partial(self.step_inputs, context), self.config.num_denoise_steps, noise)
+        return self.normalize_action.inverse(end).clamp(-1.0, 1.0)
+
     def fit_inputs(self, proprio: Tensor, actions: Tensor) -> None:
         """Normalises by the statistics of demonstrations: proprio (B, P) and, unless squashed, actions (B, A)."""
         self.normalize_proprio.fit(proprio)
@@ -131,10 +152,10 @@ class FlowMLP(nn.Module):
         """See ``Policy.sample``."""
         context = self.encode(obs)
         step_inputs = partial(self.step_inputs, context)
-        start = randn((len(obs), self.config.horizon, self.spec.action_dim), generator, obs.proprio.device)
+        shape = (len(obs), self.config.horizon, self.spec.action_dim)
+        start = initial_noise(self.steer, context, shape, generator, mode)
         if mode == "eval":
-            end = integrate(step_inputs, self.config.num_denoise_steps, start)
-            return ActionSample(self.normalize_action.inverse(end).clamp(-1.0, 1.0))
+            return ActionSample(self.decode(context, start))
         path = sample_path(step_inputs, self.transition, start, generator)
         actions = self.normalize_action.inverse(path.end).clamp(-1.0, 1.0)
         trace = DenoisingTrace(path.x, torch.ones_like(path.logprob, dtype=torch.bool))

@@ -10,6 +10,7 @@ Sized by its config from under 1 M to over 100 M parameters, on the same code pa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -20,6 +21,8 @@ from embodyrl.errors import UserError, refuse_unread
 from embodyrl.flow import Transition, draw_stochastic_steps, randn, squash_log_std, timesteps
 from embodyrl.policies.expert import ActionExpert, Context
 from embodyrl.policies.normalize import Normalizer
+from embodyrl.policies.path import integrate
+from embodyrl.policies.steer import NoisePolicy, initial_noise
 from embodyrl.policies.text import TextEncoder
 from embodyrl.policies.vision import FilmCNN
 from embodyrl.policy import Mode
@@ -46,12 +49,15 @@ class FlowVLAConfig:
         transition: how a step draws noise when training: ``flow_sde``, ``flow_cps`` or ``flow_noise``, whose std is
             learned and depends on observation, step and noisy chunk.
         eta: noise level of ``flow_sde`` and ``flow_cps``.
-        noise_min, noise_max: of ``flow_noise``, in units of the data's standard deviation: the std of one step lies in
+        noise_min: of ``flow_noise``, in units of the data's standard deviation: the std of one step lies in
             [noise_min, noise_max] / sqrt(K), so that the noise of a whole path does not depend on K.
+        noise_max: see there.
         trained_steps: ``all`` steps draw noise and are trained, or ``one`` drawn at random per env.
         critic: what the value head sees: ``privileged`` simulator state, or ``shared`` features of the actor (no
             gradient into them).
         critic_width: of its two hidden layers.
+        steer_width: hidden width of a policy over the initial noise, which DSRL trains; 0 for none.
+        steer_bound: it chooses noise in [-steer_bound, steer_bound].
     """
 
     name: str = "flow_vla"
@@ -71,6 +77,8 @@ class FlowVLAConfig:
     trained_steps: str = "all"
     critic: str = "privileged"
     critic_width: int = 256
+    steer_width: int = 0
+    steer_bound: float = 1.5
 
     def __post_init__(self) -> None:
         for key, valid in (
@@ -84,6 +92,8 @@ class FlowVLAConfig:
             raise UserError("policy.noise_min must be above 0 and policy.noise_max not below it.")
         unread = ("eta",) if self.transition == "flow_noise" else ("noise_min", "noise_max")
         refuse_unread(self, "policy", unread, f"transition={self.transition} does not read it")
+        if not self.steer_width:
+            refuse_unread(self, "policy", ("steer_bound",), "steer_width=0 leaves the initial noise as it is")
         if self.horizon % self.action_patch:
             raise UserError(f"policy.action_patch {self.action_patch} does not divide policy.horizon {self.horizon}.")
         if self.width % (2 * self.heads):
@@ -94,7 +104,7 @@ class FlowVLA(nn.Module):
     """The policy and its critic; see the module's docstring."""
 
     Config = FlowVLAConfig
-    starts_fresh = ("expert.noise.",)
+    starts_fresh = ("expert.noise.", "steer.")
     """Parts that an initial checkpoint may lack: imitation learns no noise, whose std begins mid-range."""
 
     def __init__(self, config: FlowVLAConfig, spec: EnvSpec) -> None:
@@ -139,14 +149,15 @@ class FlowVLA(nn.Module):
             nn.SiLU(),
             nn.Linear(c.critic_width, 1),
         )
+        self.steer = NoisePolicy(d, c.horizon, spec.action_dim, c.steer_width, c.steer_bound) if c.steer_width else None
         last = cast(nn.Linear, self.critic[-1])
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """Everything but the critic."""
-        critic = set(self.critic.parameters())
-        return [p for p in self.parameters() if p not in critic]
+        """Everything but the critic and the policy over the initial noise."""
+        others = {*self.critic.parameters(), *(self.steer.parameters() if self.steer else ())}
+        return [p for p in self.parameters() if p not in others]
 
     def encode(self, obs: Obs) -> Context:
         """What the denoising steps need of an observation, once per observation."""
@@ -197,6 +208,16 @@ class FlowVLA(nn.Module):
         """The critic's estimate from ``critic_features``."""
         return self.critic(features).squeeze(-1)
 
+    def steer_features(self, context: Context) -> Float[Tensor, "n d"]:
+        """What a policy over the initial noise sees of an observation."""
+        return context.pooled.detach()
+
+    @torch.no_grad()
+    def decode(self, context: Context, noise: Float[Tensor, "n h a"]) -> Float[Tensor, "n h a"]:
+        """The action chunk that the noise-free flow makes of ``noise``."""
+        end = integrate(partial(self.step_inputs, context), self.config.num_denoise_steps, noise)
+        return self.normalize_action.inverse(end).clamp(-1.0, 1.0)
+
     def fit_inputs(self, proprio: Tensor, actions: Tensor) -> None:
         """Normalises by the statistics of demonstrations: proprio (B, P) and actions (B, A)."""
         self.normalize_proprio.fit(proprio)
@@ -215,19 +236,16 @@ class FlowVLA(nn.Module):
         device = obs.proprio.device
         context = self.encode(obs)
         shape = (n, self.config.horizon, self.spec.action_dim)
-        x = randn(shape, generator, device)
+        x = initial_noise(self.steer, self.steer_features(context), shape, generator, mode)
+        if mode == "eval":
+            return ActionSample(self.decode(context, x))
         times = timesteps(steps, device)
-        stochastic = torch.zeros(n, steps, dtype=torch.bool, device=device)
-        if mode == "train":
-            noisy = self.transition.num_noisy
-            stochastic = draw_stochastic_steps(n, steps, self.config.trained_steps, generator, noisy).to(device)
+        noisy = self.transition.num_noisy
+        stochastic = draw_stochastic_steps(n, steps, self.config.trained_steps, generator, noisy).to(device)
         path, logprobs = [x], []
         for k in range(steps):
-            if mode == "eval":
-                x = x - self.velocity(context, x[:, None], times[k].expand(n, 1))[:, 0] / steps
-                continue
-            inputs = self.step_inputs(context, x[:, None], times[k].expand(n, 1))
-            v, log_std = (None if y is None else y[:, 0] for y in inputs)
+            velocity, log_std = self.step_inputs(context, x[:, None], times[k].expand(n, 1))
+            v, log_std = velocity[:, 0], None if log_std is None else log_std[:, 0]
             noise = randn(shape, generator, device)
             new = self.transition.step(x, v, k, noise, stochastic[:, k], log_std)
             logprob = self.transition.log_prob(x, new, v, k, log_std)
@@ -235,8 +253,6 @@ class FlowVLA(nn.Module):
             x = new
             path.append(x)
         actions = self.normalize_action.inverse(x).clamp(-1.0, 1.0)
-        if mode == "eval":
-            return ActionSample(actions)
         trace = DenoisingTrace(torch.stack(path, dim=1), stochastic)
         return ActionSample(actions, trace, torch.stack(logprobs, dim=1), self.value(obs, context))
 

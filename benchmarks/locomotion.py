@@ -1,0 +1,228 @@
+"""SAC-Flow on MuJoCo locomotion: the right path density, the one that published code has, and plain SAC.
+
+    python benchmarks/locomotion.py                       # 3 variants, 2 envs, 3 seeds, 200,000 steps each
+    python benchmarks/locomotion.py --jobs 2              # two runs side by side, one thread each
+    python benchmarks/locomotion.py --speed               # env steps/s and updates/s of this machine, nothing else
+
+Variants have equal width and settings. ``published`` leaves -log(std) out of the path's density, as the authors' Flow-T
+does; it exists here alone. Runs go to ``runs/bench/locomotion`` and can be interrupted and resumed; what is finished
+goes into ``benchmarks/locomotion.json`` and ``.png``. Returns are of the noise-free policy, undiscounted, on resets
+never trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import torch
+
+from embodyrl import registry
+from embodyrl.algorithms.common import Means
+from embodyrl.algorithms.sac_flow import SACFlow
+from embodyrl.build import make_env, make_policy
+from embodyrl.config import Config, resolve
+from embodyrl.provenance import git_commit, hardware, versions
+from embodyrl.rollout import Player, collect_transitions
+from embodyrl.run_folder import finished
+from embodyrl.runner import draw_inits, seeded, train
+from embodyrl.stats import bootstrap_iqm
+
+HERE = Path(__file__).resolve().parent
+OUT = Path("runs/bench/locomotion")
+ENVS = ("Hopper-v5", "HalfCheetah-v5")
+GAUSSIAN = {"velocity": "gaussian", "num_denoise_steps": 1, "transition": "flow_noise"}
+VARIANTS = {
+    "sac_flow": ("SAC-Flow (Flow-G, K = 4)", {"velocity": "gated"}),
+    "published": ("the same without -log(std)", {"velocity": "gated"}),
+    "sac": ("plain SAC (Gaussian)", GAUSSIAN),
+}
+NUM_ENVS, NUM_CHUNKS = 4, 16
+ALONE = {"OMP_NUM_THREADS": "1"}
+
+
+def defect() -> Callable:
+    """The published density, from the tests, which show what is wrong with it."""
+    sys.path.insert(0, str(HERE.parent))
+    from tests.defects_offpolicy import noise_density
+
+    return noise_density
+
+
+class PublishedDensity(SACFlow):
+    """SAC-Flow with the defect of published code."""
+
+    sample_path = staticmethod(defect())
+
+
+registry.BUILT_IN["algorithms"]["published_density"] = f"{__name__}:PublishedDensity"
+
+
+def make_config(variant: str, env: str, seed: int, steps: int, width: int, batch: int) -> Config:
+    """One run; an iteration is 64 env steps and as many gradient steps."""
+    iterations = steps // (NUM_ENVS * NUM_CHUNKS)
+    return resolve(
+        {
+            "env": {"name": "gymnasium", "id": env, "num_envs": NUM_ENVS, "seed": 1000 * seed},
+            "policy": {"name": "flow_mlp", "width": width, **VARIANTS[variant][1]},
+            "algorithm": {
+                "name": "published_density" if variant == "published" else "sac_flow",
+                "num_chunks": NUM_CHUNKS,
+                "capacity": steps,
+                "batch_size": batch,
+                "critic_width": width,
+            },
+            "run": {
+                "name": f"{variant}_{env}_{seed}",
+                "out": str(OUT),
+                "seed": seed,
+                "iterations": iterations,
+                "eval_every": iterations // 10,
+                "eval_episodes": 8,
+                "checkpoint_every": iterations // 10,
+                "keep_checkpoints": 1,
+                "device": "cpu",
+                "threads": 1,
+                "videos": 0,
+            },
+        }
+    )
+
+
+def speed(width: int, batch: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of processor time per env step (acting included) and per gradient step, on HalfCheetah."""
+    torch.set_num_threads(1)
+    found = {}
+    for variant in ("sac_flow", "sac"):
+        config = make_config(variant, "HalfCheetah-v5", 0, 6400, width, batch)
+        env = make_env(config.env)
+        algorithm = SACFlow(config.algorithm, make_policy(config.policy, env.spec, 0))
+        player, generator = Player(env), seeded(0, 0)
+
+        def roll(player=player, algorithm=algorithm, env=env, generator=generator):
+            inits = draw_inits(env, 100, 0, 0)
+            return collect_transitions(player, algorithm.act, 100, inits=inits, generator=generator)
+
+        algorithm.collected = 10**9  # acts with the policy
+        roll()
+        began = time.process_time()
+        batch_ = roll()
+        acting = (time.process_time() - began) / batch_.env_steps
+        for _ in range(300 // len(batch_) + 1):
+            algorithm.buffer.add(batch_)
+        algorithm.owed = 0.0
+        for count in (20, 100):  # the first ones warm up
+            began = time.process_time()
+            for _ in range(count):
+                algorithm._gradient_step(generator, Means())
+        found[variant] = {"env_step_ms": 1e3 * acting, "update_ms": 1e3 * (time.process_time() - began) / 100}
+        env.close()
+    return found
+
+
+def returns(folder: Path) -> list[tuple[int, float]]:
+    """Env steps and mean return of every evaluation."""
+    rows = []
+    for path in (folder / "evals").glob("*.json"):
+        data = json.loads(path.read_text())
+        rows.append((data["env_steps"], sum(e["return"] for e in data["episodes"]) / len(data["episodes"])))
+    return sorted(rows)
+
+
+def summarise(settings: dict, seeds: list[int]) -> None:
+    """JSON and figure of all runs that are finished."""
+    curves: dict[str, dict[str, dict[int, list]]] = {}
+    minutes = {}
+    for env in ENVS:
+        for variant in VARIANTS:
+            for seed in seeds:
+                folder = OUT / f"{variant}_{env}_{seed}"
+                if (folder / "meta.json").exists() and finished(folder):
+                    curves.setdefault(env, {}).setdefault(variant, {})[seed] = returns(folder)
+                    after = json.loads((folder / "evals" / "after.json").read_text())
+                    minutes[folder.name] = after["minutes"]
+    final = {
+        env: {
+            variant: dict(zip(("iqm", "low", "high"), bootstrap_iqm([c[-1][1] for c in runs.values()]), strict=True))
+            for variant, runs in variants.items()
+        }
+        for env, variants in curves.items()
+    }
+    result = {
+        "settings": settings,
+        "final_return": final,
+        "minutes": minutes,
+        "curves": curves,
+        "commit": git_commit(),
+        "versions": versions(),
+        "hardware": hardware(),
+    }
+    (HERE / "locomotion.json").write_text(json.dumps(result, indent=1))
+    print(json.dumps(final, indent=1))
+    if curves:
+        plot(curves, HERE / "locomotion.png")
+
+
+def plot(curves: dict, path: Path) -> None:
+    """Interquartile mean over seeds with its bootstrap interval, against env steps."""
+    figure, axes = plt.subplots(1, len(curves), figsize=(4.5 * len(curves), 3.4), squeeze=False)
+    for axis, (env, variants) in zip(axes[0], curves.items(), strict=True):
+        for variant, runs in variants.items():
+            points = [bootstrap_iqm([r[i][1] for r in runs.values()]) for i in range(min(map(len, runs.values())))]
+            steps = [row[0] for row in next(iter(runs.values()))][: len(points)]
+            axis.plot(steps, [p[0] for p in points], label=VARIANTS[variant][0])
+            axis.fill_between(steps, [p[1] for p in points], [p[2] for p in points], alpha=0.15)
+        axis.set_title(env)
+        axis.set_xlabel("env steps")
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("return")
+    axes[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    """Runs what is not finished, then writes JSON and figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--envs", nargs="+", default=list(ENVS), choices=ENVS)
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--steps", type=int, default=200_000)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each with one thread")
+    parser.add_argument("--speed", action="store_true", help="only measure the cost of a step")
+    a = parser.parse_args()
+    if a.speed:
+        print(json.dumps(speed(a.width, a.batch), indent=1))
+        return
+    todo = [(v, e, s) for s in a.seeds for e in a.envs for v in a.variants]  # a first seed of everything, then more
+    if a.jobs > 1:
+        running: list[subprocess.Popen] = []
+        for variant, env, seed in todo:
+            while len([p for p in running if p.poll() is None]) >= a.jobs:
+                time.sleep(1)
+            one = ["--variants", variant, "--envs", env, "--seeds", str(seed)]
+            size = ["--steps", str(a.steps), "--width", str(a.width), "--batch", str(a.batch)]
+            running.append(subprocess.Popen([sys.executable, __file__, *one, *size], env={**os.environ, **ALONE}))
+        if failed := [p.args for p in running if p.wait() != 0]:
+            raise SystemExit(f"These runs failed: {failed}")
+    else:
+        for variant, env, seed in todo:
+            train(make_config(variant, env, seed, a.steps, a.width, a.batch))
+    if len(todo) > 1:
+        summarise({"steps": a.steps, "width": a.width, "batch": a.batch}, a.seeds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""RLPD: SAC-Flow whose every batch is half demonstrations, and which learns much from each chunk (arXiv:2302.02948).
+
+Demonstrations are data like any other: no pretraining and no imitation term. What makes that work is symmetric
+sampling (``demo_fraction``), LayerNorm in the critics, which bounds the value of actions that nobody tried, a large
+ensemble, and a high update-to-data ratio. A human's corrections on a robot are demonstrations too (HIL-SERL,
+arXiv:2410.21845).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
+from embodyrl.buffers import Transitions
+from embodyrl.errors import UserError
+from embodyrl.replay import DEMO, INTERVENTION, ReplayBuffer
+
+if TYPE_CHECKING:
+    from embodyrl.data.demos import Demonstrations
+
+
+@dataclass(frozen=True)
+class RLPDConfig(SACFlowConfig):
+    """Settings of RLPD: those of ``SACFlowConfig`` with other defaults, and two more.
+
+    Attributes:
+        demo_fraction: share of every batch that is drawn from demonstrations and interventions.
+        intervention_capacity: chunks of human corrections that there is room for beside the demonstrations.
+    """
+
+    name: str = "rlpd"
+    warmup_chunks: int = 1_000
+    random_warmup: bool = False
+    utd: float = 4.0
+    policy_delay: int = 4
+    critic_lr: float = 3e-4
+    num_critics: int = 10
+    critic_norm: str = "layer"
+    demo_fraction: float = 0.5
+    intervention_capacity: int = 10_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < round(self.demo_fraction * self.batch_size) < self.batch_size:
+            raise UserError(
+                f"algorithm.demo_fraction is {self.demo_fraction}; a batch must hold some of both kinds. Without "
+                "demonstrations use algorithm.name=sac_flow, and without own experience algorithm.name=sft."
+            )
+
+
+class RLPD(SACFlow):
+    """See the module's docstring."""
+
+    Config = RLPDConfig
+
+    def __init__(self, config: RLPDConfig, policy: Any) -> None:
+        super().__init__(config, policy)
+        if self.privileged:
+            raise UserError(
+                "RLPD's critics learn from demonstrations, which have no privileged state. Set policy.critic=shared."
+            )
+        self.prior: ReplayBuffer | None = None
+
+    @property
+    def wants_demos(self) -> bool:
+        """Always."""
+        return True
+
+    def add_demos(self, demos: Demonstrations) -> None:
+        """Fills the second buffer with all chunks of the demonstrations."""
+        super().add_demos(demos)
+        room = len(demos) + self.config.intervention_capacity
+        spec, horizon = self.policy.spec, self.policy.config.horizon
+        self.prior = ReplayBuffer(room, spec, horizon, privileged=False, device=self.device)
+        for chunks in demos.transitions():
+            self.prior.add(chunks, DEMO)
+
+    def add_interventions(self, chunks: Transitions) -> None:
+        """A human's corrections: they count among the demonstrations and among the online experience."""
+        self._prior.add(chunks, INTERVENTION)
+        self.buffer.add(chunks, INTERVENTION)
+
+    @property
+    def _prior(self) -> ReplayBuffer:
+        if self.prior is None:
+            raise UserError("RLPD has been given no demonstrations yet: call add_demos first (data.path=FOLDER).")
+        return self.prior
+
+    def _batch(self, generator: torch.Generator) -> Transitions:
+        size = self.config.batch_size
+        demos = round(self.config.demo_fraction * size)
+        own, _ = self.buffer.sample(size - demos, generator)
+        given, _ = self._prior.sample(demos, generator)
+        return Transitions.cat([own, given])
+
+    def state_dict(self) -> dict[str, Any]:
+        """As SAC-Flow's, with the demonstrations and interventions."""
+        prior = self._prior.state_dict() if self.config.save_replay else None
+        return super().state_dict() | {"prior": prior}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state_dict``; ``add_demos`` comes before it."""
+        super().load_state_dict(state)
+        if state["prior"] is not None:
+            self._prior.load_state_dict(state["prior"])
