@@ -1,0 +1,57 @@
+"""Fuzzes the safety filter and measures its time per tick.
+
+    python benchmarks/robot_filter.py --ticks 1000000 --out benchmarks/robot_filter.json
+
+Half of the ticks run with a workspace box and half without, for both robots and at 100 Hz and 1 kHz. ``peak`` is the
+largest share of each limit that any command used (above 1 is a violation). Times are of ``SafetyFilter.tick`` alone, by
+the wall clock; ``load`` is what else the machine was doing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from embodyrl.provenance import git_commit, hardware, versions
+from embodyrl.real_robot.fuzz import fuzz
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ticks", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    a = parser.parse_args()
+    cases = [(robot, tick, wide) for robot in ("fr3", "panda") for tick in (0.01, 0.001) for wide in (False, True)]
+    rows, durations, load = [], [], os.getloadavg()[0]
+    for number, (robot, tick, wide) in enumerate(cases):
+        began, took = time.perf_counter(), []
+        watch, modes = fuzz(robot, a.ticks // len(cases), a.seed + number, tick, took, wide)
+        durations += took
+        row = {"robot": robot, "hz": round(1 / tick), "box": not wide, "ticks": watch.ticks, "modes": modes}
+        row |= {"peak": {k: round(v, 4) for k, v in watch.peak.items()}, "violated": watch.violated}
+        rows.append(row | {"seconds": round(time.perf_counter() - began, 1)})
+        print(json.dumps(rows[-1]), flush=True)
+    p50, p90, p99 = (round(float(x) / 1e3, 1) for x in np.percentile(durations, [50, 90, 99]))
+    result = {
+        "ticks": sum(r["ticks"] for r in rows),
+        "violations": sum(len(r["violated"]) for r in rows),
+        "microseconds": {"p50": p50, "p90": p90, "p99": p99},
+        "load": [load, os.getloadavg()[0]],
+        "cases": rows,
+        "commit": git_commit(),
+        "hardware": hardware(),
+        "versions": versions(),
+    }
+    if a.out:
+        a.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({k: result[k] for k in ("ticks", "violations", "microseconds", "load")}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,4 @@
+"""Checkpoints on a robot: safety filter, chunk executor, policy server and client, transports.
+
+Everything here but ``policy_side`` runs on the robot's computer and imports no torch.
+"""
