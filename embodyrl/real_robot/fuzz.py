@@ -31,7 +31,7 @@ def fuzz(
         The watch, and how many ticks each mode lasted.
     """
     rng = np.random.default_rng(seed)
-    low, high = ((-2.0,) * 3, (2.0,) * 3) if wide else (BOX["box_low"], BOX["box_high"])
+    low, high = ((-2.0, -2.0, -2.0), (2.0, 2.0, 2.0)) if wide else (BOX["box_low"], BOX["box_high"])
     config = SafetyConfig(
         low, high, robot=robot, tick=tick, max_target_age=5 * tick, max_gap=3 * tick, resume="fresh_target",
         max_tilt=3.1 if wide else 0.6, max_lead=0.5 if wide else 0.2, max_error=1.0 if wide else 0.3,
