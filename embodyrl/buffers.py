@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embodyrl.types import DenoisingTrace, Obs, TensorData
@@ -100,6 +101,49 @@ class Transitions(TensorData):
     def env_steps(self) -> int:
         """Actions executed."""
         return int(self.valid.sum())
+
+
+@dataclass
+class EpisodeBatch:
+    """B chunks of E whole episodes, on the device of the policy.
+
+    Attributes:
+        obs, trace, logprob: (B, ...) what the policy saw, did, and how likely that was.
+        episode: (B,) which of the episodes a chunk belongs to.
+        episodes: E, in the order of their initial states; None where the simulation broke.
+        env_steps: actions executed.
+    """
+
+    obs: Obs
+    trace: DenoisingTrace
+    logprob: Float[Tensor, "b k"]
+    episode: Int[Tensor, " b"]
+    episodes: list[Episode | None]
+    env_steps: int
+
+    def select(self, wanted: list[int]) -> EpisodeBatch:
+        """The episodes ``wanted`` and their chunks, numbered anew in that order."""
+        place = torch.full((len(self.episodes),), -1, device=self.episode.device)
+        place[wanted] = torch.arange(len(wanted), device=place.device)
+        number = place[self.episode]
+        rows = (number >= 0).nonzero().flatten()
+        episodes = [self.episodes[i] for i in wanted]
+        return EpisodeBatch(
+            self.obs[rows], self.trace[rows], self.logprob[rows], number[rows], episodes, self.env_steps
+        )
+
+    @classmethod
+    def cat(cls, items: list[EpisodeBatch]) -> EpisodeBatch:
+        """All episodes of ``items``, one batch after the other."""
+        before = list(accumulate((len(i.episodes) for i in items), initial=0))
+        return cls(
+            Obs.cat([i.obs for i in items]),
+            DenoisingTrace.cat([i.trace for i in items]),
+            torch.cat([i.logprob for i in items]),
+            torch.cat([i.episode + start for i, start in zip(items, before, strict=False)]),
+            [e for i in items for e in i.episodes],
+            sum(i.env_steps for i in items),
+        )
 
 
 def minibatches(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:

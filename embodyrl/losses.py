@@ -26,17 +26,19 @@ def ppo_policy_loss(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
+    weight: Float[Tensor, " b"] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped surrogate of PPO (arXiv:1707.06347); with group advantages it is GRPO's objective.
 
     Args:
         logprob: of the whole decision under the current parameters: summed over the trained steps of a chunk.
-        old_logprob: the same under the parameters that sampled it.
+        old_logprob: the same under the parameters that sampled it, or under a proximal policy (decoupled PPO).
         advantage: of the decision.
         mask: decisions that count.
         clip_low: a ratio below 1 - clip_low earns a negative advantage nothing more; 1 or more means no bound.
         clip_high: a ratio above 1 + clip_high earns a positive advantage nothing more (clip-higher, arXiv:2503.14476).
         dual_clip: bounds the loss of a negative advantage at dual_clip |A| (arXiv:1912.09729); above 1, or None.
+        weight: of each decision in the mean, not differentiated: an importance weight, or a trajectory's share.
 
     Returns:
         The loss and its figures: ``ratio``, ``clip_fraction`` (ratio outside the clip range), ``dual_clip_fraction``,
@@ -49,7 +51,8 @@ def ppo_policy_loss(
     # min(r A, clip(r) A) is A max(r, 1 - low) for A < 0 and A min(r, 1 + high) otherwise. Clamping the logarithm says
     # the same and keeps the gradient finite where the exponential is not.
     effective = torch.where(advantage < 0, log_ratio.clamp(low, top), log_ratio.clamp(max=high))
-    loss = masked_mean(-advantage * effective.exp(), mask)
+    gain = advantage * effective.exp()
+    loss = masked_mean(-gain if weight is None else -gain * weight, mask)
     with torch.no_grad():
         ratio = log_ratio.exp()
         outside = (log_ratio < low) | (log_ratio > high)

@@ -56,6 +56,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "algorithms": {
         "sft": "embodyrl.algorithms.sft:SFT",
         "ppo": "embodyrl.algorithms.ppo:PPO",
+        "grpo": "embodyrl.algorithms.grpo:GRPO",
         "sac_flow": "embodyrl.algorithms.sac_flow:SACFlow",
         "rlpd": "embodyrl.algorithms.rlpd:RLPD",
         "wsrl": "embodyrl.algorithms.wsrl:WSRL",

@@ -7,7 +7,7 @@ its first h <= H actions, so a chunk is worth sum_i gamma^i r_i and what comes a
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embodyrl.errors import UserError, did_you_mean
@@ -102,6 +102,33 @@ def group_advantages(
     # Rounding of the mean must not become an advantage of a group that says nothing.
     equal = (returns == returns[:, :1]).all(1, keepdim=True)
     return torch.where(equal, 0.0, advantage)
+
+
+def combined_group_advantages(
+    rewards: Float[Tensor, "r g s"], weights: Float[Tensor, " r"], baseline: str = "mean"
+) -> Float[Tensor, "g s"]:
+    """Advantages of several rewards, each normalised within its group on its own (GDPO, arXiv:2601.05242).
+
+    Normalising the weighted sum instead maps different mixtures of rewards to the same advantage, and the reward with
+    the widest spread drowns the others.
+
+    Args:
+        rewards: R rewards of G groups of S rollouts.
+        weights: of the R normalised advantages.
+        baseline: see ``group_advantages``.
+
+    Returns:
+        Their weighted sum, scaled to standard deviation 1 over the whole batch.
+    """
+    parts = torch.stack([group_advantages(reward, baseline) for reward in rewards])
+    total = (weights[:, None, None] * parts).sum(0)
+    return masked_whiten(total, torch.ones_like(total, dtype=torch.bool))
+
+
+def equal_episode_weights(episode: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
+    """Weights of mean 1 that give every episode (B chunks, each with its episode's number) the same total."""
+    _, inverse, count = episode.unique(return_inverse=True, return_counts=True)
+    return len(episode) / (len(count) * count[inverse].float())
 
 
 def masked_whiten(x: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:

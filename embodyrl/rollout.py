@@ -1,4 +1,4 @@
-"""The policy acts in the env: ``collect`` gives a ``RolloutBatch``, ``collect_transitions`` gives ``Transitions``."""
+"""The policy acts in the env: so many chunks (``collect``), loose transitions, or whole episodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from embodyrl.buffers import Episode, RolloutBatch, Transitions
+from embodyrl.buffers import Episode, EpisodeBatch, RolloutBatch, Transitions
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
 from embodyrl.policy import Policy
@@ -185,3 +185,74 @@ class _Queue:
         out = [self.inits[(self.used + i) % len(self.inits)] for i in range(count)]
         self.used += count
         return out
+
+
+@torch.no_grad()
+def collect_episodes(
+    env: VecEnv,
+    policy: Policy,
+    inits: list[int],
+    *,
+    generator: torch.Generator,
+    until_success: bool = True,
+    device: torch.device | str = "cpu",
+    between: Callable[[], None] = lambda: None,
+) -> EpisodeBatch:
+    """Plays every initial state once, as a whole episode; the same number several times is a group.
+
+    Args:
+        env: N envs; when one ends it takes the next initial state, and idles when none is left.
+        policy: sampled in ``"train"`` mode; needs no critic.
+        inits: at least N initial states.
+        generator: source of the policy's noise.
+        until_success: an episode is over with its first success, also in an env that would go on.
+        device: of the policy.
+        between: called before every chunk; may raise, to give the rollout up.
+
+    Raises:
+        UserError: fewer initial states than envs, or a policy without a trace.
+    """
+    n = env.spec.num_envs
+    if len(inits) < n:
+        raise UserError(
+            f"{len(inits)} episodes cannot keep {n} envs busy: lower env.num_envs, or ask for more episodes."
+        )
+    playing = torch.arange(n)  # the episode that each env is in; -1 idles
+    started, env_steps = n, 0
+    obs = env.reset(init=inits[:n]).to(device)
+    reward, length = torch.zeros(len(inits)), torch.zeros(len(inits), dtype=torch.long)
+    episodes: list[Episode | None] = [None] * len(inits)
+    parts: list[tuple[Obs, DenoisingTrace, Tensor, Tensor]] = []
+    while (playing >= 0).any():
+        between()
+        sample = policy.sample(obs, generator=generator, mode="train")
+        if sample.trace is None or sample.logprob is None:
+            raise UserError(f"{type(policy).__name__} gives no trace or log-probability, which a rollout needs.")
+        step = env.step(sample.actions)
+        env_steps += int(step.valid.sum())
+        acted = ((playing >= 0) & step.valid.any(-1).cpu()).nonzero().flatten()
+        rows, numbers = acted.to(device), playing[acted]
+        parts.append((obs[rows], sample.trace[rows], sample.logprob[rows], numbers.to(device)))
+        reward[numbers] += step.reward.sum(1).cpu()[acted]
+        length[numbers] += step.valid.sum(1).cpu()[acted]
+        obs = step.obs.to(device)
+        fault, over = step.log.get("fault", torch.zeros(n)), step.done | (step.success & until_success)
+        ended = (over.cpu() & (playing >= 0)).nonzero().flatten().tolist()
+        for k in ended:
+            i = int(playing[k])
+            if not bool(fault[k]):
+                init, success = inits[i], bool(step.success[k])
+                episodes[i] = Episode(init, env.spec.task_of(init), success, float(reward[i]), int(length[i]))
+            playing[k] = started if started < len(inits) else -1
+            started += 1
+        if fresh := [k for k in ended if playing[k] >= 0]:
+            obs = env.reset(fresh, init=[inits[int(playing[k])] for k in fresh]).to(device)
+    all_obs, traces, logprobs, numbers = zip(*parts, strict=True)
+    return EpisodeBatch(
+        Obs.cat(list(all_obs)),
+        DenoisingTrace.cat(list(traces)),
+        torch.cat(logprobs),
+        torch.cat(numbers),
+        episodes,
+        env_steps,
+    )

@@ -150,15 +150,18 @@ def _iterate(
     if algorithm.source == "demos":
         row = algorithm.update(demos, progress=progress, generator=generator)
     else:
-        num_chunks = algorithm.config.num_chunks
-        inits = draw_inits(envs.train, num_chunks, run.seed, i)
-        options: dict[str, Any] = {"inits": inits, "generator": generator, "between": interrupt.check}
-        if player is not None:
-            batch = collect_transitions(player, algorithm.act, num_chunks, **options)
-            episodes = player.take_episodes()
+        options: dict[str, Any] = {"generator": generator, "between": interrupt.check}
+        if algorithm.source == "groups":
+            draw = initial_states(envs.train, run.seed, i)
+            batch = algorithm.collect(envs.train, draw, device=device, **options)
         else:
-            batch = collect(envs.train, algorithm.policy, num_chunks, device=device, **options)
-            episodes = batch.episodes
+            num_chunks = algorithm.config.num_chunks
+            options["inits"] = draw_inits(envs.train, num_chunks, run.seed, i)
+            if player is not None:
+                batch = collect_transitions(player, algorithm.act, num_chunks, **options)
+            else:
+                batch = collect(envs.train, algorithm.policy, num_chunks, device=device, **options)
+        episodes = player.take_episodes() if player is not None else batch.episodes
         rollout_seconds = time.monotonic() - began
         row = algorithm.update(batch, progress=progress, generator=generator)
         at.env_steps += batch.env_steps
@@ -299,9 +302,13 @@ def load_demos(config: Config, spec: Any) -> Any:
 
 def draw_inits(env: VecEnv, num_chunks: int, seed: int, iteration: int) -> torch.Tensor:
     """Initial states for one rollout: enough for every env to start anew at every chunk."""
-    rng = np.random.default_rng([seed, iteration])
-    limit = env.spec.num_init_states or 2**31
-    return torch.from_numpy(rng.integers(limit, size=env.spec.num_envs * (num_chunks + 1)))
+    return torch.tensor(initial_states(env, seed, iteration)(env.spec.num_envs * (num_chunks + 1)))
+
+
+def initial_states(env: VecEnv, seed: int, iteration: int) -> Callable[[int], list[int]]:
+    """A function that draws so many further initial states of one iteration."""
+    rng, limit = np.random.default_rng([seed, iteration]), env.spec.num_init_states or 2**31
+    return lambda count: rng.integers(limit, size=count).tolist()
 
 
 def seeded(seed: int, iteration: int) -> torch.Generator:

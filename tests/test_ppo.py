@@ -1,6 +1,7 @@
 """PPO on synthetic rollouts: what goes up, what goes down, what stops it, and what a resume needs."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -131,10 +132,10 @@ def test_a_step_that_is_not_finite_is_skipped_and_ten_in_a_row_stop_the_run():
     # Good steps of the critic in between do not hide that the actor is stuck.
     update(ppo, batch)
     update(ppo, batch)
-    with pytest.raises(UserError, match=r"Ten gradient steps in a row were not finite.*algorithm\.lr"):
+    with pytest.raises(UserError, match="Ten gradient steps of the actor in a row were not finite"):
         update(ppo, batch)
     assert same(actor(before), actor(parameters(ppo)))
-    assert not ppo.actor_optimizer.state_dict()["state"]
+    assert not ppo.actor.optimizer.adam.state_dict()["state"]
     good = make_ppo(epochs=3)
     assert update(good, make_batch(good.policy, half()))["skipped_steps"] == 0
 
@@ -173,10 +174,14 @@ def test_minibatches_are_a_partition_in_a_random_order():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"ratio": "mean"}, "algorithm.ratio is 'mean'.*joint, per_step, per_dim"),
+        ({"ratio": "mean"}, "algorithm.ratio is 'mean'.*joint, per_dim, per_step"),
         ({"gamma": 1.5}, r"algorithm.gamma must lie in \(0, 1\]"),
         ({"gae_lambda": -0.1}, "algorithm.gae_lambda"),
         ({"dual_clip": 0.5}, "algorithm.dual_clip is 0.5; it must be above 1"),
+        ({"lr_schedule": "adaptve"}, "Did you mean 'adaptive'"),
+        ({"lr_schedule": "adaptive"}, "steers by algorithm.target_kl, which is 0"),
+        ({"lr_schedule": "adaptive", "target_kl": 0.1, "lr_end": 0.1}, "algorithm.lr_end is 0.1, but lr_schedule"),
+        ({"behaviour_cap": 0.5}, "algorithm.behaviour_cap is 0.5; below 1"),
     ],
 )
 def test_wrong_settings_are_refused_in_words(settings, words):
@@ -184,7 +189,100 @@ def test_wrong_settings_are_refused_in_words(settings, words):
         PPOConfig(**settings)
 
 
-def test_a_policy_without_noise_is_refused_in_words():
-    config = FlowVLAConfig(width=32, layers=1, heads=2, text_layers=0, critic_width=16, eta=0.0)
-    with pytest.raises(UserError, match="eta"):
-        make_ppo(make_policy(config, SPEC, seed=0))
+def tiny_policy(**settings):
+    config = FlowVLAConfig(width=32, layers=1, heads=2, text_layers=0, critic_width=16, **settings)
+    return make_policy(config, SPEC, seed=0)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"eta": 0.0}, {"transition": "flow_cps", "num_denoise_steps": 1}], ids=["eta 0", "one step of CPS"]
+)
+def test_a_policy_without_noise_is_refused_in_words(settings):
+    with pytest.raises(UserError, match=r"needs denoising steps that draw noise.*policy\.eta.*num_denoise_steps"):
+        make_ppo(tiny_policy(**settings))
+
+
+def test_an_entropy_bonus_on_fixed_noise_is_refused_and_on_learned_noise_widens_it():
+    with pytest.raises(UserError, match=r"noise of flow_sde is fixed.*policy\.transition=flow_noise"):
+        make_ppo(entropy_coef=0.01)
+    entropy = {}
+    for coef in (0.0, 1.0):
+        ppo = make_ppo(tiny_policy(transition="flow_noise"), entropy_coef=coef, lr_warmup=0, epochs=10)
+        batch = make_batch(ppo.policy, torch.zeros(T, N))  # no advantage: the bonus alone moves the actor
+        update(ppo, batch)
+        entropy[coef] = float(ppo.policy.evaluate(batch.obs, batch.trace).entropy.mean().detach())
+    assert entropy[1.0] > entropy[0.0] + 0.01
+
+
+def test_the_rate_rises_in_the_warm_up_and_falls_to_its_end():
+    ppo = make_ppo(lr=1e-3, lr_warmup=4, lr_end=0.5)
+    batch = make_batch(ppo.policy, half())
+    rates = [
+        ppo.update(batch, progress=p, generator=torch.Generator().manual_seed(0))["actor_lr"]
+        for p in (0.0, 0.25, 0.5, 0.75, 1.0)
+    ]
+    assert rates == pytest.approx([1e-3 / 4 * 1, 1e-3 / 2 * 0.875, 1e-3 * 0.75 * 0.75, 1e-3 * 0.625, 1e-3 * 0.5])
+
+
+@pytest.mark.parametrize(("target", "expected"), [(1e-9, 1 / 1.5), (1e3, 1.5)])
+def test_the_adaptive_rate_follows_the_kl_and_survives_a_resume(target, expected):
+    ppo = make_ppo(lr_schedule="adaptive", target_kl=target)
+    batch = make_batch(ppo.policy, half())
+    assert update(ppo, batch)["actor_lr"] == pytest.approx(1e-3) and ppo.actor.optimizer.lr == pytest.approx(
+        1e-3 * expected
+    )
+    other = make_ppo(lr_schedule="adaptive", target_kl=target)
+    other.policy.load_state_dict(ppo.policy.state_dict())
+    other.load_state_dict(copy.deepcopy(ppo.state_dict()))
+    assert update(other, batch)["actor_lr"] == pytest.approx(1e-3 * expected)
+    for _ in range(12):
+        update(other, batch)
+    assert 1e-3 / 30 * 0.999 < other.actor.optimizer.lr < 1e-3 * 30 * 1.001
+
+
+# Decoupled PPO (arXiv:2110.00641): a rollout of an older policy
+
+
+def run_with(behaviour_cap: float, stale: float):
+    """One update on a rollout whose recorded log-probabilities are ``stale`` away from the policy's own."""
+    ppo = make_ppo(behaviour_cap=behaviour_cap, epochs=2)
+    batch = make_batch(ppo.policy, half())
+    batch.logprob = batch.logprob - stale * torch.randn(batch.logprob.shape, generator=torch.Generator().manual_seed(5))
+    stats = update(ppo, batch)
+    return stats, parameters(ppo)
+
+
+def test_decoupled_ppo_is_ppo_where_behaviour_and_proximal_policy_coincide():
+    plain, decoupled = run_with(0.0, stale=0.0), run_with(5.0, stale=0.0)
+    assert decoupled[0]["behaviour_weight"] == pytest.approx(1.0, abs=1e-4)
+    assert decoupled[0]["behaviour_truncated"] == 0
+    for key, value in plain[1].items():
+        torch.testing.assert_close(decoupled[1][key], value, atol=2e-4, rtol=1e-3)
+
+
+def test_decoupled_ppo_clips_around_the_proximal_policy_and_bounds_the_importance_weight():
+    plain, _ = run_with(0.0, stale=1.0)
+    decoupled, _ = run_with(1.5, stale=1.0)
+    assert plain["clip_fraction"] > 0.5  # of a stale rollout most ratios leave the range before anything is learned
+    assert decoupled["clip_fraction"] < plain["clip_fraction"] - 0.2
+    assert 0.2 < decoupled["behaviour_truncated"] < 0.8 and decoupled["behaviour_weight"] <= 1.5
+
+
+class Reads:
+    """A config that remembers which of its settings were looked at."""
+
+    def __init__(self, config):
+        self.config, self.seen = config, set()
+
+    def __getattr__(self, name):
+        self.seen.add(name)
+        return getattr(self.config, name)
+
+
+def test_every_setting_is_read():
+    ppo = make_ppo()
+    reads = Reads(ppo.config)
+    ppo = PPO(reads, ppo.policy)
+    update(ppo, make_batch(ppo.policy, half()))
+    left = {f.name for f in dataclasses.fields(PPOConfig)} - reads.seen
+    assert left == {"name", "num_chunks"}  # the registry's and the rollout's

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from embodyrl.errors import UserError
-from embodyrl.returns import chunk_rewards, chunk_td_target, gae, group_advantages, masked_whiten
+from embodyrl.returns import (
+    chunk_rewards,
+    chunk_td_target,
+    combined_group_advantages,
+    equal_episode_weights,
+    gae,
+    group_advantages,
+    masked_whiten,
+)
 
 F64 = torch.float64
 
@@ -245,6 +253,25 @@ def test_median_ignores_an_outlier():
     assert group_advantages(returns, "median", normalize=False).tolist() == [[-2, -1, 0, 1, 98], [-2, -2, 0, 2, 2]]
     even = torch.tensor([[0.0, 0.0, 1.0, 1.0]])
     assert group_advantages(even, "median", normalize=False).tolist() == [[-0.5, -0.5, 0.5, 0.5]]
+
+
+def test_several_rewards_are_normalised_each_on_its_own():
+    """GDPO: at weights (1, 1) rewards of any scale count the same, and 0 and 1 successes differ from 1 and 0."""
+    success, score = torch.tensor([[1.0, 0.0, 0.0, 1.0]]), torch.tensor([[0.0, 100.0, 0.0, 100.0]])
+    weights = torch.tensor([1.0, 1.0])
+    advantage = combined_group_advantages(torch.stack([success, score]), weights)
+    assert advantage.tolist()[0] == pytest.approx([0, 0, -math.sqrt(2), math.sqrt(2)], abs=1e-5)
+    scaled = combined_group_advantages(torch.stack([success, 1e-3 * score]), weights)
+    assert torch.allclose(scaled, advantage, atol=1e-3)
+    equal = torch.ones(2, 3, 4)
+    assert (combined_group_advantages(equal, weights) == 0).all()
+
+
+def test_episode_weights_have_mean_1_and_equal_sums():
+    episode = torch.tensor([4, 4, 4, 0, 7, 7])
+    weight = equal_episode_weights(episode)
+    assert float(weight.mean()) == pytest.approx(1)
+    assert [float(weight[episode == e].sum()) for e in (0, 4, 7)] == pytest.approx([2, 2, 2])
 
 
 def test_groups_do_not_mix():
