@@ -151,6 +151,7 @@ def _iterate(
         row = algorithm.update(demos, progress=progress, generator=generator)
     else:
         options: dict[str, Any] = {"generator": generator, "between": interrupt.check}
+        batch: Any
         if algorithm.source == "groups":
             draw = initial_states(envs.train, run.seed, i)
             batch = algorithm.collect(envs.train, draw, device=device, **options)

@@ -29,6 +29,8 @@ pytestmark = pytest.mark.timeout(900)  # a machine may be busy with other things
 ENV = {"name": "mujoco", "task": "reach", "renderer": "none", "num_envs": 8, "num_threads": 1}
 POLICY = {"name": "flow_vla", "width": 32, "layers": 1, "heads": 2, "text_layers": 0, "critic_width": 32}
 PPO = {"name": "ppo", "num_chunks": 10, "minibatch_size": 40, "epochs": 2, "critic_epochs": 1, "warmup_iterations": 1}
+GRPO = {"name": "grpo", "num_episodes": 8, "group_size": 4, "minibatch_size": 40, "epochs": 2, "keep_max": 1.0}
+GRPO |= {"keep_min": 0.0, "max_rounds": 1, "rewards": ["return"], "lr_schedule": "adaptive", "target_kl": 0.02}
 SFT = {"name": "sft", "steps_per_iteration": 4, "batch_size": 16}
 RUN = {
     "iterations": 6, "eval_every": 2, "eval_episodes": 8, "checkpoint_every": 2, "keep_checkpoints": 0,
@@ -96,6 +98,16 @@ def test_a_lost_tail_is_computed_again_bit_for_bit_in_a_folder_that_was_moved(st
     forget_after(folder, 2)
     assert_equal(result(train(config)), result(straight))
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 6
+
+
+def test_groups_are_played_again_bit_for_bit(tmp_path):
+    whole = train(make(tmp_path / "a", GRPO, "env.reward=dense"))
+    _, rows, _ = result(whole)
+    assert all(row["groups"] == 2 and row["train_episodes"] == 8 and row["actor_epochs"] == 2 for row in rows)
+    assert len({row["actor_lr"] for row in rows}) > 1  # the rate is part of what is resumed
+    shutil.copytree(whole, tmp_path / "b" / "run")
+    forget_after(tmp_path / "b" / "run", 2)
+    assert_equal(result(train(make(tmp_path / "b", GRPO, "env.reward=dense"))), result(whole))
 
 
 def start(config: Config, folder: Path, rows: int) -> subprocess.Popen:

@@ -38,7 +38,8 @@ class GRPOConfig(ActorConfig):
     Attributes:
         num_episodes: episodes per iteration, before any are replaced.
         group_size: G, episodes from one initial state; must divide ``num_episodes``.
-        keep_min, keep_max: groups whose share of successes lies outside are dropped, and others drawn.
+        keep_min: groups with a smaller share of successes are dropped, and others drawn.
+        keep_max: and those with a larger one.
         max_rounds: how often an iteration draws groups before it makes do with those that it has; 1 replaces none.
         baseline: ``mean``, ``median`` or ``leave_one_out`` of the group.
         normalize: whether advantages are divided by the group's standard deviation.
