@@ -50,6 +50,8 @@ def train(config: Config, *, command: str = "") -> Path:
     try:
         algorithm = build_algorithm(config, envs, device)
         at = resume(config, envs, algorithm, device)
+        if algorithm.source == "transitions":
+            check_episodes_end(config, envs.spec.max_episode_steps)
         demos = load_demos(config, envs.spec) if wants_demos(config, algorithm) else None
         if demos is not None and algorithm.source != "demos":
             algorithm.add_demos(demos)
@@ -273,6 +275,17 @@ def run_evaluation(
         device=device,
         progress=progress,
     )
+
+
+def check_episodes_end(config: Config, max_episode_steps: int) -> None:
+    """Refuses an off-policy run whose episodes, which begin anew after every checkpoint, would never come to an end."""
+    every = min(n for n in (config.run.checkpoint_every, config.run.eval_every or config.run.iterations) if n)
+    steps = every * config.algorithm.num_chunks * config.policy.horizon
+    if steps < max_episode_steps:
+        raise UserError(
+            f"Episodes begin anew after every checkpoint and evaluation, here after {steps} steps, so no episode of "
+            f"{max_episode_steps} steps would ever end. Raise run.checkpoint_every and run.eval_every."
+        )
 
 
 def wants_demos(config: Config, algorithm: Any) -> bool:

@@ -95,13 +95,14 @@ def test_refusals():
         ReplayBuffer(0, SPEC, H)
 
 
-def test_state_survives_a_checkpoint_bit_by_bit(tmp_path):
-    buffer = ReplayBuffer(7, SPEC, H)
+@pytest.mark.parametrize("capacity", [7, 12])
+def test_state_survives_a_checkpoint_bit_by_bit(capacity, tmp_path):
+    buffer = ReplayBuffer(capacity, SPEC, H)
     buffer.add(chunks(5, 0))
     buffer.add(chunks(5, 1), DEMO)
     checkpoint.save(tmp_path / "step_000001", {"replay": buffer.state_dict()}, {})
     states, _ = checkpoint.load(tmp_path / "step_000001")
-    again = ReplayBuffer(7, SPEC, H)
+    again = ReplayBuffer(capacity, SPEC, H)
     again.load_state_dict(states["replay"])
     for b in (buffer, again):
         b.add(chunks(2, 5))

@@ -103,7 +103,7 @@ def check_noise(sample):
     net, transition = Net(), Transition("flow_sde_learned", K)
     v, log_std = net(path.x[:, :1], torch.ones(len(path.x), 1, dtype=torch.float64))
     mean, std = transition.mean_std(path.x[:, 0], v[:, 0], 0, log_std[:, 0])
-    noise = ((path.x[:, 1] - mean) / std).flatten(1)
+    noise = ((path.x[:, 1] - mean) / std).detach().flatten(1)
     assert float(noise.std(0).min()) > 0.5 and float(noise.std(1).min()) > 0.1
 
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embodyrl.flow import Generators, Transition, gaussian_log_prob, randn, timesteps
+from embodyrl.flow import LOG_2PI, Generators, Transition, randn, timesteps
 
 StepInputs = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """Noisy chunks (N, K, H, A) and times (N, K) to velocity and log-std (None for kinds that do not learn it)."""
@@ -36,15 +36,16 @@ class Path:
 def sample_path(step_inputs: StepInputs, transition: Transition, start: Tensor, generator: Generators) -> Path:
     """K steps x_{k+1} = mean_k + std_k e_k from ``start`` (N, H, A), with gradients through all of them.
 
-    Each row has its own noise. The density of a step is scored where it was sampled: log N(x_{k+1}; mean_k, std_k^2),
-    whose -log(std) is what an entropy bonus acts on.
+    Each row has its own noise. log N(x_{k+1}; mean_k, std_k^2) is log N(e_k; 0, I) - log(std_k), whose second term is
+    what an entropy bonus acts on. All steps must have a std above 0.
     """
     x, path, logprobs = start, [start], []
     for k, t in enumerate(timesteps(transition.num_steps, start.device)):
         velocity, log_std = step_inputs(x[:, None], t.expand(len(x), 1))
         mean, std = transition.mean_std(x, velocity[:, 0], k, None if log_std is None else log_std[:, 0])
-        x = mean + std * randn(x.shape, generator, x.device)
-        logprobs.append(gaussian_log_prob(x, mean, std))
+        noise = randn(x.shape, generator, x.device)
+        x = mean + std * noise
+        logprobs.append(-(0.5 * noise**2 + std.log() + 0.5 * LOG_2PI).sum(dim=(-2, -1)))
         path.append(x)
     return Path(torch.stack(path, dim=1), torch.stack(logprobs, dim=1))
 
