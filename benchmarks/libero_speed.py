@@ -1,74 +1,166 @@
-"""Control steps per second of LIBERO here and in its own OffScreenRenderEnv, with and without two 128x128 cameras.
+"""Control steps per second of LIBERO: both backends, LIBERO's own env plainly and in AsyncVectorEnv, bare MuJoCo.
 
-Run: python benchmarks/libero_speed.py [--workers 2] [--chunks 6]; prints one JSON object.
+    python benchmarks/libero_speed.py --out benchmarks/libero_speed.json
+
+Chunks of 8 actions, with and without two 128x128 cameras. LIBERO's own env draws at every step: its interface gives no
+way to do without. How busy the machine was with other work beforehand is written beside the numbers.
 """
 
+from __future__ import annotations
+
 import argparse
+import functools
 import json
 import os
+import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
+import gymnasium
+import mujoco
+import numpy as np
+import psutil
 import torch
+from gymnasium.vector import AsyncVectorEnv
 
+from embodyrl.provenance import git_commit, hardware, versions
 from embodyrl.sims.libero import suites
 from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
 
-HORIZON = 8
+HORIZON, SIZE = 8, 128
+CAMERAS = ("agentview", "wrist")
 
 
-def measure_env(chunks, cameras, workers, num_envs):
+class One(gymnasium.Env):
+    """LIBERO's ``OffScreenRenderEnv`` as gymnasium wants it."""
+
+    def __init__(self, suite: str, cameras: bool) -> None:
+        torch.set_num_threads(1)
+        from libero.libero.envs import OffScreenRenderEnv
+
+        self._task = suites.load_suite(suite)[0]
+        kwargs = {"camera_heights": SIZE, "camera_widths": SIZE} if cameras else {"use_camera_obs": False}
+        with suites.quiet():
+            self._env = OffScreenRenderEnv(bddl_file_name=str(self._task.bddl_file), **kwargs)
+        names = {"agentview": "agentview_image", "wrist": "robot0_eye_in_hand_image"} if cameras else {}
+        self._names = names
+        box = gymnasium.spaces.Box
+        self.observation_space = gymnasium.spaces.Dict(
+            {name: box(0, 255, (SIZE, SIZE, 3), np.uint8) for name in names}
+            | {"proprio": box(-np.inf, np.inf, (5,), np.float32)}
+        )
+        self.action_space = box(-1, 1, (7,), np.float32)
+
+    def _convert(self, raw: dict[str, Any]) -> dict[str, np.ndarray]:
+        own = np.concatenate([raw["robot0_eef_pos"], raw["robot0_gripper_qpos"]]).astype(np.float32)
+        return {name: raw[key] for name, key in self._names.items()} | {"proprio": own}
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        """An official initial state."""
+        self._env.reset()
+        return self._convert(self._env.set_init_state(suites.official_states(self._task)[0])), {}
+
+    def step(self, action: np.ndarray) -> tuple:
+        """One control step."""
+        raw, reward, done, _ = self._env.step(np.asarray(action, dtype=np.float64))
+        return self._convert(raw), float(reward), bool(done), False, {}
+
+    def close(self) -> None:
+        """Frees the renderer."""
+        self._env.close()
+
+
+def timed(step, control_steps: int, repeats: int) -> float:
+    """Median rate over repeats, after one that is not counted."""
+    rates = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        step()
+        rates.append(control_steps / (time.perf_counter() - start))
+    return round(statistics.median(rates[1:]), 1)
+
+
+def ours(suite: str, backend: str, cameras: bool, num_envs: int, workers: int, repeats: int) -> dict[str, float]:
     start = time.perf_counter()
-    env = LiberoEnv(LiberoConfig(num_envs=num_envs, split="eval", task_ids=(0,), cameras=cameras, num_workers=workers))
-    actions = torch.rand(num_envs, HORIZON, 7, generator=torch.Generator().manual_seed(0)) * 0.4 - 0.2
+    env = LiberoEnv(
+        LiberoConfig(
+            num_envs=num_envs, split="eval", suite=suite, task_ids=(0,), cameras=CAMERAS if cameras else (),
+            image_size=SIZE, backend=backend, num_workers=workers,
+        )
+    )  # fmt: skip
     env.reset()
-    env.step(actions)
-    build = time.perf_counter() - start
+    ready = time.perf_counter() - start
+    actions = torch.rand(num_envs, HORIZON, 7, generator=torch.Generator().manual_seed(0)) * 0.4 - 0.2
+    rate = timed(lambda: env.step(actions), HORIZON * num_envs, repeats)
     start = time.perf_counter()
     env.reset()
     reset = (time.perf_counter() - start) / num_envs
-    start = time.perf_counter()
-    for _ in range(chunks):
-        env.step(actions)
-    rate = chunks * HORIZON * num_envs / (time.perf_counter() - start)
     env.close()
-    return {"steps_per_s": round(rate, 1), "first_chunk_s": round(build, 1), "reset_s": round(reset, 2)}
+    return {"steps_per_s": rate, "ready_s": round(ready, 1), "reset_s": round(reset, 3)}
 
 
-def measure_plain(steps, cameras):
-    from libero.libero.envs import OffScreenRenderEnv
-
-    task = suites.load_suite("libero_spatial")[0]
-    start = time.perf_counter()
-    kwargs = {"camera_heights": 128, "camera_widths": 128} if cameras else {"use_camera_obs": False}
-    with suites.quiet():
-        env = OffScreenRenderEnv(bddl_file_name=str(task.bddl_file), **kwargs)
-    build = time.perf_counter() - start
-    start = time.perf_counter()
+def plain(suite: str, cameras: bool, repeats: int) -> dict[str, float]:
+    env, action = One(suite, cameras), np.full(7, 0.1)
     env.reset()
-    env.set_init_state(suites.official_states(task)[0])
-    reset = time.perf_counter() - start
-    action = [0.1] * 7
-    env.step(action)
-    start = time.perf_counter()
-    for _ in range(steps):
-        env.step(action)
-    rate = steps / (time.perf_counter() - start)
+    rate = timed(lambda: [env.step(action) for _ in range(HORIZON)], HORIZON, repeats)
     env.close()
-    return {"steps_per_s": round(rate, 1), "build_s": round(build, 1), "reset_s": round(reset, 2)}
+    return {"steps_per_s": rate}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--chunks", type=int, default=6)
+def asynchronous(suite: str, cameras: bool, num_envs: int, repeats: int) -> dict[str, float]:
+    envs = AsyncVectorEnv([functools.partial(One, suite, cameras)] * num_envs, context="spawn")
+    envs.reset()
+    actions = np.full((num_envs, 7), 0.1, np.float32)
+    rate = timed(lambda: [envs.step(actions) for _ in range(HORIZON)], HORIZON * num_envs, repeats)
+    envs.close()
+    return {"steps_per_s": rate}
+
+
+def bare(suite: str, num_envs: int, repeats: int) -> dict[str, float]:
+    """``mj_step`` alone in threads: the same model, states and physics steps, the last torques held."""
+    env = LiberoEnv(LiberoConfig(num_envs=num_envs, split="eval", suite=suite, task_ids=(0,), cameras=()))
+    env.reset()
+    scenes = [env.scene(k) for k in range(num_envs)]
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+
+        def step() -> None:
+            list(pool.map(lambda s: mujoco.mj_step(s.model, s.data, HORIZON * s.blueprint.substeps), scenes))
+
+        rate = timed(step, HORIZON * num_envs, repeats)
+    env.close()
+    return {"steps_per_s": rate}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", default="libero_spatial")
+    parser.add_argument("--num-envs", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of all but native")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     os.environ.setdefault("MUJOCO_GL", "egl")
-    out = {}
-    for name, cameras in (("state", ()), ("two_cameras", ("agentview", "wrist"))):
-        out[f"{name}_1_process"] = measure_env(args.chunks, cameras, 1, 1)
-        out[f"{name}_{args.workers}_workers"] = measure_env(args.chunks, cameras, args.workers, args.workers)
-        out[f"{name}_offscreen_render_env"] = measure_plain(8 if cameras else 30, bool(cameras))
+    busy = psutil.cpu_percent(interval=5)
+    out: dict[str, Any] = {"suite": args.suite, "horizon": HORIZON, "num_envs": args.num_envs, "workers": args.workers}
+    out["cores_busy_with_other_work_beforehand"] = round(busy / 100 * (os.cpu_count() or 1), 2)
+    for name, cameras in (("state", False), ("two_cameras", True)):
+        rows = {
+            "native": ours(args.suite, "native", cameras, args.num_envs, 1, args.repeats),
+            "native_1_env": ours(args.suite, "native", cameras, 1, 1, args.repeats),
+            "robosuite": ours(args.suite, "robosuite", cameras, args.workers, args.workers, args.repeats),
+            "offscreen_render_env": plain(args.suite, cameras, args.repeats),
+            "async_vector_env": asynchronous(args.suite, cameras, args.workers, args.repeats),
+        }
+        if not cameras:
+            rows["bare_mj_step"] = bare(args.suite, args.num_envs, args.repeats)
+        out[name] = rows
+        print(json.dumps({name: rows}), flush=True)
+    out |= {"commit": git_commit(), "versions": versions(), "hardware": hardware()}
     print(json.dumps(out, indent=1))
+    if args.out:
+        args.out.write_text(json.dumps(out, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""LIBERO against its own OffScreenRenderEnv, and as a VecEnv."""
+"""LIBERO's robosuite backend against its own OffScreenRenderEnv, and as a VecEnv."""
 
 import importlib.util
 import os
@@ -18,11 +18,13 @@ from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
 from embodyrl.sims.libero.scene import axis_angle
 from embodyrl.sims.workers import PooledVecEnv
 
+ROBOSUITE = {"backend": "robosuite"}
+
 
 @pytest.fixture(scope="module")
 def env():
     """Tasks 0 and 7 of LIBERO-Spatial, which share one model, in one process."""
-    env = LiberoEnv(LiberoConfig(num_envs=2, split="eval", task_ids=(0, 7), image_size=64, settle_steps=2))
+    env = LiberoEnv(LiberoConfig(num_envs=2, split="eval", task_ids=(0, 7), image_size=64, settle_steps=2, **ROBOSUITE))
     yield env
     env.close()
 
@@ -56,6 +58,8 @@ def test_wrong_names_are_refused_with_the_nearest():
         LiberoEnv(LiberoConfig(cameras=("wirst",)))
     with pytest.raises(UserError, match="no split 'test'"):
         LiberoEnv(LiberoConfig(split="test"))
+    with pytest.raises(UserError, match=r"no backend 'nativ'.*'native'"):
+        LiberoEnv(LiberoConfig(backend="nativ"))
     with pytest.raises(UserError, match="no task 10"):
         LiberoEnv(LiberoConfig(task_ids=(10,)))
 
@@ -108,9 +112,9 @@ def test_state_and_pixels_equal_the_unmodified_env_over_an_episode(env):
             bddl_file_name=str(env.tasks[0].bddl_file), camera_heights=64, camera_widths=64, use_camera_obs=False
         )
         reference.reset()
-    fixtures = scene._get_fixtures()  # where cabinets stand is drawn at random by LIBERO's reset
-    reference.sim.model.body_pos[scene._fixtures] = fixtures[:, :3]
-    reference.sim.model.body_quat[scene._fixtures] = fixtures[:, 3:]
+    fixtures = scene.fixture_poses()  # where cabinets stand is drawn at random by LIBERO's reset
+    reference.sim.model.body_pos[scene.fixtures] = fixtures[:, :3]
+    reference.sim.model.body_quat[scene.fixtures] = fixtures[:, 3:]
     raw = reference.set_init_state(suites.official_states(env.tasks[0])[3])
     for _ in range(env.config.settle_steps):
         raw, *_ = reference.step(np.array([0, 0, 0, 0, 0, 0, -1.0]))
@@ -160,7 +164,7 @@ def test_same_state_same_episode_whatever_happens_next_door(env):
 
 
 def test_train_states_are_new_and_reproducible(env):
-    train = LiberoEnv(LiberoConfig(num_envs=1, split="train", task_ids=(0,), cameras=()))
+    train = LiberoEnv(LiberoConfig(num_envs=1, split="train", task_ids=(0,), cameras=(), **ROBOSUITE))
     before = np.random.get_state()[1].copy()  # noqa: NPY002
     _, a = train.start_state(5)
     _, b = train.start_state(6)
@@ -180,7 +184,9 @@ def test_train_states_are_new_and_reproducible(env):
 
 
 def test_models_are_bounded_and_episodes_survive_their_eviction():
-    config = LiberoConfig(num_envs=2, split="eval", suite="libero_object", task_ids=(0, 1), cameras=(), settle_steps=0)
+    config = LiberoConfig(
+        num_envs=2, split="eval", suite="libero_object", task_ids=(0, 1), cameras=(), settle_steps=0, **ROBOSUITE
+    )
     small, large = LiberoEnv(LiberoConfig(**{**vars(config), "max_models": 1})), LiberoEnv(config)
     for env in (small, large):
         env.reset(init=[0, 1])

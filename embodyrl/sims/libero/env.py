@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import traceback
-import warnings
-from collections import OrderedDict
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
+from embodyrl.env import EnvConfig, SteppedVecEnv
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.sims.libero import suites
-from embodyrl.sims.libero.render import CAMERAS, Renderer
-from embodyrl.sims.libero.scene import PRIVILEGED_DIM, PROPRIO_DIM, Scene, Snapshot, Start
+from embodyrl.sims.libero.render import CAMERAS
+from embodyrl.sims.libero.scene import PRIVILEGED_DIM, PROPRIO_DIM, Scene, Start
 from embodyrl.sims.workers import PooledVecEnv
-from embodyrl.types import EnvSpec, Obs
+from embodyrl.types import EnvSpec
+
+if TYPE_CHECKING:
+    from embodyrl.sims.libero.native import Simulation
 
 _STREAMS = {"train": 1, "eval": 2}  # of the random numbers that initial states are drawn with
 
@@ -35,32 +33,27 @@ class LiberoConfig(EnvConfig):
         task_ids: numbers of the suite's tasks; empty means all.
         cameras: any of ``agentview`` and ``wrist``.
         image_size: height and width of the pictures.
+        backend: ``native`` steps MuJoCo with a compiled controller and draws with mujoco-warp; ``robosuite`` runs
+            robosuite's own controller and OpenGL, the reference.
         num_workers: processes that share the envs; 1 runs them in this one.
+        num_threads: of each process of the native backend; 0 means as many as torch uses there.
         max_episode_steps: control steps (of 1/20 s); 0 means what published results use for the suite.
         settle_steps: control steps with the gripper open that every episode starts with, while objects fall into place.
-        max_models: compiled scenes kept in each process, about .4 GB each and 3 s to make; tasks with the same objects
-            (all of LIBERO-Spatial, all of LIBERO-Goal) share one.
+        max_models: scenes with their visual geometry kept in each process, about .4 GB each and 3 s to make; tasks with
+            the same objects (all of LIBERO-Spatial, all of LIBERO-Goal) share one.
     """
 
     name: str = "libero"
+    backend: str = "native"
     suite: str = "libero_spatial"
     task_ids: tuple[int, ...] = ()
     cameras: tuple[str, ...] = ("agentview", "wrist")
     image_size: int = 128
     num_workers: int = 1
+    num_threads: int = 0
     max_episode_steps: int = 0
     settle_steps: int = 10
     max_models: int = 10
-
-
-@dataclass
-class _Slot:
-    """One env: its scene, its episode, and the pictures that were taken of it last."""
-
-    task: int
-    snapshot: Snapshot
-    images: dict[str, np.ndarray]
-    fresh: bool = False
 
 
 class LiberoEnv(SteppedVecEnv):
@@ -69,10 +62,18 @@ class LiberoEnv(SteppedVecEnv):
     Config = LiberoConfig
 
     def __new__(cls, config: LiberoConfig) -> LiberoEnv:
-        """A pool where several processes are asked for."""
+        """The backend asked for, or a pool where several processes are."""
         if config.num_workers > 1:
             return cast(LiberoEnv, PooledVecEnv("libero", config, num_workers=config.num_workers))
-        return super().__new__(cls)
+        if config.backend == "native":
+            from embodyrl.sims.libero.native_env import NativeEnv as Backend
+        elif config.backend == "robosuite":
+            from embodyrl.sims.libero.robosuite_env import RobosuiteEnv as Backend
+        else:
+            raise UserError(
+                f"LIBERO has no backend {config.backend!r}. {did_you_mean(config.backend, ('native', 'robosuite'))}"
+            )
+        return super().__new__(cast(Any, Backend))
 
     def __init__(self, config: LiberoConfig) -> None:
         self.config = config
@@ -103,12 +104,14 @@ class LiberoEnv(SteppedVecEnv):
             num_init_states=num_states,
         )
         super().__init__(spec, config)
-        self._models: OrderedDict[str, Any] = OrderedDict()  # XML -> compiled model, the one used last at the end
-        self._scenes: dict[int, Scene] = {}
-        self._renderers: dict[int, Renderer] = {}
-        self._slots: list[_Slot | None] = [None] * config.num_envs
-        # id of a model -> the env whose episode it holds, fixtures' poses included, with its scene's simulation.
-        self._loaded: dict[int, int] = {}
+
+    @abstractmethod
+    def scene(self, k: int) -> Scene | Simulation:
+        """The scene of env k, holding env k's episode: for experts and tests."""
+
+    @abstractmethod
+    def _draw(self, task: int, seed: list[int]) -> Start:
+        """An initial state from the task's own placement samplers."""
 
     def make_expert(self, noise: float = 0.0, seed: int = 0) -> Any:
         """A scripted pick-and-place expert that reads the simulation; see ``experts.ScriptedExpert``."""
@@ -116,120 +119,18 @@ class LiberoEnv(SteppedVecEnv):
 
         return ScriptedExpert(self, noise, seed)
 
-    def close(self) -> None:
-        """Frees models and pictures' memory."""
-        for renderer in self._renderers.values():
-            renderer.close()
-        self._renderers, self._scenes, self._loaded = {}, {}, {}
-        self._models.clear()
-
-    def scene(self, k: int) -> Scene:
-        """The scene of env k, holding env k's episode: for experts and tests."""
-        slot = self._slots[k]
-        assert slot is not None
-        scene = self._scene_of(slot.task)
-        if self._loaded.get(id(scene.model)) != k:
-            scene.load(slot.snapshot)
-            self._loaded[id(scene.model)] = k
-        return scene
-
-    def _scene_of(self, task: int) -> Scene:
-        if task not in self._scenes:
-            scene = self._scenes[task] = Scene(self.tasks[task], self._models)
-            while len({id(model) for model in self._models.values()}) > max(1, self.config.max_models):
-                xml = next(xml for xml, model in self._models.items() if model is not scene.model)
-                self._forget(self._models.pop(xml))
-        scene = self._scenes[task]
-        self._models.move_to_end(next(xml for xml, model in self._models.items() if model is scene.model))
-        return scene
-
-    def _forget(self, model: Any) -> None:
-        """Drops a model with all its scenes; the episodes in them live on in their snapshots."""
-        for task in [task for task, scene in self._scenes.items() if scene.model is model]:
-            del self._scenes[task]
-        self._loaded.pop(id(model), None)
-        renderer = self._renderers.pop(id(model), None)
-        if renderer is not None:
-            renderer.close()
-
     def start_state(self, init: int) -> tuple[int, Start]:
         """The task and initial state of number ``init``; see ``EnvSpec.tasks``.
 
         Official states hold no poses of cabinets and stoves: like LIBERO's own reset, the samplers draw them.
         """
         task, number = init % len(self.tasks), init // len(self.tasks)
-        scene, official = self._scene_of(task), self._official[task]
-        self._loaded.pop(id(scene.model), None)
+        official = self._official[task]
         if self.config.split != "train":
-            drawn = scene.draw([_STREAMS["eval"], number])
+            drawn = self._draw(task, [_STREAMS["eval"], number])
             return task, Start(official[number], drawn.fixtures)
         for attempt in range(100):
-            drawn = scene.draw([_STREAMS["train"], number, attempt])
+            drawn = self._draw(task, [_STREAMS["train"], number, attempt])
             if not (np.abs(official - drawn.state) < 1e-6).all(axis=1).any():
                 return task, drawn
         raise RuntimeError(f"{self.tasks[task].name}: every state drawn is an official one.")
-
-    def _reset(self, env_ids: list[int], inits: list[int]) -> None:
-        settle = np.array([0, 0, 0, 0, 0, 0, -1.0])
-        for k, init in zip(env_ids, inits, strict=True):
-            task, start = self.start_state(init)
-            scene = self._scene_of(task)
-            scene.start(start)
-            for _ in range(self.config.settle_steps):
-                scene.step(settle)
-            self._slots[k] = _Slot(task, scene.save(), {})
-            self._loaded[id(scene.model)] = k
-
-    def _step(self, actions: Tensor, active: Tensor) -> Tick:
-        n = self.spec.num_envs
-        success, fault = torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.bool)
-        numbers = actions.double().cpu().numpy()
-        for k in active.nonzero().flatten().tolist():
-            slot = self._slots[k]
-            assert slot is not None
-            try:
-                scene = self.scene(k)
-                success[k] = scene.step(numbers[k])
-                fault[k] = scene.broken()
-                slot.snapshot = scene.save()
-            except Exception:  # only this env is lost; its scene is built anew
-                warnings.warn(f"{self.tasks[slot.task].name} broke:\n{traceback.format_exc()}", stacklevel=2)
-                fault[k] = True
-            if fault[k]:
-                scene = self._scenes.pop(slot.task, None)
-                self._loaded.pop(id(scene.model) if scene else 0, None)
-            slot.fresh = False
-        success = success.to(self.device) & ~fault.to(self.device)
-        return Tick(success.float(), success, success, fault.to(self.device))
-
-    def _observe(self, env_ids: list[int] | None) -> Obs:
-        slots = self._slots
-        if self.spec.cameras:
-            for k in range(len(slots)) if env_ids is None else env_ids:
-                self._draw(slots[k])
-
-        def stack(get: Callable[[_Slot], np.ndarray], shape: tuple[int, ...], dtype: Any) -> Tensor:
-            empty = np.zeros(shape, dtype)
-            return torch.from_numpy(np.stack([empty if s is None else get(s) for s in slots])).to(self.device)
-
-        return Obs(
-            images={
-                name: stack(lambda s, name=name: s.images[name], (*size, 3), np.uint8)
-                for name, size in self.spec.cameras.items()
-            },
-            proprio=stack(lambda s: s.snapshot.proprio, (PROPRIO_DIM,), np.float32),
-            instruction=["" if s is None else self.tasks[s.task].instruction for s in slots],
-            privileged=stack(lambda s: s.snapshot.privileged, (PRIVILEGED_DIM,), np.float32),
-        )
-
-    def _draw(self, slot: _Slot | None) -> None:
-        if slot is None or slot.fresh:
-            return
-        scene = self._scene_of(slot.task)
-        renderer = self._renderers.get(id(scene.model))
-        if renderer is None:
-            renderer = self._renderers[id(scene.model)] = Renderer(scene.model, self.config.image_size)
-        scene.pose_for_drawing(slot.snapshot)
-        self._loaded.pop(id(scene.model), None)
-        slot.images = {name: renderer.draw(scene.data, name) for name in self.spec.cameras}
-        slot.fresh = True

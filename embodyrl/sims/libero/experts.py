@@ -23,6 +23,7 @@ from embodyrl.sims.libero.grasp import Grasp, Workspace, plan_grasp
 
 if TYPE_CHECKING:
     from embodyrl.sims.libero.env import LiberoEnv
+    from embodyrl.sims.libero.native import Simulation
     from embodyrl.sims.libero.scene import Scene
 
 POSITION_SCALE, ROTATION_SCALE = 0.05, 0.5  # metres and radians that an action of 1 asks for
@@ -78,7 +79,7 @@ class ScriptedExpert:
             actions[k] = torch.from_numpy(action.clip(-1.0, 1.0))
         return actions
 
-    def _space(self, scene: Scene) -> Workspace:
+    def _space(self, scene: Scene | Simulation) -> Workspace:
         if id(scene) not in self._spaces or self._spaces[id(scene)].scene is not scene:
             self._spaces[id(scene)] = Workspace(scene)
         return self._spaces[id(scene)]
@@ -153,7 +154,9 @@ class ScriptedExpert:
                 f"The scripted expert cannot do {scene.task.name}: it knows the goals (On object place) and "
                 f"(In object region), not {' '.join(unknown[0])}."
             )
+        warmstart = scene.data.qacc_warmstart.copy()
         mujoco.mj_forward(scene.model, scene.data)
+        scene.data.qacc_warmstart[:] = warmstart  # looking changes nothing
         missing = [goal for goal in goals if not scene.reached(goal)] or goals
         _, plan.item, plan.place = missing[0]
         plan.grasp = plan_grasp(space, plan.item, plan.tries)

@@ -11,6 +11,7 @@ import mujoco
 import numpy as np
 
 if TYPE_CHECKING:
+    from embodyrl.sims.libero.native import Simulation
     from embodyrl.sims.libero.scene import Scene
 
 MAX_WIDTH = 0.072  # metres that fit between the open fingers, with something to spare
@@ -38,11 +39,10 @@ class Grasp:
 class Workspace:
     """What an expert sees of a scene: poses and collision geometry. Body poses must be up to date."""
 
-    def __init__(self, scene: Scene) -> None:
-        self.scene, self.model, self.data, self._env = scene, scene.model, scene.data, scene.env
-        controller = scene.robot.controller
-        self._site = self.model.site(controller.eef_name).id
-        self._nominal = np.array(controller.initial_ee_ori_mat)
+    def __init__(self, scene: Scene | Simulation) -> None:
+        self.scene, self.model, self.data = scene, scene.model, scene.data
+        self._site = self.model.site("gripper0_grip_site").id
+        self._nominal = scene.nominal_mat
         fingers = [self.data.xpos[self.model.body(f"gripper0_{side}finger").id] for side in ("left", "right")]
         axis = self._nominal @ self.data.site_xmat[self._site].reshape(3, 3).T @ (fingers[0] - fingers[1])
         self._axis = axis[:2] / np.linalg.norm(axis[:2])
@@ -60,7 +60,7 @@ class Workspace:
 
     def speed(self) -> float:
         """Of the hand, metres per second."""
-        return float(np.linalg.norm(self.scene.robot.controller.ee_pos_vel))
+        return float(np.linalg.norm(self.scene.hand_velocity))
 
     def finger_axis(self, yaw: float) -> np.ndarray:
         """(2,) the horizontal direction in which the fingers move when the hand is turned by ``yaw``."""
@@ -78,13 +78,12 @@ class Workspace:
 
     def position(self, name: str) -> np.ndarray:
         """(3,) of an object or a region."""
-        return np.array(self._env.object_states_dict[name].get_geom_state()["pos"])
+        return self.scene.position(name)
 
     def bodies(self, name: str) -> list[int]:
         """All bodies of an object, or of the thing that a region belongs to; none for a region of the table."""
-        state = self._env.object_states_dict[name]
-        owner = state.parent_name if state.object_state_type == "site" else name
-        return self._tree[self._env.obj_body_id[owner]] if owner in self._env.obj_body_id else []
+        body = self.scene.body(name)
+        return self._tree[body] if body >= 0 else []
 
     def points(self, name: str) -> np.ndarray:
         """(M, 3) all over an object's collision geometry."""

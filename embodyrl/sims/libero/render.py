@@ -62,11 +62,12 @@ class Renderer:
         self.camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
         self.option.geomgroup[0], self.option.geomgroup[1] = 0, 1  # visual geometry, not collision geometry
         self.context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self.context)
 
     def draw(self, data: Any, camera: str) -> np.ndarray:
         """The picture (size, size, 3) uint8 that a camera takes of the bodies' poses in ``data``."""
         make_current()
+        # At every picture: another scene's renderer may have bound its own buffer since.
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self.context)
         self.camera.fixedcamid = self.model.camera(CAMERAS[camera]).id
         everything = mujoco.mjtCatBit.mjCAT_ALL
         mujoco.mjv_updateScene(self.model, data, self.option, self.perturb, self.camera, everything, self.scene)

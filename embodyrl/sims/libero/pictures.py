@@ -1,0 +1,191 @@
+"""Pictures of LIBERO scenes by mujoco-warp's batch ray caster: no OpenGL, and on a CPU several times its speed."""
+
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's module is native and its wheel describes it only in part to a type checker.
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import mujoco
+import numpy as np
+from PIL import Image
+
+from embodyrl.sims.libero.blueprint import cache_dir
+from embodyrl.sims.libero.render import CAMERAS
+from embodyrl.sims.mujoco.render import import_warp
+
+# Larger ones are shrunk: the ray caster takes single texels, so that more detail than pixels becomes noise, and it
+# keeps 16 bytes for each of theirs (LIBERO's largest have 4096 x 4096).
+MAX_TEXTURE = 256
+_GROUPS = [1, 2]  # of geoms that robosuite's cameras see
+_SRGB = np.arange(256) / 255
+_TO_LINEAR = np.where(_SRGB <= 0.04045, _SRGB / 12.92, ((_SRGB + 0.055) / 1.055) ** 2.4)
+_TO_LINEAR = (255 * _TO_LINEAR).round().astype(np.uint8)
+_NOWHERE = np.array([0.0, 0.0, -100.0])
+# All kinds that LIBERO's scenes hold. The kernel is compiled for this list, and so only once for all scenes.
+_KINDS = (0, 2, 4, 5, 6, 7)  # plane, sphere, ellipsoid, cylinder, box, mesh
+
+
+@dataclass
+class View:
+    """What the cameras of one env see: qpos (nq,), fixtures' poses (F, 7), and which burners glow."""
+
+    qpos: np.ndarray
+    fixtures: np.ndarray
+    glowing: list[bool]
+
+
+class Pictures:
+    """Draws the cameras of one scene.
+
+    Args:
+        xml: the scene, with its visual geometry.
+        fixtures: bodies whose poses differ from env to env.
+        burners: names of sites that glow when they are on.
+        cameras: which to draw.
+        size: height and width of the pictures.
+        lanes: threads that draw at the same time.
+        device: of Warp, ``"cpu"`` or ``"cuda:0"``.
+    """
+
+    def __init__(
+        self, xml: str, fixtures: list[int], burners: list[str], cameras: tuple[str, ...], size: int, lanes: int,
+        device: str = "cpu",
+    ) -> None:  # fmt: skip
+        self._fixtures, self._size, self._cameras = fixtures, size, cameras
+        model = _visual_model(xml, burners)
+        _prepare_textures(model)
+        self._model, self._data = model, mujoco.MjData(model)
+        self._glow = [model.geom(f"{name}_glow").id for name in burners]
+        self._order = sorted(cameras, key=lambda name: model.camera(CAMERAS[name]).id)
+        names = [CAMERAS[name] for name in self._order]
+        with _told_if_kernels_compile():
+            self._lanes = [_Lane(model, names, size, device)]
+        self._lanes += [_Lane(model, names, size, device) for _ in range(lanes - 1)]
+        self._pool = ThreadPoolExecutor(lanes) if lanes > 1 else None
+
+    def draw(self, views: list[View]) -> dict[str, np.ndarray]:
+        """Camera name -> (len(views), size, size, 3) uint8."""
+        packed = np.empty((len(views), len(self._order), self._size, self._size), np.uint32)
+        poses = [self._pose(view) for view in views]
+
+        def work(number: int) -> None:
+            for i in range(number, len(views), len(self._lanes)):
+                packed[i] = self._lanes[number].draw(poses[i]).reshape(packed.shape[1:])
+
+        if self._pool is None or len(views) == 1:
+            for number in range(len(self._lanes)):
+                work(number)
+        else:
+            list(self._pool.map(work, range(len(self._lanes))))
+        # Packed 0xAARRGGBB: bytes B, G, R, A on a little-endian machine.
+        rgb = packed.view(np.uint8).reshape(*packed.shape, 4)[..., 2::-1]
+        return {name: np.ascontiguousarray(rgb[:, self._order.index(name)]) for name in self._cameras}
+
+    def _pose(self, view: View) -> list[np.ndarray]:
+        m, d = self._model, self._data
+        m.body_pos[self._fixtures], m.body_quat[self._fixtures] = view.fixtures[:, :3], view.fixtures[:, 3:]
+        d.qpos[:] = view.qpos
+        mujoco.mj_kinematics(m, d)
+        mujoco.mj_comPos(m, d)
+        mujoco.mj_camlight(m, d)
+        for geom, on in zip(self._glow, view.glowing, strict=True):
+            if not on:
+                d.geom_xpos[geom] = _NOWHERE
+        out = [d.geom_xpos, d.geom_xmat, d.cam_xpos, d.cam_xmat, d.light_xpos, d.light_xdir]
+        return [value.astype(np.float32) for value in out]
+
+    def close(self) -> None:
+        """Frees threads, meshes and textures."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._pool, self._lanes = None, []
+
+
+class _Lane:
+    """Warp's copy of a scene and one render context of one world: a CPU gains nothing from more."""
+
+    def __init__(self, model: Any, cameras: list[str], size: int, device: str) -> None:
+        self._mjw, self._wp = import_warp()
+        self._device = device
+        with self._wp.ScopedDevice(device):
+            self._model = self._mjw.put_model(model)
+            self._data = self._mjw.make_data(model, nworld=1, nconmax=8, njmax=8)
+            self._context = self._mjw.create_render_context(
+                model,
+                nworld=1,
+                cam_res=(size, size),
+                render_rgb=True,
+                render_depth=False,
+                cam_active=cameras,
+                enabled_geom_groups=_GROUPS,
+                use_shadows=False,  # none of LIBERO's lights casts any
+                render_skybox=bool((model.tex_type == mujoco.mjtTexture.mjTEXTURE_SKYBOX).any()),
+                enable_backface_culling=False,
+            )
+        self._context.geom_ray_types = _KINDS
+        d = self._data
+        self._targets = [d.geom_xpos, d.geom_xmat, d.cam_xpos, d.cam_xmat, d.light_xpos, d.light_xdir]
+        self._shapes = [target.numpy().shape for target in self._targets]
+        self._launch()  # compiles here, not in the middle of the first episode
+
+    def draw(self, poses: list[np.ndarray]) -> np.ndarray:
+        """The packed pixels of all cameras."""
+        for target, shape, value in zip(self._targets, self._shapes, poses, strict=True):
+            target.assign(value.reshape(shape))
+        self._launch()
+        return self._context.rgb_data.numpy()
+
+    def _launch(self) -> None:
+        with self._wp.ScopedDevice(self._device):
+            self._mjw.refit_bvh(self._model, self._data, self._context)
+            self._mjw.render(self._model, self._data, self._context)
+
+
+@contextlib.contextmanager
+def _told_if_kernels_compile() -> Iterator[None]:
+    """Says why nothing happens for a minute, the first time that these versions draw on this machine."""
+    versions = "_".join(importlib.metadata.version(name) for name in ("warp-lang", "mujoco-warp"))
+    done = cache_dir() / f"kernels_{versions}"
+    if not done.exists():
+        print("Compiling the renderer's kernels for LIBERO (about a minute, this once) ...", file=sys.stderr)
+    yield
+    done.parent.mkdir(parents=True, exist_ok=True)
+    done.touch()
+
+
+def _visual_model(xml: str, burners: list[str]) -> Any:
+    """The compiled scene; the ray caster draws no sites, so that the sites that glow become geoms."""
+    if not burners:
+        return mujoco.MjModel.from_xml_string(xml)
+    spec = mujoco.MjSpec.from_string(xml)
+    for name in burners:
+        site = spec.site(name)
+        site.parent.add_geom(
+            name=f"{name}_glow", type=site.type, size=site.size, pos=site.pos, quat=site.quat,
+            rgba=[*site.rgba[:3], 1.0], group=_GROUPS[0], contype=0, conaffinity=0, mass=0,
+        )  # fmt: skip
+    return spec.compile()
+
+
+def _prepare_textures(model: Any) -> None:
+    """Makes large textures smaller, and sRGB ones linear as OpenGL does, in the model's own memory."""
+    for i in range(model.ntex):
+        width, height, channels = int(model.tex_width[i]), int(model.tex_height[i]), int(model.tex_nchannel[i])
+        start = int(model.tex_adr[i])
+        pixels = model.tex_data[start : start + width * height * channels].reshape(height, width, channels)
+        if model.tex_colorspace[i] == mujoco.mjtColorSpace.mjCOLORSPACE_SRGB:
+            pixels[..., :3] = _TO_LINEAR[pixels[..., :3]]
+        if model.tex_type[i] != mujoco.mjtTexture.mjTEXTURE_2D or max(width, height) <= MAX_TEXTURE:
+            continue
+        scale = MAX_TEXTURE / max(width, height)
+        size = max(1, round(width * scale)), max(1, round(height * scale))
+        small = np.asarray(Image.fromarray(pixels.squeeze()).resize(size, Image.Resampling.BOX))
+        model.tex_data[start : start + small.size] = small.ravel()
+        model.tex_width[i], model.tex_height[i] = size

