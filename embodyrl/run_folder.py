@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
 
 from embodyrl.config import Config, read_preset, to_yaml
 from embodyrl.errors import UserError
@@ -34,20 +39,55 @@ def run_checkpoints(config: Config) -> Path:
     return Path(config.run.out) / config.run.name / "checkpoints"
 
 
-def check_folder(folder: Path, config: Config) -> None:
-    """Refuses a folder that holds a run with another config; that it was moved is no difference."""
+# What an existing run may change; the first two may only rise.
+CHANGEABLE = ("iterations", "minutes", "eval_every", "checkpoint_every", "keep_checkpoints", "loggers")
+
+
+def check_folder(folder: Path, config: Config, say: Callable[[str], None] = print) -> None:
+    """Refuses a folder that holds a run with another config, but for its place and what is ``CHANGEABLE``.
+
+    Args:
+        folder: of the run; it need not exist.
+        config: that the run is to go on with.
+        say: is told, in a sentence, what a longer run means.
+
+    Raises:
+        UserError: naming what differs.
+    """
     path = folder / "config.yaml"
     if not path.exists():
         return
-    old = read_preset(str(path))
-    moved = dataclasses.replace(config.run, out=old.run.out, name=old.run.name)
-    before, now = path.read_text().splitlines(), to_yaml(dataclasses.replace(config, run=moved)).splitlines()
-    if before != now:
-        changed = [line.strip() for line in now if line not in before] or ["fewer keys"]
+    old, new = _flat(read_preset(str(path))), _flat(cast(DictConfig, OmegaConf.create(to_yaml(config))))
+    before, now = old.get("run.iterations"), new["run.iterations"]
+    free = {f"run.{key}" for key in CHANGEABLE} - set(_lowered(old, new)) | {"run.out", "run.name"}
+    differs = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key) and key not in free]
+    if differs:
+        listed = "; ".join(f"{key} was {old.get(key, 'not there')}, now {new.get(key, 'gone')}" for key in differs[:4])
         raise UserError(
-            f"{folder} holds a run with another config (now: {'; '.join(changed[:4])}). Give this run its own "
-            f"run.name=..., or delete {folder} to start over."
+            f"{folder} holds a run with another config ({listed}). Give this run its own run.name=..., or delete "
+            f"{folder} to start over. An existing run can only be made longer (run.iterations, run.minutes), and take "
+            f"other values of {', '.join(CHANGEABLE[2:])}."
         )
+    if before != now:
+        say(
+            f"{folder} goes on to {now} iterations instead of {before}. What follows the share of the run that is "
+            f"done, such as a falling learning rate, now follows the share of {now}; so this is not quite a run that "
+            f"was to have {now} from its start."
+        )
+
+
+def _flat(tree: DictConfig) -> dict[str, Any]:
+    """``section.key`` -> value as plain data."""
+    plain = cast(dict[str, dict[str, Any]], OmegaConf.to_container(tree))
+    return {f"{section}.{key}": value for section, keys in plain.items() for key, value in keys.items()}
+
+
+def _lowered(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    """The limits that would be tightened; 0 minutes are no limit."""
+    if new["run.iterations"] < old.get("run.iterations", 0):
+        yield "run.iterations"
+    if (new["run.minutes"] or math.inf) < (old.get("run.minutes") or math.inf):
+        yield "run.minutes"
 
 
 def save_evaluation(folder: Path, name: str, at: Position, result: Evaluation, fps: float) -> None:
@@ -60,9 +100,28 @@ def save_evaluation(folder: Path, name: str, at: Position, result: Evaluation, f
             row["video"] = f"videos/{name}_{episode.init:04d}.mp4"
             write_video(result.frames[episode.init], folder / row["video"], fps)
         rows.append(row)
-    path = folder / "evals" / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
     payload = {"env_steps": at.env_steps, "minutes": at.minutes, "iteration": at.iteration, "episodes": rows}
+    _write(folder / "evals" / f"{name}.json", payload)
+
+
+def reopen(folder: Path) -> None:
+    """The last evaluation of a run that goes on becomes one on the way, with its videos."""
+    path = folder / "evals" / "after.json"
+    if not path.exists():
+        return
+    payload = json.loads(path.read_text())
+    name = f"iter_{payload['iteration']:06d}"
+    for row in payload["episodes"]:
+        if row["video"]:
+            old, row["video"] = folder / row["video"], row["video"].replace("after", name, 1)
+            if old.exists():  # it may have been moved just before a kill
+                os.replace(old, folder / row["video"])
+    _write(folder / "evals" / f"{name}.json", payload)
+    path.unlink()
+
+
+def _write(path: Path, payload: dict[str, Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
     unfinished = path.with_suffix(".tmp")
     unfinished.write_text(json.dumps(payload))
     os.replace(unfinished, path)

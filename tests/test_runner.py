@@ -227,9 +227,21 @@ def test_a_run_killed_in_its_last_evaluation_makes_it_without_training(straight,
 
 def test_another_config_in_the_same_folder_is_refused_and_nothing_is_touched(straight):
     before = (straight / "config.yaml").read_text()
-    with pytest.raises(UserError, match=r"another config \(now: lr: 0.01\).*run\.name"):
+    with pytest.raises(UserError, match=r"another config \(algorithm.lr was 0.\d+, now 0.01\).*run\.name"):
         train(make(straight.parent, PPO, "algorithm.lr=0.01"))
     assert (straight / "config.yaml").read_text() == before
+
+
+def test_a_finished_run_may_be_made_longer(straight, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(straight, folder)
+    rows = read_metrics(folder / "metrics.jsonl")
+    train(make(tmp_path, PPO, "run.iterations=7", "run.eval_every=100", "run.keep_checkpoints=1"))
+    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["step_000007"] and finished(folder)
+    assert read_metrics(folder / "metrics.jsonl")[:-1] == rows
+    evals = {p.stem: json.loads(p.read_text())["iteration"] for p in (folder / "evals").iterdir()}
+    assert evals == {"before": 0, "iter_000002": 2, "iter_000004": 4, "iter_000006": 6, "after": 7}
+    assert compose(str(folder / "config.yaml")).run.iterations == 7
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_is_written(straight, tmp_path):
