@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import asdict, dataclass, field
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from embodyrl import registry
+from embodyrl.data.parts import EpisodeParts
 from embodyrl.data.recording import Recording
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
@@ -239,9 +240,12 @@ def collect_dataset(
     noise: float = 0.0,
     keep_failures: bool = False,
     seed: int = 0,
-    overwrite: bool = False,
 ) -> CollectStats:
-    """Builds an env and its scripted expert, collects, writes a LeRobotDataset v3 to ``out``, and shows progress.
+    """Collects with an env's scripted expert, writes a LeRobotDataset v3 to ``out``, and shows progress.
+
+    Every episode is on disk (``OUT.parts``) as soon as it is over. However a collection ended, the same call goes on
+    from there; where it asks for fewer episodes than there are, it takes the first ones. Without noise the result is
+    that of a collection that nothing disturbed; with noise, the expert's noise is drawn anew from where it goes on.
 
     Args:
         config: of the env.
@@ -250,36 +254,47 @@ def collect_dataset(
         noise: standard deviation of noise on the expert's actions.
         keep_failures: keep failed episodes as well, marked ``success`` False.
         seed: of the order of initial states and of the noise.
-        overwrite: replace a data set that is there.
+
+    Returns:
+        Figures of this call alone.
 
     Raises:
-        UserError: the env has no scripted expert, ``out`` exists, or see ``collect_episodes``.
+        UserError: the env has no scripted expert, ``out`` exists, ``OUT.parts`` was collected with other settings, or
+            see ``collect_episodes``.
     """
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    from embodyrl.data.lerobot_io import DatasetWriter, require_free
+    from embodyrl.data.lerobot_write import DatasetWriter, require_free
 
-    require_free(out, overwrite)
+    require_free(out)
     stats = CollectStats()
     env = registry.load("envs", config.name)(config)
     try:
-        expert = make_expert(env, noise, seed)
+        # How many episodes run at once, and where, changes none of them.
+        common = {
+            k: v for k, v in asdict(config).items() if k not in ("num_envs", "num_workers", "num_threads", "device")
+        }
+        parts = EpisodeParts(out, common | {"noise": noise, "keep_failures": keep_failures, "seed": seed})
+        done = len(parts)
+        inits = initial_states(env.spec, seed, repeat=noise > 0)
+        for recording in parts:
+            while next(inits) != recording.init:
+                pass
+        expert = make_expert(env, noise, seed + 1_000_003 * done)
         with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
+            line = bar.add_task(f"episodes of {env.spec.name}", total=num_episodes, completed=min(done, num_episodes))
+            keep: Keep = "all" if keep_failures else "success"
+            missing = max(0, num_episodes - done)
+            for recording in collect_episodes(env, expert, missing, inits=inits, keep=keep, noise=noise, stats=stats):
+                parts.add(recording)
+                bar.advance(line)
             line = bar.add_task("loading LeRobot", total=num_episodes)
-            with DatasetWriter(out, env.spec, split=config.split, overwrite=overwrite) as writer:
-                bar.update(line, description=f"episodes of {env.spec.name}")
-                for recording in collect_episodes(
-                    env,
-                    expert,
-                    num_episodes,
-                    inits=initial_states(env.spec, seed, repeat=noise > 0),
-                    keep="all" if keep_failures else "success",
-                    noise=noise,
-                    stats=stats,
-                ):
+            with DatasetWriter(out, env.spec, split=config.split) as writer:
+                bar.update(line, description=f"writing {out}")
+                for recording in islice(parts, num_episodes):
                     writer.add(recording)
                     bar.advance(line)
-            bar.update(line, description=f"wrote {out}")
+        parts.remove()
     finally:
         env.close()
     return stats

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from embodyrl.buffers import Transitions
 from embodyrl.data.frames import MEMORY_LIMIT, decode_camera
-from embodyrl.data.lerobot_io import IMAGE_PREFIX, DatasetFiles, open_dataset
+from embodyrl.data.lerobot_read import IMAGE_PREFIX, DatasetFiles, open_dataset
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.types import EnvSpec, Obs
 

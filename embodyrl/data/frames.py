@@ -6,12 +6,12 @@ import hashlib
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from embodyrl.data.lerobot_io import DatasetFiles, load_pictures, picture_array
+from embodyrl.data.lerobot_read import DatasetFiles, load_pictures, picture_array
 from embodyrl.errors import UserError
 
 MEMORY_LIMIT = 4 * 2**30  # bytes; more than that per camera is kept in a mapped file
@@ -74,11 +74,15 @@ def _fill(out: np.ndarray, data: DatasetFiles, key: str, rows: np.ndarray) -> No
         for k, encoded in enumerate(load_pictures(data, key, rows)):
             out[k] = _resized(picture_array(encoded), height, width)
         return
-    for path, targets, times in _by_file(data, key, rows):
-        _decode_video(path, times, targets, out, tolerance=0.5 / float(data.info["fps"]))
+    for path, targets, times in videos_by_file(data, key, rows):
+
+        def take(k: int, picture: np.ndarray, targets: np.ndarray = targets) -> None:
+            out[targets[k]] = _resized(picture, height, width)
+
+        decode_video(path, times, take, tolerance=0.5 / float(data.info["fps"]))
 
 
-def _by_file(data: DatasetFiles, key: str, rows: np.ndarray) -> Iterator[tuple[Path, np.ndarray, np.ndarray]]:
+def videos_by_file(data: DatasetFiles, key: str, rows: np.ndarray) -> Iterator[tuple[Path, np.ndarray, np.ndarray]]:
     """Per video file: which rows of the result it fills, and at which times (seconds, ascending) their frames are."""
     episode = data.columns["episode_index"][rows]
     stamp = data.columns["timestamp"][rows].astype(np.float64)
@@ -97,37 +101,50 @@ def _by_file(data: DatasetFiles, key: str, rows: np.ndarray) -> Iterator[tuple[P
         yield path, targets[order], times[order]
 
 
-def _decode_video(path: Path, times: np.ndarray, targets: np.ndarray, out: np.ndarray, tolerance: float) -> None:
+def decode_video(path: Path, times: np.ndarray, take: Callable[[int, np.ndarray], None], *, tolerance: float) -> None:
+    """Decodes a video front to back and hands over the frames at ``times``.
+
+    Args:
+        path: of the file.
+        times: (M,) seconds, ascending.
+        take: called with (k, (h, w, 3) uint8), the frame shown at ``times[k]``, in the order of k.
+        tolerance: seconds that a frame may be away from its time.
+
+    Raises:
+        UserError: the file is missing, cannot be decoded, or has no frame at one of the times.
+    """
     import av
+    from av.error import FFmpegError
 
     if not path.is_file():
         raise UserError(f"The data set's video {path} is missing; fetch or record the data set again.")
-    shown: list[float] = []
-    with av.open(str(path)) as container:
-        stream = container.streams.video[0]
-        base = float(stream.time_base or 0)
-        shown = [float(packet.pts) * base for packet in container.demux(stream) if packet.pts is not None]
-    if len(shown) == 0:
-        raise UserError(f"The data set's video {path} holds no frame; fetch or record the data set again.")
-    # Packets come in decoding order; their sorted times are the times of the frames as they are shown.
-    nearest, error = _nearest(np.sort(shown), times)
-    if error.max() > tolerance:
-        raise UserError(
-            f"{path} has no frame at {times[error.argmax()]:.3f} s (the nearest is {error.max():.3f} s away): the "
-            "video and the tables of this data set do not belong together."
-        )
-    height, width = out.shape[1:3]
-    wanted = 0
-    with av.open(str(path)) as container:
-        for number, frame in enumerate(container.decode(video=0)):
-            if wanted == len(nearest):
-                break
-            if nearest[wanted] != number:
-                continue
-            picture = _resized(frame.to_ndarray(format="rgb24"), height, width)
-            while wanted < len(nearest) and nearest[wanted] == number:
-                out[targets[wanted]] = picture
-                wanted += 1
+    try:
+        with av.open(str(path)) as container:
+            stream = container.streams.video[0]
+            base = float(stream.time_base or 0)
+            shown = [float(packet.pts) * base for packet in container.demux(stream) if packet.pts is not None]
+        if len(shown) == 0:
+            raise UserError(f"The data set's video {path} holds no frame; fetch or record the data set again.")
+        # Packets come in decoding order; their sorted times are the times of the frames as they are shown.
+        nearest, error = _nearest(np.sort(shown), times)
+        if error.max() > tolerance:
+            raise UserError(
+                f"{path} has no frame at {times[error.argmax()]:.3f} s (the nearest is {error.max():.3f} s away): the "
+                "video and the tables of this data set do not belong together, or the video was cut off."
+            )
+        wanted = 0
+        with av.open(str(path)) as container:
+            for number, frame in enumerate(container.decode(video=0)):
+                if wanted == len(nearest):
+                    break
+                if nearest[wanted] != number:
+                    continue
+                picture = frame.to_ndarray(format="rgb24")
+                while wanted < len(nearest) and nearest[wanted] == number:
+                    take(wanted, picture)
+                    wanted += 1
+    except (FFmpegError, IndexError) as error:  # IndexError: it holds no video stream
+        raise UserError(f"{path} cannot be decoded ({error}); fetch or record the data set again.") from error
     if wanted < len(nearest):
         raise UserError(f"{path} breaks off after {wanted} of {len(nearest)} frames; fetch the data set again.")
 

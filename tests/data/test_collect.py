@@ -1,10 +1,14 @@
-from dataclasses import dataclass
+import subprocess
+import sys
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 
 from embodyrl.data.collect import CollectStats, collect_dataset, collect_episodes, initial_states
+from embodyrl.data.lerobot_read import open_dataset
+from embodyrl.data.parts import EpisodeParts
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
 from embodyrl.errors import UserError
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
@@ -121,3 +125,54 @@ def test_initial_states_take_turns_and_are_used_once():
 def test_collecting_where_something_is_already_fails_before_any_work(tmp_path):
     with pytest.raises(UserError, match="exists already"):
         collect_dataset(Config(), tmp_path, num_episodes=1)
+
+
+KILLED = """
+import os, signal, sys
+from embodyrl.data import parts
+from embodyrl.data.collect import collect_dataset
+from embodyrl.sims.mujoco.env import Config
+add = parts.EpisodeParts.add
+def add_and_die(self, recording):
+    add(self, recording)
+    if len(self) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+parts.EpisodeParts.add = add_and_die
+collect_dataset(Config(num_envs=2, task="reach", cameras=(), renderer="none"), sys.argv[1], num_episodes=5)
+"""
+
+
+def test_kill_9_loses_no_finished_episode_and_the_same_command_goes_on(tmp_path):
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(killed)], capture_output=True, text=True, check=False)
+    assert done.returncode == -9, done.stderr
+    assert not killed.exists() and len(list((tmp_path / "killed.parts").glob("*.npz"))) == 3
+    with pytest.raises(UserError, match=r"killed.parts holds an unfinished collection"):
+        open_dataset(killed)
+    config = Config(num_envs=2, task="reach", cameras=(), renderer="none")
+    with pytest.raises(UserError, match=r"other settings \(seed was 0, now 1\).*delete that folder"):
+        collect_dataset(config, killed, num_episodes=5, seed=1)
+    newest = tmp_path / "killed.parts" / "000002.npz"
+    newest.write_bytes(newest.read_bytes()[:-99])  # as a power cut may leave it
+    stats = collect_dataset(replace(config, num_envs=3), killed, num_episodes=5)
+    assert stats.kept == 3 and not (tmp_path / "killed.parts").exists()
+    collect_dataset(config, whole, num_episodes=5)
+    columns = ["action", "observation.state", "init", "success"]
+    a, b = open_dataset(killed, columns).columns, open_dataset(whole, columns).columns
+    for name in a:
+        np.testing.assert_allclose(a[name], b[name], atol=1e-5)
+
+
+def test_a_recording_is_kept_as_it_was(tmp_path):
+    env = MujocoEnv(Config(num_envs=1, task="reach", renderer="none", cameras=()))
+    recording = next(collect_episodes(env, ScriptedExpert(env), 1))
+    env.close()
+    recording.images = {"a/b": np.arange(len(recording) * 12, dtype=np.uint8).reshape(-1, 2, 2, 3)}
+    EpisodeParts(tmp_path / "x", {"seed": (0,)}).add(recording)
+    parts = EpisodeParts(tmp_path / "x", {"seed": [0]})
+    (again,) = parts
+    assert vars(again).keys() == vars(recording).keys() and type(again.success) is bool
+    assert all(np.array_equal(again.images[k], v) for k, v in recording.images.items()) and again.task == "reach"
+    assert np.array_equal(again.actions, recording.actions) and again.instruction == recording.instruction
+    parts.remove()
+    assert list(tmp_path.iterdir()) == []

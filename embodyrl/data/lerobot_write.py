@@ -1,0 +1,183 @@
+"""Writes a LeRobotDataset v3 with LeRobot's own library."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embodyrl.data.lerobot_read import IMAGE_PREFIX
+from embodyrl.data.recording import Recording
+from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.types import EnvSpec
+
+SMALL = 256  # pixels; below it a picture is stored without chroma subsampling
+
+
+class DatasetWriter:
+    """Writes recordings into a new data set; use as a context manager.
+
+    Everything goes into ``PATH.partial``, which becomes ``PATH`` when the block ends without an exception, so that a
+    data set that exists is complete. What must survive an interruption is kept by ``parts.EpisodeParts`` until then.
+
+    Args:
+        path: folder of the data set.
+        spec: of the env that the recordings come from.
+        split: the env's split, for the record.
+
+    Raises:
+        UserError: ``path`` exists.
+        MissingDependencyError: LeRobot is not installed.
+    """
+
+    def __init__(self, path: str | Path, spec: EnvSpec, *, split: str = "train") -> None:
+        self.path, self.spec, self.split = Path(path), spec, split
+        self.partial = self.path.with_name(self.path.name + ".partial")
+        require_free(path)
+        self.count = 0
+        lerobot = _import_lerobot()
+        shutil.rmtree(self.partial, ignore_errors=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        small = all(max(size) < SMALL for size in spec.cameras.values())
+        encoder: dict[str, Any] = {}
+        if spec.cameras and small:
+            # Halving the colour resolution, as video players want, ruins a 64-pixel picture (33 dB against 43 dB).
+            encoder["rgb_encoder"] = lerobot.RGBEncoderConfig(vcodec="h264", pix_fmt="yuv444p", crf=12, g=2)
+        self._dataset = lerobot.LeRobotDataset.create(
+            repo_id=f"local/{self.path.name}",
+            fps=max(1, round(spec.control_hz)),
+            features=_features(spec),
+            root=self.partial,
+            robot_type=spec.name,
+            use_videos=True,
+            video_backend="pyav",  # torchcodec, LeRobot's first choice, wants a system FFmpeg
+            # Joining an episode to a file copies the file: small files keep long recordings linear.
+            video_files_size_in_mb=16,
+            metadata_buffer_size=100,
+            **encoder,
+        )
+
+    def __enter__(self) -> DatasetWriter:
+        return self
+
+    def add(self, recording: Recording) -> None:
+        """Appends one episode.
+
+        Raises:
+            UserError: the recording does not fit ``spec``.
+        """
+        if len(recording) == 0:
+            raise UserError("A recording without a single step cannot be saved.")
+        if set(recording.images) != set(self.spec.cameras):
+            raise UserError(f"The recording has cameras {sorted(recording.images)}, not {sorted(self.spec.cameras)}.")
+        last = len(recording) - 1
+        with _quiet():
+            for t in range(len(recording)):
+                frame: dict[str, Any] = {IMAGE_PREFIX + name: frames[t] for name, frames in recording.images.items()}
+                frame |= {
+                    "observation.state": recording.proprio[t].astype(np.float32),
+                    "action": recording.actions[t].astype(np.float32),
+                    "next.reward": np.asarray([recording.reward[t]], dtype=np.float32),
+                    "next.done": np.asarray([t == last]),
+                    "next.success": np.asarray([t == last and recording.success]),
+                    "success": np.asarray([recording.success]),
+                    "init": np.asarray([recording.init], dtype=np.int64),
+                    "noise": np.asarray([recording.noise], dtype=np.float32),
+                    "task": recording.instruction,
+                }
+                self._dataset.add_frame(frame)
+            # In parallel it would fork this process, which may hold the simulator's threads.
+            self._dataset.save_episode(parallel_encoding=False)
+        self.count += 1
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        with _quiet():
+            self._dataset.finalize()
+        if self.count == 0 or kind is not None:
+            shutil.rmtree(self.partial, ignore_errors=True)
+            return
+        origin = {
+            "env": self.spec.name,
+            "split": self.split,
+            "control_mode": self.spec.control_mode,
+            "control_hz": self.spec.control_hz,
+            "tasks": list(self.spec.tasks),
+        }
+        (self.partial / "meta" / "embodyrl.json").write_text(json.dumps(origin, indent=2))
+        shutil.rmtree(self.partial / "images", ignore_errors=True)
+        os.replace(self.partial, self.path)
+
+
+def require_free(path: str | Path) -> None:
+    """Raises a ``UserError`` where something is at ``path`` already."""
+    if Path(path).exists():
+        raise UserError(f"{path} exists already. Choose another folder, or delete that one.")
+
+
+def write_dataset(path: str | Path, recordings: Iterable[Recording], spec: EnvSpec, *, split: str = "train") -> Path:
+    """Writes all ``recordings`` (see ``DatasetWriter``) and returns the folder."""
+    with DatasetWriter(path, spec, split=split) as writer:
+        for recording in recordings:
+            writer.add(recording)
+    return Path(path)
+
+
+def _features(spec: EnvSpec) -> dict[str, dict[str, Any]]:
+    names = ["height", "width", "channels"]
+    features: dict[str, dict[str, Any]] = {
+        IMAGE_PREFIX + camera: {"dtype": "video", "shape": (*size, 3), "names": names}
+        for camera, size in spec.cameras.items()
+    }
+    features["observation.state"] = {"dtype": "float32", "shape": (spec.proprio_dim,), "names": None}
+    features["action"] = {"dtype": "float32", "shape": (spec.action_dim,), "names": None}
+    single = {
+        "next.reward": "float32",
+        "next.done": "bool",
+        "next.success": "bool",
+        "success": "bool",
+        "init": "int64",
+        "noise": "float32",
+    }
+    return features | {name: {"dtype": dtype, "shape": (1,), "names": None} for name, dtype in single.items()}
+
+
+@dataclass
+class _LeRobot:
+    LeRobotDataset: Any
+    RGBEncoderConfig: Any
+
+
+def _import_lerobot() -> _LeRobot:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # creating a local data set never asks the hub
+    os.environ.setdefault("SVT_LOG", "1")
+    try:
+        import datasets
+        from lerobot.configs import RGBEncoderConfig
+        from lerobot.datasets.lerobot_dataset import LeRobotDataset
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"Writing a data set needs LeRobot, which is not installed here ({error}). Install it: "
+            "pip install 'embodyrl[data]'."
+        ) from error
+    datasets.disable_progress_bars()
+    return _LeRobot(LeRobotDataset, RGBEncoderConfig)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """FFmpeg writes some lines for every episode; errors are raised anyway."""
+    import av.logging
+
+    # LeRobot restores FFmpeg's own printing after each video; this level holds for that one as well.
+    av.logging.set_libav_level(av.logging.PANIC)
+    try:
+        yield
+    finally:
+        av.logging.set_libav_level(av.logging.ERROR)
