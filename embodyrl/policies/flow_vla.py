@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.flow import Transition, draw_stochastic_steps, randn, squash_log_std, timesteps
+from embodyrl.policies.efficientnet import EfficientNetEncoder
 from embodyrl.policies.expert import ActionExpert, Context
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.path import integrate
@@ -43,6 +44,8 @@ class FlowVLAConfig:
         layers: of the action expert.
         heads: attention heads.
         action_patch: actions per token of the expert; must divide the horizon.
+        vision: the image encoder: ``film_cnn``, trained from nothing, or ``efficientnet_lite0``, with ImageNet weights.
+        vision_frozen: with ``efficientnet_lite0``, leave the pretrained layers as they are.
         vision_width: channels of the image encoder, and keypoints per camera.
         text_layers: of the instruction encoder.
         context_layers: transformer layers over all context tokens before the expert; 0 for small models.
@@ -67,6 +70,8 @@ class FlowVLAConfig:
     layers: int = 2
     heads: int = 4
     action_patch: int = 5
+    vision: str = "film_cnn"
+    vision_frozen: bool = False
     vision_width: int = 32
     text_layers: int = 1
     context_layers: int = 0
@@ -82,6 +87,7 @@ class FlowVLAConfig:
 
     def __post_init__(self) -> None:
         for key, valid in (
+            ("vision", ("film_cnn", "efficientnet_lite0")),
             ("transition", ("flow_sde", "flow_cps", "flow_noise")),
             ("trained_steps", ("all", "one")),
             ("critic", ("privileged", "shared")),
@@ -94,6 +100,8 @@ class FlowVLAConfig:
         refuse_unread(self, "policy", unread, f"transition={self.transition} does not read it")
         if not self.steer_width:
             refuse_unread(self, "policy", ("steer_bound",), "steer_width=0 leaves the initial noise as it is")
+        if self.vision == "film_cnn":
+            refuse_unread(self, "policy", ("vision_frozen",), "vision=film_cnn has no pretrained layers")
         if self.horizon % self.action_patch:
             raise UserError(f"policy.action_patch {self.action_patch} does not divide policy.horizon {self.horizon}.")
         if self.width % (2 * self.heads):
@@ -118,10 +126,9 @@ class FlowVLA(nn.Module):
         self.proprio = nn.Sequential(nn.Linear(spec.proprio_dim, d), nn.SiLU(), nn.Linear(d, d))
         pooled = [d, d]
         if spec.cameras:
-            self.vision = FilmCNN(c.vision_width, d, text_dim=d)
-            self.camera = nn.ParameterDict(
-                {name: nn.Parameter(torch.randn(_tokens(size), d) * 0.02) for name, size in spec.cameras.items()}
-            )
+            self.vision = _vision(c)
+            tokens = {name: self.vision.num_tokens(size) for name, size in spec.cameras.items()}
+            self.camera = nn.ParameterDict({name: nn.Parameter(torch.randn(n, d) * 0.02) for name, n in tokens.items()})
             pooled += [2 * self.vision.num_keypoints] * len(spec.cameras)
         # Each source is brought to the same scale first, or the largest would drown the others early in training.
         self.pool_norms = nn.ModuleList(nn.LayerNorm(dim) for dim in pooled)
@@ -277,5 +284,7 @@ class FlowVLA(nn.Module):
         return PolicyEval(logprob, entropy, self.value(obs, context))
 
 
-def _tokens(size: tuple[int, int]) -> int:
-    return (size[0] // FilmCNN.STRIDE) * (size[1] // FilmCNN.STRIDE)
+def _vision(c: FlowVLAConfig) -> FilmCNN | EfficientNetEncoder:
+    if c.vision == "efficientnet_lite0":
+        return EfficientNetEncoder(c.vision_width, c.width, text_dim=c.width, frozen=c.vision_frozen)
+    return FilmCNN(c.vision_width, c.width, text_dim=c.width)

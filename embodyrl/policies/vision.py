@@ -16,8 +16,6 @@ class FilmCNN(nn.Module):
     becomes 4x4 of them, a 224x224 one 14x14.
     """
 
-    STRIDE = 16
-
     def __init__(self, width: int, out_dim: int, text_dim: int) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, width, kernel_size=8, stride=4, padding=2)
@@ -32,6 +30,11 @@ class FilmCNN(nn.Module):
         nn.init.zeros_(self.film.bias)
         self.num_keypoints = width
 
+    @staticmethod
+    def num_tokens(size: tuple[int, int]) -> int:
+        """Of an image of (height, width)."""
+        return (size[0] // 16) * (size[1] // 16)
+
     def forward(
         self, images: UInt8[Tensor, "b h w 3"], text: Float[Tensor, "b e"]
     ) -> tuple[Float[Tensor, "b tokens d"], Float[Tensor, "b k2"]]:
@@ -44,14 +47,20 @@ class FilmCNN(nn.Module):
         x = F.relu(self.stem(x))
         scale, shift = self.film(text)[:, :, None, None].chunk(2, dim=1)
         x = F.relu(self.conv(x) * (1.0 + scale) + shift)
-        # Images come with channels last and stay so: positions are then a dimension of a view, and nothing is copied.
-        weight = _positions(self.keypoints(x)).softmax(dim=1)
-        rows, columns = (torch.linspace(-1, 1, n, device=x.device, dtype=x.dtype) for n in x.shape[2:])
-        grid = torch.stack([rows[:, None].expand(x.shape[2:]), columns.expand(x.shape[2:])]).flatten(1)
-        return _positions(self.tokens(x)), (grid @ weight).flatten(1)
+        return as_sequence(self.tokens(x)), spatial_softmax(self.keypoints(x))
 
 
-def _positions(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b hw c"]:
+def spatial_softmax(x: Float[Tensor, "b k h w"]) -> Float[Tensor, "b k2"]:
+    """The expected position of each channel's softmax over the map, in [-1, 1]: all rows, then all columns."""
+    # Images come with channels last and stay so: positions are then a dimension of a view, and nothing is copied.
+    weight = as_sequence(x).softmax(dim=1)
+    rows, columns = (torch.linspace(-1, 1, n, device=x.device, dtype=x.dtype) for n in x.shape[2:])
+    grid = torch.stack([rows[:, None].expand(x.shape[2:]), columns.expand(x.shape[2:])]).flatten(1)
+    return (grid @ weight).flatten(1)
+
+
+def as_sequence(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b hw c"]:
+    """A map as a sequence of its positions."""
     return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
