@@ -134,21 +134,7 @@ class SteppedVecEnv(ABC):
         init: Sequence[int] | None = None,
     ) -> Obs:
         """See ``VecEnv.reset``."""
-        ids = env_index(env_ids, self.spec.num_envs)
-        if seed is not None:
-            seeds = [seed + k for k in ids] if isinstance(seed, int) else list(seed)
-            _same_length("seed", seeds, ids)
-            for k, s in zip(ids, seeds, strict=True):
-                self._rngs[k] = np.random.default_rng(s)
-        limit = self.spec.num_init_states
-        if init is None:
-            inits = [int(self._rngs[k].integers(limit or 2**31)) for k in ids]
-        else:
-            inits = [int(i) for i in init]
-            _same_length("init", inits, ids)
-            if wrong := [i for i in inits if i < 0 or (limit is not None and i >= limit)]:
-                span = f"0 to {limit - 1}" if limit is not None else "non-negative"
-                raise UserError(f"{self.spec.name} has no initial state {wrong[0]}; they are {span}.")
+        ids, inits = plan_reset(self.spec, self._rngs, env_ids, seed, init)
         if ids:
             self.init[ids] = inits
             self._reset(ids, inits)
@@ -213,6 +199,42 @@ class SteppedVecEnv(ABC):
             success &= ~fault
             self._last_obs = obs = _replace_rows(obs, previous, fault)
         return Step(obs, reward, terminated, truncated, valid, success, {"fault": fault, "steps": valid.sum(1)})
+
+
+def plan_reset(
+    spec: EnvSpec,
+    rngs: list[np.random.Generator],
+    env_ids: Tensor | Sequence[int] | None,
+    seed: int | Sequence[int] | None,
+    init: Sequence[int] | None,
+) -> tuple[list[int], list[int]]:
+    """The envs that a ``VecEnv.reset`` names and their initial states, given or drawn from each env's own stream.
+
+    Args:
+        spec: of the env.
+        rngs: of the N envs; those named are reseeded where a seed is given.
+        env_ids: see ``VecEnv.reset``.
+        seed: see there.
+        init: see there.
+
+    Raises:
+        UserError: an env or an initial state that does not exist, or lists of other lengths.
+    """
+    ids = env_index(env_ids, spec.num_envs)
+    if seed is not None:
+        seeds = [seed + k for k in ids] if isinstance(seed, int) else list(seed)
+        _same_length("seed", seeds, ids)
+        for k, s in zip(ids, seeds, strict=True):
+            rngs[k] = np.random.default_rng(s)
+    limit = spec.num_init_states
+    if init is None:
+        return ids, [int(rngs[k].integers(limit or 2**31)) for k in ids]
+    inits = [int(i) for i in init]
+    _same_length("init", inits, ids)
+    if wrong := [i for i in inits if i < 0 or (limit is not None and i >= limit)]:
+        span = f"0 to {limit - 1}" if limit is not None else "non-negative"
+        raise UserError(f"{spec.name} has no initial state {wrong[0]}; they are {span}.")
+    return ids, inits
 
 
 def env_index(env_ids: Tensor | Sequence[int] | None, num_envs: int) -> list[int]:

@@ -5,6 +5,7 @@ import torch
 
 from embodyrl.build import make_policy
 from embodyrl.errors import UserError
+from embodyrl.faults import FaultWindow
 from embodyrl.flow import randn
 from embodyrl.policies.flow_vla import FlowVLAConfig
 from embodyrl.rollout import collect
@@ -143,6 +144,40 @@ def test_a_broken_simulation_costs_its_chunk_and_counts_as_no_episode(tmp_path, 
     assert 1 not in [e.init for e in batch.episodes]
     assert torch.equal(batch.obs.proprio[[0, 2, 3, 5]], clean.obs.proprio[[0, 2, 3, 5]])
     assert all(torch.isfinite(x).all() for x in (batch.value, batch.next_value, batch.reward, batch.obs.proprio))
+
+
+class BreaksOften(MujocoEnv):
+    """Its env 1 explodes at the third action of every episode."""
+
+    def _step(self, actions, active):
+        if self._elapsed[1] == 2:
+            self._state[1, 15] = float("nan")
+        return super()._step(actions, active)
+
+
+def test_a_simulator_that_breaks_too_often_stops_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    env, faults = make_env(3, BreaksOften), FaultWindow()
+
+    def run(chunks, **more):
+        collect(env, Chaser(), chunks, inits=torch.arange(20), generator=torch.Generator(), **more)
+
+    run(4, faults=faults)  # four faults are borne; the fifth, in the next rollout, is not
+    with pytest.raises(UserError, match=r"broke 5 times within 100 episodes.*env 1 \(initial state 1, reach\)"):
+        run(1, faults=faults)
+    with pytest.raises(UserError, match="broke 5 times"):
+        run(5)
+    env.counts_faults = True  # as a pool does itself
+    run(5)
+
+
+def test_faults_are_counted_over_the_last_hundred_episodes():
+    faults = FaultWindow()
+    for _ in range(20):
+        faults.begin(26)
+        assert faults.add() is None
+    faults.begin(10)
+    assert "5 times" in (faults.add() or "")
 
 
 def test_between_may_give_the_rollout_up():

@@ -7,44 +7,25 @@ starts while the others go on untouched, and the caller resets those envs like a
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import os
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 import weakref
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from embodyrl import errors
-from embodyrl.env import EnvConfig, check_actions, env_index
+from embodyrl.env import EnvConfig, check_actions, env_index, plan_reset
 from embodyrl.errors import UserError
-from embodyrl.sims.worker_process import (
-    block_layout,
-    block_size,
-    config_to_json,
-    map_block,
-    receive_message,
-    send_message,
-    spec_from_json,
-)
+from embodyrl.faults import FaultWindow
+from embodyrl.sims.worker_handle import Worker, WorkerFault, stop_all
+from embodyrl.sims.worker_process import block_layout, block_size, map_block
 from embodyrl.types import EnvSpec, Obs, Step
-
-MAX_FAULTS = 5  # in FAULT_WINDOW episodes: more is a fault of the set-up, not of chance
-FAULT_WINDOW = 100
-
-
-class WorkerFault(Exception):
-    """A worker died, hung, or its env raised."""
 
 
 class PooledVecEnv:
@@ -59,7 +40,7 @@ class PooledVecEnv:
         start_timeout: the same for starting a worker and building its env.
 
     Raises:
-        UserError: the env refuses its config, or workers broke ``MAX_FAULTS`` times within ``FAULT_WINDOW`` episodes.
+        UserError: the env refuses its config, or workers broke too often (``FaultWindow``).
     """
 
     def __init__(
@@ -78,17 +59,16 @@ class PooledVecEnv:
         bounds = np.linspace(0, config.num_envs, max(1, min(num_workers, config.num_envs)) + 1).astype(int).tolist()
         threads = max(1, (os.cpu_count() or 1) // (len(bounds) - 1))
         self._workers = [
-            _Worker(name, config, low, high, threads, start_timeout) for low, high in itertools.pairwise(bounds)
+            Worker(name, config, low, high, threads, start_timeout) for low, high in itertools.pairwise(bounds)
         ]
-        self._finalizer = weakref.finalize(self, _stop_all, self._workers)
+        self._finalizer = weakref.finalize(self, stop_all, self._workers)
         self._rngs = [np.random.default_rng(config.seed + k) for k in range(config.num_envs)]
-        self._seeds = [config.seed + k for k in range(config.num_envs)]
         self._running = torch.zeros(config.num_envs, dtype=torch.bool)
         self._instruction = [""] * config.num_envs
         self._last_obs: Obs | None = None
         self.init = np.zeros(config.num_envs, dtype=np.int64)
-        self._episodes = 0
-        self._faults: list[int] = []  # the number of episodes begun when each fault happened
+        self._faults = FaultWindow()
+        self.counts_faults = True
         try:
             specs = [worker.wait_ready() for worker in self._workers]
         except BaseException as error:
@@ -128,23 +108,9 @@ class PooledVecEnv:
         init: Sequence[int] | None = None,
     ) -> Obs:
         """See ``VecEnv.reset``."""
-        ids = env_index(env_ids, self.spec.num_envs)
-        if seed is not None:
-            seeds = [seed + k for k in ids] if isinstance(seed, int) else [int(s) for s in seed]
-            _check_length("seed", seeds, ids)
-            for k, s in zip(ids, seeds, strict=True):
-                self._rngs[k], self._seeds[k] = np.random.default_rng(s), s
-        limit = self.spec.num_init_states
-        if init is None:
-            inits = [int(self._rngs[k].integers(limit or 2**31)) for k in ids]
-        else:
-            inits = [int(i) for i in init]
-            _check_length("init", inits, ids)
-            if wrong := [i for i in inits if i < 0 or (limit is not None and i >= limit)]:
-                span = f"0 to {limit - 1}" if limit is not None else "non-negative"
-                raise UserError(f"{self.spec.name} has no initial state {wrong[0]}; they are {span}.")
+        ids, inits = plan_reset(self.spec, self._rngs, env_ids, seed, init)
         self.init[ids] = inits
-        self._episodes += len(ids)
+        self._faults.begin(len(ids))
         pending = [w for w in self._workers if any(w.low <= k < w.high for k in ids)]
         while pending:  # a worker that breaks in a reset is tried again until it has broken too often
             messages = {}
@@ -229,7 +195,7 @@ class PooledVecEnv:
             privileged=privileged,
         )
 
-    def _merge_logs(self, replies: dict[_Worker, Any], good: Tensor) -> dict[str, Tensor]:
+    def _merge_logs(self, replies: dict[Worker, Any], good: Tensor) -> dict[str, Tensor]:
         log: dict[str, Tensor] = {}
         for worker, reply in replies.items():
             for key, (dtype, values) in ({} if isinstance(reply, WorkerFault) else reply["log"]).items():
@@ -237,9 +203,9 @@ class PooledVecEnv:
                 column[worker.low : worker.high] = torch.tensor(values, dtype=column.dtype)
         return {key: torch.where(good, column, torch.zeros_like(column)) for key, column in log.items()}
 
-    def _exchange(self, messages: dict[_Worker, dict[str, Any]], timeout: float) -> dict[_Worker, Any]:
+    def _exchange(self, messages: dict[Worker, dict[str, Any]], timeout: float) -> dict[Worker, Any]:
         """One message to each worker, and each one's reply or fault; all share one deadline."""
-        replies: dict[_Worker, Any] = {}
+        replies: dict[Worker, Any] = {}
         for worker, message in messages.items():
             try:
                 worker.wait_ready()
@@ -262,18 +228,14 @@ class PooledVecEnv:
             raise user_error
         return replies
 
-    def _count_fault(self, worker: _Worker, fault: WorkerFault) -> None:
-        self._faults = [at for at in self._faults if self._episodes - at < FAULT_WINDOW] + [self._episodes]
-        if len(self._faults) >= MAX_FAULTS:
+    def _count_fault(self, worker: Worker, fault: WorkerFault) -> None:
+        if too_many := self._faults.add():
             envs = ", ".join(
-                f"env {k} (seed {self._seeds[k]}, initial state {self.init[k]}, {self.spec.task_of(int(self.init[k]))})"
+                f"env {k} (initial state {self.init[k]}, {self.spec.task_of(int(self.init[k]))})"
                 for k in range(worker.low, worker.high)
             )
             self.close()
-            raise UserError(
-                f"{self.spec.name} broke {len(self._faults)} times within {FAULT_WINDOW} episodes, so the run stops. "
-                f"Last it broke in {envs}. {fault}"
-            )
+            raise UserError(f"{self.spec.name} {too_many} Last it broke in {envs}. {fault}")
 
 
 class PooledExpert:
@@ -308,142 +270,10 @@ class PooledExpert:
         step = self.env._step({"command": "expert_rollout", "horizon": horizon})
         return step, self.env._read("actions")[:, :horizon].to(self.env.device)
 
-    def _exchange(self, messages: dict[_Worker, dict[str, Any]]) -> None:
+    def _exchange(self, messages: dict[Worker, dict[str, Any]]) -> None:
         for worker, reply in self.env._exchange(messages, self.env.reset_timeout).items():
             if isinstance(reply, WorkerFault):  # its envs are found broken, and counted, at the next step
                 worker.kill()
-
-
-class _Worker:
-    """One process with its socket, its log and the rows of the pool that it hosts."""
-
-    def __init__(self, name: str, config: EnvConfig, low: int, high: int, threads: int, start_timeout: float) -> None:
-        self.name, self.low, self.high, self.start_timeout = name, low, high, start_timeout
-        own = {"num_envs": high - low, "seed": config.seed + low, "device": "cpu"}
-        if hasattr(config, "num_workers"):
-            own["num_workers"] = 1
-        self.hello = {"name": name, "config": config_to_json(config) | own, "first": low, "threads": threads}
-        self.expert: dict[str, Any] | None = None
-        self.process: subprocess.Popen[bytes] | None = None
-        self.closed = False
-        self.start()
-
-    def start(self) -> None:
-        """Starts the process and does not wait for it."""
-        self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
-        self.sock, theirs = socket.socketpair()
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        threads = str(self.hello["threads"])
-        environment = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": path}
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "embodyrl.sims.worker_process", str(theirs.fileno())],
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,  # nothing may ever wait for an answer from the keyboard
-                stdout=self.log,
-                stderr=self.log,
-            )
-        self.seq, self.ready, self.attached, self.blank = 0, False, False, True
-        self.started = time.monotonic()
-        self.send(self.hello)
-
-    def wait_ready(self) -> EnvSpec | None:
-        """Waits until the env is built; returns its spec the first time."""
-        if self.ready:
-            return None
-        reply = self.receive(self.started + self.start_timeout)
-        self.ready = True
-        if self.expert is not None:
-            self.send({"command": "make_expert", **self.expert})
-        return spec_from_json(reply["spec"])
-
-    def attach(self, spec: EnvSpec, horizon: int, memory: int) -> None:
-        """Hands over the shared memory."""
-        self.send({"command": "attach", "spec": config_to_json(spec), "horizon": horizon}, memory)
-        self.attached = True
-
-    def send(self, message: dict[str, Any], fd: int | None = None) -> None:
-        """Sends one message; raises ``WorkerFault`` if the process is gone."""
-        self.seq += 1
-        try:
-            self.sock.settimeout(10.0)
-            send_message(self.sock, {"seq": self.seq, **message}, fd)
-        except OSError as error:
-            raise self._fault(error) from None
-
-    def receive(self, deadline: float) -> dict[str, Any]:
-        """Waits for the answer to the last message.
-
-        Raises:
-            WorkerFault: the worker died, the deadline passed (it is then killed), or its env raised.
-            UserError: the env raised one.
-        """
-        while True:
-            try:
-                self.sock.settimeout(max(0.01, deadline - time.monotonic()))
-                reply, _ = receive_message(self.sock)
-            except (OSError, EOFError) as error:
-                raise self._fault(error) from None
-            if reply["seq"] < self.seq:
-                continue  # the answer to a message whose sender was interrupted, or that asked for none
-            if "error" not in reply:
-                return reply
-            text, user = reply["error"]["text"], reply["error"]["user"]
-            if user:
-                raise getattr(errors, user, UserError)(text)
-            self.blank = True
-            if not self.ready:
-                raise self._fault(RuntimeError(text))
-            raise WorkerFault(f"The simulator raised:\n{text}")
-
-    def _fault(self, error: BaseException) -> WorkerFault:
-        """Replaces the process by a new one; returns what happened to the old."""
-        self.kill()
-        assert self.process is not None
-        if isinstance(error, TimeoutError):
-            what = "Its worker did not answer in time and was killed."
-        elif isinstance(error, RuntimeError):
-            what = str(error)
-        else:
-            code = self.process.returncode
-            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            what = f"Its worker process ended ({how})."
-        self.log.seek(max(0, self.log.seek(0, os.SEEK_END) - 2000))
-        tail = self.log.read().decode(errors="replace").strip()
-        self.log.close()
-        if not self.closed:
-            self.start()
-        return WorkerFault(f"{what} It last wrote:\n{tail}" if tail else what)
-
-    def kill(self) -> None:
-        """Kills the process, wherever it hangs, and waits until it is gone."""
-        assert self.process is not None
-        self.sock.close()
-        self.process.kill()
-        self.process.wait()
-
-
-def _stop_all(workers: list[_Worker]) -> None:
-    for worker in workers:
-        worker.closed = True
-        if worker.sock.fileno() >= 0:
-            with contextlib.suppress(WorkerFault, OSError):
-                worker.sock.settimeout(0.1)
-                send_message(worker.sock, {"seq": worker.seq + 1, "command": "close"})
-    deadline = time.monotonic() + 2.0
-    for worker in workers:
-        if worker.process is None:
-            continue
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            worker.process.wait(max(0.01, deadline - time.monotonic()))
-        worker.kill()
-        worker.log.close()
-
-
-def _check_length(what: str, given: Sequence[int], ids: Sequence[int]) -> None:
-    if len(given) != len(ids):
-        raise UserError(f"{what} has {len(given)} entries, but {len(ids)} envs are addressed.")
 
 
 def _to_device(step: Step, device: torch.device) -> Step:

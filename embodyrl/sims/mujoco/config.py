@@ -1,0 +1,84 @@
+"""The settings of ``MujocoEnv``, and what they may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from embodyrl.env import EnvConfig
+from embodyrl.errors import UserError, did_you_mean
+from embodyrl.sims.mujoco import tasks
+
+MAX_BLOCKS = 4
+CONTROL_DIMS = {"ee_delta_pos": 4, "ee_delta_pose": 7}
+
+
+@dataclass(frozen=True)
+class Config(EnvConfig):
+    """Settings of ``MujocoEnv``.
+
+    Attributes:
+        task: a name from ``embodyrl.sims.mujoco.tasks.TASKS``, or several joined by commas.
+        cameras: any of ``"front"`` and ``"wrist"``; empty for states only: then the privileged state is appended to
+            proprio, because the policy has nothing else to see.
+        image_size: edge of the square pictures in pixels.
+        renderer: ``"warp"`` (CPU or GPU), ``"opengl"``, or ``"none"`` for states only.
+        control_mode: ``"ee_delta_pos"`` (dx, dy, dz, gripper) or ``"ee_delta_pose"`` (dx, dy, dz, drx, dry, drz,
+            gripper); gripper > 0 opens and <= 0 closes.
+        reward: ``"sparse"`` (1 on success) or ``"dense"`` (that plus the change of a potential in [0, 1]).
+        max_episode_steps: 0 takes the longest of the tasks' own.
+        min_blocks: fewest blocks on the table in tasks that draw their number; 0 takes the task's own.
+        max_blocks: most blocks; 0 takes the task's own.
+        terminate_on_success: whether an episode ends when it succeeds.
+        num_threads: for physics and drawing; 0 uses every core this process may use.
+        render_batch: envs drawn by one launch.
+    """
+
+    name: str = "mujoco"
+    task: str = "pick"
+    cameras: tuple[str, ...] = ("front",)
+    image_size: int = 64
+    renderer: str = "warp"
+    control_mode: str = "ee_delta_pos"
+    reward: str = "sparse"
+    max_episode_steps: int = 0
+    min_blocks: int = 0
+    max_blocks: int = 0
+    terminate_on_success: bool = True
+    num_threads: int = 0
+    render_batch: int = 16
+
+
+def block_range(task: tasks.Task, config: Config) -> tuple[int, int]:
+    """The fewest and the most blocks that an episode of a task has."""
+    low, high = task.blocks
+    if config.split == "ood_clutter" and task.clutter:
+        return MAX_BLOCKS, MAX_BLOCKS
+    if low == high:
+        return low, high
+    high = config.max_blocks or high
+    return min(config.min_blocks or low, high), high
+
+
+def task_names(config: Config) -> list[str]:
+    """The tasks that ``config.task`` names."""
+    return [name.strip() for name in config.task.split(",")]
+
+
+def check_config(config: Config) -> None:
+    """Raises a ``UserError`` for a task, split, camera or setting that does not exist."""
+    for name in task_names(config):
+        if name not in tasks.TASKS:
+            raise UserError(f"MuJoCo has no task {name!r}. {did_you_mean(name, tasks.TASKS)}")
+    for value, valid, what in (
+        (config.split, tasks.SPLITS, "split"),
+        (config.renderer, ("warp", "opengl", "none"), "renderer"),
+        (config.control_mode, CONTROL_DIMS, "control mode"),
+        (config.reward, ("sparse", "dense"), "reward"),
+        *((camera, ("front", "wrist"), "camera") for camera in config.cameras),
+    ):
+        if value not in valid:
+            raise UserError(f"MuJoCo has no {what} {value!r}. {did_you_mean(value, valid)}")
+    if not 0 <= config.max_blocks <= MAX_BLOCKS or not 0 <= config.min_blocks <= MAX_BLOCKS:
+        raise UserError(f"min_blocks and max_blocks lie between 1 and {MAX_BLOCKS} (or 0 for the task's own).")
+    if config.num_envs < 1:
+        raise UserError(f"num_envs is {config.num_envs}, but at least one env is needed.")
