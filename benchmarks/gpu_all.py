@@ -1,0 +1,176 @@
+"""What a machine with a GPU does with all this, in one call of less than ten minutes and one JSON file.
+
+    python benchmarks/gpu_all.py                                     writes benchmarks/gpu_all.json
+    python benchmarks/gpu_all.py --device cpu --out /tmp/gpu_all.json     the same parts, tiny: shows that they run
+
+ManiSkill (promises checked, steps per second by number of envs), PPO on the MuJoCo pick task with a fresh policy, the
+evaluation of what came of it, and the policy's throughput. A part that fails says so in the file, and the exit status
+is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embodyrl.bench import bench_env
+from embodyrl.build import make_env, make_policy
+from embodyrl.checks import check_env
+from embodyrl.config import compose, env_config
+from embodyrl.evaluate import evaluate_checkpoint
+from embodyrl.loggers import read_metrics
+from embodyrl.policies.flow_vla import FlowVLAConfig
+from embodyrl.provenance import git_commit, hardware, versions
+from embodyrl.runner import train
+from embodyrl.types import EnvSpec, Obs
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    maniskill: tuple[str, ...]  # overrides of every ManiSkill env
+    maniskill_envs: tuple[int, ...]
+    chunks: int
+    training: tuple[str, ...]
+    episodes: int
+    batches: tuple[int, ...]
+    repeats: int
+
+
+SIZES = {
+    "cuda": Size(
+        maniskill=("env.backend=gpu", "env.device=cuda"),
+        maniskill_envs=(256, 1024, 4096),
+        chunks=20,
+        training=("env.num_envs=256", "run.iterations=20", "run.eval_episodes=256", "run.device=cuda"),
+        episodes=256,
+        batches=(1, 64, 1024, 4096),
+        repeats=10,
+    ),
+    "cpu": Size(
+        maniskill=("env.backend=cpu", "env.num_workers=1"),
+        maniskill_envs=(2,),
+        chunks=1,
+        training=(
+            *("env.num_envs=2", "env.max_episode_steps=5", "algorithm.num_chunks=1", "algorithm.critic_epochs=1"),
+            *("run.iterations=1", "run.eval_episodes=1", "run.eval_before=false", "run.device=cpu", "run.videos=0"),
+        ),
+        episodes=1,
+        batches=(2,),
+        repeats=1,
+    ),
+}
+
+
+def maniskill(size: Size) -> Any:
+    env = make_env(env_config("maniskill", [*size.maniskill, "env.num_envs=4"]))
+    try:
+        check_env(env)
+    finally:
+        env.close()
+    rows = []
+    for num_envs in size.maniskill_envs:
+        config = env_config("maniskill", [*size.maniskill, f"env.num_envs={num_envs}"])
+        row = bench_env(config, chunk=4, num_chunks=size.chunks, repeats=min(3, size.repeats))
+        rows.append(
+            {k: row[k] for k in ("num_envs", "env_steps_per_s", "reset_all_s", "build_s", "memory_mib", "faults")}
+        )
+    return {"checked": True, "speed": rows}
+
+
+def training(size: Size, out: str) -> Any:
+    config = compose("mujoco_pick_ppo", [f"run.out={out}", "run.init_checkpoint=", "run.eval_every=0", *size.training])
+    folder = train(config, command=" ".join(sys.argv))
+    last = read_metrics(folder / "metrics.jsonl")[-1]
+    started = time.perf_counter()
+    result = evaluate_checkpoint(str(folder), [f"run.device={config.run.device}"], episodes=size.episodes)
+    seconds = time.perf_counter() - started
+    scored = {k: result[k] for k in ("episodes", "successes", "interval")}
+    return {"last_iteration": last, "evaluation": {**scored, "seconds": seconds}, "env": asdict(config.env)}
+
+
+def throughput(size: Size, device: torch.device) -> Any:
+    rows = []
+    for vision, side in (("film_cnn", 64), ("film_cnn", 224), ("efficientnet_lite0", 64), ("efficientnet_lite0", 224)):
+        spec = EnvSpec("bench", 1, 7, 9, "ee_delta_pose", 20.0, 100, {"front": (side, side)}, privileged_dim=16)
+        policy = make_policy(FlowVLAConfig(vision=vision), spec, 0, device)
+        for n in size.batches:
+            generator = torch.Generator().manual_seed(0)
+            image = torch.randint(256, (n, side, side, 3), dtype=torch.uint8, generator=generator)
+            obs = Obs({"front": image}, torch.randn(n, 9), ["pick up the red block"] * n, torch.randn(n, 16)).to(device)
+            trace = policy.sample(obs, generator=generator, mode="train").trace
+
+            def score(policy: Any = policy, obs: Obs = obs, trace: Any = trace) -> None:
+                policy.zero_grad()
+                policy.evaluate(obs, trace).logprob.sum().backward()
+
+            def sample(policy: Any = policy, obs: Obs = obs, generator: Any = generator) -> None:
+                policy.sample(obs, generator=generator, mode="eval")
+
+            rates = {
+                name: n / _seconds(fn, size.repeats, device) for name, fn in (("sample", sample), ("score", score))
+            }
+            rows.append({"vision": vision, "image": side, "batch": n} | {f"{k}_per_s": v for k, v in rates.items()})
+    return rows
+
+
+def _seconds(fn: Callable[[], None], repeats: int, device: torch.device) -> float:
+    """The median of some calls, after one that warms up."""
+    times = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        fn()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    return sorted(times[1:])[len(times[1:]) // 2]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=sorted(SIZES), default="cuda")
+    parser.add_argument("--out", default=str(Path(__file__).with_suffix(".json")))
+    parser.add_argument("--only", nargs="*", choices=("maniskill", "training", "throughput"), default=[])
+    a = parser.parse_args()
+    size, device = SIZES[a.device], torch.device(a.device)
+    result: dict[str, Any] = {
+        "device": a.device,
+        "commit": git_commit(),
+        "versions": versions(),
+        "hardware": hardware(),
+    }
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        parts = {
+            "throughput": lambda: throughput(size, device),
+            "maniskill": lambda: maniskill(size),
+            "training": lambda: training(size, folder),
+        }
+        for name, part in parts.items():
+            if a.only and name not in a.only:
+                continue
+            started = time.perf_counter()
+            try:
+                found = part()
+            except Exception as error:  # the other parts are still worth having
+                traceback.print_exc()
+                found, failed = {"error": f"{type(error).__name__}: {error}"}, failed + 1
+            result[name] = {"seconds": time.perf_counter() - started, "result": found}
+            Path(a.out).write_text(json.dumps(result, indent=1))  # after every part: a later one may be killed
+            print(f"{name}: {result[name]['seconds']:.0f} s", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

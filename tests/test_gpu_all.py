@@ -1,0 +1,41 @@
+"""The script for a machine with a GPU: at its smallest here, in earnest there."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu_all.py"
+
+
+def run(out: Path, *arguments: str) -> dict:
+    done = subprocess.run([sys.executable, str(SCRIPT), "--out", str(out), *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(out.read_text())
+
+
+def check(found: dict) -> None:
+    assert found["maniskill"]["result"]["checked"]
+    assert all(
+        row["env_steps_per_s"]["median"] > 0 and row["faults"] == 0 for row in found["maniskill"]["result"]["speed"]
+    )
+    assert found["training"]["result"]["last_iteration"]["env_steps"] > 0
+    assert found["training"]["result"]["evaluation"]["episodes"] >= 1
+    assert all(row["sample_per_s"] > 0 and row["score_per_s"] > 0 for row in found["throughput"]["result"])
+    assert found["versions"]["torch"] and found["hardware"]["cpu"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_every_part_runs_without_a_gpu(tmp_path):
+    check(run(tmp_path / "out.json", "--device", "cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(1200)
+def test_every_part_runs_on_the_gpu(tmp_path):
+    found = run(tmp_path / "out.json")
+    check(found)
+    assert sum(found[part]["seconds"] for part in ("maniskill", "training", "throughput")) < 600
