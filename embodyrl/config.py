@@ -13,15 +13,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from embodyrl import checkpoint, registry
-from embodyrl.env import EnvConfig
+from embodyrl import registry
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.loggers import check_loggers
 from embodyrl.registry import preset_names
+
+if TYPE_CHECKING:  # importing it imports torch, and a mistyped preset should be refused at once
+    from embodyrl.env import EnvConfig
 
 SECTIONS = {"env": "envs", "policy": "policies", "algorithm": "algorithms"}
 
@@ -79,6 +82,9 @@ class RunConfig:
     threads: int = 0
     loggers: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_loggers(self.loggers)
+
 
 @dataclass(frozen=True)
 class Config:
@@ -110,6 +116,8 @@ def _initial_policy(merged: DictConfig) -> dict[str, Any]:
     path = run.get("init_checkpoint") if isinstance(run, DictConfig) else None
     if not path:
         return {}
+    from embodyrl import checkpoint
+
     try:
         _, meta = checkpoint.load(checkpoint.find(str(path)))
     except UserError:

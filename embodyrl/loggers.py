@@ -53,8 +53,7 @@ class MetricsWriter:
     def __init__(self, folder: str | Path, loggers: Sequence[str] = (), start_iteration: int = 0) -> None:
         self.path = Path(folder) / "metrics.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if unknown := [name for name in loggers if name not in SINKS]:
-            raise UserError(f"There is no logger {unknown[0]!r}. {did_you_mean(unknown[0], SINKS)}")
+        check_loggers(loggers)
         keep_rows(self.path, start_iteration)
         self._file = self.path.open("a", encoding="utf-8")
         self._sinks: list[Sink] = []
@@ -87,6 +86,12 @@ class MetricsWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def check_loggers(names: Sequence[str]) -> None:
+    """Raises a ``UserError`` for a name that is no logger's."""
+    if unknown := [name for name in names if name not in SINKS]:
+        raise UserError(f"There is no logger {unknown[0]!r} (run.loggers). {did_you_mean(unknown[0], SINKS)}")
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
@@ -161,7 +166,7 @@ class _Tracked:
 
 SINKS: dict[str, Callable[[Path], Sink]] = {
     "tensorboard": _TensorBoard,
-    "trackio": lambda folder: _Tracked("trackio", folder),
+    "trackio": lambda folder: _Tracked("trackio", folder, resume="allow"),
     "wandb": lambda folder: _Tracked("wandb", folder, dir=str(folder), resume="allow"),
 }
 

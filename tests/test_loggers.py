@@ -1,6 +1,10 @@
 import io
 import json
+import os
+import sqlite3
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,6 +56,44 @@ def test_tensorboard_gets_the_scalars(tmp_path):
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(e.step, e.value) for e in events.Scalars("loss")] == [(1, 1.0), (2, 2.0)]
     assert "kl" not in events.Tags()["scalars"]
+
+
+def in_a_process(code: str, folder: Path, **env: str) -> str:
+    """What the code prints; both packages start threads and processes that should not live in the tests'."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        capture_output=True, text=True, timeout=240, cwd=folder, stdin=subprocess.DEVNULL, env={**os.environ, **env},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+WRITE = """
+import sys
+from embodyrl.loggers import MetricsWriter
+with MetricsWriter(sys.argv[1], [NAME]) as writer:
+    for i in (1, 2):
+        writer.write({"iteration": i, "loss": float(i) / 4, "kl": float("nan")})
+"""
+
+
+def test_wandb_writes_its_files_without_a_network(tmp_path):
+    folder = tmp_path / "arm"
+    folder.mkdir()
+    in_a_process(WRITE.replace("NAME", "'wandb'"), folder, WANDB_MODE="offline", WANDB_SILENT="true")
+    (record,) = (folder / "wandb").glob("offline-run-*/run-*.wandb")
+    data = record.read_bytes()
+    assert b"embodyrl" in data and b"loss" in data and b"0.5" in data and b"NaN" not in data
+
+
+def test_trackio_writes_its_database(tmp_path):
+    folder = tmp_path / "arm"
+    folder.mkdir()
+    in_a_process(WRITE.replace("NAME", "'trackio'"), folder, TRACKIO_DIR=str(tmp_path / "db"), HF_HUB_OFFLINE="1")
+    (path,) = (tmp_path / "db").glob("embodyrl*.db")
+    with sqlite3.connect(path) as database:
+        rows = database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step").fetchall()
+    assert [(name, step, json.loads(text)["loss"]) for name, step, text in rows] == [("arm", 1, 0.25), ("arm", 2, 0.5)]
 
 
 def test_unknown_and_missing_loggers_are_refused_in_words(tmp_path, monkeypatch):
