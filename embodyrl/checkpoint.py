@@ -31,6 +31,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.state_tree import flatten, unflatten
 from embodyrl.types import EnvSpec
 
 MANIFEST = "MANIFEST.sha256"
@@ -61,7 +62,7 @@ def save(path: str | Path, states: Mapping[str, Any], meta: Mapping[str, Any], *
     """
     path = Path(path)
     scratch = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
-    encoded = {name: _flatten(state, name) for name, state in states.items()}
+    encoded = {name: flatten(state, name) for name, state in states.items()}
     try:
         scratch.mkdir(parents=True)
         for name, (_, tensors) in encoded.items():
@@ -110,7 +111,7 @@ def load(path: str | Path, *, device: torch.device | str = "cpu") -> tuple[dict[
     states = {}
     for name, tree in trees.items():
         tensors = load_file(path / f"{name}.safetensors", device=str(device))
-        states[name] = _unflatten(tree, tensors)
+        states[name] = unflatten(tree, tensors)
     return states, json.loads((path / "meta.json").read_text())
 
 
@@ -277,49 +278,6 @@ def check_compatible(saved: EnvSpec | Mapping[str, Any], env: EnvSpec) -> None:
             f"The checkpoint was made for {old.name} and does not fit {env.name}: {'; '.join(wrong)}. Change the env's "
             "config to match, or train for this env."
         )
-
-
-def _flatten(state: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
-    """A state as JSON data and the tensors that it refers to, by readable and unique names."""
-    if not re.fullmatch(r"[\w-]+", name) or name in ("state", "meta"):
-        raise TypeError(f"A state cannot be named {name!r}.")
-    tensors: dict[str, Tensor] = {}
-    storages: set[int] = set()
-
-    def visit(value: Any, path: str) -> Any:
-        if isinstance(value, Tensor):
-            value = value.detach().cpu().contiguous()
-            if value.untyped_storage().data_ptr() in storages:
-                value = value.clone()  # safetensors stores no two views of one memory
-            storages.add(value.untyped_storage().data_ptr())
-            key = path or "value"
-            while key in tensors:
-                key += "_"
-            tensors[key] = value
-            return {"tensor": key}
-        if isinstance(value, Mapping):
-            if odd := [k for k in value if type(k) not in (str, int)]:
-                raise TypeError(f"{name}:{path} has the key {odd[0]!r}, which is neither str nor int.")
-            return {"dict": [[k, visit(v, f"{path}/{k}" if path else str(k))] for k, v in value.items()]}
-        if isinstance(value, list | tuple):
-            return {type(value).__name__: [visit(v, f"{path}/{i}") for i, v in enumerate(value)]}
-        if value is None or type(value) in (bool, int, float, str):
-            return value
-        raise TypeError(f"{name}:{path} is a {type(value).__name__}, which a checkpoint does not hold.")
-
-    return visit(state, ""), tensors
-
-
-def _unflatten(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if not isinstance(tree, dict):
-        return tree
-    ((kind, value),) = tree.items()
-    if kind == "tensor":
-        return tensors[value]
-    if kind == "dict":
-        return {k: _unflatten(v, tensors) for k, v in value}
-    items = [_unflatten(v, tensors) for v in value]
-    return tuple(items) if kind == "tuple" else items
 
 
 def _write_json(path: Path, data: Any) -> None:

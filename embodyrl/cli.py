@@ -46,6 +46,11 @@ EVAL_HELP = """examples:
 COLLECT_HELP = """examples:
   embodyrl collect mujoco env.task=pick --episodes 100 --out data/pick
   embodyrl collect mujoco env.task=pick --episodes 100 --noise 0.3 --keep-failures --out data/pick_noisy
+However it was interrupted, the same command goes on; no finished episode is lost.
+"""
+DATA_HELP = """examples:
+  embodyrl data verify data/pick              reads every table and decodes every picture
+  embodyrl data verify data/pick --json       the exit status is 1 if anything is wrong
 """
 LIST_HELP = """examples:
   embodyrl list               everything
@@ -146,6 +151,11 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--out", required=True, help="the data set's folder")
 
+    sub = verb("data", _data, "Looks for what is wrong with a LeRobot data set, yours or someone else's.", DATA_HELP)
+    sub.add_argument("what", choices=["verify"])
+    sub.add_argument("path", help="the data set's folder, or its id on the Hugging Face hub")
+    sub.add_argument("--json", action="store_true", help="for a machine to read")
+
     sub = verb("train", _train, "Trains a policy: supervised fine-tuning or reinforcement learning.", TRAIN_HELP)
     sub.add_argument("preset", help="a preset's name or a YAML file")
     sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
@@ -219,6 +229,17 @@ def _collect(a: argparse.Namespace) -> int:
         seed=a.seed,
     )
     return 0
+
+
+def _data(a: argparse.Namespace) -> int:
+    from embodyrl.data.verify import print_verdict, verify_dataset
+
+    verdict = verify_dataset(a.path)
+    if a.json:
+        print(json.dumps({"sound": not verdict.faults, **vars(verdict)}))
+    else:
+        print_verdict(verdict)
+    return 1 if verdict.faults else 0
 
 
 def _train(a: argparse.Namespace) -> int:

@@ -23,11 +23,20 @@ from embodyrl.config import Config, RunConfig, to_yaml
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
 from embodyrl.evaluate import Evaluation, evaluate, first_inits
+from embodyrl.faults import WatchedEnv
 from embodyrl.interrupt import Interrupt, Interrupted
 from embodyrl.loggers import LiveTable, MetricsWriter
 from embodyrl.provenance import describe_run, finish_run
 from embodyrl.rollout import Player, collect, collect_transitions
-from embodyrl.run_folder import Position, check_folder, drop_evaluations, finished, run_checkpoints, save_evaluation
+from embodyrl.run_folder import (
+    Position,
+    check_folder,
+    drop_evaluations,
+    finished,
+    reopen,
+    run_checkpoints,
+    save_evaluation,
+)
 
 
 def train(config: Config, *, command: str = "") -> Path:
@@ -35,7 +44,7 @@ def train(config: Config, *, command: str = "") -> Path:
 
     The folder holds ``config.yaml``, ``meta.json``, ``metrics.jsonl``, ``evals/``, ``videos/`` and ``checkpoints/``.
     Ctrl-C saves and returns within one update of the algorithm (an unfinished rollout or evaluation is given up); a
-    second one stops at once.
+    second one stops at once. A run may be made longer, also after its end (``run_folder.CHANGEABLE``).
 
     Raises:
         UserError: the folder holds a run with another config, or checkpoint and env do not fit; nothing was written.
@@ -58,6 +67,8 @@ def train(config: Config, *, command: str = "") -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(to_yaml(config))
         drop_evaluations(folder, at.iteration)
+        if not over(run, at):
+            reopen(folder)
         if not (over(run, at) and (folder / "evals" / "after.json").exists()):
             describe_run(folder / "meta.json", command=command, seed=run.seed, device=device)
             with (
@@ -192,7 +203,8 @@ class Envs:
 
     def _get(self, which: str) -> VecEnv:
         if which not in self._built:
-            self._built[which] = make_env(self._configs[which])
+            env = make_env(self._configs[which])
+            self._built[which] = WatchedEnv(env) if which == "train" else env
         return self._built[which]
 
     @property

@@ -19,7 +19,7 @@ from embodyrl.cli import build_parser, main
 from embodyrl.config import compose
 
 ROOT = Path(__file__).parents[1]
-VERBS = ("quickstart", "list", "doctor", "collect", "train", "eval", "report", "bench")
+VERBS = ("quickstart", "list", "doctor", "collect", "data", "train", "eval", "report", "bench")
 PRESET = """# A preset of the tests: states only, so that nothing is drawn.
 env: {name: mujoco, task: reach, renderer: none, cameras: [], num_envs: 2}
 policy: {name: flow_vla}
@@ -217,7 +217,7 @@ def test_doctor_tells_a_hung_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_doctor_tells_a_driver_that_is_not_there() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "MUJOCO_GL": "nonsense"}
     done = subprocess.run(
-        [sys.executable, "-m", "embodyrl.doctor", "egl"], capture_output=True, text=True, timeout=100, env=env
+        [sys.executable, "-m", "embodyrl.probes", "egl"], capture_output=True, text=True, timeout=100, env=env
     )
     assert done.returncode == 1 and "nonsense" in done.stderr and "Traceback" not in done.stderr
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from embodyrl.build import make_policy
+from embodyrl.checks import check_env
 from embodyrl.errors import UserError
-from embodyrl.faults import FaultWindow
+from embodyrl.faults import FaultWindow, WatchedEnv
 from embodyrl.flow import randn
 from embodyrl.policies.flow_vla import FlowVLAConfig
 from embodyrl.rollout import collect
@@ -157,18 +158,18 @@ class BreaksOften(MujocoEnv):
 
 def test_a_simulator_that_breaks_too_often_stops_the_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    env, faults = make_env(3, BreaksOften), FaultWindow()
+    env = make_env(3, BreaksOften)
+    watched = WatchedEnv(env)
 
-    def run(chunks, **more):
-        collect(env, Chaser(), chunks, inits=torch.arange(20), generator=torch.Generator(), **more)
+    def run(env, chunks):
+        collect(env, Chaser(), chunks, inits=torch.arange(20), generator=torch.Generator())
 
-    run(4, faults=faults)  # four faults are borne; the fifth, in the next rollout, is not
-    with pytest.raises(UserError, match=r"broke 5 times within 100 episodes.*env 1 \(initial state 1, reach\)"):
-        run(1, faults=faults)
-    with pytest.raises(UserError, match="broke 5 times"):
-        run(5)
+    run(watched, 4)  # four faults are borne; the fifth, in the next rollout, is not
+    with pytest.raises(UserError, match=r"broke 5 times within 100 episodes.*env 1 \(initial state 1\)"):
+        run(watched, 1)
     env.counts_faults = True  # as a pool does itself
-    run(5)
+    run(WatchedEnv(env), 6)
+    check_env(WatchedEnv(make_env(3)))
 
 
 def test_faults_are_counted_over_the_last_hundred_episodes():
