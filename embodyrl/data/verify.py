@@ -22,7 +22,7 @@ class Verdict:
         path: of the data set.
         episodes, frames, fps, cameras: as its ``meta/info.json`` says.
         faults: sentences; a data set with any is damaged or contradicts itself.
-        notes: sentences on what is no fault but may matter.
+        notes: sentences on what is no fault but may matter; none where there are faults.
     """
 
     path: str
@@ -59,7 +59,8 @@ def verify_dataset(path: str | Path) -> Verdict:
     else:
         for key in data.cameras:
             verdict.faults += _pictures(data, key)
-    verdict.notes += _notes(data)
+    if not verdict.faults:
+        verdict.notes += _notes(data)
     return verdict
 
 
@@ -231,4 +232,5 @@ def print_verdict(verdict: Verdict) -> None:
         print(f"  FAULT  {text}")
     for text in verdict.notes:
         print(f"  note   {text}")
-    print(f"{len(verdict.faults)} faults." if verdict.faults else "Sound.")
+    count = len(verdict.faults)
+    print("Sound." if count == 0 else "1 fault." if count == 1 else f"{count} faults.")
