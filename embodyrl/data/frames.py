@@ -118,6 +118,8 @@ def decode_video(path: Path, times: np.ndarray, take: Callable[[int, np.ndarray]
 
     if not path.is_file():
         raise UserError(f"The data set's video {path} is missing; fetch or record the data set again.")
+    shown: list[float] = []
+    wanted = 0
     try:
         with av.open(str(path)) as container:
             stream = container.streams.video[0]
@@ -132,7 +134,6 @@ def decode_video(path: Path, times: np.ndarray, take: Callable[[int, np.ndarray]
                 f"{path} has no frame at {times[error.argmax()]:.3f} s (the nearest is {error.max():.3f} s away): the "
                 "video and the tables of this data set do not belong together, or the video was cut off."
             )
-        wanted = 0
         with av.open(str(path)) as container:
             for number, frame in enumerate(container.decode(video=0)):
                 if wanted == len(nearest):

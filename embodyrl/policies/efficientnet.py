@@ -118,6 +118,9 @@ class EfficientNetEncoder(nn.Module):
         frozen: train the layers after the pretrained ones alone.
     """
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, width: int, out_dim: int, text_dim: int, frozen: bool) -> None:
         super().__init__()
         self.backbone = Backbone()

@@ -11,6 +11,7 @@ import hashlib
 import io
 import math
 import pickletools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,8 @@ def _interpret(file: io.BytesIO) -> Any:
         del stack[start:]
         return items
 
-    for opcode, argument, _ in pickletools.genops(file):
+    opcodes: Iterator[tuple[pickletools.OpcodeInfo, Any, int | None]] = pickletools.genops(file)
+    for opcode, argument, _ in opcodes:
         name = opcode.name
         if name in PUSHES:
             stack.append(argument)
@@ -141,13 +143,12 @@ def _interpret(file: io.BytesIO) -> Any:
         elif name in ("TUPLE1", "TUPLE2"):
             count = int(name[-1])
             stack[-count:] = [tuple(stack[-count:])]
-        elif name == "EMPTY_DICT":
-            stack.append({})
-        elif name == "EMPTY_LIST":
-            stack.append([])
+        elif name in ("EMPTY_DICT", "EMPTY_LIST"):
+            stack.append({} if name == "EMPTY_DICT" else [])
         elif name == "APPENDS":
             items = pop_to_mark()
-            stack[-1].extend(items)
+            target: Any = stack[-1]
+            target.extend(items)
         elif name in ("SETITEM", "SETITEMS"):
             items = pop_to_mark() if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
             stack[-1].update(zip(items[::2], items[1::2], strict=True))
