@@ -61,10 +61,10 @@ JOBS = {
         ),
     ),
     "libero_object": Job(
-        "LIBERO-Object, three tasks, two 128x128 cameras",
+        "LIBERO-Object, three tasks, two 64x64 cameras, official initial states",
         (
-            *("libero", "env.suite=libero_object", "env.task_ids=[0,1,2]", "env.num_envs=6", "env.num_workers=2"),
-            *("--episodes", "30", "--noise", "0.1"),
+            *("libero", "env.suite=libero_object", "env.task_ids=[0,1,2]", "env.image_size=64", "env.num_envs=24"),
+            *("--episodes", "45", "--noise", "0.1"),
         ),
     ),
 }
