@@ -54,13 +54,13 @@ def ppo_policy_loss(
     gain = advantage * effective.exp()
     loss = masked_mean(-gain if weight is None else -gain * weight, mask)
     with torch.no_grad():
-        ratio = log_ratio.exp()
-        outside = (log_ratio < low) | (log_ratio > high)
+        # A masked decision has a log-ratio of 0 and so adds nothing to any of these sums.
+        count, growth = mask.sum().clamp_min(1), torch.expm1(log_ratio)
         stats = {
-            "ratio": masked_mean(ratio, mask),
-            "clip_fraction": masked_mean(outside.to(ratio.dtype), mask),
-            "dual_clip_fraction": masked_mean(((advantage < 0) & (log_ratio > top)).to(ratio.dtype), mask),
-            "approx_kl": masked_mean(torch.expm1(log_ratio) - log_ratio, mask),
+            "ratio": 1.0 + growth.sum() / count,
+            "clip_fraction": ((log_ratio < low) | (log_ratio > high)).sum() / count,
+            "dual_clip_fraction": ((advantage < 0) & (log_ratio > top)).sum() / count,
+            "approx_kl": (growth - log_ratio).sum() / count,
             "log_ratio_max": log_ratio.abs().max() if log_ratio.numel() else log_ratio.new_zeros(()),
         }
     return loss, stats

@@ -90,7 +90,8 @@ def group_advantages(
         raise UserError(f"There is no baseline {baseline!r}. {did_you_mean(baseline, BASELINES)}")
     if size < 2:
         return torch.zeros_like(returns)
-    centred = returns - returns.mean(1, keepdim=True)
+    std, mean = torch.std_mean(returns, dim=1, keepdim=True)
+    centred = returns - mean
     if baseline == "leave_one_out":
         advantage = centred * (size / (size - 1))
     elif baseline == "median":
@@ -98,7 +99,7 @@ def group_advantages(
     else:
         advantage = centred
     if normalize:
-        advantage = advantage / (returns.std(1, keepdim=True) + eps)
+        advantage = advantage / (std + eps)
     # Rounding of the mean must not become an advantage of a group that says nothing.
     equal = (returns == returns[:, :1]).all(1, keepdim=True)
     return torch.where(equal, 0.0, advantage)
