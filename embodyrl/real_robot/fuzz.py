@@ -33,7 +33,8 @@ def fuzz(
     rng = np.random.default_rng(seed)
     low, high = ((-2.0, -2.0, -2.0), (2.0, 2.0, 2.0)) if wide else (BOX["box_low"], BOX["box_high"])
     config = SafetyConfig(
-        low, high, robot=robot, tick=tick, max_target_age=5 * tick, max_gap=3 * tick, resume="fresh_target",
+        low, high, robot=robot, tick=tick, max_target_age=5 * tick, max_gap=3 * tick,
+        resume="fresh_target", recover_reflex=True,
         max_tilt=3.1 if wide else 0.6, max_lead=0.5 if wide else 0.2, max_error=1.0 if wide else 0.3,
     )  # fmt: skip
     guard = SafetyFilter(config)
@@ -87,10 +88,7 @@ def fuzz(
         rest = np.abs(command.dq).max() < 1e-6 and np.abs(q - command.q).max() < 1e-3
         if rest and guard.mode not in (Mode.RUN, Mode.HUMAN):
             still = RobotState(now, command.q, np.zeros(7))
-            if guard.reason.startswith("reflex"):
-                guard.start(now, still)  # as a restart of the program would
-            else:
-                guard.clear(now, still)
+            guard.clear(now, still)
             watch.last, q = None, command.q
             guard.run(now)
     return watch, modes

@@ -186,6 +186,8 @@ def test_estop_wins_and_stays() -> None:
     arm.seconds_to_stop()
     with pytest.raises(UserError, match="cannot run: it is in estop"):
         arm.guard.run(arm.now)
+    with pytest.raises(UserError, match="must be cleared first"):
+        arm.guard.start(arm.now, RobotState(arm.now, kinematics.HOME, np.zeros(7)))
     arm.guard.clear(arm.now, RobotState(arm.now, arm.guard.command.q, np.zeros(7)))  # type: ignore[union-attr]
     assert arm.guard.mode == Mode.HOLD
     arm.guard.run(arm.now)

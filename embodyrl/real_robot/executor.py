@@ -1,0 +1,256 @@
+"""Action chunks in time: one inference under way at most, while a ticker takes one action per control step.
+
+A chunk that was asked for when n actions had been taken, and arrives when n + d have, starts with its action d: the
+delay is counted in actions really taken, so an arm that waits loses none. Modes:
+
+    sync      asks when all actions are taken, and waits
+    naive     asks early, and switches when the answer comes
+    ensemble  asks early, and averages all predictions for a step: weights exp(-decay i), the oldest i = 0
+              (ACT, arXiv:2304.13705)
+    rtc       as naive, but the policy is told what will have been taken meanwhile and continues it
+              (real-time chunking, arXiv:2506.07339)
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodyrl.errors import UserError, did_you_mean
+
+MODES = ("sync", "naive", "ensemble", "rtc")
+Actions = NDArray[np.float32]
+Request = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ExecutorConfig:
+    """How chunks are carried out.
+
+    Attributes:
+        horizon: H, actions in a chunk.
+        action_dim: A.
+        control_hz: actions per second.
+        mode: see the module.
+        execute: actions after which the next chunk is asked for; 0 means H in sync, else H // 2.
+        ensemble_decay: see the module.
+        delay: actions that the first guess of the delay is (rtc).
+        patience: s that sync waits for an answer before it counts as starved.
+    """
+
+    horizon: int
+    action_dim: int
+    control_hz: float
+    mode: str = "rtc"
+    execute: int = 0
+    ensemble_decay: float = 0.01
+    delay: int = 1
+    patience: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UserError(f"There is no execution mode {self.mode!r}. {did_you_mean(self.mode, MODES)}")
+        if not 0 <= self.execute <= self.horizon:
+            raise UserError(f"execute is {self.execute}, but a chunk has {self.horizon} actions.")
+
+
+class Inference(Protocol):
+    """Something that answers one request at a time, meanwhile."""
+
+    def submit(self, request: Request, now: float) -> None:
+        """Starts on a request."""
+        ...
+
+    def poll(self, now: float) -> dict[str, Any] | Exception | None:
+        """The answer, what went wrong, or None while it is under way."""
+        ...
+
+
+class ThreadInference:
+    """Inference in one thread of its own."""
+
+    def __init__(self, infer: Callable[[Request], dict[str, Any]]) -> None:
+        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[dict[str, Any] | Exception] = queue.SimpleQueue()
+        self._infer = infer
+        self._thread = threading.Thread(target=self._work, name="inference", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, now: float) -> None:
+        """See ``Inference``."""
+        self._requests.put(request)
+
+    def poll(self, now: float) -> dict[str, Any] | Exception | None:
+        """See ``Inference``."""
+        try:
+            return self._answers.get_nowait()
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        """Ends the thread after the request under way."""
+        self._requests.put(None)
+        self._thread.join(timeout=5.0)
+
+    def _work(self) -> None:
+        while (request := self._requests.get()) is not None:
+            try:
+                self._answers.put(self._infer(request))
+            except Exception as error:  # handed to the ticker, which logs it and starves into a hold
+                self._answers.put(error)
+
+
+class VirtualInference:
+    """Inference in the time of a simulated clock: the answer is ready ``latency`` s after the request."""
+
+    def __init__(self, infer: Callable[[Request], dict[str, Any]], latency: Callable[[], float]) -> None:
+        self._infer, self._latency = infer, latency
+        self._due, self._answer = 0.0, None
+
+    def submit(self, request: Request, now: float) -> None:
+        """See ``Inference``."""
+        self._due = now + self._latency()
+        try:
+            self._answer = self._infer(request)
+        except Exception as error:  # as in ``ThreadInference``
+            self._answer = error
+
+    def poll(self, now: float) -> dict[str, Any] | Exception | None:
+        """See ``Inference``."""
+        if self._answer is None or now < self._due - 1e-9:
+            return None
+        answer, self._answer = self._answer, None
+        return answer
+
+
+@dataclass
+class Counts:
+    """What happened: actions taken, steps without one, chunks used and refused, steps missed, delays in actions."""
+
+    taken: int = 0
+    starved: int = 0
+    chunks: int = 0
+    refused: int = 0
+    missed: int = 0
+    delays: list[int] = field(default_factory=list)
+
+
+class Executor:
+    """See the module. Used by the ticker's thread alone."""
+
+    def __init__(
+        self, config: ExecutorConfig, inference: Inference, on_problem: Callable[[float, str], None] | None = None
+    ) -> None:
+        self.config, self.inference = config, inference
+        self.counts = Counts()
+        self._on_problem = on_problem or (lambda now, text: None)
+        self._execute = config.execute or (config.horizon if config.mode == "sync" else max(1, config.horizon // 2))
+        self._chunks: deque[tuple[int, Actions]] = deque(maxlen=config.horizon)  # (number of its first action, (H, A))
+        self._asked_at: int | None = None
+        self._asked_when = 0.0
+        self._start, self._step = 0.0, -1
+        self._recent: deque[int] = deque(maxlen=10)
+        self.fresh = False
+
+    def start(self, now: float) -> None:
+        """Control steps are counted from here."""
+        self._start, self._step, self.fresh = now, -1, False
+
+    def ready(self, now: float, observe: Callable[[], Request]) -> bool:
+        """Asks for the first chunk without taking from it; True once it is there."""
+        self._collect(now)
+        if self._left == 0 and self._asked_at is None:
+            self._ask(now, observe)
+        return self._left > 0
+
+    def tick(self, now: float, observe: Callable[[], Request]) -> Actions | None:
+        """The action (A,) that becomes due, or None between control steps and when there is none.
+
+        ``fresh`` then says whether all is well: the last step had its action, or sync is waiting for one in patience.
+        """
+        self._collect(now)
+        step = int((now - self._start) * self.config.control_hz + 1e-6)
+        action = None
+        if step > self._step:
+            self.counts.missed += step - self._step - 1
+            self._step = step
+            action = self._take()
+            waiting = self._asked_at is not None and now - self._asked_when <= self.config.patience
+            self.fresh = action is not None or (self.config.mode == "sync" and waiting)
+            self.counts.starved += not self.fresh
+        if self._asked_at is None and (not self._chunks or self._taken_of_newest >= self._execute or self._left == 0):
+            self._ask(now, observe)
+        return action
+
+    @property
+    def _taken_of_newest(self) -> int:
+        return self.counts.taken - self._chunks[-1][0]
+
+    @property
+    def _left(self) -> int:
+        """Actions that are still to be taken."""
+        return max(0, self.config.horizon - self._taken_of_newest) if self._chunks else 0
+
+    def _take(self) -> Actions | None:
+        if self._left == 0:
+            return None
+        number = self.counts.taken
+        if self.config.mode == "ensemble":
+            found = [chunk[number - first] for first, chunk in self._chunks if number - first < self.config.horizon]
+            weights = np.exp(-self.config.ensemble_decay * np.arange(len(found)))
+            action = (weights[:, None] * np.array(found)).sum(0) / weights.sum()
+        else:
+            first, chunk = self._chunks[-1]
+            action = chunk[number - first]
+        self.counts.taken += 1
+        return action.astype(np.float32)
+
+    def _ask(self, now: float, observe: Callable[[], Request]) -> None:
+        request = observe()
+        if self.config.mode == "rtc" and self._left:
+            first, chunk = self._chunks[-1]
+            rest = chunk[self.counts.taken - first :]
+            # Hold-last padding: the policy is told a whole chunk, and weighs only what is real.
+            padding = np.repeat(rest[-1:], self.config.horizon - len(rest), axis=0)
+            expected = max(self._recent, default=self.config.delay)
+            request |= {
+                "previous": np.concatenate([rest, padding]).astype(np.float32),
+                "delay": min(expected, len(rest)),
+                "execute": self.config.horizon - len(rest),
+            }
+        self._asked_at, self._asked_when = self.counts.taken, now
+        self.inference.submit(request, now)
+
+    def _collect(self, now: float) -> None:
+        if self._asked_at is None or (answer := self.inference.poll(now)) is None:
+            return
+        asked_at, self._asked_at = self._asked_at, None
+        delay = self.counts.taken - asked_at
+        if wrong := self._refusal(answer):
+            self.counts.refused += 1
+            self._on_problem(now, wrong)
+        elif delay < self.config.horizon:
+            assert isinstance(answer, dict)
+            # The first one paid for compilation and caches: it says nothing of those to come.
+            if self.counts.chunks:
+                self.counts.delays.append(delay)
+                self._recent.append(delay)
+            self.counts.chunks += 1
+            self._chunks.append((asked_at, np.asarray(answer["actions"])))
+
+    def _refusal(self, answer: dict[str, Any] | Exception) -> str:
+        if isinstance(answer, Exception):
+            return f"inference failed: {answer}"
+        actions, shape = answer.get("actions"), (self.config.horizon, self.config.action_dim)
+        if not isinstance(actions, np.ndarray) or actions.shape != shape:
+            return f"the policy sent actions of shape {getattr(actions, 'shape', None)}, not {shape}"
+        if not np.isfinite(actions).all():
+            return "the policy sent actions that are not finite"
+        return ""

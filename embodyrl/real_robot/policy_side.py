@@ -1,0 +1,111 @@
+"""A checkpoint as what ``PolicyServer`` serves; the one module here that needs torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodyrl import checkpoint
+from embodyrl.build import load_config, make_policy, pick_device
+from embodyrl.errors import UserError
+from embodyrl.policies.steer import initial_noise
+from embodyrl.types import Obs
+
+
+class CheckpointPolicy:
+    """Noise-free action chunks of a checkpoint's policy.
+
+    Args:
+        path: a checkpoint, or a run's folder (its newest).
+        device: ``"auto"`` takes the GPU where there is one.
+        seed: of the noise that flow policies start from.
+    """
+
+    def __init__(self, path: str, device: str = "auto", seed: int = 0) -> None:
+        self.config = load_config(path)
+        _, meta = checkpoint.load(checkpoint.find(path))
+        self.spec = checkpoint.spec_from_json(meta["spec"])
+        self.device = pick_device(device)
+        self.policy = make_policy(self.config.policy, self.spec, 0, self.device).eval()
+        checkpoint.load_policy(path, self.policy, self.spec)
+        self._generator = torch.Generator().manual_seed(seed)
+        self.metadata: dict[str, Any] = {
+            "env": self.spec.name,
+            "action_dim": self.spec.action_dim,
+            "proprio_dim": self.spec.proprio_dim,
+            "control_mode": self.spec.control_mode,
+            "control_hz": self.spec.control_hz,
+            "horizon": self.policy.config.horizon,
+            "cameras": {name: list(size) for name, size in self.spec.cameras.items()},
+        }
+
+    def infer(self, observation: dict[str, Any]) -> dict[str, Any]:
+        """``{"actions": (H, A) float32}`` for an observation that ``server.check_observation`` let through."""
+        obs = Obs(
+            images={name: torch.tensor(image)[None] for name, image in observation.get("images", {}).items()},
+            proprio=torch.tensor(observation["proprio"])[None],
+            instruction=[observation.get("prompt", "")],
+        ).to(self.device)
+        if "previous" in observation:
+            previous = torch.tensor(observation["previous"])[None].to(self.device)
+            weights = rtc_weights(previous.shape[1], observation["delay"], observation["execute"])
+            actions = sample_guided(self.policy, obs, previous, weights.to(self.device), self._generator)
+        else:
+            actions = self.policy.sample(obs, generator=self._generator, mode="eval").actions
+        return {"actions": actions[0].float().cpu().numpy().astype(np.float32)}
+
+
+def rtc_weights(horizon: int, delay: int, execute: int) -> Tensor:
+    """(H,) how much each action of the new chunk is held to the previous one (arXiv:2506.07339, eq. 5).
+
+    Args:
+        horizon: H.
+        delay: actions that will have been taken when the chunk arrives: weight 1.
+        execute: actions at the end that the previous chunk does not reach: weight 0.
+    """
+    i = torch.arange(horizon, dtype=torch.float32)
+    end = horizon - execute
+    c = (end - i) / max(end - delay + 1, 1)
+    soft = c * torch.expm1(c) / (np.e - 1.0)
+    return torch.where(i < delay, 1.0, torch.where(i < end, soft, 0.0))
+
+
+def sample_guided(
+    policy: Any, obs: Obs, previous: Tensor, weights: Tensor, generator: torch.Generator, max_guidance: float = 5.0
+) -> Tensor:
+    """An action chunk that continues the previous one, by guided inpainting (arXiv:2506.07339, eqs. 2 to 4).
+
+    With this project's time (t = 1 noise) the predicted data is x - t v, and the velocity is corrected by
+    min(beta, t / ((1 - t) r^2)) times the gradient of the weighted distance, r^2 = t^2 / ((1 - t)^2 + t^2).
+
+    Args:
+        policy: a flow policy like ``FlowVLA``.
+        obs: N observations.
+        previous: (N, H, A) what is left of the previous chunk, in the env's units, padded.
+        weights: (H,) of ``rtc_weights``.
+        generator: of the initial noise.
+        max_guidance: beta.
+
+    Returns:
+        (N, H, A) in [-1, 1].
+    """
+    if not all(hasattr(policy, name) for name in ("encode", "velocity", "normalize_action")):
+        raise UserError(f"{type(policy).__name__} is no flow policy that rtc can guide. Use --mode naive or sync.")
+    steps = policy.config.num_denoise_steps
+    with torch.no_grad():
+        context = policy.encode(obs)
+        x = initial_noise(policy.steer, policy.steer_features(context), tuple(previous.shape), generator, "eval")
+        goal = policy.normalize_action(previous)
+    for k in range(steps):
+        t = 1.0 - k / steps
+        strength = max_guidance if k == 0 else min(max_guidance, ((1.0 - t) ** 2 + t**2) / (t * (1.0 - t)))
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            v = policy.velocity(context, x[:, None], torch.full((len(x), 1), t, device=x.device))[:, 0]
+            data = x - t * v
+            (pull,) = torch.autograd.grad(data, x, ((goal - data) * weights[:, None]).detach())
+        x = (x - (v - strength * pull) / steps).detach()
+    return policy.normalize_action.inverse(x).clamp(-1.0, 1.0)

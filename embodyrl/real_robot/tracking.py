@@ -1,0 +1,251 @@
+"""Motion that can always stop: jerk-limited tracking of a pose, inside joint limits and a workspace.
+
+A tracked step is let through only if the stop that would follow it keeps all limits (``_Joint.can_stop``,
+``_overshoot``); else the tick belongs to the stop from the state before, which had passed the same test. So no limit is
+ever broken, whatever the targets are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from ruckig import ControlInterface, InputParameter, OutputParameter, Ruckig, Synchronization, Trajectory
+
+from embodyrl.errors import UserError
+from embodyrl.real_robot import kinematics, limits
+from embodyrl.real_robot.messages import Array, Target
+
+IK_RATE = 3.0
+"""rad/s, how fast the fastest joint of the reference turns: about what the joints can do."""
+POSTURE_RATE = 2.5
+"""1/s, how fast redundant motion goes back to the home posture: as in the simulated tasks."""
+Motion = tuple[list[float], list[float], list[float]]
+"""Angles, velocities and accelerations of the seven joints. Floats, since numpy costs more than seven of anything."""
+
+
+@dataclass(frozen=True)
+class SafetyConfig:
+    """Where and how the robot may move. The box has no default: whoever deploys must know it.
+
+    Attributes:
+        box_low: (3,) m, corner of the workspace of the tool centre point, in the base's frame.
+        box_high: (3,) m, the opposite corner.
+        robot: model, a key of ``limits.ROBOTS``.
+        tick: s between two commands.
+        max_tilt: rad, how far the hand may turn from pointing down with its fingers along y.
+        ee_speed: m/s, of the reference that is followed.
+        ee_turn: rad/s, the same for its rotation.
+        max_lead: rad, how far the reference may be ahead of the measured joints: a blocked arm stores up no jerk.
+        max_error: rad between commanded and measured joints that is a fault, e.g. because the state is frozen.
+        max_target_age: s without a fresh target until the filter holds.
+        max_state_age: s without a fresh state until it is a fault.
+        max_gap: s between two ticks after which the filter holds.
+        max_force: N at the hand that is a fault.
+        follow: share of the acceleration and jerk limits that tracking uses; stops may use all.
+        resume: who ends a hold that a stale target caused: ``"person"``, or a ``"fresh_target"``.
+        recover_reflex: whether ``clear`` may follow a reflex of the robot's own controller.
+    """
+
+    box_low: tuple[float, float, float]
+    box_high: tuple[float, float, float]
+    robot: str = "fr3"
+    tick: float = 0.01
+    max_tilt: float = 0.6
+    ee_speed: float = 1.0
+    ee_turn: float = 2.0
+    max_lead: float = 0.2
+    max_error: float = 0.3
+    max_target_age: float = 0.1
+    max_state_age: float = 0.05
+    max_gap: float = 0.03
+    max_force: float = 30.0
+    follow: float = 0.8
+    resume: str = "person"
+    recover_reflex: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.box_low) != 3 or len(self.box_high) != 3 or not np.less(self.box_low, self.box_high).all():
+            raise UserError(
+                f"The workspace box {self.box_low} to {self.box_high} is not one: give x, y, z of both corners."
+            )
+        if self.resume not in ("person", "fresh_target"):
+            raise UserError(f"resume is {self.resume!r}; it must be 'person' or 'fresh_target'.")
+        if not 1e-3 <= self.tick <= 0.05:
+            raise UserError(f"tick is {self.tick} s; the filter runs at 20 to 1000 Hz.")
+        if not 0.0 < self.follow <= 1.0:
+            raise UserError(f"follow is {self.follow}; it is a share of the limits, above 0 and at most 1.")
+
+
+class Tracker:
+    """The motion of one arm: ``motion`` is where it was last told to be."""
+
+    def __init__(self, config: SafetyConfig) -> None:
+        self.config = config
+        self.limits = safe = limits.find(config.robot).inside()
+        self._low, self._high = np.array(config.box_low), np.array(config.box_high)
+        # The stop slows down at the acceleration limit, so the velocity limit may not fall faster than that.
+        decel = np.minimum(safe.decel, 0.9 * safe.ddq_max)
+        self._joints = [
+            _Joint(*row)
+            for row in np.stack(
+                [safe.q_min, safe.q_max, safe.dq_max, safe.ddq_max, safe.dddq_max, safe.offset, 2.0 * decel], axis=1
+            ).tolist()
+        ]
+        # Where the velocity limit has fallen to zero, and a little before.
+        dead = safe.offset**2 / (2.0 * decel) + 2e-3
+        self._ref_low, self._ref_high = safe.q_min + dead, safe.q_max - dead
+        self._tracker, self._stopper = Ruckig(7, config.tick), Ruckig(7, config.tick)
+        self._track_in, self._track_out = InputParameter(7), OutputParameter(7)
+        self._stop_in, self._stop_path = InputParameter(7), Trajectory(7)
+        for inputs, share in ((self._track_in, config.follow), (self._stop_in, 1.0)):
+            inputs.synchronization = Synchronization.No
+            inputs.max_velocity = safe.dq_max.tolist()
+            inputs.max_acceleration = (share * safe.ddq_max).tolist()
+            inputs.max_jerk = (share * safe.dddq_max).tolist()
+        self._stop_in.control_interface = ControlInterface.Velocity
+        self._stop_in.target_velocity = [0.0] * 7
+
+    def start(self, q: Array) -> None:
+        """At rest at the joint angles q (7,)."""
+        self.motion: Motion = (q.tolist(), [0.0] * 7, [0.0] * 7)
+        self._outside = max(self._overshoot(self.motion), 0.0)
+        self.aim()
+
+    def aim(self) -> None:
+        """The reference begins anew where the arm is told to be."""
+        self._q_ref = np.array(self.motion[0])
+        self._position, self._rotation, _ = kinematics.forward(self._q_ref)
+
+    def brake(self) -> None:
+        """One tick of the hardest stop; at rest it stays where it is."""
+        self.motion = self._braked(self.motion)
+
+    def follow(self, measured: Array, target: Target) -> None:
+        """One tick towards the target, or as far as one can still stop.
+
+        Args:
+            measured: (7,) joint angles.
+            target: finite.
+        """
+        self.motion = self._tracked(self.motion, measured, target)
+
+    def _tracked(self, before: Motion, measured: Array, target: Target) -> Motion:
+        c = self.config
+        self._move_reference(target)
+        q_ref = kinematics.ik_step(
+            self._q_ref, self._position, self._rotation, self._ref_low, self._ref_high,
+            max_step=IK_RATE * c.tick, posture_gain=POSTURE_RATE * c.tick,
+        )  # fmt: skip
+        q_ref = _clamp(_clamp(q_ref, measured - c.max_lead, measured + c.max_lead), self._ref_low, self._ref_high)
+        ahead = ((q_ref - self._q_ref) / c.tick).tolist()
+        self._q_ref = q_ref
+        caps = [joint.caps(q, dq, c.tick) for joint, q, dq in zip(self._joints, *before[:2], strict=True)]
+        inputs, out = self._track_in, self._track_out
+        inputs.current_position, inputs.current_velocity, inputs.current_acceleration = before
+        inputs.target_position = q_ref.tolist()
+        inputs.target_velocity = [
+            min(max(v, 0.9 * low), 0.9 * high) for v, (low, high) in zip(ahead, caps, strict=True)
+        ]
+        inputs.min_velocity, inputs.max_velocity = [low for low, _ in caps], [high for _, high in caps]
+        if self._tracker.update(inputs, out) < 0:
+            return self._braked(before)
+        motion = out.new_position, out.new_velocity, out.new_acceleration
+        able = [joint.can_stop(*each) for joint, *each in zip(self._joints, *motion, strict=True)]
+        if not all(able):
+            stop = self._braked(before)
+            motion = tuple(
+                [a if ok else b for ok, a, b in zip(able, *both, strict=True)]
+                for both in zip(motion, stop, strict=True)
+            )
+        # The stop from an accepted motion ends where it was foreseen, so braking makes this no larger.
+        outside = max(self._overshoot(motion), 0.0)  # type: ignore[arg-type]
+        if outside > self._outside + 1e-4:
+            return self._braked(before)
+        self._outside = outside
+        return motion  # type: ignore[return-value]
+
+    def _move_reference(self, target: Target) -> None:
+        """The pose that is followed: inside the box, never turned too far, and moving at a bounded speed."""
+        c = self.config
+        way = _clamp(target.position, self._low, self._high) - self._position
+        length = math.sqrt(float(way @ way))
+        if length > c.ee_speed * c.tick:
+            way *= c.ee_speed * c.tick / length
+        self._position = self._position + way
+        goal = _turned_at_most(kinematics.DOWN, target.rotation, c.max_tilt)
+        self._rotation = _turned_at_most(self._rotation, goal, c.ee_turn * c.tick)
+
+    def _braked(self, motion: Motion) -> Motion:
+        self._plan_stop(motion)
+        return self._stop_path.at_time(self.config.tick)
+
+    def _overshoot(self, motion: Motion) -> float:
+        """How far (m) outside the workspace a stop from here would lead, half way or at its end; below 0 inside."""
+        self._plan_stop(motion)
+        path, worst = self._stop_path, -math.inf
+        (x0, y0, z0), (x1, y1, z1) = self.config.box_low, self.config.box_high
+        for share in (0.5, 1.0):
+            x, y, z = kinematics.tip(path.at_time(share * path.duration)[0])
+            worst = max(worst, x - x1, y - y1, z - z1, x0 - x, y0 - y, z0 - z)
+        return worst
+
+    def _plan_stop(self, motion: Motion) -> None:
+        inputs = self._stop_in
+        inputs.current_position, inputs.current_velocity, inputs.current_acceleration = motion
+        self._stopper.calculate(inputs, self._stop_path)
+
+
+class _Joint(NamedTuple):
+    """The limits of one joint, drawn in; the speed limit towards an end is sqrt(decel2 * room) - offset."""
+
+    q_min: float
+    q_max: float
+    dq_max: float
+    ddq_max: float
+    dddq_max: float
+    offset: float
+    decel2: float
+
+    def can_stop(self, q: float, dq: float, ddq: float) -> bool:
+        """Whether the hardest stop from here keeps the velocity limit, and with it both ends of the joint."""
+        return self._keeps(self.q_max - q, dq, ddq) and self._keeps(q - self.q_min, -dq, -ddq)
+
+    def _keeps(self, room: float, v: float, a: float) -> bool:
+        """The same for one end, ``room`` away, with v and a towards it.
+
+        While the acceleration falls to -A the velocity rises to at most v + a^2/2J, and the joint goes at most that
+        times (a + A)/J. From there on it slows down at A, faster than the limit falls (at most D v / (v + offset), with
+        D < A).
+        """
+        a = max(a, 0.0)
+        peak = v + 0.5 * a * a / self.dddq_max
+        if peak <= 0.0:
+            return True
+        room -= peak * (a + self.ddq_max) / self.dddq_max
+        return peak <= self.dq_max and room > 0.0 and peak <= math.sqrt(self.decel2 * room) - self.offset
+
+    def caps(self, q: float, dq: float, tick: float) -> tuple[float, float]:
+        """Velocities to track under, a little inside what ``can_stop`` asks, so that it seldom has to say no."""
+        lead = dq * (tick + 2.0 * self.ddq_max / self.dddq_max)
+        return -self._cap(q - self.q_min + min(lead, 0.0)), self._cap(self.q_max - q - max(lead, 0.0))
+
+    def _cap(self, room: float) -> float:
+        free = math.sqrt(self.decel2 * room) - self.offset if room > 0.0 else 0.0
+        return 0.95 * min(max(free, 1e-3), self.dq_max)
+
+
+def _clamp(x: Array, low: Array | float, high: Array | float) -> Array:
+    """np.clip at a third of its overhead."""
+    return np.minimum(np.maximum(x, low), high)
+
+
+def _turned_at_most(start: Array, goal: Array, angle: float) -> Array:
+    """The rotation ``goal``, or where the way from ``start`` to it has gone through ``angle``."""
+    if float(np.vdot(goal, start)) >= 1.0 + 2.0 * math.cos(angle):  # trace of goal @ start.T
+        return goal
+    turn = kinematics.rotation_vector(goal @ start.T)
+    length = math.sqrt(float(turn @ turn))
+    return goal if length <= angle else kinematics.exp_rotation(turn * (angle / length)) @ start

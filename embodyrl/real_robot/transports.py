@@ -1,0 +1,58 @@
+"""The one interface to a robot, and the clocks that the ticker runs by."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+from embodyrl.real_robot.actions import DeltaDecoder
+from embodyrl.real_robot.messages import Command, RobotState
+
+
+class Robot(Protocol):
+    """A Franka arm with a gripper and cameras. No method may block the ticker for long."""
+
+    def state(self) -> RobotState:
+        """The newest measured state, stamped by the ticker's clock."""
+        ...
+
+    def send(self, command: Command) -> None:
+        """Hands over the next command."""
+        ...
+
+    def observe(self, decoder: DeltaDecoder) -> dict[str, Any]:
+        """What the policy sees now: ``images``, ``proprio`` and ``prompt`` (see ``server.check_observation``)."""
+        ...
+
+    def solved(self) -> bool:
+        """Whether the task is, where the robot can tell."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of the robot."""
+        ...
+
+
+class Clock(Protocol):
+    """Where time comes from."""
+
+    def now(self) -> float:
+        """s, never going back."""
+        ...
+
+    def sleep_until(self, stamp: float) -> None:
+        """Returns at ``stamp``, or at once if that is past."""
+        ...
+
+
+class RealClock:
+    """The machine's own."""
+
+    def now(self) -> float:
+        """See ``Clock``."""
+        return time.monotonic()
+
+    def sleep_until(self, stamp: float) -> None:
+        """See ``Clock``."""
+        if (left := stamp - time.monotonic()) > 0:
+            time.sleep(left)
