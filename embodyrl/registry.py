@@ -57,6 +57,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "sft": "embodyrl.algorithms.sft:SFT",
         "ppo": "embodyrl.algorithms.ppo:PPO",
         "grpo": "embodyrl.algorithms.grpo:GRPO",
+        "nft": "embodyrl.algorithms.nft:NFT",
         "sac_flow": "embodyrl.algorithms.sac_flow:SACFlow",
         "rlpd": "embodyrl.algorithms.rlpd:RLPD",
         "wsrl": "embodyrl.algorithms.wsrl:WSRL",

@@ -1,0 +1,152 @@
+"""NFT: no likelihood and no critic; flow matching towards what worked and away from what did not.
+
+Episodes from one initial state are compared as in GRPO; the advantage becomes a probability of being good,
+r = (1 + clip(A, -1, 1)) / 2. The old policy's velocity is then mirrored, v+- = v_old +- beta (v - v_old), and
+
+    loss = r |x0+ - a|^2 + (1 - r) |x0- - a|^2          x0+- = x_t - t v+-
+
+is flow matching for good chunks and its reflection for bad ones: DiffusionNFT, arXiv:2509.16117. ``target=step``
+supervises each denoising step of the rollout instead, |mean+-(x_k) - x_{k+1}|^2 / std^2, after pi-StepNFT,
+arXiv:2603.02083.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodyrl.algorithms.common import GuardedAdam, Means
+from embodyrl.algorithms.grpo import GroupBatch
+from embodyrl.buffers import EpisodeBatch, minibatches
+from embodyrl.env import VecEnv
+from embodyrl.errors import UserError, did_you_mean
+from embodyrl.flow import flow_matching_pair, randn, sample_training_time, timesteps
+from embodyrl.losses import nft_branches, nft_loss
+from embodyrl.returns import group_advantages
+from embodyrl.rollout import collect_episodes
+from embodyrl.types import DenoisingTrace, Obs
+
+TARGETS = ("action", "step")
+
+
+@dataclass(frozen=True)
+class NFTConfig:
+    """Settings of NFT.
+
+    Attributes:
+        name: registry name.
+        num_episodes: episodes per iteration.
+        group_size: G, episodes from one initial state; must divide ``num_episodes``.
+        beta: how far the branches stand from the old policy; smaller means larger steps.
+        target: ``action`` (the chunk that was executed, from noise drawn anew) or ``step`` (the rollout's own path).
+        epochs: passes over an iteration's chunks.
+        minibatch_size: chunks per gradient step.
+        lr: of Adam.
+        old_decay: after an iteration the old policy, which acts, keeps this share of itself; 0 makes it the new one.
+        max_grad_norm: 0 means no bound.
+    """
+
+    name: str = "nft"
+    num_episodes: int = 64
+    group_size: int = 8
+    beta: float = 1.0
+    target: str = "action"
+    epochs: int = 2
+    minibatch_size: int = 256
+    lr: float = 1e-4
+    old_decay: float = 0.5
+    max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.group_size < 2 or self.num_episodes < 1 or self.num_episodes % self.group_size:
+            raise UserError(
+                f"algorithm.group_size {self.group_size} must be at least 2, or there is nothing to compare with, and "
+                f"divide algorithm.num_episodes {self.num_episodes}."
+            )
+        if self.beta <= 0 or not 0 <= self.old_decay < 1:
+            raise UserError("algorithm.beta must be above 0, and algorithm.old_decay in [0, 1).")
+        if self.target not in TARGETS:
+            raise UserError(f"algorithm.target is {self.target!r}. {did_you_mean(self.target, TARGETS)}")
+
+
+class NFT:
+    """See the module's docstring."""
+
+    Config = NFTConfig
+    source = "groups"
+
+    def __init__(self, config: NFTConfig, policy: Any) -> None:
+        if config.target == "step" and policy.transition.num_noisy == 0:
+            raise UserError("algorithm.target=step needs noisy denoising steps, but policy.eta is 0.")
+        self.config, self.result = config, policy
+        self.policy = copy.deepcopy(policy).requires_grad_(False)  # the old one, which acts
+        self.optimizer = GuardedAdam(policy.actor_parameters(), config.lr, config.max_grad_norm, "policy")
+
+    def collect(self, env: VecEnv, draw: Callable[[int], list[int]], **options: Any) -> GroupBatch:
+        """``group_size`` whole episodes of the old policy from each of the initial states that ``draw`` gives."""
+        c = self.config
+        inits = [init for init in draw(c.num_episodes // c.group_size) for _ in range(c.group_size)]
+        batch = collect_episodes(env, self.policy, inits, **options)
+        return GroupBatch(batch, [e for e in batch.episodes if e is not None], batch.env_steps, rounds=1)
+
+    def update(self, batch: GroupBatch, *, progress: float, generator: torch.Generator) -> dict[str, float]:
+        """One iteration: how good each chunk was, the epochs, then the old policy follows."""
+        return self._learn(batch.kept, generator)
+
+    def _learn(self, batch: EpisodeBatch, generator: torch.Generator) -> dict[str, float]:
+        c = self.config
+        good = self._optimality(batch).to(batch.episode.device)[batch.episode]
+        rows = (good != 0.5).nonzero().flatten()  # at 1/2 the two branches cancel
+        stats = Means()
+        for _ in range(c.epochs if len(rows) else 0):
+            for i in minibatches(rows, c.minibatch_size, generator):
+                loss = self._loss(batch.obs[i], batch.trace[i], good[i], generator)
+                stats.add(loss=loss, grad_norm=self.optimizer.step(loss))
+        with torch.no_grad():
+            for old, new in zip(self.policy.parameters(), self.result.parameters(), strict=True):
+                old.lerp_(new, 1.0 - c.old_decay)
+        return {**stats.means(), "informative": len(rows) / max(1, len(good)), "optimality": float(good.mean())}
+
+    def _optimality(self, batch: EpisodeBatch) -> Tensor:
+        """(E,) r of each episode: 1/2 in groups that are all alike, or in which a simulation broke."""
+        c = self.config
+        returns = torch.tensor([0.0 if e is None else float(e.success) for e in batch.episodes])
+        broken = torch.tensor([e is None for e in batch.episodes]).view(-1, c.group_size).any(1, keepdim=True)
+        advantage = group_advantages(returns.view(-1, c.group_size))
+        return (0.5 + 0.5 * torch.where(broken, 0.0, advantage).clamp(-1.0, 1.0)).flatten()
+
+    def _loss(self, obs: Obs, trace: DenoisingTrace, good: Tensor, generator: torch.Generator) -> Tensor:
+        """Of B chunks, at one time or step each."""
+        new, old = self.result, self.policy
+        n, device, k = len(obs), good.device, 0
+        if self.config.target == "action":
+            action, t = trace.x[:, -1], sample_training_time(n, generator, device=device)
+            x, _ = flow_matching_pair(action, t, randn(action.shape, generator, device))
+        else:
+            k = torch.multinomial(trace.stochastic.float().cpu(), 1, generator=generator)[:, 0].to(device)
+            row = torch.arange(n, device=device)
+            x, after, t = trace.x[row, k], trace.x[row, k + 1], timesteps(trace.stochastic.shape[1], device)[k]
+        v = new.velocity(new.encode(obs), x[:, None], t[:, None])[:, 0]
+        with torch.no_grad():
+            v_old, log_std = old.step_inputs(old.encode(obs), x[:, None], t[:, None])
+            log_std = None if log_std is None else log_std[:, 0]
+        branches = nft_branches(v, v_old[:, 0], self.config.beta)
+        if self.config.target == "action":
+            plus, minus = (x - t[:, None, None] * branch for branch in branches)
+            return nft_loss(plus, minus, action, good)
+        (plus, std), (minus, _) = (old.transition.mean_std(x, branch, k, log_std) for branch in branches)
+        return nft_loss(plus / std, minus / std, after / std, good)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimiser and the old policy."""
+        return {"optimizer": self.optimizer.state_dict(), "old": self.policy.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state_dict``."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.policy.load_state_dict(state["old"])
