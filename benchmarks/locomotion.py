@@ -73,6 +73,7 @@ registry.BUILT_IN["algorithms"]["published_density"] = f"{__name__}:PublishedDen
 def make_config(variant: str, env: str, seed: int, steps: int, width: int, batch: int) -> Config:
     """One run; an iteration is 64 env steps and as many gradient steps."""
     iterations = steps // (NUM_ENVS * NUM_CHUNKS)
+    every = max(iterations // 10, -(-1000 // NUM_CHUNKS))  # no oftener than an episode is long: they begin anew then
     return resolve(
         {
             "env": {"name": "gymnasium", "id": env, "num_envs": NUM_ENVS, "seed": 1000 * seed},
@@ -89,9 +90,9 @@ def make_config(variant: str, env: str, seed: int, steps: int, width: int, batch
                 "out": str(OUT),
                 "seed": seed,
                 "iterations": iterations,
-                "eval_every": iterations // 10,
+                "eval_every": every,
                 "eval_episodes": 8,
-                "checkpoint_every": iterations // 10,
+                "checkpoint_every": every,
                 "keep_checkpoints": 1,
                 "device": "cpu",
                 "threads": 1,
