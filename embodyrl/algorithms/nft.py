@@ -122,25 +122,28 @@ class NFT:
 
     def _loss(self, obs: Obs, trace: DenoisingTrace, good: Tensor, generator: torch.Generator) -> Tensor:
         """Of B chunks, at one time or step each."""
-        new, old = self.result, self.policy
-        n, device, k = len(obs), good.device, 0
+        n, device = len(obs), good.device
         if self.config.target == "action":
             action, t = trace.x[:, -1], sample_training_time(n, generator, device=device)
             x, _ = flow_matching_pair(action, t, randn(action.shape, generator, device))
-        else:
-            k = torch.multinomial(trace.stochastic.float().cpu(), 1, generator=generator)[:, 0].to(device)
-            row = torch.arange(n, device=device)
-            x, after, t = trace.x[row, k], trace.x[row, k + 1], timesteps(trace.stochastic.shape[1], device)[k]
-        v = new.velocity(new.encode(obs), x[:, None], t[:, None])[:, 0]
-        with torch.no_grad():
-            v_old, log_std = old.step_inputs(old.encode(obs), x[:, None], t[:, None])
-            log_std = None if log_std is None else log_std[:, 0]
-        branches = nft_branches(v, v_old[:, 0], self.config.beta)
-        if self.config.target == "action":
+            branches, _ = self._branches(obs, x, t)
             plus, minus = (x - t[:, None, None] * branch for branch in branches)
             return nft_loss(plus, minus, action, good)
-        (plus, std), (minus, _) = (old.transition.mean_std(x, branch, k, log_std) for branch in branches)
-        return nft_loss(plus / std, minus / std, after / std, good)
+        k = torch.multinomial(trace.stochastic.float().cpu(), 1, generator=generator)[:, 0].to(device)
+        row = torch.arange(n, device=device)
+        x, t = trace.x[row, k], timesteps(trace.stochastic.shape[1], device)[k]
+        branches, log_std = self._branches(obs, x, t)
+        (plus, std), (minus, _) = (self.policy.transition.mean_std(x, branch, k, log_std) for branch in branches)
+        return nft_loss(plus / std, minus / std, trace.x[row, k + 1] / std, good)
+
+    def _branches(self, obs: Obs, x: Tensor, t: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+        """The mirrored velocities at x (B, H, A) and t (B,), and the old policy's log-std where it learns one."""
+        new, old, x, t = self.result, self.policy, x[:, None], t[:, None]
+        velocity = new.velocity(new.encode(obs), x, t)[:, 0]
+        with torch.no_grad():
+            before, log_std = old.step_inputs(old.encode(obs), x, t)
+        branches = nft_branches(velocity, before[:, 0], self.config.beta)
+        return branches, None if log_std is None else log_std[:, 0]
 
     def state_dict(self) -> dict[str, Any]:
         """The optimiser and the old policy."""
