@@ -63,8 +63,8 @@ JOBS = {
     "libero_object": Job(
         "LIBERO-Object, three tasks, two 64x64 cameras, official initial states",
         (
-            *("libero", "env.suite=libero_object", "env.task_ids=[0,1,2]", "env.image_size=64", "env.num_envs=24"),
-            *("--episodes", "45", "--noise", "0.1"),
+            *("libero", "env.suite=libero_object", "env.task_ids=[0,1,2]", "env.image_size=64", "env.num_envs=15"),
+            *("--episodes", "15", "--noise", "0.1"),
         ),
     ),
 }
