@@ -70,8 +70,8 @@ class PublishedDensity(SACFlow):
 registry.BUILT_IN["algorithms"]["published_density"] = f"{__name__}:PublishedDensity"
 
 
-def make_config(variant: str, env: str, seed: int, steps: int, width: int, batch: int) -> Config:
-    """One run; an iteration is 64 env steps and as many gradient steps."""
+def make_config(variant: str, env: str, seed: int, steps: int, width: int, batch: int, utd: float) -> Config:
+    """One run; an iteration is 64 env steps."""
     iterations = steps // (NUM_ENVS * NUM_CHUNKS)
     every = max(iterations // 10, -(-1000 // NUM_CHUNKS))  # no oftener than an episode is long: they begin anew then
     return resolve(
@@ -83,6 +83,7 @@ def make_config(variant: str, env: str, seed: int, steps: int, width: int, batch
                 "num_chunks": NUM_CHUNKS,
                 "capacity": steps,
                 "batch_size": batch,
+                "utd": utd,
                 "critic_width": width,
             },
             "run": {
@@ -107,7 +108,7 @@ def speed(width: int, batch: int) -> dict[str, dict[str, float]]:
     torch.set_num_threads(1)
     found = {}
     for variant in ("sac_flow", "sac"):
-        config = make_config(variant, "HalfCheetah-v5", 0, 6400, width, batch)
+        config = make_config(variant, "HalfCheetah-v5", 0, 6400, width, batch, 1.0)
         env = make_env(config.env)
         algorithm = SACFlow(config.algorithm, make_policy(config.policy, env.spec, 0))
         player, generator = Player(env), seeded(0, 0)
@@ -202,7 +203,8 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--steps", type=int, default=200_000)
     parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--utd", type=float, default=0.5, help="gradient steps per env step")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each with one thread")
     parser.add_argument("--speed", action="store_true", help="only measure the cost of a step")
     a = parser.parse_args()
@@ -216,15 +218,15 @@ def main() -> None:
             while len([p for p in running if p.poll() is None]) >= a.jobs:
                 time.sleep(1)
             one = ["--variants", variant, "--envs", env, "--seeds", str(seed)]
-            size = ["--steps", str(a.steps), "--width", str(a.width), "--batch", str(a.batch)]
+            size = ["--steps", str(a.steps), "--width", str(a.width), "--batch", str(a.batch), "--utd", str(a.utd)]
             running.append(subprocess.Popen([sys.executable, __file__, *one, *size], env={**os.environ, **ALONE}))
         if failed := [p.args for p in running if p.wait() != 0]:
             raise SystemExit(f"These runs failed: {failed}")
     else:
         for variant, env, seed in todo:
-            train(make_config(variant, env, seed, a.steps, a.width, a.batch))
+            train(make_config(variant, env, seed, a.steps, a.width, a.batch, a.utd))
     if len(todo) > 1:
-        summarise({"steps": a.steps, "width": a.width, "batch": a.batch}, a.seeds)
+        summarise({"steps": a.steps, "width": a.width, "batch": a.batch, "utd": a.utd}, a.seeds)
 
 
 if __name__ == "__main__":
