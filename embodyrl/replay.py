@@ -119,7 +119,7 @@ class ReplayBuffer:
                 if obs.privileged is None:
                     raise UserError(
                         "The critic reads privileged state, which these chunks do not have (demonstrations never do). "
-                        "Set policy.critic=shared."
+                        "Set algorithm.shared_critic=true."
                     )
                 columns[f"{when}/privileged"] = obs.privileged
         return columns

@@ -57,8 +57,8 @@ class DSRL(SACFlow):
     def _propose(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         with torch.no_grad():
             context = self.policy.encode(obs)
-            features = self.policy.critic_features(obs, context)
-        noise, logprob = self.policy.steer.sample(self.policy.steer_features(context), generator)
+            features = self._critic_features(obs, context)
+        noise, logprob = self.policy.steer.sample(self.policy.features(context), generator)
         return noise, logprob, features
 
     def act(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -67,5 +67,5 @@ class DSRL(SACFlow):
         if self.collected < self.config.warmup_chunks:
             noise = randn((len(obs), self.policy.config.horizon, self.policy.spec.action_dim), generator, self.device)
         else:
-            noise, _ = self.policy.steer.sample(self.policy.steer_features(context), generator)
+            noise, _ = self.policy.steer.sample(self.policy.features(context), generator)
         return self.policy.decode(context, noise), noise

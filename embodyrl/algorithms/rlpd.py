@@ -38,6 +38,7 @@ class RLPDConfig(SACFlowConfig):
     policy_delay: int = 4
     critic_lr: float = 3e-4
     num_critics: int = 10
+    shared_critic: bool = True
     critic_norm: str = "layer"
     demo_fraction: float = 0.5
     intervention_capacity: int = 10_000
@@ -60,7 +61,8 @@ class RLPD(SACFlow):
         super().__init__(config, policy)
         if self.privileged:
             raise UserError(
-                "RLPD's critics learn from demonstrations, which have no privileged state. Set policy.critic=shared."
+                "RLPD's critics learn from demonstrations, which have no privileged state: leave "
+                "algorithm.shared_critic at true."
             )
         self.prior: ReplayBuffer | None = None
 

@@ -62,6 +62,7 @@ class SACFlowConfig:
         entropy_backup: whether TD targets hold the entropy bonus of the next decision.
         bc_coef: weight of the flow matching loss on ``data.path`` in the actor's loss (offline-to-online).
         num_critics: E; a target is the smaller value of two of them, drawn for every step (REDQ, arXiv:2101.05982).
+        shared_critic: critics see the actor's features, also where ``policy.critic`` is privileged.
         critic_width: of their hidden layers.
         critic_layers: hidden layers.
         critic_norm: ``none``, ``layer`` (LayerNorm), or ``batch``: CrossQ, which has no target nets.
@@ -88,6 +89,7 @@ class SACFlowConfig:
     entropy_backup: bool = True
     bc_coef: float = 0.0
     num_critics: int = 2
+    shared_critic: bool = False
     critic_width: int = 256
     critic_layers: int = 2
     critic_norm: str = "none"
@@ -136,10 +138,11 @@ class SACFlow:
         c, spec, horizon = config, policy.spec, policy.config.horizon
         self.device = next(policy.parameters()).device
         self._check_actor()
-        self.privileged = getattr(policy.config, "critic", "") == "privileged"
+        self.privileged = getattr(policy.config, "critic", "") == "privileged" and not c.shared_critic
         self.buffer = ReplayBuffer(c.capacity, spec, horizon, privileged=self.privileged, device=self.device)
         size = (c.num_critics, c.critic_width, c.critic_layers, c.critic_norm)
-        self.critics = Critics(policy.critic[0].in_features, horizon * spec.action_dim, *size).to(self.device)
+        features = policy.features_dim if c.shared_critic else policy.critic[0].in_features
+        self.critics = Critics(features, horizon * spec.action_dim, *size).to(self.device)
         self.target = None if c.critic_norm == "batch" else copy.deepcopy(self.critics).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(c.alpha), device=self.device))
         self.target_entropy = c.target_entropy * self._decision_size()
@@ -187,7 +190,14 @@ class SACFlow:
         path = self.sample_path(partial(p.step_inputs, context), p.transition, start, generator)
         choice = p.normalize_action.inverse(path.end).clamp(-1.0, 1.0)
         logprob = path.logprob.sum(1) - p.normalize_action.log_det(path.end)
-        return choice, logprob, p.critic_features(obs, context)
+        return choice, logprob, self._critic_features(obs, context)
+
+    def _critic_features(self, obs: Obs, context: Any = None) -> Tensor:
+        """What the critics see of obs (B, F); ``context`` saves encoding obs a second time."""
+        if not self.config.shared_critic:
+            return self.policy.critic_features(obs, context)
+        with torch.no_grad():
+            return self.policy.features(self.policy.encode(obs) if context is None else context)
 
     def act(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """See ``rollout.Act``: the noisy policy, or while it warms up from nothing, uniform actions."""
@@ -221,7 +231,7 @@ class SACFlow:
         self.collected += len(batch)
         stats = Means()
         if len(self.buffer) >= min(c.warmup_chunks, c.capacity):
-            if self.gradient_steps == 0:
+            if self.gradient_steps == 0 and self.privileged:
                 seen = torch.arange(min(len(self.buffer), 4096), device=self.device)
                 self.policy.fit_critic_inputs(self.buffer.rows(seen).obs)
             self.owed += c.utd * len(batch)
@@ -249,7 +259,7 @@ class SACFlow:
         c = self.config
         with torch.no_grad():
             following, logprob, next_features = self._propose(batch.next_obs, generator)
-            features = self.policy.critic_features(batch.obs)
+            features = self._critic_features(batch.obs)
         if self.target is None:
             both = self.critics(torch.cat([features, next_features]), torch.cat([batch.choice, following]))
             q, next_q = both.split(len(batch), dim=1)

@@ -129,8 +129,13 @@ class FlowMLP(nn.Module):
         """The value head's estimate from ``critic_features``."""
         return self.critic(features).squeeze(-1)
 
-    def steer_features(self, context: Tensor) -> Tensor:
-        """What a policy over the initial noise sees of an observation."""
+    @property
+    def features_dim(self) -> int:
+        """Length of ``features``."""
+        return self.spec.proprio_dim
+
+    def features(self, context: Tensor) -> Float[Tensor, "n p"]:
+        """What small nets beside the actor see of an observation."""
         return context
 
     @torch.no_grad()

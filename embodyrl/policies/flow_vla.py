@@ -215,8 +215,13 @@ class FlowVLA(nn.Module):
         """The critic's estimate from ``critic_features``."""
         return self.critic(features).squeeze(-1)
 
-    def steer_features(self, context: Context) -> Float[Tensor, "n d"]:
-        """What a policy over the initial noise sees of an observation."""
+    @property
+    def features_dim(self) -> int:
+        """Length of ``features``."""
+        return self.config.width
+
+    def features(self, context: Context) -> Float[Tensor, "n d"]:
+        """What small nets beside the actor see of an observation: a summary, without gradient into the actor."""
         return context.pooled.detach()
 
     @torch.no_grad()
@@ -243,7 +248,7 @@ class FlowVLA(nn.Module):
         device = obs.proprio.device
         context = self.encode(obs)
         shape = (n, self.config.horizon, self.spec.action_dim)
-        x = initial_noise(self.steer, self.steer_features(context), shape, generator, mode)
+        x = initial_noise(self.steer, self.features(context), shape, generator, mode)
         if mode == "eval":
             return ActionSample(self.decode(context, x))
         times = timesteps(steps, device)
