@@ -112,6 +112,7 @@ def test_state_and_pixels_equal_the_unmodified_env_over_an_episode(env):
             bddl_file_name=str(env.tasks[0].bddl_file), camera_heights=64, camera_widths=64, use_camera_obs=False
         )
         reference.reset()
+    assert len(scene.observed_joints) == 4  # three drawers and a knob
     fixtures = scene.fixture_poses()  # where cabinets stand is drawn at random by LIBERO's reset
     reference.sim.model.body_pos[scene.fixtures] = fixtures[:, :3]
     reference.sim.model.body_quat[scene.fixtures] = fixtures[:, 3:]

@@ -76,3 +76,14 @@ def test_nan_is_refused_and_a_broken_simulation_masked(pair):
     assert torch.equal(step.obs.proprio[0], obs.proprio[0])
     native.reset([0], init=[0])
     assert torch.isfinite(native.step(torch.zeros(2, 1, 7)).obs.proprio).all()
+
+
+def test_processes_equal_threads(pair):
+    native, _ = pair
+    pool = LiberoEnv(LiberoConfig(**SETTINGS, cameras=(), num_workers=2))
+    try:
+        actions = torch.rand(2, 4, 7, generator=torch.Generator().manual_seed(1)) * 2 - 1
+        assert_same_states(pool.reset(init=[2, 3]), native.reset(init=[2, 3]))
+        assert_same_states(pool.step(actions).obs, native.step(actions).obs)
+    finally:
+        pool.close()
