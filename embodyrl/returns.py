@@ -58,12 +58,10 @@ def gae(
         Advantage and return (= advantage + value). A chunk without a valid action (observation unchanged, reward 0,
         h = 0) that ends the episode gets advantage 0.
     """
-    delta = reward + discount * torch.where(terminated, 0.0, next_value) - value
-    advantage = torch.zeros_like(delta)
-    following = torch.zeros_like(delta[0])
-    for t in reversed(range(len(delta))):
-        following = delta[t] + lam * discount[t] * torch.where(done[t], 0.0, following)
-        advantage[t] = following
+    advantage = reward + discount * torch.where(terminated, 0.0, next_value) - value
+    decay = torch.where(done, 0.0, lam * discount)
+    for t in reversed(range(len(advantage) - 1)):
+        advantage[t].addcmul_(decay[t], advantage[t + 1])
     return advantage, advantage + value
 
 
@@ -90,19 +88,16 @@ def group_advantages(
         raise UserError(f"There is no baseline {baseline!r}. {did_you_mean(baseline, BASELINES)}")
     if size < 2:
         return torch.zeros_like(returns)
-    std, mean = torch.std_mean(returns, dim=1, keepdim=True)
-    centred = returns - mean
-    if baseline == "leave_one_out":
-        advantage = centred * (size / (size - 1))
-    elif baseline == "median":
-        advantage = returns - returns.quantile(0.5, dim=1, keepdim=True)  # the mean of the two middle ones if S is even
+    # Equal returns become exact zeros here; the rounding of their mean must not become an advantage.
+    shifted = returns - returns[:, :1]
+    std, mean = torch.std_mean(shifted, dim=1, keepdim=True)
+    if baseline == "median":
+        advantage = shifted - shifted.quantile(0.5, dim=1, keepdim=True)  # between the two middle ones if S is even
     else:
-        advantage = centred
-    if normalize:
-        advantage = advantage / (std + eps)
-    # Rounding of the mean must not become an advantage of a group that says nothing.
-    equal = (returns == returns[:, :1]).all(1, keepdim=True)
-    return torch.where(equal, 0.0, advantage)
+        advantage = shifted - mean
+    if baseline == "leave_one_out":
+        advantage = advantage * (size / (size - 1))
+    return advantage / (std + eps) if normalize else advantage
 
 
 def combined_group_advantages(

@@ -10,6 +10,7 @@ from embodyrl.build import make_policy
 from embodyrl.flow import Transition, draw_stochastic_steps, initial_log_prob, randn, timesteps
 from embodyrl.losses import ppo_policy_loss, value_loss
 from embodyrl.policies.flow_vla import FlowVLAConfig
+from embodyrl.returns import group_advantages
 from embodyrl.types import EnvSpec, Obs
 
 F64 = torch.float64
@@ -90,6 +91,10 @@ def dual_clip_bounds_the_loss(loss):
     assert float(loss(*arguments, 0.2, 0.2, 3.0)[0]) == pytest.approx(6.0)
 
 
+def equal_rewards_teach_nothing(advantages):
+    assert (advantages(torch.full((4, 8), 0.1)) == 0).all()
+
+
 def noise_follows_the_generator(noise):
     assert not torch.equal(noise((4, 2), seeded(1)), noise((4, 2), seeded(2)))
 
@@ -123,6 +128,7 @@ CASES = [
     ),
     (clip_fraction_counts_what_moved, (right_clip_fraction,), (defects.clip_fraction_after_clipping,)),
     (dual_clip_bounds_the_loss, (ppo_policy_loss,), (defects.ppo_loss_that_ignores_dual_clip,)),
+    (equal_rewards_teach_nothing, (group_advantages,), (defects.group_advantages_of_rounding,)),
     (noise_follows_the_generator, (randn,), (defects.noise_of_seed_0,)),
 ]
 
