@@ -52,8 +52,9 @@ class FlowVLAConfig:
         transition: how a step draws noise when training: ``flow_sde``, ``flow_cps`` or ``flow_noise``, whose std is
             learned and depends on observation, step and noisy chunk.
         eta: noise level of ``flow_sde`` and ``flow_cps``.
-        noise_min: of ``flow_noise``, in units of the data's standard deviation: the std of one step lies in
-            [noise_min, noise_max] / sqrt(K), so that the noise of a whole path does not depend on K.
+        noise_min: of ``flow_noise``, in units of the data's standard deviation: the std of one step lies in [noise_min,
+            noise_max] / sqrt(K), so that the noise of a whole path does not depend on K. The defaults span what
+            ``flow_sde`` draws at eta .5.
         noise_max: see there.
         trained_steps: ``all`` steps draw noise and are trained, or ``one`` drawn at random per env.
         critic: what the value head sees: ``privileged`` simulator state, or ``shared`` features of the actor (no
@@ -77,8 +78,8 @@ class FlowVLAConfig:
     context_layers: int = 0
     transition: str = "flow_sde"
     eta: float = 0.5
-    noise_min: float = 0.16
-    noise_max: float = 0.32
+    noise_min: float = 0.3
+    noise_max: float = 1.0
     trained_steps: str = "all"
     critic: str = "privileged"
     critic_width: int = 256
