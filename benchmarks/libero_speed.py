@@ -145,7 +145,7 @@ def main() -> None:
     busy = psutil.cpu_percent(interval=5)
     out: dict[str, Any] = {"suite": args.suite, "horizon": HORIZON, "num_envs": args.num_envs, "workers": args.workers}
     out["cores_busy_with_other_work_beforehand"] = round(busy / 100 * (os.cpu_count() or 1), 2)
-    for name, cameras in (("state", False), ("two_cameras", True)):
+    for name, cameras in (("two_cameras", True), ("state", False)):
         rows = {
             "native": ours(args.suite, "native", cameras, args.num_envs, 1, args.repeats),
             "native_1_env": ours(args.suite, "native", cameras, 1, 1, args.repeats),
