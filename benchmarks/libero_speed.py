@@ -146,17 +146,20 @@ def main() -> None:
     out: dict[str, Any] = {"suite": args.suite, "horizon": HORIZON, "num_envs": args.num_envs, "workers": args.workers}
     out["cores_busy_with_other_work_beforehand"] = round(busy / 100 * (os.cpu_count() or 1), 2)
     for name, cameras in (("two_cameras", True), ("state", False)):
-        rows = {
-            "native": ours(args.suite, "native", cameras, args.num_envs, 1, args.repeats),
-            "native_1_env": ours(args.suite, "native", cameras, 1, 1, args.repeats),
-            "robosuite": ours(args.suite, "robosuite", cameras, args.workers, args.workers, args.repeats),
-            "offscreen_render_env": plain(args.suite, cameras, args.repeats),
-            "async_vector_env": asynchronous(args.suite, cameras, args.workers, args.repeats),
+        measures = {
+            "native": lambda c=cameras: ours(args.suite, "native", c, args.num_envs, 1, args.repeats),
+            "native_1_env": lambda c=cameras: ours(args.suite, "native", c, 1, 1, args.repeats),
+            "robosuite": lambda c=cameras: ours(args.suite, "robosuite", c, args.workers, args.workers, args.repeats),
+            "offscreen_render_env": lambda c=cameras: plain(args.suite, c, args.repeats),
+            "async_vector_env": lambda c=cameras: asynchronous(args.suite, c, args.workers, args.repeats),
         }
         if not cameras:
-            rows["bare_mj_step"] = bare(args.suite, args.num_envs, args.repeats)
+            measures["bare_mj_step"] = lambda: bare(args.suite, args.num_envs, args.repeats)
+        rows = {}
+        for row, measure in measures.items():
+            rows[row] = measure()
+            print(name, row, json.dumps(rows[row]), flush=True)
         out[name] = rows
-        print(json.dumps({name: rows}), flush=True)
     out |= {"commit": git_commit(), "versions": versions(), "hardware": hardware()}
     print(json.dumps(out, indent=1))
     if args.out:
