@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from embodyrl import __version__
-from embodyrl.errors import UserError, did_you_mean
+from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
 
 QUICKSTART_HELP = """examples:
   embodyrl quickstart
@@ -42,6 +42,17 @@ EVAL_HELP = """examples:
   embodyrl eval runs/ppo                          the newest checkpoint, on held-out initial states
   embodyrl eval runs/ppo env.split=ood_camera     with a camera that was never trained on
   embodyrl eval runs/ppo --episodes 500 --json
+"""
+SERVE_HELP = """examples:
+  embodyrl serve runs/ppo                                    on this machine alone
+  embodyrl serve runs/ppo --host 0.0.0.0 --token-file token  for a robot's computer, which must know the token
+It speaks openpi's websocket protocol; `GET /healthz` says OK.
+"""
+DEPLOY_HELP = """examples:
+  embodyrl deploy runs/ppo --robot twin --dry-run        the filtered commands in the log, nothing moves
+  embodyrl deploy runs/ppo --robot twin --episodes 20    with the simulated arm, through server and safety filter
+  embodyrl deploy runs/ppo --robot twin --mode naive --latency 0.2
+Ctrl-C stops the arm within its limits, then the program.
 """
 COLLECT_HELP = """examples:
   embodyrl collect mujoco env.task=pick --episodes 100 --out data/pick
@@ -182,6 +193,33 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--chunks", type=int, default=20, help="chunks per measurement (default: %(default)s)")
     sub.add_argument("--repeats", type=int, default=5, help="measurements; the median is given (default: %(default)s)")
     sub.add_argument("--json", action="store_true")
+
+    sub = verb("serve", _serve, "Offers a checkpoint's policy on a websocket, as openpi does.", SERVE_HELP)
+    sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
+    sub.add_argument("--host", default="127.0.0.1", help="any other than this machine's needs a token")
+    sub.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
+    sub.add_argument("--token-file", default="", help="a file with the token that clients must send")
+    sub.add_argument("--device", default="auto")
+    sub.add_argument("--seed", type=int, default=0, help="of the policy's noise")
+
+    text = "Runs a checkpoint on a robot, behind a safety filter, after a pre-flight check."
+    sub = verb("deploy", _deploy, text, DEPLOY_HELP)
+    sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
+    sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
+    sub.add_argument("--robot", default="twin", help="twin: the simulated one (default: %(default)s)")
+    sub.add_argument("--mode", default="rtc", help="sync, naive, ensemble or rtc (default: %(default)s)")
+    sub.add_argument("--execute", type=int, default=0, help="actions after which the next chunk is asked for")
+    sub.add_argument("--episodes", type=int, default=1)
+    sub.add_argument(
+        "--latency", type=float, default=-1.0, help="seconds charged per inference (default: what it took)"
+    )
+    sub.add_argument(
+        "--speed", type=float, default=0.5, help="share of the trained control rate (default: %(default)s)"
+    )
+    sub.add_argument("--dry-run", action="store_true", help="send no command")
+    sub.add_argument("--out", default="runs/deploy", help="folder of the logs (default: %(default)s)")
+    sub.add_argument("--seed", type=int, default=0, help="of the policy's noise")
+    sub.add_argument("--json", action="store_true")
     return parser
 
 
@@ -288,6 +326,39 @@ def _bench(a: argparse.Namespace) -> int:
         print(json.dumps(result))
     else:
         print_bench(result)
+    return 0
+
+
+def _robot_commands() -> Any:
+    try:
+        from embodyrl.real_robot import commands
+    except ModuleNotFoundError as error:
+        if error.name not in ("ruckig", "msgpack", "websockets", "mcap"):
+            raise
+        raise MissingDependencyError(
+            f"Robots need {error.name}, which is not installed. Install it with: pip install 'embodyrl[robot]'"
+        ) from error
+    return commands
+
+
+def _serve(a: argparse.Namespace) -> int:
+    _robot_commands().serve_checkpoint(a.checkpoint, a.host, a.port, a.token_file, a.device, a.seed)
+    return 0
+
+
+def _deploy(a: argparse.Namespace) -> int:
+    from embodyrl.stats import format_rate
+
+    result = _robot_commands().deploy_checkpoint(
+        a.checkpoint, a.overrides, robot=a.robot, mode=a.mode, execute=a.execute, episodes=a.episodes,
+        latency=a.latency, speed=a.speed, dry_run=a.dry_run, out=a.out, seed=a.seed,
+    )  # fmt: skip
+    if a.json:
+        print(json.dumps(result))
+    else:
+        print(
+            f"{result['env']} on the {a.robot}: {format_rate(result['successes'], result['episodes'])}; logs in {a.out}"
+        )
     return 0
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -108,19 +109,25 @@ class ThreadInference:
 
 
 class VirtualInference:
-    """Inference in the time of a simulated clock: the answer is ready ``latency`` s after the request."""
+    """Inference in the time of a simulated clock.
 
-    def __init__(self, infer: Callable[[Request], dict[str, Any]], latency: Callable[[], float]) -> None:
+    Args:
+        infer: observation to chunk.
+        latency: the s that it really took to the s after which the answer is ready.
+    """
+
+    def __init__(self, infer: Callable[[Request], dict[str, Any]], latency: Callable[[float], float]) -> None:
         self._infer, self._latency = infer, latency
         self._due, self._answer = 0.0, None
 
     def submit(self, request: Request, now: float) -> None:
         """See ``Inference``."""
-        self._due = now + self._latency()
+        began = time.perf_counter()
         try:
             self._answer = self._infer(request)
         except Exception as error:  # as in ``ThreadInference``
             self._answer = error
+        self._due = now + self._latency(time.perf_counter() - began)
 
     def poll(self, now: float) -> dict[str, Any] | Exception | None:
         """See ``Inference``."""

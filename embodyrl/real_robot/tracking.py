@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from ruckig import ControlInterface, InputParameter, OutputParameter, Ruckig, Synchronization, Trajectory
+from ruckig import ControlInterface, InputParameter, OutputParameter, Ruckig, RuckigError, Synchronization, Trajectory
 
 from embodyrl.errors import UserError
 from embodyrl.real_robot import kinematics, limits
 from embodyrl.real_robot.messages import Array, Target
 
+BOX_SLACK = 0.005
+"""How far (m) beyond the workspace a stop may lead. The reference never leaves it; without slack an arm that works at
+the very wall, as a hand does that grasps from a table, would be braked at every rounding."""
 IK_RATE = 3.0
 """rad/s, how fast the fastest joint of the reference turns: about what the joints can do."""
 POSTURE_RATE = 2.5
@@ -31,7 +34,8 @@ class SafetyConfig:
     """Where and how the robot may move. The box has no default: whoever deploys must know it.
 
     Attributes:
-        box_low: (3,) m, corner of the workspace of the tool centre point, in the base's frame.
+        box_low: (3,) m, corner of the workspace of the tool centre point, in the base's frame; kept to within
+            ``BOX_SLACK``.
         box_high: (3,) m, the opposite corner.
         robot: model, a key of ``limits.ROBOTS``.
         tick: s between two commands.
@@ -100,8 +104,12 @@ class Tracker:
         self._tracker, self._stopper = Ruckig(7, config.tick), Ruckig(7, config.tick)
         self._track_in, self._track_out = InputParameter(7), OutputParameter(7)
         self._stop_in, self._stop_path = InputParameter(7), Trajectory(7)
-        for inputs, share in ((self._track_in, config.follow), (self._stop_in, 1.0)):
-            inputs.synchronization = Synchronization.No
+        for inputs, share, way in (
+            # Joints that arrive together keep the hand near the straight way; a stop is as short as each joint can.
+            (self._track_in, config.follow, Synchronization.Time),
+            (self._stop_in, 1.0, Synchronization.No),
+        ):
+            inputs.synchronization = way
             inputs.max_velocity = safe.dq_max.tolist()
             inputs.max_acceleration = (share * safe.ddq_max).tolist()
             inputs.max_jerk = (share * safe.dddq_max).tolist()
@@ -147,10 +155,14 @@ class Tracker:
         inputs.current_position, inputs.current_velocity, inputs.current_acceleration = before
         inputs.target_position = q_ref.tolist()
         inputs.target_velocity = [
-            min(max(v, 0.9 * low), 0.9 * high) for v, (low, high) in zip(ahead, caps, strict=True)
+            joint.arrive(v, r - q, dq, cap)
+            for joint, v, r, q, dq, cap in zip(self._joints, ahead, q_ref.tolist(), *before[:2], caps, strict=True)
         ]
         inputs.min_velocity, inputs.max_velocity = [low for low, _ in caps], [high for _, high in caps]
-        if self._tracker.update(inputs, out) < 0:
+        try:
+            if self._tracker.update(inputs, out) < 0:
+                return self._braked(before)
+        except RuckigError:  # its search fails now and then on numbers near the rounding error
             return self._braked(before)
         motion = out.new_position, out.new_velocity, out.new_acceleration
         able = [joint.can_stop(*each) for joint, *each in zip(self._joints, *motion, strict=True)]
@@ -162,7 +174,7 @@ class Tracker:
             )
         # The stop from an accepted motion ends where it was foreseen, so braking makes this no larger.
         outside = max(self._overshoot(motion), 0.0)  # type: ignore[arg-type]
-        if outside > self._outside + 1e-4:
+        if outside > max(self._outside + 1e-4, BOX_SLACK):
             return self._braked(before)
         self._outside = outside
         return motion  # type: ignore[return-value]
@@ -231,6 +243,18 @@ class _Joint(NamedTuple):
         """Velocities to track under, a little inside what ``can_stop`` asks, so that it seldom has to say no."""
         lead = dq * (tick + 2.0 * self.ddq_max / self.dddq_max)
         return -self._cap(q - self.q_min + min(lead, 0.0)), self._cap(self.q_max - q - max(lead, 0.0))
+
+    def arrive(self, v: float, way: float, dq: float, caps: tuple[float, float]) -> float:
+        """The velocity v of the reference, as far as it can be had by the time the arm is there.
+
+        Asked to arrive faster than the ``way`` lets it become, ruckig would first move back for a run-up.
+        """
+        if abs(v) < 1e-6:
+            return 0.0
+        sign = 1.0 if v > 0.0 else -1.0
+        reach = max(sign * dq, 0.0) ** 2 + self.ddq_max * max(sign * way, 0.0)
+        v = sign * min(abs(v), math.sqrt(reach))
+        return min(max(v, 0.9 * caps[0]), 0.9 * caps[1])
 
     def _cap(self, room: float) -> float:
         free = math.sqrt(self.decel2 * room) - self.offset if room > 0.0 else 0.0

@@ -63,7 +63,7 @@ class Trial:
         self.guard = SafetyFilter(SafetyConfig(**BOX, robot="panda", **config))  # type: ignore[arg-type]
         self.executor = Executor(
             ExecutorConfig(H, 4, HZ, mode),
-            VirtualInference(self.infer, lambda: self.latency(self.asked)),
+            VirtualInference(self.infer, lambda _: self.latency(self.asked)),
             lambda now, text: self.log.event(now, "problem", text),
         )
 
@@ -175,14 +175,14 @@ def test_a_fault_in_mid_run_ends_at_rest_and_in_the_log(
 
 def test_a_spike_goes_on_by_itself_if_told_so(twin: MujocoTwin, tmp_path: Path) -> None:
     trial = Trial(twin, tmp_path, resume="fresh_target")
-    trial.latency = lambda asked: 1.0 if asked == 2 else 0.1
+    trial.latency = lambda asked: 1.0 if asked == 3 else 0.1
     episode = trial.run(3)
     assert episode.solved and "hold -> run: fresh target" in trial.texts and max(episode.peak.values()) <= 1.0
 
 
 def test_a_cold_start_waits_at_rest_and_a_dead_policy_is_given_up(twin: MujocoTwin, tmp_path: Path) -> None:
     trial = Trial(twin, tmp_path)
-    trial.latency = lambda asked: 2.0 if asked == 0 else 0.1
+    trial.latency = lambda asked: 2.0 if asked == 1 else 0.1
     episode = trial.run()
     assert episode.solved and not any(any(c["dq"]) for c in trial.messages["/command"][:200])
     dead = Trial(twin, tmp_path)

@@ -25,7 +25,7 @@ class Run:
         self.requests: list[dict[str, Any]] = []
         self.problems: list[str] = []
         self.break_it: Callable[[dict[str, Any]], dict[str, Any]] = lambda answer: answer
-        delay = (lambda: latency(len(self.requests))) if callable(latency) else lambda: latency
+        delay = (lambda _: latency(len(self.requests))) if callable(latency) else lambda _: latency
         self.executor = Executor(
             ExecutorConfig(H, A, HZ, mode, **config),
             VirtualInference(self.infer, delay),
@@ -66,7 +66,7 @@ def test_every_action_is_the_one_meant_for_its_step(mode: str, latency: float) -
 def test_sync_waits_with_a_fresh_target_but_not_for_ever() -> None:
     run = Run("sync", 0.3).go(1.5)
     assert run.executor.fresh and run.executor.counts.starved <= 1
-    slow = Run("sync", lambda asked: 0.0 if asked < 1 else 5.0, patience=0.5).go(1.2)
+    slow = Run("sync", lambda asked: 0.0 if asked <= 1 else 5.0, patience=0.5).go(1.2)
     assert slow.executor.fresh
     assert not slow.go(1.0).executor.fresh
 
@@ -89,7 +89,7 @@ def test_rtc_tells_the_policy_what_is_left_and_how_late_it_will_be() -> None:
 
 
 def test_the_warm_up_is_no_measure_of_the_delay() -> None:
-    run = Run("rtc", lambda asked: 2.0 if asked < 1 else 0.15).go(5.0)
+    run = Run("rtc", lambda asked: 2.0 if asked <= 1 else 0.15).go(5.0)
     assert set(run.executor.counts.delays) == {1} and run.requests[-1]["delay"] == 1
 
 
@@ -115,7 +115,7 @@ def test_a_broken_chunk_is_refused_and_starves(broken: Callable[[Any], Any], wor
 
 
 def test_a_spike_starves_and_loses_no_action() -> None:
-    run = Run("naive", lambda asked: 1.0 if asked == 3 else 0.1).go(5.0)
+    run = Run("naive", lambda asked: 1.0 if asked == 4 else 0.1).go(5.0)
     assert run.executor.counts.starved >= 5 and run.taken == list(range(len(run.taken)))
 
 

@@ -1,0 +1,146 @@
+"""What must hold before an arm may move, as a table; anything red and it does not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from embodyrl.errors import UserError
+from embodyrl.real_robot import kinematics, limits
+from embodyrl.real_robot.actions import DeltaDecoder, action_space
+from embodyrl.real_robot.executor import ExecutorConfig
+from embodyrl.real_robot.safety import SafetyConfig
+from embodyrl.real_robot.server import check_observation
+from embodyrl.real_robot.transports import Robot
+
+PACKAGES = ("embodyrl", "numpy", "ruckig", "msgpack", "websockets", "mcap")
+
+
+@dataclass(frozen=True)
+class Check:
+    """A line of the table: what was looked at, whether it is well, and what was found."""
+
+    name: str
+    ok: bool
+    found: str
+
+
+def preflight(
+    robot: Robot,
+    infer: Callable[[dict[str, Any]], dict[str, Any]],
+    metadata: Mapping[str, Any],
+    safety: SafetyConfig,
+    execution: ExecutorConfig,
+    trials: int = 4,
+) -> list[Check]:
+    """Looks at everything without moving anything.
+
+    Args:
+        robot: at rest.
+        infer: the policy.
+        metadata: its server's.
+        safety: with which it will run.
+        execution: the same.
+        trials: timed inferences, after one that warms up.
+    """
+    checks = [_check("packages", _packages), _check("action space", lambda: _actions(metadata, execution.control_hz))]
+    state = robot.state()
+    checks.append(_check("robot state", lambda: _state(robot)))
+    checks.append(_check(f"joint limits ({safety.robot})", lambda: _limits(safety, state.q)))
+    checks.append(_check("workspace", lambda: _workspace(safety, state.q)))
+    if not all(c.ok for c in checks):
+        return checks
+    decoder = DeltaDecoder(action_space(metadata), execution.control_hz, safety.box_low, safety.box_high)
+    decoder.start(state.stamp, state)
+    observation = robot.observe(decoder)
+    checks.append(_check("cameras and proprio", lambda: _observation(observation, metadata)))
+    if checks[-1].ok:
+        checks.append(_check("policy", lambda: _latency(infer, observation, execution, trials)))
+    return checks
+
+
+def print_checks(checks: list[Check]) -> None:
+    """The table."""
+    width = max(len(c.name) for c in checks)
+    for c in checks:
+        print(f"  {'ok   ' if c.ok else 'FAILS'}  {c.name:<{width}}  {c.found}")
+
+
+def _check(name: str, look: Callable[[], str]) -> Check:
+    try:
+        return Check(name, True, look())
+    except UserError as error:
+        return Check(name, False, str(error))
+
+
+def _packages() -> str:
+    try:
+        return ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    except PackageNotFoundError as error:
+        raise UserError(f"{error.name} is not installed. Install embodyrl[robot].") from error
+
+
+def _actions(metadata: Mapping[str, Any], rate: float) -> str:
+    space = action_space(metadata)
+    if space.dims != metadata["action_dim"]:
+        raise UserError(f"The policy has {metadata['action_dim']} action dims, but its control mode has {space.dims}.")
+    trained = metadata["control_hz"]
+    return f"{metadata['control_mode']}, chunks of {metadata['horizon']} at {rate:g} Hz, trained at {trained:g}"
+
+
+def _state(robot: Robot) -> str:
+    state = robot.state()
+    if state.reflex:
+        raise UserError(f"The robot is stopped by a reflex ({state.reflex}).")
+    if (speed := float(np.abs(state.dq).max())) > 0.05:
+        raise UserError(f"The arm moves at {speed:.2f} rad/s. It must be at rest.")
+    force = "unknown" if state.force is None else "estimated"
+    return f"at rest, gripper {state.width * 100:.1f} cm open, external force {force}"
+
+
+def _limits(safety: SafetyConfig, q: np.ndarray) -> str:
+    safe = limits.find(safety.robot).inside()
+    room = np.minimum(q - safe.q_min, safe.q_max - q)
+    if (least := float(room.min())) <= 0.0:
+        raise UserError(f"Joint {int(room.argmin()) + 1} is beyond its end by {-least:.3f} rad. Guide it back by hand.")
+    return f"nearest end: joint {int(room.argmin()) + 1}, {least:.2f} rad away"
+
+
+def _workspace(safety: SafetyConfig, q: np.ndarray) -> str:
+    place = np.array(kinematics.tip(q.tolist()))
+    said = f"hand at {np.round(place, 3).tolist()}, box {list(safety.box_low)} to {list(safety.box_high)} m"
+    if (place < safety.box_low).any() or (place > safety.box_high).any():
+        raise UserError(f"Outside: {said}.")
+    return said
+
+
+def _observation(observation: dict[str, Any], metadata: Mapping[str, Any]) -> str:
+    check_observation(observation, metadata)
+    dark = [name for name, image in observation["images"].items() if np.ptp(image) < 5]
+    if dark:
+        raise UserError(f"Camera {dark[0]} shows one colour only. Is it covered?")
+    cameras = ", ".join(f"{name} {h}x{w}" for name, (h, w) in metadata["cameras"].items()) or "no camera"
+    return f"{cameras}; {metadata['proprio_dim']} numbers of proprio; {observation['prompt']!r}"
+
+
+def _latency(infer: Callable[..., Any], observation: dict[str, Any], execution: ExecutorConfig, trials: int) -> str:
+    took, actions = [], np.empty(0)
+    for _ in range(trials + 1):
+        began = time.monotonic()
+        actions = infer(observation)["actions"]
+        took.append(time.monotonic() - began)
+    if actions.shape != (execution.horizon, execution.action_dim) or not np.isfinite(actions).all():
+        raise UserError(f"The policy's actions {actions.shape} are not the finite chunk that its metadata promises.")
+    worst, ahead = max(took[1:]), (execution.horizon - execution.execute) / execution.control_hz
+    said = f"{np.median(took[1:]) * 1e3:.0f} ms per chunk, slowest {worst * 1e3:.0f}, the first one {took[0] * 1e3:.0f}"
+    if execution.mode != "sync" and worst > ahead:
+        raise UserError(
+            f"{said}: slower than the {ahead * 1e3:.0f} ms of actions that are left when it is asked. Use a smaller "
+            "--execute, a faster machine, or --mode sync."
+        )
+    return said

@@ -1,0 +1,124 @@
+"""``embodyrl serve`` and ``deploy`` with a checkpoint, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embodyrl import checkpoint
+from embodyrl.build import make_policy
+from embodyrl.cli import main
+from embodyrl.config import compose
+from embodyrl.real_robot.client import PolicyClient
+from embodyrl.real_robot.executor import ExecutorConfig
+from embodyrl.real_robot.log import read
+from embodyrl.real_robot.preflight import preflight
+from embodyrl.real_robot.tracking import SafetyConfig
+from embodyrl.real_robot.twin import BOX, MujocoTwin
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of an untrained policy that sees states only."""
+    folder = tmp_path_factory.mktemp("robot")
+    preset = folder / "preset.yaml"
+    preset.write_text(
+        "env: {name: mujoco, task: reach, renderer: none, cameras: [], num_envs: 1}\n"
+        "policy: {name: flow_vla, width: 32, heads: 2}\nalgorithm: {name: ppo}\n"
+    )
+    config = compose(str(preset), [])
+    twin = MujocoTwin(config.env)  # type: ignore[arg-type]
+    policy = make_policy(config.policy, twin.spec, 0)
+    meta = {"config": json.loads(json.dumps(asdict(config))), "spec": checkpoint.spec_to_json(twin.spec)}
+    twin.close()
+    return checkpoint.save(folder / "step_000001", {"policy": policy.state_dict()}, meta)
+
+
+def test_deploy_runs_logs_and_sums_up(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert main(["deploy", str(saved), "--episodes", "2", "--latency", "0.1", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "joint limits (panda)" in said and "FAILS" not in said and "mujoco/reach on the twin" in said
+    result = json.loads((out / "result.json").read_text())
+    assert result["episodes"] == 2 and all(max(r["peak"].values()) <= 1.0 for r in result["results"])
+    messages = read(out / "episode_0001.mcap")
+    assert messages["/run"][0]["settings"]["init"] == 1 and len(messages["/command"]) > 50
+
+
+def test_dry_run_and_refusals(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deploy", str(saved), "--dry-run", "--mode", "sync", "--latency", "0", "--out", str(tmp_path)]) == 0
+    states = read(tmp_path / "episode_0000.mcap")["/command"]
+    assert np.ptp([c["q"] for c in states], axis=0).max() > 1e-3
+    for arguments, words in (
+        (["--robot", "fr4"], "There is no robot 'fr4'"),
+        (["--mode", "rct"], "Did you mean 'rtc'"),
+        (["--speed", "2"], "above 0 and at most 1"),
+        (["--episodes", "0"], "at least 1"),
+        (["env.task=raech"], "no task 'raech'"),
+        (["env.control_mode=ee_delta_pose"], "does not fit"),
+    ):
+        assert main(["deploy", str(saved), "--out", str(tmp_path), *arguments]) == 1
+        assert words in " ".join(capsys.readouterr().err.split()), arguments
+
+
+def test_preflight_is_red_where_it_should_be(saved: Path) -> None:
+    from embodyrl.real_robot.policy_side import CheckpointPolicy
+
+    policy = CheckpointPolicy(str(saved), "cpu")
+    twin = MujocoTwin(policy.config.env)  # type: ignore[arg-type]
+    twin.begin(0)
+    safety = SafetyConfig(BOX["box_low"], BOX["box_high"], robot="panda")
+    execution = ExecutorConfig(5, 4, 12.5, "rtc", 2)
+
+    def red(**changes: object) -> str:
+        given = {"robot": twin, "infer": policy.infer, "metadata": policy.metadata, "safety": safety} | changes
+        checks = preflight(**given, execution=execution, trials=1)  # type: ignore[arg-type]
+        return " ".join(f"{c.name}: {c.found}" for c in checks if not c.ok)
+
+    assert red() == ""
+    assert "Outside" in red(safety=replace(safety, box_low=(0.6, 0.2, 0.1)))
+    assert "not known to a robot" in red(metadata=policy.metadata | {"control_mode": "joints"})
+    assert "cameras must be" in red(metadata=policy.metadata | {"cameras": {"front": [8, 8]}})
+    assert "not the finite chunk" in red(infer=lambda o: {"actions": np.full((5, 4), np.nan)})
+
+    def slow(observation: dict) -> dict:
+        threading.Event().wait(0.4)
+        return policy.infer(observation)
+
+    assert "slower than the 240 ms" in red(infer=slow)
+    twin.reflex = "cartesian_reflex"
+    assert "reflex" in red()
+    twin.close()
+
+
+def test_serve_answers_and_ends_on_ctrl_c(saved: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "embodyrl.cli", "serve", str(saved), "--port", "0", "--device", "cpu"],
+        stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        client = PolicyClient(line.split(" at ")[1].split()[0])
+        metadata = client.connect()
+        answer = client.infer({"proprio": np.zeros(metadata["proprio_dim"], np.float32), "prompt": "go"})
+        assert answer["actions"].shape == (metadata["horizon"], 4) and answer["server_timing"]["infer_ms"] > 0
+        client.close()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    finally:
+        process.kill()
+        process.wait()
+    assert main(["serve", str(saved), "--host", "0.0.0.0"]) == 1
+    assert main(["serve", str(saved), "--token-file", "/nonexistent"]) == 1
