@@ -97,7 +97,7 @@ def sample_guided(
     steps = policy.config.num_denoise_steps
     with torch.no_grad():
         context = policy.encode(obs)
-        x = initial_noise(policy.steer, policy.steer_features(context), tuple(previous.shape), generator, "eval")
+        x = initial_noise(policy.steer, policy.features(context), tuple(previous.shape), generator, "eval")
         goal = policy.normalize_action(previous)
     for k in range(steps):
         t = 1.0 - k / steps
