@@ -76,12 +76,27 @@ def train(config: Config, *, command: str = "") -> Path:
                 MetricsWriter(folder, run.loggers, at.iteration) as metrics,
                 LiveTable(run.name, run.iterations, at.iteration) as table,
             ):
+                if note := short_rollout(algorithm, envs.spec.max_episode_steps):
+                    table.say(note)
                 _loop(config, envs, algorithm, demos, at, folder, device, interrupt, metrics, table)
         elif not finished(folder):
             finish_run(folder / "meta.json")
     finally:
         envs.close()
     return folder
+
+
+def short_rollout(algorithm: Any, max_episode_steps: int) -> str | None:
+    """What to say where episodes may outlast a rollout: those that succeed end within it, those that fail may not."""
+    if algorithm.source != "rollout":
+        return None
+    steps = algorithm.config.num_chunks * algorithm.policy.config.horizon
+    if steps >= max_episode_steps:
+        return None
+    return (
+        f"A rollout has {steps} actions and an episode up to {max_episode_steps}, so the train success counts early "
+        "successes and few failures; the evaluations count all."
+    )
 
 
 def over(run: RunConfig, at: Position) -> bool:

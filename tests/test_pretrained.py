@@ -8,6 +8,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from efficientnet_lite_pytorch import EfficientNet
 from torch import nn
 
 from embodyrl.errors import MissingDependencyError, UserError
@@ -156,7 +157,7 @@ def test_the_features_are_those_of_the_original(weights, size):
 
 
 def test_the_features_are_those_of_the_packages_own_model(weights):
-    theirs = pytest.importorskip("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0").eval()
+    theirs = EfficientNet.from_name("efficientnet-lite0").eval()
     theirs.load_state_dict(weights)
     taken = {}
     for i in (2, 4, 10):
