@@ -46,6 +46,9 @@ def serve_checkpoint(path: str, host: str, port: int, token_file: str, device: s
         f"Serving {path} at ws://{server.host}:{server.port} ({'with' if token else 'no'} token). Ctrl-C stops.",
         flush=True,
     )
+    # A service manager ends it with SIGTERM, and a shell's background job starts with SIGINT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         server.serve_forever()
     finally:
