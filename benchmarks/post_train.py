@@ -126,11 +126,12 @@ def read(folder: Path, seed: int) -> dict:
 def plot(title: str, seeds: list[dict], path: Path) -> None:
     """Success against env steps and against minutes of RL, one line per seed."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True)
-    for axis, key, label in zip(axes, ("env_steps", "minutes"), ("env steps", "minutes of RL"), strict=True):
+    columns = (("env_steps", 1000, "env steps (thousands)"), ("minutes", 1, "minutes of RL"))
+    for axis, (key, unit, label) in zip(axes, columns, strict=True):
         for result in seeds:
             rates = [100 * e["successes"] / e["episodes"] for e in result["evals"]]
             bands = [wilson(e["successes"], e["episodes"]) for e in result["evals"]]
-            x = [e[key] for e in result["evals"]]
+            x = [e[key] / unit for e in result["evals"]]
             axis.plot(x, rates, marker="o", markersize=3, label=f"seed {result['seed']}")
             axis.fill_between(x, [100 * b[0] for b in bands], [100 * b[1] for b in bands], alpha=0.15)
         axis.set_xlabel(label)
