@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embodyrl.errors import MissingDependencyError
+from embodyrl.words import load_words
 
 
 class TextEncoder(nn.Module):
@@ -20,7 +17,7 @@ class TextEncoder(nn.Module):
 
     def __init__(self, width: int, layers: int, heads: int, max_tokens: int = 32) -> None:
         super().__init__()
-        table, self._tokenizer = _load_wordllama()
+        table, self._tokenizer = load_words()
         self.max_tokens = max_tokens
         # Not part of the checkpoint: 16 MB that the package holds already.
         self.register_buffer("table", table, persistent=False)
@@ -60,18 +57,3 @@ class TextEncoder(nn.Module):
                 0
             ]
         return self._ids[sentence]
-
-
-def _load_wordllama():
-    found = importlib.util.find_spec("wordllama")
-    if found is None or found.origin is None:
-        raise MissingDependencyError(
-            "The word embeddings of the instruction encoder are not installed. Run: pip install wordllama"
-        )
-    from safetensors.torch import load_file
-    from tokenizers import Tokenizer
-
-    folder = Path(found.origin).parent
-    weights = load_file(folder / "weights" / "l2_supercat_256.safetensors")["embedding.weight"]
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json"))
-    return weights, tokenizer

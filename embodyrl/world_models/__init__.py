@@ -1,0 +1,1 @@
+"""Learned video world models, and the reflectors that judge what they imagine."""

@@ -1,0 +1,64 @@
+"""F1, AUROC, calibration error, and what ends an episode: pure functions of numpy arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def f1(predicted: np.ndarray, label: np.ndarray) -> float:
+    """2 TP / (2 TP + FP + FN); NaN where there is neither a positive label nor a positive prediction."""
+    predicted, label = predicted.astype(bool), label.astype(bool)
+    hit, wrong = np.sum(predicted & label), np.sum(predicted ^ label)
+    return float(2 * hit / (2 * hit + wrong)) if hit + wrong else float("nan")
+
+
+def auroc(score: np.ndarray, label: np.ndarray) -> float:
+    """Probability that a positive one scores higher than a negative one, ties counting half (Mann-Whitney).
+
+    NaN where one of the two kinds is missing.
+    """
+    label = label.astype(bool)
+    positive, negative = int(label.sum()), int((~label).sum())
+    if not positive or not negative:
+        return float("nan")
+    _, place, count = np.unique(score, return_inverse=True, return_counts=True)
+    rank = (np.cumsum(count) - (count - 1) / 2)[place]
+    return float((rank[label].sum() - positive * (positive + 1) / 2) / (positive * negative))
+
+
+def ece(prob: np.ndarray, label: np.ndarray, bins: int = 15) -> float:
+    """Expected calibration error: |mean probability - share of positives| over equal bins, weighted by their frames."""
+    if not len(prob):
+        return float("nan")
+    number = np.minimum((prob * bins).astype(int), bins - 1)
+    gap = np.bincount(number, weights=prob - label.astype(float), minlength=bins)
+    return float(np.abs(gap).sum() / len(prob))
+
+
+def any_per_episode(flag: np.ndarray, episode: np.ndarray) -> np.ndarray:
+    """(E,) bool, whether any frame of each episode has the flag; episodes in the order of their numbers."""
+    _, number = np.unique(episode, return_inverse=True)
+    return np.bincount(number, weights=flag.astype(float)) > 0
+
+
+def streak(prob: np.ndarray, episode: np.ndarray, hits: int) -> np.ndarray:
+    """(F,) the least of the last ``hits`` values within the episode; -1 where the episode has not that many yet.
+
+    Threshold it, and it says where ``hits`` values in a row have reached the threshold. NaN, which is no hit, gives -1.
+    """
+    value = np.where(np.isnan(prob), -1.0, prob)
+    out = value.copy()
+    for back in range(1, hits):
+        earlier = np.full_like(value, -1.0)
+        same = episode[back:] == episode[:-back]
+        earlier[back:] = np.where(same, value[:-back], -1.0)
+        out = np.minimum(out, earlier)
+    return out
+
+
+def ending_scores(prob: np.ndarray, episode: np.ndarray, hits: int) -> np.ndarray:
+    """(E,) the highest threshold at which each episode would be ended as a success; -1 where none would end it."""
+    _, number = np.unique(episode, return_inverse=True)
+    best = np.full(number.max(initial=-1) + 1, -1.0)
+    np.maximum.at(best, number, streak(prob, episode, hits))
+    return best
