@@ -164,8 +164,9 @@ def check_policy(policy: Policy, obs: Obs, spec: EnvSpec, *, tolerance: float = 
     if sample.trace is None or sample.logprob is None:
         raise CheckError("sample(mode='train') returned no trace or no logprob.")
     _require(
-        sample.trace.x.shape[0] == n and sample.trace.x.shape[2:] == sample.actions.shape[1:],
-        "trace.x is not (N, K+1, H, A).",
+        sample.trace.x.shape[0] == n
+        and all(x >= a for x, a in zip(sample.trace.x.shape[2:], sample.actions.shape[1:], strict=True)),
+        "trace.x is not (N, K+1, H, A), nor larger in H and A (what lies beyond the actions is not executed).",
     )
     scored = policy.evaluate(obs, sample.trace)
     gap = float((scored.logprob - sample.logprob).abs().max().detach())

@@ -125,7 +125,8 @@ class DenoisingTrace(TensorData):
     """The path from noise to action that a stochastic sampler took; its log-probability is what PPO's ratio is made of.
 
     Attributes:
-        x: (N, K+1, H, A), x[:, 0] the noise and x[:, K] the action chunk, both in the policy's normalised units.
+        x: (N, K+1, H, A), x[:, 0] the noise and x[:, K] the action chunk, both in the policy's normalised units. A
+            pretrained model's may be (N, K+1, C, D), longer and wider: its first H rows and A columns are executed.
         stochastic: (N, K) bool, the steps that drew noise and are trained.
     """
 

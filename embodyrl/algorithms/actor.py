@@ -180,7 +180,8 @@ class ClippedActor:
 
     def _divisor(self, trace: DenoisingTrace) -> float:
         """What the joint log-ratio is divided by."""
-        steps, (horizon, dims) = float(trace.stochastic.sum(1).float().mean()), trace.x.shape[2:]
+        steps, policy = float(trace.stochastic.sum(1).float().mean()), self.policy
+        horizon, dims = policy.config.horizon, policy.spec.action_dim
         return {"joint": 1.0, "per_step": steps, "per_dim": steps * horizon * dims}[self.config.ratio]
 
     @torch.no_grad()

@@ -13,7 +13,7 @@ arXiv:2603.02083.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,13 +128,17 @@ class NFT:
             x, _ = flow_matching_pair(action, t, randn(action.shape, generator, device))
             branches, _ = self._branches(obs, x, t)
             plus, minus = (x - t[:, None, None] * branch for branch in branches)
-            return nft_loss(plus, minus, action, good)
+            return nft_loss(*self._executed(plus, minus, action), good)
         k = torch.multinomial(trace.stochastic.float().cpu(), 1, generator=generator)[:, 0].to(device)
         row = torch.arange(n, device=device)
         x, t = trace.x[row, k], timesteps(trace.stochastic.shape[1], device)[k]
         branches, log_std = self._branches(obs, x, t)
         (plus, std), (minus, _) = (self.policy.transition.mean_std(x, branch, k, log_std) for branch in branches)
-        return nft_loss(plus / std, minus / std, trace.x[row, k + 1] / std, good)
+        return nft_loss(*self._executed(plus / std, minus / std, trace.x[row, k + 1] / std), good)
+
+    def _executed(self, *parts: Tensor) -> Iterator[Tensor]:
+        """The actions of each (B, C, D); a pretrained model's chunk may be longer and wider than what is executed."""
+        return (x[:, : self.policy.config.horizon, : self.policy.spec.action_dim] for x in parts)
 
     def _branches(self, obs: Obs, x: Tensor, t: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
         """The mirrored velocities at x (B, H, A) and t (B,), and the old policy's log-std where it learns one."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from embodyrl.errors import UserError
 from embodyrl.flow import flow_matching_pair, randn, sample_training_time
 from embodyrl.losses import flow_matching_loss
+from embodyrl.policies.flow_policy import pad
 from embodyrl.policies.vision import random_shift
 from embodyrl.types import Obs
 
@@ -54,11 +55,13 @@ def imitation_loss(
 ) -> Tensor:
     """The flow matching loss of actions (B, H, A), those with ``mask`` (B, H), at times and noise drawn at random."""
     clean = policy.normalize_action(actions)
+    clean = pad(clean, getattr(policy, "flow_shape", clean.shape[1:]))
     noise = randn(tuple(clean.shape), generator, clean.device)
     t = sample_training_time(len(clean), generator, time, clean.device)
     noisy, target = flow_matching_pair(clean, t, noise)
     velocity = policy.velocity(policy.encode(obs), noisy[:, None], t[:, None])[:, 0]
-    return flow_matching_loss(velocity, target, mask)
+    h, a = actions.shape[1:]  # a pretrained model's chunk may be longer and wider than the actions
+    return flow_matching_loss(velocity[:, :h, :a], target[:, :h, :a], mask)
 
 
 class SFT:

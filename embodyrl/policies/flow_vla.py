@@ -10,26 +10,20 @@ Sized by its config from under 1 M to over 100 M parameters, on the same code pa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from embodyrl.errors import UserError, refuse_unread
-from embodyrl.flow import Transition, draw_stochastic_steps, randn, squash_log_std, timesteps
+from embodyrl.flow import squash_log_std
 from embodyrl.policies.efficientnet import EfficientNetEncoder
 from embodyrl.policies.expert import ActionExpert, Context
+from embodyrl.policies.flow_policy import FlowPolicy, check_sampler
 from embodyrl.policies.normalize import Normalizer
-from embodyrl.policies.path import integrate
-from embodyrl.policies.steer import NoisePolicy, initial_noise
 from embodyrl.policies.text import TextEncoder
 from embodyrl.policies.vision import FilmCNN
-from embodyrl.policy import Mode
-from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
-
-Generators = torch.Generator | list[torch.Generator]
+from embodyrl.types import EnvSpec, Obs
 
 
 @dataclass(frozen=True)
@@ -87,20 +81,9 @@ class FlowVLAConfig:
     steer_bound: float = 1.5
 
     def __post_init__(self) -> None:
-        for key, valid in (
-            ("vision", ("film_cnn", "efficientnet_lite0")),
-            ("transition", ("flow_sde", "flow_cps", "flow_noise")),
-            ("trained_steps", ("all", "one")),
-            ("critic", ("privileged", "shared")),
-        ):
-            if getattr(self, key) not in valid:
-                raise UserError(f"policy.{key} is {getattr(self, key)!r}; it must be one of {', '.join(valid)}.")
-        if not 0 < self.noise_min <= self.noise_max:
-            raise UserError("policy.noise_min must be above 0 and policy.noise_max not below it.")
-        unread = ("eta",) if self.transition == "flow_noise" else ("noise_min", "noise_max")
-        refuse_unread(self, "policy", unread, f"transition={self.transition} does not read it")
-        if not self.steer_width:
-            refuse_unread(self, "policy", ("steer_bound",), "steer_width=0 leaves the initial noise as it is")
+        if self.vision not in (valid := ("film_cnn", "efficientnet_lite0")):
+            raise UserError(f"policy.vision is {self.vision!r}; it must be one of {', '.join(valid)}.")
+        check_sampler(self)
         if self.vision == "film_cnn":
             refuse_unread(self, "policy", ("vision_frozen",), "vision=film_cnn has no pretrained layers")
         if self.horizon % self.action_patch:
@@ -109,7 +92,7 @@ class FlowVLAConfig:
             raise UserError(f"policy.width {self.width} is not an even multiple of policy.heads {self.heads}.")
 
 
-class FlowVLA(nn.Module):
+class FlowVLA(FlowPolicy):
     """The policy and its critic; see the module's docstring."""
 
     Config = FlowVLAConfig
@@ -117,10 +100,8 @@ class FlowVLA(nn.Module):
     """Parts that an initial checkpoint may lack: imitation learns no noise, whose std begins mid-range."""
 
     def __init__(self, config: FlowVLAConfig, spec: EnvSpec) -> None:
-        super().__init__()
-        self.config, self.spec = config, spec
+        super().__init__(config, spec)
         c, d = config, config.width
-        self.transition = Transition(kind=c.transition, eta=c.eta, num_steps=c.num_denoise_steps)  # type: ignore[arg-type]
         self.normalize_action = Normalizer(spec.action_dim, min_std=0.05)
         self.normalize_proprio = Normalizer(spec.proprio_dim)
         self.text = TextEncoder(d, c.text_layers, c.heads)
@@ -141,31 +122,7 @@ class FlowVLA(nn.Module):
         self.expert = ActionExpert(
             d, c.layers, c.heads, c.horizon, spec.action_dim, c.action_patch, noise=c.transition == "flow_noise"
         )
-        critic_in = d
-        if c.critic == "privileged":
-            if not spec.privileged_dim:
-                raise UserError(
-                    f"{spec.name} gives no privileged state for the critic. Set policy.critic=shared to let it see the "
-                    "actor's features."
-                )
-            critic_in = spec.privileged_dim
-            self.normalize_privileged = Normalizer(critic_in)
-        self.critic = nn.Sequential(
-            nn.Linear(critic_in, c.critic_width),
-            nn.SiLU(),
-            nn.Linear(c.critic_width, c.critic_width),
-            nn.SiLU(),
-            nn.Linear(c.critic_width, 1),
-        )
-        self.steer = NoisePolicy(d, c.horizon, spec.action_dim, c.steer_width, c.steer_bound) if c.steer_width else None
-        last = cast(nn.Linear, self.critic[-1])
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
-
-    def actor_parameters(self) -> list[nn.Parameter]:
-        """Everything but the critic and the policy over the initial noise."""
-        others = {*self.critic.parameters(), *(self.steer.parameters() if self.steer else ())}
-        return [p for p in self.parameters() if p not in others]
+        self.add_heads(d)
 
     def encode(self, obs: Obs) -> Context:
         """What the denoising steps need of an observation, once per observation."""
@@ -198,96 +155,10 @@ class FlowVLA(nn.Module):
         scale = c.num_denoise_steps**-0.5
         return velocity, squash_log_std(raw, c.noise_min * scale, c.noise_max * scale)
 
-    def value(self, obs: Obs, context: Context | None = None) -> Float[Tensor, " n"]:
-        """The critic's estimate of the discounted return from obs; ``context`` saves encoding obs a second time."""
-        return self.value_of(self.critic_features(obs, context))
-
-    def critic_features(self, obs: Obs, context: Context | None = None) -> Float[Tensor, "n f"]:
-        """What the critic sees of obs; no gradient goes into them, so they hold for as long as the actor stands."""
-        if self.config.critic == "privileged":
-            assert obs.privileged is not None
-            return self.normalize_privileged(obs.privileged)
-        if context is None:
-            with torch.no_grad():
-                context = self.encode(obs)
-        return context.pooled.detach()
-
-    def value_of(self, features: Float[Tensor, "n f"]) -> Float[Tensor, " n"]:
-        """The critic's estimate from ``critic_features``."""
-        return self.critic(features).squeeze(-1)
-
-    @property
-    def features_dim(self) -> int:
-        """Length of ``features``."""
-        return self.config.width
-
-    def features(self, context: Context) -> Float[Tensor, "n d"]:
-        """What small nets beside the actor see of an observation: a summary, without gradient into the actor."""
-        return context.pooled.detach()
-
-    @torch.no_grad()
-    def decode(self, context: Context, noise: Float[Tensor, "n h a"]) -> Float[Tensor, "n h a"]:
-        """The action chunk that the noise-free flow makes of ``noise``."""
-        end = integrate(partial(self.step_inputs, context), self.config.num_denoise_steps, noise)
-        return self.normalize_action.inverse(end).clamp(-1.0, 1.0)
-
     def fit_inputs(self, proprio: Tensor, actions: Tensor) -> None:
         """Normalises by the statistics of demonstrations: proprio (B, P) and actions (B, A)."""
         self.normalize_proprio.fit(proprio)
         self.normalize_action.fit(actions)
-
-    def fit_critic_inputs(self, obs: Obs) -> None:
-        """Normalises the critic's privileged state by a first rollout; a critic that was trained keeps its own."""
-        if self.config.critic == "privileged" and not self.normalize_privileged.fitted:
-            assert obs.privileged is not None
-            self.normalize_privileged.fit(obs.privileged)
-
-    @torch.no_grad()
-    def sample(self, obs: Obs, *, generator: Generators, mode: Mode) -> ActionSample:
-        """See ``Policy.sample``."""
-        n, steps = len(obs), self.config.num_denoise_steps
-        device = obs.proprio.device
-        context = self.encode(obs)
-        shape = (n, self.config.horizon, self.spec.action_dim)
-        x = initial_noise(self.steer, self.features(context), shape, generator, mode)
-        if mode == "eval":
-            return ActionSample(self.decode(context, x))
-        times = timesteps(steps, device)
-        noisy = self.transition.num_noisy
-        stochastic = draw_stochastic_steps(n, steps, self.config.trained_steps, generator, noisy).to(device)
-        path, logprobs = [x], []
-        for k in range(steps):
-            velocity, log_std = self.step_inputs(context, x[:, None], times[k].expand(n, 1))
-            v, log_std = velocity[:, 0], None if log_std is None else log_std[:, 0]
-            noise = randn(shape, generator, device)
-            new = self.transition.step(x, v, k, noise, stochastic[:, k], log_std)
-            logprob = self.transition.log_prob(x, new, v, k, log_std)
-            logprobs.append(torch.where(stochastic[:, k], logprob, 0.0))
-            x = new
-            path.append(x)
-        actions = self.normalize_action.inverse(x).clamp(-1.0, 1.0)
-        trace = DenoisingTrace(torch.stack(path, dim=1), stochastic)
-        return ActionSample(actions, trace, torch.stack(logprobs, dim=1), self.value(obs, context))
-
-    def evaluate(self, obs: Obs, trace: DenoisingTrace) -> PolicyEval:
-        """See ``Policy.evaluate``; only the steps that are trained are computed, all of them in one pass.
-
-        The initial noise is a factor N(0, I) of the path's density too, but it has no parameters: it cancels in every
-        ratio and adds nothing to a gradient, so it is not among the K log-probabilities.
-        """
-        context = self.encode(obs)
-        n, steps = trace.stochastic.shape
-        trained = self.transition.num_noisy if self.config.trained_steps == "all" else min(1, self.transition.num_noisy)
-        # The trained steps of each row, in their order: (N, trained).
-        k = trace.stochastic.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :trained]
-        row = torch.arange(n, device=k.device)[:, None]
-        x, x_next, stochastic = trace.x[row, k], trace.x[row, k + 1], trace.stochastic[row, k]
-        v, log_std = self.step_inputs(context, x, timesteps(steps, x.device)[k])
-        scored = torch.where(stochastic, self.transition.log_prob(x, x_next, v, k, log_std), 0.0)
-        logprob = torch.zeros(n, steps, dtype=scored.dtype, device=x.device).scatter(1, k, scored)
-        entropy = torch.where(stochastic, self.transition.entropy(x, v, k, log_std), 0.0).sum(1)
-        entropy = entropy / stochastic.sum(1).clamp_min(1) / (x.shape[2] * x.shape[3])
-        return PolicyEval(logprob, entropy, self.value(obs, context))
 
 
 def _vision(c: FlowVLAConfig) -> FilmCNN | EfficientNetEncoder:
