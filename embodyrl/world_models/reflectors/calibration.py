@@ -102,7 +102,8 @@ def fit(
             f"Of {len(solved)} episodes {int(solved.sum())} are solved; calibrating takes both kinds. Collect with "
             "--noise and --keep-failures."
         )
-    temperature, bias = _platt(prob, label)
+    slope, bias = platt(torch.logit(torch.from_numpy(prob).double(), EPS), label)
+    temperature = 1 / slope
     calibrated = Calibration(temperature, bias).apply(torch.from_numpy(prob)).numpy()
     failing = metrics.ending_scores(calibrated, episode, hits)[~solved]
     allowed = math.floor(max_false_positive_rate * len(failing))
@@ -122,9 +123,13 @@ def fit(
     return Calibration(temperature, bias, float(candidates[best[len(best) // 2]]), hits)
 
 
-def _platt(prob: np.ndarray, label: np.ndarray) -> tuple[float, float]:
-    logit = torch.logit(torch.from_numpy(prob).double(), EPS)
-    positive = torch.from_numpy(label)
+def platt(score: Float[Tensor, " f"], label: np.ndarray) -> tuple[float, float]:
+    """Slope and bias of the logistic regression of labels on scores, with Platt's smoothed targets (1999).
+
+    Raises:
+        UserError: the scores do not rise with the labels.
+    """
+    score, positive = score.double(), torch.from_numpy(label)
     n_pos, n_neg = int(positive.sum()), int((~positive).sum())
     target = torch.where(positive, (n_pos + 1) / (n_pos + 2), 1 / (n_neg + 2)).double()
     weights = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
@@ -132,16 +137,16 @@ def _platt(prob: np.ndarray, label: np.ndarray) -> tuple[float, float]:
 
     def loss() -> Tensor:
         optimiser.zero_grad()
-        value = torch.nn.functional.binary_cross_entropy_with_logits(logit * weights[0] + weights[1], target)
+        value = torch.nn.functional.binary_cross_entropy_with_logits(score * weights[0] + weights[1], target)
         value.backward()
         return value
 
     optimiser.step(loss)  # pyright: ignore[reportArgumentType] - a Tensor is what LBFGS wants
     slope, bias = weights.tolist()
-    area = metrics.auroc(prob, label)
+    area = metrics.auroc(score.numpy(), label)
     if area <= 0.5 or slope <= 0:
         raise UserError(
-            f"The reflector's probabilities do not rise with success on these episodes (AUROC {area:.2f}): its answers "
-            "carry nothing to calibrate. Train it on more episodes, or ask another question."
+            f"The reflector's scores do not rise with success on these episodes (AUROC {area:.2f}): they carry nothing "
+            "to calibrate. Train it on more episodes, or ask another question."
         )
-    return 1 / slope, bias
+    return slope, bias

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import numpy as np
+from PIL import Image
+
 from embodyrl.errors import UserError
 
 QUESTION = (
@@ -47,3 +50,11 @@ def probability(tokens: Iterable[tuple[str, float]], min_mass: float) -> float:
     total = mass["yes"] + mass["no"]
     # A thousandth is for rounding; more than that are no probabilities.
     return mass["yes"] / total if max(min_mass, 1e-12) <= total <= 1.001 else math.nan
+
+
+def enlarged(picture: np.ndarray, shorter_side: int) -> Image.Image:
+    """A picture (h, w, 3) uint8, enlarged where its shorter side has fewer pixels: small ones are made for no VLM."""
+    image = Image.fromarray(picture)
+    if (scale := shorter_side / min(image.size)) > 1:
+        image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
+    return image

@@ -26,14 +26,13 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from embodyrl.errors import UserError
 from embodyrl.world_models.reflectors.base import check_window
 from embodyrl.world_models.reflectors.breaker import CircuitBreaker
 from embodyrl.world_models.reflectors.calibration import Calibration
-from embodyrl.world_models.reflectors.question import QUESTION, check_question, probability
+from embodyrl.world_models.reflectors.question import QUESTION, check_question, enlarged, probability
 
 LARGEST_ANSWER = 1 << 20
 """Bytes; an answer of one token takes a few thousand."""
@@ -272,9 +271,6 @@ def parse_answer(reply: bytes, min_mass: float) -> float:
 
 def picture_url(picture: np.ndarray, shorter_side: int) -> str:
     """A data URL of a picture (h, w, 3) uint8, enlarged where its shorter side has fewer pixels."""
-    image = Image.fromarray(picture)
-    if (scale := shorter_side / min(image.size)) > 1:
-        image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
     stream = io.BytesIO()
-    image.save(stream, "PNG", compress_level=1)
+    enlarged(picture, shorter_side).save(stream, "PNG", compress_level=1)
     return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()

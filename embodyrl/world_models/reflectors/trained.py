@@ -1,0 +1,131 @@
+"""``TrainedReflector``: a small network that is trained for the task; the default, and the best where there is data.
+
+A convolutional encoder of each frame, told by the instruction what to look for (FiLM, arXiv:1709.07871), and a
+recurrent head over the window's frames. The instruction comes in as frozen word embeddings, so that words that training
+never saw still lie near those that it did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.models.modeling_utils import ModelMixin
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from embodyrl.errors import UserError
+from embodyrl.words import load_words
+from embodyrl.world_models.reflectors.base import check_window
+from embodyrl.world_models.reflectors.calibration import Calibration
+
+WORD_DIM = 256
+MAX_WORDS = 32
+ROWS = 128
+"""Windows that are judged at a time, which bounds the memory."""
+
+
+class TrainedReflector(ModelMixin, ConfigMixin):
+    """See the module; ``Reflector`` for the interface, ``training.train`` for how it learns.
+
+    Args:
+        cameras: name -> (height, width) of its frames.
+        window: T.
+        width: channels of the first convolution; the last ones have four times as many.
+        features: of a frame.
+    """
+
+    @register_to_config
+    def __init__(
+        self, cameras: Mapping[str, Sequence[int]], window: int = 5, width: int = 16, features: int = 128
+    ) -> None:
+        super().__init__()
+        if window < 2 or not cameras:
+            raise UserError(f"A reflector needs a camera and a window of at least 2, not {window}.")
+        self.cameras, self.window, self.calibration = tuple(cameras), window, Calibration()
+        self._sizes = {name: tuple(size) for name, size in cameras.items()}
+        self.sentence = nn.GRU(WORD_DIM, features, batch_first=True)
+        self.encoders = nn.ModuleDict({name: _Encoder(width, features, features) for name in cameras})
+        self.head = nn.GRU(features, features, batch_first=True)
+        self.out = nn.Linear(features, 1)
+
+    def forward(self, frames: Mapping[str, Tensor], instruction: list[str]) -> Float[Tensor, "b t"]:
+        """Logits of being solved as of each frame, from it and the frames before it.
+
+        Args:
+            frames: camera -> (B, T, h, w, 3), from 0 to 255, of any dtype.
+            instruction: B sentences.
+        """
+        text = self._encode_text(instruction)
+        total = torch.zeros((), device=self.device)
+        for name in self.cameras:
+            pixels = frames[name]
+            b, t = pixels.shape[:2]
+            pixels = pixels.flatten(0, 1).permute(0, 3, 1, 2).to(self.device, self.dtype) / 127.5 - 1
+            total = total + self.encoders[name](pixels, text.repeat_interleave(t, 0)).unflatten(0, (b, t))
+        return self.out(self.head(F.silu(total))[0])[..., 0]
+
+    @torch.no_grad()
+    def judge(self, frames: Mapping[str, Tensor], instruction: list[str], new: int = 0) -> Float[Tensor, "n t"]:
+        """See ``Reflector``; also refuses frames of another size than it was trained on."""
+        check_window(self, frames, instruction, new)
+        for name, size in self._sizes.items():
+            if (found := tuple(frames[name].shape[2:4])) != size:
+                raise UserError(f"The reflector was trained on frames {size} of camera {name!r}; these are {found}.")
+        parts = [slice(i, i + ROWS) for i in range(0, len(instruction), ROWS)]
+        logits = [self({name: frames[name][p] for name in self.cameras}, instruction[p]) for p in parts]
+        return torch.sigmoid(torch.cat(logits)).float().cpu() if logits else torch.zeros(0, self.window)
+
+    def _encode_text(self, instruction: list[str]) -> Float[Tensor, "b d"]:
+        unique = list(dict.fromkeys(instruction))
+        words = [_embed(sentence) for sentence in unique]
+        padded = nn.utils.rnn.pad_sequence(words, batch_first=True).to(self.device, self.dtype)
+        states = self.sentence(padded)[0]
+        last = torch.tensor([len(w) - 1 for w in words], device=self.device)
+        index = torch.tensor([unique.index(s) for s in instruction], device=self.device)
+        return states[torch.arange(len(unique), device=self.device), last][index]
+
+
+class _Encoder(nn.Module):
+    """Frames to feature vectors: four convolutions, each scaled and shifted by the instruction."""
+
+    def __init__(self, width: int, features: int, text: int) -> None:
+        super().__init__()
+        widths = (width, 2 * width, 4 * width, 4 * width)
+        sources = (5, *widths[:-1])  # the colours, and where in the picture a pixel is
+        self.convs = nn.ModuleList(
+            nn.Conv2d(i, o, 3, stride, 1) for i, o, stride in zip(sources, widths, (2, 2, 2, 1), strict=True)
+        )
+        self.norms = nn.ModuleList(nn.GroupNorm(4, o) for o in widths)
+        self.films = nn.ModuleList(nn.Linear(text, 2 * o) for o in widths)
+        self.project = nn.Linear(2 * widths[-1], features)
+
+    def forward(self, pixels: Float[Tensor, "b 3 h w"], text: Float[Tensor, "b d"]) -> Float[Tensor, "b f"]:
+        """Features of frames; mean and maximum over the picture keep both the scene and the one thing that matters."""
+        h, w = pixels.shape[2:]
+        rows = torch.linspace(-1, 1, h, device=pixels.device, dtype=pixels.dtype)
+        columns = torch.linspace(-1, 1, w, device=pixels.device, dtype=pixels.dtype)
+        place = torch.stack(torch.meshgrid(rows, columns, indexing="ij")).expand(len(pixels), 2, h, w)
+        x = torch.cat([pixels, place], dim=1)
+        for conv, norm, film in zip(self.convs, self.norms, self.films, strict=True):
+            scale, shift = film(text)[..., None, None].chunk(2, dim=1)
+            x = F.silu(norm(conv(x)) * (1 + scale) + shift)
+        return self.project(torch.cat([x.mean((2, 3)), x.amax((2, 3))], dim=1))
+
+
+@cache
+def _words() -> tuple[Tensor, Any]:
+    return load_words()
+
+
+@cache
+def _embed(sentence: str) -> Float[Tensor, "l 256"]:
+    """Word embeddings of a sentence, each scaled to a length of sqrt(256)."""
+    table, tokenizer = _words()
+    ids = tokenizer.encode(sentence, add_special_tokens=False).ids[:MAX_WORDS] or [0]
+    return F.normalize(table[torch.tensor(ids)].float(), dim=-1) * math.sqrt(WORD_DIM)
