@@ -52,6 +52,9 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "policies": {
         "flow_vla": "embodyrl.policies.flow_vla:FlowVLA",
         "flow_mlp": "embodyrl.policies.flow_mlp:FlowMLP",
+        "smolvla": "embodyrl.policies.vla.policy:SmolVLA",
+        "pi0": "embodyrl.policies.vla.policy:Pi0",
+        "pi05": "embodyrl.policies.vla.policy:Pi05",
     },
     "algorithms": {
         "sft": "embodyrl.algorithms.sft:SFT",

@@ -14,6 +14,7 @@ from embodyrl import registry
 from embodyrl.checks import CheckError, check_env, check_policy
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
 from embodyrl.errors import UserError
+from embodyrl.policies.vla.policy import VLAConfig
 from embodyrl.sims.mujoco import tasks
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 from embodyrl.types import EnvSpec, Obs, Step
@@ -43,6 +44,10 @@ def test_policies_keep_their_promises() -> None:
             cls = registry.load("policies", name)
             if name == "flow_mlp" and cameras:
                 with pytest.raises(UserError, match="neither pictures nor instructions"):
+                    cls(cls.Config(), env.spec)
+                continue
+            if issubclass(cls.Config, VLAConfig):
+                with pytest.raises(UserError, match=r"needs policy\.pretrained"):
                     cls(cls.Config(), env.spec)
                 continue
             check_policy(cls(cls.Config(), env.spec), obs, env.spec)

@@ -128,13 +128,13 @@ class NFT:
             x, _ = flow_matching_pair(action, t, randn(action.shape, generator, device))
             branches, _ = self._branches(obs, x, t)
             plus, minus = (x - t[:, None, None] * branch for branch in branches)
-            return nft_loss(*self._executed(plus, minus, action), good)
+            return nft_loss(*self._executed(plus, minus, action), optimality=good)
         k = torch.multinomial(trace.stochastic.float().cpu(), 1, generator=generator)[:, 0].to(device)
         row = torch.arange(n, device=device)
         x, t = trace.x[row, k], timesteps(trace.stochastic.shape[1], device)[k]
         branches, log_std = self._branches(obs, x, t)
         (plus, std), (minus, _) = (self.policy.transition.mean_std(x, branch, k, log_std) for branch in branches)
-        return nft_loss(*self._executed(plus / std, minus / std, trace.x[row, k + 1] / std), good)
+        return nft_loss(*self._executed(plus / std, minus / std, trace.x[row, k + 1] / std), optimality=good)
 
     def _executed(self, *parts: Tensor) -> Iterator[Tensor]:
         """The actions of each (B, C, D); a pretrained model's chunk may be longer and wider than what is executed."""

@@ -1,0 +1,1 @@
+"""LeRobot's flow-matching vision-language-action models (SmolVLA, pi0, pi0.5) as policies."""

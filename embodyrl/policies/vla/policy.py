@@ -1,0 +1,243 @@
+"""SmolVLA, pi0 and pi0.5 as policies that every algorithm here can post-train.
+
+LeRobot's own network, pre- and post-processing (``nets.py``, ``processors.py``, ``files.py``); the sampler, its
+probabilities and the critic are those of every flow policy (``flow_policy.py``). The flow's state is LeRobot's whole
+chunk, (C, D) with its padding: noise-free, the same noise gives the same actions as LeRobot's ``select_action``.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from embodyrl.errors import UserError, did_you_mean
+from embodyrl.flow import squash_log_std
+from embodyrl.policies.flow_policy import FlowPolicy, check_sampler, pad
+from embodyrl.policies.vla import files
+from embodyrl.policies.vla.nets import NETS, Prefix
+from embodyrl.policies.vla.processors import ACTION, STATE, ActionNormalizer, Processors
+from embodyrl.types import EnvSpec, Obs
+
+TRAINED = ("expert", "language", "all")
+
+
+@dataclass(frozen=True)
+class VLAConfig:
+    """What to load, what of it to train, and how to sample.
+
+    Attributes:
+        name: registry name: ``smolvla``, ``pi0`` or ``pi05``.
+        pretrained: a LeRobot checkpoint, a folder or an id of the Hugging Face hub.
+        revision: of a hub id.
+        random_weights: take the architecture of ``pretrained``'s config.json alone, and train from nothing.
+        vlm: folder or hub id whose tokenizer (SmolVLA: and model config) takes the place of the one that the
+            checkpoint names, for machines without a network.
+        cameras: the checkpoint's cameras in the order of the env's; empty where the names are the same.
+        horizon: H, actions that are executed before the next look.
+        chunk_size: C, actions that the model plans; 0 means as in the checkpoint, or with ``random_weights`` H.
+        num_denoise_steps: K.
+        train: ``expert`` trains the action expert and its projections, ``language`` the language model too, ``all``
+            the image encoder as well.
+        transition: how a step draws noise when training: ``flow_sde``, ``flow_cps`` or ``flow_noise``, whose std is
+            learned and depends on observation, step and noisy chunk.
+        eta: noise level of ``flow_sde`` and ``flow_cps``.
+        noise_min: of ``flow_noise``; see ``FlowVLAConfig``.
+        noise_max: see there.
+        trained_steps: ``all`` steps draw noise and are trained, or ``one`` drawn at random per env.
+        critic: what the value head sees: ``shared``, the language model's mean token and proprioception (no gradient
+            into them), or ``privileged`` simulator state.
+        critic_width: of its two hidden layers.
+        steer_width: hidden width of a policy over the initial noise, which DSRL trains; 0 for none.
+        steer_bound: it chooses noise in [-steer_bound, steer_bound].
+    """
+
+    name: str = "smolvla"
+    pretrained: str = ""
+    revision: str = ""
+    random_weights: bool = False
+    vlm: str = ""
+    cameras: tuple[str, ...] = ()
+    horizon: int = 10
+    chunk_size: int = 0
+    num_denoise_steps: int = 10
+    train: str = "expert"
+    transition: str = "flow_sde"
+    eta: float = 0.5
+    noise_min: float = 0.3
+    noise_max: float = 1.0
+    trained_steps: str = "all"
+    critic: str = "shared"
+    critic_width: int = 256
+    steer_width: int = 0
+    steer_bound: float = 1.5
+
+    def __post_init__(self) -> None:
+        check_sampler(self)
+        if self.train not in TRAINED:
+            raise UserError(f"policy.train is {self.train!r}. {did_you_mean(self.train, TRAINED)}")
+        if self.horizon < 1 or 0 < self.chunk_size < self.horizon:
+            raise UserError(
+                f"policy.horizon is {self.horizon}; it must be at least 1 and not above policy.chunk_size "
+                f"{self.chunk_size}."
+            )
+
+
+class VLA(FlowPolicy):
+    """See the module's docstring. Built on the CPU; weights are LeRobot's, or depend on torch's global seed."""
+
+    Config: ClassVar[type[VLAConfig]] = VLAConfig
+    starts_fresh = ("noise.", "steer.", "critic.", "normalize_privileged.")
+    """Parts that an initial checkpoint may lack."""
+
+    def __init__(self, config: VLAConfig, spec: EnvSpec) -> None:
+        super().__init__(config, spec)
+        if not config.pretrained:
+            raise UserError(
+                f"policy.name={config.name} needs policy.pretrained: a LeRobot checkpoint (a folder, or an id of the "
+                "Hugging Face hub such as lerobot/smolvla_base)."
+            )
+        files.require()
+        folder = files.find(config.pretrained, config.revision)
+        self._lerobot_config = self._configure(folder)
+        keys = files.camera_keys(self._lerobot_config, spec, config.cameras, folder)
+        lerobot = files.build(self._lerobot_config)
+        if not config.random_weights:
+            files.read_weights(lerobot, folder)
+        self.net = NETS[config.name](lerobot)
+        if config.horizon > self.flow_shape[0]:
+            raise UserError(
+                f"policy.horizon is {config.horizon}, but {folder} plans {self.flow_shape[0]} actions. Lower it, or "
+                "set policy.chunk_size too."
+            )
+        self.processors = self._processors(folder, keys)
+        self.normalize_action = ActionNormalizer(self.processors)
+        width = self.net.width
+        self.noise = nn.Linear(width, self.flow_shape[1]) if config.transition == "flow_noise" else None
+        if self.noise is not None:
+            nn.init.zeros_(self.noise.weight)
+            nn.init.zeros_(self.noise.bias)
+        self.add_heads(self.net.pooled_width + spec.proprio_dim)
+        self._frozen = [p for p in self.net.parameters() if not p.requires_grad]
+        self.eval()
+
+    def _configure(self, folder: Any) -> Any:
+        """LeRobot's config, with this env's features and this run's choices."""
+        c = self.config
+        config = files.read_config(folder, c.name, weights=not c.random_weights)
+        for key in ("use_relative_actions", "adapt_to_pi_aloha"):
+            if getattr(config, key, False):
+                raise UserError(f"{folder} was trained with {key}, which the envs here do not give. Use another one.")
+        files.set_features(config, self.spec, keep_cameras=not c.random_weights)
+        config.device = "cpu"
+        config.compile_model, config.gradient_checkpointing, config.rtc_config = False, False, None
+        config.freeze_vision_encoder, config.train_expert_only = c.train != "all", c.train == "expert"
+        if c.vlm and hasattr(config, "vlm_model_name"):
+            config.vlm_model_name = c.vlm
+        chunk = c.chunk_size or (c.horizon if c.random_weights else config.chunk_size)
+        config.chunk_size, config.n_action_steps = chunk, min(c.horizon, chunk)
+        # An export samples as it was trained.
+        setattr(config, "num_steps" if hasattr(config, "num_steps") else "num_inference_steps", c.num_denoise_steps)
+        return config
+
+    def _processors(self, folder: Any, keys: dict[str, str]) -> Processors:
+        c, spec, config = self.config, self.spec, self._lerobot_config
+        make = files.make_processors if c.random_weights else files.read_processors
+        processors = Processors(*make(config, folder, c.vlm), keys)
+        processors.set_features({**config.input_features, **config.output_features})
+        for key, dims, what in ((STATE, spec.proprio_dim, "proprio"), (ACTION, spec.action_dim, "action")):
+            if (found := processors.dims(key)) not in (None, dims):
+                processors.forget(key)
+                processors.refused = (
+                    f"{folder} was trained on {found} {what} dims, and {spec.name} has {dims}. Fine-tune it on "
+                    "demonstrations of this env first (algorithm.name=sft), which sets its normalisation too."
+                )
+        return processors
+
+    @property
+    def flow_shape(self) -> tuple[int, int]:
+        """(C, D): LeRobot's chunk and its padded width."""
+        return self.net.chunk_shape
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """What ``config.train`` names, and the learned noise."""
+        frozen = set(self._frozen)
+        return [p for p in super().actor_parameters() if p not in frozen]
+
+    def encode(self, obs: Obs) -> Prefix:
+        """The prefix and its keys and values, once per observation."""
+        return self.net.prefix(self.processors(obs))
+
+    def velocity(self, context: Prefix, x: Tensor, t: Float[Tensor, "n k"]) -> Tensor:
+        """The velocity at x (N, K, C, D), or (N, K, H, A) with nothing but zeros beyond; of x's shape."""
+        features = self.net.features(context, pad(x, self.flow_shape), t)
+        return self.net.velocity(features)[..., : x.shape[-2], : x.shape[-1]]
+
+    def step_inputs(self, context: Prefix, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Velocity and, for Flow-Noise, the log-std, both of x's shape."""
+        c = self.config
+        features = self.net.features(context, pad(x, self.flow_shape), t)
+        cut = (..., slice(x.shape[-2]), slice(x.shape[-1]))
+        velocity = self.net.velocity(features)[cut]
+        if self.noise is None:
+            return velocity, None
+        scale = c.num_denoise_steps**-0.5
+        return velocity, squash_log_std(self.noise(features)[cut], c.noise_min * scale, c.noise_max * scale)
+
+    def fit_inputs(self, proprio: Tensor, actions: Tensor) -> None:
+        """Normalises by the statistics of demonstrations, as LeRobot's fine-tuning does."""
+        if self.config.horizon != self.flow_shape[0]:
+            raise UserError(
+                f"Imitation learns whole chunks: set policy.horizon={self.flow_shape[0]}, which is what this model "
+                "plans (or policy.chunk_size to what you want). Later runs may execute fewer."
+            )
+        self.processors.fit(proprio, actions)
+
+    def save_lerobot(self, folder: str) -> None:
+        """Writes a checkpoint that LeRobot's own ``from_pretrained`` loads."""
+        files.write(self.net.lerobot, self.processors, folder)
+
+    def train(self, mode: bool = True) -> VLA:
+        """Nothing changes: dropout would make a path's probability differ from when it was sampled."""
+        return super().train(False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> VLA:
+        """A copy that shares the frozen weights: of a model of 3 billion most are."""
+        memo |= {id(p): p for p in self._frozen}
+        twin = self.__class__.__new__(self.__class__)
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return twin
+
+
+@dataclass(frozen=True)
+class Pi0Config(VLAConfig):
+    """Settings of pi0: those of ``VLAConfig``."""
+
+    name: str = "pi0"
+
+
+@dataclass(frozen=True)
+class Pi05Config(VLAConfig):
+    """Settings of pi0.5: those of ``VLAConfig``."""
+
+    name: str = "pi05"
+
+
+class SmolVLA(VLA):
+    """SmolVLA (arXiv:2506.01844)."""
+
+
+class Pi0(VLA):
+    """pi0 (arXiv:2410.24164)."""
+
+    Config = Pi0Config
+
+
+class Pi05(VLA):
+    """pi0.5 (arXiv:2504.16054)."""
+
+    Config = Pi05Config

@@ -1,0 +1,336 @@
+"""SmolVLA: equal to LeRobot's own, the policy's promises, every algorithm unchanged, files both ways, refusals."""
+
+import copy
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from vla_models import SENTENCES, SPEC, gen, lerobot_batch, lerobot_from, observation, stir
+
+from embodyrl import checkpoint, registry
+from embodyrl.algorithms.sft import imitation_loss
+from embodyrl.build import make_policy
+from embodyrl.checks import check_policy
+from embodyrl.data.demos import Demonstrations
+from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
+from embodyrl.errors import UserError
+from embodyrl.flow import randn, sample_training_time
+from embodyrl.policies.vla import files
+from embodyrl.policies.vla.policy import SmolVLA, VLAConfig
+from embodyrl.policies.vla.small import make_small_smolvla
+from embodyrl.rollout import Player, collect, collect_transitions
+from embodyrl.types import EnvSpec, Obs
+
+pytest.importorskip("lerobot.policies", reason="the extra vla is not installed")
+pytest.importorskip("num2words", reason="the extra vla is not installed")
+
+TINY = {"width": 16, "layers": 2, "heads": 2, "vision_layers": 1, "image_size": 16, "patch_size": 4, "max_dim": 8}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """The architecture alone."""
+    return make_small_smolvla(tmp_path_factory.mktemp("small"), SENTENCES, **TINY)
+
+
+@pytest.fixture(scope="module")
+def trained(small, tmp_path_factory):
+    """A LeRobot checkpoint with weights and statistics, whose chunk is longer than what will be executed."""
+    policy = make(small, horizon=6, random_weights=True, train="all")
+    generator = gen(1)
+    stir(policy, generator)
+    policy.fit_inputs(*(torch.randn(200, d, generator=generator) * 0.15 + 0.1 for d in (6, 4)))
+    folder = tmp_path_factory.mktemp("trained") / "checkpoint"
+    policy.save_lerobot(folder)
+    return folder
+
+
+def make(folder, spec=SPEC, **settings) -> SmolVLA:
+    settings = {"pretrained": str(folder), "horizon": 4, "num_denoise_steps": 3, **settings}
+    return make_policy(VLAConfig(**settings), spec, 0)
+
+
+@pytest.mark.parametrize("transition", ["flow_sde", "flow_cps", "flow_noise"])
+@pytest.mark.parametrize("trained_steps", ["all", "one"])
+def test_promises_of_a_policy(trained, transition, trained_steps):
+    check_policy(make(trained, transition=transition, trained_steps=trained_steps), observation(), SPEC)
+
+
+def test_without_noise_it_is_lerobots_own(trained):
+    obs, ours = observation(), make(trained, eta=0.0)
+    theirs, pre, post = lerobot_from(trained)
+    noise = randn((3, 6, 8), gen())
+    batch = pre(lerobot_batch(obs))
+    expected = post(theirs.predict_action_chunk(dict(batch), noise=noise)).clamp(-1, 1)[:, :4]
+    torch.testing.assert_close(ours.sample(obs, generator=gen(), mode="eval").actions, expected, atol=1e-5, rtol=1e-5)
+    sampled = ours.sample(obs, generator=gen(), mode="train")
+    torch.testing.assert_close(sampled.actions, expected, atol=1e-5, rtol=1e-5)
+    first = post(theirs.select_action(dict(batch), noise=noise)).clamp(-1, 1)
+    torch.testing.assert_close(sampled.actions[:, 0], first, atol=1e-5, rtol=1e-5)
+    assert expected.abs().max() < 1 and expected.std() > 0.05  # nothing was clipped, nothing is constant
+
+
+def test_the_imitation_loss_is_lerobots_own(trained):
+    ours = make(trained, horizon=6)
+    theirs, pre, _ = lerobot_from(trained)
+    obs, actions = observation(), torch.rand(3, 6, 4, generator=gen(5)) * 2 - 1
+    mask = torch.ones(3, 6, dtype=torch.bool)
+    mask[1, 2:] = False
+    loss = imitation_loss(ours, obs, actions, mask, gen(7))
+    generator = gen(7)
+    noise = randn((3, 6, 8), generator)
+    time = sample_training_time(3, generator)
+    batch = pre({**lerobot_batch(obs), "action": actions, "action_is_pad": ~mask})
+    expected, _ = theirs.forward(batch, noise=noise, time=time)
+    torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_what_we_save_lerobot_loads_and_so_do_we(trained, tmp_path):
+    policy, obs = make(trained), observation()
+    with torch.no_grad():
+        for p in policy.actor_parameters():
+            p.mul_(1.05)
+    expected = policy.sample(obs, generator=gen(), mode="eval").actions
+    policy.save_lerobot(tmp_path / "out")
+    theirs, pre, post = lerobot_from(tmp_path / "out")
+    chunk = post(theirs.predict_action_chunk(pre(lerobot_batch(obs)), noise=randn((3, 6, 8), gen())))
+    torch.testing.assert_close(chunk.clamp(-1, 1)[:, :4], expected, atol=1e-5, rtol=1e-5)
+    again = make(tmp_path / "out").sample(obs, generator=gen(), mode="eval").actions
+    assert torch.equal(again, expected)
+    with pytest.raises(UserError, match="not empty"):
+        policy.save_lerobot(tmp_path / "out")
+
+
+def test_a_checkpoint_of_a_run_holds_the_statistics_too(small, trained, tmp_path):
+    policy, obs = make(trained), observation()
+    checkpoint.save(
+        tmp_path / "step_000001",
+        {"policy": policy.state_dict()},
+        {"spec": checkpoint.spec_to_json(SPEC), "config": {"policy": dataclasses.asdict(policy.config)}},
+    )
+    other = make(small, random_weights=True, chunk_size=6, transition="flow_noise", steer_width=8)
+    checkpoint.load_policy(tmp_path / "step_000001", other, SPEC)
+    assert policy.processors.state_dict().keys() == other.processors.state_dict().keys()
+    torch.testing.assert_close(other.encode(obs).pooled, policy.encode(obs).pooled)
+    x = torch.rand(2, 4, 4)
+    torch.testing.assert_close(other.normalize_action(x), policy.normalize_action(x))
+
+
+def test_the_prefix_is_encoded_once_however_many_steps(trained):
+    policy, obs, calls = make(trained, num_denoise_steps=5), observation(), []
+    vlm = policy.net.model.vlm_with_expert.get_vlm_model()
+    vlm.vision_model.register_forward_hook(lambda *_: calls.append("image"))
+    vlm.text_model.layers[0].input_layernorm.register_forward_hook(lambda *_: calls.append("prefix"))
+    sample = policy.sample(obs, generator=gen(), mode="train")
+    assert sorted(calls) == ["image", "prefix"]
+    policy.evaluate(obs, sample.trace).logprob.sum().backward()
+    assert sorted(calls) == ["image", "image", "prefix", "prefix"]
+
+
+def test_several_steps_at_once_do_not_see_one_another(trained):
+    policy, obs = make(trained), observation()
+    context = policy.encode(obs)
+    x, t = randn((3, 4, 6, 8), gen()), torch.rand(3, 4, generator=gen(1))
+    together = policy.velocity(context, x, t)
+    alone = torch.cat([policy.velocity(context, x[:, k : k + 1], t[:, k : k + 1]) for k in range(4)], dim=1)
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-4)
+    zeros = x.clone()
+    zeros[..., 4:, :] = 0
+    zeros[..., 4:] = 0
+    shorter = policy.velocity(context, zeros[..., :4, :4], t)
+    torch.testing.assert_close(shorter, policy.velocity(context, zeros, t)[..., :4, :4])
+
+
+@pytest.mark.parametrize("train", ["expert", "language", "all"])
+def test_what_is_trained(trained, train):
+    policy, obs = make(trained, train=train, transition="flow_noise"), observation()
+    sample = policy.sample(obs, generator=gen(), mode="train")
+    scored = policy.evaluate(obs, sample.trace)
+    scored.value.sum().backward()
+    assert all(p.grad is None for p in policy.net.parameters()) and policy.critic[-1].bias.grad is not None
+    (scored.logprob.sum() + scored.entropy.sum()).backward()
+    touched = {n for n, p in policy.net.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+    assert any("lm_expert" in n for n in touched) and any("state_proj" in n for n in touched)
+    assert any("text_model" in n for n in touched) == (train != "expert")
+    assert any("vision_model" in n for n in touched) == (train == "all")
+    assert policy.noise.weight.grad.abs().max() > 0
+    actor = {id(p) for p in policy.actor_parameters()}
+    assert {id(p) for n, p in policy.net.named_parameters() if n in touched} <= actor
+    assert not actor & {id(p) for p in policy.critic.parameters()}
+    assert not policy.train().training
+
+
+def test_copies_share_what_is_frozen(trained):
+    policy = make(trained)
+    twin = copy.deepcopy(policy).requires_grad_(False)
+    theirs = dict(twin.named_parameters())
+    shared = {n for n, p in policy.named_parameters() if p is theirs[n]}
+    frozen = {n for n, p in policy.named_parameters() if not p.requires_grad}
+    assert shared == frozen and frozen and len(shared) < len(theirs)
+    third = copy.deepcopy(twin)
+    assert {n for n, p in third.named_parameters() if p is theirs[n]} == frozen
+    with torch.no_grad():
+        for p in policy.actor_parameters():
+            p.zero_()
+    obs = observation()
+    a, b = (p.sample(obs, generator=gen(), mode="eval").actions for p in (policy, twin))
+    assert not torch.allclose(a, b)
+
+
+def test_normalisation_has_its_inverse_and_density(trained):
+    policy = make(trained)
+    x = torch.rand(2, 4, 4, generator=gen()) * 2 - 1
+    normalised = policy.normalize_action(x)
+    torch.testing.assert_close(policy.normalize_action.inverse(normalised), x, atol=1e-5, rtol=1e-5)
+    jacobian = torch.autograd.functional.jacobian(policy.normalize_action.inverse, normalised[:1]).reshape(16, 16)
+    torch.testing.assert_close(policy.normalize_action.log_det(normalised)[0], jacobian.slogdet()[1], atol=1e-4, rtol=0)
+    # A dim that never varied in the data does not blow up what differs from it.
+    policy.processors.fit(torch.ones(50, 6), torch.zeros(50, 4))
+    assert policy.normalize_action(x).abs().max() <= 20.1
+
+
+class Dot(SteppedVecEnv):
+    """A dot in a picture; the first two action dims say where it is."""
+
+    def __init__(self, num_envs=4):
+        spec = EnvSpec("test/dot", num_envs, 2, 3, "point", 10.0, 4, {"eye": (16, 16)}, privileged_dim=2)
+        super().__init__(spec, EnvConfig(num_envs=num_envs))
+        self.place = torch.zeros(num_envs, 2)
+
+    def _reset(self, env_ids, inits):
+        for k, init in zip(env_ids, inits, strict=True):
+            self.place[k] = torch.from_numpy(np.random.default_rng(init).uniform(-0.8, 0.8, 2).astype(np.float32))
+
+    def _step(self, actions, active):
+        distance = (actions - self.place).norm(dim=1)
+        never = torch.zeros(self.spec.num_envs, dtype=torch.bool)
+        return Tick(-distance, never, distance < 0.4, never.clone())
+
+    def _observe(self, env_ids):
+        n = self.spec.num_envs
+        picture = torch.zeros(n, 16, 16, 3, dtype=torch.uint8)
+        at = ((self.place + 1) * 7.5).round().long()
+        picture[torch.arange(n), at[:, 0], at[:, 1]] = 255
+        return Obs({"eye": picture}, torch.zeros(n, 3), ["touch the dot"] * n, self.place.clone())
+
+
+def demonstrations(horizon):
+    env = Dot(16)
+    obs = env.reset(init=list(range(16)))
+    images, instruction = {"eye": obs.images["eye"].numpy()}, torch.zeros(16, dtype=torch.long)
+    return Demonstrations(
+        horizon, images, obs.proprio, env.place.clone(), torch.arange(16), instruction, ["touch the dot"]
+    )
+
+
+ALGORITHMS = {
+    "sft": {"steps_per_iteration": 2, "batch_size": 8, "shift": 0},
+    "ppo": {"num_chunks": 2, "epochs": 1, "warmup_iterations": 0, "critic_epochs": 1},
+    "grpo": {"num_episodes": 8, "group_size": 4, "rewards": ("return",), "max_rounds": 1, "epochs": 1},
+    "nft": {"num_episodes": 8, "group_size": 4, "epochs": 1},
+    "dsrl": {"warmup_chunks": 4, "batch_size": 4, "capacity": 16, "save_replay": False, "critic_width": 8},
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_trains_it_unchanged(small, name):
+    env, generator = Dot(), gen()
+    settings = {"random_weights": True, "horizon": 2, "chunk_size": 2 if name == "sft" else 3, "train": "all"}
+    policy = make(small, env.spec, **settings, **({"steer_width": 8} if name == "dsrl" else {}))
+    cls = registry.load("algorithms", name)
+    algorithm = cls(cls.Config(**ALGORITHMS[name]), policy)
+    before = {k: v.clone() for k, v in algorithm.result.named_parameters()}
+    if name == "sft":
+        batch = demonstrations(2)
+    elif name == "ppo":
+        batch = collect(env, policy, 2, inits=torch.arange(16), generator=generator)
+    elif name == "dsrl":
+        batch = collect_transitions(Player(env), algorithm.act, 2, inits=torch.arange(16), generator=generator)
+    else:
+        batch = algorithm.collect(env, lambda n: list(range(n)), generator=generator)
+        for i, episode in enumerate(batch.kept.episodes):  # NFT learns nothing where all are alike
+            episode.success = i % 4 == 0
+    row = algorithm.update(batch, progress=0.0, generator=generator)
+    assert all(np.isfinite(v) for k, v in row.items()), row
+    moved = {k.split(".")[0] for k, v in algorithm.result.named_parameters() if not torch.equal(v, before[k])}
+    assert ("steer" if name == "dsrl" else "net") in moved, row
+    algorithm.load_state_dict(algorithm.state_dict())
+
+
+def test_refusals(small, trained, tmp_path):
+    def refused(match, folder=trained, **settings):
+        with pytest.raises(UserError, match=match):
+            make(folder, **settings)
+
+    refused("needs policy.pretrained", "")
+    refused("no such folder", tmp_path / "nothing")
+    refused("cannot be reached", "someone/some_policy")
+    refused("horizon", horizon=9)
+    refused("policy.cameras", cameras=("top",))
+    refused("Did you mean 'expert'", train="expret")
+    refused("no model.safetensors", small)
+    refused("no camera", spec=dataclasses.replace(SPEC, cameras={}))
+    refused(
+        "the cameras of test/arm|cameras of test/arm are side", spec=dataclasses.replace(SPEC, cameras={"side": (8, 8)})
+    )
+    refused("at most 8", spec=dataclasses.replace(SPEC, action_dim=9))
+    refused("some/vlm.*cannot be reached", vlm="some/vlm")
+    with pytest.raises(UserError, match=r"policy\.name=smolvla"):
+        make_policy(registry.load("policies", "pi0").Config(pretrained=str(trained)), SPEC, 0)
+
+    broken = shutil.copytree(trained, tmp_path / "broken")
+    (broken / "policy_preprocessor.json").unlink()
+    refused("no policy_preprocessor.json", broken)
+    config = json.loads((trained / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "chunk_sise": 3}))
+    refused("chunk_sise", broken)
+    (broken / "config.json").write_text(json.dumps({**config, "max_action_dim": 12}))
+    refused("do not fit its config.json", broken)
+    (broken / "config.json").unlink()
+    refused("no config.json", broken)
+    refused("use_relative_actions|adapt_to_pi_aloha", _changed(trained, tmp_path / "aloha", adapt_to_pi_aloha=True))
+    # Statistics of other dims: imitation first.
+    policy = make(trained, dataclasses.replace(SPEC, proprio_dim=7), horizon=6)
+    with pytest.raises(UserError, match="Fine-tune it on demonstrations"):
+        policy.sample(observation(dataclasses.replace(SPEC, proprio_dim=7)), generator=gen(), mode="eval")
+    policy.fit_inputs(torch.randn(9, 7), torch.randn(9, 4))
+    policy.sample(observation(dataclasses.replace(SPEC, proprio_dim=7)), generator=gen(), mode="eval")
+    with pytest.raises(UserError, match="whole chunks"):
+        make(trained).fit_inputs(torch.randn(9, 6), torch.randn(9, 4))
+
+
+def _changed(folder, to, **keys):
+    shutil.copytree(folder, to)
+    config = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps({**config, **keys}))
+    return to
+
+
+def test_a_gated_model_is_told_apart(monkeypatch):
+    from huggingface_hub.errors import GatedRepoError
+
+    class Response:
+        headers, status_code, request = {}, 403, None
+
+    with pytest.raises(UserError, match="accept its licence"), files.explained("google/some-model"):
+        try:
+            raise GatedRepoError("gated", response=Response())
+        except GatedRepoError as error:
+            raise OSError("You are trying to access a gated repo.") from error
+
+
+def test_nothing_heavy_is_imported_before_it_is_built():
+    code = """
+import sys
+from embodyrl import registry
+for name in ("smolvla", "pi0", "pi05"):
+    registry.load("policies", name).Config()
+print(sorted({"lerobot", "transformers", "peft", "huggingface_hub"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
