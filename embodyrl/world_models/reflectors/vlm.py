@@ -77,6 +77,8 @@ class VLMReflector:
             model: Any = AutoModelForImageTextToText.from_pretrained(
                 config.model, dtype=DTYPES[config.dtype], trust_remote_code=False
             )
+        except ImportError as error:
+            raise MissingDependencyError(f"{config.model!r} needs a further package: {error}") from error
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(f"The vision-language model {config.model!r} cannot be loaded ({reason}).") from error
