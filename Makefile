@@ -9,7 +9,7 @@ LOCK_FLAGS = --python-version 3.12 --universal --generate-hashes --custom-compil
 JOBS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
-.PHONY: help setup quickstart test test-all lint docs bench lock wheel
+.PHONY: help setup quickstart test test-all test-robot lint docs bench lock wheel
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -33,6 +33,10 @@ test: lint ## lint, then the fast tests, those of the wheel among them
 test-all: lint ## the slow tests too, and where there is a CUDA device those that need one
 	$(PYTEST) -m "$$($(BIN)/python -c 'import torch; print("slow or not slow" if torch.cuda.is_available() else "not gpu")')"
 
+test-robot: setup requirements/ros.txt ## the simulated robot over ROS 2, ROS 1 and rosbridge; makes .venv-ros/ (210 MB)
+	scripts/robot_setup.sh $(UV)
+	OMP_NUM_THREADS=1 .venv-ros/bin/python -m pytest tests/real_robot -k ros
+
 docs: setup ## the documentation as a web site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
@@ -44,4 +48,5 @@ wheel: setup ## wheel and sdist, in dist/
 
 lock: ## write requirements/*.txt anew from pyproject.toml
 	$(UV) pip compile pyproject.toml --extra all --extra dev --extra docs $(LOCK_FLAGS) -o requirements/all.txt
+	$(BIN)/python scripts/extra.py ros | $(UV) pip compile - $(LOCK_FLAGS) -c requirements/all.txt -o requirements/ros.txt
 	echo uv | $(UV) pip compile - --python-version 3.8 --universal --generate-hashes --custom-compile-command "make lock" --quiet $(UPGRADE) -o requirements/uv.txt

@@ -52,7 +52,15 @@ DEPLOY_HELP = """examples:
   embodyrl deploy runs/ppo --robot twin --dry-run        the filtered commands in the log, nothing moves
   embodyrl deploy runs/ppo --robot twin --episodes 20    with the simulated arm, through server and safety filter
   embodyrl deploy runs/ppo --robot twin --mode naive --latency 0.2
+  embodyrl deploy runs/ppo --robot ros2                  with what embodyrl twin runs/ppo plays, in another terminal
+  embodyrl deploy runs/ppo --robot ros2 --robot-file arm.yaml --prompt "pick up the red block"
 Ctrl-C stops the arm within its limits, then the program.
+"""
+TWIN_HELP = """examples:
+  embodyrl twin runs/ppo                                 as a ROS 2 node, in the task that runs/ppo was trained on
+  embodyrl twin runs/ppo --transport ros1                needs a roscore
+  embodyrl twin runs/ppo --transport rosbridge --port 9090
+In another terminal: embodyrl deploy runs/ppo --robot ros2
 """
 COLLECT_HELP = """examples:
   embodyrl collect mujoco env.task=pick --episodes 100 --out data/pick
@@ -202,11 +210,22 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--device", default="auto")
     sub.add_argument("--seed", type=int, default=0, help="of the policy's noise")
 
+    sub = verb("twin", _twin, "Plays a simulated Franka as a ROS node, for deploy to drive.", TWIN_HELP)
+    sub.add_argument("checkpoint", help="a checkpoint, or a run's folder, whose task is played")
+    sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
+    sub.add_argument("--transport", default="ros2", help="ros2, rosbridge or ros1 (default: %(default)s)")
+    sub.add_argument("--port", type=int, default=9090, help="of its rosbridge server (default: %(default)s)")
+
     text = "Runs a checkpoint on a robot, behind a safety filter, after a pre-flight check."
     sub = verb("deploy", _deploy, text, DEPLOY_HELP)
     sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
     sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
-    sub.add_argument("--robot", default="twin", help="twin: the simulated one (default: %(default)s)")
+    sub.add_argument(
+        "--robot", default="twin", help="twin (simulated, here), ros2, rosbridge or ros1 (default: %(default)s)"
+    )
+    sub.add_argument("--address", default="", help="of the rosbridge server (default: ws://127.0.0.1:9090)")
+    sub.add_argument("--robot-file", default="", help="its topics and workspace (default: those of embodyrl twin)")
+    sub.add_argument("--prompt", default="", help="what the policy is told, where no topic says it")
     sub.add_argument("--mode", default="rtc", help="sync, naive, ensemble or rtc (default: %(default)s)")
     sub.add_argument("--execute", type=int, default=0, help="actions after which the next chunk is asked for")
     sub.add_argument("--episodes", type=int, default=1)
@@ -346,19 +365,23 @@ def _serve(a: argparse.Namespace) -> int:
     return 0
 
 
+def _twin(a: argparse.Namespace) -> int:
+    _robot_commands().run_twin(a.checkpoint, a.overrides, transport=a.transport, port=a.port)
+    return 0
+
+
 def _deploy(a: argparse.Namespace) -> int:
     from embodyrl.stats import format_rate
 
     result = _robot_commands().deploy_checkpoint(
-        a.checkpoint, a.overrides, robot=a.robot, mode=a.mode, execute=a.execute, episodes=a.episodes,
-        latency=a.latency, speed=a.speed, dry_run=a.dry_run, out=a.out, seed=a.seed,
+        a.checkpoint, a.overrides, robot=a.robot, address=a.address, robot_file=a.robot_file, prompt=a.prompt,
+        mode=a.mode, execute=a.execute, episodes=a.episodes, latency=a.latency, speed=a.speed,
+        dry_run=a.dry_run, out=a.out, seed=a.seed,
     )  # fmt: skip
     if a.json:
         print(json.dumps(result))
     else:
-        print(
-            f"{result['env']} on the {a.robot}: {format_rate(result['successes'], result['episodes'])}; logs in {a.out}"
-        )
+        print(f"{result['env']} on {a.robot}: {format_rate(result['successes'], result['episodes'])}; logs in {a.out}")
     return 0
 
 

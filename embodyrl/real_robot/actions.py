@@ -32,10 +32,8 @@ class ActionSpace:
     max_lead: float
 
 
-SPACES = {
-    ("mujoco", "ee_delta_pos"): ActionSpace(4, 0.035, 0.0, 0.08),
-    ("mujoco", "ee_delta_pose"): ActionSpace(7, 0.035, 0.15, 0.08),
-}
+_MODES = {"ee_delta_pos": ActionSpace(4, 0.035, 0.0, 0.08), "ee_delta_pose": ActionSpace(7, 0.035, 0.15, 0.08)}
+SPACES = {(env, mode): space for env in ("mujoco", "robot") for mode, space in _MODES.items()}
 """(env, control mode) -> what its actions mean."""
 
 
@@ -86,6 +84,11 @@ class DeltaDecoder:
             self._stamp = now
         share = min(max((now - self._since) / self.period, 0.0), 1.0)
         return Target(self._stamp, self._before + share * (self.position - self._before), self.rotation, self.width)
+
+
+def proprio_dim(space: ActionSpace) -> int:
+    """P of ``proprio``."""
+    return 13 if space.dims == 7 else 7
 
 
 def proprio(space: ActionSpace, state: RobotState, decoder: DeltaDecoder) -> NDArray[np.float32]:

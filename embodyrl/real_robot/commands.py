@@ -1,31 +1,27 @@
-"""``embodyrl serve`` and ``embodyrl deploy``: a checkpoint behind a socket, and a checkpoint on a robot."""
+"""``embodyrl serve``, ``deploy`` and ``twin``: a policy behind a socket, a policy on a robot, and a simulated robot."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import secrets
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from embodyrl import checkpoint
-from embodyrl.build import load_config
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, did_you_mean
 from embodyrl.real_robot.actions import DeltaDecoder, action_space
 from embodyrl.real_robot.client import PolicyClient
-from embodyrl.real_robot.deploy import drive
-from embodyrl.real_robot.executor import Executor, ExecutorConfig, VirtualInference
+from embodyrl.real_robot.deploy import Episode, drive
+from embodyrl.real_robot.executor import Executor, ExecutorConfig, Inference, ThreadInference, VirtualInference
 from embodyrl.real_robot.log import RunLog
 from embodyrl.real_robot.messages import Mode
-from embodyrl.real_robot.policy_side import CheckpointPolicy
 from embodyrl.real_robot.preflight import preflight, print_checks
+from embodyrl.real_robot.rigs import ROBOTS, Rig, ros_robot, serve_apart, serve_here, simulated_robot, twin_config
 from embodyrl.real_robot.safety import SafetyFilter
 from embodyrl.real_robot.server import PolicyServer
-from embodyrl.real_robot.tracking import SafetyConfig
 from embodyrl.stats import format_rate, wilson
 
 
@@ -35,6 +31,8 @@ def serve_checkpoint(path: str, host: str, port: int, token_file: str, device: s
     Raises:
         UserError: no such checkpoint, an empty token file, or an address that may not be used.
     """
+    from embodyrl.real_robot.policy_side import CheckpointPolicy
+
     token = ""
     if token_file:
         token = Path(token_file).read_text().strip() if Path(token_file).is_file() else ""
@@ -46,13 +44,44 @@ def serve_checkpoint(path: str, host: str, port: int, token_file: str, device: s
         f"Serving {path} at ws://{server.host}:{server.port} ({'with' if token else 'no'} token). Ctrl-C stops.",
         flush=True,
     )
-    # A service manager ends it with SIGTERM, and a shell's background job starts with SIGINT ignored.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+    _sigterm_is_ctrl_c()
     try:
         server.serve_forever()
     finally:
         server.close()
+
+
+def run_twin(path: str, overrides: Sequence[str] = (), *, transport: str = "ros2", port: int = 0) -> None:
+    """Plays a simulated arm in the env that a checkpoint was trained in, until interrupted.
+
+    Args:
+        path: a checkpoint, or a run's folder.
+        overrides: of its config.
+        transport: ``"ros2"``, ``"ros1"``, or ``"rosbridge"``, whose server then runs here as well.
+        port: of that server; 0 takes a free one.
+    """
+    from embodyrl.real_robot.ros.bus import connect
+    from embodyrl.real_robot.ros.config import PRESETS
+    from embodyrl.real_robot.ros.rosbridge_server import RosbridgeServer
+    from embodyrl.real_robot.ros.twin_node import TwinNode
+    from embodyrl.real_robot.twin import MujocoTwin
+
+    config = twin_config(path, overrides)
+    _sigterm_is_ctrl_c()
+    bus = RosbridgeServer(port) if transport == "rosbridge" else connect(transport, name="embodyrl_twin")
+    try:
+        twin = MujocoTwin(config)
+        try:
+            node = TwinNode(twin, bus, PRESETS["twin"])
+            at = f" at ws://127.0.0.1:{bus.port}" if isinstance(bus, RosbridgeServer) else ""
+            print(f"The twin of {twin.spec.name} is on {transport}{at}. Ctrl-C stops.", flush=True)
+            node.run()
+        finally:
+            twin.close()
+        if why := bus.trouble():
+            raise UserError(f"The twin stopped: {why}.")
+    finally:
+        bus.close()
 
 
 def deploy_checkpoint(
@@ -60,6 +89,9 @@ def deploy_checkpoint(
     overrides: Sequence[str] = (),
     *,
     robot: str = "twin",
+    address: str = "",
+    robot_file: str = "",
+    prompt: str = "",
     mode: str = "rtc",
     execute: int = 0,
     episodes: int = 1,
@@ -74,7 +106,11 @@ def deploy_checkpoint(
     Args:
         path: a checkpoint, or a run's folder.
         overrides: of the config that it was trained with, e.g. ``env.task=reach``.
-        robot: ``"twin"``, the simulated one, whose time stands still while the policy thinks.
+        robot: ``"twin"``, the simulated one in this process, whose time stands still while the policy thinks; or the
+            transport to one that has its own time: ``"ros2"``, ``"rosbridge"`` or ``"ros1"``.
+        address: of the rosbridge server.
+        robot_file: its topics and workspace (``ros.config.load_robot``); empty means those of ``embodyrl twin``.
+        prompt: what the policy is told where no topic says it.
         mode: see ``executor``.
         execute: see ``ExecutorConfig``.
         episodes: initial states, of the evaluation split.
@@ -91,105 +127,112 @@ def deploy_checkpoint(
     Raises:
         UserError: the pre-flight check failed, or the checkpoint does not fit the robot.
     """
-    from embodyrl.real_robot.twin import BOX, MujocoTwin
-
     if not 0.0 < speed <= 1.0:
         raise UserError(f"--speed is {speed}; it is a share of the trained rate, above 0 and at most 1.")
     if episodes < 1:
         raise UserError("--episodes must be at least 1.")
-    if robot != "twin":
-        raise UserError(f"There is no robot {robot!r} yet; 'twin' is the simulated one.")
-    config = load_config(path, overrides)
-    if config.env.name != "mujoco":
-        raise UserError(f"The twin plays the embedded MuJoCo tasks, but {path} was trained in {config.env.name}.")
-    if not any(o.startswith("env.split=") for o in overrides):
-        config = dataclasses.replace(config, env=dataclasses.replace(config.env, split=config.run.eval_split))
-    policy = CheckpointPolicy(path, config.run.device, seed)
-    twin = MujocoTwin(config.env)  # type: ignore[arg-type]
-    try:
-        checkpoint.check_compatible(policy.spec, dataclasses.replace(twin.spec, num_envs=policy.spec.num_envs))
-        safety = SafetyConfig(BOX["box_low"], BOX["box_high"], robot="panda")
-        spec, horizon = policy.spec, int(policy.metadata["horizon"])
-        rate = spec.control_hz * speed
-        execution = ExecutorConfig(
-            horizon,
-            spec.action_dim,
-            rate,
-            mode,
-            execute or (horizon if mode == "sync" else max(1, horizon // 2)),
-        )
-        with _served(policy) as client:
-            twin.begin(0)
-            checks = preflight(twin, client.infer, policy.metadata, safety, execution)
-            print_checks(checks)
-            if not all(check.ok for check in checks):
-                raise UserError(
-                    "The pre-flight check failed, so nothing was moved. What is wrong is said in its lines."
-                )
-            results = []
-            for init in range(episodes):
-                twin.begin(init)
-                guard = SafetyFilter(safety)
-                inference = VirtualInference(client.infer, lambda took: latency if latency >= 0 else took)
-                settings = {"checkpoint": str(path), "init": init, "mode": mode, "speed": speed, "dry_run": dry_run}
-                settings |= {"safety": dataclasses.asdict(safety), "policy": policy.metadata}
-                log = RunLog(Path(out) / f"episode_{init:04d}.mcap", settings, twin.now())
-                executor = Executor(execution, inference, lambda now, text, log=log: log.event(now, "problem", text))
-                decoder = DeltaDecoder(action_space(policy.metadata), rate, safety.box_low, safety.box_high)
-                seconds = twin.spec.max_episode_steps / rate
-                with _ctrl_c_is_estop(guard):
-                    try:
-                        episode = drive(twin, twin, guard, executor, decoder, log, seconds=seconds, dry_run=dry_run)
-                    finally:
-                        log.close()
-                counts = dataclasses.asdict(executor.counts)
-                results.append(
-                    {
-                        "init": init,
-                        "log": str(log.path),
-                        **dataclasses.asdict(dataclasses.replace(episode, events=[])),
-                        **counts,
-                    }
-                )
-                done = sum(r["solved"] for r in results)
-                print(
-                    f"  episode {init}: {episode.reason}, {episode.seconds:.1f} s; {format_rate(done, len(results))}",
-                    flush=True,
-                )
-                if episode.mode == Mode.ESTOP:
-                    break
-    finally:
-        twin.close()
+    if robot not in ROBOTS:
+        raise UserError(f"There is no robot {robot!r}. {did_you_mean(robot, ROBOTS)}")
+    settings = {"checkpoint": str(path), "robot": robot, "mode": mode, "speed": speed, "dry_run": dry_run}
+    results: list[dict[str, Any]] = []
+    with ExitStack() as opened:
+        if robot == "twin":
+            client, rig = _open_twin(opened, path, overrides, seed)
+        else:
+            _refuse_twins_options(overrides, latency)
+            client = opened.enter_context(serve_apart(path, seed=seed))
+            space, cameras = action_space(client.metadata), _cameras(client.metadata)
+            rig = opened.enter_context(ros_robot(robot, address, robot_file, space, cameras, prompt))
+        execution = _execution(client.metadata, mode, execute, speed)
+        rig.begin(0)
+        checks = preflight(rig.robot, client.infer, client.metadata, rig.safety, execution)
+        print_checks(checks)
+        if not all(check.ok for check in checks):
+            raise UserError("The pre-flight check failed, so nothing was moved. What is wrong is said in its lines.")
+        for init in range(episodes):
+            rig.begin(init)
+            inference: Inference = (
+                VirtualInference(client.infer, lambda took: latency if latency >= 0 else took)
+                if rig.simulated
+                else ThreadInference(client.infer)
+            )
+            episode, row = _episode(rig, client.metadata, inference, execution, init, Path(out), settings)
+            results.append(row)
+            done = sum(r["solved"] for r in results)
+            print(
+                f"  episode {init}: {episode.reason}, {episode.seconds:.1f} s; {format_rate(done, len(results))}",
+                flush=True,
+            )
+            if episode.mode in (Mode.ESTOP, Mode.FAULT):
+                break
+        env = str(client.metadata["env"])
     solved = sum(r["solved"] for r in results)
-    rate = solved / len(results)
-    result = {
-        "checkpoint": str(path),
-        "env": spec.name,
-        "mode": mode,
-        "speed": speed,
-        "episodes": len(results),
-        "successes": solved,
-    }
-    result |= {"success_rate": rate, "interval": wilson(solved, len(results)), "results": results}
+    result = {"env": env, **settings, "episodes": len(results), "successes": solved}
+    result |= {"success_rate": solved / len(results), "interval": wilson(solved, len(results)), "results": results}
     (Path(out) / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     return result
 
 
-@contextmanager
-def _served(policy: CheckpointPolicy) -> Iterator[PolicyClient]:
-    """A client of the policy, over a socket of this machine."""
-    token = secrets.token_hex(16)
-    server = PolicyServer(policy.infer, policy.metadata, port=0, token=token)
-    thread = threading.Thread(target=server.serve_forever, name="server", daemon=True)
-    thread.start()
-    client = PolicyClient(f"127.0.0.1:{server.port}", token, timeout=60.0)
-    try:
-        client.connect()
-        yield client
-    finally:
-        client.close()
-        server.close()
-        thread.join(timeout=5.0)
+def _open_twin(opened: ExitStack, path: str, overrides: Sequence[str], seed: int) -> tuple[PolicyClient, Rig]:
+    """The simulated arm and the policy in this process."""
+    from embodyrl import checkpoint
+    from embodyrl.build import load_config
+    from embodyrl.real_robot.policy_side import CheckpointPolicy
+
+    config = twin_config(path, overrides)
+    policy = CheckpointPolicy(path, load_config(path, overrides).run.device, seed)
+    rig = opened.enter_context(simulated_robot(config))
+    spec = rig.robot.spec  # type: ignore[attr-defined]
+    checkpoint.check_compatible(policy.spec, dataclasses.replace(spec, num_envs=policy.spec.num_envs))
+    return opened.enter_context(serve_here(policy)), rig
+
+
+def _cameras(metadata: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    return {name: (int(size[0]), int(size[1])) for name, size in metadata["cameras"].items()}
+
+
+def _episode(
+    rig: Rig, metadata: dict[str, Any], inference: Inference, execution: ExecutorConfig, init: int, out: Path,
+    settings: dict[str, Any],
+) -> tuple[Episode, dict[str, Any]]:  # fmt: skip
+    """One episode, its log and its row of the result."""
+    guard = SafetyFilter(rig.safety)
+    said = {**settings, "init": init, "safety": dataclasses.asdict(rig.safety), "policy": metadata}
+    log = RunLog(out / f"episode_{init:04d}.mcap", said, rig.clock.now())
+    executor = Executor(execution, inference, lambda now, text: log.event(now, "problem", text))
+    decoder = DeltaDecoder(action_space(metadata), execution.control_hz, rig.safety.box_low, rig.safety.box_high)
+    seconds = metadata["max_episode_steps"] / execution.control_hz
+    with _ctrl_c_is_estop(guard):
+        try:
+            episode = drive(
+                rig.robot, rig.clock, guard, executor, decoder, log, seconds=seconds, dry_run=settings["dry_run"]
+            )
+        finally:
+            inference.close()
+            log.close()
+    outcome = dataclasses.asdict(dataclasses.replace(episode, events=[]))
+    return episode, {"init": init, "log": str(log.path), **outcome, **dataclasses.asdict(executor.counts)}
+
+
+def _execution(metadata: dict[str, Any], mode: str, execute: int, speed: float) -> ExecutorConfig:
+    horizon = int(metadata["horizon"])
+    execute = execute or (horizon if mode == "sync" else max(1, horizon // 2))
+    return ExecutorConfig(horizon, int(metadata["action_dim"]), metadata["control_hz"] * speed, mode, execute)
+
+
+def _refuse_twins_options(overrides: Sequence[str], latency: float) -> None:
+    if overrides:
+        raise UserError(
+            f"{overrides[0]} would change a simulated env. Give it to the twin: embodyrl twin RUN {overrides[0]}"
+        )
+    if latency >= 0:
+        raise UserError("--latency is charged in the simulated time of --robot twin; another robot has its own time.")
+
+
+def _sigterm_is_ctrl_c() -> None:
+    """A service manager ends a program with SIGTERM, and a shell's background job starts with SIGINT ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
 
 
 @contextmanager

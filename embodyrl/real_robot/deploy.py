@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from embodyrl.errors import UserError
 from embodyrl.real_robot.actions import DeltaDecoder
 from embodyrl.real_robot.executor import Executor
 from embodyrl.real_robot.log import RunLog
-from embodyrl.real_robot.messages import Mode
+from embodyrl.real_robot.messages import Command, Mode, RobotState, Target
 from embodyrl.real_robot.safety import Event, SafetyFilter
-from embodyrl.real_robot.transports import Clock, Robot
+from embodyrl.real_robot.transports import Clock, NotReadyError, Robot
 from embodyrl.real_robot.watch import Watch
+
+SHOW_EVERY = 0.1
+"""s between two pictures for the operator."""
+
+
+class Operator(Protocol):
+    """A person beside the robot; see ``operator.OperatorPage``."""
+
+    def wishes(self) -> list[str]:
+        """What was asked for since the last call."""
+        ...
+
+    def alive(self, now: float) -> bool:
+        """Whether the person's keys are known."""
+        ...
+
+    def action(self, dims: int) -> NDArray[np.float32]:
+        """What the keys say, as an action of the policy's kind."""
+        ...
+
+    def show(self, status: dict[str, Any], images: dict[str, NDArray[np.uint8]]) -> None:
+        """Returns at once."""
+        ...
 
 
 @dataclass
@@ -20,12 +47,13 @@ class Episode:
     """How a run went.
 
     Attributes:
-        solved: whether the robot says so.
-        seconds: by the ticker's clock.
+        solved: whether the robot says so, or the person.
+        seconds: by the ticker's clock, those that the arm waited for a person left out.
         mode: of the filter at the end.
         reason: why.
         peak: largest share of each limit that a command used.
         late: ticks that came more than half a tick late.
+        human: actions that a person took.
         events: changes of mode.
     """
 
@@ -35,7 +63,16 @@ class Episode:
     reason: str
     peak: dict[str, float]
     late: int = 0
+    human: int = 0
     events: list[Event] = field(default_factory=list)
+
+
+class _Phase(StrEnum):
+    WAITING = "waiting for the policy"
+    POLICY = "policy"
+    PERSON = "person"
+    PAUSED = "paused"
+    ENDING = "ending"
 
 
 def drive(
@@ -49,8 +86,11 @@ def drive(
     seconds: float,
     first_wait: float = 30.0,
     dry_run: bool = False,
+    operator: Operator | None = None,
 ) -> Episode:
     """Runs one episode and leaves the arm at rest.
+
+    Without an operator a hold or a fault ends the episode; with one it waits for what they decide.
 
     Args:
         robot: at rest.
@@ -62,54 +102,177 @@ def drive(
         seconds: after which the episode ends.
         first_wait: s that the policy may take for its first chunk, with the arm held.
         dry_run: nothing is sent to the robot; the log shows what would have been.
+        operator: a person who may take over, stop and label.
     """
-    events: list[Event] = []
-
-    def note(event: Event) -> None:
-        events.append(event)
-        if log is not None:
-            log.event(event.stamp, "mode", f"{event.before} -> {event.after}: {event.reason}")
-
-    guard.on_event = note
-    tick, watch, late = guard.config.tick, Watch(guard.hard, guard.config.tick), 0
-    began = clock.now()
-    guard.start(began, robot.state())
-    decoder.start(began, robot.state())
-    running, solved, ending = False, False, ""
+    ticker = _Ticker(robot, guard, executor, decoder, log, seconds, first_wait, operator)
+    tick, due, late = guard.config.tick, clock.now(), 0
+    ticker.start(due, robot.state())
     while True:
         now, state = clock.now(), robot.state()
         if dry_run and guard.command is not None:  # as if the arm had followed
             state = replace(state, q=guard.command.q, dq=guard.command.dq)
-        if not running and not ending:
-            if executor.ready(now, lambda: robot.observe(decoder)):
-                running, began = True, now
-                guard.run(now)
-                executor.start(now)
-            elif now - began > first_wait:
-                ending = "the policy sent no first chunk in time"
-        target = None
-        if running:
-            action = executor.tick(now, lambda: robot.observe(decoder))
-            if action is not None:
-                decoder.act(now, action, state)
-                if log is not None:
-                    log.put("/action", now, {"action": action.tolist()})
-            target = decoder.target(now, executor.fresh)
-        command = guard.tick(now, state, target)
-        watch.see(command)
+        command = ticker.tick(now, state)
         if not dry_run:
             robot.send(command)
         if log is not None:
             log.tick(command, state)
-        if running and not ending:
-            solved = robot.solved()
-            held = guard.mode == Mode.HOLD and guard.config.resume == "person"
-            if solved or now - began >= seconds:
-                ending = "solved" if solved else "the time is up"
-                guard.hold(now, ending)
-            elif held or guard.mode in (Mode.FAULT, Mode.ESTOP):
-                ending = guard.reason
-        if ending and np.abs(command.dq).max() < 1e-6:
-            return Episode(solved, now - began, guard.mode, ending, watch.peak, late, events)
-        clock.sleep_until(now + tick)
+        ticker.judge(now)
+        if ticker.phase == _Phase.ENDING and np.abs(command.dq).max() < 1e-6:
+            return ticker.episode(late)
+        due = max(due + tick, now)  # on time after a late tick, but never a burst of ticks
+        clock.sleep_until(due)
         late += clock.now() - now > 1.5 * tick
+
+
+class _Ticker:
+    """What happens at each tick, and who the arm obeys."""
+
+    def __init__(
+        self, robot: Robot, guard: SafetyFilter, executor: Executor, decoder: DeltaDecoder, log: RunLog | None,
+        seconds: float, first_wait: float, operator: Operator | None,
+    ) -> None:  # fmt: skip
+        self.robot, self.guard, self.executor, self.decoder, self.log = robot, guard, executor, decoder, log
+        self.operator, self.phase = operator, _Phase.WAITING
+        self._seconds, self._first_wait = seconds, first_wait
+        self._watch = Watch(guard.hard, guard.config.tick)
+        self._events: list[Event] = []
+        self._ending, self._blind, self._solved = "", "", False
+        self._elapsed, self._human = 0.0, 0
+        guard.on_event = self._note
+
+    def start(self, now: float, state: RobotState) -> None:
+        """In HOLD, waiting for the policy."""
+        self._last = self._waits_since = now
+        self._next_action = self._next_show = now
+        self.guard.start(now, state)
+        self.decoder.start(now, state)
+
+    def tick(self, now: float, state: RobotState) -> Command:
+        """What the arm is told now."""
+        if self.phase not in (_Phase.WAITING, _Phase.PAUSED):
+            self._elapsed += now - self._last
+        self._last = now
+        for wish in self.operator.wishes() if self.operator is not None else ():
+            self._obey(wish, now, state)
+        if self.phase == _Phase.WAITING and self.guard.mode == Mode.HOLD:
+            if self.executor.ready(now, self._observe):
+                self.phase = _Phase.POLICY
+                self.guard.run(now)
+                self.executor.start(now)
+            elif now - self._waits_since > self._first_wait:
+                self._end(self._blind or "the policy sent no first chunk in time")
+        target = None
+        if self.phase == _Phase.POLICY:
+            target = self._policys_target(now, state)
+        elif self.phase == _Phase.PERSON:
+            target = self._persons_target(now, state)
+        command = self.guard.tick(now, state, target)
+        self._watch.see(command)
+        self._show(now, command)
+        return command
+
+    def judge(self, now: float) -> None:
+        """Whether the episode, or the part of whoever moves the arm, is over."""
+        locked, moved = self.guard.mode in (Mode.FAULT, Mode.ESTOP), self.phase in (_Phase.POLICY, _Phase.PERSON)
+        if not moved and not (locked and self.phase == _Phase.WAITING):
+            return
+        self._solved = moved and self.robot.solved()
+        held = self.guard.mode == Mode.HOLD and (self.guard.config.resume == "person" or self.phase == _Phase.PERSON)
+        if self._solved or self._elapsed >= self._seconds:
+            self._end("solved" if self._solved else "the time is up")
+            self.guard.hold(now, self._ending)
+        elif held or locked:
+            if self.operator is None:
+                self._end(self.guard.reason)
+            else:
+                self.phase = _Phase.PAUSED
+
+    def episode(self, late: int) -> Episode:
+        """What became of it."""
+        mode, peak = self.guard.mode, self._watch.peak
+        return Episode(self._solved, self._elapsed, mode, self._ending, peak, late, self._human, self._events)
+
+    def _policys_target(self, now: float, state: RobotState) -> Target:
+        action = self.executor.tick(now, self._observe)
+        if self._blind:
+            self.guard.hold(now, f"stale: {self._blind}")
+        if action is not None:
+            self._act(now, action, state, human=False)
+        return self.decoder.target(now, self.executor.fresh)
+
+    def _persons_target(self, now: float, state: RobotState) -> Target:
+        assert self.operator is not None
+        if now >= self._next_action:
+            self._next_action = max(self._next_action + self.decoder.period, now)
+            self._act(now, self.operator.action(self.decoder.space.dims), state, human=True)
+            self._human += 1
+        return replace(self.decoder.target(now, self.operator.alive(now)), human=True)
+
+    def _act(self, now: float, action: NDArray[np.float32], state: RobotState, human: bool) -> None:
+        self.decoder.act(now, action, state)
+        if self.log is not None:
+            self.log.put("/action", now, {"action": action.tolist(), "human": human})
+
+    def _observe(self) -> dict[str, Any] | None:
+        try:
+            self._blind = ""
+            return self.robot.observe(self.decoder)
+        except NotReadyError as error:
+            self._blind = str(error)
+            return None
+
+    def _obey(self, wish: str, now: float, state: RobotState) -> None:
+        """What a person asked for, as far as it can be."""
+        guard = self.guard
+        if wish == "estop":
+            guard.estop("a person pressed stop")
+        elif self.phase == _Phase.ENDING:
+            return
+        elif wish in ("success", "failure"):
+            self._solved = wish == "success"
+            self._end(f"a person said {wish}")
+            guard.hold(now, self._ending)
+        elif wish == "clear":
+            try:
+                guard.clear(now, state)
+            except UserError as error:
+                self._say(now, "problem", str(error))
+        elif wish == "takeover" and guard.mode in (Mode.RUN, Mode.HOLD):
+            self.decoder.start(now, state)
+            guard.takeover(now)
+            self.phase, self._next_action = _Phase.PERSON, now
+        elif wish in ("hold", "release"):
+            guard.hold(now, "a person let go" if wish == "release" else "a person said hold")
+            self.phase = _Phase.PAUSED
+        elif wish == "run" and self.phase == _Phase.PAUSED and guard.mode == Mode.HOLD:
+            self.executor.restart()
+            self.decoder.start(now, state)
+            self.phase, self._waits_since = _Phase.WAITING, now
+
+    def _end(self, why: str) -> None:
+        self.phase, self._ending = _Phase.ENDING, why
+
+    def _note(self, event: Event) -> None:
+        self._events.append(event)
+        self._say(event.stamp, "mode", f"{event.before} -> {event.after}: {event.reason}")
+
+    def _say(self, stamp: float, kind: str, text: str) -> None:
+        if self.log is not None:
+            self.log.event(stamp, kind, text)
+
+    def _show(self, now: float, command: Command) -> None:
+        if self.operator is None or now < self._next_show:
+            return
+        self._next_show = now + SHOW_EVERY
+        x, y, z = self.decoder.position
+        numbers = {
+            "who moves the arm": str(self.phase),
+            "time": f"{self._elapsed:.1f} of {self._seconds:.0f} s",
+            "hand told to be at": f"{x:.3f} {y:.3f} {z:.3f} m",
+            "fastest joint": f"{np.abs(command.dq).max():.2f} rad/s",
+            "largest share of a limit": f"{max(self._watch.peak.values()):.0%}",
+            "chunks, actions, person's": f"{self.executor.counts.chunks}, {self.executor.counts.taken}, {self._human}",
+        }
+        status = {"mode": str(command.mode), "reason": command.reason, "open": command.width > 0.0, "numbers": numbers}
+        status["events"] = [f"{e.stamp:9.2f} s  {e.before} -> {e.after}: {e.reason}" for e in self._events[-8:]]
+        self.operator.show(status | {"task": self.robot.prompt()}, self.robot.pictures())

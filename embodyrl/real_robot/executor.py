@@ -73,6 +73,10 @@ class Inference(Protocol):
         """The answer, what went wrong, or None while it is under way."""
         ...
 
+    def close(self) -> None:
+        """Ends it after the request under way."""
+        ...
+
 
 class ThreadInference:
     """Inference in one thread of its own."""
@@ -96,7 +100,7 @@ class ThreadInference:
             return None
 
     def close(self) -> None:
-        """Ends the thread after the request under way."""
+        """See ``Inference``."""
         self._requests.put(None)
         self._thread.join(timeout=5.0)
 
@@ -136,6 +140,9 @@ class VirtualInference:
         answer, self._answer = self._answer, None
         return answer
 
+    def close(self) -> None:
+        """See ``Inference``; there is nothing to end."""
+
 
 @dataclass
 class Counts:
@@ -165,19 +172,25 @@ class Executor:
         self._start, self._step = 0.0, -1
         self._recent: deque[int] = deque(maxlen=10)
         self.fresh = False
+        self._abandoned = False
 
     def start(self, now: float) -> None:
         """Control steps are counted from here."""
         self._start, self._step, self.fresh = now, -1, False
 
-    def ready(self, now: float, observe: Callable[[], Request]) -> bool:
+    def restart(self) -> None:
+        """Forgets all chunks, the one that is under way too: they are about a place where the arm no longer is."""
+        self._chunks.clear()
+        self._abandoned, self.fresh = self._asked_at is not None, False
+
+    def ready(self, now: float, observe: Callable[[], Request | None]) -> bool:
         """Asks for the first chunk without taking from it; True once it is there."""
         self._collect(now)
         if self._left == 0 and self._asked_at is None:
             self._ask(now, observe)
         return self._left > 0
 
-    def tick(self, now: float, observe: Callable[[], Request]) -> Actions | None:
+    def tick(self, now: float, observe: Callable[[], Request | None]) -> Actions | None:
         """The action (A,) that becomes due, or None between control steps and when there is none.
 
         ``fresh`` then says whether all is well: the last step had its action, or sync is waiting for one in patience.
@@ -219,8 +232,10 @@ class Executor:
         self.counts.taken += 1
         return action.astype(np.float32)
 
-    def _ask(self, now: float, observe: Callable[[], Request]) -> None:
+    def _ask(self, now: float, observe: Callable[[], Request | None]) -> None:
         request = observe()
+        if request is None:  # nothing to be seen now: it is asked again at the next tick
+            return
         if self.config.mode == "rtc" and self._left:
             first, chunk = self._chunks[-1]
             rest = chunk[self.counts.taken - first :]
@@ -240,7 +255,9 @@ class Executor:
             return
         asked_at, self._asked_at = self._asked_at, None
         delay = self.counts.taken - asked_at
-        if wrong := self._refusal(answer):
+        if self._abandoned:
+            self._abandoned = False
+        elif wrong := self._refusal(answer):
             self.counts.refused += 1
             self._on_problem(now, wrong)
         elif delay < self.config.horizon:

@@ -27,7 +27,7 @@ _TOPICS: dict[str, dict[str, Any]] = {
         "mode": {"type": "string"},
     },
     "/state": {"q": _NUMBERS, "dq": _NUMBERS, "width": {"type": "number"}, "reflex": {"type": "string"}},
-    "/action": {"action": _NUMBERS},
+    "/action": {"action": _NUMBERS, "human": {"type": "boolean"}},
     "/event": {"kind": {"type": "string"}, "text": {"type": "string"}},
     "/run": {"settings": {"type": "object"}},
 }

@@ -41,6 +41,7 @@ class RobotState:
         width: of the gripper's opening.
         force: (3,) external force at the hand in N, or None where the robot does not estimate it.
         reflex: what the robot's own controller stopped for; empty while it runs.
+        trouble: what is wrong with the way by which states come and commands go; empty while all is well.
     """
 
     stamp: float
@@ -49,6 +50,7 @@ class RobotState:
     width: float = 0.0
     force: Array | None = None
     reflex: str = ""
+    trouble: str = ""
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ class CheckpointPolicy:
             "proprio_dim": self.spec.proprio_dim,
             "control_mode": self.spec.control_mode,
             "control_hz": self.spec.control_hz,
+            "max_episode_steps": self.spec.max_episode_steps,
             "horizon": self.policy.config.horizon,
             "cameras": {name: list(size) for name, size in self.spec.cameras.items()},
         }

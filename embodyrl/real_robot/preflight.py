@@ -57,10 +57,9 @@ def preflight(
         return checks
     decoder = DeltaDecoder(action_space(metadata), execution.control_hz, safety.box_low, safety.box_high)
     decoder.start(state.stamp, state)
-    observation = robot.observe(decoder)
-    checks.append(_check("cameras and proprio", lambda: _observation(observation, metadata)))
+    checks.append(_check("cameras and proprio", lambda: _observation(robot.observe(decoder), metadata)))
     if checks[-1].ok:
-        checks.append(_check("policy", lambda: _latency(infer, observation, execution, trials)))
+        checks.append(_check("policy", lambda: _latency(infer, robot.observe(decoder), execution, trials)))
     return checks
 
 
@@ -97,6 +96,8 @@ def _state(robot: Robot) -> str:
     state = robot.state()
     if state.reflex:
         raise UserError(f"The robot is stopped by a reflex ({state.reflex}).")
+    if state.trouble:
+        raise UserError(f"The robot cannot be trusted: {state.trouble}.")
     if (speed := float(np.abs(state.dq).max())) > 0.05:
         raise UserError(f"The arm moves at {speed:.2f} rad/s. It must be at rest.")
     force = "unknown" if state.force is None else "estimated"

@@ -167,6 +167,8 @@ class SafetyFilter:
         assert self.command is not None
         if state.reflex:
             return f"reflex: {state.reflex}"
+        if state.trouble:
+            return state.trouble
         if state.q.shape != (7,) or state.dq.shape != (7,) or not math.isfinite(float(state.q.sum() + state.dq.sum())):
             return "the robot's state is not seven finite angles and velocities"
         if (age := now - state.stamp) > c.max_state_age:
@@ -183,6 +185,8 @@ class SafetyFilter:
             return "its state is not seven finite angles"
         if state.reflex:
             return f"it is stopped by a reflex ({state.reflex})"
+        if state.trouble:
+            return state.trouble
         safe, box = self.hard.inside(), self.config
         if (beyond := (state.q > safe.q_max) | (state.q < safe.q_min)).any():
             return f"joint {int(beyond.argmax()) + 1} is at its end ({state.q[beyond.argmax()]:.3f} rad)"

@@ -16,6 +16,7 @@ from ruckig import ControlInterface, InputParameter, OutputParameter, Ruckig, Ru
 
 from embodyrl.errors import UserError
 from embodyrl.real_robot import kinematics, limits
+from embodyrl.real_robot.limits import RobotLimits
 from embodyrl.real_robot.messages import Array, Target
 
 BOX_SLACK = 0.005
@@ -101,20 +102,9 @@ class Tracker:
         # Where the velocity limit has fallen to zero, and a little before.
         dead = safe.offset**2 / (2.0 * decel) + 2e-3
         self._ref_low, self._ref_high = safe.q_min + dead, safe.q_max - dead
-        self._tracker, self._stopper = Ruckig(7, config.tick), Ruckig(7, config.tick)
-        self._track_in, self._track_out = InputParameter(7), OutputParameter(7)
-        self._stop_in, self._stop_path = InputParameter(7), Trajectory(7)
-        for inputs, share, way in (
-            # Joints that arrive together keep the hand near the straight way; a stop is as short as each joint can.
-            (self._track_in, config.follow, Synchronization.Time),
-            (self._stop_in, 1.0, Synchronization.No),
-        ):
-            inputs.synchronization = way
-            inputs.max_velocity = safe.dq_max.tolist()
-            inputs.max_acceleration = (share * safe.ddq_max).tolist()
-            inputs.max_jerk = (share * safe.dddq_max).tolist()
-        self._stop_in.control_interface = ControlInterface.Velocity
-        self._stop_in.target_velocity = [0.0] * 7
+        self._tracker, self._stopper = Ruckig(7, config.tick), Stopper(safe)
+        # Joints that arrive together keep the hand near the straight way.
+        self._track_in, self._track_out = _inputs(safe, config.follow, Synchronization.Time), OutputParameter(7)
 
     def start(self, q: Array) -> None:
         """At rest at the joint angles q (7,)."""
@@ -191,23 +181,41 @@ class Tracker:
         self._rotation = _turned_at_most(self._rotation, goal, c.ee_turn * c.tick)
 
     def _braked(self, motion: Motion) -> Motion:
-        self._plan_stop(motion)
-        return self._stop_path.at_time(self.config.tick)
+        return self._stopper.plan(motion).at_time(self.config.tick)
 
     def _overshoot(self, motion: Motion) -> float:
         """How far (m) outside the workspace a stop from here would lead, half way or at its end; below 0 inside."""
-        self._plan_stop(motion)
-        path, worst = self._stop_path, -math.inf
+        path, worst = self._stopper.plan(motion), -math.inf
         (x0, y0, z0), (x1, y1, z1) = self.config.box_low, self.config.box_high
         for share in (0.5, 1.0):
             x, y, z = kinematics.tip(path.at_time(share * path.duration)[0])
             worst = max(worst, x - x1, y - y1, z - z1, x0 - x, y0 - y, z0 - z)
         return worst
 
-    def _plan_stop(self, motion: Motion) -> None:
-        inputs = self._stop_in
+
+class Stopper:
+    """The hardest stop within a robot's limits; each joint stops as soon as it can."""
+
+    def __init__(self, limits: RobotLimits) -> None:
+        self._ruckig, self._inputs, self._path = Ruckig(7), _inputs(limits, 1.0, Synchronization.No), Trajectory(7)
+        self._inputs.control_interface = ControlInterface.Velocity
+        self._inputs.target_velocity = [0.0] * 7
+
+    def plan(self, motion: Motion) -> Trajectory:
+        """The stop from ``motion``; valid until the next call."""
+        inputs = self._inputs
         inputs.current_position, inputs.current_velocity, inputs.current_acceleration = motion
-        self._stopper.calculate(inputs, self._stop_path)
+        self._ruckig.calculate(inputs, self._path)
+        return self._path
+
+
+def _inputs(limits: RobotLimits, share: float, way: Synchronization) -> InputParameter:
+    inputs = InputParameter(7)
+    inputs.synchronization = way
+    inputs.max_velocity = limits.dq_max.tolist()
+    inputs.max_acceleration = (share * limits.ddq_max).tolist()
+    inputs.max_jerk = (share * limits.dddq_max).tolist()
+    return inputs
 
 
 class _Joint(NamedTuple):

@@ -5,6 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from embodyrl.errors import UserError
 from embodyrl.real_robot.actions import DeltaDecoder
 from embodyrl.real_robot.messages import Command, RobotState
 
@@ -21,16 +25,32 @@ class Robot(Protocol):
         ...
 
     def observe(self, decoder: DeltaDecoder) -> dict[str, Any]:
-        """What the policy sees now: ``images``, ``proprio`` and ``prompt`` (see ``server.check_observation``)."""
+        """What the policy sees now: ``images``, ``proprio`` and ``prompt`` (see ``server.check_observation``).
+
+        Raises:
+            NotReadyError: there is nothing fresh to be seen.
+        """
         ...
 
     def solved(self) -> bool:
         """Whether the task is, where the robot can tell."""
         ...
 
+    def pictures(self) -> dict[str, NDArray[np.uint8]]:
+        """Camera -> (h, w, 3), the newest there is, for a person."""
+        ...
+
+    def prompt(self) -> str:
+        """What the policy is told."""
+        ...
+
     def close(self) -> None:
         """Lets go of the robot."""
         ...
+
+
+class NotReadyError(UserError):
+    """A picture is missing or too old."""
 
 
 class Clock(Protocol):

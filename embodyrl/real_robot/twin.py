@@ -10,7 +10,7 @@ import mujoco
 import numpy as np
 
 from embodyrl.real_robot.actions import DeltaDecoder
-from embodyrl.real_robot.messages import Command, RobotState
+from embodyrl.real_robot.messages import Array, Command, RobotState
 from embodyrl.sims.mujoco import kinematics
 from embodyrl.sims.mujoco.env import WORKSPACE_HIGH, WORKSPACE_LOW, Config, MujocoEnv
 
@@ -21,8 +21,8 @@ _STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS
 class MujocoTwin(MujocoEnv):
     """A ``Robot`` and its ``Clock``: time only passes in ``sleep_until``, which moves the physics on.
 
-    The scene, the pictures and the success are the env's; the arm is the Panda of its scene. It follows a straight line
-    in joint space from one command to the next.
+    The scene, the pictures and the success are the env's; the arm is the Panda of its scene. It follows a cubic in
+    joint space from one command to the next, as ROS's joint trajectory controller does.
 
     Args:
         config: of the task; one env is made, whatever ``num_envs`` says.
@@ -35,14 +35,16 @@ class MujocoTwin(MujocoEnv):
         self.reflex = ""
 
     def begin(self, init: int) -> None:
-        """Puts the scene into initial state ``init``; the clock goes on."""
+        """Puts the scene into initial state ``init``, and the clock to zero: the same state gives the same episode."""
         self.reset(init=[init])
+        self._now = 0.0
+        mujoco.mj_resetData(self.model, self.data)
         mujoco.mj_setState(self.model, self.data, self._state[0], _STATE)
         if self.model.nmocap:
             self.data.mocap_pos[:] = self._frame.mocap_pos[0]
         mujoco.mj_forward(self.model, self.data)
-        self._from = self._to = np.append(self._q_cmd[0], self._grip_cmd[0])
-        self._sent_at, self._arrives_at = self._now, self._now
+        self._grip = self._grip_cmd[0]
+        self._knots = np.array([self._now]), self._q_cmd[:1].copy(), np.zeros((1, 7))
 
     def now(self) -> float:
         """See ``Clock``."""
@@ -53,10 +55,7 @@ class MujocoTwin(MujocoEnv):
         step = self.model.opt.timestep
         while self._now < stamp - step / 2:
             self._now += step
-            span = self._arrives_at - self._sent_at
-            share = min((self._now - self._sent_at) / span, 1.0) if span > 0 else 1.0
-            where = self._from + share * (self._to - self._from)
-            self.data.ctrl[:7], self.data.ctrl[7:9] = where[:7], self._to[7]
+            self.data.ctrl[:7], self.data.ctrl[7:9] = self._reference()[0], self._grip
             mujoco.mj_step(self.model, self.data)
 
     def state(self) -> RobotState:
@@ -66,8 +65,35 @@ class MujocoTwin(MujocoEnv):
 
     def send(self, command: Command, tick: float = 0.01) -> None:
         """See ``Robot``; the command is reached ``tick`` s from now."""
-        self._from, self._to = self._to, np.append(command.q, command.width / 2)
-        self._sent_at, self._arrives_at = self._now, self._now + tick
+        self.follow(np.array([tick]), command.q[None], command.dq[None])
+        self.grasp(command.width)
+
+    def follow(self, times: Array, q: Array, dq: Array) -> None:
+        """Goes through angles q (k, 7) with velocities dq (k, 7), ``times`` (k,) s from now, and stays at the last."""
+        here, speed = self._reference()
+        self._knots = (
+            np.concatenate([[self._now], self._now + times]),
+            np.concatenate([here[None], q]),
+            np.concatenate([speed[None], dq]),
+        )
+
+    def grasp(self, width: float) -> None:
+        """Moves the fingers to ``width`` m of opening."""
+        self._grip = width / 2
+
+    def _reference(self) -> tuple[Array, Array]:
+        """Where the arm is told to be now, and how fast to move: cubics between the knots, at rest after the last."""
+        times, q, dq = self._knots
+        k = int(np.searchsorted(times, self._now, side="right")) - 1
+        if k >= len(times) - 1:
+            return q[-1], np.zeros(7)
+        span = times[k + 1] - times[k]
+        s = (self._now - times[k]) / span
+        rise = q[k + 1] - q[k]
+        a, b = span * dq[k] - rise, rise - span * dq[k + 1]
+        where = q[k] + s * rise + s * (1 - s) * ((1 - s) * a + s * b)
+        speed = (rise + (1 - 2 * s) * ((1 - s) * a + s * b) + s * (1 - s) * (b - a)) / span
+        return where, speed
 
     def observe(self, decoder: DeltaDecoder) -> dict[str, Any]:
         """See ``Robot``."""
@@ -80,6 +106,15 @@ class MujocoTwin(MujocoEnv):
             "proprio": obs.proprio[0].numpy(),
             "prompt": obs.instruction[0],
         }
+
+    def prompt(self) -> str:
+        """See ``Robot``."""
+        return self.instructions[0]
+
+    def pictures(self) -> dict[str, np.ndarray]:
+        """See ``Robot``."""
+        self._impose()
+        return {name: image[0].numpy() for name, image in self._observe(None).images.items()}
 
     def solved(self) -> bool:
         """See ``Robot``."""

@@ -49,7 +49,7 @@ def test_deploy_runs_logs_and_sums_up(saved: Path, tmp_path: Path, capsys: pytes
     out = tmp_path / "out"
     assert main(["deploy", str(saved), "--episodes", "2", "--latency", "0.1", "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert "joint limits (panda)" in said and "FAILS" not in said and "mujoco/reach on the twin" in said
+    assert "joint limits (panda)" in said and "FAILS" not in said and "mujoco/reach on twin" in said
     result = json.loads((out / "result.json").read_text())
     assert result["episodes"] == 2 and all(max(r["peak"].values()) <= 1.0 for r in result["results"])
     messages = read(out / "episode_0001.mcap")

@@ -1,0 +1,163 @@
+"""Robots that can be driven, and the policies that drive them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embodyrl.errors import UserError
+from embodyrl.real_robot.actions import ActionSpace
+from embodyrl.real_robot.client import PolicyClient
+from embodyrl.real_robot.server import PolicyServer
+from embodyrl.real_robot.tracking import SafetyConfig
+from embodyrl.real_robot.transports import Clock, RealClock, Robot
+
+ROBOTS = ("twin", "ros2", "rosbridge", "ros1")
+
+
+@dataclass
+class Rig:
+    """A robot that is connected.
+
+    Attributes:
+        robot: at rest.
+        clock: of its stamps.
+        safety: its limits and workspace.
+        begin: arranges an initial state; the arm must be at rest.
+        simulated: whether its time stands still while nobody sleeps in ``clock``.
+        arranges: whether ``begin`` does that by itself; else a person has to.
+    """
+
+    robot: Robot
+    clock: Clock
+    safety: SafetyConfig
+    begin: Callable[[int], None]
+    simulated: bool
+    arranges: bool
+
+
+@contextmanager
+def simulated_robot(config: Any) -> Iterator[Rig]:
+    """The simulated arm in this process; ``config`` is the embedded task's."""
+    from embodyrl.real_robot.ros.config import load_robot
+    from embodyrl.real_robot.twin import MujocoTwin
+
+    twin = MujocoTwin(config)
+    try:
+        yield Rig(twin, twin, load_robot("")[1], twin.begin, simulated=True, arranges=True)
+    finally:
+        twin.close()
+
+
+@contextmanager
+def ros_robot(
+    kind: str, address: str, robot_file: str, space: ActionSpace, cameras: Mapping[str, tuple[int, int]], prompt: str
+) -> Iterator[Rig]:
+    """An arm behind ROS.
+
+    Args:
+        kind: of ``ros.bus.KINDS``.
+        address: of the rosbridge server.
+        robot_file: see ``ros.config.load_robot``.
+        space: of the policy's actions.
+        cameras: of the policy, name -> (height, width).
+        prompt: what the policy is told where no topic says it.
+    """
+    from embodyrl.real_robot.ros.bus import connect
+    from embodyrl.real_robot.ros.config import load_robot
+    from embodyrl.real_robot.ros.robot import RosRobot
+
+    topics, safety = load_robot(robot_file)
+    bus, clock = connect(kind, address), RealClock()
+    try:
+        robot = RosRobot(bus, topics, safety.robot, clock, space, cameras, prompt, safety.tick)
+        yield Rig(robot, clock, safety, robot.begin, simulated=False, arranges=bool(topics.reset))
+    finally:
+        bus.close()
+
+
+def twin_config(path: str, overrides: Sequence[str]) -> Any:
+    """The env that a checkpoint was trained in, on its evaluation split unless that is overridden.
+
+    Raises:
+        UserError: it is none that the twin can play.
+    """
+    from embodyrl.build import load_config
+
+    config = load_config(path, overrides)
+    if config.env.name != "mujoco":
+        raise UserError(f"The twin plays the embedded MuJoCo tasks, but {path} was trained in {config.env.name}.")
+    if any(o.startswith("env.split=") for o in overrides):
+        return config.env
+    return dataclasses.replace(config.env, split=config.run.eval_split)
+
+
+@contextmanager
+def serve_here(policy: Any) -> Iterator[PolicyClient]:
+    """A client of a policy (``infer`` and ``metadata``) that this process serves until this ends."""
+    server = PolicyServer(policy.infer, policy.metadata, port=0, token=(token := secrets.token_hex(16)))
+    thread = threading.Thread(target=server.serve_forever, name="server", daemon=True)
+    thread.start()
+    try:
+        with _client(f"127.0.0.1:{server.port}", token) as client:
+            yield client
+    finally:
+        server.close()
+        thread.join(timeout=5.0)
+
+
+@contextmanager
+def serve_apart(path: str, device: str = "auto", seed: int = 0, patience: float = 180.0) -> Iterator[PolicyClient]:
+    """A client of a checkpoint's policy, which a process of its own serves, so that it never takes the ticker's time.
+
+    Raises:
+        UserError: it cannot be served.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        token, said = Path(folder) / "token", Path(folder) / "said"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(16))
+        command = [sys.executable, "-m", "embodyrl.cli", "serve", str(path), "--port", "0", "--token-file", str(token)]
+        with said.open("wb") as out:
+            process = subprocess.Popen(
+                [*command, "--device", device, "--seed", str(seed)], stdout=out, stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,  # Ctrl-C belongs to the ticker, which needs the policy no longer than itself
+            )  # fmt: skip
+        try:
+            end = time.monotonic() + patience
+            while not (found := re.search(r"ws://(\S+)", said.read_text())):
+                if process.poll() is not None or time.monotonic() > end:
+                    raise UserError(f"The policy of {path} cannot be served. {said.read_text().strip()[-2000:]}")
+                time.sleep(0.05)
+            with _client(found[1], token.read_text()) as client:
+                yield client
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=10.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def _client(address: str, token: str) -> Iterator[PolicyClient]:
+    client = PolicyClient(address, token, timeout=60.0)
+    try:
+        client.connect()
+        yield client
+    finally:
+        client.close()

@@ -1,0 +1,255 @@
+"""An arm behind topics."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from embodyrl.errors import UserError
+from embodyrl.real_robot import limits
+from embodyrl.real_robot.actions import ActionSpace, DeltaDecoder, proprio
+from embodyrl.real_robot.messages import Array, Command, RobotState
+from embodyrl.real_robot.ros import fields
+from embodyrl.real_robot.ros.bus import Bus, Fields
+from embodyrl.real_robot.ros.config import Topics
+from embodyrl.real_robot.tracking import Stopper
+from embodyrl.real_robot.transports import Clock, NotReadyError
+
+MAX_JUMP = 0.5
+"""s by which the robot's clock may gain or lose on ours between two messages."""
+STOP_POINTS = 6
+
+
+class Stamps:
+    """Tells fresh messages from repeated and reordered ones by their stamps, and watches the clock they are from."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._newest, self._ahead, self._since = what, 0.0, -math.inf, math.inf
+
+    def fresh(self, header: Fields, now: float) -> bool:
+        """Whether a message is newer than all before.
+
+        Raises:
+            UserError: it carries no stamp, or its clock jumped.
+        """
+        stamp = fields.seconds(header["stamp"])
+        if stamp == 0.0:
+            raise UserError(f"{self._what} come without a time stamp, so nobody could tell whether they are frozen")
+        # A message that was held up on its way has a stamp that lags; one that leads can only be the clock's doing.
+        # In the first second the way of a message without delay is still to be learnt.
+        lead = stamp - now - self._ahead
+        jump = lead if lead > MAX_JUMP and now - self._since > 1.0 else min(stamp - self._newest, 0.0)
+        if abs(jump) > MAX_JUMP:
+            raise UserError(f"the clock that stamps {self._what} jumped by {jump:+.1f} s")
+        self._ahead, self._since = max(self._ahead, stamp - now), min(self._since, now)
+        if stamp <= self._newest:
+            return False
+        self._newest = stamp
+        return True
+
+
+class RosRobot:
+    """See ``Robot``. What was received last stands in attributes, which the bus's thread replaces whole.
+
+    Args:
+        bus: connected; ``close`` closes it.
+        topics: of the robot.
+        model: of its limits, for the stop that goes with each command.
+        clock: of the ticker.
+        space: of the policy's actions.
+        cameras: of the policy, name -> (height, width).
+        prompt: what the policy is told where no topic says it.
+        tick: s between two commands.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        topics: Topics,
+        model: str,
+        clock: Clock,
+        space: ActionSpace,
+        cameras: Mapping[str, tuple[int, int]],
+        prompt: str = "",
+        tick: float = 0.01,
+    ) -> None:
+        if missing := [name for name in cameras if name not in topics.cameras]:
+            raise UserError(f"The policy has a camera {missing[0]!r}, but no topic is given for it (topics.cameras).")
+        self._bus, self._topics, self._clock, self._space, self._tick = bus, topics, clock, space, tick
+        self._stopper = Stopper(limits.find(model).inside())
+        self._prompt, self._trouble = prompt, ""
+        self._state: RobotState | None = None
+        self._width, self._force = 0.0, None
+        self._images: dict[str, tuple[float, fields.Image]] = {}
+        self._cameras = dict(cameras)
+        self._success, self._init = False, -1
+        self._last_width = -1.0
+        self._stamps = {name: Stamps(f"the pictures of camera {name}") for name in cameras}
+        self._joint_stamps = Stamps("the joint states")
+        self._listen()
+        kind = {"joint_trajectory": "trajectory_msgs/JointTrajectory", "joint_state": "sensor_msgs/JointState"}
+        kind = kind.get(topics.command_type, "geometry_msgs/PoseStamped")
+        self._command = bus.advertise(topics.command, kind)
+        self._gripper = bus.advertise(topics.gripper, "std_msgs/Float32") if topics.gripper else None
+        self._reset = bus.advertise(topics.reset, "std_msgs/Int64") if topics.reset else None
+
+    def _listen(self) -> None:
+        topics, subscribe = self._topics, self._bus.subscribe
+        # Fingers that have a topic of their own are not looked for among the arm's joints.
+        own = bool(topics.finger_states)
+        subscribe(topics.states, "sensor_msgs/JointState", self._guarded(lambda m: self._on_states(m, fingers=not own)))
+        if own:
+            subscribe(topics.finger_states, "sensor_msgs/JointState", self._guarded(self._on_fingers))
+        if topics.wrench:
+            subscribe(topics.wrench, "geometry_msgs/WrenchStamped", self._guarded(self._on_wrench))
+        for name in self._cameras:
+            topic = topics.cameras[name]
+            kind = "CompressedImage" if topic.endswith("/compressed") else "Image"
+            subscribe(topic, f"sensor_msgs/{kind}", self._guarded(lambda m, name=name: self._on_image(name, m)))
+        for topic, kind, attribute in (
+            (topics.instruction, "String", "_prompt"),
+            (topics.success, "Bool", "_success"),
+            (topics.init, "Int64", "_init"),
+        ):
+            if topic:
+                hear = self._guarded(lambda m, attribute=attribute: setattr(self, attribute, m["data"]))
+                subscribe(topic, f"std_msgs/{kind}", hear)
+
+    def _guarded(self, callback: Callable[[Fields], None]) -> Callable[[Fields], None]:
+        """What is wrong with a message becomes the robot's trouble, which faults; the first stays."""
+
+        def guarded(message: Fields) -> None:
+            try:
+                callback(message)
+            except UserError as error:
+                self._trouble = self._trouble or str(error)
+            except (KeyError, TypeError, ValueError) as error:
+                self._trouble = self._trouble or f"a message is not understood ({type(error).__name__}: {error})"
+
+        return guarded
+
+    def _on_states(self, message: Fields, fingers: bool) -> None:
+        now, names = self._clock.now(), self._topics.joints
+        if fingers and self._topics.fingers and self._topics.fingers[0] in message["name"]:
+            self._on_fingers(message)
+            if names[0] not in message["name"]:
+                return
+        if self._joint_stamps.fresh(message["header"], now):
+            q, dq = (fields.by_name(message, names, what) for what in ("position", "velocity"))
+            self._state = RobotState(now, q, dq, self._width, self._force)
+
+    def _on_fingers(self, message: Fields) -> None:
+        self._width = float(fields.by_name(message, self._topics.fingers, "position").sum())
+
+    def _on_wrench(self, message: Fields) -> None:
+        self._force = np.array([message["wrench"]["force"][axis] for axis in "xyz"], dtype=float)
+
+    def _on_image(self, name: str, message: Fields) -> None:
+        now = self._clock.now()
+        if self._stamps[name].fresh(message["header"], now):
+            self._images[name] = (now, fields.fit(fields.picture(message), self._cameras[name]))
+
+    def wait(self, seconds: float = 10.0) -> None:
+        """Until joint states and pictures come.
+
+        Raises:
+            UserError: naming the topic on which nothing comes.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            if trouble := self._bus.trouble() or self._trouble:
+                raise UserError(f"The robot cannot be used: {trouble}.")
+            silent = [self._topics.cameras[name] for name in self._cameras if name not in self._images]
+            if self._state is None:
+                silent.insert(0, self._topics.states)
+            if not silent:
+                return
+            if time.monotonic() > end:
+                raise UserError(
+                    f"Nothing came on {silent[0]} within {seconds:.0f} s. Is its node running, and the name right?"
+                )
+            time.sleep(0.02)
+
+    def begin(self, init: int, seconds: float = 20.0) -> None:
+        """Has initial state ``init`` arranged, where a topic does that, and waits for states and pictures of it.
+
+        Raises:
+            UserError: it was not within ``seconds``.
+        """
+        self.wait(seconds)
+        if self._reset is None:
+            return
+        end = time.monotonic() + seconds
+        self._init = -1
+        while self._init != init:  # said again, because nobody may have been listening yet
+            self._reset({"data": init})
+            for _ in range(50):
+                time.sleep(0.02)
+                if self._init == init:
+                    break
+            if time.monotonic() > end:
+                raise UserError(f"Initial state {init} was not arranged within {seconds:.0f} s ({self._topics.reset}).")
+        self._state, self._images, self._success, self._last_width = None, {}, False, -1.0
+        self.wait(seconds)
+
+    def state(self) -> RobotState:
+        """See ``Robot``."""
+        state = self._state
+        if state is None:
+            raise UserError(f"No joint states came yet on {self._topics.states}.")
+        trouble = self._bus.trouble() or self._trouble
+        return replace(state, trouble=trouble) if trouble else state
+
+    def send(self, command: Command) -> None:
+        """See ``Robot``."""
+        topics, ros = self._topics, self._bus.ros
+        if topics.command_type == "joint_trajectory":
+            self._command(fields.trajectory(topics.joints, *self._with_stop(command), ros))
+        elif topics.command_type == "joint_state":
+            self._command(fields.joint_state(topics.joints, command.q, command.dq, time.time(), ros))
+        else:
+            self._command(fields.pose(command, topics.frame, time.time(), ros))
+        if self._gripper is not None and command.width != self._last_width:
+            self._gripper({"data": float(command.width)})
+            self._last_width = command.width
+
+    def _with_stop(self, command: Command) -> tuple[Array, Array, Array]:
+        """The command, and after it the hardest stop: times (k,), angles and velocities (k, 7)."""
+        if not command.dq.any():
+            return np.array([self._tick]), command.q[None], command.dq[None]
+        path = self._stopper.plan((command.q.tolist(), command.dq.tolist(), command.ddq.tolist()))
+        after = np.linspace(0.0, path.duration, STOP_POINTS + 1)
+        points = [path.at_time(t) for t in after.tolist()]
+        return self._tick + after, np.array([p[0] for p in points]), np.array([p[1] for p in points])
+
+    def observe(self, decoder: DeltaDecoder) -> dict[str, Any]:
+        """See ``Robot``."""
+        now, images = self._clock.now(), {}
+        for name in self._cameras:
+            came, image = self._images.get(name, (-np.inf, None))
+            if now - came > self._topics.max_image_age:
+                raise NotReadyError(f"no fresh picture of camera {name} for {now - came:.2f} s")
+            images[name] = image
+        state = self.state()
+        return {"images": images, "proprio": proprio(self._space, state, decoder), "prompt": self._prompt}
+
+    def pictures(self) -> dict[str, fields.Image]:
+        """See ``Robot``."""
+        return {name: image for name, (_, image) in list(self._images.items())}
+
+    def prompt(self) -> str:
+        """See ``Robot``."""
+        return self._prompt
+
+    def solved(self) -> bool:
+        """See ``Robot``."""
+        return bool(self._success)
+
+    def close(self) -> None:
+        """See ``Robot``."""
+        self._bus.close()

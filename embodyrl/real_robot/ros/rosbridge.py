@@ -1,0 +1,237 @@
+"""The rosbridge v2 protocol (JSON), as a client: over a websocket, or over the pipes of a rospy node."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+from websockets.exceptions import InvalidHandshake, InvalidURI, WebSocketException
+from websockets.sync.client import connect
+
+from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.real_robot.ros.bus import Fields
+
+ADDRESS = "ws://127.0.0.1:9090"
+MAX_BYTES = 32 * 2**20
+"""Largest message that is read."""
+PYTHONS = ("/usr/bin/python3",)
+"""Interpreters that may have rospy, besides the one that ROS1_PYTHON names."""
+
+
+class WireError(Exception):
+    """Nothing goes over the wire any more; says why."""
+
+
+class Wire(Protocol):
+    """A way for lines of JSON."""
+
+    def send(self, text: str) -> None:
+        """May wait; raises WireError."""
+        ...
+
+    def receive(self) -> str | bytes:
+        """Waits for the next; raises WireError."""
+        ...
+
+    def close(self) -> None:
+        """Ends both at once."""
+        ...
+
+
+class WebsocketWire:
+    """To a rosbridge server.
+
+    Raises:
+        UserError: there is none.
+    """
+
+    def __init__(self, address: str, timeout: float = 10.0) -> None:
+        self.address = address if "://" in address else f"ws://{address}"
+        self._open = ExitStack()
+        try:
+            self._connection = self._open.enter_context(
+                connect(self.address, compression=None, max_size=MAX_BYTES, open_timeout=timeout)
+            )
+        except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as error:
+            raise UserError(
+                f"No rosbridge server answers at {self.address} ({error}). Start one on the robot's computer "
+                "(ros2 launch rosbridge_server rosbridge_websocket_launch.xml), or give its --address."
+            ) from error
+
+    def send(self, text: str) -> None:
+        """See ``Wire``."""
+        try:
+            self._connection.send(text)
+        except (OSError, WebSocketException) as error:
+            raise WireError(f"the connection to rosbridge at {self.address} was lost") from error
+
+    def receive(self) -> str | bytes:
+        """See ``Wire``."""
+        try:
+            return self._connection.recv()
+        except (OSError, WebSocketException) as error:
+            raise WireError(f"the connection to rosbridge at {self.address} was lost") from error
+
+    def close(self) -> None:
+        """See ``Wire``."""
+        self._connection.close_socket()  # at once: a hung server would not answer a goodbye
+        self._open.close()
+
+
+class RospyWire:
+    """To a rospy node in a process of its own, because ROS 1 has another Python than this.
+
+    Raises:
+        MissingDependencyError: no interpreter has rospy.
+        UserError: there is no roscore.
+    """
+
+    def __init__(self, name: str) -> None:
+        script = Path(__file__).with_name("rospy_node.py")
+        # What is on our path is of another Python than the node's.
+        env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+        env["PYTHONPATH"] = os.environ.get("ROS1_PYTHONPATH", "")
+        self._process = subprocess.Popen(
+            [find_rospy(), str(script), name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env,
+            start_new_session=True,  # Ctrl-C belongs to the ticker
+        )  # fmt: skip
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self.pid = self._process.pid
+        first = json.loads(self._stdout.readline() or b'{"msg": "the rospy node ended at once"}')
+        if first.get("level") != "info":
+            self.close()
+            raise UserError(f"The ROS 1 node cannot start: {first.get('msg', first)}. Is roscore running?")
+
+    def send(self, text: str) -> None:
+        """See ``Wire``."""
+        try:
+            self._stdin.write(text.encode() + b"\n")
+            self._stdin.flush()
+        except (OSError, ValueError) as error:
+            raise WireError("the rospy node ended") from error
+
+    def receive(self) -> bytes:
+        """See ``Wire``."""
+        line = self._stdout.readline()
+        if not line:
+            raise WireError("the rospy node ended")
+        return line
+
+    def close(self) -> None:
+        """See ``Wire``."""
+        self._process.kill()
+        self._process.wait()
+
+
+def find_rospy() -> str:
+    """An interpreter that has rospy.
+
+    Raises:
+        MissingDependencyError: there is none.
+    """
+    own = os.environ.get("ROS1_PYTHON", "")
+    for python in (own,) if own else PYTHONS:
+        if shutil.which(python) and not subprocess.run([python, "-c", "import rospy"], capture_output=True).returncode:
+            return python
+    raise MissingDependencyError(
+        "No Python with rospy was found. On Debian: apt-get install python3-rospy python3-sensor-msgs "
+        "python3-geometry-msgs python3-trajectory-msgs; elsewhere source ROS and set ROS1_PYTHON (and ROS1_PYTHONPATH)."
+    )
+
+
+class RosbridgeBus:
+    """See ``Bus``. A thread reads and one writes, so that a server that hangs never holds up the ticker.
+
+    A lost connection stays lost: commands that had waited for a new one would be old.
+    """
+
+    def __init__(self, wire: Wire, ros: int) -> None:
+        self.ros, self._wire = ros, wire
+        self._callbacks: dict[str, list[tuple[str, Callable[[Fields], None]]]] = {}
+        self._waiting: dict[str, dict[str, Any]] = {}
+        self._wake, self._closed, self._trouble = threading.Condition(), False, ""
+        for work in (self._read, self._write):
+            threading.Thread(target=work, name="rosbridge", daemon=True).start()
+
+    def subscribe(self, topic: str, kind: str, callback: Callable[[Fields], None]) -> None:
+        """See ``Bus``."""
+        self._callbacks.setdefault(topic, []).append((kind, callback))
+        self._put(f"subscribe {topic}", {"op": "subscribe", "topic": topic, "type": kind, "queue_length": 1})
+
+    def advertise(self, topic: str, kind: str) -> Callable[[Fields], None]:
+        """See ``Bus``."""
+        self._put(f"advertise {topic}", {"op": "advertise", "topic": topic, "type": kind})
+        return lambda fields: self._put(topic, {"op": "publish", "topic": topic, "msg": fields})
+
+    def trouble(self) -> str:
+        """See ``Bus``."""
+        return self._trouble
+
+    def close(self) -> None:
+        """See ``Bus``."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        self._wire.close()
+
+    def _put(self, key: str, message: dict[str, Any]) -> None:
+        with self._wake:
+            self._waiting[key] = message
+            self._wake.notify()
+
+    def _write(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._waiting or self._closed)
+                if self._closed:
+                    return
+                batch, self._waiting = list(self._waiting.values()), {}
+            try:
+                for message in batch:
+                    self._wire.send(json.dumps(message, default=to_base64))
+            except WireError as error:
+                self._fail(str(error))
+                return
+
+    def _read(self) -> None:
+        while not self._closed:
+            try:
+                self._hear(json.loads(self._wire.receive()))
+            except WireError as error:
+                return self._fail(str(error))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                return self._fail(f"rosbridge sent what is not understood ({type(error).__name__}: {error})")
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if message["op"] == "publish":
+            fields = message["msg"]
+            for kind, callback in self._callbacks.get(message["topic"], ()):
+                callback(from_json(kind, fields))
+        elif message["op"] == "status" and message.get("level") == "error":
+            self._fail(f"rosbridge says: {str(message.get('msg'))[:300]}")
+
+    def _fail(self, why: str) -> None:
+        self._trouble = self._trouble or ("" if self._closed else why)
+
+
+def to_base64(value: Any) -> str:
+    """Bytes as JSON carries them; for ``json.dumps``'s ``default``."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    raise TypeError(f"A message cannot hold a {type(value).__name__}.")
+
+
+def from_json(kind: str, fields: Fields) -> Fields:
+    """The fields of a message of this type with its bytes, if it has any, decoded."""
+    if kind in ("sensor_msgs/Image", "sensor_msgs/CompressedImage"):
+        return {**fields, "data": base64.b64decode(fields["data"])}
+    return fields

@@ -1,0 +1,133 @@
+"""A rosbridge v2 server without a ROS: topics between its clients and its own process, where the twin is.
+
+It is there so that the twin can be driven as a robot is that has rosbridge_suite. It speaks the protocol's topic
+operations in JSON (subscribe, unsubscribe, advertise, unadvertise, publish, status) and listens on this machine only.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.server import ServerConnection, serve
+
+from embodyrl.errors import UserError
+from embodyrl.real_robot.ros import rosbridge
+from embodyrl.real_robot.ros.bus import Fields
+
+PORT = 9090
+
+
+class RosbridgeServer:
+    """The server, and a ``Bus`` of its own process.
+
+    Args:
+        port: 0 takes a free one.
+
+    Raises:
+        UserError: the port is in use.
+    """
+
+    ros = 2
+
+    def __init__(self, port: int = PORT) -> None:
+        self._lock = threading.Lock()
+        self._clients: dict[str, set[_Client]] = {}
+        self._callbacks: dict[str, list[tuple[str, Callable[[Fields], None]]]] = {}
+        try:
+            self._server = serve(self._talk, "127.0.0.1", port, compression=None, max_size=rosbridge.MAX_BYTES)
+        except OSError as error:
+            raise UserError(f"The rosbridge server cannot listen at port {port} ({error.strerror}).") from error
+        self.port = int(self._server.socket.getsockname()[1])
+        threading.Thread(target=self._server.serve_forever, name="rosbridge server", daemon=True).start()
+
+    def subscribe(self, topic: str, kind: str, callback: Callable[[Fields], None]) -> None:
+        """See ``Bus``."""
+        self._callbacks.setdefault(topic, []).append((kind, callback))
+
+    def advertise(self, topic: str, kind: str) -> Callable[[Fields], None]:
+        """See ``Bus``."""
+        return lambda message: self._spread(topic, message)
+
+    def trouble(self) -> str:
+        """See ``Bus``."""
+        return ""
+
+    def close(self) -> None:
+        """See ``Bus``."""
+        self._server.shutdown()
+
+    def _spread(self, topic: str, message: Fields) -> None:
+        with self._lock:
+            clients = list(self._clients.get(topic, ()))
+        if clients:
+            text = json.dumps({"op": "publish", "topic": topic, "msg": message}, default=rosbridge.to_base64)
+            for client in clients:
+                client.put(topic, text)
+
+    def _talk(self, connection: ServerConnection) -> None:
+        client = _Client(connection)
+        try:
+            while True:
+                data = connection.recv()
+                try:
+                    self._obey(client, json.loads(data))
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    text = f"{type(error).__name__}: {error}"
+                    connection.send(json.dumps({"op": "status", "level": "error", "msg": text}))
+        except ConnectionClosed:
+            pass
+        finally:
+            with self._lock:
+                for clients in self._clients.values():
+                    clients.discard(client)
+            client.close()
+
+    def _obey(self, client: _Client, request: dict[str, Any]) -> None:
+        op, topic = request["op"], str(request["topic"])
+        if op == "publish":
+            message = request["msg"]
+            for kind, callback in self._callbacks.get(topic, ()):
+                callback(rosbridge.from_json(kind, message))
+            self._spread(topic, message)
+        elif op in ("subscribe", "unsubscribe"):
+            with self._lock:
+                clients = self._clients.setdefault(topic, set())
+                clients.add(client) if op == "subscribe" else clients.discard(client)
+        elif op not in ("advertise", "unadvertise"):
+            raise ValueError(f"unknown operation {op}")
+
+
+class _Client:
+    """The newest message of each topic waits for a client that is slower than they come."""
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection, self._waiting = connection, {}
+        self._wake, self._closed = threading.Condition(), False
+        threading.Thread(target=self._work, name="rosbridge client", daemon=True).start()
+
+    def put(self, topic: str, text: str) -> None:
+        with self._wake:
+            self._waiting[topic] = text
+            self._wake.notify()
+
+    def close(self) -> None:
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._waiting or self._closed)
+                if self._closed:
+                    return
+                batch, self._waiting = list(self._waiting.values()), {}
+            try:
+                for text in batch:
+                    self._connection.send(text)
+            except (ConnectionClosed, OSError):
+                return

@@ -1,0 +1,69 @@
+"""An arm behind topics, driven from this process, which imports no torch.
+
+python ros_arm.py ros2|ros1|rosbridge ADDRESS LOG        sweeps to and fro until it is killed
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embodyrl.real_robot.actions import SPACES, DeltaDecoder
+from embodyrl.real_robot.deploy import Episode, drive
+from embodyrl.real_robot.executor import Executor, ExecutorConfig, ThreadInference
+from embodyrl.real_robot.log import RunLog
+from embodyrl.real_robot.ros.bus import connect
+from embodyrl.real_robot.ros.config import PRESETS, load_robot
+from embodyrl.real_robot.ros.robot import RosRobot
+from embodyrl.real_robot.safety import SafetyFilter
+from embodyrl.real_robot.transports import RealClock
+
+H, HZ = 8, 25.0
+SPACE = SPACES["mujoco", "ee_delta_pos"]
+# Other programs may keep this machine from a tick for longer than a robot's computer may be kept.
+PATIENT = replace(load_robot("")[1], max_gap=1.0, max_state_age=1.0, max_target_age=1.5)
+TOPICS = replace(PRESETS["twin"], max_image_age=2.0)
+BOX = {"box_low": PATIENT.box_low, "box_high": PATIENT.box_high}
+
+
+class Arm:
+    """An arm behind topics, and a drive that logs; ``with`` lets go of it."""
+
+    def __init__(self, kind: str, address: str, path: Path) -> None:
+        self.bus, self.path = connect(kind, address), path
+        self.robot = RosRobot(self.bus, TOPICS, "panda", RealClock(), SPACE, {"front": (32, 32)}, tick=PATIENT.tick)
+
+    def __enter__(self) -> Arm:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.robot.close()
+
+    def drive(self, infer: Callable[[dict[str, Any]], dict[str, Any]], seconds: float = 4.0) -> Episode:
+        clock, guard, inference = RealClock(), SafetyFilter(PATIENT), ThreadInference(infer)
+        log = RunLog(self.path, {}, clock.now())
+        executor = Executor(ExecutorConfig(H, 4, HZ, "naive"), inference)
+        decoder = DeltaDecoder(SPACE, HZ, **BOX)
+        try:
+            return drive(self.robot, clock, guard, executor, decoder, log, seconds=seconds)
+        finally:
+            inference.close()
+            log.close()
+
+
+def sweep(observation: dict[str, Any]) -> dict[str, Any]:
+    """To and fro for ever, so that the arm moves when something happens."""
+    there = observation["proprio"][4] < 0.0
+    return {"actions": np.tile(np.array([0.0, 0.6 if there else -0.6, 0.0, 1.0], np.float32), (H, 1))}
+
+
+if __name__ == "__main__":
+    with Arm(sys.argv[1], sys.argv[2], Path(sys.argv[3])) as arm:
+        arm.robot.begin(0)
+        print("sweeps", flush=True)
+        print(arm.drive(sweep, seconds=120.0))
