@@ -47,6 +47,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "mujoco": "embodyrl.sims.mujoco.env:MujocoEnv",
         "maniskill": "embodyrl.sims.maniskill.env:ManiSkillEnv",
         "libero": "embodyrl.sims.libero.env:LiberoEnv",
+        "robot": "embodyrl.real_robot.env:RobotEnv",
         "gymnasium": "embodyrl.sims.gymnasium.env:GymnasiumEnv",
     },
     "policies": {

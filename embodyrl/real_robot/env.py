@@ -1,0 +1,259 @@
+"""``RobotEnv``: a robot as a ``VecEnv`` of one, so that evaluation and learning run on it unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
+from embodyrl.errors import UserError, did_you_mean
+from embodyrl.real_robot import kinematics
+from embodyrl.real_robot.actions import SPACES, DeltaDecoder, proprio_dim
+from embodyrl.real_robot.log import RunLog
+from embodyrl.real_robot.pilot import Pilot
+from embodyrl.real_robot.rigs import ROBOTS, Rig, ros_robot, simulated_robot
+from embodyrl.real_robot.safety import SafetyFilter
+from embodyrl.real_robot.transports import NotReadyError
+from embodyrl.types import EnvSpec, Obs
+
+Judge = Callable[[dict[str, Any]], tuple[float, bool]]
+"""What the policy sees (``Robot.observe``) -> reward, and whether the task is solved."""
+PATIENCE = 0.5
+"""s that a picture may be late before the chunk is given up."""
+
+
+@dataclass(frozen=True)
+class Config(EnvConfig):
+    """Settings of ``RobotEnv``.
+
+    Attributes:
+        robot: ``"twin"``, the simulated one in this process, or the transport to one: ``"ros2"``, ``"rosbridge"`` or
+            ``"ros1"``.
+        address: of the rosbridge server.
+        robot_file: see ``ros.config.load_robot``; empty means that of ``embodyrl twin``.
+        prompt: the instruction, where no topic says it.
+        task: of the simulated robot.
+        cameras: that the policy sees; the twin has ``"front"`` and ``"wrist"``.
+        image_size: edge of the square pictures in pixels.
+        renderer: of the simulated robot.
+        control_mode: what an action means: ``"ee_delta_pos"`` or ``"ee_delta_pose"``.
+        control_hz: actions per second that the policy was trained at.
+        speed: share of that rate at which they are carried out (``embodyrl deploy --speed``).
+        max_episode_steps: actions.
+        home: x, y and z (m) of the hand before a person arranges the scene.
+        log: folder of the episodes' logs (MCAP); empty for none.
+    """
+
+    name: str = "robot"
+    num_envs: int = 1
+    robot: str = "twin"
+    address: str = ""
+    robot_file: str = ""
+    prompt: str = ""
+    task: str = "pick"
+    cameras: tuple[str, ...] = ("front",)
+    image_size: int = 64
+    renderer: str = "warp"
+    control_mode: str = "ee_delta_pos"
+    control_hz: float = 25.0
+    speed: float = 0.5
+    max_episode_steps: int = 40
+    home: tuple[float, float, float] = (0.45, 0.0, 0.25)
+    log: str = ""
+
+
+class RobotEnv(SteppedVecEnv):
+    """One episode at a time, on a robot behind the safety filter.
+
+    An action takes 1 / (control_hz * speed) s. Between chunks the arm is held, however long its owner thinks. After a
+    fault the chunk is masked, as for a simulator that broke, and ``reset`` asks for a person, as it does to have a
+    scene arranged where no topic can. There is no privileged state: a critic must share what the policy sees.
+
+    Args:
+        config: see there.
+        judge: gives reward and success after each action; by default the robot's own success is both.
+        ask: called with a sentence when a person is needed, returns when it is done; by default at the terminal.
+
+    Raises:
+        UserError: a setting that cannot be, or no such robot.
+    """
+
+    Config: ClassVar = Config
+
+    def __init__(self, config: Config, judge: Judge | None = None, ask: Callable[[str], None] | None = None) -> None:
+        _check(config)
+        self.config, self._space = config, SPACES["robot", config.control_mode]
+        self._judge, self._ask = judge, ask or _ask_at_terminal
+        self._open = ExitStack()
+        self._rig: Rig
+        cameras = {name: (config.image_size, config.image_size) for name in config.cameras}
+        if config.robot == "twin":
+            self._rig = self._open.enter_context(simulated_robot(task_config(config)))
+            dims = self._rig.robot.spec.proprio_dim  # type: ignore[attr-defined]
+        else:
+            opened = ros_robot(config.robot, config.address, config.robot_file, self._space, cameras, config.prompt)
+            self._rig, dims = self._open.enter_context(opened), proprio_dim(self._space)
+        self._pilot: Pilot | None = None
+        self._log: RunLog | None = None
+        self._seen: dict[str, Any] | None = None
+        self._episodes = 0
+        spec = EnvSpec(
+            name=f"robot/{config.task if config.robot == 'twin' else config.robot}",
+            num_envs=1,
+            action_dim=self._space.dims,
+            proprio_dim=dims,
+            control_mode=config.control_mode,
+            control_hz=config.control_hz,
+            max_episode_steps=config.max_episode_steps,
+            cameras=cameras,
+        )
+        super().__init__(spec, config)
+
+    def _reset(self, env_ids: list[int], inits: list[int]) -> None:
+        rig, why = self._rig, self._end_episode()
+        if why and not rig.simulated:
+            self._ask(f"The arm stopped: {why}. Look at it, mend the cause, and go on.")
+        if not rig.arranges:
+            if self._episodes:
+                self._begin_episode(inits[0])
+                self._go_home()
+                self._end_episode()
+            self._ask(f"Arrange the scene for episode {self._episodes + 1} (initial state {inits[0]}), and go on.")
+        rig.begin(inits[0])
+        self._begin_episode(inits[0])
+        self._episodes += 1
+        self._seen = None
+
+    def _begin_episode(self, init: int) -> None:
+        rig, config = self._rig, self.config
+        decoder = DeltaDecoder(self._space, config.control_hz * config.speed, rig.safety.box_low, rig.safety.box_high)
+        if config.log:
+            path = Path(config.log) / f"episode_{self._episodes:06d}.mcap"
+            self._log = RunLog(path, {"init": init, "config": asdict(config)}, rig.clock.now())
+        # The next action ends a hold that thinking caused.
+        guard = SafetyFilter(replace(rig.safety, resume="fresh_target"))
+        self._pilot = Pilot(rig.robot, rig.clock, guard, decoder, not rig.simulated, self._log)
+        self._pilot.start()
+
+    def _end_episode(self) -> str:
+        """Brings the arm to rest; why it could take no more actions, if so."""
+        pilot, self._pilot = self._pilot, None
+        if pilot is not None:
+            pilot.stop()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+        return pilot.broken if pilot is not None else ""
+
+    def _go_home(self) -> None:
+        """To ``home`` with open fingers, by actions like the policy's."""
+        pilot = self._pilot
+        assert pilot is not None
+        pilot.decoder.rotation = kinematics.DOWN
+        action = np.zeros(self._space.dims, np.float32)
+        action[-1] = 1.0
+        for _ in range(200):
+            way = (np.array(self.config.home) - pilot.decoder.position) / self._space.metres
+            if np.abs(way).max() < 0.1 or pilot.broken:
+                return
+            action[:3] = np.clip(way, -0.5, 0.5)
+            pilot.wait_until(pilot.act(action))
+
+    def _step(self, actions: Tensor, active: Tensor) -> Tick:
+        pilot = self._pilot
+        assert pilot is not None
+        pilot.wait_until(pilot.act(actions[0].cpu().numpy()))
+        reward, solved, fault = 0.0, False, bool(pilot.broken)
+        if not fault:
+            try:
+                reward, solved = self._judged()
+            except NotReadyError as error:
+                pilot.hold(f"stale: {error}")
+                fault = True
+        row = [torch.tensor([x], device=self.device) for x in (solved, solved, fault)]
+        return Tick(torch.tensor([reward], device=self.device), *row)
+
+    def _judged(self) -> tuple[float, bool]:
+        if self._judge is not None:
+            reward, solved = self._judge(self._look())
+            return float(reward), bool(solved)
+        solved = self._rig.robot.solved()
+        return float(solved), solved
+
+    def _look(self) -> dict[str, Any]:
+        """What the policy sees now; a late picture is waited for.
+
+        Raises:
+            NotReadyError: none came in time.
+        """
+        pilot = self._pilot
+        assert pilot is not None
+        end = pilot.clock.now() + PATIENCE
+        while True:
+            try:
+                self._seen = self._rig.robot.observe(pilot.decoder)
+                return self._seen
+            except NotReadyError:
+                if self._rig.simulated or pilot.clock.now() > end:
+                    raise
+                pilot.clock.sleep_until(pilot.clock.now() + 0.02)
+
+    def _observe(self, env_ids: list[int] | None) -> Obs:
+        try:
+            seen = self._look()
+        except NotReadyError:  # of a chunk that was masked, unless the episode has just begun
+            if self._seen is None:
+                raise
+            seen = self._seen
+        return Obs(
+            images={name: torch.tensor(image, device=self.device)[None] for name, image in seen["images"].items()},
+            proprio=torch.tensor(seen["proprio"], device=self.device)[None],
+            instruction=[seen["prompt"]],
+        )
+
+    def close(self) -> None:
+        """Brings the arm to rest and lets go of it."""
+        self._end_episode()
+        self._open.close()
+
+
+def task_config(config: Config) -> Any:
+    """The embedded task that a simulated robot plays."""
+    from embodyrl.sims.mujoco.config import Config as TaskConfig
+
+    return TaskConfig(
+        num_envs=1, split=config.split, seed=config.seed, task=config.task, cameras=tuple(config.cameras),
+        image_size=config.image_size, renderer=config.renderer, control_mode=config.control_mode,
+    )  # fmt: skip
+
+
+def _check(config: Config) -> None:
+    if config.num_envs != 1:
+        raise UserError(f"There is one robot, so env.num_envs must be 1, not {config.num_envs}.")
+    if config.robot not in ROBOTS:
+        raise UserError(f"There is no robot {config.robot!r}. {did_you_mean(config.robot, ROBOTS)}")
+    modes = [mode for env, mode in SPACES if env == "robot"]
+    if config.control_mode not in modes:
+        raise UserError(
+            f"A robot has no control mode {config.control_mode!r}. {did_you_mean(config.control_mode, modes)}"
+        )
+    if not 0.0 < config.speed <= 1.0:
+        raise UserError(f"env.speed is {config.speed}; it is a share of the trained rate, above 0 and at most 1.")
+    if config.device != "cpu":
+        raise UserError(
+            f"A robot's observations are made on the CPU, so env.device must be cpu, not {config.device!r}."
+        )
+
+
+def _ask_at_terminal(sentence: str) -> None:
+    try:
+        input(f"\n{sentence} [Enter] ")
+    except EOFError as error:
+        raise UserError(f"A person is needed, but there is no terminal: {sentence}") from error

@@ -1,0 +1,130 @@
+"""An arm that is moved action by action, by whoever calls ``act``: the ticker behind ``RobotEnv``."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodyrl.real_robot.actions import DeltaDecoder
+from embodyrl.real_robot.log import RunLog
+from embodyrl.real_robot.messages import Mode
+from embodyrl.real_robot.safety import Event, SafetyFilter
+from embodyrl.real_robot.transports import Clock, Robot
+
+
+class Pilot:
+    """Ticks the safety filter, in the caller's thread or in one of its own.
+
+    An arm in the wall clock's time must be told something at every tick, whatever its owner does meanwhile: think,
+    learn, wait for a person. So ``start`` starts a thread, which holds the arm when no action comes. In simulated time,
+    which stands still meanwhile, ``wait_until`` ticks.
+
+    Args:
+        robot: connected.
+        clock: of its stamps.
+        guard: fresh; with ``resume="fresh_target"`` the next action ends a hold.
+        decoder: of the actions.
+        threaded: whether the clock goes on by itself.
+        log: what ticks, actions and changes of mode are written to, if any.
+    """
+
+    def __init__(
+        self,
+        robot: Robot,
+        clock: Clock,
+        guard: SafetyFilter,
+        decoder: DeltaDecoder,
+        threaded: bool,
+        log: RunLog | None = None,
+    ) -> None:
+        self.robot, self.clock, self.guard, self.decoder = robot, clock, guard, decoder
+        self.events: list[Event] = []
+        self._log, self._lock, self._ends = log, threading.Lock(), 0.0
+        self._thread = threading.Thread(target=self._work, name="ticker", daemon=True) if threaded else None
+        self._closing, self._error = False, None
+        guard.on_event = self._note
+
+    def start(self) -> None:
+        """At rest where the arm is, ready for actions.
+
+        Raises:
+            UserError: the arm may not start from there.
+        """
+        now, state = self.clock.now(), self.robot.state()
+        self.guard.start(now, state)
+        self.decoder.start(now, state)
+        self.guard.run(now)
+        self._ends = self._due = now
+        if self._thread is not None:
+            self._thread.start()
+
+    def act(self, action: NDArray[np.float32]) -> float:
+        """An action (A,) that is due now; returns when the next one is."""
+        with self._lock:
+            now = self.clock.now()
+            self.decoder.act(now, action, self.robot.state())
+            # On time after a small delay of the caller's, so that the control rate is kept.
+            began = self._ends if now - self._ends < 0.5 * self.decoder.period else now
+            self._ends = began + self.decoder.period
+            if self._log is not None:
+                self._log.put("/action", now, {"action": action.tolist(), "human": False})
+            return self._ends
+
+    def wait_until(self, stamp: float) -> None:
+        """Lets time pass.
+
+        Raises:
+            Exception: what ended the ticker's thread.
+        """
+        if self._thread is not None:
+            self.clock.sleep_until(stamp)
+            if self._error is not None:
+                raise self._error
+            return
+        while self._due < stamp - 1e-9:
+            self._tick()
+
+    def stop(self, seconds: float = 2.0) -> None:
+        """Brings the arm to rest and ends the thread."""
+        self.hold("the episode is over")
+        end = self.clock.now() + seconds
+        while self.clock.now() < end and self.guard.command is not None and self.guard.command.dq.any():
+            self.wait_until(self.clock.now() + self.guard.config.tick)
+        self._closing = True
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(timeout=seconds)
+
+    def hold(self, reason: str) -> None:
+        """Slows down to a stop; the next action goes on only if the reason begins with "stale"."""
+        with self._lock:
+            self.guard.hold(self.clock.now(), reason)
+
+    @property
+    def broken(self) -> str:
+        """Why the arm takes no more actions; empty while it does."""
+        return self.guard.reason if self.guard.mode in (Mode.FAULT, Mode.ESTOP) else ""
+
+    def _tick(self) -> None:
+        with self._lock:
+            now, state = self.clock.now(), self.robot.state()
+            fresh = now < self._ends + self.guard.config.tick
+            command = self.guard.tick(now, state, self.decoder.target(now, fresh))
+            self.robot.send(command)
+            if self._log is not None:
+                self._log.tick(command, state)
+        self._due = max(self._due + self.guard.config.tick, now)
+        self.clock.sleep_until(self._due)
+
+    def _work(self) -> None:
+        try:
+            while not self._closing:
+                self._tick()
+        except Exception as error:  # the robot's or the filter's: raised in the owner's thread
+            self._error = error
+
+    def _note(self, event: Event) -> None:
+        self.events.append(event)
+        if self._log is not None:
+            self._log.event(event.stamp, "mode", f"{event.before} -> {event.after}: {event.reason}")

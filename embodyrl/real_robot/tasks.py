@@ -1,0 +1,7 @@
+"""The tasks that ``embodyrl list`` shows for a robot: those of the simulated one."""
+
+from __future__ import annotations
+
+from embodyrl.sims.mujoco.tasks import SPLITS, list_tasks
+
+__all__ = ["SPLITS", "list_tasks"]

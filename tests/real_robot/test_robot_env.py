@@ -1,0 +1,174 @@
+"""The robot as an env: promises, evaluation, learning, faults and people, all on the simulated arm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embodyrl import checkpoint
+from embodyrl.checks import check_env
+from embodyrl.config import resolve
+from embodyrl.errors import UserError
+from embodyrl.evaluate import evaluate
+from embodyrl.loggers import read_metrics
+from embodyrl.real_robot.env import Config, RobotEnv
+from embodyrl.real_robot.log import read
+from embodyrl.real_robot.transports import RealClock
+from embodyrl.runner import train
+from embodyrl.types import ActionSample, Obs
+
+STATES: dict[str, Any] = {"task": "reach", "cameras": (), "renderer": "none", "max_episode_steps": 25}
+
+
+@pytest.fixture(scope="module")
+def env() -> Iterator[RobotEnv]:
+    env = RobotEnv(Config(**STATES))
+    yield env
+    env.close()
+
+
+class Reach:
+    """Straight to the ball, whose place relative to the hand is in the privileged part of the twin's proprio."""
+
+    def sample(self, obs: Obs, *, generator: Sequence[torch.Generator], mode: str) -> ActionSample:
+        seen, chunk = obs.proprio[0], torch.zeros(1, 5, 4)
+        where, ball = seen[3:6], seen[:3] + seen[25:28]
+        for k in range(5):
+            chunk[0, k, :3] = ((ball - where) / 0.035).clamp(-0.6, 0.6)
+            where = where + 0.035 * chunk[0, k, :3]
+        return ActionSample(chunk)
+
+
+@pytest.mark.parametrize("settings", [STATES, {"task": "pick", "image_size": 32, "renderer": "opengl"}])
+def test_it_keeps_the_promises_of_an_env(settings: dict[str, Any]) -> None:
+    env = RobotEnv(Config(**settings | {"max_episode_steps": 12}))
+    check_env(env)
+    env.close()
+
+
+def test_a_policy_is_evaluated_on_it(env: RobotEnv) -> None:
+    result = evaluate(env, Reach(), range(4))  # type: ignore[arg-type]
+    assert result.successes == 4 and result.faults == 0
+    assert all(episode.reward == 1.0 and episode.length < 25 for episode in result.episodes)
+
+
+def test_actions_pass_the_filter_and_take_their_time(tmp_path: Path) -> None:
+    env = RobotEnv(Config(**STATES, log=str(tmp_path)))
+    env.reset(init=[0])
+    env.step(torch.rand(1, 10, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1)
+    env.close()
+    messages = read(tmp_path / "episode_000000.mcap")
+    commands = [c for c in messages["/command"] if c["mode"] == "run"]
+    assert len(commands) == 10 * 8 and len(messages["/action"]) == 10  # 12.5 actions and 100 commands a second
+    assert np.abs(np.diff([c["dq"] for c in commands], axis=0)).max() / 0.01 <= 20.0  # rad/s^2, Panda's largest
+    assert messages["/command"][-1]["mode"] == "hold" and max(map(abs, messages["/command"][-1]["dq"])) < 1e-6
+
+
+def test_a_judge_gives_reward_and_ends_the_episode() -> None:
+    judged: list[dict[str, Any]] = []
+
+    def judge(seen: dict[str, Any]) -> tuple[float, bool]:
+        judged.append(seen)
+        return 0.5, len(judged) == 3
+
+    env = RobotEnv(Config(**STATES), judge)
+    env.reset(init=[0])
+    step = env.step(torch.zeros(1, 5, 4))
+    assert step.reward.tolist() == [[0.5, 0.5, 0.5, 0.0, 0.0]] and step.valid.sum() == 3
+    assert bool(step.terminated) and bool(step.success) and judged[0]["prompt"]
+    env.close()
+
+
+def test_a_reflex_masks_the_chunk_and_the_next_episode_is_whole(env: RobotEnv) -> None:
+    env.reset(init=[0])
+    twin: Any = env._rig.robot
+    twin.reflex = "cartesian_reflex"
+    step = env.step(torch.full((1, 5, 4), 0.5))
+    assert bool(step.truncated) and not step.valid.any() and bool(step.log["fault"]) and not step.reward.any()
+    twin.reflex = ""
+    env.reset(init=[0])
+    assert env.step(torch.full((1, 5, 4), 0.5)).valid.all()
+
+
+def test_people_are_asked_where_no_topic_arranges_the_scene(env: RobotEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(env, "_ask", asked.append)
+    monkeypatch.setattr(env._rig, "arranges", False)
+    monkeypatch.setattr(env, "_episodes", 1)  # not the first: the arm goes home before the person reaches in
+    homes: list[np.ndarray] = []
+    twin: Any = env._rig.robot
+    begin = env._rig.begin
+    monkeypatch.setattr(env._rig, "begin", lambda init: (homes.append(twin.data.qpos[:7].copy()), begin(init)))
+    env.reset(init=[2])
+    from embodyrl.real_robot import kinematics
+
+    np.testing.assert_allclose(kinematics.tip(homes[0].tolist()), (0.45, 0.0, 0.25), atol=0.02)
+    assert asked == ["Arrange the scene for episode 2 (initial state 2), and go on."]
+
+
+def test_in_the_walls_time_the_arm_is_held_while_its_owner_thinks() -> None:
+    """The twin's own time, moved on by the wall clock in the ticker's thread."""
+    env = RobotEnv(Config(**STATES))
+    twin: Any = env._rig.robot
+    clock = RealClock()
+
+    class Walled:
+        def now(self) -> float:
+            return twin.now()
+
+        def sleep_until(self, stamp: float) -> None:
+            began, ticks = clock.now(), stamp - twin.now()
+            import threading
+
+            if threading.current_thread().name == "ticker":
+                clock.sleep_until(began + ticks)
+                twin.sleep_until(stamp)
+            else:
+                while twin.now() < stamp:
+                    clock.sleep_until(clock.now() + 0.002)
+
+    env._rig.clock, env._rig.simulated = Walled(), False
+    env.reset(init=[0])
+    assert env.step(torch.full((1, 5, 4), 0.4)).valid.all()
+    pilot = env._pilot
+    assert pilot is not None
+    clock.sleep_until(clock.now() + 0.5)
+    assert pilot.guard.mode == "hold" and not pilot.guard.command.dq.any()  # type: ignore[union-attr]
+    assert env.step(torch.full((1, 3, 4), -0.4)).valid.all() and pilot.guard.mode == "run"
+    env.close()
+    assert [str(e.after) for e in pilot.events] == ["hold", "run", "hold", "run", "hold"]
+
+
+def test_sac_flow_learns_on_it(tmp_path: Path) -> None:
+    """Two updates of an unchanged algorithm, and a checkpoint that says what it was trained on."""
+    sections = {
+        "env": {"name": "robot", **STATES, "cameras": [], "max_episode_steps": 10},
+        "policy": {"name": "flow_mlp", "width": 16, "layers": 1, "critic_width": 8, "num_denoise_steps": 2}
+        | {"horizon": 5},
+        "algorithm": {"name": "sac_flow", "num_chunks": 4, "capacity": 64, "warmup_chunks": 4, "batch_size": 8}
+        | {"critic_width": 16},
+        "run": {"iterations": 3, "eval_every": 0, "eval_before": False, "eval_episodes": 2, "checkpoint_every": 3}
+        | {"videos": 0, "device": "cpu", "threads": 1, "out": str(tmp_path)},
+    }
+    folder = train(resolve(sections))
+    rows = read_metrics(folder / "metrics.jsonl")
+    assert rows[-1]["gradient_steps"] > 0 and rows[-1]["env_steps"] == 60
+    _, meta = checkpoint.load(checkpoint.find(folder))
+    assert meta["spec"]["name"] == "robot/reach" and meta["spec"]["num_envs"] == 1
+
+
+def test_settings_that_cannot_be_are_said_in_words() -> None:
+    for settings, words in (
+        ({"num_envs": 2}, "one robot"),
+        ({"robot": "ros3"}, "Did you mean 'ros"),
+        ({"control_mode": "ee_delta_pos_"}, "Did you mean 'ee_delta_pos"),
+        ({"speed": 0.0}, "share of the trained rate"),
+        ({"device": "cuda"}, "must be cpu"),
+    ):
+        with pytest.raises(UserError, match=words):
+            RobotEnv(Config(**STATES | settings))
