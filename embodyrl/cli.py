@@ -52,8 +52,8 @@ DEPLOY_HELP = """examples:
   embodyrl deploy runs/ppo --robot twin --dry-run        the filtered commands in the log, nothing moves
   embodyrl deploy runs/ppo --robot twin --episodes 20    with the simulated arm, through server and safety filter
   embodyrl deploy runs/ppo --robot twin --mode naive --latency 0.2
-  embodyrl deploy runs/ppo --robot ros2                  with what embodyrl twin runs/ppo plays, in another terminal
-  embodyrl deploy runs/ppo --robot ros2 --robot-file arm.yaml --prompt "pick up the red block"
+  embodyrl deploy runs/ppo --robot ros2                  drives what `embodyrl twin runs/ppo` plays elsewhere
+  embodyrl deploy runs/ppo --robot ros2 --robot-file arm.yaml    its own topics and workspace
 Ctrl-C stops the arm within its limits, then the program.
 """
 TWIN_HELP = """examples:
