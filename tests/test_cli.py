@@ -19,7 +19,8 @@ from embodyrl.cli import build_parser, main
 from embodyrl.config import compose
 
 ROOT = Path(__file__).parents[1]
-VERBS = tuple("quickstart list doctor collect data train eval report bench serve deploy twin".split())
+VERBS = ("quickstart", "list", "doctor", "collect", "data", "train", "eval", "report", "bench", "serve", "deploy")
+VERBS += ("twin",)
 PRESET = """# A preset of the tests: states only, so that nothing is drawn.
 env: {name: mujoco, task: reach, renderer: none, cameras: [], num_envs: 2}
 policy: {name: flow_vla}
