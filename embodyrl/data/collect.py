@@ -12,7 +12,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from torch import Tensor
 
-from embodyrl import registry
+from embodyrl import checkpoint, registry
+from embodyrl.build import load_config, make_policy, pick_device
+from embodyrl.data.actor import PolicyActor
 from embodyrl.data.parts import EpisodeParts
 from embodyrl.data.recording import Recording
 from embodyrl.env import EnvConfig, VecEnv
@@ -68,6 +70,12 @@ class _Slot:
     proprio: list[np.ndarray] = field(default_factory=list)
     actions: list[np.ndarray] = field(default_factory=list)
     reward: list[float] = field(default_factory=list)
+    solved: list[bool] = field(default_factory=list)
+
+    @property
+    def since_success(self) -> int:
+        """Control steps since the task was first solved, -1 before."""
+        return len(self.solved) - 1 - self.solved.index(True) if any(self.solved) else -1
 
 
 def collect_episodes(
@@ -78,6 +86,7 @@ def collect_episodes(
     inits: Iterable[int] | None = None,
     keep: Keep = "success",
     noise: float = 0.0,
+    past_success: int | None = None,
     stats: CollectStats | None = None,
     progress: Callable[[CollectStats], None] | None = None,
 ) -> Iterator[Recording]:
@@ -93,6 +102,8 @@ def collect_episodes(
         inits: initial states, used in order; None means 0, 1, 2, ..., so that tasks take turns.
         keep: ``"success"``, ``"failure"`` or ``"all"`` episodes.
         noise: the expert's, for the record.
+        past_success: in an env that goes on when the task is solved, break an episode off that many steps later: what a
+            solved task looks like is worth having, the rest of the time is not. None lets it run to its end.
         stats: filled while running.
         progress: called after every episode.
 
@@ -133,18 +144,18 @@ def collect_episodes(
                 )
         assert obs is not None
         before = obs
-        step, actions = _timed(stats, "env_seconds", lambda: _advance(env, expert))
+        step, actions = _timed(stats, "env_seconds", lambda obs=before: _advance(env, expert, obs))
         actions, obs = actions[:, 0], step.obs
-        valid, done, success = step.valid[:, 0].tolist(), step.done.tolist(), step.success.tolist()
+        valid, done = step.valid[:, 0].tolist(), step.done.tolist()
         fault = step.log["fault"].tolist() if "fault" in step.log else [False] * len(slots)
-        rows = _Rows(before, actions, step.reward)
+        rows = _Rows(before, actions, step.reward, step.success)
         for k, slot in enumerate(slots):
             if slot is None:
                 continue
             if valid[k]:
                 rows.append_to(slot, k)
                 stats.env_steps += 1
-            if not done[k]:
+            if not done[k] and (past_success is None or slot.since_success < past_success):
                 continue
             slots[k] = None
             if fault[k]:
@@ -152,9 +163,10 @@ def collect_episodes(
                 ended[slot.number] = None
                 continue
             stats.tried += 1
-            stats.solved += success[k]
-            wanted = keep == "all" or success[k] == (keep == "success")
-            ended[slot.number] = _finish(slot, env.spec, success[k], noise) if wanted else None
+            recording = _finish(slot, env.spec, noise)
+            stats.solved += recording.success
+            wanted = keep == "all" or recording.success == (keep == "success")
+            ended[slot.number] = recording if wanted else None
             if progress is not None:
                 progress(stats)
         while emitted in ended:
@@ -176,19 +188,36 @@ def make_expert(env: VecEnv, noise: float = 0.0, seed: int = 0) -> Any:
     return env.make_expert(noise=noise, seed=seed)  # pyright: ignore[reportAttributeAccessIssue] - looked for above
 
 
-def _advance(env: Any, expert: Any) -> tuple[Step, Tensor]:
+def load_actor(env: VecEnv, path: str, derail: float, seed: int) -> PolicyActor:
+    """The policy of a checkpoint or run as an actor in ``env``.
+
+    Raises:
+        UserError: it does not fit the env.
+    """
+    config = load_config(path)
+    device = pick_device(config.run.device)
+    policy = make_policy(config.policy, env.spec, seed, device)
+    checkpoint.load_policy(path, policy, env.spec)
+    return PolicyActor(env.spec, policy, derail=derail, seed=seed, device=device)
+
+
+def _advance(env: Any, expert: Any, obs: Obs) -> tuple[Step, Tensor]:
     """One control step and its actions (N, 1, A); the expert of a pool of processes acts inside them."""
+    if hasattr(expert, "act_on"):
+        actions = expert.act_on(obs)[:, None]
+        return env.step(actions), actions
     return expert.rollout(1) if hasattr(expert, "rollout") else env.rollout(expert.act, 1)
 
 
 class _Rows:
     """The rows of one control step as numpy arrays that outlive the env's own buffers."""
 
-    def __init__(self, obs: Obs, actions: Tensor, reward: Tensor) -> None:
+    def __init__(self, obs: Obs, actions: Tensor, reward: Tensor, success: Tensor) -> None:
         self.images = {name: image.cpu().numpy() for name, image in obs.images.items()}
         self.proprio = obs.proprio.cpu().float().numpy()
         self.actions = actions.cpu().float().numpy()
         self.reward = reward[:, 0].cpu().float().numpy()
+        self.success = success.tolist()
 
     def append_to(self, slot: _Slot, k: int) -> None:
         for name, image in self.images.items():
@@ -196,15 +225,16 @@ class _Rows:
         slot.proprio.append(self.proprio[k].copy())
         slot.actions.append(self.actions[k].copy())
         slot.reward.append(float(self.reward[k]))
+        slot.solved.append(self.success[k])
 
 
-def _finish(slot: _Slot, spec: EnvSpec, success: bool, noise: float) -> Recording:
+def _finish(slot: _Slot, spec: EnvSpec, noise: float) -> Recording:
     return Recording(
         images={name: np.stack(frames) for name, frames in slot.images.items()},
         proprio=np.stack(slot.proprio),
         actions=np.stack(slot.actions),
         reward=np.asarray(slot.reward, dtype=np.float32),
-        success=success,
+        solved=np.asarray(slot.solved, dtype=bool),
         init=slot.init,
         task=spec.task_of(slot.init),
         instruction=slot.instruction,
@@ -239,9 +269,12 @@ def collect_dataset(
     num_episodes: int,
     noise: float = 0.0,
     keep_failures: bool = False,
+    past_success: int | None = None,
+    policy: str = "",
+    derail: float = 0.0,
     seed: int = 0,
 ) -> CollectStats:
-    """Collects with an env's scripted expert, writes a LeRobotDataset v3 to ``out``, and shows progress.
+    """Collects with an env's scripted expert or a policy, writes a LeRobotDataset v3, and shows progress.
 
     Every episode is on disk (``OUT.parts``) as soon as it is over. However a collection ended, the same call goes on
     from there; where it asks for fewer episodes than there are, it takes the first ones. Without noise the result is
@@ -253,20 +286,27 @@ def collect_dataset(
         num_episodes: how many to keep.
         noise: standard deviation of noise on the expert's actions.
         keep_failures: keep failed episodes as well, marked ``success`` False.
+        past_success: see ``collect_episodes``.
+        policy: a checkpoint or run whose policy acts instead of the expert, with its exploration noise.
+        derail: share of the policy's episodes that leave its way at random (see ``PolicyActor``).
         seed: of the order of initial states and of the noise.
 
     Returns:
         Figures of this call alone.
 
     Raises:
-        UserError: the env has no scripted expert, ``out`` exists, ``OUT.parts`` was collected with other settings, or
-            see ``collect_episodes``.
+        UserError: the env has no scripted expert, the policy does not fit it, ``out`` exists, ``OUT.parts`` was
+            collected with other settings, or see ``collect_episodes``.
     """
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
     from embodyrl.data.lerobot_write import DatasetWriter, require_free
 
     require_free(out)
+    if policy and noise:
+        raise UserError("noise is the expert's; a policy acts with its own exploration noise.")
+    if derail and not policy:
+        raise UserError("derail needs a policy to lead astray; give the expert noise instead.")
     stats = CollectStats()
     env = registry.load("envs", config.name)(config)
     try:
@@ -274,22 +314,25 @@ def collect_dataset(
         common = {
             k: v for k, v in asdict(config).items() if k not in ("num_envs", "num_workers", "num_threads", "device")
         }
-        parts = EpisodeParts(out, common | {"noise": noise, "keep_failures": keep_failures, "seed": seed})
+        how = {"noise": noise, "keep_failures": keep_failures, "past_success": past_success, "seed": seed}
+        parts = EpisodeParts(out, common | how | {"policy": policy, "derail": derail})
         done = len(parts)
-        inits = initial_states(env.spec, seed, repeat=noise > 0)
+        inits = initial_states(env.spec, seed, repeat=noise > 0 or bool(policy))
         for recording in parts:
             while next(inits) != recording.init:
                 pass
-        expert = make_expert(env, noise, seed + 1_000_003 * done)
+        fresh = seed + 1_000_003 * done
+        expert = load_actor(env, policy, derail, fresh) if policy else make_expert(env, noise, fresh)
         with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
             line = bar.add_task(f"episodes of {env.spec.name}", total=num_episodes, completed=min(done, num_episodes))
             keep: Keep = "all" if keep_failures else "success"
             missing = max(0, num_episodes - done)
-            for recording in collect_episodes(env, expert, missing, inits=inits, keep=keep, noise=noise, stats=stats):
+            how = {"inits": inits, "keep": keep, "noise": noise, "past_success": past_success, "stats": stats}
+            for recording in collect_episodes(env, expert, missing, **how):
                 parts.add(recording)
                 bar.advance(line)
             line = bar.add_task("loading LeRobot", total=num_episodes)
-            with DatasetWriter(out, env.spec, split=config.split) as writer:
+            with DatasetWriter(out, env.spec, split=config.split, config=asdict(config)) as writer:
                 bar.update(line, description=f"writing {out}")
                 for recording in islice(parts, num_episodes):
                     writer.add(recording)

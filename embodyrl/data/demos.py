@@ -50,6 +50,8 @@ class Demonstrations:
         sentences: the instructions that occur.
         success: (F,) bool, of the episode; True where the data set says nothing about it.
         reward: (F,) float32 of each action; where the data set has none, 1 for the last action of a solved episode.
+        solved: (F,) bool, the task is solved after this action; where the data set does not say when, after the last
+            one of a solved episode.
         init: (F,) the episode's initial state, or -1 where the data set says nothing about it.
     """
 
@@ -65,6 +67,7 @@ class Demonstrations:
         success: Tensor | None = None,
         init: Tensor | None = None,
         reward: Tensor | None = None,
+        solved: Tensor | None = None,
     ) -> None:
         """See the class; ``episode`` (F,) numbers the episodes, whose frames must be contiguous."""
         if horizon < 1 or len(actions) == 0:
@@ -78,7 +81,8 @@ class Demonstrations:
         self.end = counts.cumsum(0).repeat_interleave(counts)
         last = self.end == torch.arange(1, len(actions) + 1)
         self.reward = reward if reward is not None else (last & self.success).float()
-        self.control_mode = ""
+        self.solved = solved if solved is not None else last & self.success
+        self.control_mode, self.origin = "", {}
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -191,8 +195,9 @@ class Demonstrations:
             success=torch.from_numpy(success[rows].copy()),
             init=torch.from_numpy(columns["init"].astype(np.int64)) if "init" in columns else None,
             reward=_float(columns["next.reward"])[:, 0] if "next.reward" in columns else None,
+            solved=torch.from_numpy(columns["next.success"].reshape(-1) > 0) if "next.success" in columns else None,
         )
-        demos.control_mode = data.origin.get("control_mode", "")
+        demos.control_mode, demos.origin = data.origin.get("control_mode", ""), data.origin
         if spec is not None:
             demos.check(spec, str(path))
         for name, key in chosen.items():

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from embodyrl.checkpoint import spec_to_json
 from embodyrl.data.lerobot_read import IMAGE_PREFIX
 from embodyrl.data.recording import Recording
 from embodyrl.errors import MissingDependencyError, UserError
@@ -31,14 +32,17 @@ class DatasetWriter:
         path: folder of the data set.
         spec: of the env that the recordings come from.
         split: the env's split, for the record.
+        config: the env's, as plain data, for the record: a world model evaluates policies in the real env by it.
 
     Raises:
         UserError: ``path`` exists.
         MissingDependencyError: LeRobot is not installed.
     """
 
-    def __init__(self, path: str | Path, spec: EnvSpec, *, split: str = "train") -> None:
-        self.path, self.spec, self.split = Path(path), spec, split
+    def __init__(
+        self, path: str | Path, spec: EnvSpec, *, split: str = "train", config: dict[str, Any] | None = None
+    ) -> None:
+        self.path, self.spec, self.split, self.config = Path(path), spec, split, config or {}
         self.partial = self.path.with_name(self.path.name + ".partial")
         require_free(path)
         self.count = 0
@@ -86,7 +90,7 @@ class DatasetWriter:
                     "action": recording.actions[t].astype(np.float32),
                     "next.reward": np.asarray([recording.reward[t]], dtype=np.float32),
                     "next.done": np.asarray([t == last]),
-                    "next.success": np.asarray([t == last and recording.success]),
+                    "next.success": np.asarray([bool(recording.solved[t])]),
                     "success": np.asarray([recording.success]),
                     "init": np.asarray([recording.init], dtype=np.int64),
                     "noise": np.asarray([recording.noise], dtype=np.float32),
@@ -109,6 +113,8 @@ class DatasetWriter:
             "control_mode": self.spec.control_mode,
             "control_hz": self.spec.control_hz,
             "tasks": list(self.spec.tasks),
+            "spec": spec_to_json(self.spec),
+            "config": self.config,
         }
         (self.partial / "meta" / "embodyrl.json").write_text(json.dumps(origin, indent=2))
         shutil.rmtree(self.partial / "images", ignore_errors=True)

@@ -16,7 +16,7 @@ class Recording:
         proprio: (T, P) float32.
         actions: (T, A) float32 in [-1, 1], as the env executed them.
         reward: (T,) float32.
-        success: the task was solved at the end.
+        solved: (T,) bool, the task is solved after that action; in an env that goes on it can come undone.
         init: initial state.
         task: the task's name.
         instruction: the sentence that the policy is told.
@@ -27,7 +27,7 @@ class Recording:
     proprio: np.ndarray
     actions: np.ndarray
     reward: np.ndarray
-    success: bool
+    solved: np.ndarray
     init: int
     task: str
     instruction: str
@@ -35,3 +35,8 @@ class Recording:
 
     def __len__(self) -> int:
         return len(self.actions)
+
+    @property
+    def success(self) -> bool:
+        """Whether the task was ever solved."""
+        return bool(self.solved.any())

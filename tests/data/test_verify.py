@@ -34,7 +34,7 @@ def sound(tmp_path_factory) -> Path:
             proprio=rng.normal(size=(n, 3)).astype(np.float32),
             actions=rng.uniform(-1, 1, size=(n, 2)).astype(np.float32),
             reward=np.zeros(n, np.float32),
-            success=n != 6,
+            solved=np.arange(n) == (n - 1 if n != 6 else -1),
             init=n,
             task="reach",
             instruction="reach it",
