@@ -184,7 +184,8 @@ def load_policy(path: str | Path, policy: nn.Module, spec: EnvSpec) -> dict[str,
     Args:
         path: see ``find``.
         policy: with a ``config`` dataclass; names that begin with one of its ``starts_fresh``, if it has any, may be
-            missing from the checkpoint and are then left as they are.
+            missing from the checkpoint and are then left as they are. So are the parts that its ``belongs_to`` lists
+            under a setting that the checkpoint was made with another value of.
         spec: of the env that it will act in.
 
     Returns:
@@ -199,6 +200,12 @@ def load_policy(path: str | Path, policy: nn.Module, spec: EnvSpec) -> dict[str,
     given, wanted = states["policy"], policy.state_dict()
     fresh = tuple(getattr(policy, "starts_fresh", ()))
     given = {k: v for k, v in wanted.items() if k.startswith(fresh)} | given
+    saved = meta.get("config", {}).get("policy", {})
+    mine: dict[str, Any] = json.loads(json.dumps(asdict(policy.config)))  # type: ignore[arg-type]
+    for key, parts in getattr(policy, "belongs_to", {}).items():
+        if saved.get(key) != mine[key]:
+            given = {k: v for k, v in given.items() if not k.startswith(parts)}
+            given |= {k: v for k, v in wanted.items() if k.startswith(parts)}
     wrong = [f"{k} is missing" for k in wanted if k not in given]
     wrong += [f"{k} is not part of this policy" for k in given if k not in wanted]
     wrong += [
@@ -207,8 +214,6 @@ def load_policy(path: str | Path, policy: nn.Module, spec: EnvSpec) -> dict[str,
         if isinstance(v, Tensor) and k in wanted and v.shape != wanted[k].shape
     ]
     if wrong:
-        saved = meta.get("config", {}).get("policy", {})
-        mine = json.loads(json.dumps(asdict(policy.config)))  # type: ignore[arg-type]
         keys = [f"policy.{k} was {saved[k]!r} and is {mine[k]!r}" for k in saved if k in mine and saved[k] != mine[k]]
         raise UserError(
             f"The policy in {where} is built differently from this one: {'; '.join(keys) or '; '.join(wrong[:5])}. "

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from embodyrl import __version__
+from embodyrl.cli_world import add_world
 from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
 
 QUICKSTART_HELP = """examples:
@@ -65,6 +66,7 @@ In another terminal: embodyrl deploy runs/ppo --robot ros2
 COLLECT_HELP = """examples:
   embodyrl collect mujoco env.task=pick --episodes 100 --out data/pick
   embodyrl collect mujoco env.task=pick --episodes 100 --noise 0.3 --keep-failures --out data/pick_noisy
+  embodyrl collect mujoco_pick_sft --policy runs/sft --derail 0.4 --keep-failures --episodes 500 --out data/pick_tried
 However it was interrupted, the same command goes on; no finished episode is lost.
 """
 DATA_HELP = """examples:
@@ -159,7 +161,7 @@ def build_parser() -> argparse.ArgumentParser:
     sub = verb("doctor", _doctor, text, DOCTOR_HELP)
     sub.add_argument("--json", action="store_true", help="for a machine to read")
 
-    sub = verb("collect", _collect, "Lets a scripted expert act and writes a LeRobotDataset.", COLLECT_HELP)
+    sub = verb("collect", _collect, "Lets an expert or a policy act, and writes a LeRobotDataset.", COLLECT_HELP)
     sub.add_argument("env", help="an environment's name, or a preset whose env section is used")
     sub.add_argument("overrides", nargs="*", metavar="env.key=value")
     sub.add_argument("--episodes", type=int, default=50, help="episodes to keep (default: %(default)s)")
@@ -167,6 +169,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--noise", type=float, default=0.0, help="standard deviation of noise on the actions, which lie in [-1, 1]"
     )
     sub.add_argument("--keep-failures", action="store_true", help="keep failed episodes too, with success=false")
+    sub.add_argument("--policy", default="", help="a run or checkpoint that acts instead of the expert")
+    sub.add_argument("--derail", type=float, default=0.0, help="share of the policy's episodes that go astray")
+    sub.add_argument(
+        "--past-success", type=int, help="with env.terminate_on_success=false: stop so many steps after success"
+    )
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--out", required=True, help="the data set's folder")
 
@@ -215,6 +222,7 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
     sub.add_argument("--transport", default="ros2", help="ros2, rosbridge or ros1 (default: %(default)s)")
     sub.add_argument("--port", type=int, default=9090, help="of its rosbridge server (default: %(default)s)")
+    add_world(verbs)
 
     text = "Runs a checkpoint on a robot, behind a safety filter, after a pre-flight check."
     sub = verb("deploy", _deploy, text, DEPLOY_HELP)
@@ -283,6 +291,9 @@ def _collect(a: argparse.Namespace) -> int:
         num_episodes=a.episodes,
         noise=a.noise,
         keep_failures=a.keep_failures,
+        past_success=a.past_success,
+        policy=a.policy,
+        derail=a.derail,
         seed=a.seed,
     )
     return 0

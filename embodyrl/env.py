@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -41,6 +41,10 @@ class EnvConfig:
     split: str = "train"
     seed: int = 0
     device: str = "cpu"
+
+    def for_evaluation(self, split: str) -> EnvConfig:
+        """The env that a policy is scored in; a world model names the real one here."""
+        return replace(self, split=split)
 
 
 @runtime_checkable

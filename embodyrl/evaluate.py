@@ -106,7 +106,7 @@ def evaluate_checkpoint(
     """
     config = load_config(path, overrides)
     if not any(o.startswith("env.split=") for o in overrides):
-        config = dataclasses.replace(config, env=dataclasses.replace(config.env, split=config.run.eval_split))
+        config = dataclasses.replace(config, env=config.env.for_evaluation(config.run.eval_split))
     device = pick_device(config.run.device)
     env = make_env(config.env)
     try:

@@ -49,6 +49,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "libero": "embodyrl.sims.libero.env:LiberoEnv",
         "robot": "embodyrl.real_robot.env:RobotEnv",
         "gymnasium": "embodyrl.sims.gymnasium.env:GymnasiumEnv",
+        "world_model": "embodyrl.world_models.env:WorldModelEnv",
     },
     "policies": {
         "flow_vla": "embodyrl.policies.flow_vla:FlowVLA",

@@ -212,7 +212,7 @@ class Envs:
     def __init__(self, config: Config) -> None:
         self._configs = {
             "train": config.env,
-            "eval": dataclasses.replace(config.env, split=config.run.eval_split),
+            "eval": config.env.for_evaluation(config.run.eval_split),
         }
         self._built: dict[str, VecEnv] = {}
 

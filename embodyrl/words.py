@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from embodyrl.errors import MissingDependencyError
@@ -32,3 +33,10 @@ def load_words() -> tuple[Tensor, Any]:
     weights = load_file(folder / "weights" / "l2_supercat_256.safetensors")["embedding.weight"]
     tokenizer = Tokenizer.from_file(str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json"))
     return weights, tokenizer
+
+
+def embed_sentences(sentences: list[str]) -> Tensor:
+    """(N, 256): the mean embedding of each sentence's word pieces."""
+    table, tokenizer = load_words()
+    pieces = [tokenizer.encode(s, add_special_tokens=False).ids or [0] for s in sentences]
+    return torch.stack([table[torch.tensor(ids)].float().mean(0) for ids in pieces])

@@ -10,6 +10,7 @@ Sized by its config from under 1 M to over 100 M parameters, on the same code pa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -98,6 +99,8 @@ class FlowVLA(FlowPolicy):
     Config = FlowVLAConfig
     starts_fresh = ("expert.noise.", "steer.")
     """Parts that an initial checkpoint may lack: imitation learns no noise, whose std begins mid-range."""
+    belongs_to: ClassVar = {"critic": ("critic.", "normalize_privileged.")}
+    """Parts of a setting: with another value of it than an initial checkpoint's they start fresh."""
 
     def __init__(self, config: FlowVLAConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec)

@@ -1,0 +1,65 @@
+"""``embodyrl world ...``: the verbs of the learned world model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+TRAIN_HELP = """examples:
+  embodyrl world train data=[data/tried,data/shown] out=runs/world
+  embodyrl world train data=[data/tried] out=runs/big width=512 layers=12 steps=100000
+The data sets must hold failures too (`embodyrl collect --policy RUN --derail 0.4 --keep-failures`). The same command
+goes on where an interrupted run stopped.
+"""
+EVAL_HELP = """examples:
+  embodyrl world eval runs/world/model --data data/held_out
+  embodyrl world eval runs/world/model --data data/held_out --policies runs/sft runs/a runs/b runs/c --json
+"""
+
+
+def add_world(verbs: Any) -> None:
+    """Adds the verb and its own verbs to the parser of the command line."""
+    text = "Trains a video world model, and measures it; `embodyrl train` trains policies inside it."
+    world = verbs.add_parser("world", help=text, description=text)
+    parts = world.add_subparsers(metavar="COMMAND", dest="world_command", required=True)
+
+    def verb(name: str, run: Any, text: str, examples: str) -> argparse.ArgumentParser:
+        sub = parts.add_parser(
+            name, help=text, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        sub.set_defaults(run=run, parser=sub)
+        return sub
+
+    sub = verb("train", _train, "Trains a world model from recorded episodes.", TRAIN_HELP)
+    sub.add_argument("overrides", nargs="+", metavar="key=value", help="settings; data=[FOLDER, ...] is needed")
+
+    sub = verb("eval", _eval, "Measures a world model on episodes and policies it has not seen.", EVAL_HELP)
+    sub.add_argument("model", help="a world model's folder")
+    sub.add_argument("--data", nargs="+", required=True, help="data sets that it was not trained on")
+    sub.add_argument("--policies", nargs="+", default=[], help="checkpoints or runs to score in the dream and for real")
+    sub.add_argument("--episodes", type=int, default=256, help="per policy (default: %(default)s)")
+    sub.add_argument("--json", action="store_true", help="for a machine to read")
+
+
+def _train(a: argparse.Namespace) -> int:
+    from omegaconf import OmegaConf
+
+    from embodyrl.config import build
+    from embodyrl.world_models.train import WorldTrainConfig, train_world
+
+    model = train_world(build("world", WorldTrainConfig, OmegaConf.from_dotlist(a.overrides)), command=a.command_line)
+    if model is not None:
+        print(f"Done: {model}. Measure it with: embodyrl world eval {model} --data FOLDER")
+    return 0
+
+
+def _eval(a: argparse.Namespace) -> int:
+    from embodyrl.world import evaluate_world, print_world
+
+    result = evaluate_world(a.model, a.data, a.policies, episodes=a.episodes)
+    if a.json:
+        print(json.dumps(result))
+    else:
+        print_world(result)
+    return 0

@@ -1,0 +1,148 @@
+"""``Clips``: recorded episodes in memory, as pairs of a moment and what a chunk of actions made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from embodyrl.checkpoint import spec_from_json
+from embodyrl.data.demos import Demonstrations
+from embodyrl.errors import UserError
+from embodyrl.types import EnvSpec
+
+
+@dataclass
+class Clips:
+    """F frames, episode after episode.
+
+    Attributes:
+        images: camera -> (F, h, w, 3) uint8 arrays, in memory or mapped from a file; all of one size.
+        proprio: (F, P).
+        actions: (F, A), row t leads from frame t to frame t + 1.
+        solved: (F,) bool, the task is solved in this frame.
+        start: (F,) number of the first frame of the episode that each belongs to.
+        end: (F,) number after its last one.
+        sentence: (F,) index into ``sentences``.
+        sentences: instructions.
+        init: (F,) initial state of the episode, -1 where unknown.
+        spec: of the real env, as far as the data says.
+        env: that env's config as plain data; empty for a data set of someone else's.
+        latents: (F, V, c, y, x) half, once they have been computed.
+    """
+
+    images: dict[str, np.ndarray]
+    proprio: Tensor
+    actions: Tensor
+    solved: Tensor
+    start: Tensor
+    end: Tensor
+    sentence: Tensor
+    sentences: list[str]
+    init: Tensor
+    spec: EnvSpec
+    env: dict[str, Any]
+    latents: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    @classmethod
+    def load(cls, paths: Sequence[str], spec: EnvSpec | None = None) -> Clips:
+        """Reads LeRobot data sets, failures included.
+
+        Args:
+            paths: folders or hub ids; all with the same cameras, dims and control mode.
+            spec: what the data must fit, or None.
+
+        Raises:
+            UserError: no data, data sets that differ, or cameras of different sizes.
+        """
+        if not paths:
+            raise UserError("A world model learns from recorded episodes: give data=[FOLDER, ...].")
+        parts = [Demonstrations.load(path, 1, spec=spec, keep="all") for path in paths]
+        first = parts[0]
+        for path, part in zip(paths, parts, strict=True):
+            for what, mine, theirs in (
+                ("cameras", sorted(part.images), sorted(first.images)),
+                (
+                    "picture sizes",
+                    {v.shape[1:] for v in part.images.values()},
+                    {v.shape[1:] for v in first.images.values()},
+                ),
+                ("action dims", part.actions.shape[1], first.actions.shape[1]),
+                ("proprio dims", part.proprio.shape[1], first.proprio.shape[1]),
+                ("control mode", part.control_mode, first.control_mode),
+            ):
+                if mine != theirs:
+                    raise UserError(
+                        f"The data sets differ in their {what}: {path} has {mine}, {paths[0]} has {theirs}."
+                    )
+        if not first.images:
+            raise UserError(f"{paths[0]} has no camera, and a world model dreams in pictures.")
+        if len(sizes := {v.shape[1:3] for v in first.images.values()}) > 1:
+            raise UserError(f"The cameras of {paths[0]} differ in size ({sizes}); a world model wants them alike.")
+        sentences = sorted({s for part in parts for s in part.sentences})
+        index = [torch.tensor([sentences.index(s) for s in part.sentences]) for part in parts]
+        offsets = np.cumsum([0, *(len(part) for part in parts)])
+        end = torch.cat([part.end + int(o) for part, o in zip(parts, offsets, strict=False)])
+        begins = torch.cat([torch.zeros(1, dtype=torch.long), end[:-1]])
+        number = torch.arange(len(end))
+        start = torch.where(number == begins, number, 0).cummax(0).values
+        after = torch.cat([part.solved for part in parts])
+        solved = torch.zeros_like(after)
+        solved[1:] = after[:-1] & (number[1:] != start[1:])
+        return cls(
+            {name: _joined([part.images[name] for part in parts]) for name in first.images},
+            torch.cat([part.proprio for part in parts]),
+            torch.cat([part.actions for part in parts]),
+            solved,
+            start,
+            end,
+            torch.cat([i[part.instruction] for i, part in zip(index, parts, strict=True)]),
+            sentences,
+            torch.cat([part.init for part in parts]),
+            spec or _spec(paths[0], first),
+            first.origin.get("config", {}),
+        )
+
+    @property
+    def starts(self) -> Tensor:
+        """(E,) numbers of the episodes' first frames."""
+        return (self.start == torch.arange(len(self))).nonzero().flatten()
+
+    def held_out(self, share: float) -> Tensor:
+        """(F,) bool: frames of the episodes that are kept from training, evenly spread over the data."""
+        every = max(2, round(1 / share))
+        episode = torch.zeros(len(self), dtype=torch.long)
+        episode[self.starts] = 1
+        return (episode.cumsum(0) - 1) % every == every - 1
+
+    def frames(self, rows: Tensor) -> UInt8[Tensor, "b v h w 3"]:
+        """The frames of ``rows``, the cameras in the order of ``images``."""
+        index = rows.numpy()
+        return torch.stack([torch.from_numpy(np.ascontiguousarray(v[index])) for v in self.images.values()], dim=1)
+
+    def chunk(self, rows: Tensor, horizon: int) -> Tensor:
+        """(B, H, A): the actions from ``rows`` on; beyond an episode's end the last one is repeated."""
+        steps = rows[:, None] + torch.arange(horizon)
+        return self.actions[torch.minimum(steps, self.end[rows][:, None] - 1)]
+
+
+def _spec(path: str, data: Demonstrations) -> EnvSpec:
+    """What the data says about the env; of someone else's, what can be seen."""
+    if "spec" in data.origin:
+        return spec_from_json(data.origin["spec"])
+    longest = int(torch.diff(torch.unique(data.end), prepend=torch.zeros(1, dtype=torch.long)).max())
+    cameras = {name: (int(v.shape[1]), int(v.shape[2])) for name, v in data.images.items()}
+    a, p = data.actions.shape[1], data.proprio.shape[1]
+    return EnvSpec(str(path), 1, a, p, data.control_mode or "unknown", 0.0, longest, cameras)
+
+
+def _joined(arrays: list[np.ndarray]) -> np.ndarray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

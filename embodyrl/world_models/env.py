@@ -1,0 +1,208 @@
+"""``WorldModelEnv``: imagined episodes behind the env API, all in one batch on the model's device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from embodyrl.config import build, config_class
+from embodyrl.env import EnvConfig, check_actions, plan_reset
+from embodyrl.errors import UserError
+from embodyrl.types import Obs, Step
+from embodyrl.words import embed_sentences
+from embodyrl.world_models.model import Dream, WorldModel, use_bf16
+
+
+@dataclass(frozen=True)
+class WorldModelConfig(EnvConfig):
+    """Settings of ``WorldModelEnv``.
+
+    Attributes:
+        name: registry name.
+        model: folder of the world model (``embodyrl world train``).
+        max_episode_steps: 0 means as many as the real env's.
+        split: ``train`` starts dreams from the moments that the model was trained on, ``eval`` from held-out ones.
+        precision: ``bf16`` or ``f32`` of the model's products; ``auto`` takes bf16 where the machine is fast at it.
+    """
+
+    name: str = "world_model"
+    model: str = ""
+    max_episode_steps: int = 0
+    precision: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise UserError("env.model is empty: give the folder of a world model, which `embodyrl world train` makes.")
+        if self.precision not in ("auto", "bf16", "f32"):
+            raise UserError(f"env.precision is {self.precision!r}; it must be auto, bf16 or f32.")
+
+    def for_evaluation(self, split: str) -> EnvConfig:
+        """The real env: what was learned in a dream counts there alone."""
+        given = OmegaConf.create(WorldModel.read_meta(self.model)["env"])
+        if not given:
+            raise UserError(f"{self.model} does not say which real env it models, so nothing can be evaluated there.")
+        real = build("env", config_class("env", given), given)
+        return dataclasses.replace(real, split=split, num_envs=self.num_envs, device=self.device)
+
+
+class WorldModelEnv:
+    """N dreams of one world model; see ``VecEnv``.
+
+    A dream starts from a real keyframe, ends when the success head says so (``Judgement``), and is truncated when its
+    time is up. One whose latents are no numbers, or leave the range of everything seen in training, broke: its chunk
+    does not count, as with a broken simulator.
+    """
+
+    Config: ClassVar = WorldModelConfig
+
+    def __init__(self, config: WorldModelConfig) -> None:
+        """Loads the model.
+
+        Raises:
+            UserError: no model in that folder, or no keyframe of the split.
+        """
+        self.config, self.device = config, torch.device(config.device)
+        self.model = model = WorldModel.load(Path(config.model), self.device)
+        wanted = {"train": False, "eval": True}
+        if config.split not in wanted:
+            raise UserError(f"A world model has the splits train and eval, not {config.split!r}.")
+        chosen = (model.keyframes["held_out"] == wanted[config.split]).nonzero().flatten()
+        if len(chosen) == 0:
+            raise UserError(f"{config.model} has no keyframes of the split {config.split}.")
+        self._keys = {k: v[chosen].to(self.device) for k, v in model.keyframes.items()}
+        self._words = embed_sentences(model.sentences).to(self.device)
+        n = config.num_envs
+        self.spec = dataclasses.replace(
+            model.spec,
+            name=f"dream of {model.spec.name}",
+            num_envs=n,
+            max_episode_steps=config.max_episode_steps or model.spec.max_episode_steps,
+            privileged_dim=0,
+            tasks=("dream",),
+            num_init_states=len(chosen),
+        )
+        self._rngs = [np.random.default_rng(config.seed + k) for k in range(n)]
+        self._elapsed = torch.zeros(n, dtype=torch.long, device=self.device)
+        self._running = torch.zeros(n, dtype=torch.bool, device=self.device)
+        self._hits = torch.zeros(n, dtype=torch.long, device=self.device)
+        self._sentences = [""] * n
+        self._dream: Dream | None = None
+        self._obs: Obs | None = None
+        self._autocast = torch.autocast(
+            self.device.type, torch.bfloat16, enabled=use_bf16(config.precision, self.device)
+        )
+
+    def close(self) -> None:
+        """See ``VecEnv.close``."""
+
+    @torch.no_grad()
+    def reset(
+        self,
+        env_ids: Tensor | Sequence[int] | None = None,
+        *,
+        seed: int | Sequence[int] | None = None,
+        init: Sequence[int] | None = None,
+    ) -> Obs:
+        """See ``VecEnv.reset``; initial state i is the i-th keyframe of the split."""
+        ids, inits = plan_reset(self.spec, self._rngs, env_ids, seed, init)
+        if ids:
+            rows, keys = torch.tensor(ids, device=self.device), torch.tensor(inits, device=self.device)
+            sentences = self._keys["sentence"][keys]
+            fresh = self.model.begin(
+                self._keys["latent"][keys].float(), self._keys["proprio"][keys], self._words[sentences]
+            )
+            self._dream = fresh if len(ids) == self.spec.num_envs else self._replaced(rows, fresh)
+            for k, sentence in zip(ids, sentences.tolist(), strict=True):
+                self._sentences[k] = self.model.sentences[sentence]
+            self._elapsed[rows], self._hits[rows], self._running[rows] = 0, 0, True
+        self._obs = self._observe()
+        return self._obs
+
+    @torch.no_grad()
+    def step(self, actions: Tensor) -> Step:
+        """See ``VecEnv.step``; a chunk longer than the model's is imagined piece by piece."""
+        if self._dream is None or self._obs is None:
+            raise RuntimeError("step was called before the first reset.")
+        actions = check_actions(actions.to(self.device), self.spec, self._running)
+        n, horizon = actions.shape[:2]
+        reward = torch.zeros(n, horizon, device=self.device)
+        valid = torch.zeros(n, horizon, dtype=torch.bool, device=self.device)
+        terminated, truncated, fault = (torch.zeros_like(self._running) for _ in range(3))
+        before = self._dream
+        for first in range(0, horizon, self.model.horizon):
+            piece = actions[:, first : first + self.model.horizon]
+            left = (self.spec.max_episode_steps - self._elapsed).clamp(max=piece.shape[1])
+            count = torch.where(self._running, left, 0)
+            if not self._running.any():
+                break
+            self._advance(piece, count)
+            broke = self._running & ~plausible(self._dream)
+            solved = self._judge() & self._running & ~broke
+            steps = torch.arange(piece.shape[1], device=self.device)
+            valid[:, first : first + piece.shape[1]] = steps < count[:, None]
+            rows = solved.nonzero().flatten()
+            reward[rows, first + count[rows] - 1] = 1.0
+            self._elapsed += count
+            late = self._elapsed >= self.spec.max_episode_steps
+            terminated |= solved
+            truncated |= self._running & ~solved & late
+            fault |= broke
+            self._running &= ~(solved | late | broke)
+        if fault.any():
+            valid[fault], reward[fault] = False, 0.0
+            terminated, truncated = terminated & ~fault, truncated | fault
+            self._dream = self._dream.where(fault, before)
+        self._obs = self._observe()
+        return Step(
+            self._obs, reward, terminated, truncated, valid, terminated, {"fault": fault, "steps": valid.sum(1)}
+        )
+
+    def _advance(self, actions: Tensor, count: Tensor) -> None:
+        """Imagines the chunk in the envs that run."""
+        assert self._dream is not None
+        rows = (count > 0).nonzero().flatten()
+        short = self.model.horizon - actions.shape[1]
+        actions = torch.nn.functional.pad(actions, (0, 0, 0, short)) if short else actions
+        with self._autocast:
+            after = self.model.imagine(self._dream[rows], actions[rows], count[rows])
+        self._dream = after if len(rows) == len(count) else self._replaced(rows, after)
+
+    def _judge(self) -> Tensor:
+        """(N,) bool: solved, so many frames in a row."""
+        assert self._dream is not None
+        judgement = self.model.judgement
+        with self._autocast:
+            seen = self.model.solved(self._dream) >= judgement.threshold
+        self._hits = torch.where(seen, self._hits + 1, 0)
+        return self._hits >= judgement.hits
+
+    def _observe(self) -> Obs:
+        assert self._dream is not None
+        with self._autocast:
+            images = self.model.frames(self._dream)
+        return Obs(images, self.model.proprio(self._dream), list(self._sentences))
+
+    def _replaced(self, rows: Tensor, new: Dream) -> Dream:
+        """The dreams with those in ``rows`` replaced."""
+        if self._dream is None:
+            raise UserError("The first reset of a world model must start all its dreams.")
+        values = {}
+        for field in dataclasses.fields(Dream):
+            value = getattr(self._dream, field.name).clone()
+            value[rows] = getattr(new, field.name).to(value.dtype)
+            values[field.name] = value
+        return Dream(**values)
+
+
+def plausible(dream: Dream, limit: float = 12.0) -> Tensor:
+    """(N,) bool: finite, and within so many standard deviations of what the codec gives for real frames."""
+    latent = dream.latent.flatten(1)
+    return torch.isfinite(latent).all(1) & (latent.abs().amax(1) < limit) & torch.isfinite(dream.proprio).all(1)

@@ -1,0 +1,119 @@
+"""What a world model is worth, measured on episodes and policies it was not trained on."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodyrl.env import VecEnv
+from embodyrl.world_models.clips import Clips
+from embodyrl.world_models.judge import peak, replay
+from embodyrl.world_models.measures import auroc, f1, psnr, ssim
+from embodyrl.world_models.model import WorldModel
+
+
+@torch.no_grad()
+def by_depth(model: WorldModel, clips: Clips, starts: Tensor) -> list[dict[str, float]]:
+    """Open loop from the first frame: PSNR and SSIM after each chunk, beside the codec's own and a still picture's."""
+    assert clips.latents is not None
+    dreams, _ = replay(model, clips, starts)
+    rows = []
+    for number, dream in enumerate(dreams, start=1):
+        at = starts + number * model.horizon
+        alive = at < clips.end[starts]
+        if int(alive.sum()) < 2:
+            break
+        real, first = clips.frames(at[alive]).flatten(0, 1), clips.frames(starts[alive]).flatten(0, 1)
+        shown = model.codec.decode(dream.latent[alive].cpu()).flatten(0, 1)
+        coded = model.codec.decode(clips.latents[at[alive]].float()).flatten(0, 1)
+        rows.append(
+            {
+                "steps": number * model.horizon,
+                "episodes": int(alive.sum()),
+                "psnr": float(psnr(shown, real).mean()),
+                "ssim": float(ssim(shown, real).mean()),
+                "psnr_codec": float(psnr(coded, real).mean()),
+                "psnr_still": float(psnr(first, real).mean()),
+            }
+        )
+    return rows
+
+
+def outcomes(model: WorldModel, clips: Clips, starts: Tensor) -> dict[str, float]:
+    """Whether dreams of recorded actions come out as the episodes did."""
+    truth = torch.stack([clips.solved[a : clips.end[a]].any() for a in starts.tolist()])
+    score = peak(model, clips, starts)
+    hit = score >= model.judgement.threshold
+    return {
+        "episodes": len(truth),
+        "solved": float(truth.float().mean()),
+        "imagined": float(hit.float().mean()),
+        "f1": f1(hit, truth),
+        "auroc": auroc(score, truth),
+        "false_terminations": float(hit[~truth].float().mean()) if (~truth).any() else math.nan,
+    }
+
+
+def swapped(model: WorldModel, clips: Clips, starts: Tensor, real: VecEnv) -> dict[str, float]:
+    """The wrong-action test: every episode's actions in another one's initial state, dreamt and simulated.
+
+    A model that shows success because that is what the data mostly show, and not because of the actions, fails here.
+    """
+    starts = starts[clips.init[starts] >= 0]
+    source = starts.roll(1)
+    hit = peak(model, clips, starts, source) >= model.judgement.threshold
+    groups = zip(starts.split(real.spec.num_envs), source.split(real.spec.num_envs), strict=True)
+    truth = torch.cat([_simulate(real, clips, a, b) for a, b in groups])
+    return {
+        "episodes": len(starts),
+        "solved": float(truth.float().mean()),
+        "imagined": float(hit.float().mean()),
+        "agreement": float((hit == truth).float().mean()),
+    }
+
+
+def _simulate(real: VecEnv, clips: Clips, starts: Tensor, source: Tensor) -> Tensor:
+    """(E,) bool: whether the actions recorded from ``source`` solve the initial states of ``starts``."""
+    n, count = real.spec.num_envs, len(starts)
+    inits = clips.init[starts].tolist()
+    real.reset(init=inits + inits[:1] * (n - count))
+    solved = torch.zeros(n, dtype=torch.bool)
+    for t in range(int((clips.end[source] - source).max())):
+        row = torch.minimum(source + t, clips.end[source] - 1)
+        going = source + t < clips.end[source]
+        actions = torch.zeros(n, 1, clips.actions.shape[1])
+        actions[:count, 0] = clips.actions[row]
+        step = real.step(actions)
+        solved[:count] |= step.success.cpu()[:count] & going
+    return solved[:count]
+
+
+@torch.no_grad()
+def speed(model: WorldModel, sizes: Sequence[int] = (1, 16, 64, 256), seconds: float = 2.0) -> list[dict[str, float]]:
+    """Imagined control steps a second, and frames drawn a second, by the number of dreams."""
+    env, rows = model.spec, []
+    for n in sizes:
+        c, y, x = model.codec.latent_shape
+        latent = torch.randn(n, len(env.cameras), c, y, x)
+        dream = model.begin(latent, torch.zeros(n, env.proprio_dim), torch.zeros(n, model.success.config["word_dim"]))
+        actions, count = torch.zeros(n, model.horizon, env.action_dim), torch.full((n,), model.horizon)
+        steps = _rate(partial(model.imagine, dream, actions, count), seconds) * n * model.horizon
+        frames = _rate(partial(model.frames, dream), seconds) * n
+        rows.append({"dreams": n, "steps_per_second": steps, "frames_per_second": frames})
+    return rows
+
+
+def _rate(once: Callable[[], Any], seconds: float) -> float:
+    """Calls a second, after a first one that does not count."""
+    once()
+    began, times = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        once()
+        times += 1
+    return times / (time.perf_counter() - began)

@@ -1,0 +1,200 @@
+"""``WorldModel``: codec, dynamics and success head, as one folder on disk and one step function.
+
+frames --codec--> latents --backbone(actions)--> next latents --codec--> next frames
+                                                      |--head(instruction)--> P(solved)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from embodyrl.checkpoint import spec_from_json, spec_to_json
+from embodyrl.errors import UserError
+from embodyrl.types import EnvSpec, TensorData
+from embodyrl.world_models.backbone import CONTEXT, ChunkTransformer
+from embodyrl.world_models.codec import FrameCodec
+from embodyrl.world_models.success import SuccessHead
+
+PARTS = {"codec": FrameCodec, "backbone": ChunkTransformer, "success": SuccessHead}
+
+
+@dataclass
+class Dream(TensorData):
+    """Where N imagined episodes stand.
+
+    Attributes:
+        context: (N, 3, V, c, y, x) latents of the first, the previous and the current frame.
+        proprio: (N, P) in the model's normalised units.
+        words: (N, E) embedding of the instruction.
+    """
+
+    context: Tensor
+    proprio: Tensor
+    words: Tensor
+
+    @property
+    def latent(self) -> Tensor:
+        """(N, V, c, y, x) of the current frame."""
+        return self.context[:, -1]
+
+    def where(self, mask: Tensor, other: Dream) -> Dream:
+        """These dreams, but those of ``other`` where ``mask`` (N,) is True."""
+
+        def pick(mine: Tensor, theirs: Tensor) -> Tensor:
+            return torch.where(mask.view(-1, *[1] * (mine.ndim - 1)), theirs, mine)
+
+        return Dream(pick(self.context, other.context), pick(self.proprio, other.proprio), self.words)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How the success head's probability becomes a verdict; fitted on held-out episodes (``train``).
+
+    Attributes:
+        threshold: probability from which on a frame counts as solved.
+        hits: so many frames in a row must.
+    """
+
+    threshold: float = 0.5
+    hits: int = 1
+
+
+class WorldModel(nn.Module):
+    """See the module's docstring.
+
+    Attributes:
+        spec: of the real env that it was trained on; the cameras' order is that of the views.
+        env: that env's config, as plain data.
+        judgement: see ``Judgement``.
+        keyframes: real moments that a dream can start from: ``latent`` (M, V, c, y, x) half, ``proprio`` (M, P),
+            ``sentence`` (M,) index into ``sentences`` and ``held_out`` (M,) bool, whether it was kept from training.
+        sentences: the instructions of the keyframes.
+    """
+
+    def __init__(self, codec: FrameCodec, backbone: ChunkTransformer, success: SuccessHead, spec: EnvSpec) -> None:
+        super().__init__()
+        self.codec, self.backbone, self.success = codec, backbone, success
+        self.spec, self.env, self.judgement = spec, {}, Judgement()
+        self.keyframes: dict[str, Tensor] = {}
+        self.sentences: list[str] = []
+        self.register_buffer("proprio_mean", torch.zeros(spec.proprio_dim))
+        self.register_buffer("proprio_std", torch.ones(spec.proprio_dim))
+
+    @property
+    def horizon(self) -> int:
+        """H, the most actions of one prediction."""
+        return self.backbone.config["horizon"]
+
+    def begin(self, latent: Float[Tensor, "n v c y x"], proprio: Float[Tensor, "n p"], words: Tensor) -> Dream:
+        """Dreams that start from real frames.
+
+        Args:
+            latent: of the frames.
+            proprio: in the env's units.
+            words: (N, E) of the instructions, see ``SuccessHead``.
+        """
+        context = latent[:, None].expand(-1, CONTEXT, *[-1] * (latent.ndim - 1))
+        return Dream(context, (proprio - self.proprio_mean) / self.proprio_std, words)
+
+    def imagine(
+        self,
+        dream: Dream,
+        actions: Float[Tensor, "n h a"],
+        count: Int[Tensor, " n"],
+        noise: Tensor | None = None,
+    ) -> Dream:
+        """What the first ``count`` (1 to H) of the actions lead to; ``noise`` (N,) is the context's level."""
+        noise = actions.new_zeros(len(actions)) if noise is None else noise
+        change, moved = self.backbone(dream.context, dream.proprio, actions, count, noise)
+        latent = dream.latent + change.float()
+        context = torch.stack([dream.context[:, 0], dream.latent, latent], dim=1)
+        return Dream(context, dream.proprio + moved.float(), dream.words)
+
+    def solved(self, dream: Dream) -> Float[Tensor, " n"]:
+        """The probability that the task is solved, as it looks now."""
+        return self.success(dream.latent, dream.proprio, dream.words).float().sigmoid()
+
+    def frames(self, dream: Dream) -> dict[str, UInt8[Tensor, "n h w 3"]]:
+        """What the cameras see."""
+        pixels = self.codec.decode(dream.latent)
+        return {name: pixels[:, view] for view, name in enumerate(self.spec.cameras)}
+
+    def proprio(self, dream: Dream) -> Float[Tensor, "n p"]:
+        """In the env's units."""
+        return dream.proprio * self.proprio_std + self.proprio_mean
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the folder whole or not at all: diffusers' format for the nets, JSON and safetensors for the rest."""
+        folder = Path(folder)
+        partial = folder.with_name(f".{folder.name}.tmp-{secrets.token_hex(4)}")
+        partial.mkdir(parents=True)
+        for name in PARTS:
+            getattr(self, name).save_pretrained(partial / name)
+        tensors = {f"keyframes.{k}": v.contiguous() for k, v in self.keyframes.items()}
+        tensors |= {k: self.get_buffer(k) for k in ("proprio_mean", "proprio_std")}
+        save_file(tensors, partial / "world.safetensors")
+        meta = {
+            "spec": spec_to_json(self.spec),
+            "env": self.env,
+            "judgement": asdict(self.judgement),
+            "sentences": self.sentences,
+        }
+        (partial / "world.json").write_text(json.dumps(meta, indent=1))
+        if folder.exists():
+            old = folder.with_name(f".{folder.name}.old-{secrets.token_hex(4)}")
+            os.replace(folder, old)
+            os.replace(partial, folder)
+            shutil.rmtree(old)
+        else:
+            os.replace(partial, folder)
+
+    @staticmethod
+    def read_meta(folder: str | Path) -> dict[str, Any]:
+        """What is known of a saved model without loading it: ``spec``, ``env``, ``judgement`` and ``sentences``.
+
+        Raises:
+            UserError: there is no world model.
+        """
+        path = Path(folder) / "world.json"
+        if not path.is_file():
+            raise UserError(
+                f"{folder} holds no world model (there is no world.json). `embodyrl world train` makes one."
+            )
+        return json.loads(path.read_text())
+
+    @classmethod
+    def load(cls, folder: str | Path, device: torch.device | str = "cpu") -> WorldModel:
+        """Reads what ``save`` wrote.
+
+        Raises:
+            UserError: there is no world model.
+        """
+        folder, meta = Path(folder), cls.read_meta(folder)
+        codec, backbone, success = (part.from_pretrained(folder / name) for name, part in PARTS.items())
+        model = cls(codec, backbone, success, spec_from_json(meta["spec"]))
+        model.env, model.judgement, model.sentences = meta["env"], Judgement(**meta["judgement"]), meta["sentences"]
+        tensors = load_file(folder / "world.safetensors")
+        model.keyframes = {k.removeprefix("keyframes."): v for k, v in tensors.items() if k.startswith("keyframes.")}
+        for name in ("proprio_mean", "proprio_std"):
+            model.get_buffer(name).copy_(tensors[name])
+        return model.eval().to(device)
+
+
+def use_bf16(precision: str, device: torch.device) -> bool:
+    """Whether products are computed in bfloat16: as asked, or where the machine is fast at it."""
+    if precision != "auto":
+        return precision == "bf16"
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    return bool(torch.cpu._is_amx_tile_supported())

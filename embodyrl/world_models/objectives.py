@@ -1,0 +1,113 @@
+"""What a world model is trained to do: reconstruct a frame, and say what a chunk of actions makes of one.
+
+codec_loss      frames -> latents -> frames
+dynamics_loss   a moment and 1 to H actions -> the moment after them, and whether the task is solved then
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from embodyrl.world_models.clips import Clips
+from embodyrl.world_models.model import Dream, WorldModel
+
+OFF_BACKGROUND, BACKGROUND_WEIGHT = 0.08, 9.0
+"""A pixel that differs so much from the background counts so much more: small objects are few pixels."""
+CHANGED, CHANGE_WEIGHT = 0.5, 5.0
+"""The same for a latent cell that changes over the chunk."""
+
+
+def codec_loss(model: WorldModel, clips: Clips, rows: Tensor) -> Tensor:
+    """Weighted error of the reconstruction of B frames, in units of brightness."""
+    device = model.proprio_mean.device
+    target = model.codec.residual(clips.frames(rows).to(device))
+    views = target.shape[1]
+    latent = model.codec.encoder(target.flatten(0, 1).contiguous(memory_format=torch.channels_last))
+    error = model.codec.decode_residual(latent.unflatten(0, (-1, views))).float() - target
+    off = (target.abs().amax(2, keepdim=True) > OFF_BACKGROUND).float()
+    weight = 1.0 + (BACKGROUND_WEIGHT - 1.0) * off
+    return (weight * (error.square() + 0.1 * error.abs())).mean()
+
+
+def dynamics_loss(
+    model: WorldModel,
+    clips: Clips,
+    words: Tensor,
+    rows: Tensor,
+    count: Tensor,
+    before: Tensor,
+    unroll: int,
+    context_noise: float,
+    generator: torch.Generator,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of the last of ``unroll`` chunks that start at ``rows``.
+
+    Args:
+        model: to be trained.
+        clips: with latents.
+        words: (sentences, E).
+        rows: (B,) frames with at least ``unroll * count`` frames of their episode after them.
+        count: (B,) actions of every chunk.
+        before: (B,) how many frames back the previous one lies.
+        unroll: chunks; all but the last are imagined without gradient.
+        context_noise: the most noise on the context, of which half of the clips have some.
+        generator: of that noise.
+
+    Returns:
+        The loss, and its parts: error of the latent, of the proprio, and of the success head.
+    """
+    device = model.proprio_mean.device
+    first = clips.start[rows]
+    index = torch.stack([first, torch.maximum(first, rows - before), rows], dim=1)
+    context = _latents(clips, index, device)
+    some = torch.rand(len(rows), generator=generator) < 0.5
+    noise = context_noise * some * torch.rand(len(rows), generator=generator)
+    context = context + (noise.view(-1, *[1] * 5) * torch.randn(context.shape, generator=generator)).to(device)
+    dream = Dream(context, _proprio(model, clips, rows), words[clips.sentence[rows]].to(device))
+    level, sent = noise.to(device), count.to(device)
+    for k in range(unroll):
+        with torch.set_grad_enabled(k == unroll - 1 and torch.is_grad_enabled()):
+            actions = clips.chunk(rows, model.horizon).to(device)
+            dream = model.imagine(dream, actions, sent, level if k == 0 else None)
+        if k < unroll - 1:
+            rows = rows + count
+    current, target = _latents(clips, rows, device), _latents(clips, rows + count, device)
+    proprio = _proprio(model, clips, rows + count)
+    changed = ((target - current).abs().amax(2, keepdim=True) > CHANGED).float()
+    picture = ((1.0 + (CHANGE_WEIGHT - 1.0) * changed) * (dream.latent - target).square()).mean()
+    moved = (dream.proprio - proprio).square().mean()
+    # The head sees what was imagined and what was real, and leaves the dynamics alone.
+    latent, state = torch.cat([dream.latent.detach(), target]), torch.cat([dream.proprio.detach(), proprio])
+    logit = model.success(latent, state, dream.words.repeat(2, 1)).float()
+    solved = clips.solved[rows + count].float().to(device).repeat(2)
+    judged = F.binary_cross_entropy_with_logits(logit, solved)
+    return picture + moved + judged, {"picture": picture, "proprio": moved, "success": judged}
+
+
+def draw_clips(
+    clips: Clips, allowed: Tensor, size: int, horizon: int, unroll: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, counts and distances back of ``size`` random clips from ``allowed`` frames; most chunks are whole ones."""
+
+    def counts(n: int) -> Tensor:
+        some = torch.randint(1, horizon + 1, (n,), generator=generator)
+        return torch.where(torch.rand(n, generator=generator) < 0.7, horizon, some)
+
+    rows = counted = torch.empty(0, dtype=torch.long)
+    while len(rows) < size:
+        new = allowed[torch.randint(len(allowed), (4 * size,), generator=generator)]
+        count = counts(len(new))
+        fits = new + count * unroll < clips.end[new]
+        rows, counted = torch.cat([rows, new[fits]]), torch.cat([counted, count[fits]])
+    return rows[:size], counted[:size], counts(size)
+
+
+def _latents(clips: Clips, index: Tensor, device: torch.device) -> Tensor:
+    assert clips.latents is not None
+    return clips.latents[index].to(device).float()
+
+
+def _proprio(model: WorldModel, clips: Clips, rows: Tensor) -> Tensor:
+    return (clips.proprio[rows].to(model.proprio_mean.device) - model.proprio_mean) / model.proprio_std

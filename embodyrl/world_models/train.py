@@ -1,0 +1,297 @@
+"""Trains a world model from recorded episodes: the codec, then the dynamics and the success head together.
+
+    1. codec: autoencoding of single frames; then every frame's latent is computed once.
+    2. dynamics: from a moment and 1 to H actions to the moment after them, in latents. In the last part of training
+       the moment is one that the model imagined itself over up to ``max_unroll`` chunks (pushforward,
+       arXiv:2202.03376): it learns to go on from its own mistakes, and the head what solved looks like in dreams.
+    3. judgement: the threshold of success, on dreams that replay the actions of held-out episodes.
+
+Prediction is deterministic: in a world without hidden chance that beats a flow from scratch at the same cost by far,
+and does not hallucinate success (docs/world_models.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from embodyrl import checkpoint
+from embodyrl.build import pick_device
+from embodyrl.errors import UserError
+from embodyrl.interrupt import Interrupt, Interrupted
+from embodyrl.loggers import LiveTable, MetricsWriter
+from embodyrl.provenance import describe_run, finish_run
+from embodyrl.words import embed_sentences
+from embodyrl.world_models.backbone import ChunkTransformer
+from embodyrl.world_models.clips import Clips
+from embodyrl.world_models.codec import FrameCodec
+from embodyrl.world_models.judge import fit_judgement
+from embodyrl.world_models.model import WorldModel, use_bf16
+from embodyrl.world_models.objectives import codec_loss, draw_clips, dynamics_loss
+from embodyrl.world_models.stage import Stage
+from embodyrl.world_models.success import SuccessHead
+
+KEYFRAMES = 4096
+"""Moments that dreams start from, at the most."""
+
+
+@dataclass(frozen=True)
+class WorldTrainConfig:
+    """Settings of ``train_world``; one step is one minibatch.
+
+    Attributes:
+        data: LeRobot data sets, failures included.
+        out: folder of the run; the model is its ``model/``.
+        seed: of weights and minibatches.
+        horizon: H, the most actions of one prediction.
+        latent_channels: c.
+        channels: of the codec.
+        width: of the dynamics' transformer.
+        layers: of it.
+        heads: of it.
+        batch_size: frames or clips in a minibatch.
+        codec_steps: of the codec.
+        codec_lr: its AdamW's.
+        steps: of the dynamics.
+        muon_lr: of the transformer's matrices (Muon).
+        lr: of everything else (AdamW).
+        pushforward_from: share of ``steps`` after which clips may start in the model's own dreams.
+        max_unroll: chunks imagined in a row at the most, the last of which is learned from.
+        context_noise: the most noise on the context; half of the clips have some, and the model is told how much.
+        held_out: share of the episodes kept for the judgement and for ``world eval``.
+        max_false_positives: the most failing held-out dreams, as a share, that may be judged a success.
+        checkpoint_every: steps.
+        device: ``auto`` takes the GPU where there is one.
+        precision: ``bf16`` or ``f32``; ``auto`` takes bf16 where the machine is fast at it.
+        threads: of PyTorch on the CPU; 0 leaves its default.
+    """
+
+    data: tuple[str, ...] = ()
+    out: str = "runs/world"
+    seed: int = 0
+    horizon: int = 5
+    latent_channels: int = 16
+    channels: int = 128
+    width: int = 128
+    layers: int = 5
+    heads: int = 4
+    batch_size: int = 64
+    codec_steps: int = 1200
+    codec_lr: float = 2e-3
+    steps: int = 4000
+    muon_lr: float = 2e-3
+    lr: float = 1e-3
+    pushforward_from: float = 0.6
+    max_unroll: int = 4
+    context_noise: float = 0.3
+    held_out: float = 0.1
+    max_false_positives: float = 0.05
+    checkpoint_every: int = 500
+    device: str = "auto"
+    precision: str = "auto"
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.held_out <= 0.5:
+            raise UserError(f"held_out is {self.held_out}; it must lie above 0 and not above 0.5.")
+        if not 0 <= self.pushforward_from <= 1:
+            raise UserError(f"pushforward_from is {self.pushforward_from}; it must lie in [0, 1].")
+        for key in ("horizon", "max_unroll", "steps", "codec_steps", "batch_size", "checkpoint_every"):
+            if getattr(self, key) < 1:
+                raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1.")
+
+
+def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
+    """Trains, or goes on where an interrupted run stopped.
+
+    Returns:
+        The model's folder, or None when it was interrupted.
+
+    Raises:
+        UserError: unusable data, or the folder holds a run with other settings.
+    """
+    folder = Path(config.out)
+    _check_folder(folder, config)
+    if (folder / "model" / "world.json").exists():
+        return folder / "model"
+    device = pick_device(config.device)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    clips = Clips.load(config.data)
+    held_out = clips.held_out(config.held_out)
+    model = build(config, clips, (~held_out).nonzero().flatten()).to(device)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=1))
+    describe_run(folder / "meta.json", command=command, seed=config.seed, device=device)
+    try:
+        with Interrupt() as interrupt:
+            fit(config, folder, model, clips, (~held_out).nonzero().flatten(), interrupt.check)
+    except Interrupted:
+        print("Stopped; the same command goes on from there.")
+        return None
+    model.eval()
+    model.judgement, report = fit_judgement(model, clips, held_out, config.max_false_positives)
+    (folder / "judgement.json").write_text(json.dumps(report, indent=1))
+    add_keyframes(model, clips, held_out)
+    model.save(folder / "model")
+    finish_run(folder / "meta.json")
+    return folder / "model"
+
+
+def build(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> WorldModel:
+    """A model with fresh weights for data like ``clips``; what it normalises by comes from ``rows``."""
+    views, (height, width) = len(clips.images), next(iter(clips.spec.cameras.values()))
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        codec = FrameCodec(views, height, width, config.latent_channels, config.channels)
+        c, y, x = codec.latent_shape
+        sizes = {"num_views": views, "latent_channels": c, "proprio_dim": clips.spec.proprio_dim}
+        backbone = ChunkTransformer(
+            rows=y, columns=x, action_dim=clips.spec.action_dim, horizon=config.horizon, width=config.width,
+            layers=config.layers, heads=config.heads, **sizes,
+        )  # fmt: skip
+        model = WorldModel(codec.to(memory_format=torch.channels_last), backbone, SuccessHead(**sizes), clips.spec)
+    model.env = clips.env
+    some = rows[:: max(1, len(rows) // 500)]
+    middle = clips.frames(some).median(dim=0).values
+    codec.get_buffer("background").copy_(middle.permute(0, 3, 1, 2).float() / 255.0)
+    model.proprio_mean.copy_(clips.proprio[rows].mean(0))
+    model.proprio_std.copy_(clips.proprio[rows].std(0).clamp_min(1e-3))
+    return model
+
+
+def fit(
+    config: WorldTrainConfig, folder: Path, model: WorldModel, clips: Clips, rows: Tensor, check: Callable[[], None]
+) -> None:
+    """Both stages, from the newest checkpoint on.
+
+    Args:
+        config: the settings.
+        folder: of the run.
+        model: trained in place.
+        clips: the data; their latents are computed on the way.
+        rows: frames to learn from.
+        check: called before every step; may raise ``Interrupted``, after which a checkpoint is written.
+    """
+    device = model.proprio_mean.device
+    cast = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(config.precision, device))
+    codec = Stage(model.codec, [], (0.0, config.codec_lr), config.codec_steps)
+    matrices = [p for block in model.backbone.blocks for n, p in block.named_parameters() if _is_matrix(n, p)]
+    dynamics = Stage(
+        nn.ModuleList([model.backbone, model.success]), matrices, (config.muon_lr, config.lr), config.steps
+    )
+    newest = checkpoint.latest(folder / "checkpoints")
+    if newest is not None:
+        states, _ = checkpoint.load(newest, device=device)
+        model.load_state_dict(states["model"])
+        codec.load_state_dict(states["codec"])
+        dynamics.load_state_dict(states["dynamics"])
+
+    def save() -> None:
+        states = {"model": model.state_dict(), "codec": codec.state_dict(), "dynamics": dynamics.state_dict()}
+        where = folder / "checkpoints" / f"step_{codec.done + dynamics.done:07d}"
+        checkpoint.save(where, states, {"codec": codec.done, "dynamics": dynamics.done}, keep_last=2)
+
+    def run(name: str, stage: Stage, loss_of: Callable[[int], tuple[Tensor, dict[str, Tensor]]]) -> None:
+        with LiveTable(name, stage.steps, stage.done) as table:
+            began, first = time.monotonic(), stage.done
+            while stage.done < stage.steps:
+                check()
+                with cast:
+                    loss, figures = loss_of(stage.done)
+                stage.step(loss)
+                if stage.done % 20 == 0 or stage.done == stage.steps:
+                    minutes = (time.monotonic() - began) / 60 * stage.done / (stage.done - first)
+                    row = {"iteration": codec.done + dynamics.done, "loss": float(loss), "minutes": minutes}
+                    metrics.write(row | {k: float(v) for k, v in figures.items()})
+                    table.update(row | {"iteration": stage.done})
+                if stage.done % config.checkpoint_every == 0 or stage.done == stage.steps:
+                    if stage.done == stage.steps:
+                        stage.finish()
+                    save()
+
+    def codec_step(step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        chosen = rows[torch.randint(len(rows), (config.batch_size,), generator=_seeded(config.seed, 1, step))]
+        loss = codec_loss(model, clips, chosen)
+        return loss, {}
+
+    def dynamics_step(step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        generator = _seeded(config.seed, 2, step)
+        unroll = 1
+        if step >= config.pushforward_from * config.steps:
+            unroll = int(torch.randint(1, config.max_unroll + 1, (1,), generator=generator))
+        drawn = draw_clips(clips, rows, config.batch_size, config.horizon, unroll, generator)
+        return dynamics_loss(model, clips, words, *drawn, unroll, config.context_noise, generator)
+
+    with MetricsWriter(folder, (), codec.done + dynamics.done) as metrics:
+        try:
+            run("codec", codec, codec_step)
+            if dynamics.done == 0:
+                set_latent_scale(model, clips, rows)
+            clips.latents = encode(model, clips)
+            words = embed_sentences(clips.sentences).to(device)
+            run("dynamics", dynamics, dynamics_step)
+        except Interrupted:
+            save()
+            raise
+
+
+@torch.no_grad()
+def set_latent_scale(model: WorldModel, clips: Clips, rows: Tensor) -> None:
+    """Normalises every latent channel to mean 0 and variance 1 over 1,000 frames."""
+    some = rows[:: max(1, len(rows) // 1000)]
+    codec, device = model.codec, model.proprio_mean.device
+    latent = torch.cat([codec.encode(clips.frames(part).to(device)) for part in some.split(256)])
+    codec.get_buffer("shift").copy_(latent.mean((0, 1, 3, 4))[:, None, None])
+    codec.get_buffer("scale").copy_(latent.std((0, 1, 3, 4)).clamp_min(1e-3)[:, None, None])
+
+
+@torch.no_grad()
+def encode(model: WorldModel, clips: Clips) -> Tensor:
+    """(F, V, c, y, x) half: the latent of every frame."""
+    device = model.proprio_mean.device
+    every = torch.arange(len(clips)).split(256)
+    return torch.cat([model.codec.encode(clips.frames(rows).to(device)).half().cpu() for rows in every])
+
+
+def add_keyframes(model: WorldModel, clips: Clips, held_out: Tensor) -> None:
+    """Gives the model the first frame of every episode to start dreams from."""
+    assert clips.latents is not None
+    starts = clips.starts[:KEYFRAMES]
+    model.sentences = clips.sentences
+    model.keyframes = {
+        "latent": clips.latents[starts],
+        "proprio": clips.proprio[starts],
+        "sentence": clips.sentence[starts],
+        "init": clips.init[starts],
+        "held_out": held_out[starts],
+    }
+
+
+def _is_matrix(name: str, parameter: nn.Parameter) -> bool:
+    return parameter.ndim == 2 and not name.startswith("modulate")
+
+
+def _seeded(seed: int, stage: int, step: int) -> torch.Generator:
+    return torch.Generator().manual_seed((seed * 4 + stage) * 1_000_003 + step)
+
+
+def _check_folder(folder: Path, config: WorldTrainConfig) -> None:
+    """Refuses a folder that holds a run with other settings."""
+    path = folder / "config.json"
+    if not path.exists():
+        return
+    old, new = json.loads(path.read_text()), json.loads(json.dumps(dataclasses.asdict(config)))
+    free = ("checkpoint_every", "device", "threads", "out")
+    if wrong := [k for k in new if k not in free and old.get(k) != new[k]]:
+        listed = "; ".join(f"{k} was {old.get(k)!r}, now {new[k]!r}" for k in wrong[:4])
+        raise UserError(
+            f"{folder} holds a world model with other settings ({listed}). Give this one its own out=FOLDER."
+        )

@@ -1,0 +1,197 @@
+"""The world model's parts on a tiny world that can be computed by hand: a square that moves as it is told."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from embodyrl import checks
+from embodyrl.errors import UserError
+from embodyrl.types import EnvSpec
+from embodyrl.world_models import train as training
+from embodyrl.world_models.clips import Clips
+from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
+from embodyrl.world_models.judge import peak, replay
+from embodyrl.world_models.measures import auroc, psnr
+from embodyrl.world_models.model import WorldModel
+from embodyrl.world_models.objectives import draw_clips
+from embodyrl.world_models.train import WorldTrainConfig, train_world
+
+T, SIZE = 16, 32
+SPEC = EnvSpec("test/square", 1, 2, 2, "ee_delta_pos", 10.0, T - 1, {"front": (SIZE, SIZE)})
+SETTINGS = {"data": ("memory",), "horizon": 3, "channels": 32, "width": 32, "layers": 2, "latent_channels": 8}
+
+
+def squares(episodes: int, seed: int) -> Clips:
+    """A square on a grey ground moves by 4 pixels times the action; at the right edge the task is solved."""
+    rng = np.random.default_rng(seed)
+    place, frames, proprio, actions, solved = [], [], [], [], []
+    for _ in range(episodes):
+        x = rng.uniform(4, SIZE - 4, size=2)
+        drift = rng.uniform(-1, 1, size=2)
+        for t in range(T):
+            frame = np.full((SIZE, SIZE, 3), 90, np.uint8)
+            row, column = (int(v) for v in x)
+            frame[max(0, row - 3) : row + 3, max(0, column - 3) : column + 3] = (220, 30, 30)
+            action = np.clip(drift + 0.5 * rng.standard_normal(2), -1, 1).astype(np.float32)
+            frames.append(frame)
+            proprio.append(x / SIZE)
+            actions.append(action)
+            solved.append(x[1] > SIZE - 9)
+            place.append(t)
+            x = np.clip(x + 4 * action, 4, SIZE - 4)
+    number = torch.arange(episodes * T)
+    start = number // T * T
+    return Clips(
+        {"front": np.stack(frames)},
+        torch.tensor(np.array(proprio), dtype=torch.float32),
+        torch.tensor(np.array(actions)),
+        torch.tensor(np.array(solved)),
+        start,
+        start + T,
+        torch.zeros(len(number), dtype=torch.long),
+        ["push the square to the right"],
+        number // T,
+        SPEC,
+        {"name": "gymnasium"},
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> WorldModel:
+    """Half a minute of training."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(Clips, "load", classmethod(lambda cls, paths, spec=None: squares(200, 0)))
+    folder = tmp_path_factory.mktemp("world")
+    config = WorldTrainConfig(**SETTINGS, out=str(folder / "run"), codec_steps=250, steps=700, codec_lr=3e-3)
+    model = train_world(config)
+    patch.undo()
+    assert model is not None
+    return WorldModel.load(model)
+
+
+def test_it_predicts_where_the_square_goes_and_when_it_has_arrived(trained) -> None:
+    clips = squares(40, 99)
+    clips.latents = training.encode(trained, clips)
+    starts = clips.starts
+    dreams, lasted = replay(trained, clips, starts)
+    assert lasted.all() and len(dreams) == (T - 1) // 3
+    real = torch.from_numpy(clips.images["front"][(starts + T - 1).numpy()])
+    still = torch.from_numpy(clips.images["front"][starts.numpy()])
+    shown = trained.frames(dreams[-1])["front"]
+    assert psnr(shown, real).mean() > psnr(still, real).mean() + 3
+    where = trained.proprio(dreams[-1])
+    assert (where - clips.proprio[starts + T - 1]).abs().mean() < 0.1
+    truth = torch.stack([clips.solved[a : clips.end[a]].any() for a in starts.tolist()])
+    assert auroc(peak(trained, clips, starts), truth) > 0.85
+    # Other episodes' actions lead elsewhere: it follows the actions, and not what usually happens.
+    other, _ = replay(trained, clips, starts, starts.roll(1))
+    moved = clips.proprio[starts.roll(1) + T - 1] - clips.proprio[starts.roll(1)]
+    imagined = trained.proprio(other[-1]) - clips.proprio[starts]
+    assert np.corrcoef(moved.flatten(), imagined.flatten())[0, 1] > 0.8
+
+
+def test_saved_and_loaded_it_is_the_same(trained, tmp_path) -> None:
+    trained.save(tmp_path / "a")
+    trained.save(tmp_path / "a")  # replaces what is there
+    copy = WorldModel.load(tmp_path / "a")
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+    for name, value in trained.state_dict().items():
+        assert torch.equal(value, copy.state_dict()[name]), name
+    assert copy.judgement == trained.judgement and copy.spec == SPEC and copy.sentences == trained.sentences
+    with pytest.raises(UserError, match="no world model"):
+        WorldModel.load(tmp_path / "b")
+
+
+@pytest.fixture
+def folder(trained, tmp_path) -> str:
+    trained.save(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def test_the_env_keeps_its_promises(folder) -> None:
+    env = WorldModelEnv(WorldModelConfig(model=folder, num_envs=5, precision="f32"))
+    checks.check_env(env, horizon=3)
+    checks.check_env(env, horizon=1)
+    checks.check_env(env, horizon=7)  # longer than the model's own chunk
+
+
+def test_a_chunk_is_cut_by_the_time_limit(folder) -> None:
+    env = WorldModelEnv(WorldModelConfig(model=folder, num_envs=4, max_episode_steps=4, precision="f32"))
+    env.model.judgement = dataclasses.replace(env.model.judgement, threshold=2.0)  # nothing is ever solved
+    env.reset(init=[0, 1, 2, 3])
+    actions = torch.zeros(4, 3, 2)
+    assert env.step(actions).valid.all()
+    step = env.step(actions)
+    assert step.valid.tolist() == [[True, False, False]] * 4
+    assert step.truncated.all() and not step.terminated.any() and not step.reward.any()
+
+
+def test_success_ends_the_episode_and_pays_once(folder) -> None:
+    env = WorldModelEnv(WorldModelConfig(model=folder, num_envs=4, precision="f32"))
+    env.model.judgement = dataclasses.replace(env.model.judgement, threshold=-1.0, hits=2)
+    env.reset(init=[0, 1, 2, 3])
+    first, second, third = (env.step(torch.zeros(4, 3, 2)) for _ in range(3))
+    assert not first.terminated.any() and second.terminated.all() and second.success.all()
+    assert second.reward.sum(1).tolist() == [1.0] * 4 and second.reward[:, -1].all()
+    assert not third.valid.any() and not third.reward.any()
+
+
+def test_a_dream_that_breaks_is_masked_and_leaves_the_others_alone(folder) -> None:
+    env = WorldModelEnv(WorldModelConfig(model=folder, num_envs=3, precision="f32"))
+    env.model.judgement = dataclasses.replace(env.model.judgement, threshold=2.0)
+    before = env.reset(init=[0, 1, 2])
+    env._dream.context[1] = float("nan")
+    step = env.step(torch.zeros(3, 3, 2))
+    assert step.log["fault"].tolist() == [False, True, False] and step.truncated.tolist() == [False, True, False]
+    assert step.valid.all(1).tolist() == [True, False, True] and torch.isfinite(step.reward).all()
+    assert not torch.equal(step.obs.proprio[0], before.proprio[0])
+    assert torch.isfinite(env.reset([1], init=[1]).proprio).all()
+
+
+def test_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, spec=None: squares(20, 0)))
+    config = WorldTrainConfig(**SETTINGS, out=str(tmp_path / "whole"), codec_steps=6, steps=10, checkpoint_every=4)
+    whole = train_world(config)
+
+    def stop_at(step: int):
+        calls = 0
+
+        def check(self) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > step:
+                raise training.Interrupted
+
+        return check
+
+    for step in (5, 4):
+        with monkeypatch.context() as m:
+            m.setattr(training.Interrupt, "check", stop_at(step))
+            assert train_world(dataclasses.replace(config, out=str(tmp_path / "parts"))) is None
+    parts = train_world(dataclasses.replace(config, out=str(tmp_path / "parts")))
+    a, b = WorldModel.load(whole).state_dict(), WorldModel.load(parts).state_dict()
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    rows = [json.loads(line)["iteration"] for line in (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()]
+    assert rows == sorted(set(rows))
+    with pytest.raises(UserError, match="steps was 10, now 11"):
+        train_world(dataclasses.replace(config, out=str(tmp_path / "parts"), steps=11))
+
+
+def test_clips_stay_within_their_episode() -> None:
+    clips = squares(10, 0)
+    allowed = torch.arange(len(clips))[(torch.arange(len(clips)) // T) % 2 == 0]
+    rows, count, back = draw_clips(clips, allowed, 200, 3, 4, torch.Generator().manual_seed(0))
+    assert (rows + 4 * count < clips.end[rows]).all() and torch.isin(rows, allowed).all()
+    assert count.min() == 1 and count.max() == 3 and back.min() >= 1
+
+
+def test_bad_settings_are_told() -> None:
+    with pytest.raises(UserError, match="held_out"):
+        WorldTrainConfig(held_out=0.9)
+    with pytest.raises(UserError, match="data="):
+        Clips.load([])
+    with pytest.raises(UserError, match=r"env\.model is empty"):
+        WorldModelConfig()
