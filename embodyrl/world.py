@@ -15,7 +15,8 @@ from embodyrl.errors import UserError
 from embodyrl.evaluate import evaluate, first_inits
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
-from embodyrl.world_models.evaluate import by_depth, outcomes, speed, swapped
+from embodyrl.world_models.evaluate import by_depth, speed, swapped
+from embodyrl.world_models.judge import outcomes, probabilities, solved_after
 from embodyrl.world_models.measures import mmrv, pearson, spearman
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.train import encode
@@ -40,10 +41,12 @@ def evaluate_world(
         starts = starts[clips.held_out(held_out)[starts]]
     clips.latents = encode(model, clips)
     real = dataclasses.replace(WorldModelConfig(model=path).for_evaluation("eval"), num_envs=64)
+    prob, lasted = probabilities(model, clips, starts)
+    solved = solved_after(clips, starts, model.horizon, len(prob)) & lasted
     result: dict[str, Any] = {
         "model": path,
         "by_depth": by_depth(model, clips, starts),
-        "outcomes": outcomes(model, clips, starts),
+        "outcomes": outcomes(model.calibration, prob, lasted, solved.any(0)),
     }
     train_split = make_env(dataclasses.replace(real, split=model.env["split"]))
     try:

@@ -19,6 +19,8 @@ from embodyrl.errors import UserError
 from embodyrl.types import Obs, Step
 from embodyrl.words import embed_sentences
 from embodyrl.world_models.model import Dream, WorldModel, use_bf16
+from embodyrl.world_models.reflectors.base import successes
+from embodyrl.world_models.reflectors.folder import load_reflector
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class WorldModelConfig(EnvConfig):
     Attributes:
         name: registry name.
         model: folder of the world model (``embodyrl world train``).
+        reflector: folder of a reflector that judges the frames (``embodyrl world reflect``); empty for the model's own
+            success head.
         max_episode_steps: 0 means as many as the real env's.
         split: ``train`` starts dreams from the moments that the model was trained on, ``eval`` from held-out ones.
         precision: ``bf16`` or ``f32`` of the model's products; ``auto`` takes bf16 where the machine is fast at it.
@@ -35,6 +39,7 @@ class WorldModelConfig(EnvConfig):
 
     name: str = "world_model"
     model: str = ""
+    reflector: str = ""
     max_episode_steps: int = 0
     precision: str = "auto"
 
@@ -56,9 +61,9 @@ class WorldModelConfig(EnvConfig):
 class WorldModelEnv:
     """N dreams of one world model; see ``VecEnv``.
 
-    A dream starts from a real keyframe, ends when the success head says so (``Judgement``), and is truncated when its
-    time is up. One whose latents are no numbers, or leave the range of everything seen in training, broke: its chunk
-    does not count, as with a broken simulator.
+    A dream starts from a real keyframe, ends when the model's success head or the reflector says that the task is
+    solved, and is truncated when its time is up. One whose latents are no numbers, or leave the range of everything seen
+    in training, or that the reflector could not judge, broke: its chunk does not count, as with a broken simulator.
     """
 
     Config: ClassVar = WorldModelConfig
@@ -92,7 +97,9 @@ class WorldModelEnv:
         self._rngs = [np.random.default_rng(config.seed + k) for k in range(n)]
         self._elapsed = torch.zeros(n, dtype=torch.long, device=self.device)
         self._running = torch.zeros(n, dtype=torch.bool, device=self.device)
-        self._hits = torch.zeros(n, dtype=torch.long, device=self.device)
+        self._reflector = load_reflector(config.reflector) if config.reflector else None
+        self._film: dict[str, Tensor] = {}
+        self._streak = torch.zeros(n, dtype=torch.long, device=self.device)
         self._sentences = [""] * n
         self._dream: Dream | None = None
         self._obs: Obs | None = None
@@ -122,8 +129,10 @@ class WorldModelEnv:
             self._dream = fresh if len(ids) == self.spec.num_envs else self._replaced(rows, fresh)
             for k, sentence in zip(ids, sentences.tolist(), strict=True):
                 self._sentences[k] = self.model.sentences[sentence]
-            self._elapsed[rows], self._hits[rows], self._running[rows] = 0, 0, True
+            self._elapsed[rows], self._streak[rows], self._running[rows] = 0, 0, True
         self._obs = self._observe()
+        if self._reflector is not None and ids:
+            self._begin_film(rows, self._obs.images)
         return self._obs
 
     @torch.no_grad()
@@ -144,8 +153,9 @@ class WorldModelEnv:
             if not self._running.any():
                 break
             self._advance(piece, count)
-            broke = self._running & ~plausible(self._dream)
-            solved = self._judge() & self._running & ~broke
+            solved, unjudged = self._judge()
+            broke = self._running & (unjudged | ~plausible(self._dream))
+            solved &= self._running & ~broke
             steps = torch.arange(piece.shape[1], device=self.device)
             valid[:, first : first + piece.shape[1]] = steps < count[:, None]
             rows = solved.nonzero().flatten()
@@ -175,14 +185,35 @@ class WorldModelEnv:
             after = self.model.imagine(self._dream[rows], actions[rows], count[rows])
         self._dream = after if len(rows) == len(count) else self._replaced(rows, after)
 
-    def _judge(self) -> Tensor:
-        """(N,) bool: solved, so many frames in a row."""
+    def _judge(self) -> tuple[Tensor, Tensor]:
+        """(N,) bool: solved, and could not be judged; for envs that do not run it means nothing."""
         assert self._dream is not None
-        judgement = self.model.judgement
-        with self._autocast:
-            seen = self.model.solved(self._dream) >= judgement.threshold
-        self._hits = torch.where(seen, self._hits + 1, 0)
-        return self._hits >= judgement.hits
+        prob = torch.zeros(self.spec.num_envs, device=self.device)
+        rows = self._running.nonzero().flatten()
+        if self._reflector is None:
+            calibration = self.model.calibration
+            with self._autocast:
+                prob[rows] = self.model.solved(self._dream[rows])
+        else:
+            calibration = self._reflector.calibration
+            with self._autocast:
+                images = self.model.frames(self._dream)
+            self._film = {k: torch.cat([v[:, :1], v[:, 2:], images[k][:, None]], dim=1) for k, v in self._film.items()}
+            sentences = [self._sentences[k] for k in rows.tolist()]
+            judged = self._reflector.judge({k: v[rows] for k, v in self._film.items()}, sentences, new=1)
+            prob[rows] = judged[:, -1].to(self.device)
+        hit, self._streak = successes(prob[:, None], calibration, self._streak)
+        return hit[:, 0], prob.isnan()
+
+    def _begin_film(self, rows: Tensor, images: dict[str, Tensor]) -> None:
+        """What a reflector has seen of a new episode: its first frame, as often as its window is long."""
+        assert self._reflector is not None
+        for name in self._reflector.cameras:
+            first = images[name][:, None].repeat(1, self._reflector.window, 1, 1, 1)
+            if name in self._film:
+                self._film[name][rows] = first[rows]
+            else:
+                self._film[name] = first
 
     def _observe(self) -> Obs:
         assert self._dream is not None

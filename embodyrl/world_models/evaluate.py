@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from embodyrl.env import VecEnv
 from embodyrl.world_models.clips import Clips
-from embodyrl.world_models.judge import peak, replay
-from embodyrl.world_models.measures import auroc, f1, psnr, ssim
+from embodyrl.world_models.judge import outcomes, probabilities, replay
+from embodyrl.world_models.measures import psnr, ssim
 from embodyrl.world_models.model import WorldModel
 
 
@@ -45,21 +44,6 @@ def by_depth(model: WorldModel, clips: Clips, starts: Tensor) -> list[dict[str, 
     return rows
 
 
-def outcomes(model: WorldModel, clips: Clips, starts: Tensor) -> dict[str, float]:
-    """Whether dreams of recorded actions come out as the episodes did."""
-    truth = torch.stack([clips.solved[a : clips.end[a]].any() for a in starts.tolist()])
-    score = peak(model, clips, starts)
-    hit = score >= model.judgement.threshold
-    return {
-        "episodes": len(truth),
-        "solved": float(truth.float().mean()),
-        "imagined": float(hit.float().mean()),
-        "f1": f1(hit, truth),
-        "auroc": auroc(score, truth),
-        "false_terminations": float(hit[~truth].float().mean()) if (~truth).any() else math.nan,
-    }
-
-
 def swapped(model: WorldModel, clips: Clips, starts: Tensor, real: VecEnv) -> dict[str, float]:
     """The wrong-action test: every episode's actions in another one's initial state, dreamt and simulated.
 
@@ -67,15 +51,10 @@ def swapped(model: WorldModel, clips: Clips, starts: Tensor, real: VecEnv) -> di
     """
     starts = starts[clips.init[starts] >= 0]
     source = starts.roll(1)
-    hit = peak(model, clips, starts, source) >= model.judgement.threshold
+    prob, lasted = probabilities(model, clips, starts, source)
     groups = zip(starts.split(real.spec.num_envs), source.split(real.spec.num_envs), strict=True)
     truth = torch.cat([_simulate(real, clips, a, b) for a, b in groups])
-    return {
-        "episodes": len(starts),
-        "solved": float(truth.float().mean()),
-        "imagined": float(hit.float().mean()),
-        "agreement": float((hit == truth).float().mean()),
-    }
+    return outcomes(model.calibration, prob, lasted, truth)
 
 
 def _simulate(real: VecEnv, clips: Clips, starts: Tensor, source: Tensor) -> Tensor:

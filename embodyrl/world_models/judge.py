@@ -9,8 +9,10 @@ from torch import Tensor
 
 from embodyrl.words import embed_sentences
 from embodyrl.world_models.clips import Clips
-from embodyrl.world_models.measures import auroc, f1
-from embodyrl.world_models.model import Dream, Judgement, WorldModel
+from embodyrl.world_models.model import Dream, WorldModel
+from embodyrl.world_models.reflectors.base import successes
+from embodyrl.world_models.reflectors.calibration import Calibration, fit
+from embodyrl.world_models.reflectors.metrics import auroc, f1
 
 
 @torch.no_grad()
@@ -44,42 +46,61 @@ def replay(
     return dreams, torch.stack(lasted)
 
 
-def fit_judgement(
-    model: WorldModel, clips: Clips, held_out: Tensor, max_false_positives: float
-) -> tuple[Judgement, dict[str, Any]]:
-    """The lowest threshold at which few enough failing dreams are taken for a success.
+def fit_calibration(
+    model: WorldModel, clips: Clips, starts: Tensor, max_false_positives: float
+) -> tuple[Calibration, dict[str, Any]]:
+    """What makes of the success head's probabilities in dreams a verdict.
 
     Args:
         model: the world model.
         clips: with latents.
-        held_out: (F,) bool.
-        max_false_positives: their greatest share.
+        starts: (E,) first frames of held-out episodes; their actions are dreamt again.
+        max_false_positives: the greatest share of failing episodes that may be taken for a success.
 
     Returns:
-        The judgement, and how the dreams of the held-out episodes come out under it: ``episodes``, ``solved``,
-        ``true_positives``, ``false_positives``, ``f1`` and ``auroc``.
+        The calibration, and how these dreams come out under it (see ``outcomes``).
     """
-    starts = clips.starts[held_out[clips.starts]]
-    truth = torch.stack([clips.solved[a : clips.end[a]].any() for a in starts.tolist()])
-    score = peak(model, clips, starts)
-    wrong = score[~truth].sort(descending=True).values
-    allowed = int(max_false_positives * len(wrong))
-    threshold = max(0.5, float(wrong[allowed]) + 1e-6) if len(wrong) else 0.5
-    hit = score >= threshold
-    return Judgement(threshold=min(threshold, 0.99)), {
-        "threshold": threshold,
+    prob, lasted = probabilities(model, clips, starts)
+    label = solved_after(clips, starts, model.horizon, len(prob)) & lasted
+    episode = torch.arange(len(starts)).expand_as(prob)
+    kept = lasted.T.flatten()
+    columns = [x.T.flatten()[kept].numpy() for x in (prob, label, episode)]
+    calibration = fit(*columns, max_false_positive_rate=max_false_positives, hits=1)
+    return calibration, outcomes(calibration, prob, lasted, label.any(0))
+
+
+def outcomes(calibration: Calibration, prob: Tensor, lasted: Tensor, truth: Tensor) -> dict[str, Any]:
+    """Whether dreams come out as the episodes did.
+
+    Args:
+        calibration: of the success head.
+        prob: (chunks, E) its probabilities.
+        lasted: (chunks, E) bool, where there was a chunk.
+        truth: (E,) bool, whether the episode was solved.
+    """
+    hit, _ = successes(prob.T, calibration, torch.zeros(len(truth), dtype=torch.long))
+    hit = (hit.T & lasted).any(0)
+    peak = torch.where(lasted, prob, 0.0).amax(0)
+    return {
         "episodes": len(truth),
-        "solved": int(truth.sum()),
-        "true_positives": int((hit & truth).sum()),
-        "false_positives": int((hit & ~truth).sum()),
-        "f1": f1(hit, truth),
-        "auroc": auroc(score, truth),
+        "solved": float(truth.float().mean()),
+        "imagined": float(hit.float().mean()),
+        "f1": f1(hit.numpy(), truth.numpy()),
+        "auroc": auroc(peak.numpy(), truth.numpy()),
+        "false_terminations": float(hit[~truth].float().mean()) if (~truth).any() else None,
     }
 
 
-def peak(model: WorldModel, clips: Clips, starts: Tensor, actions_of: Tensor | None = None) -> Tensor:
-    """(E,) the greatest probability of success in the dreams of ``replay``."""
+@torch.no_grad()
+def probabilities(
+    model: WorldModel, clips: Clips, starts: Tensor, actions_of: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The success head's probability after each chunk of ``replay``, (chunks, E), and where there was one."""
     dreams, lasted = replay(model, clips, starts, actions_of)
-    with torch.no_grad():
-        seen = torch.stack([model.solved(dream) for dream in dreams]).cpu()
-    return torch.where(lasted, seen, 0.0).amax(0)
+    return torch.stack([model.solved(dream) for dream in dreams]).cpu(), lasted
+
+
+def solved_after(clips: Clips, starts: Tensor, horizon: int, chunks: int) -> Tensor:
+    """(chunks, E) bool: the real episode is solved in the frame after each chunk, or by the end of one cut short."""
+    after = starts + horizon * torch.arange(1, chunks + 1)[:, None]
+    return clips.solved[torch.minimum(after, clips.end[starts] - 1)]

@@ -31,20 +31,6 @@ def ssim(a: UInt8[Tensor, "b h w 3"], b: UInt8[Tensor, "b h w 3"], sigma: float 
     return index.flatten(1).mean(1).float()
 
 
-def auroc(score: Tensor, truth: Tensor) -> float:
-    """Probability that a positive scores above a negative, ties counting half; nan without both."""
-    yes, no = score[truth], score[~truth]
-    if len(yes) == 0 or len(no) == 0:
-        return float("nan")
-    return float(((yes[:, None] > no).float() + 0.5 * (yes[:, None] == no).float()).mean())
-
-
-def f1(predicted: Tensor, truth: Tensor) -> float:
-    """Harmonic mean of precision and recall; nan where nothing is positive on either side."""
-    total = int(predicted.sum() + truth.sum())
-    return 2 * int((predicted & truth).sum()) / total if total else float("nan")
-
-
 def pearson(a: Tensor, b: Tensor) -> float:
     """Linear correlation; nan where one does not vary."""
     x, y = a.double() - a.double().mean(), b.double() - b.double().mean()

@@ -24,6 +24,7 @@ from embodyrl.errors import UserError
 from embodyrl.types import EnvSpec, TensorData
 from embodyrl.world_models.backbone import CONTEXT, ChunkTransformer
 from embodyrl.world_models.codec import FrameCodec
+from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.success import SuccessHead
 
 PARTS = {"codec": FrameCodec, "backbone": ChunkTransformer, "success": SuccessHead}
@@ -57,26 +58,13 @@ class Dream(TensorData):
         return Dream(pick(self.context, other.context), pick(self.proprio, other.proprio), self.words)
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """How the success head's probability becomes a verdict; fitted on held-out episodes (``train``).
-
-    Attributes:
-        threshold: probability from which on a frame counts as solved.
-        hits: so many frames in a row must.
-    """
-
-    threshold: float = 0.5
-    hits: int = 1
-
-
 class WorldModel(nn.Module):
     """See the module's docstring.
 
     Attributes:
         spec: of the real env that it was trained on; the cameras' order is that of the views.
         env: that env's config, as plain data.
-        judgement: see ``Judgement``.
+        calibration: how the success head's probability becomes a verdict; fitted on held-out episodes (``train``).
         keyframes: real moments that a dream can start from: ``latent`` (M, V, c, y, x) half, ``proprio`` (M, P),
             ``sentence`` (M,) index into ``sentences`` and ``held_out`` (M,) bool, whether it was kept from training.
         sentences: the instructions of the keyframes.
@@ -85,7 +73,7 @@ class WorldModel(nn.Module):
     def __init__(self, codec: FrameCodec, backbone: ChunkTransformer, success: SuccessHead, spec: EnvSpec) -> None:
         super().__init__()
         self.codec, self.backbone, self.success = codec, backbone, success
-        self.spec, self.env, self.judgement = spec, {}, Judgement()
+        self.spec, self.env, self.calibration = spec, {}, Calibration()
         self.keyframes: dict[str, Tensor] = {}
         self.sentences: list[str] = []
         self.register_buffer("proprio_mean", torch.zeros(spec.proprio_dim))
@@ -147,7 +135,7 @@ class WorldModel(nn.Module):
         meta = {
             "spec": spec_to_json(self.spec),
             "env": self.env,
-            "judgement": asdict(self.judgement),
+            "calibration": asdict(self.calibration),
             "sentences": self.sentences,
         }
         (partial / "world.json").write_text(json.dumps(meta, indent=1))
@@ -161,7 +149,7 @@ class WorldModel(nn.Module):
 
     @staticmethod
     def read_meta(folder: str | Path) -> dict[str, Any]:
-        """What is known of a saved model without loading it: ``spec``, ``env``, ``judgement`` and ``sentences``.
+        """What is known of a saved model without loading it: ``spec``, ``env``, ``calibration`` and ``sentences``.
 
         Raises:
             UserError: there is no world model.
@@ -183,7 +171,11 @@ class WorldModel(nn.Module):
         folder, meta = Path(folder), cls.read_meta(folder)
         codec, backbone, success = (part.from_pretrained(folder / name) for name, part in PARTS.items())
         model = cls(codec, backbone, success, spec_from_json(meta["spec"]))
-        model.env, model.judgement, model.sentences = meta["env"], Judgement(**meta["judgement"]), meta["sentences"]
+        model.env, model.calibration, model.sentences = (
+            meta["env"],
+            Calibration(**meta["calibration"]),
+            meta["sentences"],
+        )
         tensors = load_file(folder / "world.safetensors")
         model.keyframes = {k.removeprefix("keyframes."): v for k, v in tensors.items() if k.startswith("keyframes.")}
         for name in ("proprio_mean", "proprio_std"):

@@ -4,7 +4,7 @@
     2. dynamics: from a moment and 1 to H actions to the moment after them, in latents. In the last part of training
        the moment is one that the model imagined itself over up to ``max_unroll`` chunks (pushforward,
        arXiv:2202.03376): it learns to go on from its own mistakes, and the head what solved looks like in dreams.
-    3. judgement: the threshold of success, on dreams that replay the actions of held-out episodes.
+    3. calibration: the threshold of success, on dreams that replay the actions of held-out episodes.
 
 Prediction is deterministic: in a world without hidden chance that beats a flow from scratch at the same cost by far,
 and does not hallucinate success (docs/world_models.md).
@@ -32,7 +32,7 @@ from embodyrl.words import embed_sentences
 from embodyrl.world_models.backbone import ChunkTransformer
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.codec import FrameCodec
-from embodyrl.world_models.judge import fit_judgement
+from embodyrl.world_models.judge import fit_calibration
 from embodyrl.world_models.model import WorldModel, use_bf16
 from embodyrl.world_models.objectives import codec_loss, draw_clips, dynamics_loss
 from embodyrl.world_models.stage import Stage
@@ -65,7 +65,7 @@ class WorldTrainConfig:
         pushforward_from: share of ``steps`` after which clips may start in the model's own dreams.
         max_unroll: chunks imagined in a row at the most, the last of which is learned from.
         context_noise: the most noise on the context; half of the clips have some, and the model is told how much.
-        held_out: share of the episodes kept for the judgement and for ``world eval``.
+        held_out: share of the episodes kept for the calibration and for ``world eval``.
         max_false_positives: the most failing held-out dreams, as a share, that may be judged a success.
         checkpoint_every: steps.
         device: ``auto`` takes the GPU where there is one.
@@ -137,8 +137,9 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
         print("Stopped; the same command goes on from there.")
         return None
     model.eval()
-    model.judgement, report = fit_judgement(model, clips, held_out, config.max_false_positives)
-    (folder / "judgement.json").write_text(json.dumps(report, indent=1))
+    starts = clips.starts[held_out[clips.starts]]
+    model.calibration, report = fit_calibration(model, clips, starts, config.max_false_positives)
+    (folder / "held_out.json").write_text(json.dumps(report, indent=1))
     add_keyframes(model, clips, held_out)
     model.save(folder / "model")
     finish_run(folder / "meta.json")

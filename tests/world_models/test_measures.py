@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from embodyrl.world_models.measures import auroc, f1, mmrv, pearson, psnr, spearman, ssim
+from embodyrl.world_models.measures import mmrv, pearson, psnr, spearman, ssim
 
 
 def pictures(seed: int) -> torch.Tensor:
@@ -27,14 +27,6 @@ def test_ssim_of_flat_pictures_is_its_luminance_term() -> None:
     a, b = torch.full((1, 16, 16, 3), 100, dtype=torch.uint8), torch.full((1, 16, 16, 3), 120, dtype=torch.uint8)
     c = (0.01 * 255) ** 2
     assert float(ssim(a, b)) == pytest.approx((2 * 100 * 120 + c) / (100**2 + 120**2 + c))
-
-
-def test_auroc_and_f1_by_hand() -> None:
-    truth = torch.tensor([True, True, False, False])
-    assert auroc(torch.tensor([0.9, 0.4, 0.4, 0.1]), truth) == pytest.approx(3.5 / 4)
-    assert math.isnan(auroc(torch.rand(4), torch.ones(4, dtype=torch.bool)))
-    assert f1(torch.tensor([True, False, True, False]), truth) == pytest.approx(2 * 1 / 4)
-    assert math.isnan(f1(~torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool)))
 
 
 def test_correlations_agree_with_scipy() -> None:

@@ -13,14 +13,17 @@ from embodyrl.types import EnvSpec
 from embodyrl.world_models import train as training
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
-from embodyrl.world_models.judge import peak, replay
-from embodyrl.world_models.measures import auroc, psnr
+from embodyrl.world_models.judge import probabilities, replay
+from embodyrl.world_models.measures import psnr
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.objectives import draw_clips
+from embodyrl.world_models.reflectors.calibration import Calibration
+from embodyrl.world_models.reflectors.metrics import auroc
 from embodyrl.world_models.train import WorldTrainConfig, train_world
 
 T, SIZE = 16, 32
 SPEC = EnvSpec("test/square", 1, 2, 2, "ee_delta_pos", 10.0, T - 1, {"front": (SIZE, SIZE)})
+NEVER = Calibration(bias=-50.0, threshold=1.0)
 SETTINGS = {"data": ("memory",), "horizon": 3, "channels": 32, "width": 32, "layers": 2, "latent_channels": 8}
 
 
@@ -85,7 +88,8 @@ def test_it_predicts_where_the_square_goes_and_when_it_has_arrived(trained) -> N
     where = trained.proprio(dreams[-1])
     assert (where - clips.proprio[starts + T - 1]).abs().mean() < 0.1
     truth = torch.stack([clips.solved[a : clips.end[a]].any() for a in starts.tolist()])
-    assert auroc(peak(trained, clips, starts), truth) > 0.85
+    prob, _ = probabilities(trained, clips, starts)
+    assert auroc(prob.amax(0).numpy(), truth.numpy()) > 0.85
     # Other episodes' actions lead elsewhere: it follows the actions, and not what usually happens.
     other, _ = replay(trained, clips, starts, starts.roll(1))
     moved = clips.proprio[starts.roll(1) + T - 1] - clips.proprio[starts.roll(1)]
@@ -100,7 +104,7 @@ def test_saved_and_loaded_it_is_the_same(trained, tmp_path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
     for name, value in trained.state_dict().items():
         assert torch.equal(value, copy.state_dict()[name]), name
-    assert copy.judgement == trained.judgement and copy.spec == SPEC and copy.sentences == trained.sentences
+    assert copy.calibration == trained.calibration and copy.spec == SPEC and copy.sentences == trained.sentences
     with pytest.raises(UserError, match="no world model"):
         WorldModel.load(tmp_path / "b")
 
@@ -120,7 +124,7 @@ def test_the_env_keeps_its_promises(folder) -> None:
 
 def test_a_chunk_is_cut_by_the_time_limit(folder) -> None:
     env = WorldModelEnv(WorldModelConfig(model=folder, num_envs=4, max_episode_steps=4, precision="f32"))
-    env.model.judgement = dataclasses.replace(env.model.judgement, threshold=2.0)  # nothing is ever solved
+    env.model.calibration = NEVER
     env.reset(init=[0, 1, 2, 3])
     actions = torch.zeros(4, 3, 2)
     assert env.step(actions).valid.all()
@@ -131,7 +135,7 @@ def test_a_chunk_is_cut_by_the_time_limit(folder) -> None:
 
 def test_success_ends_the_episode_and_pays_once(folder) -> None:
     env = WorldModelEnv(WorldModelConfig(model=folder, num_envs=4, precision="f32"))
-    env.model.judgement = dataclasses.replace(env.model.judgement, threshold=-1.0, hits=2)
+    env.model.calibration = Calibration(bias=50.0, hits=2)  # everything is solved, seen twice
     env.reset(init=[0, 1, 2, 3])
     first, second, third = (env.step(torch.zeros(4, 3, 2)) for _ in range(3))
     assert not first.terminated.any() and second.terminated.all() and second.success.all()
@@ -141,7 +145,7 @@ def test_success_ends_the_episode_and_pays_once(folder) -> None:
 
 def test_a_dream_that_breaks_is_masked_and_leaves_the_others_alone(folder) -> None:
     env = WorldModelEnv(WorldModelConfig(model=folder, num_envs=3, precision="f32"))
-    env.model.judgement = dataclasses.replace(env.model.judgement, threshold=2.0)
+    env.model.calibration = NEVER
     before = env.reset(init=[0, 1, 2])
     env._dream.context[1] = float("nan")
     step = env.step(torch.zeros(3, 3, 2))
