@@ -80,7 +80,7 @@ class _Slot:
 
 def collect_episodes(
     env: VecEnv,
-    expert: Expert,
+    expert: Expert | PolicyActor,
     num_episodes: int,
     *,
     inits: Iterable[int] | None = None,

@@ -19,8 +19,7 @@ from embodyrl.errors import UserError
 from embodyrl.types import Obs, Step
 from embodyrl.words import embed_sentences
 from embodyrl.world_models.model import Dream, WorldModel, use_bf16
-from embodyrl.world_models.reflectors.base import successes
-from embodyrl.world_models.reflectors.folder import load_reflector
+from embodyrl.world_models.reflectors.base import Reflector, successes
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,8 @@ class WorldModelEnv:
     """N dreams of one world model; see ``VecEnv``.
 
     A dream starts from a real keyframe, ends when the model's success head or the reflector says that the task is
-    solved, and is truncated when its time is up. One whose latents are no numbers, or leave the range of everything seen
-    in training, or that the reflector could not judge, broke: its chunk does not count, as with a broken simulator.
+    solved, and is truncated when its time is up. One whose latents are no numbers, or leave the range of all that was
+    seen in training, or that the reflector could not judge, broke: its chunk does not count, as with a simulator.
     """
 
     Config: ClassVar = WorldModelConfig
@@ -97,7 +96,7 @@ class WorldModelEnv:
         self._rngs = [np.random.default_rng(config.seed + k) for k in range(n)]
         self._elapsed = torch.zeros(n, dtype=torch.long, device=self.device)
         self._running = torch.zeros(n, dtype=torch.bool, device=self.device)
-        self._reflector = load_reflector(config.reflector) if config.reflector else None
+        self._reflector = _reflector(config)
         self._film: dict[str, Tensor] = {}
         self._streak = torch.zeros(n, dtype=torch.long, device=self.device)
         self._sentences = [""] * n
@@ -120,8 +119,8 @@ class WorldModelEnv:
     ) -> Obs:
         """See ``VecEnv.reset``; initial state i is the i-th keyframe of the split."""
         ids, inits = plan_reset(self.spec, self._rngs, env_ids, seed, init)
+        rows, keys = torch.tensor(ids, device=self.device), torch.tensor(inits, device=self.device)
         if ids:
-            rows, keys = torch.tensor(ids, device=self.device), torch.tensor(inits, device=self.device)
             sentences = self._keys["sentence"][keys]
             fresh = self.model.begin(
                 self._keys["latent"][keys].float(), self._keys["proprio"][keys], self._words[sentences]
@@ -231,6 +230,14 @@ class WorldModelEnv:
             value[rows] = getattr(new, field.name).to(value.dtype)
             values[field.name] = value
         return Dream(**values)
+
+
+def _reflector(config: WorldModelConfig) -> Reflector | None:
+    if not config.reflector:
+        return None
+    from embodyrl.world_models.reflectors.folder import load_reflector
+
+    return load_reflector(config.reflector, config.device)
 
 
 def plausible(dream: Dream, limit: float = 12.0) -> Tensor:

@@ -31,7 +31,7 @@ def replay(
         The dreams after each chunk, and (chunks, E) bool: whether the recorded actions lasted until then.
     """
     assert clips.latents is not None
-    device, source = model.proprio_mean.device, starts if actions_of is None else actions_of
+    device, source = model.device, starts if actions_of is None else actions_of
     words = embed_sentences(clips.sentences).to(device)[clips.sentence[starts]]
     dream = model.begin(clips.latents[starts].to(device).float(), clips.proprio[starts].to(device), words)
     dreams, lasted = [], []

@@ -70,6 +70,9 @@ class WorldModel(nn.Module):
         sentences: the instructions of the keyframes.
     """
 
+    proprio_mean: Tensor
+    proprio_std: Tensor
+
     def __init__(self, codec: FrameCodec, backbone: ChunkTransformer, success: SuccessHead, spec: EnvSpec) -> None:
         super().__init__()
         self.codec, self.backbone, self.success = codec, backbone, success
@@ -78,6 +81,11 @@ class WorldModel(nn.Module):
         self.sentences: list[str] = []
         self.register_buffer("proprio_mean", torch.zeros(spec.proprio_dim))
         self.register_buffer("proprio_std", torch.ones(spec.proprio_dim))
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.proprio_mean.device
 
     @property
     def horizon(self) -> int:

@@ -21,7 +21,7 @@ CHANGED, CHANGE_WEIGHT = 0.5, 5.0
 
 def codec_loss(model: WorldModel, clips: Clips, rows: Tensor) -> Tensor:
     """Weighted error of the reconstruction of B frames, in units of brightness."""
-    device = model.proprio_mean.device
+    device = model.device
     target = model.codec.residual(clips.frames(rows).to(device))
     views = target.shape[1]
     latent = model.codec.encoder(target.flatten(0, 1).contiguous(memory_format=torch.channels_last))
@@ -58,7 +58,7 @@ def dynamics_loss(
     Returns:
         The loss, and its parts: error of the latent, of the proprio, and of the success head.
     """
-    device = model.proprio_mean.device
+    device = model.device
     first = clips.start[rows]
     index = torch.stack([first, torch.maximum(first, rows - before), rows], dim=1)
     context = _latents(clips, index, device)
@@ -110,4 +110,4 @@ def _latents(clips: Clips, index: Tensor, device: torch.device) -> Tensor:
 
 
 def _proprio(model: WorldModel, clips: Clips, rows: Tensor) -> Tensor:
-    return (clips.proprio[rows].to(model.proprio_mean.device) - model.proprio_mean) / model.proprio_std
+    return (clips.proprio[rows].to(model.device) - model.proprio_mean) / model.proprio_std

@@ -158,7 +158,8 @@ def build(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> WorldModel:
             rows=y, columns=x, action_dim=clips.spec.action_dim, horizon=config.horizon, width=config.width,
             layers=config.layers, heads=config.heads, **sizes,
         )  # fmt: skip
-        model = WorldModel(codec.to(memory_format=torch.channels_last), backbone, SuccessHead(**sizes), clips.spec)
+        nn.Module.to(codec, memory_format=torch.channels_last)
+        model = WorldModel(codec, backbone, SuccessHead(**sizes), clips.spec)
     model.env = clips.env
     some = rows[:: max(1, len(rows) // 500)]
     middle = clips.frames(some).median(dim=0).values
@@ -181,7 +182,7 @@ def fit(
         rows: frames to learn from.
         check: called before every step; may raise ``Interrupted``, after which a checkpoint is written.
     """
-    device = model.proprio_mean.device
+    device = model.device
     cast = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(config.precision, device))
     codec = Stage(model.codec, [], (0.0, config.codec_lr), config.codec_steps)
     matrices = [p for block in model.backbone.blocks for n, p in block.named_parameters() if _is_matrix(n, p)]
@@ -248,7 +249,7 @@ def fit(
 def set_latent_scale(model: WorldModel, clips: Clips, rows: Tensor) -> None:
     """Normalises every latent channel to mean 0 and variance 1 over 1,000 frames."""
     some = rows[:: max(1, len(rows) // 1000)]
-    codec, device = model.codec, model.proprio_mean.device
+    codec, device = model.codec, model.device
     latent = torch.cat([codec.encode(clips.frames(part).to(device)) for part in some.split(256)])
     codec.get_buffer("shift").copy_(latent.mean((0, 1, 3, 4))[:, None, None])
     codec.get_buffer("scale").copy_(latent.std((0, 1, 3, 4)).clamp_min(1e-3)[:, None, None])
@@ -257,7 +258,7 @@ def set_latent_scale(model: WorldModel, clips: Clips, rows: Tensor) -> None:
 @torch.no_grad()
 def encode(model: WorldModel, clips: Clips) -> Tensor:
     """(F, V, c, y, x) half: the latent of every frame."""
-    device = model.proprio_mean.device
+    device = model.device
     every = torch.arange(len(clips)).split(256)
     return torch.cat([model.codec.encode(clips.frames(rows).to(device)).half().cpu() for rows in every])
 
