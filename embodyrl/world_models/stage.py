@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
 from embodyrl.errors import UserError
 
@@ -26,8 +26,8 @@ class Stage:
             (torch.optim.AdamW(rest, lr=rates[1], weight_decay=0.0, fused=True), rates[1])
         ]
         if matrices:
-            self.optimizers.append((torch.optim.Muon(matrices, lr=rates[0], weight_decay=0.01), rates[0]))
-        self.average = AveragedModel(nets, multi_avg_fn=get_ema_multi_avg_fn(0.998), use_buffers=False)
+            self.optimizers.append((torch.optim.Muon(matrices, lr=rates[0], weight_decay=0.01, adjust_lr_fn="match_rms_adamw"), rates[0]))
+        self.average = AveragedModel(nets, multi_avg_fn=_warm_average)
 
     def step(self, loss: Tensor) -> None:
         """One gradient step.
@@ -70,3 +70,10 @@ class Stage:
         for (optimizer, _), saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.done = int(state["done"])
+
+
+@torch.no_grad()
+def _warm_average(averages: Any, weights: Any, count: Tensor) -> None:
+    """Exponential average with a decay that rises to .998, so that the first, random weights are soon forgotten."""
+    n = float(count)
+    torch._foreach_lerp_(averages, weights, 1.0 - min(0.998, (1.0 + n) / (10.0 + n)))

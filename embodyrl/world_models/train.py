@@ -86,8 +86,8 @@ class WorldTrainConfig:
     codec_steps: int = 1200
     codec_lr: float = 2e-3
     steps: int = 4000
-    muon_lr: float = 2e-3
-    lr: float = 1e-3
+    muon_lr: float = 6e-3
+    lr: float = 3e-3
     pushforward_from: float = 0.6
     max_unroll: int = 4
     context_noise: float = 0.3
@@ -158,7 +158,6 @@ def build(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> WorldModel:
             rows=y, columns=x, action_dim=clips.spec.action_dim, horizon=config.horizon, width=config.width,
             layers=config.layers, heads=config.heads, **sizes,
         )  # fmt: skip
-        nn.Module.to(codec, memory_format=torch.channels_last)
         model = WorldModel(codec, backbone, SuccessHead(**sizes), clips.spec)
     model.env = clips.env
     some = rows[:: max(1, len(rows) // 500)]
