@@ -26,7 +26,8 @@ class Stage:
             (torch.optim.AdamW(rest, lr=rates[1], weight_decay=0.0, fused=True), rates[1])
         ]
         if matrices:
-            self.optimizers.append((torch.optim.Muon(matrices, lr=rates[0], weight_decay=0.01, adjust_lr_fn="match_rms_adamw"), rates[0]))
+            muon = torch.optim.Muon(matrices, lr=rates[0], weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+            self.optimizers.append((muon, rates[0]))
         self.average = AveragedModel(nets, multi_avg_fn=_warm_average)
 
     def step(self, loss: Tensor) -> None:

@@ -210,7 +210,7 @@ def fit(
                 stage.step(loss)
                 if stage.done % 20 == 0 or stage.done == stage.steps:
                     minutes = (time.monotonic() - began) / 60 * stage.done / (stage.done - first)
-                    row = {"iteration": codec.done + dynamics.done, "loss": float(loss), "minutes": minutes}
+                    row = {"iteration": codec.done + dynamics.done, "loss": float(loss.detach()), "minutes": minutes}
                     metrics.write(row | {k: float(v) for k, v in figures.items()})
                     table.update(row | {"iteration": stage.done})
                 if stage.done % config.checkpoint_every == 0 or stage.done == stage.steps:
