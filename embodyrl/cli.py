@@ -111,7 +111,7 @@ class _Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            what = "command" if action.dest == "command" else f"choice for {action.dest}:"
+            what = "command" if action.dest.endswith("command") else f"choice for {action.dest}:"
             raise UserError(f"There is no {what} {value!r}. {did_you_mean(str(value), action.choices)}")
 
 

@@ -6,6 +6,11 @@ import argparse
 import json
 from typing import Any
 
+HELP = """examples:
+  embodyrl world train data=[data/tried,data/shown] out=runs/world
+  embodyrl world eval runs/world/model --data data/held_out
+`embodyrl train PRESET env.name=world_model env.model=runs/world/model` then trains a policy in it.
+"""
 TRAIN_HELP = """examples:
   embodyrl world train data=[data/tried,data/shown] out=runs/world
   embodyrl world train data=[data/tried] out=runs/big width=512 layers=12 steps=100000
@@ -21,7 +26,9 @@ EVAL_HELP = """examples:
 def add_world(verbs: Any) -> None:
     """Adds the verb and its own verbs to the parser of the command line."""
     text = "Trains a video world model, and measures it; `embodyrl train` trains policies inside it."
-    world = verbs.add_parser("world", help=text, description=text)
+    world = verbs.add_parser(
+        "world", help=text, description=text, epilog=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parts = world.add_subparsers(metavar="COMMAND", dest="world_command", required=True)
 
     def verb(name: str, run: Any, text: str, examples: str) -> argparse.ArgumentParser:
@@ -31,6 +38,7 @@ def add_world(verbs: Any) -> None:
         sub.set_defaults(run=run, parser=sub)
         return sub
 
+    world.set_defaults(parser=world)
     sub = verb("train", _train, "Trains a world model from recorded episodes.", TRAIN_HELP)
     sub.add_argument("overrides", nargs="+", metavar="key=value", help="settings; data=[FOLDER, ...] is needed")
 

@@ -118,6 +118,12 @@ def test_no_arguments_print_help(capsys: pytest.CaptureFixture[str]) -> None:
         (("list", "task"), ["'task'", "'tasks'"]),
         (("list", "tasks", "libro"), ["no env 'libro'", "'libero'"]),
         (("eval", "runs/nowhere"), ["runs/nowhere"]),
+        (("world", "trian"), ["There is no command 'trian'", "'train'"]),
+        (("world", "train", "dta=[x]"), ["world has no key 'dta'", "'data'"]),
+        (("world", "train", "steps=0", "data=[x]"), ["steps is 0"]),
+        (("world", "train", "out=x"), ["data=[FOLDER, ...]"]),
+        (("world", "eval", "nowhere", "--data", "x"), ["nowhere holds no world model", "embodyrl world train"]),
+        (("bench", "world_model"), ["env.model is empty"]),
     ],
 )
 def test_mistakes_are_told_in_one_paragraph(
