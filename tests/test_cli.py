@@ -20,7 +20,7 @@ from embodyrl.config import compose
 
 ROOT = Path(__file__).parents[1]
 VERBS = ("quickstart", "list", "doctor", "collect", "data", "train", "eval", "report", "bench", "serve", "deploy")
-VERBS += ("twin",)
+VERBS += ("twin", "world")
 PRESET = """# A preset of the tests: states only, so that nothing is drawn.
 env: {name: mujoco, task: reach, renderer: none, cameras: [], num_envs: 2}
 policy: {name: flow_vla}
