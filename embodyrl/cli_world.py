@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import Any
 
+from embodyrl.world_models.reflectors.commands import add_parser
+
 HELP = """examples:
   embodyrl world train data=[data/tried,data/shown] out=runs/world
   embodyrl world eval runs/world/model --data data/held_out
@@ -41,6 +43,8 @@ def add_world(verbs: Any) -> None:
     world.set_defaults(parser=world)
     sub = verb("train", _train, "Trains a world model from recorded episodes.", TRAIN_HELP)
     sub.add_argument("overrides", nargs="+", metavar="key=value", help="settings; data=[FOLDER, ...] is needed")
+
+    add_parser(parts)
 
     sub = verb("eval", _eval, "Measures a world model on episodes and policies it has not seen.", EVAL_HELP)
     sub.add_argument("model", help="a world model's folder")

@@ -74,7 +74,8 @@ class Stage:
 
 
 @torch.no_grad()
-def _warm_average(averages: Any, weights: Any, count: Tensor) -> None:
+def _warm_average(averages: Any, weights: Any, count: Any) -> None:
     """Exponential average with a decay that rises to .998, so that the first, random weights are soon forgotten."""
     n = float(count)
-    torch._foreach_lerp_(averages, weights, 1.0 - min(0.998, (1.0 + n) / (10.0 + n)))
+    for average, weight in zip(averages, weights, strict=True):
+        average.lerp_(weight, 1.0 - min(0.998, (1.0 + n) / (10.0 + n)))

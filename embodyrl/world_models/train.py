@@ -126,6 +126,8 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
         torch.set_num_threads(config.threads)
     clips = Clips.load(config.data)
     held_out = clips.held_out(config.held_out)
+    starts = clips.starts[held_out[clips.starts]]
+    _check_both_kinds(clips, starts)
     model = build(config, clips, (~held_out).nonzero().flatten()).to(device)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=1))
@@ -137,7 +139,6 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
         print("Stopped; the same command goes on from there.")
         return None
     model.eval()
-    starts = clips.starts[held_out[clips.starts]]
     model.calibration, report = fit_calibration(model, clips, starts, config.max_false_positives)
     (folder / "held_out.json").write_text(json.dumps(report, indent=1))
     add_keyframes(model, clips, held_out)
@@ -211,7 +212,7 @@ def fit(
                 if stage.done % 20 == 0 or stage.done == stage.steps:
                     minutes = (time.monotonic() - began) / 60 * stage.done / (stage.done - first)
                     row = {"iteration": codec.done + dynamics.done, "loss": float(loss.detach()), "minutes": minutes}
-                    metrics.write(row | {k: float(v) for k, v in figures.items()})
+                    metrics.write(row | {k: float(v.detach()) for k, v in figures.items()})
                     table.update(row | {"iteration": stage.done})
                 if stage.done % config.checkpoint_every == 0 or stage.done == stage.steps:
                     if stage.done == stage.steps:
@@ -274,6 +275,17 @@ def add_keyframes(model: WorldModel, clips: Clips, held_out: Tensor) -> None:
         "init": clips.init[starts],
         "held_out": held_out[starts],
     }
+
+
+def _check_both_kinds(clips: Clips, starts: Tensor) -> None:
+    """Refuses data whose held-out episodes all end alike: found out after training, it would cost all of it."""
+    solved = sum(bool(clips.solved[a : clips.end[a]].any()) for a in starts.tolist())
+    if solved in (0, len(starts)):
+        raise UserError(
+            f"Of {len(starts)} held-out episodes {solved} are solved, but when a dream counts as solved is learned "
+            "from episodes that were and episodes that were not. Collect more, with --keep-failures, and with "
+            "env.terminate_on_success=false --past-success 5, which records what a solved task looks like."
+        )
 
 
 def _is_matrix(name: str, parameter: nn.Parameter) -> bool:
