@@ -49,6 +49,9 @@ SERVE_HELP = """examples:
   embodyrl serve runs/ppo --host 0.0.0.0 --token-file token  for a robot's computer, which must know the token
 It speaks openpi's websocket protocol; `GET /healthz` says OK.
 """
+EXPORT_HELP = """examples:
+  embodyrl export runs/ppo out/my_smolvla       then: lerobot-eval --policy.path=out/my_smolvla ...
+"""
 DEPLOY_HELP = """examples:
   embodyrl deploy runs/ppo --robot twin --dry-run        the filtered commands in the log, nothing moves
   embodyrl deploy runs/ppo --robot twin --episodes 20    with the simulated arm, through server and safety filter
@@ -217,6 +220,10 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--device", default="auto")
     sub.add_argument("--seed", type=int, default=0, help="of the policy's noise")
 
+    sub = verb("export", _export, "Writes a SmolVLA, pi0 or pi0.5 as LeRobot loads it.", EXPORT_HELP)
+    sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
+    sub.add_argument("out", help="the folder to write")
+
     sub = verb("twin", _twin, "Plays a simulated Franka as a ROS node, for deploy to drive.", TWIN_HELP)
     sub.add_argument("checkpoint", help="a checkpoint, or a run's folder, whose task is played")
     sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
@@ -369,6 +376,13 @@ def _robot_commands() -> Any:
             f"Robots need {error.name}, which is not installed. Install it with: pip install 'embodyrl[robot]'"
         ) from error
     return commands
+
+
+def _export(a: argparse.Namespace) -> int:
+    from embodyrl.policies.vla.export import export
+
+    print(f"Wrote {export(a.checkpoint, a.out)}")
+    return 0
 
 
 def _serve(a: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from embodyrl import checkpoint, registry
 from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.build import make_policy
 from embodyrl.checks import check_policy
+from embodyrl.cli import main
 from embodyrl.data.demos import Demonstrations
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
 from embodyrl.errors import UserError
@@ -334,3 +335,31 @@ print(sorted({"lerobot", "transformers", "peft", "huggingface_hub"} & set(sys.mo
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_from_nothing_by_imitation_and_ppo_to_lerobot(tmp_path):
+    """The architecture learns the embedded pick task through the command line, and LeRobot runs what comes out."""
+    small = make_small_smolvla(
+        tmp_path / "small", ["pick up the red block", "pick up the blue block"], width=32, heads=2
+    )
+    demos, env = str(tmp_path / "demos"), ["env.num_envs=8", "env.image_size=32", "env.max_blocks=2"]
+    policy = ["policy.name=smolvla", f"policy.pretrained={small}", "policy.random_weights=true", "policy.train=all"]
+    run = [f"run.out={tmp_path}", "run.iterations=2", "run.eval_episodes=8", "run.videos=0", "run.eval_before=false"]
+    assert main(["collect", "mujoco", "env.task=pick", *env, "--episodes", "8", "--out", demos]) == 0
+    chunk = ["policy.horizon=5", "policy.num_denoise_steps=3"]
+    sft = ["algorithm.steps_per_iteration=20", "algorithm.batch_size=16", "run.name=sft", f"data.path={demos}"]
+    assert main(["train", "mujoco_pick_sft", *env, *policy, *chunk, *run, *sft]) == 0
+    ppo = ["algorithm.num_chunks=2", "algorithm.minibatch_size=8", "algorithm.warmup_iterations=1", "run.name=ppo"]
+    start = ["policy.name=smolvla", f"run.init_checkpoint={tmp_path / 'sft'}"]
+    assert main(["train", "mujoco_pick_ppo", *env, *start, *run, *ppo]) == 0
+    rows = {
+        n: [json.loads(x) for x in (tmp_path / n / "metrics.jsonl").read_text().splitlines()] for n in ("sft", "ppo")
+    }
+    assert rows["sft"][1]["loss"] < rows["sft"][0]["loss"]
+    assert rows["ppo"][1]["actor_epochs"] == 3 and abs(rows["ppo"][1]["ratio"] - 1) < 0.5
+    assert main(["export", str(tmp_path / "ppo"), str(tmp_path / "lerobot")]) == 0
+    theirs, pre, post = lerobot_from(tmp_path / "lerobot")
+    spec = dataclasses.replace(SPEC, cameras={"front": (32, 32)}, proprio_dim=7)
+    action = post(theirs.select_action(pre(lerobot_batch(observation(spec)))))
+    assert action.shape == (3, 4) and torch.isfinite(action).all()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from jaxtyping import Float
@@ -124,7 +125,7 @@ class VLA(FlowPolicy):
         self._frozen = [p for p in self.net.parameters() if not p.requires_grad]
         self.eval()
 
-    def _configure(self, folder: Any) -> Any:
+    def _configure(self, folder: Path) -> Any:
         """LeRobot's config, with this env's features and this run's choices."""
         c = self.config
         config = files.read_config(folder, c.name, weights=not c.random_weights)
@@ -143,7 +144,7 @@ class VLA(FlowPolicy):
         setattr(config, "num_steps" if hasattr(config, "num_steps") else "num_inference_steps", c.num_denoise_steps)
         return config
 
-    def _processors(self, folder: Any, keys: dict[str, str]) -> Processors:
+    def _processors(self, folder: Path, keys: dict[str, str]) -> Processors:
         c, spec, config = self.config, self.spec, self._lerobot_config
         make = files.make_processors if c.random_weights else files.read_processors
         processors = Processors(*make(config, folder, c.vlm), keys)
@@ -196,9 +197,9 @@ class VLA(FlowPolicy):
             )
         self.processors.fit(proprio, actions)
 
-    def save_lerobot(self, folder: str) -> None:
+    def save_lerobot(self, folder: str | Path) -> Path:
         """Writes a checkpoint that LeRobot's own ``from_pretrained`` loads."""
-        files.write(self.net.lerobot, self.processors, folder)
+        return files.write(self.net.lerobot, self.processors, folder)
 
     def train(self, mode: bool = True) -> VLA:
         """Nothing changes: dropout would make a path's probability differ from when it was sampled."""

@@ -1,0 +1,32 @@
+"""A checkpoint of a run as one that LeRobot loads: ``embodyrl export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from embodyrl import checkpoint
+from embodyrl.build import load_config, make_policy
+from embodyrl.errors import UserError
+from embodyrl.policies.vla.policy import VLA
+
+
+def export(path: str, folder: str | Path) -> Path:
+    """Writes the policy of a checkpoint for LeRobot's ``from_pretrained``.
+
+    Args:
+        path: a checkpoint, or a run's folder (its newest).
+        folder: new, or empty.
+
+    Raises:
+        UserError: it is no policy that LeRobot has, or ``folder`` cannot be written.
+    """
+    config = load_config(path)
+    _, meta = checkpoint.load(checkpoint.find(path))
+    spec = checkpoint.spec_from_json(meta["spec"])
+    policy = make_policy(config.policy, spec, config.run.seed)
+    if not isinstance(policy, VLA):
+        raise UserError(
+            f"{path} holds a {config.policy.name}, which LeRobot does not have: it knows smolvla, pi0 and pi05."
+        )
+    checkpoint.load_policy(path, policy, spec)
+    return policy.save_lerobot(folder)
