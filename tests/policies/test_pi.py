@@ -150,6 +150,25 @@ def test_gradients_reach_the_expert_alone(checkpoint):
     }
 
 
+def test_every_option_at_once(checkpoint, tmp_path):
+    name, folder = checkpoint
+    options = {"lora_rank": 2, "precision": "bfloat16", "checkpointing": True, "keep_prefixes": 4}
+    policy, obs = make(name, folder, **options), observation()
+    trained = {n: p.dtype for n, p in policy.net.named_parameters() if p.requires_grad}
+    assert set(trained.values()) == {torch.float32} and any("gemma_expert" in n and "lora_A" in n for n in trained)
+    assert not any("paligemma." in n for n in trained)
+    sample = policy.sample(obs, generator=gen(), mode="train")
+    scored = policy.evaluate(obs, sample.trace)
+    assert len(policy._store) == 3 and (scored.logprob - sample.logprob).abs().max() < 1
+    scored.logprob.sum().backward()
+    assert all(p.grad is not None for n, p in policy.net.named_parameters() if "lora_B" in n)
+    kept, computed = policy.encode(obs[[2, 0]]), make(name, folder, precision="bfloat16").encode(obs[[2, 0]])
+    torch.testing.assert_close(kept.pooled, computed.pooled, atol=0.05, rtol=0.05)
+    policy.save_lerobot(tmp_path / "out")
+    theirs, pre, _ = lerobot_from(tmp_path / "out")
+    assert torch.isfinite(theirs.predict_action_chunk(pre(lerobot_batch(obs)))).all()
+
+
 def test_weights_that_lerobot_would_leave_random_are_refused(checkpoint, tmp_path):
     from safetensors.torch import load_file, save_file
 

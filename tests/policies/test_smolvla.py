@@ -147,6 +147,80 @@ def test_several_steps_at_once_do_not_see_one_another(trained):
     torch.testing.assert_close(shorter, policy.velocity(context, zeros, t)[..., :4, :4])
 
 
+def test_kept_prefixes_are_those_that_would_be_computed(trained):
+    plain, keeping, obs = make(trained), make(trained, keep_prefixes=5), observation()
+    sample = plain.sample(obs, generator=gen(), mode="train")
+    calls = []
+    keeping.net.model.vlm_with_expert.get_vlm_model().vision_model.register_forward_hook(lambda *_: calls.append(1))
+    again = keeping.sample(obs, generator=gen(), mode="train")
+    torch.testing.assert_close(again.trace.x, sample.trace.x)
+    torch.testing.assert_close(keeping.value(obs), plain.value(obs))
+    # Rows in another order, and with other padding, are found again; a new one is computed alone.
+    for rows in ([2, 0], [1], [1, 1, 0]):
+        scored, expected = (p.evaluate(obs[rows], sample.trace[rows]) for p in (keeping, plain))
+        torch.testing.assert_close(scored.logprob, expected.logprob, atol=1e-4, rtol=1e-4)
+    assert len(calls) == 1 and scored.logprob.requires_grad
+    scored.logprob.sum().backward()
+    new = dataclasses.replace(obs, proprio=obs.proprio + torch.tensor([[0.0], [1.0], [0.0]]))
+    keeping.encode(new)
+    assert len(calls) == 2 and len(keeping._store) == 4
+    assert copy.deepcopy(keeping)._store is keeping._store
+    keeping.load_state_dict(plain.state_dict())
+    assert len(keeping._store) == 0
+    with pytest.raises(UserError, match="Leave one of them out"):
+        make(trained, keep_prefixes=5, train="all")
+
+
+def test_checkpointing_changes_nothing_but_memory(trained):
+    obs, gradients = observation(), []
+    for checkpointing in (False, True):
+        policy = make(trained, checkpointing=checkpointing, train="language")
+        sample = policy.sample(obs, generator=gen(), mode="train")
+        policy.evaluate(obs, sample.trace).logprob.sum().backward()
+        gradients.append({n: p.grad for n, p in policy.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("train", ["expert", "language"])
+def test_bfloat16_stores_what_is_frozen_and_trains_in_float32(trained, train):
+    policy, exact, obs = (*(make(trained, precision=p, train=train) for p in ("bfloat16", "float32")), observation())
+    types = {p.requires_grad: set() for p in policy.net.parameters()}
+    for p in policy.net.parameters():
+        types[p.requires_grad].add(p.dtype)
+    assert types[True] == {torch.float32} and torch.bfloat16 in types[False]
+    sample = policy.sample(obs, generator=gen(), mode="train")
+    assert sample.logprob.dtype == sample.actions.dtype == torch.float32
+    scored = policy.evaluate(obs, sample.trace)
+    assert (scored.logprob - sample.logprob).abs().max() < 0.5
+    scored.logprob.sum().backward()
+    a, b = (p.sample(obs, generator=gen(), mode="eval").actions for p in (policy, exact))
+    assert (a - b).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("train", ["expert", "language"])
+def test_adapters_are_trained_and_merged_for_lerobot(trained, tmp_path, train):
+    policy, obs = make(trained, lora_rank=2, train=train), observation()
+    names = {n for n, p in policy.net.named_parameters() if p.requires_grad}
+    assert any("lm_expert" in n and "lora_A" in n for n in names) and any("action_out_proj" in n for n in names)
+    assert any("text_model" in n for n in names) == (train == "language")
+    assert all("lora_" in n or "_proj" in n.split(".")[2] or "mlp" in n.split(".")[2] for n in names)
+    plain = make(trained).sample(obs, generator=gen(), mode="eval").actions
+    torch.testing.assert_close(policy.sample(obs, generator=gen(), mode="eval").actions, plain)  # they start at nothing
+    sample = policy.sample(obs, generator=gen(), mode="train")
+    policy.evaluate(obs, sample.trace).logprob.sum().backward()
+    with torch.no_grad():
+        for p in policy.actor_parameters():
+            p.add_(0.05 * torch.randn(p.shape, generator=gen(3)))
+    expected = policy.sample(obs, generator=gen(), mode="eval").actions
+    assert (expected - plain).abs().max() > 0.01
+    policy.save_lerobot(tmp_path / "out")
+    again = make(tmp_path / "out").sample(obs, generator=gen(), mode="eval").actions
+    torch.testing.assert_close(again, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(policy.sample(obs, generator=gen(), mode="eval").actions, expected)
+
+
 @pytest.mark.parametrize("train", ["expert", "language", "all"])
 def test_what_is_trained(trained, train):
     policy, obs = make(trained, train=train, transition="flow_noise"), observation()
@@ -338,6 +412,7 @@ print(sorted({"lerobot", "transformers", "peft", "huggingface_hub"} & set(sys.mo
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_from_nothing_by_imitation_and_ppo_to_lerobot(tmp_path):
     """The architecture learns the embedded pick task through the command line, and LeRobot runs what comes out."""
     small = make_small_smolvla(

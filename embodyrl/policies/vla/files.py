@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import io
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -278,16 +279,15 @@ def write(lerobot: Any, processors: Any, folder: str | Path) -> Path:
     scratch = folder.with_name(f".{folder.name}.tmp")
     try:
         scratch.mkdir(parents=True)
-        with torch.no_grad():
-            lerobot.save_pretrained(scratch)
+        lerobot.config.device = None  # LeRobot then takes what there is
+        lerobot.save_pretrained(scratch)
+        lerobot.config.device = "cpu"
         for pipeline in (processors.pre, processors.post):
             pipeline.save_pretrained(scratch)
         if folder.exists():
             folder.rmdir()
         scratch.rename(folder)
     except OSError as error:
-        import shutil
-
         shutil.rmtree(scratch, ignore_errors=True)
         raise UserError(f"{folder} could not be written ({error}). Free some space, or give another folder.") from error
     return folder

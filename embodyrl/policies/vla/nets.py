@@ -55,6 +55,10 @@ class _Net(nn.Module):
         """(C, D): actions in a chunk, and their padded width."""
         return self.lerobot.config.chunk_size, self.lerobot.config.max_action_dim
 
+    def halve(self) -> None:
+        """Weights in bfloat16, but for those that LeRobot keeps in float32 then."""
+        raise NotImplementedError
+
     def velocity(self, features: Float[Tensor, "n k c w"]) -> Float[Tensor, "n k c d"]:
         """Noise - action, from ``features``."""
         return self.model.action_out_proj(features)
@@ -68,6 +72,10 @@ class _Net(nn.Module):
 
 class SmolVLANet(_Net):
     """SmolVLA (arXiv:2506.01844): the expert's layers attend to the prefix, and every second one to the actions too."""
+
+    def halve(self) -> None:
+        """See ``_Net``."""
+        self.model.vlm_with_expert.vlm.to(torch.bfloat16)
 
     @property
     def pooled_width(self) -> int:
@@ -127,6 +135,10 @@ class PiNet(_Net):
         both.paligemma.model.language_model.config._attn_implementation = "eager"  # as LeRobot samples
         both.gemma_expert.model.config._attn_implementation = "eager"
         both.gemma_expert.lm_head.requires_grad_(False)  # nothing reads it
+
+    def halve(self) -> None:
+        """See ``_Net``."""
+        self.model.paligemma_with_expert.to_bfloat16_for_selected_params("bfloat16")
 
     @property
     def pooled_width(self) -> int:

@@ -10,17 +10,21 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.flow import squash_log_std
 from embodyrl.policies.flow_policy import FlowPolicy, check_sampler, pad
 from embodyrl.policies.vla import files
+from embodyrl.policies.vla.lora import add_adapters, without_adapters
 from embodyrl.policies.vla.nets import NETS, Prefix
 from embodyrl.policies.vla.processors import ACTION, STATE, ActionNormalizer, Processors
+from embodyrl.policies.vla.store import PrefixStore
 from embodyrl.types import EnvSpec, Obs
 
 TRAINED = ("expert", "language", "all")
@@ -43,6 +47,12 @@ class VLAConfig:
         num_denoise_steps: K.
         train: ``expert`` trains the action expert and its projections, ``language`` the language model too, ``all``
             the image encoder as well.
+        lora_rank: train low-rank adapters on the transformers that ``train`` names in place of their weights; 0: none.
+        precision: ``float32``, or ``bfloat16``: frozen weights are stored in it and everything is computed in it; what
+            is trained stays float32.
+        checkpointing: compute the denoising steps anew in the backward pass, one at a time: less memory, more time.
+        keep_prefixes: how many observations' keys and values stay on the device, for later epochs over the same
+            rollout; needs ``train=expert``, and SmolVLA's projection of proprioception is then frozen too. 0 for none.
         transition: how a step draws noise when training: ``flow_sde``, ``flow_cps`` or ``flow_noise``, whose std is
             learned and depends on observation, step and noisy chunk.
         eta: noise level of ``flow_sde`` and ``flow_cps``.
@@ -66,6 +76,10 @@ class VLAConfig:
     chunk_size: int = 0
     num_denoise_steps: int = 10
     train: str = "expert"
+    lora_rank: int = 0
+    precision: str = "float32"
+    checkpointing: bool = False
+    keep_prefixes: int = 0
     transition: str = "flow_sde"
     eta: float = 0.5
     noise_min: float = 0.3
@@ -78,8 +92,16 @@ class VLAConfig:
 
     def __post_init__(self) -> None:
         check_sampler(self)
-        if self.train not in TRAINED:
-            raise UserError(f"policy.train is {self.train!r}. {did_you_mean(self.train, TRAINED)}")
+        for key, valid in (("train", TRAINED), ("precision", ("float32", "bfloat16"))):
+            if (given := getattr(self, key)) not in valid:
+                raise UserError(f"policy.{key} is {given!r}. {did_you_mean(given, valid)}")
+        if self.keep_prefixes and self.train != "expert":
+            raise UserError(
+                f"policy.keep_prefixes keeps what a frozen model computed, but policy.train={self.train} trains it. "
+                "Leave one of them out."
+            )
+        if self.lora_rank and self.train == "all":
+            raise UserError("policy.lora_rank puts no adapters on the image encoder. Use policy.train=language.")
         if self.horizon < 1 or 0 < self.chunk_size < self.horizon:
             raise UserError(
                 f"policy.horizon is {self.horizon}; it must be at least 1 and not above policy.chunk_size "
@@ -91,7 +113,7 @@ class VLA(FlowPolicy):
     """See the module's docstring. Built on the CPU; weights are LeRobot's, or depend on torch's global seed."""
 
     Config: ClassVar[type[VLAConfig]] = VLAConfig
-    starts_fresh = ("noise.", "steer.", "critic.", "normalize_privileged.")
+    starts_fresh = ("noise.", "steer.")
     """Parts that an initial checkpoint may lack."""
 
     def __init__(self, config: VLAConfig, spec: EnvSpec) -> None:
@@ -108,7 +130,12 @@ class VLA(FlowPolicy):
         lerobot = files.build(self._lerobot_config)
         if not config.random_weights:
             files.read_weights(lerobot, folder)
+        if config.lora_rank:
+            add_adapters(lerobot, config.lora_rank, language=config.train == "language")
         self.net = NETS[config.name](lerobot)
+        self._set_precision()
+        self._store = PrefixStore(config.keep_prefixes) if config.keep_prefixes else None
+        self.register_load_state_dict_post_hook(VLA._forget)
         if config.horizon > self.flow_shape[0]:
             raise UserError(
                 f"policy.horizon is {config.horizon}, but {folder} plans {self.flow_shape[0]} actions. Lower it, or "
@@ -138,6 +165,8 @@ class VLA(FlowPolicy):
         config.freeze_vision_encoder, config.train_expert_only = c.train != "all", c.train == "expert"
         if c.vlm and hasattr(config, "vlm_model_name"):
             config.vlm_model_name = c.vlm
+        if c.keep_prefixes and hasattr(config, "train_state_proj"):
+            config.train_state_proj = False
         chunk = c.chunk_size or (c.horizon if c.random_weights else config.chunk_size)
         config.chunk_size, config.n_action_steps = chunk, min(c.horizon, chunk)
         # An export samples as it was trained.
@@ -158,6 +187,17 @@ class VLA(FlowPolicy):
                 )
         return processors
 
+    def _set_precision(self) -> None:
+        if self.config.precision == "bfloat16":
+            self.net.halve()
+        for p in self.net.parameters():
+            if p.requires_grad:  # small steps would be rounded away in bfloat16
+                p.data = p.data.float()
+
+    def _forget(self, _: Any) -> None:
+        if self._store is not None:
+            self._store.clear()
+
     @property
     def flow_shape(self) -> tuple[int, int]:
         """(C, D): LeRobot's chunk and its padded width."""
@@ -170,17 +210,43 @@ class VLA(FlowPolicy):
 
     def encode(self, obs: Obs) -> Prefix:
         """The prefix and its keys and values, once per observation."""
-        return self.net.prefix(self.processors(obs))
+        batch = self.processors(obs)
+        if self._store is None:
+            return self._prefix(batch)
+        with torch.no_grad():
+            return self._store.get(batch, self._prefix)
+
+    def _prefix(self, batch: dict[str, Any]) -> Prefix:
+        with self._autocast():
+            return self.net.prefix(batch)
+
+    def _features(self, context: Prefix, x: Tensor, t: Tensor) -> Float[Tensor, "n k c w"]:
+        """The expert's last hidden states."""
+
+        def compute(x: Tensor, t: Tensor) -> Tensor:
+            with self._autocast():
+                return self.net.features(context, x, t)
+
+        x = pad(x, self.flow_shape)
+        if not (self.config.checkpointing and torch.is_grad_enabled()):
+            return compute(x, t)
+        steps = zip(x.split(1, dim=1), t.split(1, dim=1), strict=True)
+        parts = [cast(Tensor, checkpoint(compute, *step, use_reentrant=False)) for step in steps]
+        return torch.cat(parts, dim=1)
+
+    def _autocast(self) -> torch.autocast:
+        device = next(self.critic.parameters()).device.type
+        return torch.autocast(device, torch.bfloat16, enabled=self.config.precision == "bfloat16")
 
     def velocity(self, context: Prefix, x: Tensor, t: Float[Tensor, "n k"]) -> Tensor:
         """The velocity at x (N, K, C, D), or (N, K, H, A) with nothing but zeros beyond; of x's shape."""
-        features = self.net.features(context, pad(x, self.flow_shape), t)
+        features = self._features(context, x, t)
         return self.net.velocity(features)[..., : x.shape[-2], : x.shape[-1]]
 
     def step_inputs(self, context: Prefix, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
         """Velocity and, for Flow-Noise, the log-std, both of x's shape."""
         c = self.config
-        features = self.net.features(context, pad(x, self.flow_shape), t)
+        features = self._features(context, x, t)
         cut = (..., slice(x.shape[-2]), slice(x.shape[-1]))
         velocity = self.net.velocity(features)[cut]
         if self.noise is None:
@@ -199,7 +265,7 @@ class VLA(FlowPolicy):
 
     def save_lerobot(self, folder: str | Path) -> Path:
         """Writes a checkpoint that LeRobot's own ``from_pretrained`` loads."""
-        return files.write(self.net.lerobot, self.processors, folder)
+        return files.write(without_adapters(self.net.lerobot), self.processors, folder)
 
     def train(self, mode: bool = True) -> VLA:
         """Nothing changes: dropout would make a path's probability differ from when it was sampled."""

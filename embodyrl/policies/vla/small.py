@@ -69,7 +69,7 @@ def make_small_smolvla(
             "pad_token_id": tokenizer.pad_token_id,
         },
         scale_factor=2,
-        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        image_token_id=tokenizer.get_vocab()["<image>"],
     ).save_pretrained(vlm)
     SmolVLAConfig(
         vlm_model_name=str(vlm.resolve()),
