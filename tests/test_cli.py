@@ -19,7 +19,20 @@ from embodyrl.cli import build_parser, main
 from embodyrl.config import compose
 
 ROOT = Path(__file__).parents[1]
-VERBS = ("quickstart", "list", "doctor", "collect", "data", "train", "eval", "report", "bench", "serve", "deploy")
+VERBS = (
+    "quickstart",
+    "list",
+    "doctor",
+    "collect",
+    "data",
+    "train",
+    "eval",
+    "report",
+    "bench",
+    "serve",
+    "deploy",
+    "export",
+)
 VERBS += ("twin", "world")
 PRESET = """# A preset of the tests: states only, so that nothing is drawn.
 env: {name: mujoco, task: reach, renderer: none, cameras: [], num_envs: 2}
