@@ -101,7 +101,7 @@ class WorldModelEnv:
         self._streak = torch.zeros(n, dtype=torch.long, device=self.device)
         self._sentences = [""] * n
         self._dream: Dream | None = None
-        self._obs: Obs | None = None
+        self._images: dict[str, Tensor] = {}
         self._autocast = torch.autocast(
             self.device.type, torch.bfloat16, enabled=use_bf16(config.precision, self.device)
         )
@@ -129,22 +129,21 @@ class WorldModelEnv:
             for k, sentence in zip(ids, sentences.tolist(), strict=True):
                 self._sentences[k] = self.model.sentences[sentence]
             self._elapsed[rows], self._streak[rows], self._running[rows] = 0, 0, True
-        self._obs = self._observe()
-        if self._reflector is not None and ids:
-            self._begin_film(rows, self._obs.images)
-        return self._obs
+            self._draw(rows)
+            self._begin_film(rows)
+        return self._observe()
 
     @torch.no_grad()
     def step(self, actions: Tensor) -> Step:
         """See ``VecEnv.step``; a chunk longer than the model's is imagined piece by piece."""
-        if self._dream is None or self._obs is None:
+        if self._dream is None:
             raise RuntimeError("step was called before the first reset.")
         actions = check_actions(actions.to(self.device), self.spec, self._running)
         n, horizon = actions.shape[:2]
         reward = torch.zeros(n, horizon, device=self.device)
         valid = torch.zeros(n, horizon, dtype=torch.bool, device=self.device)
         terminated, truncated, fault = (torch.zeros_like(self._running) for _ in range(3))
-        before = self._dream
+        before, started = self._dream, self._running.nonzero().flatten()
         for first in range(0, horizon, self.model.horizon):
             piece = actions[:, first : first + self.model.horizon]
             left = (self.spec.max_episode_steps - self._elapsed).clamp(max=piece.shape[1])
@@ -169,10 +168,10 @@ class WorldModelEnv:
             valid[fault], reward[fault] = False, 0.0
             terminated, truncated = terminated & ~fault, truncated | fault
             self._dream = self._dream.where(fault, before)
-        self._obs = self._observe()
-        return Step(
-            self._obs, reward, terminated, truncated, valid, terminated, {"fault": fault, "steps": valid.sum(1)}
-        )
+        if self._reflector is None or fault.any():  # a reflector has had them drawn
+            self._draw(started)
+        log = {"fault": fault, "steps": valid.sum(1)}
+        return Step(self._observe(), reward, terminated, truncated, valid, terminated, log)
 
     def _advance(self, actions: Tensor, count: Tensor) -> None:
         """Imagines the chunk in the envs that run."""
@@ -195,30 +194,39 @@ class WorldModelEnv:
                 prob[rows] = self.model.solved(self._dream[rows])
         else:
             calibration = self._reflector.calibration
-            with self._autocast:
-                images = self.model.frames(self._dream)
-            self._film = {k: torch.cat([v[:, :1], v[:, 2:], images[k][:, None]], dim=1) for k, v in self._film.items()}
+            self._draw(rows)
+            for name, film in self._film.items():
+                longer = torch.cat([film[:, :1], film[:, 2:], self._images[name][:, None]], dim=1)
+                self._film[name] = longer[:, -film.shape[1] :]
             sentences = [self._sentences[k] for k in rows.tolist()]
             judged = self._reflector.judge({k: v[rows] for k, v in self._film.items()}, sentences, new=1)
             prob[rows] = judged[:, -1].to(self.device)
         hit, self._streak = successes(prob[:, None], calibration, self._streak)
         return hit[:, 0], prob.isnan()
 
-    def _begin_film(self, rows: Tensor, images: dict[str, Tensor]) -> None:
+    def _begin_film(self, rows: Tensor) -> None:
         """What a reflector has seen of a new episode: its first frame, as often as its window is long."""
-        assert self._reflector is not None
+        if self._reflector is None:
+            return
         for name in self._reflector.cameras:
-            first = images[name][:, None].repeat(1, self._reflector.window, 1, 1, 1)
+            first = self._images[name][:, None].repeat(1, self._reflector.window, 1, 1, 1)
             if name in self._film:
                 self._film[name][rows] = first[rows]
             else:
                 self._film[name] = first
 
-    def _observe(self) -> Obs:
+    def _draw(self, rows: Tensor) -> None:
+        """Brings the pictures of these dreams up to date; those that were handed out stay as they are."""
         assert self._dream is not None
         with self._autocast:
-            images = self.model.frames(self._dream)
-        return Obs(images, self.model.proprio(self._dream), list(self._sentences))
+            new = self.model.frames(self._dream[rows])
+        if len(rows) < self.spec.num_envs:
+            new = {name: picture.index_copy(0, rows, new[name]) for name, picture in self._images.items()}
+        self._images = new
+
+    def _observe(self) -> Obs:
+        assert self._dream is not None
+        return Obs(dict(self._images), self.model.proprio(self._dream), list(self._sentences))
 
     def _replaced(self, rows: Tensor, new: Dream) -> Dream:
         """The dreams with those in ``rows`` replaced."""

@@ -35,6 +35,7 @@ from embodyrl.world_models.codec import FrameCodec
 from embodyrl.world_models.judge import fit_calibration
 from embodyrl.world_models.model import WorldModel, use_bf16
 from embodyrl.world_models.objectives import codec_loss, draw_clips, dynamics_loss
+from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.stage import Stage
 from embodyrl.world_models.success import SuccessHead
 
@@ -139,9 +140,17 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
         print("Stopped; the same command goes on from there.")
         return None
     model.eval()
-    model.calibration, report = fit_calibration(model, clips, starts, config.max_false_positives)
-    (folder / "held_out.json").write_text(json.dumps(report, indent=1))
     add_keyframes(model, clips, held_out)
+    try:
+        model.calibration, report = fit_calibration(model, clips, starts, config.max_false_positives)
+    except UserError as error:
+        model.calibration = Calibration(threshold=1.0)
+        model.save(folder / "model")
+        raise UserError(
+            f"{folder / 'model'} is trained, but its success head is of no use, and will call nothing solved: {error} "
+            "Until then a reflector can judge its frames: env.reflector=FOLDER."
+        ) from error
+    (folder / "held_out.json").write_text(json.dumps(report, indent=1))
     model.save(folder / "model")
     finish_run(folder / "meta.json")
     return folder / "model"

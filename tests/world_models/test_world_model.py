@@ -145,6 +145,39 @@ def test_success_ends_the_episode_and_pays_once(folder) -> None:
     assert not third.valid.any() and not third.reward.any()
 
 
+class Judge:
+    """A reflector that says how many frames it has been shown, and nothing about the third env."""
+
+    cameras, calibration = ("front",), Calibration(threshold=0.9)
+
+    def __init__(self, window: int) -> None:
+        self.window, self.shown = window, []
+
+    def judge(self, frames, instruction, new=0):
+        assert new == 1 and frames["front"].shape[:2] == (len(instruction), self.window)
+        self.shown.append(frames["front"])
+        prob = torch.full((len(instruction), self.window), 0.1 if len(self.shown) < 3 else 0.99)
+        if len(self.shown) == 2:
+            prob[2] = float("nan")
+        return prob
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_reflector_judges_the_frames_in_place_of_the_head(folder, window) -> None:
+    env = WorldModelEnv(WorldModelConfig(model=folder, num_envs=4, precision="f32"))
+    env._reflector = judge = Judge(window)
+    first = env.reset(init=[0, 1, 2, 3]).images["front"]
+    steps = [env.step(torch.ones(4, 3, 2)) for _ in range(3)]
+    assert not steps[0].done.any()
+    assert steps[1].log["fault"].tolist() == [False, False, True, False]  # what could not be judged does not count
+    assert not steps[1].valid[2].any() and steps[1].truncated[2]
+    assert steps[2].terminated.tolist() == [True, True, False, True] and len(judge.shown[2]) == 3
+    assert torch.equal(judge.shown[0][:, -1], steps[0].obs.images["front"])
+    if window == 3:  # the episode's first frame stays in view
+        assert torch.equal(judge.shown[1][:, 0], first)
+        assert torch.equal(judge.shown[1][:, 1], steps[0].obs.images["front"])
+
+
 def test_a_dream_that_breaks_is_masked_and_leaves_the_others_alone(folder) -> None:
     env = WorldModelEnv(WorldModelConfig(model=folder, num_envs=3, precision="f32"))
     env.model.calibration = NEVER
@@ -161,6 +194,10 @@ def test_a_dream_that_breaks_is_masked_and_leaves_the_others_alone(folder) -> No
 def test_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, spec=None: squares(80, 0)))
     config = WorldTrainConfig(**SETTINGS, out=str(tmp_path / "whole"), codec_steps=6, steps=10, checkpoint_every=4)
+    with pytest.raises(UserError, match="is trained, but its success head is of no use"):  # ten steps teach nothing
+        train_world(dataclasses.replace(config, out=str(tmp_path / "strict"), max_false_positives=0.0))
+    assert WorldModel.load(tmp_path / "strict" / "model").calibration.threshold == 1.0
+    config = dataclasses.replace(config, max_false_positives=1.0)
     whole = train_world(config)
 
     def stop_at(step: int):
