@@ -56,6 +56,7 @@ DEPLOY_HELP = """examples:
   embodyrl deploy runs/ppo --robot twin --dry-run        the filtered commands in the log, nothing moves
   embodyrl deploy runs/ppo --robot twin --episodes 20    with the simulated arm, through server and safety filter
   embodyrl deploy runs/ppo --robot twin --mode naive --latency 0.2
+  embodyrl deploy runs/ppo --operator                    with a web page to take over, stop and label
   embodyrl deploy runs/ppo --robot ros2                  drives what `embodyrl twin runs/ppo` plays elsewhere
   embodyrl deploy runs/ppo --robot ros2 --robot-file arm.yaml    its own topics and workspace
 Ctrl-C stops the arm within its limits, then the program.
@@ -251,6 +252,14 @@ def build_parser() -> argparse.ArgumentParser:
         "--speed", type=float, default=0.5, help="share of the trained control rate (default: %(default)s)"
     )
     sub.add_argument("--dry-run", action="store_true", help="send no command")
+    sub.add_argument(
+        "--operator",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="PORT",
+        help="a web page to take over, stop and label",
+    )
     sub.add_argument("--out", default="runs/deploy", help="folder of the logs (default: %(default)s)")
     sub.add_argument("--seed", type=int, default=0, help="of the policy's noise")
     sub.add_argument("--json", action="store_true")
@@ -401,7 +410,7 @@ def _deploy(a: argparse.Namespace) -> int:
     result = _robot_commands().deploy_checkpoint(
         a.checkpoint, a.overrides, robot=a.robot, address=a.address, robot_file=a.robot_file, prompt=a.prompt,
         mode=a.mode, execute=a.execute, episodes=a.episodes, latency=a.latency, speed=a.speed,
-        dry_run=a.dry_run, out=a.out, seed=a.seed,
+        dry_run=a.dry_run, operator=a.operator, out=a.out, seed=a.seed,
     )  # fmt: skip
     if a.json:
         print(json.dumps(result))

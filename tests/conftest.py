@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+
+import pytest
 
 # Set before anything imports torch or MuJoCo, and inherited by worker processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -10,3 +13,21 @@ os.environ.setdefault("MUJOCO_GL", "egl")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("MPLBACKEND", "agg")
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync"]
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A headless browser; its pages are in a context of their own."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    own = os.environ.get("EMBODYRL_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    with playwright.sync_playwright() as started:
+        own = own or started.chromium.executable_path
+        if not os.path.exists(own):
+            pytest.skip("no Chromium here: apt-get install chromium, or playwright install chromium")
+        browser = started.chromium.launch(executable_path=own, args=FLAGS, timeout=180e3)
+        yield browser
+        browser.close()

@@ -27,7 +27,7 @@ H, HZ = 8, 25.0
 SPACE = SPACES["mujoco", "ee_delta_pos"]
 # Other programs may keep this machine from a tick for longer than a robot's computer may be kept.
 PATIENT = replace(load_robot("")[1], max_gap=1.0, max_state_age=1.0, max_target_age=1.5)
-TOPICS = replace(PRESETS["twin"], max_image_age=2.0)
+TOPICS = replace(PRESETS["twin"], max_image_age=2.0, max_clock_jump=2.0)
 BOX = {"box_low": PATIENT.box_low, "box_high": PATIENT.box_high}
 
 

@@ -14,14 +14,25 @@ from typing import Any
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.real_robot.actions import DeltaDecoder, action_space
 from embodyrl.real_robot.client import PolicyClient
-from embodyrl.real_robot.deploy import Episode, drive
+from embodyrl.real_robot.deploy import INTERRUPTED, Episode, drive
 from embodyrl.real_robot.executor import Executor, ExecutorConfig, Inference, ThreadInference, VirtualInference
 from embodyrl.real_robot.log import RunLog
 from embodyrl.real_robot.messages import Mode
+from embodyrl.real_robot.operator import OperatorPage
 from embodyrl.real_robot.preflight import preflight, print_checks
-from embodyrl.real_robot.rigs import ROBOTS, Rig, ros_robot, serve_apart, serve_here, simulated_robot, twin_config
+from embodyrl.real_robot.rigs import (
+    ROBOTS,
+    Rig,
+    ask_at_terminal,
+    ros_robot,
+    serve_apart,
+    serve_here,
+    simulated_robot,
+    twin_config,
+)
 from embodyrl.real_robot.safety import SafetyFilter
 from embodyrl.real_robot.server import PolicyServer
+from embodyrl.real_robot.transports import PacedClock
 from embodyrl.stats import format_rate, wilson
 
 
@@ -98,6 +109,7 @@ def deploy_checkpoint(
     latency: float = -1.0,
     speed: float = 0.5,
     dry_run: bool = False,
+    operator: int | None = None,
     out: str = "runs/deploy",
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -118,6 +130,7 @@ def deploy_checkpoint(
         speed: share of the control rate that it was trained at. Simulators let the arm accelerate harder than a
             Franka may, so at 1 the arm lags behind the policy.
         dry_run: no command is sent.
+        operator: port of a page for a person beside the robot (0: a free one); None for no page.
         out: folder of the logs and of ``result.json``.
         seed: of the policy's noise.
 
@@ -143,6 +156,12 @@ def deploy_checkpoint(
             client = opened.enter_context(serve_apart(path, seed=seed))
             space, cameras = action_space(client.metadata), _cameras(client.metadata)
             rig = opened.enter_context(ros_robot(robot, address, robot_file, space, cameras, prompt))
+        page = None
+        if operator is not None:
+            rig.clock = PacedClock(rig.clock) if rig.simulated else rig.clock
+            page = OperatorPage(rig.clock, operator)
+            opened.callback(page.close)
+            print(f"The operator's page: {page.address}", flush=True)
         execution = _execution(client.metadata, mode, execute, speed)
         rig.begin(0)
         checks = preflight(rig.robot, client.infer, client.metadata, rig.safety, execution)
@@ -150,13 +169,16 @@ def deploy_checkpoint(
         if not all(check.ok for check in checks):
             raise UserError("The pre-flight check failed, so nothing was moved. What is wrong is said in its lines.")
         for init in range(episodes):
+            if not rig.arranges:
+                ask = ask_at_terminal if page is None else page.ask
+                ask(f"Arrange the scene for episode {init + 1}, and go on.")
             rig.begin(init)
             inference: Inference = (
                 VirtualInference(client.infer, lambda took: latency if latency >= 0 else took)
                 if rig.simulated
                 else ThreadInference(client.infer)
             )
-            episode, row = _episode(rig, client.metadata, inference, execution, init, Path(out), settings)
+            episode, row = _episode(rig, client.metadata, inference, execution, init, Path(out), settings, page)
             results.append(row)
             done = sum(r["solved"] for r in results)
             print(
@@ -193,7 +215,7 @@ def _cameras(metadata: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 def _episode(
     rig: Rig, metadata: dict[str, Any], inference: Inference, execution: ExecutorConfig, init: int, out: Path,
-    settings: dict[str, Any],
+    settings: dict[str, Any], page: OperatorPage | None,
 ) -> tuple[Episode, dict[str, Any]]:  # fmt: skip
     """One episode, its log and its row of the result."""
     guard = SafetyFilter(rig.safety)
@@ -205,8 +227,9 @@ def _episode(
     with _ctrl_c_is_estop(guard):
         try:
             episode = drive(
-                rig.robot, rig.clock, guard, executor, decoder, log, seconds=seconds, dry_run=settings["dry_run"]
-            )
+                rig.robot, rig.clock, guard, executor, decoder, log,
+                seconds=seconds, dry_run=settings["dry_run"], operator=page,
+            )  # fmt: skip
         finally:
             inference.close()
             log.close()
@@ -241,7 +264,7 @@ def _ctrl_c_is_estop(guard: SafetyFilter) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, lambda *_: guard.estop("Ctrl-C"))
+    before = signal.signal(signal.SIGINT, lambda *_: guard.estop(INTERRUPTED))
     try:
         yield
     finally:

@@ -18,6 +18,10 @@ from embodyrl.real_robot.safety import Event, SafetyFilter
 from embodyrl.real_robot.transports import Clock, NotReadyError, Robot
 from embodyrl.real_robot.watch import Watch
 
+WISHES = ("estop", "hold", "run", "takeover", "release", "clear", "success", "failure")
+"""What an operator can ask for."""
+INTERRUPTED = "Ctrl-C"
+"""The reason of a stop that ends the episode, whoever may be there to clear it."""
 SHOW_EVERY = 0.1
 """s between two pictures for the operator."""
 
@@ -173,6 +177,8 @@ class _Ticker:
 
     def judge(self, now: float) -> None:
         """Whether the episode, or the part of whoever moves the arm, is over."""
+        if self.guard.mode == Mode.ESTOP and self.guard.reason == INTERRUPTED:
+            self._end(INTERRUPTED)
         locked, moved = self.guard.mode in (Mode.FAULT, Mode.ESTOP), self.phase in (_Phase.POLICY, _Phase.PERSON)
         if not moved and not (locked and self.phase == _Phase.WAITING):
             return
@@ -268,11 +274,12 @@ class _Ticker:
         numbers = {
             "who moves the arm": str(self.phase),
             "time": f"{self._elapsed:.1f} of {self._seconds:.0f} s",
-            "hand told to be at": f"{x:.3f} {y:.3f} {z:.3f} m",
+            "hand told to be at (m)": f"{x:.3f} {y:.3f} {z:.3f}",
             "fastest joint": f"{np.abs(command.dq).max():.2f} rad/s",
             "largest share of a limit": f"{max(self._watch.peak.values()):.0%}",
-            "chunks, actions, person's": f"{self.executor.counts.chunks}, {self.executor.counts.taken}, {self._human}",
+            "actions, the person's": f"{self.executor.counts.taken}, {self._human}",
         }
-        status = {"mode": str(command.mode), "reason": command.reason, "open": command.width > 0.0, "numbers": numbers}
+        status = {"mode": str(command.mode), "reason": command.reason, "open": command.width > 0.0, "can": WISHES}
+        status["numbers"] = numbers
         status["events"] = [f"{e.stamp:9.2f} s  {e.before} -> {e.after}: {e.reason}" for e in self._events[-8:]]
         self.operator.show(status | {"task": self.robot.prompt()}, self.robot.pictures())

@@ -17,10 +17,11 @@ from embodyrl.errors import UserError, did_you_mean
 from embodyrl.real_robot import kinematics
 from embodyrl.real_robot.actions import SPACES, DeltaDecoder, proprio_dim
 from embodyrl.real_robot.log import RunLog
+from embodyrl.real_robot.operator import OperatorPage
 from embodyrl.real_robot.pilot import Pilot
-from embodyrl.real_robot.rigs import ROBOTS, Rig, ros_robot, simulated_robot
+from embodyrl.real_robot.rigs import ROBOTS, Rig, ask_at_terminal, ros_robot, simulated_robot
 from embodyrl.real_robot.safety import SafetyFilter
-from embodyrl.real_robot.transports import NotReadyError
+from embodyrl.real_robot.transports import NotReadyError, PacedClock
 from embodyrl.types import EnvSpec, Obs
 
 Judge = Callable[[dict[str, Any]], tuple[float, bool]]
@@ -49,6 +50,7 @@ class Config(EnvConfig):
         max_episode_steps: actions.
         home: x, y and z (m) of the hand before a person arranges the scene.
         log: folder of the episodes' logs (MCAP); empty for none.
+        operator: port of a page on which a person may stop, hold and label (0: a free one); -1 for no page.
     """
 
     name: str = "robot"
@@ -67,6 +69,7 @@ class Config(EnvConfig):
     max_episode_steps: int = 40
     home: tuple[float, float, float] = (0.45, 0.0, 0.25)
     log: str = ""
+    operator: int = -1
 
 
 class RobotEnv(SteppedVecEnv):
@@ -78,8 +81,10 @@ class RobotEnv(SteppedVecEnv):
 
     Args:
         config: see there.
-        judge: gives reward and success after each action; by default the robot's own success is both.
-        ask: called with a sentence when a person is needed, returns when it is done; by default at the terminal.
+        judge: gives reward and success after each action; by default the robot's own success is both. A person's
+            label on the operator's page counts above it: success is a reward of 1, failure of 0; both end the episode.
+        ask: called with a sentence when a person is needed, returns when it is done; by default at the operator's page
+            or the terminal.
 
     Raises:
         UserError: a setting that cannot be, or no such robot.
@@ -90,7 +95,8 @@ class RobotEnv(SteppedVecEnv):
     def __init__(self, config: Config, judge: Judge | None = None, ask: Callable[[str], None] | None = None) -> None:
         _check(config)
         self.config, self._space = config, SPACES["robot", config.control_mode]
-        self._judge, self._ask = judge, ask or _ask_at_terminal
+        self._judge, self._ask = judge, ask or ask_at_terminal
+        self._page: OperatorPage | None = None
         self._open = ExitStack()
         self._rig: Rig
         cameras = {name: (config.image_size, config.image_size) for name in config.cameras}
@@ -100,6 +106,13 @@ class RobotEnv(SteppedVecEnv):
         else:
             opened = ros_robot(config.robot, config.address, config.robot_file, self._space, cameras, config.prompt)
             self._rig, dims = self._open.enter_context(opened), proprio_dim(self._space)
+        if config.operator >= 0:
+            if self._rig.simulated:
+                self._rig.clock = PacedClock(self._rig.clock)
+            self._page = OperatorPage(self._rig.clock, config.operator)
+            self._open.callback(self._page.close)
+            self._ask = ask or self._page.ask
+            print(f"The operator's page: {self._page.address}", flush=True)
         self._pilot: Pilot | None = None
         self._log: RunLog | None = None
         self._seen: dict[str, Any] | None = None
@@ -170,15 +183,39 @@ class RobotEnv(SteppedVecEnv):
         pilot = self._pilot
         assert pilot is not None
         pilot.wait_until(pilot.act(actions[0].cpu().numpy()))
-        reward, solved, fault = 0.0, False, bool(pilot.broken)
-        if not fault:
+        label = self._attend(pilot)
+        reward, solved, fault = float(label == "success"), label == "success", bool(pilot.broken)
+        if not fault and not label:
             try:
                 reward, solved = self._judged()
             except NotReadyError as error:
                 pilot.hold(f"stale: {error}")
                 fault = True
-        row = [torch.tensor([x], device=self.device) for x in (solved, solved, fault)]
+        over = solved or bool(label)
+        row = [torch.tensor([x], device=self.device) for x in (over, solved, fault)]
         return Tick(torch.tensor([reward], device=self.device), *row)
+
+    def _attend(self, pilot: Pilot) -> str:
+        """What the person says of the episode, if anything; waits for as long as they hold the arm."""
+        page, held, label = self._page, False, ""
+        while page is not None:
+            for wish in page.wishes():
+                if wish == "estop":
+                    pilot.guard.estop("a person pressed stop")
+                    pilot.wait_until(pilot.clock.now() + 2 * pilot.guard.config.tick)
+                elif wish in ("success", "failure"):
+                    label = wish
+                elif wish == "hold":
+                    pilot.hold("a person said hold")
+                    held = True
+                elif wish == "run" and held:
+                    pilot.go_on()
+                    held = False
+            page.show(pilot.status(), self._rig.robot.pictures())
+            if not held or label or pilot.broken:
+                break
+            pilot.wait_until(pilot.clock.now() + 0.1)
+        return label
 
     def _judged(self) -> tuple[float, bool]:
         if self._judge is not None:
@@ -250,10 +287,3 @@ def _check(config: Config) -> None:
         raise UserError(
             f"A robot's observations are made on the CPU, so env.device must be cpu, not {config.device!r}."
         )
-
-
-def _ask_at_terminal(sentence: str) -> None:
-    try:
-        input(f"\n{sentence} [Enter] ")
-    except EOFError as error:
-        raise UserError(f"A person is needed, but there is no terminal: {sentence}") from error

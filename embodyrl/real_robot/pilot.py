@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,16 +91,35 @@ class Pilot:
         """Brings the arm to rest and ends the thread."""
         self.hold("the episode is over")
         end = self.clock.now() + seconds
-        while self.clock.now() < end and self.guard.command is not None and self.guard.command.dq.any():
+        while self.clock.now() < end and self._moving():
             self.wait_until(self.clock.now() + self.guard.config.tick)
         self._closing = True
         if self._thread is not None and self._thread.is_alive():
             self._thread.join(timeout=seconds)
 
+    def _moving(self) -> bool:
+        command = self.guard.command
+        return command is not None and bool(np.abs(command.dq).max() > 1e-6)
+
     def hold(self, reason: str) -> None:
         """Slows down to a stop; the next action goes on only if the reason begins with "stale"."""
         with self._lock:
             self.guard.hold(self.clock.now(), reason)
+
+    def status(self) -> dict[str, Any]:
+        """For ``OperatorPage.show``."""
+        events = [f"{e.stamp:9.2f} s  {e.before} -> {e.after}: {e.reason}" for e in self.events[-8:]]
+        said = {"mode": str(self.guard.mode), "reason": self.guard.reason, "task": self.robot.prompt()}
+        can = ["estop", "hold", "run", "success", "failure"]
+        return {**said, "open": self.decoder.width > 0.0, "can": can, "numbers": {}, "events": events}
+
+    def go_on(self) -> None:
+        """Ends a hold, where the arm is."""
+        with self._lock:
+            if self.guard.mode == Mode.HOLD:
+                now = self.clock.now()
+                self.decoder.start(now, self.robot.state())
+                self.guard.run(now)
 
     @property
     def broken(self) -> str:

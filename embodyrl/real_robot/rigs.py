@@ -88,6 +88,18 @@ def ros_robot(
         bus.close()
 
 
+def ask_at_terminal(sentence: str) -> None:
+    """Says what a person must do, and waits for Enter.
+
+    Raises:
+        UserError: there is no terminal.
+    """
+    try:
+        input(f"\n{sentence} [Enter] ")
+    except EOFError as error:
+        raise UserError(f"A person is needed, but there is no terminal: {sentence}") from error
+
+
 def twin_config(path: str, overrides: Sequence[str]) -> Any:
     """The env that a checkpoint was trained in, on its evaluation split unless that is overridden.
 

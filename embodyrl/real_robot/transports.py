@@ -65,6 +65,25 @@ class Clock(Protocol):
         ...
 
 
+class PacedClock:
+    """A simulated clock that goes no faster than the wall's, so that a person can act in it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._stamp, self._wall = clock, clock.now(), time.monotonic()
+
+    def now(self) -> float:
+        """See ``Clock``."""
+        return self._clock.now()
+
+    def sleep_until(self, stamp: float) -> None:
+        """See ``Clock``."""
+        self._clock.sleep_until(stamp)
+        self._wall = max(self._wall + max(stamp - self._stamp, 0.0), time.monotonic() - 0.5)
+        self._stamp = stamp
+        if (left := self._wall - time.monotonic()) > 0:
+            time.sleep(left)
+
+
 class RealClock:
     """The machine's own."""
 

@@ -22,6 +22,7 @@ from embodyrl.real_robot.client import PolicyClient
 from embodyrl.real_robot.executor import ExecutorConfig
 from embodyrl.real_robot.log import read
 from embodyrl.real_robot.preflight import preflight
+from embodyrl.real_robot.ros.config import load_robot
 from embodyrl.real_robot.tracking import SafetyConfig
 from embodyrl.real_robot.twin import BOX, MujocoTwin
 
@@ -79,6 +80,7 @@ def test_preflight_is_red_where_it_should_be(saved: Path) -> None:
     twin = MujocoTwin(policy.config.env)  # type: ignore[arg-type]
     twin.begin(0)
     safety = SafetyConfig(BOX["box_low"], BOX["box_high"], robot="panda")
+    assert safety == load_robot("")[1]
     execution = ExecutorConfig(5, 4, 12.5, "rtc", 2)
 
     def red(**changes: object) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from websockets.sync.client import connect
 
 from embodyrl import checkpoint
 from embodyrl.checks import check_env
@@ -20,7 +23,7 @@ from embodyrl.real_robot.env import Config, RobotEnv
 from embodyrl.real_robot.log import read
 from embodyrl.real_robot.transports import RealClock
 from embodyrl.runner import train
-from embodyrl.types import ActionSample, Obs
+from embodyrl.types import ActionSample, Obs, Step
 
 STATES: dict[str, Any] = {"task": "reach", "cameras": (), "renderer": "none", "max_episode_steps": 25}
 
@@ -123,8 +126,6 @@ def test_in_the_walls_time_the_arm_is_held_while_its_owner_thinks() -> None:
 
         def sleep_until(self, stamp: float) -> None:
             began, ticks = clock.now(), stamp - twin.now()
-            import threading
-
             if threading.current_thread().name == "ticker":
                 clock.sleep_until(began + ticks)
                 twin.sleep_until(stamp)
@@ -138,10 +139,42 @@ def test_in_the_walls_time_the_arm_is_held_while_its_owner_thinks() -> None:
     pilot = env._pilot
     assert pilot is not None
     clock.sleep_until(clock.now() + 0.5)
-    assert pilot.guard.mode == "hold" and not pilot.guard.command.dq.any()  # type: ignore[union-attr]
+    command = pilot.guard.command
+    assert pilot.guard.mode == "hold" and command is not None and np.abs(command.dq).max() < 1e-6
     assert env.step(torch.full((1, 3, 4), -0.4)).valid.all() and pilot.guard.mode == "run"
     env.close()
     assert [str(e.after) for e in pilot.events] == ["hold", "run", "hold", "run", "hold"]
+
+
+def test_a_person_labels_holds_and_stops() -> None:
+    env = RobotEnv(Config(**STATES, operator=0))
+    page, still = env._page, torch.zeros(1, 2, 4)
+    assert page is not None
+    origin: Any = f"http://127.0.0.1:{page.port}"
+    with connect(f"ws://127.0.0.1:{page.port}/socket", origin=origin) as socket:
+        socket.send(page.address.split("#")[1])
+
+        def says(*wishes: str) -> Step:
+            """The first chunk after the wishes were heard, each a while after the one before."""
+            env.reset(init=[0])
+            for k, wish in enumerate(wishes):
+                threading.Timer(0.3 + 0.4 * k, socket.send, (json.dumps({"do": wish}),)).start()
+            chunks = 0
+            while not (step := env.step(still)).done and chunks < 10:
+                chunks += 1
+            return step
+
+        step = says("success")
+        assert bool(step.success) and bool(step.terminated) and step.reward.sum() == 1.0
+        step = says("failure")
+        assert bool(step.terminated) and not step.success and step.reward.sum() == 0.0
+        step = says("hold", "run", "success")
+        pilot = env._pilot
+        assert bool(step.success) and pilot is not None
+        assert "hold -> run: told to run" in [f"{e.before} -> {e.after}: {e.reason}" for e in pilot.events][1:]
+        step = says("estop")
+        assert bool(step.log["fault"]) and not step.valid.any()
+    env.close()
 
 
 def test_sac_flow_learns_on_it(tmp_path: Path) -> None:

@@ -79,16 +79,18 @@ def header(stamp: float) -> dict:
     return {"stamp": fields.time_fields(stamp, 2)}
 
 
-def test_stamps_tell_what_is_fresh_and_what_is_wrong() -> None:
-    stamps = Stamps("the states")
-    assert stamps.fresh(header(100.0), 5.0)
-    assert not stamps.fresh(header(100.0), 5.1)  # the same again
-    assert stamps.fresh(header(100.2), 5.2) and not stamps.fresh(header(100.1), 5.25)  # overtaken on the way
-    assert stamps.fresh(header(101.5), 6.6)  # a second of silence on both sides is no jump
-    assert stamps.fresh(header(101.6), 7.6) and stamps.fresh(header(102.7), 7.7)  # a second late, and the next in time
+def test_stamps_tell_what_is_fresh_how_old_it_is_and_what_is_wrong() -> None:
+    stamps = Stamps("the states", 0.5)
+    assert stamps.measured(header(100.0), 5.0) == pytest.approx(5.0)
+    assert stamps.measured(header(100.0), 5.1) is None  # the same again
+    assert stamps.measured(header(100.2), 5.2) == pytest.approx(5.2, abs=1e-3)
+    assert stamps.measured(header(100.1), 5.25) is None  # overtaken on the way
+    assert stamps.measured(header(101.5), 6.5) == pytest.approx(6.5, abs=1e-3)  # a second of silence is no jump
+    assert stamps.measured(header(101.6), 7.6) == pytest.approx(6.6, abs=1e-3)  # a second late: old when it comes
+    assert stamps.measured(header(102.7), 7.7) == pytest.approx(7.7, abs=1e-3)  # and the next one in time
     for stamp, said in ((105.5, r"jumped by \+2.8 s"), (98.0, r"jumped by -4.7 s"), (0.0, "without a time stamp")):
         with pytest.raises(UserError, match=said):
-            stamps.fresh(header(stamp), 7.7)
+            stamps.measured(header(stamp), 7.7)
 
 
 def test_the_stop_after_a_command_ends_at_rest_within_limits() -> None:

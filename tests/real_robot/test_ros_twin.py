@@ -49,7 +49,7 @@ def installed(kind: str) -> bool:
         return importlib.util.find_spec("rclpy") is not None
     if kind == "ros1":
         try:
-            return bool(rosbridge.find_rospy()) and shutil.which("roscore") is not None
+            return bool(rosbridge.find_rospy()) and shutil.which("rosmaster") is not None
         except MissingDependencyError:
             return False
     return True
@@ -76,8 +76,8 @@ def roscore(patch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     patch.setenv("ROS_MASTER_URI", f"http://127.0.0.1:{port}")
     patch.setenv("ROS_IP", "127.0.0.1")
     process = subprocess.Popen(
-        ["roscore", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        ["rosmaster", "--core", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True, env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
     )  # fmt: skip
     try:
         end = time.monotonic() + 60
@@ -202,7 +202,7 @@ def test_a_fault_in_mid_run_ends_at_rest_within_limits_and_in_the_log(
     assert any(episode.reason in m["text"] for m in messages["/event"])
     speeds = np.array([np.abs(c["dq"]).max() for c in messages["/command"]])
     stopping = np.array([c["mode"] != "run" for c in messages["/command"]])
-    assert speeds.max() > 0.2 and speeds[-1] < 1e-6
+    assert speeds.max() > 0.05 and speeds[-1] < 1e-6
     assert 0 < (stopping & (speeds > 1e-6)).sum() * PATIENT.tick < 0.3  # time to stop
 
 
@@ -213,7 +213,7 @@ def struck(arm: Arm, strike: Callable[[], None]) -> tuple[Episode, float]:
 
     def wait_and_strike() -> None:
         end = time.monotonic() + 10.0
-        while time.monotonic() < end and np.abs(arm.robot.state().dq).max() < 0.3:
+        while time.monotonic() < end and np.abs(arm.robot.state().dq).max() < 0.1:
             time.sleep(0.002)
         happened.append(time.monotonic())
         strike()

@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-
 import pytest
 
 from embodyrl.report import build_report
 
-playwright = pytest.importorskip("playwright.sync_api")
-
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-FLAGS += ["--disable-component-update", "--disable-sync"]
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    own = os.environ.get("EMBODYRL_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    with playwright.sync_playwright() as started:
-        own = own or started.chromium.executable_path
-        if not os.path.exists(own):
-            pytest.skip("no Chromium here: apt-get install chromium, or playwright install chromium")
-        browser = started.chromium.launch(executable_path=own, args=FLAGS)
-        yield browser
-        browser.close()
+pytest.importorskip("playwright.sync_api")
 
 
 @pytest.fixture

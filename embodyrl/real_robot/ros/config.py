@@ -38,6 +38,7 @@ class Topics:
         cameras: the policy's name of a camera to its topic, ``sensor_msgs/Image``, or ``CompressedImage`` where the
             topic ends in ``/compressed``.
         max_image_age: s.
+        max_clock_jump: s by which the stamps of messages may begin to lead their arrival, or go back.
         instruction: ``std_msgs/String``; empty where ``--prompt`` says it.
         success: ``std_msgs/Bool``; empty where a person says it.
         reset: ``std_msgs/Int64``, told the number of an initial state; empty where a person arranges the scene.
@@ -55,6 +56,7 @@ class Topics:
     gripper: str = ""
     cameras: dict[str, str] = field(default_factory=dict)
     max_image_age: float = 0.3
+    max_clock_jump: float = 0.5
     instruction: str = ""
     success: str = ""
     reset: str = ""

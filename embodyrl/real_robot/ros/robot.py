@@ -20,19 +20,26 @@ from embodyrl.real_robot.ros.config import Topics
 from embodyrl.real_robot.tracking import Stopper
 from embodyrl.real_robot.transports import Clock, NotReadyError
 
-MAX_JUMP = 0.5
-"""s by which the robot's clock may gain or lose on ours between two messages."""
 STOP_POINTS = 6
+LEARN = 1.0
+"""s after the first message in which its clock's lead is still being learnt."""
+DRIFT = 1e-4
+"""s per s by which two clocks may drift apart."""
 
 
 class Stamps:
-    """Tells fresh messages from repeated and reordered ones by their stamps, and watches the clock they are from."""
+    """When fresh messages were measured by our own clock, from stamps of another one, whose jumps it notices.
 
-    def __init__(self, what: str) -> None:
-        self._what, self._newest, self._ahead, self._since = what, 0.0, -math.inf, math.inf
+    The stamps of messages that come without delay lead our clock by the same amount. Delay can only lessen that lead,
+    so the largest one seen is it, and what a message lacks of it is its delay.
+    """
 
-    def fresh(self, header: Fields, now: float) -> bool:
-        """Whether a message is newer than all before.
+    def __init__(self, what: str, max_jump: float) -> None:
+        self._what, self._max_jump = what, max_jump
+        self._newest, self._lead, self._since, self._last = 0.0, -math.inf, math.inf, 0.0
+
+    def measured(self, header: Fields, now: float) -> float | None:
+        """When a message that came at ``now`` was measured; None if it is not newer than all before.
 
         Raises:
             UserError: it carries no stamp, or its clock jumped.
@@ -40,17 +47,16 @@ class Stamps:
         stamp = fields.seconds(header["stamp"])
         if stamp == 0.0:
             raise UserError(f"{self._what} come without a time stamp, so nobody could tell whether they are frozen")
-        # A message that was held up on its way has a stamp that lags; one that leads can only be the clock's doing.
-        # In the first second the way of a message without delay is still to be learnt.
-        lead = stamp - now - self._ahead
-        jump = lead if lead > MAX_JUMP and now - self._since > 1.0 else min(stamp - self._newest, 0.0)
-        if abs(jump) > MAX_JUMP:
+        ahead, back = stamp - now - self._lead, self._newest - stamp
+        if back > self._max_jump or (ahead > self._max_jump and now - self._since > LEARN):
+            jump = -back if back > self._max_jump else ahead
             raise UserError(f"the clock that stamps {self._what} jumped by {jump:+.1f} s")
-        self._ahead, self._since = max(self._ahead, stamp - now), min(self._since, now)
+        self._lead = max(stamp - now, self._lead - DRIFT * (now - self._last))
+        self._since, self._last = min(self._since, now), now
         if stamp <= self._newest:
-            return False
+            return None
         self._newest = stamp
-        return True
+        return stamp - self._lead
 
 
 class RosRobot:
@@ -89,8 +95,8 @@ class RosRobot:
         self._cameras = dict(cameras)
         self._success, self._init = False, -1
         self._last_width = -1.0
-        self._stamps = {name: Stamps(f"the pictures of camera {name}") for name in cameras}
-        self._joint_stamps = Stamps("the joint states")
+        self._stamps = {name: Stamps(f"the pictures of camera {name}", topics.max_clock_jump) for name in cameras}
+        self._joint_stamps = Stamps("the joint states", topics.max_clock_jump)
         self._listen()
         kind = {"joint_trajectory": "trajectory_msgs/JointTrajectory", "joint_state": "sensor_msgs/JointState"}
         kind = kind.get(topics.command_type, "geometry_msgs/PoseStamped")
@@ -139,9 +145,9 @@ class RosRobot:
             self._on_fingers(message)
             if names[0] not in message["name"]:
                 return
-        if self._joint_stamps.fresh(message["header"], now):
+        if (stamp := self._joint_stamps.measured(message["header"], now)) is not None:
             q, dq = (fields.by_name(message, names, what) for what in ("position", "velocity"))
-            self._state = RobotState(now, q, dq, self._width, self._force)
+            self._state = RobotState(stamp, q, dq, self._width, self._force)
 
     def _on_fingers(self, message: Fields) -> None:
         self._width = float(fields.by_name(message, self._topics.fingers, "position").sum())
@@ -151,8 +157,8 @@ class RosRobot:
 
     def _on_image(self, name: str, message: Fields) -> None:
         now = self._clock.now()
-        if self._stamps[name].fresh(message["header"], now):
-            self._images[name] = (now, fields.fit(fields.picture(message), self._cameras[name]))
+        if (stamp := self._stamps[name].measured(message["header"], now)) is not None:
+            self._images[name] = (stamp, fields.fit(fields.picture(message), self._cameras[name]))
 
     def wait(self, seconds: float = 10.0) -> None:
         """Until joint states and pictures come.
@@ -220,7 +226,7 @@ class RosRobot:
 
     def _with_stop(self, command: Command) -> tuple[Array, Array, Array]:
         """The command, and after it the hardest stop: times (k,), angles and velocities (k, 7)."""
-        if not command.dq.any():
+        if np.abs(command.dq).max() < 1e-6:
             return np.array([self._tick]), command.q[None], command.dq[None]
         path = self._stopper.plan((command.q.tolist(), command.dq.tolist(), command.ddq.tolist()))
         after = np.linspace(0.0, path.duration, STOP_POINTS + 1)

@@ -1,0 +1,186 @@
+"""The operator's web page: cameras, state, takeover by keyboard, stop, labels.
+
+One page without anything from elsewhere, served on this machine only. Whoever opens it must know the token, which is
+the part of its address after ``#`` and so is sent in no request: the page gives it in its first message. A page of
+another origin is refused. All that the page says is a fixed set of words; it can move nothing but by the safety filter.
+"""
+
+from __future__ import annotations
+
+import hmac
+import io
+import json
+import queue
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+from websockets.sync.server import ServerConnection, serve
+
+from embodyrl.errors import UserError
+from embodyrl.real_robot.deploy import WISHES
+from embodyrl.real_robot.transports import Clock
+
+ALIVE = 0.3
+"""s after which a page that says nothing no longer moves the arm."""
+AXES = {"w": (0, 1), "s": (0, -1), "a": (1, 1), "d": (1, -1), "r": (2, 1), "f": (2, -1), "q": (5, 1), "e": (5, -1)}
+"""Key -> which of x, y, z and three of rotation, and which way."""
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src blob: data:; connect-src 'self'"
+)
+_HEADERS = {
+    "Content-Type": "text/html; charset=utf-8",
+    "Content-Security-Policy": _POLICY,
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+@dataclass(frozen=True)
+class _Keys:
+    stamp: float
+    held: frozenset[str]
+    open: bool
+
+
+class OperatorPage:
+    """Serves the page until ``close``.
+
+    Args:
+        clock: of the ticker.
+        port: 0 takes a free one.
+
+    Raises:
+        UserError: the port is in use.
+    """
+
+    def __init__(self, clock: Clock, port: int = 0) -> None:
+        self._clock, self._token = clock, secrets.token_urlsafe(24)
+        self._wishes: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._keys = _Keys(-np.inf, frozenset(), True)
+        self._html = Path(__file__).with_name("page.html").read_bytes()
+        self._shown: tuple[int, dict[str, Any], dict[str, NDArray[np.uint8]]] = (0, {}, {})
+        self._news = threading.Condition()
+        try:
+            self._server = serve(
+                self._talk, "127.0.0.1", port, process_request=self._answer, compression=None, max_size=4096
+            )
+        except OSError as error:
+            raise UserError(
+                f"The operator's page cannot be at port {port} ({error.strerror}). Choose another."
+            ) from error
+        self.port = int(self._server.socket.getsockname()[1])
+        self.address = f"http://127.0.0.1:{self.port}/#{self._token}"
+        threading.Thread(target=self._server.serve_forever, name="operator", daemon=True).start()
+
+    def wishes(self) -> list[str]:
+        """What the person asked for since the last call, in order; each is one of ``WISHES``."""
+        found = []
+        while True:
+            try:
+                found.append(self._wishes.get_nowait())
+            except queue.Empty:
+                return found
+
+    def alive(self, now: float) -> bool:
+        """Whether the page said within ``ALIVE`` s which keys are held."""
+        return now - self._keys.stamp <= ALIVE
+
+    def action(self, dims: int, share: float = 0.4) -> NDArray[np.float32]:
+        """The keys as an action (``dims``,) of the policy's kind, at ``share`` of its largest step."""
+        keys, action = self._keys, np.zeros(dims, np.float32)
+        for key in keys.held:
+            axis, way = AXES[key]
+            if axis < dims - 1:
+                action[axis] += way * share
+        action[-1] = 1.0 if keys.open else -1.0
+        return action
+
+    def show(self, status: dict[str, Any], images: dict[str, NDArray[np.uint8]]) -> None:
+        """Sends plain JSON data and pictures (h, w, 3) to every page; returns at once."""
+        with self._news:
+            self._shown = (self._shown[0] + 1, status, images)
+            self._news.notify_all()
+
+    def ask(self, sentence: str) -> None:
+        """Shows what a person must do, and waits until they press run."""
+        status = {"mode": "hold", "reason": f"{sentence} Then press run.", "task": "", "open": True, "can": ["run"]}
+        self.wishes()
+        while "run" not in self.wishes():
+            self.show({**status, "numbers": {}, "events": []}, {})
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        """Ends the server and its pages."""
+        with self._news:
+            self._shown = (-1, {}, {})
+            self._news.notify_all()
+        self._server.shutdown()
+
+    def _answer(self, connection: ServerConnection, request: Request) -> Response | None:
+        """The page itself, or None for the websocket. Another name for this machine would be another site's."""
+        here = (f"127.0.0.1:{self.port}", f"localhost:{self.port}")
+        if request.headers.get("Host") not in here:
+            return connection.respond(HTTPStatus.FORBIDDEN, "Not here.\n")
+        if request.path == "/socket":
+            known = request.headers.get("Origin") in [f"http://{name}" for name in here]
+            return None if known else connection.respond(HTTPStatus.FORBIDDEN, "Not from there.\n")
+        if request.path == "/":
+            return Response(HTTPStatus.OK, "OK", Headers(_HEADERS), self._html)
+        return connection.respond(HTTPStatus.NOT_FOUND, "Nothing here.\n")
+
+    def _talk(self, connection: ServerConnection) -> None:
+        try:
+            given = connection.recv(timeout=5.0)
+            if not isinstance(given, str) or not hmac.compare_digest(given.encode(), self._token.encode()):
+                connection.close(4001, "wrong token")
+                return
+            threading.Thread(target=self._send, args=(connection,), name="operator page", daemon=True).start()
+            while True:
+                self._hear(json.loads(connection.recv()))
+        except (ConnectionClosed, TimeoutError):
+            pass
+        except (ValueError, KeyError, TypeError, AttributeError):
+            connection.close(4002, "not understood")
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if "do" in message:
+            if message["do"] not in WISHES:
+                raise ValueError(message["do"])
+            self._wishes.put(message["do"])
+        else:
+            held = frozenset(message["keys"]) & frozenset(AXES)
+            self._keys = _Keys(self._clock.now(), held, bool(message["open"]))
+
+    def _send(self, connection: ServerConnection) -> None:
+        number = 0
+        try:
+            while True:
+                with self._news:
+                    self._news.wait_for(lambda last=number: self._shown[0] != last)
+                    number, status, images = self._shown
+                if number < 0:
+                    return
+                connection.send(json.dumps({**status, "cameras": list(images)}))
+                for image in images.values():
+                    connection.send(_jpeg(image))
+        except ConnectionClosed:
+            pass
+
+
+def _jpeg(image: NDArray[np.uint8]) -> bytes:
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(image).save(out, "JPEG", quality=85)
+    return out.getvalue()
