@@ -17,6 +17,7 @@ from embodyrl.real_robot.actions import SPACES, DeltaDecoder
 from embodyrl.real_robot.deploy import Episode, drive
 from embodyrl.real_robot.executor import Executor, ExecutorConfig, ThreadInference
 from embodyrl.real_robot.log import RunLog
+from embodyrl.real_robot.ros import rosbridge
 from embodyrl.real_robot.ros.bus import connect
 from embodyrl.real_robot.ros.config import PRESETS, load_robot
 from embodyrl.real_robot.ros.robot import RosRobot
@@ -29,6 +30,7 @@ SPACE = SPACES["mujoco", "ee_delta_pos"]
 PATIENT = replace(load_robot("")[1], max_gap=1.0, max_state_age=1.0, max_target_age=1.5)
 TOPICS = replace(PRESETS["twin"], max_image_age=2.0, max_clock_jump=2.0)
 BOX = {"box_low": PATIENT.box_low, "box_high": PATIENT.box_high}
+rosbridge.STALL = 5.0
 
 
 class Arm:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodyrl.real_robot import actions, kinematics
+from embodyrl.real_robot import actions, kinematics, limits
 from embodyrl.real_robot.actions import SPACES, DeltaDecoder
 from embodyrl.real_robot.client import PolicyClient
 from embodyrl.real_robot.deploy import Episode, drive
@@ -20,8 +20,10 @@ from embodyrl.real_robot.executor import Executor, ExecutorConfig, VirtualInfere
 from embodyrl.real_robot.log import RunLog, read
 from embodyrl.real_robot.messages import Command, Mode, RobotState
 from embodyrl.real_robot.policy_side import rtc_weights, sample_guided
+from embodyrl.real_robot.ros.robot import stop_points
 from embodyrl.real_robot.safety import SafetyConfig, SafetyFilter
 from embodyrl.real_robot.server import PolicyServer
+from embodyrl.real_robot.tracking import Stopper
 from embodyrl.real_robot.twin import BOX, MujocoTwin
 from embodyrl.sims.mujoco import env as mujoco_env
 
@@ -288,6 +290,33 @@ def test_the_robots_side_imports_no_torch() -> None:
     modules = "safety, executor, server, client, log, actions, deploy, transports, watch"
     code = f"import sys; from embodyrl.real_robot import {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_arm_that_hears_no_more_brakes_along_the_stop_it_was_sent(twin: MujocoTwin) -> None:
+    """As ``ros.robot`` sends it: a fraction of the deceleration of an arm that keeps its last place."""
+    safe = limits.PANDA.inside()
+    peaks = []
+    for with_stop in (True, False):
+        twin.begin(0)
+        guard, decoder = SafetyFilter(SafetyConfig(**BOX, robot="panda")), DeltaDecoder(SPACE, HZ, **BOX)  # type: ignore[arg-type]
+        guard.start(0.0, twin.state())
+        decoder.start(0.0, twin.state())
+        guard.run(0.0)
+        for k in range(40):
+            now, state = twin.now(), twin.state()
+            if k % 4 == 0:
+                decoder.act(now, np.array([0.0, 0.6, 0.0, 1.0], np.float32), state)
+            command = guard.tick(now, state, decoder.target(now, True))
+            times, q, dq = stop_points(Stopper(safe), command, 0.01)
+            twin.follow(times, q, dq) if with_stop else twin.send(command)
+            twin.sleep_until(now + 0.01)
+        speeds = []
+        for _ in range(100):
+            speeds.append(twin.state().dq)
+            twin.sleep_until(twin.now() + 0.005)
+        assert np.abs(speeds[0]).max() > 0.8 and np.abs(speeds[-1]).max() < 0.01
+        peaks.append(np.abs(np.diff(speeds, axis=0)).max() / 0.005)
+    assert peaks[0] < 0.3 * peaks[1], peaks
 
 
 def test_state_of_the_twin_is_a_copy(twin: MujocoTwin) -> None:

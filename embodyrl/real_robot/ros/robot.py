@@ -215,7 +215,7 @@ class RosRobot:
         """See ``Robot``."""
         topics, ros = self._topics, self._bus.ros
         if topics.command_type == "joint_trajectory":
-            self._command(fields.trajectory(topics.joints, *self._with_stop(command), ros))
+            self._command(fields.trajectory(topics.joints, *stop_points(self._stopper, command, self._tick), ros))
         elif topics.command_type == "joint_state":
             self._command(fields.joint_state(topics.joints, command.q, command.dq, time.time(), ros))
         else:
@@ -223,15 +223,6 @@ class RosRobot:
         if self._gripper is not None and command.width != self._last_width:
             self._gripper({"data": float(command.width)})
             self._last_width = command.width
-
-    def _with_stop(self, command: Command) -> tuple[Array, Array, Array]:
-        """The command, and after it the hardest stop: times (k,), angles and velocities (k, 7)."""
-        if np.abs(command.dq).max() < 1e-6:
-            return np.array([self._tick]), command.q[None], command.dq[None]
-        path = self._stopper.plan((command.q.tolist(), command.dq.tolist(), command.ddq.tolist()))
-        after = np.linspace(0.0, path.duration, STOP_POINTS + 1)
-        points = [path.at_time(t) for t in after.tolist()]
-        return self._tick + after, np.array([p[0] for p in points]), np.array([p[1] for p in points])
 
     def observe(self, decoder: DeltaDecoder) -> dict[str, Any]:
         """See ``Robot``."""
@@ -259,3 +250,13 @@ class RosRobot:
     def close(self) -> None:
         """See ``Robot``."""
         self._bus.close()
+
+
+def stop_points(stopper: Stopper, command: Command, tick: float) -> tuple[Array, Array, Array]:
+    """A command, and after it the hardest stop: times (k,) from now, angles and velocities (k, 7)."""
+    if np.abs(command.dq).max() < 1e-6:
+        return np.array([tick]), command.q[None], command.dq[None]
+    path = stopper.plan((command.q.tolist(), command.dq.tolist(), command.ddq.tolist()))
+    after = np.linspace(0.0, path.duration, STOP_POINTS + 1)
+    points = [path.at_time(t) for t in after.tolist()]
+    return tick + after, np.array([p[0] for p in points]), np.array([p[1] for p in points])

@@ -22,6 +22,8 @@ from embodyrl.real_robot.ros.bus import Fields
 ADDRESS = "ws://127.0.0.1:9090"
 MAX_BYTES = 32 * 2**20
 """Largest message that is read."""
+STALL = 0.5
+"""s that a server may take to read what it was sent."""
 PYTHONS = ("/usr/bin/python3",)
 """Interpreters that may have rospy, besides the one that ROS1_PYTHON names."""
 
@@ -35,6 +37,10 @@ class Wire(Protocol):
 
     def send(self, text: str) -> None:
         """May wait; raises WireError."""
+        ...
+
+    def settle(self) -> None:
+        """Waits until the other side has read what was sent; raises WireError."""
         ...
 
     def receive(self) -> str | bytes:
@@ -72,6 +78,15 @@ class WebsocketWire:
             self._connection.send(text)
         except (OSError, WebSocketException) as error:
             raise WireError(f"the connection to rosbridge at {self.address} was lost") from error
+
+    def settle(self) -> None:
+        """See ``Wire``. Answers to pings come in the order of what was sent."""
+        try:
+            if self._connection.ping().wait(STALL):
+                return
+        except (OSError, WebSocketException) as error:
+            raise WireError(f"the connection to rosbridge at {self.address} was lost") from error
+        raise WireError(f"rosbridge at {self.address} has not read for {STALL:g} s")
 
     def receive(self) -> str | bytes:
         """See ``Wire``."""
@@ -119,6 +134,9 @@ class RospyWire:
         except (OSError, ValueError) as error:
             raise WireError("the rospy node ended") from error
 
+    def settle(self) -> None:
+        """See ``Wire``. A pipe holds no more than a few messages anyway."""
+
     def receive(self) -> bytes:
         """See ``Wire``."""
         line = self._stdout.readline()
@@ -151,7 +169,9 @@ def find_rospy() -> str:
 class RosbridgeBus:
     """See ``Bus``. A thread reads and one writes, so that a server that hangs never holds up the ticker.
 
-    A lost connection stays lost: commands that had waited for a new one would be old.
+    Nothing more is sent before the server has read what was: else commands would pile up on the way to a slow one, and
+    the arm would go on with them long after. A lost connection stays lost, because commands that had waited for a new
+    one would be old.
     """
 
     def __init__(self, wire: Wire, ros: int) -> None:
@@ -198,6 +218,7 @@ class RosbridgeBus:
             try:
                 for message in batch:
                     self._wire.send(json.dumps(message, default=to_base64))
+                self._wire.settle()
             except WireError as error:
                 self._fail(str(error))
                 return

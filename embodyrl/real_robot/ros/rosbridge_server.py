@@ -38,7 +38,9 @@ class RosbridgeServer:
         self._clients: dict[str, set[_Client]] = {}
         self._callbacks: dict[str, list[tuple[str, Callable[[Fields], None]]]] = {}
         try:
-            self._server = serve(self._talk, "127.0.0.1", port, compression=None, max_size=rosbridge.MAX_BYTES)
+            self._server = serve(
+                self._talk, "127.0.0.1", port, compression=None, max_size=rosbridge.MAX_BYTES, max_queue=1
+            )
         except OSError as error:
             raise UserError(f"The rosbridge server cannot listen at port {port} ({error.strerror}).") from error
         self.port = int(self._server.socket.getsockname()[1])
