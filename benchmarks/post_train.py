@@ -25,7 +25,7 @@ import matplotlib.pyplot as plt
 
 from embodyrl.provenance import hardware, versions
 from embodyrl.run_folder import finished
-from embodyrl.stats import bootstrap_iqm, interquartile_mean, wilson
+from embodyrl.stats import bootstrap_iqm, wilson
 
 HERE = Path(__file__).parent
 
@@ -159,7 +159,7 @@ def main() -> None:
         scores = {when: [s[when][0] / s[when][1] for s in seeds] for when in ("before", "after")}
         result = {
             "title": title,
-            "iqm": {w: [interquartile_mean(x), *bootstrap_iqm(x)] for w, x in scores.items()},
+            "iqm": {w: bootstrap_iqm(x) for w, x in scores.items()},
             "seeds": seeds,
             "peak_memory_gib_of_one_process": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20,
             "versions": versions(),
