@@ -212,7 +212,8 @@ def struck(arm: Arm, strike: Callable[[], None]) -> tuple[Episode, float]:
     happened = []
 
     def wait_and_strike() -> None:
-        end = time.monotonic() + 10.0
+        time.sleep(1.5)  # the robot's clock is known by now
+        end = time.monotonic() + 8.0
         while time.monotonic() < end and np.abs(arm.robot.state().dq).max() < 0.1:
             time.sleep(0.002)
         happened.append(time.monotonic())
