@@ -107,7 +107,7 @@ def test_parsing_imports_nothing_heavy():
     given = parser().parse_args(
         ["reflect", "train", "data", "--out", "out", "--cameras", "front", "wrist", "--hits", "3"]
     )
-    assert (given.data, given.out, given.cameras, given.hits, given.window) == ("data", "out", ["front", "wrist"], 3, 5)
+    assert (given.data, given.out, given.cameras, given.hits, given.window) == ("data", "out", ["front", "wrist"], 3, 3)
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_the_pick_task_of_the_simulator(tmp_path, capsys):
     from embodyrl.sims.mujoco.env import Config
 
     config = Config(num_envs=32, task="pick", max_blocks=2, image_size=64, terminate_on_success=False)
-    collect_dataset(config, tmp_path / "data", num_episodes=500, noise=0.5, keep_failures=True)
+    collect_dataset(config, tmp_path / "data", num_episodes=500, noise=1.0, keep_failures=True)
     data, out = str(tmp_path / "data"), str(tmp_path / "reflector")
     given = parser().parse_args(["reflect", "train", data, "--out", out, "--json", "--device", "cpu"])
     assert given.run(given) == 0

@@ -28,7 +28,7 @@ def train_reflector(
     *,
     kind: str = "trained",
     cameras: Sequence[str] = (),
-    window: int = 5,
+    window: int = 3,
     steps: int = 0,
     features: str = "pixels",
     tail: int = 0,
@@ -219,7 +219,7 @@ def add_parser(subparsers: Any) -> None:
     sub.add_argument("--out", required=True, help="the reflector's folder")
     sub.add_argument("--kind", choices=["trained", "goal"], default="trained")
     sub.add_argument("--cameras", nargs="+", default=(), help="names (default: all)")
-    sub.add_argument("--window", type=int, default=5, help="frames seen at once (default: %(default)s)")
+    sub.add_argument("--window", type=int, default=3, help="frames seen at once (default: %(default)s)")
     sub.add_argument("--steps", type=int, default=0, help="of training")
     sub.add_argument("--features", default="pixels", help="of goals: pixels, or a Hugging Face vision model")
     sub.add_argument("--held-out", type=float, default=0.3, help="share of episodes not trained on")

@@ -35,7 +35,7 @@ class GoalConfig:
     """``pixels``, or a Hugging Face vision model such as DINOv2: a folder or a hub id."""
     cameras: tuple[str, ...] = ()
     """Empty means all in the data."""
-    window: int = 5
+    window: int = 3
     max_goals: int = 64
     """Goal images kept per instruction."""
     seed: int = 0

@@ -197,7 +197,7 @@ class ServerReflector:
                     answers[k] = await self._ask(client, questions[k])
 
             tasks = [asyncio.create_task(one(k)) for k in range(len(questions))]
-            _, late = await asyncio.wait(tasks, timeout=max(0.0, end - time.monotonic()))
+            _, late = await asyncio.wait(tasks, timeout=max(0.0, end - time.monotonic())) if tasks else ((), ())
             for task in late:
                 task.cancel()
             if late:

@@ -42,7 +42,7 @@ class TrainedReflector(ModelMixin, ConfigMixin):
 
     @register_to_config
     def __init__(
-        self, cameras: Mapping[str, Sequence[int]], window: int = 5, width: int = 16, features: int = 128
+        self, cameras: Mapping[str, Sequence[int]], window: int = 3, width: int = 16, features: int = 128
     ) -> None:
         super().__init__()
         if window < 2 or not cameras:

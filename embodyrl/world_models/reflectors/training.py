@@ -23,7 +23,7 @@ class TrainConfig:
     """Settings of ``train``."""
 
     steps: int = 600
-    batch_size: int = 32
+    batch_size: int = 48
     lr: float = 2e-3
     weight_decay: float = 1e-3
     solved: float = 0.5
