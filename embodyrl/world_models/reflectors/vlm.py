@@ -113,15 +113,10 @@ class VLMReflector:
         return out
 
     def _answers(self, conversations: list[list[dict[str, Any]]]) -> Float[Tensor, " b"]:
-        inputs = self.processor.apply_chat_template(
-            conversations,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-            return_tensors="pt",
-            processor_kwargs={"padding": True},
-            **self.config.template,
-        ).to(self.device, DTYPES[self.config.dtype])
+        texts = self.processor.apply_chat_template(conversations, add_generation_prompt=True, **self.config.template)
+        images = [[part["image"] for part in talk[0]["content"] if part["type"] == "image"] for talk in conversations]
+        inputs = self.processor(text=texts, images=images, padding=True, return_tensors="pt")
+        inputs = inputs.to(self.device, DTYPES[self.config.dtype])
         logits = self.model(**inputs, logits_to_keep=1, use_cache=False).logits[:, -1].float()
         logprob = logits.log_softmax(-1)
         yes, no = logprob[:, self._yes].logsumexp(-1), logprob[:, self._no].logsumexp(-1)
