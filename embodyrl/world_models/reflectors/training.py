@@ -22,13 +22,13 @@ COLOURS = ("red", "green", "blue", "yellow")
 class TrainConfig:
     """Settings of ``train``."""
 
-    steps: int = 600
+    steps: int = 1000
     batch_size: int = 48
     lr: float = 2e-3
     weight_decay: float = 1e-3
     solved: float = 0.5
     """Share of windows whose newest frame is solved, however rare that is in the data; calibration mends the prior."""
-    swapped: float = 0.3
+    swapped: float = 0.5
     """Share of those that are asked about another object, and so count as failures."""
     swap_words: tuple[str, ...] = COLOURS
     """Words that name objects of which only one is solved at a time; empty for tasks where that does not hold."""
