@@ -18,6 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 
+from embodyrl.provenance import git_commit, hardware, versions
 from embodyrl.sims.maniskill.build import _import_mani_skill
 from embodyrl.sims.maniskill.env import ManiSkillConfig, ManiSkillEnv
 
