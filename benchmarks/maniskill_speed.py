@@ -107,6 +107,7 @@ def main() -> None:
                 8, args.workers, 4, args.seconds, "rgb", size
             )
     results["load_after"] = os.getloadavg()[0]
+    results |= {"commit": git_commit(), "versions": versions(), "hardware": hardware()}
     if args.out:
         args.out.write_text(json.dumps(results, indent=1) + "\n")
 
