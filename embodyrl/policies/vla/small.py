@@ -4,6 +4,8 @@ For tests, and for training the architecture from nothing where no pretrained we
 downloaded: the tokenizer is made of the sentences of the task.
 """
 
+# pyright: reportCallIssue=false, reportAttributeAccessIssue=false
+# transformers fills in its configs' fields and the names of its modules at run time.
 from __future__ import annotations
 
 from collections.abc import Iterable
