@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from diffusers.configuration_utils import ConfigMixin, register_to_config
-from diffusers.models.modeling_utils import ModelMixin
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
+
+from embodyrl.world_models.saved import ConfigMixin, ModelMixin, register_to_config
 
 FACTOR = 8
 """Pixels per latent cell along each edge."""

@@ -43,14 +43,12 @@ class WorldModelConfig(EnvConfig):
     precision: str = "auto"
 
     def __post_init__(self) -> None:
-        if not self.model:
-            raise UserError("env.model is empty: give the folder of a world model, which `embodyrl world train` makes.")
         if self.precision not in ("auto", "bf16", "f32"):
             raise UserError(f"env.precision is {self.precision!r}; it must be auto, bf16 or f32.")
 
     def for_evaluation(self, split: str) -> EnvConfig:
         """The real env: what was learned in a dream counts there alone."""
-        given = OmegaConf.create(WorldModel.read_meta(self.model)["env"])
+        given = OmegaConf.create(WorldModel.read_meta(_folder(self))["env"])
         if not given:
             raise UserError(f"{self.model} does not say which real env it models, so nothing can be evaluated there.")
         real = build("env", config_class("env", given), given)
@@ -74,7 +72,7 @@ class WorldModelEnv:
             UserError: no model in that folder, or no keyframe of the split.
         """
         self.config, self.device = config, torch.device(config.device)
-        self.model = model = WorldModel.load(Path(config.model), self.device)
+        self.model = model = WorldModel.load(_folder(config), self.device)
         wanted = {"train": False, "eval": True}
         if config.split not in wanted:
             raise UserError(f"A world model has the splits train and eval, not {config.split!r}.")
@@ -238,6 +236,12 @@ class WorldModelEnv:
             value[rows] = getattr(new, field.name).to(value.dtype)
             values[field.name] = value
         return Dream(**values)
+
+
+def _folder(config: WorldModelConfig) -> Path:
+    if not config.model:
+        raise UserError("env.model is empty: give the folder of a world model, which `embodyrl world train` makes.")
+    return Path(config.model)
 
 
 def _reflector(config: WorldModelConfig) -> Reflector | None:

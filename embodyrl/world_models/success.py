@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from diffusers.configuration_utils import ConfigMixin, register_to_config
-from diffusers.models.modeling_utils import ModelMixin
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from embodyrl.world_models.saved import ConfigMixin, ModelMixin, register_to_config
 
 
 class SuccessHead(ModelMixin, ConfigMixin):

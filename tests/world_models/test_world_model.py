@@ -245,4 +245,4 @@ def test_bad_settings_are_told(tmp_path, monkeypatch) -> None:
     with pytest.raises(UserError, match="data="):
         Clips.load([])
     with pytest.raises(UserError, match=r"env\.model is empty"):
-        WorldModelConfig()
+        WorldModelEnv(WorldModelConfig())

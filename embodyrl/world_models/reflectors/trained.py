@@ -13,8 +13,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from diffusers.configuration_utils import ConfigMixin, register_to_config
-from diffusers.models.modeling_utils import ModelMixin
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,6 +21,7 @@ from embodyrl.errors import UserError
 from embodyrl.words import load_words
 from embodyrl.world_models.reflectors.base import check_window
 from embodyrl.world_models.reflectors.calibration import Calibration
+from embodyrl.world_models.saved import ConfigMixin, ModelMixin, register_to_config
 
 WORD_DIM = 256
 MAX_WORDS = 32
