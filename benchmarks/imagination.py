@@ -28,7 +28,7 @@ from embodyrl.provenance import git_commit, hardware, versions
 from embodyrl.stats import bootstrap_iqm, wilson
 
 HERE = Path(__file__).parent
-ENV = ("env.max_blocks=2", "env.terminate_on_success=false", "--keep-failures", "--past-success", "5")
+ENV = ("env.max_blocks=2", "--keep-failures", "--past-success", "5")
 
 
 def embodyrl(folder: Path, stage: str, *arguments: str) -> None:

@@ -176,7 +176,7 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--policy", default="", help="a run or checkpoint that acts instead of the expert")
     sub.add_argument("--derail", type=float, default=0.0, help="share of the policy's episodes that go astray")
     sub.add_argument(
-        "--past-success", type=int, help="with env.terminate_on_success=false: stop so many steps after success"
+        "--past-success", type=int, help="record so many steps past success, which no longer ends an episode at once"
     )
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--out", required=True, help="the data set's folder")

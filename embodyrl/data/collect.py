@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -188,6 +188,16 @@ def make_expert(env: VecEnv, noise: float = 0.0, seed: int = 0) -> Any:
     return env.make_expert(noise=noise, seed=seed)  # pyright: ignore[reportAttributeAccessIssue] - looked for above
 
 
+def _going_on(config: EnvConfig) -> EnvConfig:
+    """The same env, whose episodes do not end with success."""
+    if not hasattr(config, "terminate_on_success"):
+        raise UserError(
+            f"The episodes of {config.name} always end when the task is solved, so nothing after that can be recorded. "
+            "Leave --past-success out."
+        )
+    return replace(config, terminate_on_success=False)  # pyright: ignore[reportCallIssue] - looked for above
+
+
 def load_actor(env: VecEnv, path: str, derail: float, seed: int) -> PolicyActor:
     """The policy of a checkpoint or run as an actor in ``env``.
 
@@ -286,7 +296,8 @@ def collect_dataset(
         num_episodes: how many to keep.
         noise: standard deviation of noise on the expert's actions.
         keep_failures: keep failed episodes as well, marked ``success`` False.
-        past_success: see ``collect_episodes``.
+        past_success: see ``collect_episodes``; the env then goes on when the task is solved, whatever ``config`` says,
+            which is what the data set keeps: the env that a policy is scored in.
         policy: a checkpoint or run whose policy acts instead of the expert, with its exploration noise.
         derail: share of the policy's episodes that leave its way at random (see ``PolicyActor``).
         seed: of the order of initial states and of the noise.
@@ -295,8 +306,8 @@ def collect_dataset(
         Figures of this call alone.
 
     Raises:
-        UserError: the env has no scripted expert, the policy does not fit it, ``out`` exists, ``OUT.parts`` was
-            collected with other settings, or see ``collect_episodes``.
+        UserError: the env has no scripted expert or cannot go on past success, the policy does not fit it, ``out``
+            exists, ``OUT.parts`` was collected with other settings, or see ``collect_episodes``.
     """
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
@@ -308,7 +319,7 @@ def collect_dataset(
     if derail and not policy:
         raise UserError("derail needs a policy to lead astray; give the expert noise instead.")
     stats = CollectStats()
-    env = registry.load("envs", config.name)(config)
+    env = registry.load("envs", config.name)(config if past_success is None else _going_on(config))
     try:
         # How many episodes run at once, and where, changes none of them.
         common = {

@@ -293,7 +293,7 @@ def _check_both_kinds(clips: Clips, starts: Tensor) -> None:
         raise UserError(
             f"Of {len(starts)} held-out episodes {solved} are solved, but when a dream counts as solved is learned "
             "from episodes that were and episodes that were not. Collect more, with --keep-failures, and with "
-            "env.terminate_on_success=false --past-success 5, which records what a solved task looks like."
+            "--past-success 5, which records what a solved task looks like."
         )
 
 

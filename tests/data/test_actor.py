@@ -4,6 +4,8 @@ import torch
 
 from embodyrl.data.actor import PolicyActor
 from embodyrl.data.collect import collect_dataset, collect_episodes
+from embodyrl.data.lerobot_read import open_dataset
+from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 from embodyrl.sims.mujoco.experts import ScriptedExpert
@@ -63,6 +65,18 @@ def test_what_a_solved_task_looks_like_is_recorded_and_no_more() -> None:
     for episode in episodes:
         first = int(episode.solved.argmax())
         assert episode.success and len(episode) == first + 1 + 3 < env.spec.max_episode_steps
+
+
+def test_past_success_is_how_it_was_recorded_and_not_another_env(tmp_path) -> None:
+    config = Config(num_envs=4, task="reach", cameras=(), renderer="none")
+    collect_dataset(config, tmp_path / "data", num_episodes=3, past_success=3)
+    origin = open_dataset(tmp_path / "data").origin["config"]
+    assert origin["terminate_on_success"] is True  # what a world model of it scores policies in
+    solved = open_dataset(tmp_path / "data", ["next.success", "episode_index"]).columns
+    for episode in range(3):
+        assert solved["next.success"][solved["episode_index"] == episode].reshape(-1).argmax() > 0
+    with pytest.raises(UserError, match="always end when the task is solved"):
+        collect_dataset(EnvConfig(name="libero"), tmp_path / "other", num_episodes=1, past_success=3)
 
 
 def test_an_actor_that_makes_no_sense_is_refused(tmp_path) -> None:
