@@ -61,6 +61,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "algorithms": {
         "sft": "embodyrl.algorithms.sft:SFT",
         "ppo": "embodyrl.algorithms.ppo:PPO",
+        "fpo": "embodyrl.algorithms.fpo:FPO",
         "grpo": "embodyrl.algorithms.grpo:GRPO",
         "nft": "embodyrl.algorithms.nft:NFT",
         "sac_flow": "embodyrl.algorithms.sac_flow:SACFlow",

@@ -12,8 +12,9 @@ from torch import Tensor
 from embodyrl.algorithms.common import GuardedAdam, Means
 from embodyrl.buffers import minibatches
 from embodyrl.errors import UserError, did_you_mean, refuse_unread
+from embodyrl.flow import Transition
 from embodyrl.losses import ppo_policy_loss
-from embodyrl.types import DenoisingTrace, Obs
+from embodyrl.types import DenoisingTrace, Obs, PolicyEval
 
 RATIOS = ("joint", "per_step", "per_dim")
 SCHEDULES = ("linear", "adaptive")
@@ -87,26 +88,43 @@ class ClippedActor:
     """The policy's optimiser; see ``ActorConfig``. One ``update`` is one iteration."""
 
     def __init__(self, config: ActorConfig, policy: Any) -> None:
-        transition = policy.transition
-        if transition.num_noisy == 0:
-            raise UserError(
-                f"{config.name} needs denoising steps that draw noise, or no step has a density, and {transition.kind} "
-                f"with eta {transition.eta} and {transition.num_steps} step(s) has none. Raise policy.eta above 0; "
-                "flow_cps, whose last step is noise-free, needs policy.num_denoise_steps of at least 2."
-            )
-        if config.entropy_coef and transition.kind in ("flow_sde", "flow_cps"):
-            raise UserError(
-                f"algorithm.entropy_coef is {config.entropy_coef}, but the noise of {transition.kind} is fixed, so its "
-                "entropy has no gradient. Set policy.transition=flow_noise, or change policy.eta to explore more."
-            )
         self.config, self.policy = config, policy
+        self._check(policy.transition)
         self.optimizer = GuardedAdam(policy.actor_parameters(), config.lr, config.max_grad_norm, "actor", eps=1e-5)
         self.iteration = 0
+
+    # What is scored, and how: what FPO replaces.
+
+    def _check(self, transition: Transition) -> None:
+        """Refuses a sampler whose path has no density, or no entropy that could be raised."""
+        coef = self.config.entropy_coef
+        if transition.num_noisy == 0:
+            raise UserError(
+                f"{self.config.name} needs denoising steps that draw noise, or no step has a density, and "
+                f"{transition.kind} with eta {transition.eta} and {transition.num_steps} step(s) has none. Raise "
+                "policy.eta above 0; flow_cps, whose last step is noise-free, needs policy.num_denoise_steps of at "
+                "least 2."
+            )
+        if coef and transition.kind in ("flow_sde", "flow_cps"):
+            raise UserError(
+                f"algorithm.entropy_coef is {coef}, but the noise of {transition.kind} is fixed, so its entropy has no "
+                "gradient. Set policy.transition=flow_noise, or change policy.eta to explore more."
+            )
+
+    def _evaluate(self, obs: Obs, trace: Any) -> PolicyEval:
+        """Log-probabilities (B, K) and entropies of what the policy did, with gradients."""
+        return self.policy.evaluate(obs, trace)
+
+    def _decision(self, logprob: Tensor, trace: Any) -> Tensor:
+        """What a ratio is taken of, from log-probabilities (B, K): (B,), the sum over the trained steps."""
+        return logprob.sum(1) / self._divisor(trace)
+
+    # The loop.
 
     def update(
         self,
         obs: Obs,
-        trace: DenoisingTrace,
+        trace: Any,
         logprob: Tensor,
         advantage: Tensor,
         rows: Tensor,
@@ -131,11 +149,10 @@ class ClippedActor:
             The means of the loss's figures, and ``actor_epochs``, ``actor_lr`` and ``clip_range_joint``.
         """
         c, stats = self.config, Means()
-        divisor = self._divisor(trace)
-        behaviour = logprob.sum(1) / divisor
+        behaviour = self._decision(logprob, trace)
         old, weight = behaviour, torch.ones_like(behaviour) if weight is None else weight
         if c.behaviour_cap:
-            old = self._score(obs, trace, rows) / divisor
+            old = self._decision(self.scores(obs, trace, rows, logprob.shape[1]), trace)
             importance = (old - behaviour).exp()
             weight = weight * importance.clamp(max=c.behaviour_cap)
             stats.add(
@@ -149,12 +166,12 @@ class ClippedActor:
         for _ in range(c.epochs if len(rows) else 0):
             seen = []
             for i in minibatches(rows, c.minibatch_size, generator):
-                new = self.policy.evaluate(obs[i], trace[i])
+                new = self._evaluate(obs[i], trace[i])
                 loss, figures = ppo_policy_loss(
-                    new.logprob.sum(1) / divisor,
+                    self._decision(new.logprob, trace),
                     old[i],
                     advantage[i],
-                    torch.ones_like(i, dtype=torch.bool),
+                    torch.ones_like(old[i], dtype=torch.bool),
                     c.clip_range,
                     c.clip_range_high or c.clip_range,
                     c.dual_clip or None,
@@ -175,21 +192,23 @@ class ClippedActor:
             **stats.means(),
             "actor_epochs": float(passes),
             "actor_lr": rate,
-            "clip_range_joint": c.clip_range * divisor,
+            "clip_range_joint": c.clip_range * self._divisor(trace),
         }
 
     def _divisor(self, trace: DenoisingTrace) -> float:
         """What the joint log-ratio is divided by."""
-        steps, policy = float(trace.stochastic.sum(1).float().mean()), self.policy
-        horizon, dims = policy.config.horizon, policy.spec.action_dim
-        return {"joint": 1.0, "per_step": steps, "per_dim": steps * horizon * dims}[self.config.ratio]
+        if self.config.ratio == "joint":
+            return 1.0
+        steps = float(trace.stochastic.sum(1).float().mean())
+        dims = self.policy.config.horizon * self.policy.spec.action_dim
+        return steps if self.config.ratio == "per_step" else steps * dims
 
     @torch.no_grad()
-    def _score(self, obs: Obs, trace: DenoisingTrace, rows: Tensor) -> Tensor:
-        """(B,) joint log-probability of ``rows`` under the policy as it is; NaN elsewhere."""
-        out = torch.full((len(obs),), math.nan, device=rows.device)
+    def scores(self, obs: Obs, trace: Any, rows: Tensor, width: int) -> Tensor:
+        """(B, width) log-probabilities of ``rows`` under the policy as it is; NaN elsewhere."""
+        out = torch.full((len(obs), width), math.nan, device=rows.device)
         for i in rows.split(self.config.minibatch_size):
-            out[i] = self.policy.evaluate(obs[i], trace[i]).logprob.sum(1)
+            out[i] = self._evaluate(obs[i], trace[i]).logprob
         return out
 
     def state_dict(self) -> dict[str, Any]:

@@ -56,12 +56,13 @@ class PPOConfig(ActorConfig):
 class PPO:
     """See the module's docstring."""
 
-    Config = PPOConfig
+    Config: type = PPOConfig
+    Actor: type[ClippedActor] = ClippedActor
     source = "rollout"
 
     def __init__(self, config: PPOConfig, policy: Any) -> None:
         self.config, self.policy, self.result = config, policy, policy
-        self.actor = ClippedActor(config, policy)
+        self.actor = self.Actor(config, policy)
         critic = policy.critic.parameters()
         self.critic_optimizer = GuardedAdam(critic, config.critic_lr, config.max_grad_norm, "critic", eps=1e-5)
         self.iteration = 0

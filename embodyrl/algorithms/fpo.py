@@ -1,0 +1,115 @@
+"""FPO: PPO without likelihoods; its ratio is made of flow matching losses.
+
+Flow matching on an action bounds how likely the policy is to take it, so FPO (arXiv:2507.21053) reads "more likely" off
+the loss. For M pairs of noise e and time t, drawn when the update starts,
+
+    l_m = |v(x_t, t) - (e - a)|^2 summed over the chunk,   x_t = (1 - t) a + t e,   r_m = exp(l_m(old) - l_m(new))
+
+Any sampler may act, with noise in its steps or without, and K does not matter to training. Clipping each r_m by itself
+is FPO++'s (Yi and others 2026, "Flow Policy Gradients for Robot Control"); FPO's own r is the exponential of the mean.
+Everything else is PPO's: returns, critic, epochs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from embodyrl.algorithms.actor import ClippedActor
+from embodyrl.algorithms.ppo import PPO, PPOConfig
+from embodyrl.errors import UserError, refuse_unread
+from embodyrl.flow import Transition, flow_matching_pair, randn, sample_training_time
+from embodyrl.types import DenoisingTrace, Obs, PolicyEval, TensorData
+
+
+@dataclass(frozen=True)
+class FPOConfig(PPOConfig):
+    """Settings of FPO: those of ``PPOConfig`` with other defaults, and two more.
+
+    Attributes:
+        num_pairs: M, pairs of noise and time at which a chunk's loss is taken.
+        per_pair: clip the ratio of each pair (FPO++); otherwise that of their mean (FPO).
+    """
+
+    name: str = "fpo"
+    num_pairs: int = 8
+    per_pair: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_pairs < 1:
+            raise UserError(f"algorithm.num_pairs is {self.num_pairs}; a loss needs at least one pair. 8 is usual.")
+        why = "FPO takes losses for likelihoods: there are no steps, no density of the rollout and no entropy"
+        refuse_unread(self, "algorithm", ("ratio", "behaviour_cap", "entropy_coef"), why)
+
+
+@dataclass
+class FlowPairs(TensorData):
+    """Chunks (B, C, D) that were executed, and M points of the flow towards each: noise (B, M, C, D), t (B, M)."""
+
+    action: Tensor
+    noise: Tensor
+    t: Tensor
+
+
+class FlowMatchingActor(ClippedActor):
+    """PPO's epochs on ratios of flow matching losses."""
+
+    config: FPOConfig
+
+    def _check(self, transition: Transition) -> None:
+        """Any sampler will do."""
+
+    def update(
+        self,
+        obs: Obs,
+        trace: DenoisingTrace,
+        logprob: Tensor,
+        advantage: Tensor,
+        rows: Tensor,
+        *,
+        weight: Tensor | None = None,
+        progress: float,
+        generator: torch.Generator,
+    ) -> dict[str, float]:
+        """As PPO's, but for ``logprob``, which the sampler gave: not read."""
+        pairs = draw_pairs(trace.x[:, -1], self.config.num_pairs, generator)
+        old = self.scores(obs, pairs, rows, self.config.num_pairs)
+        advantage = advantage[:, None].expand_as(self._decision(old, pairs))
+        return super().update(obs, pairs, old, advantage, rows, weight=weight, progress=progress, generator=generator)
+
+    def _evaluate(self, obs: Obs, trace: Any) -> PolicyEval:
+        loss = pair_losses(self.policy, obs, trace)
+        return PolicyEval(-loss, torch.zeros_like(loss[:, 0]), None)
+
+    def _decision(self, logprob: Tensor, trace: Any) -> Tensor:
+        """(B, M), or (B, 1) without ``per_pair``."""
+        return logprob if self.config.per_pair else logprob.mean(1, keepdim=True)
+
+
+class FPO(PPO):
+    """See the module's docstring."""
+
+    Config = FPOConfig
+    Actor = FlowMatchingActor
+
+
+def draw_pairs(action: Float[Tensor, "b c d"], count: int, generator: torch.Generator) -> FlowPairs:
+    """``count`` points of the flow towards each chunk."""
+    b, device = len(action), action.device
+    t = sample_training_time(b * count, generator, device=device).view(b, count)
+    return FlowPairs(action, randn((b, count, *action.shape[1:]), generator, device), t)
+
+
+def pair_losses(policy: Any, obs: Obs, pairs: FlowPairs) -> Float[Tensor, "b m"]:
+    """The flow matching loss of each pair, summed over the actions that are executed."""
+    b, m = pairs.t.shape
+    action = pairs.action[:, None].expand_as(pairs.noise)
+    x, target = flow_matching_pair(action.flatten(0, 1), pairs.t.flatten(), pairs.noise.flatten(0, 1))
+    velocity = policy.velocity(policy.encode(obs), x.unflatten(0, (b, m)), pairs.t)
+    error = (velocity - target.unflatten(0, (b, m)))[..., : policy.config.horizon, : policy.spec.action_dim]
+    return (error**2).sum(dim=(-2, -1))
