@@ -43,7 +43,7 @@ def test_every_config_key_is_documented() -> None:
     [
         ("envs", "mujco", "There is no env 'mujco'. Did you mean 'mujoco'?"),
         ("policies", "flowvla", "There is no policy 'flowvla'. Did you mean 'flow_vla' or 'flow_mlp'?"),
-        ("algorithms", "ppoo", "There is no algorithm 'pop'. Did you mean 'ppo'?"),
+        ("algorithms", "ppoo", "There is no algorithm 'ppoo'. Did you mean 'ppo'?"),
     ],
 )
 def test_unknown_names(kind: str, name: str, said: str) -> None:
