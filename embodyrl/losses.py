@@ -137,7 +137,13 @@ def nft_branches(velocity: Tensor, old: Tensor, beta: float) -> tuple[Tensor, Te
     return old + beta * (velocity - old), old - beta * (velocity - old)
 
 
-def nft_loss(positive: Tensor, negative: Tensor, target: Tensor, optimality: Float[Tensor, " b"]) -> Tensor:
+def nft_loss(
+    positive: Tensor,
+    negative: Tensor,
+    target: Tensor,
+    optimality: Float[Tensor, " b"],
+    weight: Float[Tensor, " b"] | None = None,
+) -> Tensor:
     """Mean of r |positive - target|^2 + (1 - r) |negative - target|^2 (NFT, arXiv:2509.16117).
 
     In velocities its gradient at v = v_old is 2 beta (2r - 1) (v_old - u) per entry, and it is least at
@@ -148,6 +154,8 @@ def nft_loss(positive: Tensor, negative: Tensor, target: Tensor, optimality: Flo
         negative: of the branch v-.
         target: what was done.
         optimality: r in [0, 1] of each row.
+        weight: of each row in the mean.
     """
     r = optimality.view(-1, *[1] * (target.ndim - 1))
-    return (r * (positive - target).square() + (1.0 - r) * (negative - target).square()).mean()
+    loss = (r * (positive - target).square() + (1.0 - r) * (negative - target).square()).flatten(1).mean(1)
+    return (loss if weight is None else loss * weight).mean()

@@ -68,6 +68,14 @@ def test_an_episode_is_as_good_as_it_is_better_than_its_group():
     assert (broken[:4] == 0.5).all() and (broken[4:] != 0.5).all()
 
 
+@pytest.mark.parametrize("solved", [1, 2, 4, 6, 7])
+def test_a_group_is_neither_approached_nor_left_on_the_whole(solved):
+    """Advantages that are clipped, or chunks that all weigh the same, push a policy that mostly fails off itself."""
+    algorithm = make(num_episodes=8, group_size=8)
+    good = algorithm._optimality(played(algorithm, [1] * solved + [0] * (8 - solved)).kept)
+    assert float(good.mean()) == pytest.approx(0.5, abs=1e-6) and float(good.max() - good.min()) > 0.5
+
+
 @pytest.mark.parametrize("target", ["action", "step"])
 def test_it_moves_towards_what_worked_and_away_from_what_did_not(target):
     """The velocity's distance to the one that leads to the chunk falls for good chunks and grows for bad ones."""

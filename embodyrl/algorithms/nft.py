@@ -27,7 +27,7 @@ from embodyrl.env import VecEnv
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.flow import flow_matching_pair, randn, sample_training_time, timesteps
 from embodyrl.losses import nft_branches, nft_loss
-from embodyrl.returns import group_advantages
+from embodyrl.returns import equal_episode_weights, group_advantages
 from embodyrl.rollout import collect_episodes
 from embodyrl.types import DenoisingTrace, Obs
 
@@ -56,10 +56,10 @@ class NFTConfig:
     group_size: int = 8
     beta: float = 1.0
     target: str = "action"
-    epochs: int = 2
+    epochs: int = 8
     minibatch_size: int = 256
     lr: float = 1e-4
-    old_decay: float = 0.5
+    old_decay: float = 0.95
     max_grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
@@ -101,26 +101,38 @@ class NFT:
     def _learn(self, batch: EpisodeBatch, generator: torch.Generator) -> dict[str, float]:
         c = self.config
         good = self._optimality(batch).to(batch.episode.device)[batch.episode]
+        weight = equal_episode_weights(batch.episode)
         rows = (good != 0.5).nonzero().flatten()  # at 1/2 the two branches cancel
         stats = Means()
         for _ in range(c.epochs if len(rows) else 0):
             for i in minibatches(rows, c.minibatch_size, generator):
-                loss = self._loss(batch.obs[i], batch.trace[i], good[i], generator)
+                loss = self._loss(batch.obs[i], batch.trace[i], good[i], weight[i], generator)
                 stats.add(loss=loss, grad_norm=self.optimizer.step(loss))
         with torch.no_grad():
             for old, new in zip(self.policy.parameters(), self.result.parameters(), strict=True):
                 old.lerp_(new, 1.0 - c.old_decay)
-        return {**stats.means(), "informative": len(rows) / max(1, len(good)), "optimality": float(good.mean())}
+        return {
+            **stats.means(),
+            "informative": len(rows) / max(1, len(good)),
+            "optimality": float((good * weight).mean()),
+        }
 
     def _optimality(self, batch: EpisodeBatch) -> Tensor:
-        """(E,) r of each episode: 1/2 in groups that are all alike, or in which a simulation broke."""
+        """(E,) r of each episode: 1/2 in groups that are all alike, or in which a simulation broke.
+
+        Its mean over a group is 1/2. Were it less, the policy would be pushed away from its own actions on the whole,
+        further with each iteration: that is why advantages are scaled, not clipped, and episodes weigh the same.
+        """
         c = self.config
         returns = torch.tensor([0.0 if e is None else float(e.success) for e in batch.episodes])
         broken = torch.tensor([e is None for e in batch.episodes]).view(-1, c.group_size).any(1, keepdim=True)
-        advantage = group_advantages(returns.view(-1, c.group_size))
-        return (0.5 + 0.5 * torch.where(broken, 0.0, advantage).clamp(-1.0, 1.0)).flatten()
+        advantage = torch.where(broken, 0.0, group_advantages(returns.view(-1, c.group_size)))
+        largest = advantage.abs().amax(1, keepdim=True)
+        return (0.5 + 0.5 * torch.where(largest > 0, advantage / largest, 0.0)).flatten()
 
-    def _loss(self, obs: Obs, trace: DenoisingTrace, good: Tensor, generator: torch.Generator) -> Tensor:
+    def _loss(
+        self, obs: Obs, trace: DenoisingTrace, good: Tensor, weight: Tensor, generator: torch.Generator
+    ) -> Tensor:
         """Of B chunks, at one time or step each."""
         n, device = len(obs), good.device
         if self.config.target == "action":
@@ -128,13 +140,15 @@ class NFT:
             x, _ = flow_matching_pair(action, t, randn(action.shape, generator, device))
             branches, _ = self._branches(obs, x, t)
             plus, minus = (x - t[:, None, None] * branch for branch in branches)
-            return nft_loss(*self._executed(plus, minus, action), optimality=good)
+            return nft_loss(*self._executed(plus, minus, action), optimality=good, weight=weight)
         k = torch.multinomial(trace.stochastic.float().cpu(), 1, generator=generator)[:, 0].to(device)
         row = torch.arange(n, device=device)
         x, t = trace.x[row, k], timesteps(trace.stochastic.shape[1], device)[k]
         branches, log_std = self._branches(obs, x, t)
         (plus, std), (minus, _) = (self.policy.transition.mean_std(x, branch, k, log_std) for branch in branches)
-        return nft_loss(*self._executed(plus / std, minus / std, trace.x[row, k + 1] / std), optimality=good)
+        return nft_loss(
+            *self._executed(plus / std, minus / std, trace.x[row, k + 1] / std), optimality=good, weight=weight
+        )
 
     def _executed(self, *parts: Tensor) -> Iterator[Tensor]:
         """The actions of each (B, C, D); a pretrained model's chunk may be longer and wider than what is executed."""

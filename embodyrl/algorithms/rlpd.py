@@ -34,6 +34,7 @@ class RLPDConfig(SACFlowConfig):
     name: str = "rlpd"
     warmup_chunks: int = 1_000
     random_warmup: bool = False
+    critic_warmup: int = 1_000
     utd: float = 4.0
     policy_delay: int = 4
     critic_lr: float = 3e-4

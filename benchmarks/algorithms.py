@@ -1,0 +1,246 @@
+"""Every algorithm from one imitation checkpoint: success against env steps and against minutes, three seeds each.
+
+    python benchmarks/algorithms.py                                  # both tasks, all algorithms, three seeds
+    python benchmarks/algorithms.py --tasks maniskill_pickcube --algorithms ppo grpo --seeds 0
+
+Each run has one thread and ends after ``--env-steps`` or ``--minutes`` of training, whichever is first. Runs go to
+``runs/bench/algorithms`` and can be interrupted and resumed; what is finished goes into ``benchmarks/algorithms.json``
+and ``.png``. Success is of the noise-free policy on initial states never trained on. The interval is of the
+interquartile mean over seeds of the RL; all of them start from one checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from embodyrl.config import compose, resolve
+from embodyrl.provenance import git_commit, hardware, versions
+from embodyrl.run_folder import finished
+from embodyrl.runner import train
+from embodyrl.stats import bootstrap_iqm
+
+HERE = Path(__file__).parent
+OUT = Path("runs/bench/algorithms")
+EVALUATIONS = 5
+
+
+@dataclass(frozen=True)
+class Task:
+    """An env, how it is demonstrated, and the preset NAME_sft that imitates the demonstrations."""
+
+    title: str
+    collect: tuple[str, ...]
+    policy: dict[str, Any]
+    shared: dict[str, Any] = field(default_factory=dict)
+
+
+TASKS = {
+    "mujoco_pick": Task(
+        "Quickstart: pick up the named block, pixels",
+        ("mujoco", "env.task=pick", "env.max_blocks=2", "env.num_envs=64", "--episodes", "100", "--noise", "0.15"),
+        {},
+    ),
+    "maniskill_pickcube": Task(
+        "ManiSkill PickCube-v1, state",
+        ("maniskill", "env.task=PickCube-v1", "env.obs=state", "env.num_envs=16", "--episodes", "32", "--noise", "0.2"),
+        {"horizon": 4, "action_patch": 4},
+    ),
+}
+ON_POLICY = {"lr": 2e-4, "epochs": 3}
+PPO = {"name": "ppo", "critic_epochs": 20, **ON_POLICY}
+OFF_POLICY = {
+    "num_chunks": 4,
+    "capacity": 20_000,
+    "warmup_chunks": 2048,
+    "utd": 0.1,
+    "batch_size": 128,
+    "entropy_backup": False,
+    "save_replay": False,
+}
+LEARNED_NOISE = {"transition": "flow_noise", "noise_min": 0.1, "noise_max": 0.5}
+SAC = {**OFF_POLICY, "alpha": 1e-3, "lr": 5e-5}
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Settings of one line of the figure; ``steps`` is roughly what an iteration takes of the env."""
+
+    title: str
+    algorithm: dict[str, Any]
+    steps: int
+    policy: dict[str, Any] = field(default_factory=dict)
+    demos: bool = False
+
+
+ALGORITHMS = {
+    "ppo": Algorithm("PPO, Flow-SDE", PPO, 4900),
+    "ppo_one": Algorithm("PPO, Flow-SDE, one step", PPO, 4900, {"trained_steps": "one"}),
+    "ppo_noise": Algorithm("PPO, Flow-Noise", {**PPO, "entropy_coef": 0.005}, 4900, {"transition": "flow_noise"}),
+    "ppo_cps": Algorithm("PPO, Flow-CPS", PPO, 4900, {"transition": "flow_cps"}),
+    "fpo": Algorithm("FPO", {**PPO, "name": "fpo"}, 4900),
+    "grpo": Algorithm("GRPO", {"name": "grpo", **ON_POLICY}, 4000),
+    "nft": Algorithm("NFT", {"name": "nft", "lr": 1e-3}, 2000),
+    "sac_flow": Algorithm(
+        "SAC-Flow, with demonstrations",
+        {
+            "name": "sac_flow",
+            **SAC,
+            "random_warmup": False,
+            "critic_warmup": 1000,
+            "bc_coef": 1.0,
+            "critic_norm": "layer",
+        },
+        1280,
+        LEARNED_NOISE,
+        demos=True,
+    ),
+    "rlpd": Algorithm("RLPD", {"name": "rlpd", **SAC}, 1280, LEARNED_NOISE, demos=True),
+    "wsrl": Algorithm("WSRL", {"name": "wsrl", **SAC}, 1280, LEARNED_NOISE),
+    "dsrl": Algorithm("DSRL", {"name": "dsrl", **OFF_POLICY, "alpha": 0.01}, 1280, {"steer_width": 128}),
+}
+
+
+def folder(task: str) -> Path:
+    """Everything of a task."""
+    return OUT / task
+
+
+def imitate(task: str) -> None:
+    """The demonstrations and the checkpoint that every algorithm starts from."""
+    demos, out = folder(task) / "demos", folder(task)
+    if not demos.exists():
+        command = [sys.executable, "-m", "embodyrl.cli", "collect", *TASKS[task].collect, "--seed", "0"]
+        subprocess.run([*command, "--out", str(demos)], check=True)
+    train(compose(f"{task}_sft", [f"run.out={out}", "run.name=sft", f"data.path={demos}", "run.threads=1"]))
+
+
+def run(task: str, name: str, seed: int, env_steps: int, minutes: float) -> None:
+    """One algorithm with one seed, or what is left of it."""
+    a, sft = ALGORITHMS[name], compose(f"{task}_sft")
+    every = max(1, round(env_steps / a.steps / EVALUATIONS))
+    env = {key: getattr(sft.env, key) for key in ("name", "task", "num_envs")} | {"seed": seed}
+    env |= {"max_blocks": 2} if task == "mujoco_pick" else {"obs": "state"}
+    train(
+        resolve(
+            {
+                "env": env,
+                "policy": {"name": "flow_vla", **TASKS[task].policy, **a.policy},
+                "algorithm": a.algorithm,
+                "run": {
+                    "name": f"{name}_{seed}",
+                    "out": str(folder(task)),
+                    "seed": seed,
+                    "init_checkpoint": str(folder(task) / "sft"),
+                    "iterations": every * EVALUATIONS,
+                    "minutes": minutes,
+                    "eval_every": every,
+                    "eval_episodes": 256,
+                    "checkpoint_every": every,
+                    "keep_checkpoints": 1,
+                    "videos": 0,
+                    "device": "cpu",
+                    "threads": 1,
+                },
+                **({"data": {"path": str(folder(task) / "demos")}} if a.demos else {}),
+            }
+        )
+    )
+
+
+def evaluations(path: Path) -> list[dict]:
+    """Env steps, minutes and success of every evaluation of a run, in the order of training."""
+    rows = []
+    for file in (path / "evals").glob("*.json"):
+        data = json.loads(file.read_text())
+        success = sum(e["success"] for e in data["episodes"]) / len(data["episodes"])
+        rows.append({key: data[key] for key in ("iteration", "env_steps", "minutes")} | {"success": success})
+    return sorted(rows, key=lambda row: row["iteration"])
+
+
+def summarise(settings: dict) -> dict:
+    """JSON and figure of all runs that are finished."""
+    tasks: dict[str, dict] = {}
+    for task in TASKS:
+        for name, algorithm in ALGORITHMS.items():
+            runs = {p.name.rsplit("_", 1)[1]: p for p in sorted(folder(task).glob(f"{name}_[0-9]*")) if finished(p)}
+            curves = {seed: evaluations(path) for seed, path in runs.items()}
+            if not curves:
+                continue
+            tasks.setdefault(task, {})[name] = {
+                "title": algorithm.title,
+                "before": bootstrap_iqm([c[0]["success"] for c in curves.values()]),
+                "after": bootstrap_iqm([c[-1]["success"] for c in curves.values()]),
+                "env_steps": [c[-1]["env_steps"] for c in curves.values()],
+                "minutes": [c[-1]["minutes"] for c in curves.values()],
+                "seeds": curves,
+                "commit": [json.loads((p / "meta.json").read_text())["commit"] for p in runs.values()],
+            }
+    result = {"settings": settings, "tasks": tasks, "commit": git_commit()}
+    result |= {"versions": versions(), "hardware": hardware()}
+    (HERE / "algorithms.json").write_text(json.dumps(result, indent=1))
+    if tasks:
+        plot(tasks, HERE / "algorithms.png")
+    return result
+
+
+def plot(tasks: dict, path: Path) -> None:
+    """Interquartile mean over seeds with its bootstrap interval, against env steps and against minutes."""
+    figure, axes = plt.subplots(len(tasks), 2, figsize=(11, 4.2 * len(tasks)), squeeze=False, sharey=True)
+    colours = dict(zip(ALGORITHMS, plt.get_cmap("tab20").colors, strict=False))  # type: ignore[attr-defined]
+    for row, (task, algorithms) in zip(axes, tasks.items(), strict=True):
+        for axis, (key, unit, label) in zip(
+            row, (("env_steps", 1000, "env steps (thousands)"), ("minutes", 1, "minutes on one core")), strict=True
+        ):
+            for name, entry in algorithms.items():
+                curves = list(entry["seeds"].values())
+                points = range(min(map(len, curves)))
+                x = [sum(c[i][key] for c in curves) / len(curves) / unit for i in points]
+                y = [[100 * v for v in bootstrap_iqm([c[i]["success"] for c in curves])] for i in points]
+                axis.plot(x, [p[0] for p in y], marker="o", markersize=3, color=colours[name], label=entry["title"])
+                axis.fill_between(x, [p[1] for p in y], [p[2] for p in y], color=colours[name], alpha=0.1)
+            axis.set_xlabel(label)
+            axis.grid(alpha=0.3)
+            axis.set_title(TASKS[task].title)
+        row[0].set_ylabel("success, held-out states (%)")
+        row[0].set_ylim(0, 100)
+        row[1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Runs what is not finished, then writes JSON and figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=list(ALGORITHMS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--env-steps", type=int, default=200_000)
+    parser.add_argument("--minutes", type=float, default=4.0, help="of training, at most")
+    a = parser.parse_args()
+    settings = {"env_steps": a.env_steps, "minutes": a.minutes}
+    for task in a.tasks:
+        imitate(task)
+    for seed in a.seeds:  # a first seed of everything, then more
+        for task in a.tasks:
+            for name in a.algorithms:
+                if not finished(folder(task) / f"{name}_{seed}"):
+                    run(task, name, seed, a.env_steps, a.minutes)
+                    summarise(settings)
+    for task, algorithms in summarise(settings)["tasks"].items():
+        for name, entry in algorithms.items():
+            print(task, name, entry["before"], entry["after"], entry["env_steps"], entry["minutes"])
+
+
+if __name__ == "__main__":
+    main()
