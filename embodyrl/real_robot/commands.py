@@ -24,8 +24,10 @@ from embodyrl.real_robot.rigs import (
     ROBOTS,
     Rig,
     ask_at_terminal,
+    libfranka_robot,
     ros_robot,
     serve_apart,
+    serve_elsewhere,
     serve_here,
     simulated_robot,
     twin_config,
@@ -44,11 +46,7 @@ def serve_checkpoint(path: str, host: str, port: int, token_file: str, device: s
     """
     from embodyrl.real_robot.policy_side import CheckpointPolicy
 
-    token = ""
-    if token_file:
-        token = Path(token_file).read_text().strip() if Path(token_file).is_file() else ""
-        if not token:
-            raise UserError(f"There is no token in {token_file}. Write one: openssl rand -hex 16 > {token_file}")
+    token = _token(token_file)
     policy = CheckpointPolicy(path, device, seed)
     server = PolicyServer(policy.infer, policy.metadata, host, port, token)
     print(
@@ -60,6 +58,13 @@ def serve_checkpoint(path: str, host: str, port: int, token_file: str, device: s
         server.serve_forever()
     finally:
         server.close()
+
+
+def _token(file: str) -> str:
+    token = Path(file).read_text().strip() if file and Path(file).is_file() else ""
+    if file and not token:
+        raise UserError(f"There is no token in {file}. Write one: openssl rand -hex 16 > {file}")
+    return token
 
 
 def run_twin(path: str, overrides: Sequence[str] = (), *, transport: str = "ros2", port: int = 0) -> None:
@@ -103,6 +108,7 @@ def deploy_checkpoint(
     address: str = "",
     robot_file: str = "",
     prompt: str = "",
+    token_file: str = "",
     mode: str = "rtc",
     execute: int = 0,
     episodes: int = 1,
@@ -116,13 +122,15 @@ def deploy_checkpoint(
     """Runs a checkpoint on a robot: server, client, executor, safety filter, robot; a log of every episode.
 
     Args:
-        path: a checkpoint, or a run's folder.
+        path: a checkpoint, or a run's folder; or ``ws://host:port``, where its policy is served already.
         overrides: of the config that it was trained with, e.g. ``env.task=reach``.
         robot: ``"twin"``, the simulated one in this process, whose time stands still while the policy thinks; or the
-            transport to one that has its own time: ``"ros2"``, ``"rosbridge"`` or ``"ros1"``.
-        address: of the rosbridge server.
-        robot_file: its topics and workspace (``ros.config.load_robot``); empty means those of ``embodyrl twin``.
+            transport to one that has its own time: ``"ros2"``, ``"rosbridge"``, ``"ros1"`` or ``"libfranka"``.
+        address: of the rosbridge server, or of the arm.
+        robot_file: its topics and workspace (``ros.config.load_robot``); empty means those of ``embodyrl twin``. For
+            libfranka see ``libfranka.config.load_arm``; empty means franka-sim in the checkpoint's task.
         prompt: what the policy is told where no topic says it.
+        token_file: holds the token of that server.
         mode: see ``executor``.
         execute: see ``ExecutorConfig``.
         episodes: initial states, of the evaluation split.
@@ -147,15 +155,24 @@ def deploy_checkpoint(
     if robot not in ROBOTS:
         raise UserError(f"There is no robot {robot!r}. {did_you_mean(robot, ROBOTS)}")
     settings = {"checkpoint": str(path), "robot": robot, "mode": mode, "speed": speed, "dry_run": dry_run}
+    elsewhere = path.startswith("ws://")
+    if elsewhere and (robot == "twin" or (robot == "libfranka" and not robot_file)):
+        raise UserError(f"The simulated arm of --robot {robot} plays the task of a checkpoint; {path} is a server's.")
     results: list[dict[str, Any]] = []
     with ExitStack() as opened:
         if robot == "twin":
             client, rig = _open_twin(opened, path, overrides, seed)
         else:
-            _refuse_twins_options(overrides, latency)
-            client = opened.enter_context(serve_apart(path, seed=seed))
+            in_scene = robot == "libfranka" and not robot_file
+            _refuse_twins_options(() if in_scene else overrides, latency)
+            served = serve_elsewhere(path, _token(token_file)) if elsewhere else serve_apart(path, seed=seed)
+            client = opened.enter_context(served)
             space, cameras = action_space(client.metadata), _cameras(client.metadata)
-            rig = opened.enter_context(ros_robot(robot, address, robot_file, space, cameras, prompt))
+            if robot == "libfranka":
+                scene = twin_config(path, overrides) if in_scene else None
+                rig = opened.enter_context(libfranka_robot(address, robot_file, space, cameras, prompt, scene))
+            else:
+                rig = opened.enter_context(ros_robot(robot, address, robot_file, space, cameras, prompt))
         page = None
         if operator is not None:
             rig.clock = PacedClock(rig.clock) if rig.simulated else rig.clock

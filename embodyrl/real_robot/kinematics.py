@@ -150,7 +150,7 @@ def ik_step(
     gram = jacobian @ jacobian.T
     gram.flat[::7] += damping * damping
     step = posture + jacobian.T @ np.linalg.solve(gram, error - jacobian @ posture)
-    largest = np.abs(step).max()
+    largest = max(map(abs, step.tolist()))
     if largest > max_step:
         step *= max_step / largest
     return np.minimum(np.maximum(q + step, q_min), q_max)

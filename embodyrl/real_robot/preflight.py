@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from embodyrl import __version__
 from embodyrl.errors import UserError
 from embodyrl.real_robot import kinematics, limits
 from embodyrl.real_robot.actions import DeltaDecoder, action_space
@@ -18,7 +19,7 @@ from embodyrl.real_robot.safety import SafetyConfig
 from embodyrl.real_robot.server import check_observation
 from embodyrl.real_robot.transports import Robot
 
-PACKAGES = ("embodyrl", "numpy", "ruckig", "msgpack", "websockets", "mcap")
+PACKAGES = ("numpy", "ruckig", "msgpack", "websockets", "mcap")
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def _check(name: str, look: Callable[[], str]) -> Check:
 
 def _packages() -> str:
     try:
-        return ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+        return ", ".join([f"embodyrl {__version__}", *(f"{name} {version(name)}" for name in PACKAGES)])
     except PackageNotFoundError as error:
         raise UserError(f"{error.name} is not installed. Install embodyrl[robot].") from error
 

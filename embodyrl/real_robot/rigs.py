@@ -24,7 +24,7 @@ from embodyrl.real_robot.server import PolicyServer
 from embodyrl.real_robot.tracking import SafetyConfig
 from embodyrl.real_robot.transports import Clock, RealClock, Robot
 
-ROBOTS = ("twin", "ros2", "rosbridge", "ros1")
+ROBOTS = ("twin", "ros2", "rosbridge", "ros1", "libfranka")
 
 
 @dataclass
@@ -86,6 +86,38 @@ def ros_robot(
         yield Rig(robot, clock, safety, robot.begin, simulated=False, arranges=bool(topics.reset))
     finally:
         bus.close()
+
+
+@contextmanager
+def libfranka_robot(
+    address: str, robot_file: str, space: ActionSpace, cameras: Mapping[str, tuple[int, int]], prompt: str, scene: Any
+) -> Iterator[Rig]:
+    """An arm by libfranka, or without a file franka-sim's in the scene of an embedded task.
+
+    Args:
+        address: of the arm, if the file does not say it.
+        robot_file: see ``libfranka.config.load_arm``.
+        space: of the policy's actions.
+        cameras: of the policy, name -> (height, width).
+        prompt: what the policy is told.
+        scene: the embedded task's config.
+    """
+    from embodyrl.real_robot.libfranka.config import load_arm
+    from embodyrl.real_robot.libfranka.robot import LibfrankaRobot
+
+    arm, safety = load_arm(robot_file)
+    arm = dataclasses.replace(arm, address=address or arm.address)
+    if robot_file:
+        robot = LibfrankaRobot(arm, safety, space, cameras, prompt)
+    else:
+        from embodyrl.real_robot.libfranka.scene import FrankaInScene
+        from embodyrl.real_robot.twin import MujocoTwin
+
+        robot = FrankaInScene(arm, safety, space, MujocoTwin(scene))
+    try:
+        yield Rig(robot, robot, safety, robot.begin, simulated=False, arranges=not robot_file)
+    finally:
+        robot.close()
 
 
 def ask_at_terminal(sentence: str) -> None:
@@ -163,6 +195,24 @@ def serve_apart(path: str, device: str = "auto", seed: int = 0, patience: float 
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+@contextmanager
+def serve_elsewhere(address: str, token: str) -> Iterator[PolicyClient]:
+    """A client of a policy that another machine serves.
+
+    Raises:
+        ServerError: there is no such server, or it wants another token.
+        UserError: it is a server of something else.
+    """
+    with _client(address, token) as client:
+        needed = ("action_dim", "proprio_dim", "control_mode", "control_hz", "max_episode_steps", "horizon", "cameras")
+        if missing := [name for name in ("env", *needed) if name not in client.metadata]:
+            raise UserError(
+                f"The policy server at {address} does not say its {missing[0]}, so its actions cannot be carried out. "
+                "Serve the policy by embodyrl serve."
+            )
+        yield client
 
 
 @contextmanager

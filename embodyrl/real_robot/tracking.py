@@ -91,20 +91,11 @@ class Tracker:
         self.config = config
         self.limits = safe = limits.find(config.robot).inside()
         self._low, self._high = np.array(config.box_low), np.array(config.box_high)
-        # The stop slows down at the acceleration limit, so the velocity limit may not fall faster than that.
-        decel = np.minimum(safe.decel, 0.9 * safe.ddq_max)
-        self._joints = [
-            _Joint(*row)
-            for row in np.stack(
-                [safe.q_min, safe.q_max, safe.dq_max, safe.ddq_max, safe.dddq_max, safe.offset, 2.0 * decel], axis=1
-            ).tolist()
-        ]
         # Where the velocity limit has fallen to zero, and a little before.
-        dead = safe.offset**2 / (2.0 * decel) + 2e-3
+        dead = safe.offset**2 / (2.0 * _decel(safe)) + 2e-3
         self._ref_low, self._ref_high = safe.q_min + dead, safe.q_max - dead
-        self._tracker, self._stopper = Ruckig(7, config.tick), Stopper(safe)
         # Joints that arrive together keep the hand near the straight way.
-        self._track_in, self._track_out = _inputs(safe, config.follow, Synchronization.Time), OutputParameter(7)
+        self._joints, self._stopper = JointTracker(safe, config.tick, config.follow, together=True), Stopper(safe)
 
     def start(self, q: Array) -> None:
         """At rest at the joint angles q (7,)."""
@@ -119,7 +110,7 @@ class Tracker:
 
     def brake(self) -> None:
         """One tick of the hardest stop; at rest it stays where it is."""
-        self.motion = self._braked(self.motion)
+        self.motion = self._joints.brake(self.motion)
 
     def follow(self, measured: Array, target: Target) -> None:
         """One tick towards the target, or as far as one can still stop.
@@ -140,34 +131,13 @@ class Tracker:
         q_ref = _clamp(_clamp(q_ref, measured - c.max_lead, measured + c.max_lead), self._ref_low, self._ref_high)
         ahead = ((q_ref - self._q_ref) / c.tick).tolist()
         self._q_ref = q_ref
-        caps = [joint.caps(q, dq, c.tick) for joint, q, dq in zip(self._joints, *before[:2], strict=True)]
-        inputs, out = self._track_in, self._track_out
-        inputs.current_position, inputs.current_velocity, inputs.current_acceleration = before
-        inputs.target_position = q_ref.tolist()
-        inputs.target_velocity = [
-            joint.arrive(v, r - q, dq, cap)
-            for joint, v, r, q, dq, cap in zip(self._joints, ahead, q_ref.tolist(), *before[:2], caps, strict=True)
-        ]
-        inputs.min_velocity, inputs.max_velocity = [low for low, _ in caps], [high for _, high in caps]
-        try:
-            if self._tracker.update(inputs, out) < 0:
-                return self._braked(before)
-        except RuckigError:  # its search fails now and then on numbers near the rounding error
-            return self._braked(before)
-        motion = out.new_position, out.new_velocity, out.new_acceleration
-        able = [joint.can_stop(*each) for joint, *each in zip(self._joints, *motion, strict=True)]
-        if not all(able):
-            stop = self._braked(before)
-            motion = tuple(
-                [a if ok else b for ok, a, b in zip(able, *both, strict=True)]
-                for both in zip(motion, stop, strict=True)
-            )
+        motion = self._joints.follow(before, q_ref.tolist(), ahead)
         # The stop from an accepted motion ends where it was foreseen, so braking makes this no larger.
-        outside = max(self._overshoot(motion), 0.0)  # type: ignore[arg-type]
+        outside = max(self._overshoot(motion), 0.0)
         if outside > max(self._outside + 1e-4, BOX_SLACK):
-            return self._braked(before)
+            return self._joints.brake(before)
         self._outside = outside
-        return motion  # type: ignore[return-value]
+        return motion
 
     def _move_reference(self, target: Target) -> None:
         """The pose that is followed: inside the box, never turned too far, and moving at a bounded speed."""
@@ -180,9 +150,6 @@ class Tracker:
         goal = _turned_at_most(kinematics.DOWN, target.rotation, c.max_tilt)
         self._rotation = _turned_at_most(self._rotation, goal, c.ee_turn * c.tick)
 
-    def _braked(self, motion: Motion) -> Motion:
-        return self._stopper.plan(motion).at_time(self.config.tick)
-
     def _overshoot(self, motion: Motion) -> float:
         """How far (m) outside the workspace a stop from here would lead, half way or at its end; below 0 inside."""
         path, worst = self._stopper.plan(motion), -math.inf
@@ -191,6 +158,60 @@ class Tracker:
             x, y, z = kinematics.tip(path.at_time(share * path.duration)[0])
             worst = max(worst, x - x1, y - y1, z - z1, x0 - x, y0 - y, z0 - z)
         return worst
+
+
+class JointTracker:
+    """Jerk-limited tracking of seven joint angles from which the arm can always stop; it knows of no workspace.
+
+    Args:
+        limits: that no step breaks.
+        tick: s, of a step.
+        share: of the acceleration and jerk limits that tracking uses; stops may use all.
+        together: whether all joints arrive at the same time.
+    """
+
+    def __init__(self, limits: RobotLimits, tick: float, share: float = 1.0, together: bool = False) -> None:
+        self._tick, self._ruckig, self._stopper = tick, Ruckig(7, tick), Stopper(limits)
+        way = Synchronization.Time if together else Synchronization.No
+        self._in, self._out = _inputs(limits, share, way), OutputParameter(7)
+        r, decel2 = limits, 2.0 * _decel(limits)
+        lead, room = tick + 2.0 * r.ddq_max / r.dddq_max, (r.dq_max + r.offset) ** 2 / decel2
+        rows = (r.q_min, r.q_max, r.dq_max, r.ddq_max, r.dddq_max, r.offset, decel2, lead, room)
+        self._joints = [_Joint(*row) for row in np.stack(rows, axis=1).tolist()]
+
+    def brake(self, before: Motion) -> Motion:
+        """One tick of the hardest stop."""
+        return self._stopper.plan(before).at_time(self._tick)
+
+    def follow(self, before: Motion, q_ref: list[float], v_ref: list[float]) -> Motion:
+        """One tick towards angles ``q_ref`` (7,) that move at ``v_ref`` (7,); a joint that could not stop brakes."""
+        joints, inputs, out = self._joints, self._in, self._out
+        caps = [joint.caps(q, dq) for joint, q, dq in zip(joints, before[0], before[1], strict=True)]
+        inputs.current_position, inputs.current_velocity, inputs.current_acceleration = before
+        inputs.target_position = q_ref
+        inputs.target_velocity = [
+            joint.arrive(v, r - q, dq, cap)
+            for joint, v, r, q, dq, cap in zip(joints, v_ref, q_ref, before[0], before[1], caps, strict=True)
+        ]
+        inputs.min_velocity, inputs.max_velocity = [low for low, _ in caps], [high for _, high in caps]
+        try:
+            if self._ruckig.update(inputs, out) < 0:
+                return self.brake(before)
+        except RuckigError:  # its search fails now and then on numbers near the rounding error
+            return self.brake(before)
+        q, dq, ddq = out.new_position, out.new_velocity, out.new_acceleration
+        able = [joint.can_stop(*each) for joint, *each in zip(joints, q, dq, ddq, strict=True)]
+        if not all(able):
+            stop = self.brake(before)
+            for k in range(7):
+                if not able[k]:
+                    q[k], dq[k], ddq[k] = (each[k] for each in stop)
+        return q, dq, ddq
+
+
+def _decel(limits: RobotLimits) -> Array:
+    """How fast the velocity limit may fall: no faster than a stop slows down, at the acceleration limit."""
+    return np.minimum(limits.decel, 0.9 * limits.ddq_max)
 
 
 class Stopper:
@@ -219,7 +240,10 @@ def _inputs(limits: RobotLimits, share: float, way: Synchronization) -> InputPar
 
 
 class _Joint(NamedTuple):
-    """The limits of one joint, drawn in; the speed limit towards an end is sqrt(decel2 * room) - offset."""
+    """The limits of one joint, drawn in; the speed limit towards an end is sqrt(decel2 * room) - offset.
+
+    All of it is floats and comparisons: seven joints a tick, and a call of ``min`` costs more than what it compares.
+    """
 
     q_min: float
     q_max: float
@@ -228,6 +252,10 @@ class _Joint(NamedTuple):
     dddq_max: float
     offset: float
     decel2: float
+    lead: float
+    """s that a joint goes on at its speed before a stop takes hold, at most."""
+    open: float
+    """rad from an end, beyond which the speed limit is the constant one."""
 
     def can_stop(self, q: float, dq: float, ddq: float) -> bool:
         """Whether the hardest stop from here keeps the velocity limit, and with it both ends of the joint."""
@@ -240,33 +268,47 @@ class _Joint(NamedTuple):
         times (a + A)/J. From there on it slows down at A, faster than the limit falls (at most D v / (v + offset), with
         D < A).
         """
-        a = max(a, 0.0)
+        if a < 0.0:
+            a = 0.0
         peak = v + 0.5 * a * a / self.dddq_max
         if peak <= 0.0:
             return True
         room -= peak * (a + self.ddq_max) / self.dddq_max
-        return peak <= self.dq_max and room > 0.0 and peak <= math.sqrt(self.decel2 * room) - self.offset
+        if room >= self.open:
+            return peak <= self.dq_max
+        return room > 0.0 and peak <= math.sqrt(self.decel2 * room) - self.offset
 
-    def caps(self, q: float, dq: float, tick: float) -> tuple[float, float]:
+    def caps(self, q: float, dq: float) -> tuple[float, float]:
         """Velocities to track under, a little inside what ``can_stop`` asks, so that it seldom has to say no."""
-        lead = dq * (tick + 2.0 * self.ddq_max / self.dddq_max)
-        return -self._cap(q - self.q_min + min(lead, 0.0)), self._cap(self.q_max - q - max(lead, 0.0))
+        lead, below, above = dq * self.lead, q - self.q_min, self.q_max - q
+        if lead > 0.0:
+            above -= lead
+        else:
+            below += lead
+        return -self._cap(below), self._cap(above)
+
+    def _cap(self, room: float) -> float:
+        if room >= self.open:
+            return 0.95 * self.dq_max
+        free = math.sqrt(self.decel2 * room) - self.offset if room > 0.0 else 0.0
+        return 0.95 * (free if free > 1e-3 else 1e-3)
 
     def arrive(self, v: float, way: float, dq: float, caps: tuple[float, float]) -> float:
         """The velocity v of the reference, as far as it can be had by the time the arm is there.
 
         Asked to arrive faster than the ``way`` lets it become, ruckig would first move back for a run-up.
         """
-        if abs(v) < 1e-6:
+        if -1e-6 < v < 1e-6:
             return 0.0
-        sign = 1.0 if v > 0.0 else -1.0
-        reach = max(sign * dq, 0.0) ** 2 + self.ddq_max * max(sign * way, 0.0)
-        v = sign * min(abs(v), math.sqrt(reach))
-        return min(max(v, 0.9 * caps[0]), 0.9 * caps[1])
-
-    def _cap(self, room: float) -> float:
-        free = math.sqrt(self.decel2 * room) - self.offset if room > 0.0 else 0.0
-        return 0.95 * min(max(free, 1e-3), self.dq_max)
+        if v > 0.0:
+            square = (dq * dq if dq > 0.0 else 0.0) + (self.ddq_max * way if way > 0.0 else 0.0)
+            top = 0.9 * caps[1]
+            fast = v if v * v <= square else math.sqrt(square)
+            return fast if fast < top else top
+        square = (dq * dq if dq < 0.0 else 0.0) + (-self.ddq_max * way if way < 0.0 else 0.0)
+        top = 0.9 * caps[0]
+        fast = v if v * v <= square else -math.sqrt(square)
+        return fast if fast > top else top
 
 
 def _clamp(x: Array, low: Array | float, high: Array | float) -> Array:

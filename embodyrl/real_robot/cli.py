@@ -1,0 +1,115 @@
+"""``deploy`` on the command line, for the whole package and for the robot's computer, which has no torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from embodyrl.errors import MissingDependencyError, UserError
+
+DEPLOY_HELP = """examples:
+  embodyrl deploy runs/ppo --robot twin --dry-run        the filtered commands in the log, nothing moves
+  embodyrl deploy runs/ppo --robot twin --episodes 20    with the simulated arm, through server and safety filter
+  embodyrl deploy runs/ppo --robot twin --mode naive --latency 0.2
+  embodyrl deploy runs/ppo --operator                    with a web page to take over, stop and label
+  embodyrl deploy runs/ppo --robot ros2                  drives what `embodyrl twin runs/ppo` plays elsewhere
+  embodyrl deploy runs/ppo --robot ros2 --robot-file arm.yaml    its own topics and workspace
+  embodyrl deploy ws://10.0.0.2:8000 --token-file token --robot ros2 --robot-file arm.yaml    the policy is elsewhere
+Ctrl-C stops the arm within its limits, then the program.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``embodyrl-robot``: ``deploy`` alone; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="embodyrl-robot",
+        description="Runs a served policy on a robot, behind a safety filter, after a pre-flight check.",
+        epilog=DEPLOY_HELP.replace("embodyrl deploy", "embodyrl-robot"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_options(parser)
+    try:
+        return deploy(parser.parse_args(argv))
+    except UserError as error:
+        print(f"embodyrl-robot: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def add_options(sub: argparse.ArgumentParser) -> None:
+    """The options of ``deploy``."""
+    sub.add_argument("checkpoint", help="a checkpoint, a run's folder, or ws://HOST:PORT of its server")
+    sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
+    sub.add_argument(
+        "--robot",
+        default="twin",
+        help="twin (simulated, here), ros2, rosbridge, ros1, libfranka (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--address", default="", help="of the rosbridge server (default: port 9090 of this machine), or of the arm"
+    )
+    sub.add_argument("--token-file", default="", help="a file with the policy server's token")
+    sub.add_argument("--robot-file", default="", help="its topics and workspace (default: those of embodyrl twin)")
+    sub.add_argument("--prompt", default="", help="what the policy is told, where no topic says it")
+    sub.add_argument("--mode", default="rtc", help="sync, naive, ensemble or rtc (default: %(default)s)")
+    sub.add_argument("--execute", type=int, default=0, help="actions after which the next chunk is asked for")
+    sub.add_argument("--episodes", type=int, default=1)
+    sub.add_argument(
+        "--latency", type=float, default=-1.0, help="seconds charged per inference (default: what it took)"
+    )
+    sub.add_argument(
+        "--speed", type=float, default=0.5, help="share of the trained control rate (default: %(default)s)"
+    )
+    sub.add_argument("--dry-run", action="store_true", help="send no command")
+    sub.add_argument(
+        "--operator",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="PORT",
+        help="a web page to take over, stop and label",
+    )
+    sub.add_argument("--out", default="runs/deploy", help="folder of the logs (default: %(default)s)")
+    sub.add_argument("--seed", type=int, default=0, help="of the policy's noise")
+    sub.add_argument("--json", action="store_true")
+
+
+def deploy(a: argparse.Namespace) -> int:
+    """Runs it; returns the exit status."""
+    from embodyrl.stats import format_rate
+
+    result = robot_commands().deploy_checkpoint(
+        a.checkpoint, a.overrides, robot=a.robot, address=a.address, robot_file=a.robot_file, prompt=a.prompt,
+        token_file=a.token_file, mode=a.mode, execute=a.execute, episodes=a.episodes, latency=a.latency, speed=a.speed,
+        dry_run=a.dry_run, operator=a.operator, out=a.out, seed=a.seed,
+    )  # fmt: skip
+    if a.json:
+        print(json.dumps(result))
+    else:
+        print(f"{result['env']} on {a.robot}: {format_rate(result['successes'], result['episodes'])}; logs in {a.out}")
+    return 0
+
+
+def robot_commands() -> Any:
+    """The module ``commands``.
+
+    Raises:
+        MissingDependencyError: a package of the extra ``robot`` is not installed.
+    """
+    try:
+        from embodyrl.real_robot import commands
+    except ModuleNotFoundError as error:
+        if error.name not in ("ruckig", "msgpack", "websockets", "mcap"):
+            raise
+        raise MissingDependencyError(
+            f"Robots need {error.name}, which is not installed. Install it with: pip install 'embodyrl[robot]'"
+        ) from error
+    return commands
+
+
+if __name__ == "__main__":
+    sys.exit(main())

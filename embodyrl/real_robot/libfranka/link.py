@@ -1,0 +1,61 @@
+"""What the control process and the ticker tell one another: whole msgpack messages over a pair of local sockets."""
+
+from __future__ import annotations
+
+import select
+import socket
+from typing import Any
+
+import msgpack
+
+from embodyrl.real_robot import codec
+
+MAX_MESSAGE = 4096
+
+
+class Link:
+    """One end. Sending never waits: where the other end does not read, the message is lost, and its stamps say so."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self._end, self.closed = end, False
+
+    def say(self, *words: Any) -> None:
+        """Sends plain data."""
+        try:
+            self._end.send(codec.pack(list(words)))
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.closed = True
+
+    def heard(self) -> list[list[Any]]:
+        """All that came since the last call; ``closed`` is true once the other end is gone."""
+        found: list[list[Any]] = []
+        while not self.closed:
+            try:
+                data = self._end.recv(MAX_MESSAGE)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if data:
+                found.append(msgpack.unpackb(data))
+            else:
+                self.closed = True
+        return found
+
+    def wait(self, seconds: float) -> None:
+        """Until something came, ``seconds`` at most."""
+        select.select([self._end], [], [], seconds)
+
+    def close(self) -> None:
+        """The other end notices."""
+        self._end.close()
+        self.closed = True
+
+
+def pair() -> tuple[Link, socket.socket]:
+    """An end for this process, and one to hand to another. Messages arrive whole, in order."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return Link(here), there

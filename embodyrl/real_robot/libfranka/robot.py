@@ -1,0 +1,191 @@
+"""An arm by libfranka: a ``Robot``, and its ``Clock``, which is the robot's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.real_robot.actions import ActionSpace, DeltaDecoder, proprio
+from embodyrl.real_robot.libfranka.camera import Camera
+from embodyrl.real_robot.libfranka.config import Franka
+from embodyrl.real_robot.libfranka.link import Link, pair
+from embodyrl.real_robot.messages import Command, RobotState
+from embodyrl.real_robot.ros.fields import Image
+from embodyrl.real_robot.tracking import SafetyConfig
+from embodyrl.real_robot.transports import NotReadyError
+
+
+class LibfrankaRobot:
+    """See ``Robot`` and ``Clock``. ``loop`` and ``gripper`` are its processes.
+
+    Time is counted in the robot's cycles; where no cycle comes for ``arm.patience`` s, by this computer's clock.
+
+    Args:
+        arm: where it is.
+        safety: of the filter.
+        space: of the policy's actions.
+        cameras: of the policy, name -> (height, width).
+        prompt: what the policy is told.
+        seconds: to wait for the robot.
+
+    Raises:
+        MissingDependencyError: there is no ``pylibfranka``.
+        UserError: the robot or a camera cannot be reached.
+    """
+
+    def __init__(
+        self, arm: Franka, safety: SafetyConfig, space: ActionSpace, cameras: Mapping[str, tuple[int, int]],
+        prompt: str = "", seconds: float = 30.0,
+    ) -> None:  # fmt: skip
+        if importlib.util.find_spec("pylibfranka") is None:
+            raise MissingDependencyError(
+                "libfranka's Python bindings are not installed. Install the version that fits the robot's system "
+                "version: pip install pylibfranka"
+            )
+        if missing := [name for name in cameras if name not in arm.cameras]:
+            raise UserError(f"The policy has a camera {missing[0]!r}, but none is given for it (libfranka.cameras).")
+        self._arm, self._tick, self._space, self._prompt = arm, safety.tick, space, prompt
+        self._now, self._seen, self._trouble = 0.0, -np.inf, ""
+        self._state: RobotState | None = None
+        self._width, self._asked_width, self._homing = 0.0, -1.0, False
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._hand: Link | None = None
+        self.success_rate = 1.0
+        self._cameras: dict[str, Camera] = {}
+        try:
+            flags = (safety.robot, arm.realtime, safety.recover_reflex)
+            self._link = self._start("loop", arm.address, *flags)
+            if arm.gripper:
+                self._hand = self._start("gripper", arm.address, arm.gripper_speed, arm.gripper_force)
+            for name, size in cameras.items():
+                self._cameras[name] = Camera(name, arm.cameras[name], size)
+            self._wait(lambda: self._state is not None, seconds, f"nothing came from {arm.address}")
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, module: str, *words: Any) -> Link:
+        link, there = pair()
+        command = [sys.executable, "-m", f"{__package__}.{module}", str(there.fileno()), *map(str, words)]
+        # Ctrl-C belongs to the ticker, which brings the arm to rest first.
+        self._processes.append(subprocess.Popen(command, pass_fds=[there.fileno()], start_new_session=True))
+        there.close()
+        return link
+
+    def _wait(self, holds: Any, seconds: float, what: str) -> None:
+        end = time.monotonic() + seconds
+        while not holds():
+            self._link.wait(0.02)
+            self._hear()
+            if self._trouble:
+                raise UserError(f"The robot cannot be used: {self._trouble}.")
+            if time.monotonic() > end:
+                raise UserError(f"The robot cannot be used: {what} within {seconds:.0f} s.")
+
+    def _hear(self) -> None:
+        for word, *rest in self._link.heard():
+            if word == "trouble":
+                self._trouble = self._trouble or rest[0]
+            elif word == "state":
+                t, sent, q, dq, force, reflex, self.success_rate, self._homing = rest
+                self._seen = sent
+                self._now = max(self._now, t)
+                self._state = RobotState(t, np.array(q), np.array(dq), self._width, np.array(force), reflex)
+        for word, value in self._hand.heard() if self._hand is not None else ():
+            if word == "width":
+                self._width = value
+            elif word == "trouble":
+                self._trouble = self._trouble or value
+        if self._link.closed:
+            self._trouble = self._trouble or "the control process ended"
+
+    def begin(self, init: int, seconds: float = 30.0) -> None:
+        """Goes home, where the arm has one; the scene is a person's to arrange."""
+        if self._arm.home:
+            self._go(self._arm.home, seconds)
+        self._asked_width = -1.0
+
+    def _go(self, q: Any, seconds: float) -> None:
+        """To the angles q (7,), slowly."""
+        if reflex := self.state().reflex:
+            raise UserError(f"The robot is stopped by a reflex ({reflex}). Look at the robot, then restart.")
+        self._link.say("home", [float(x) for x in q])
+        self._homing = True
+        self._wait(lambda: not self._homing or self.state().reflex, seconds, "it did not come home")
+
+    def now(self) -> float:
+        """See ``Clock``."""
+        self._hear()
+        self._now = max(self._now, self._now_without_cycles())
+        return self._now
+
+    def _now_without_cycles(self) -> float:
+        assert self._state is not None
+        return self._state.stamp + time.monotonic() - self._seen - self._arm.patience
+
+    def sleep_until(self, stamp: float) -> None:
+        """See ``Clock``."""
+        while self.now() < stamp:
+            # A closed link is always ready to be read.
+            time.sleep(0.001) if self._link.closed else self._link.wait(0.005)
+
+    def state(self) -> RobotState:
+        """See ``Robot``."""
+        self._hear()
+        state = self._state
+        assert state is not None
+        trouble = self._trouble
+        return RobotState(state.stamp, state.q, state.dq, self._width, state.force, state.reflex, trouble)
+
+    def send(self, command: Command) -> None:
+        """See ``Robot``."""
+        motion = command.q.tolist(), command.dq.tolist(), command.ddq.tolist()
+        self._link.say("command", command.stamp + self._tick, self._tick, *motion)
+        if self._hand is not None and command.width != self._asked_width:
+            self._hand.say("width", command.width)
+            self._asked_width = command.width
+
+    def observe(self, decoder: DeltaDecoder) -> dict[str, Any]:
+        """See ``Robot``."""
+        now, images = time.monotonic(), {}
+        for name, camera in self._cameras.items():
+            came, image = camera.newest
+            if now - came > self._arm.max_image_age:
+                raise NotReadyError(f"no fresh picture of camera {name} for {now - came:.2f} s")
+            images[name] = image
+        return {"images": images, "proprio": proprio(self._space, self.state(), decoder), "prompt": self._prompt}
+
+    def pictures(self) -> dict[str, Image]:
+        """See ``Robot``."""
+        return {name: c.newest[1] for name, c in self._cameras.items() if c.newest[1] is not None}
+
+    def prompt(self) -> str:
+        """See ``Robot``."""
+        return self._prompt
+
+    def solved(self) -> bool:
+        """See ``Robot``; only a person can tell."""
+        return False
+
+    def close(self) -> None:
+        """Ends the processes: the control process brings the arm to rest first."""
+        for link in (getattr(self, "_link", None), self._hand):
+            if link is not None:
+                link.close()
+        for process in self._processes:
+            try:
+                process.wait(timeout=5.0)
+            except subprocess.TimeoutExpired:
+                os.kill(process.pid, signal.SIGKILL)
+                process.wait()
+        for camera in self._cameras.values():
+            camera.close()

@@ -1,0 +1,195 @@
+"""The arm by libfranka, against franka-sim: real libfranka, its wire protocol, and the reflexes that the robot raises.
+
+``make test-robot`` installs both; the parts that need neither are tested everywhere.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from franka_arm import ARM, PATIENT, SIM, SPACE, driven, start_sim
+
+from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.real_robot.libfranka.config import Franka, load_arm
+from embodyrl.real_robot.libfranka.link import Link, pair
+from embodyrl.real_robot.libfranka.robot import LibfrankaRobot
+from embodyrl.real_robot.log import read
+from embodyrl.real_robot.messages import Mode
+
+ROOT = Path(__file__).parents[2]
+HERE = importlib.util.find_spec("pylibfranka") is not None and (SIM / "bin" / "run-franka-sim-server").exists()
+needs_sim = pytest.mark.skipif(not HERE, reason="no pylibfranka or franka-sim here; make test-robot installs them")
+
+
+@pytest.fixture(scope="module")
+def sim() -> Iterator[subprocess.Popen[bytes]]:
+    process = start_sim()
+    yield process
+    process.kill()
+    process.wait()
+
+
+def struck(robot: LibfrankaRobot, strike: Callable[[], object]) -> None:
+    """Does something once the arm moves."""
+
+    def wait_and_strike() -> None:
+        end = time.monotonic() + 120.0
+        while time.monotonic() < end and (robot._state is None or np.abs(robot._state.dq).max() < 0.15):
+            time.sleep(0.002)
+        strike()
+
+    threading.Thread(target=wait_and_strike, daemon=True).start()
+
+
+@pytest.fixture
+def robot(sim: subprocess.Popen[bytes]) -> Iterator[LibfrankaRobot]:
+    robot = LibfrankaRobot(ARM, PATIENT, SPACE, {}, seconds=60.0)
+    try:
+        yield robot
+    finally:
+        robot.close()
+        time.sleep(1.5)
+
+
+@needs_sim
+def test_a_filtered_sweep_raises_no_reflex(robot: LibfrankaRobot, tmp_path: Path) -> None:
+    robot.begin(0, 120.0)
+    np.testing.assert_allclose(robot.state().q, ARM.home, atol=0.01)
+    episode = driven(robot, tmp_path / "run.mcap", 3.0)
+    assert (episode.mode, episode.reason) == (Mode.HOLD, "the time is up"), episode
+    assert max(episode.peak.values()) <= 1.0 and not robot.state().reflex and robot.success_rate > 0.99
+    messages = read(tmp_path / "run.mcap")
+    hand = np.array([m["q"] for m in messages["/state"]])
+    told = np.array([m["q"] for m in messages["/command"]])
+    assert np.ptp(hand[:, 0]) > 0.05  # it did sweep
+    assert np.abs(hand[5:] - told[:-5])[:, :6].max() < 0.03  # and was where it was told to be, 50 ms later; the
+    # simulator's seventh joint is soft
+
+
+@needs_sim
+def test_the_same_sweep_unfiltered_raises_one(sim: subprocess.Popen[bytes]) -> None:
+    command = [sys.executable, str(ROOT / "tests" / "franka_arm.py"), "--unfiltered"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert "discontinuity" in said.stdout and "reflex" in said.stdout, said
+    time.sleep(1.5)
+
+
+def freeze(robot: LibfrankaRobot) -> None:
+    """The control process stalls, so that the robot hears nothing for longer than it allows."""
+    pid = robot._processes[0].pid
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGCONT)
+
+
+@needs_sim
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [("stall", "reflex: libfranka: Move command aborted"), ("killed", "the control process ended")],
+)
+def test_a_fault_of_the_control_process_is_a_fault(
+    robot: LibfrankaRobot, tmp_path: Path, fault: str, told: str
+) -> None:
+    robot.begin(0, 120.0)
+    kill = {"stall": lambda: freeze(robot), "killed": lambda: robot._processes[0].kill()}
+    struck(robot, kill[fault])
+    episode = driven(robot, tmp_path / "run.mcap", 30.0)
+    assert episode.mode == Mode.FAULT and told in episode.reason, episode
+    assert max(episode.peak.values()) <= 1.0
+    assert any(told in m["text"] for m in read(tmp_path / "run.mcap")["/event"])
+    if fault == "stall":
+        assert "communication_constraints_violation" in episode.reason
+        with pytest.raises(UserError, match="stopped by a reflex"):
+            robot.begin(1)
+
+
+@needs_sim
+def test_a_ticker_that_is_killed_leaves_an_arm_that_brakes(sim: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "tests" / "franka_arm.py"), str(tmp_path / "a.mcap")]
+    ticker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert ticker.stdout is not None and ticker.stdout.readline() == "sweeps\n"
+    (control,) = psutil.Process(ticker.pid).children()
+    time.sleep(3.0)
+    ticker.kill()
+    ticker.wait()
+    control.wait(timeout=60.0)  # it stops the arm, ends the motion, and then itself
+    time.sleep(1.5)
+    robot = LibfrankaRobot(ARM, PATIENT, SPACE, {}, seconds=60.0)
+    try:
+        assert not robot.state().reflex and not robot.state().trouble
+    finally:
+        robot.close()
+        time.sleep(1.5)
+
+
+@needs_sim
+def test_the_gripper_has_a_process_of_its_own(sim: subprocess.Popen[bytes]) -> None:
+    robot = LibfrankaRobot(Franka(realtime=False), PATIENT, SPACE, {}, seconds=60.0)
+    try:
+        assert robot._hand is not None
+        for width in (0.02, 0.06):
+            robot._hand.say("width", width)
+            robot._wait(lambda width=width: abs(robot._width - width) < 0.005, 60.0, f"not {width} m")
+    finally:
+        robot.close()
+        time.sleep(1.5)
+
+
+@needs_sim
+def test_a_robot_that_is_gone_is_a_fault(sim: subprocess.Popen[bytes], robot: LibfrankaRobot, tmp_path: Path) -> None:
+    """The last one, because the simulator does not come back."""
+    robot.begin(0, 120.0)
+    struck(robot, sim.kill)
+    episode = driven(robot, tmp_path / "run.mcap", 30.0)
+    assert episode.mode == Mode.FAULT, episode
+    assert any(words in episode.reason for words in ("no fresh state", "libfranka", "control process")), episode
+
+
+def test_a_link_hands_over_whole_messages_and_notices_an_end() -> None:
+    here, other = pair()
+    there = Link(other)
+    for k in range(2000):  # more than fits: what does not is lost, and nobody waits
+        here.say("command", k, [0.5] * 7)
+    heard = there.heard()
+    assert 10 < len(heard) <= 2000 and heard[0] == ["command", 0, [0.5] * 7]
+    assert [m[1] for m in heard] == list(range(len(heard)))
+    here.close()
+    assert there.heard() == [] and there.closed
+
+
+def test_arms_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "arm.yaml"
+    file.write_text(
+        "libfranka: {address: 172.16.0.2, cameras: {front: 0}}\n"
+        "safety: {box_low: [0.3, -0.3, 0.0], box_high: [0.7, 0.3, 0.5]}\n"
+    )
+    arm, safety = load_arm(str(file))
+    assert (arm.address, arm.realtime, arm.cameras, safety.robot) == ("172.16.0.2", True, {"front": "0"}, "fr3")
+    for text, told in (
+        ("safety: {}", "must give the workspace"),
+        ("topics: {}", "has no key 'topics'"),
+        ("libfranka: {home: [1.0]}\nsafety: {box_low: [0, 0, 0], box_high: [1, 1, 1]}", "has seven joints"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UserError, match=told):
+            load_arm(str(file))
+    with pytest.raises(UserError, match="There is no file"):
+        load_arm(str(tmp_path / "none.yaml"))
+
+
+def test_without_pylibfranka_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pylibfranka" else find(name))
+    with pytest.raises(MissingDependencyError, match="pip install pylibfranka"):
+        LibfrankaRobot(*load_arm(""), SPACE, {})
