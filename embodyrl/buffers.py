@@ -84,6 +84,7 @@ class Transitions(TensorData):
         reward, valid: (B, H) per action.
         terminated, truncated: (B,).
         next_obs: after the chunk, before any reset.
+        human: (B,) whether a person took any of its actions; None where nobody can.
     """
 
     obs: Obs
@@ -93,6 +94,7 @@ class Transitions(TensorData):
     terminated: Bool[Tensor, " b"]
     truncated: Bool[Tensor, " b"]
     next_obs: Obs
+    human: Bool[Tensor, " b"] | None = None
 
     def __len__(self) -> int:
         return len(self.reward)

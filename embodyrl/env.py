@@ -90,12 +90,17 @@ class VecEnv(Protocol):
 
 @dataclass
 class Tick:
-    """What one control step did, each (N,): reward float32 and three bools; ``fault`` marks a broken simulation."""
+    """What one control step did, each (N,): reward float32 and three bools; ``fault`` marks a broken simulation.
+
+    Where a person may take over, ``human`` (N,) says whether they did, and ``taken`` (N, A) what was executed.
+    """
 
     reward: Tensor
     terminated: Tensor
     success: Tensor
     fault: Tensor
+    human: Tensor | None = None
+    taken: Tensor | None = None
 
 
 class SteppedVecEnv(ABC):
@@ -178,12 +183,17 @@ class SteppedVecEnv(ABC):
         reward = torch.zeros(num_envs, horizon, device=self.device)
         valid = torch.zeros(num_envs, horizon, dtype=torch.bool, device=self.device)
         terminated, truncated, success, fault = (torch.zeros_like(started) for _ in range(4))
+        human = taken = None
         for h in range(horizon):
             active = self._running.clone()
             if not active.any():
                 break
             tick = self._step(next_actions(h), active)
             fault |= tick.fault & active
+            if tick.human is not None and tick.taken is not None:
+                human = torch.zeros_like(valid) if human is None else human
+                taken = torch.zeros(num_envs, horizon, self.spec.action_dim) if taken is None else taken
+                human[:, h], taken[:, h] = tick.human & active, tick.taken
             valid[:, h] = active
             reward[:, h] = torch.where(active, tick.reward, 0.0)
             success = torch.where(active, tick.success, success)
@@ -202,7 +212,8 @@ class SteppedVecEnv(ABC):
             truncated |= fault
             success &= ~fault
             self._last_obs = obs = _replace_rows(obs, previous, fault)
-        return Step(obs, reward, terminated, truncated, valid, success, {"fault": fault, "steps": valid.sum(1)})
+        log = {"fault": fault, "steps": valid.sum(1)}
+        return Step(obs, reward, terminated, truncated, valid, success, log, human, taken)
 
 
 def plan_reset(

@@ -105,6 +105,9 @@ def collect_transitions(
         inits: initial states for the episodes that begin, used in order.
         generator: source of the policy's noise.
         between: called before every chunk; may raise, to give the rest up.
+
+    Returns:
+        The chunks; where a person took over, ``choice`` is what was executed.
     """
     if player.fresh:
         player.begin(inits)
@@ -120,7 +123,14 @@ def collect_transitions(
             x.to(player.device) for x in (step.reward, step.valid, step.terminated, step.truncated)
         )
         keep = valid.any(-1)  # an env that broke did nothing that can be learned from
-        part = Transitions(obs, choice, reward, valid, terminated, truncated, after)
+        human = None
+        if step.human is not None and step.taken is not None:
+            human = step.human.any(-1).to(player.device)
+            if choice is actions:
+                choice = torch.where(human[:, None, None], step.taken.to(choice), choice)
+            else:  # a person's actions are no choice of an algorithm that chooses something else
+                keep &= ~human
+        part = Transitions(obs, choice, reward, valid, terminated, truncated, after, human)
         parts.append(part if keep.all() else part[keep])
     return Transitions.cat(parts)
 

@@ -104,6 +104,8 @@ class Step:
         valid: (N, H) bool, the actions that were executed in a running episode.
         success: (N,) bool, the task was solved in this chunk or, for tasks that do not end on success, is solved now.
         log: further per-env figures, each (N,).
+        human: (N, H) bool, the actions that a person took instead of the policy; None where nobody can.
+        taken: (N, H, A) the actions that were executed, whoever chose them; None with ``human``.
     """
 
     obs: Obs
@@ -113,6 +115,8 @@ class Step:
     valid: Tensor
     success: Tensor
     log: dict[str, Tensor] = field(default_factory=dict)
+    human: Tensor | None = None
+    taken: Tensor | None = None
 
     @property
     def done(self) -> Tensor:

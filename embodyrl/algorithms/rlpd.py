@@ -86,6 +86,16 @@ class RLPD(SACFlow):
         self._prior.add(chunks, INTERVENTION)
         self.buffer.add(chunks, INTERVENTION)
 
+    def update(self, batch: Transitions, *, progress: float, generator: torch.Generator) -> dict[str, float]:
+        """As SAC-Flow's; chunks in which a person took over count among the demonstrations too."""
+        human = batch.human
+        if human is None:
+            return super().update(batch, progress=progress, generator=generator)
+        if human.any():
+            self._prior.add(batch[human], INTERVENTION)
+        row = super().update(batch, progress=progress, generator=generator)
+        return row | {"human_chunks": float(human.sum())}
+
     @property
     def _prior(self) -> ReplayBuffer:
         if self.prior is None:

@@ -16,13 +16,15 @@ from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.real_robot import kinematics
 from embodyrl.real_robot.actions import SPACES, DeltaDecoder, proprio_dim
+from embodyrl.real_robot.deploy import Operator
 from embodyrl.real_robot.log import RunLog
+from embodyrl.real_robot.messages import Mode
 from embodyrl.real_robot.operator import OperatorPage
 from embodyrl.real_robot.pilot import Pilot
-from embodyrl.real_robot.rigs import ROBOTS, Rig, ask_at_terminal, ros_robot, simulated_robot
+from embodyrl.real_robot.rigs import ROBOTS, Rig, ask_at_terminal, libfranka_robot, ros_robot, simulated_robot
 from embodyrl.real_robot.safety import SafetyFilter
 from embodyrl.real_robot.transports import NotReadyError, PacedClock
-from embodyrl.types import EnvSpec, Obs
+from embodyrl.types import EnvSpec, Obs, Step
 
 Judge = Callable[[dict[str, Any]], tuple[float, bool]]
 """What the policy sees (``Robot.observe``) -> reward, and whether the task is solved."""
@@ -35,10 +37,10 @@ class Config(EnvConfig):
     """Settings of ``RobotEnv``.
 
     Attributes:
-        robot: ``"twin"``, the simulated one in this process, or the transport to one: ``"ros2"``, ``"rosbridge"`` or
-            ``"ros1"``.
-        address: of the rosbridge server.
-        robot_file: see ``ros.config.load_robot``; empty means that of ``embodyrl twin``.
+        robot: ``"twin"``, the simulated one in this process, or the transport to one: ``"ros2"``, ``"rosbridge"``,
+            ``"ros1"`` or ``"libfranka"``.
+        address: of the rosbridge server, or of the arm.
+        robot_file: see ``ros.config.load_robot`` and ``libfranka.config.load_arm``; empty means the simulated one.
         prompt: the instruction, where no topic says it.
         task: of the simulated robot.
         cameras: that the policy sees; the twin has ``"front"`` and ``"wrist"``.
@@ -50,7 +52,8 @@ class Config(EnvConfig):
         max_episode_steps: actions.
         home: x, y and z (m) of the hand before a person arranges the scene.
         log: folder of the episodes' logs (MCAP); empty for none.
-        operator: port of a page on which a person may stop, hold and label (0: a free one); -1 for no page.
+        corrector: actions after which a scripted expert takes over an episode of the simulated arm; 0 for nobody.
+        operator: port of a page on which a person may stop, hold, take over and label (0: a free one); -1 for no page.
     """
 
     name: str = "robot"
@@ -69,7 +72,12 @@ class Config(EnvConfig):
     max_episode_steps: int = 40
     home: tuple[float, float, float] = (0.45, 0.0, 0.25)
     log: str = ""
+    corrector: int = 0
     operator: int = -1
+
+    def for_evaluation(self, split: str) -> EnvConfig:
+        """The policy alone is scored."""
+        return replace(self, split=split, corrector=0, operator=-1)
 
 
 class RobotEnv(SteppedVecEnv):
@@ -79,12 +87,16 @@ class RobotEnv(SteppedVecEnv):
     fault the chunk is masked, as for a simulator that broke, and ``reset`` asks for a person, as it does to have a
     scene arranged where no topic can. There is no privileged state: a critic must share what the policy sees.
 
+    A person who takes over moves the arm from the next action on; ``Step.human`` and ``Step.taken`` then say what was
+    executed. Who lets go does so at the end of the chunk, for the rest of the policy's plan was about another place.
+
     Args:
         config: see there.
         judge: gives reward and success after each action; by default the robot's own success is both. A person's
             label on the operator's page counts above it: success is a reward of 1, failure of 0; both end the episode.
         ask: called with a sentence when a person is needed, returns when it is done; by default at the operator's page
             or the terminal.
+        operator: who may take over; by default the page, if there is one.
 
     Raises:
         UserError: a setting that cannot be, or no such robot.
@@ -92,27 +104,41 @@ class RobotEnv(SteppedVecEnv):
 
     Config: ClassVar = Config
 
-    def __init__(self, config: Config, judge: Judge | None = None, ask: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        judge: Judge | None = None,
+        ask: Callable[[str], None] | None = None,
+        operator: Operator | None = None,
+    ) -> None:
         _check(config)
         self.config, self._space = config, SPACES["robot", config.control_mode]
         self._judge, self._ask = judge, ask or ask_at_terminal
-        self._page: OperatorPage | None = None
+        self._operator, self._letting_go = operator, False
         self._open = ExitStack()
         self._rig: Rig
         cameras = {name: (config.image_size, config.image_size) for name in config.cameras}
+        where = (config.address, config.robot_file, self._space, cameras, config.prompt)
         if config.robot == "twin":
-            self._rig = self._open.enter_context(simulated_robot(task_config(config)))
-            dims = self._rig.robot.spec.proprio_dim  # type: ignore[attr-defined]
+            opened = simulated_robot(task_config(config))
+        elif config.robot == "libfranka":
+            opened = libfranka_robot(*where, None if config.robot_file else task_config(config))
         else:
-            opened = ros_robot(config.robot, config.address, config.robot_file, self._space, cameras, config.prompt)
-            self._rig, dims = self._open.enter_context(opened), proprio_dim(self._space)
-        if config.operator >= 0:
+            opened = ros_robot(config.robot, *where)
+        self._rig = self._open.enter_context(opened)
+        task = getattr(self._rig.robot, "spec", None)  # of a simulated one
+        dims = task.proprio_dim if task is not None else proprio_dim(self._space)
+        if config.corrector and operator is None:
+            from embodyrl.real_robot.corrector import Corrector
+
+            self._operator = Corrector(self, config.corrector)
+        elif config.operator >= 0 and operator is None:
             if self._rig.simulated:
                 self._rig.clock = PacedClock(self._rig.clock)
-            self._page = OperatorPage(self._rig.clock, config.operator)
-            self._open.callback(self._page.close)
-            self._ask = ask or self._page.ask
-            print(f"The operator's page: {self._page.address}", flush=True)
+            self._operator = page = OperatorPage(self._rig.clock, config.operator)
+            self._open.callback(page.close)
+            self._ask = ask or page.ask
+            print(f"The operator's page: {page.address}", flush=True)
         self._pilot: Pilot | None = None
         self._log: RunLog | None = None
         self._seen: dict[str, Any] | None = None
@@ -128,6 +154,16 @@ class RobotEnv(SteppedVecEnv):
             cameras=cameras,
         )
         super().__init__(spec, config)
+
+    @property
+    def twin(self) -> Any:
+        """The simulated arm."""
+        return self._rig.robot
+
+    @property
+    def elapsed(self) -> int:
+        """Actions of the episode before this one."""
+        return int(self._elapsed[0])
 
     def _reset(self, env_ids: list[int], inits: list[int]) -> None:
         rig, why = self._rig, self._end_episode()
@@ -153,6 +189,7 @@ class RobotEnv(SteppedVecEnv):
         # The next action ends a hold that thinking caused.
         guard = SafetyFilter(replace(rig.safety, resume="fresh_target"))
         self._pilot = Pilot(rig.robot, rig.clock, guard, decoder, not rig.simulated, self._log)
+        self._letting_go = False
         self._pilot.start()
 
     def _end_episode(self) -> str:
@@ -179,10 +216,24 @@ class RobotEnv(SteppedVecEnv):
             action[:3] = np.clip(way, -0.5, 0.5)
             pilot.wait_until(pilot.act(action))
 
+    def step(self, actions: Tensor) -> Step:
+        """See ``VecEnv.step``."""
+        if self._letting_go and self._pilot is not None:
+            self._pilot.hand_over(False)
+            self._letting_go = False
+        return super().step(actions)
+
     def _step(self, actions: Tensor, active: Tensor) -> Tick:
         pilot = self._pilot
         assert pilot is not None
-        pilot.wait_until(pilot.act(actions[0].cpu().numpy()))
+        person, action = self._operator if pilot.person else None, actions[0].cpu().numpy()
+        if person is not None and person.alive(pilot.clock.now()):
+            action = np.clip(person.action(self._space.dims), -1.0, 1.0)
+        elif person is not None:
+            pilot.hold("the person who moved the arm does not answer")
+            action = np.zeros(self._space.dims, np.float32)
+            action[-1] = 1.0 if pilot.decoder.width > 0.0 else -1.0
+        pilot.wait_until(pilot.act(action))
         label = self._attend(pilot)
         reward, solved, fault = float(label == "success"), label == "success", bool(pilot.broken)
         if not fault and not label:
@@ -193,13 +244,17 @@ class RobotEnv(SteppedVecEnv):
                 fault = True
         over = solved or bool(label)
         row = [torch.tensor([x], device=self.device) for x in (over, solved, fault)]
-        return Tick(torch.tensor([reward], device=self.device), *row)
+        tick = Tick(torch.tensor([reward], device=self.device), *row)
+        if self._operator is not None:
+            tick.human, tick.taken = torch.tensor([person is not None]), torch.from_numpy(action)[None]
+        return tick
 
     def _attend(self, pilot: Pilot) -> str:
         """What the person says of the episode, if anything; waits for as long as they hold the arm."""
-        page, held, label = self._page, False, ""
-        while page is not None:
-            for wish in page.wishes():
+        person, label = self._operator, ""
+        held = pilot.person and pilot.guard.mode == Mode.HOLD
+        while person is not None:
+            for wish in person.wishes():
                 if wish == "estop":
                     pilot.guard.estop("a person pressed stop")
                     pilot.wait_until(pilot.clock.now() + 2 * pilot.guard.config.tick)
@@ -208,10 +263,15 @@ class RobotEnv(SteppedVecEnv):
                 elif wish == "hold":
                     pilot.hold("a person said hold")
                     held = True
+                elif wish == "takeover":
+                    pilot.hand_over(True)
+                    self._letting_go = held = False
                 elif wish == "run" and held:
-                    pilot.go_on()
+                    pilot.hand_over(False)
                     held = False
-            page.show(pilot.status(), self._rig.robot.pictures())
+                elif wish in ("release", "run") and pilot.person:
+                    self._letting_go = True
+            person.show(pilot.status(), self._rig.robot.pictures())
             if not held or label or pilot.broken:
                 break
             pilot.wait_until(pilot.clock.now() + 0.1)
@@ -219,12 +279,12 @@ class RobotEnv(SteppedVecEnv):
 
     def _judged(self) -> tuple[float, bool]:
         if self._judge is not None:
-            reward, solved = self._judge(self._look())
+            reward, solved = self._judge(self.look())
             return float(reward), bool(solved)
         solved = self._rig.robot.solved()
         return float(solved), solved
 
-    def _look(self) -> dict[str, Any]:
+    def look(self) -> dict[str, Any]:
         """What the policy sees now; a late picture is waited for.
 
         Raises:
@@ -244,7 +304,7 @@ class RobotEnv(SteppedVecEnv):
 
     def _observe(self, env_ids: list[int] | None) -> Obs:
         try:
-            seen = self._look()
+            seen = self.look()
         except NotReadyError:  # of a chunk that was masked, unless the episode has just begun
             if self._seen is None:
                 raise
@@ -283,6 +343,8 @@ def _check(config: Config) -> None:
         )
     if not 0.0 < config.speed <= 1.0:
         raise UserError(f"env.speed is {config.speed}; it is a share of the trained rate, above 0 and at most 1.")
+    if config.corrector and config.robot != "twin":
+        raise UserError(f"The scripted corrector knows the simulated arm alone, but env.robot is {config.robot}.")
     if config.device != "cpu":
         raise UserError(
             f"A robot's observations are made on the CPU, so env.device must be cpu, not {config.device!r}."

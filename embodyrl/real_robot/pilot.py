@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ class Pilot:
     ) -> None:
         self.robot, self.clock, self.guard, self.decoder = robot, clock, guard, decoder
         self.events: list[Event] = []
+        self.person = False
         self._log, self._lock, self._ends = log, threading.Lock(), 0.0
         self._thread = threading.Thread(target=self._work, name="ticker", daemon=True) if threaded else None
         self._closing, self._error = False, None
@@ -65,12 +67,14 @@ class Pilot:
         """An action (A,) that is due now; returns when the next one is."""
         with self._lock:
             now = self.clock.now()
+            if self.person and self.guard.mode == Mode.HOLD and self.guard.reason.startswith("stale"):
+                self.guard.takeover(now)  # their last action was a while ago, because the policy's owner was thinking
             self.decoder.act(now, action, self.robot.state())
             # On time after a small delay of the caller's, so that the control rate is kept.
             began = self._ends if now - self._ends < 0.5 * self.decoder.period else now
             self._ends = began + self.decoder.period
             if self._log is not None:
-                self._log.put("/action", now, {"action": action.tolist(), "human": False})
+                self._log.put("/action", now, {"action": action.tolist(), "human": self.person})
             return self._ends
 
     def wait_until(self, stamp: float) -> None:
@@ -110,16 +114,20 @@ class Pilot:
         """For ``OperatorPage.show``."""
         events = [f"{e.stamp:9.2f} s  {e.before} -> {e.after}: {e.reason}" for e in self.events[-8:]]
         said = {"mode": str(self.guard.mode), "reason": self.guard.reason, "task": self.robot.prompt()}
-        can = ["estop", "hold", "run", "success", "failure"]
+        can = ["estop", "hold", "run", "takeover", "release", "success", "failure"]
         return {**said, "open": self.decoder.width > 0.0, "can": can, "numbers": {}, "events": events}
 
-    def go_on(self) -> None:
-        """Ends a hold, where the arm is."""
+    def hand_over(self, person: bool) -> None:
+        """From here on a person's actions move the arm, or the policy's again; either begins where the arm is."""
+        if self.broken:
+            return
         with self._lock:
-            if self.guard.mode == Mode.HOLD:
-                now = self.clock.now()
-                self.decoder.start(now, self.robot.state())
+            now = self.clock.now()
+            self.decoder.start(now, self.robot.state())
+            self.guard.takeover(now) if person else self.guard.release(now)
+            if not person and self.guard.mode == Mode.HOLD:
                 self.guard.run(now)
+            self.person = person
 
     @property
     def broken(self) -> str:
@@ -130,7 +138,8 @@ class Pilot:
         with self._lock:
             now, state = self.clock.now(), self.robot.state()
             fresh = now < self._ends + self.guard.config.tick
-            command = self.guard.tick(now, state, self.decoder.target(now, fresh))
+            target = replace(self.decoder.target(now, fresh), human=self.person)
+            command = self.guard.tick(now, state, target)
             self.robot.send(command)
             if self._log is not None:
                 self._log.tick(command, state)

@@ -16,13 +16,17 @@ from websockets.sync.client import connect
 from embodyrl import checkpoint
 from embodyrl.checks import check_env
 from embodyrl.config import resolve
+from embodyrl.data.collect import collect_dataset
 from embodyrl.errors import UserError
 from embodyrl.evaluate import evaluate
 from embodyrl.loggers import read_metrics
 from embodyrl.real_robot.env import Config, RobotEnv
 from embodyrl.real_robot.log import read
+from embodyrl.real_robot.operator import OperatorPage
 from embodyrl.real_robot.transports import RealClock
+from embodyrl.rollout import Player, collect_transitions
 from embodyrl.runner import train
+from embodyrl.sims.mujoco.config import Config as TaskConfig
 from embodyrl.types import ActionSample, Obs, Step
 
 STATES: dict[str, Any] = {"task": "reach", "cameras": (), "renderer": "none", "max_episode_steps": 25}
@@ -148,8 +152,8 @@ def test_in_the_walls_time_the_arm_is_held_while_its_owner_thinks() -> None:
 
 def test_a_person_labels_holds_and_stops() -> None:
     env = RobotEnv(Config(**STATES, operator=0))
-    page, still = env._page, torch.zeros(1, 2, 4)
-    assert page is not None
+    page, still = env._operator, torch.zeros(1, 2, 4)
+    assert isinstance(page, OperatorPage)
     origin: Any = f"http://127.0.0.1:{page.port}"
     with connect(f"ws://127.0.0.1:{page.port}/socket", origin=origin) as socket:
         socket.send(page.address.split("#")[1])
@@ -175,6 +179,92 @@ def test_a_person_labels_holds_and_stops() -> None:
         step = says("estop")
         assert bool(step.log["fault"]) and not step.valid.any()
     env.close()
+
+
+def test_a_person_takes_over_and_what_they_did_is_what_counts(tmp_path: Path) -> None:
+    env = RobotEnv(Config(**STATES, log=str(tmp_path), corrector=7))
+    player, still = Player(env), torch.zeros(1, 5, 4)
+    generator = torch.Generator()
+
+    def act(obs: Obs, _: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        return still, still
+
+    inits = torch.arange(4)
+    chunks = collect_transitions(player, act, 2, inits=inits, generator=generator)
+    assert chunks.human is not None and chunks.human.tolist() == [False, True]
+    assert not chunks.choice[0].any() and not chunks.choice[1, :2].any()  # the seventh action was still the policy's
+    assert chunks.choice[1, 2:][chunks.valid[1, 2:]].abs().amax(-1).min() > 0.2
+    while not player.take_episodes():
+        chunks = collect_transitions(player, act, 1, inits=inits, generator=generator)
+    assert bool(chunks.terminated[-1]) and chunks.reward.sum() == 1.0  # they solved it
+    # An algorithm whose choice is no action (DSRL chooses noise) cannot have chosen what a person did.
+    player.fresh = True
+    noise = torch.ones(1, 5, 4)
+    kept = collect_transitions(player, lambda *_: (still, noise), 2, inits=inits, generator=generator)
+    assert len(kept) == 1 and kept.choice.eq(1.0).all()
+    env.close()
+    log = read(tmp_path / "episode_000000.mcap")
+    people = [m["human"] for m in log["/action"]]
+    assert people[:7] == [False] * 7 and all(people[7:]) and len(people) > 7
+    assert "run -> human: taken over" in [m["text"] for m in log["/event"]]
+
+
+class Told:
+    """A person who says what they are told to say, one list of wishes after each action."""
+
+    def __init__(self, *wishes: list[str]) -> None:
+        self.said, self.answers, self.asked = [*wishes], True, 0
+
+    def wishes(self) -> list[str]:
+        return self.said.pop(0) if self.said else []
+
+    def alive(self, now: float) -> bool:
+        return self.answers
+
+    def action(self, dims: int) -> np.ndarray:
+        self.asked += 1
+        return np.array([0.0, 0.4, 0.0, 1.0], np.float32)
+
+    def show(self, status: dict[str, Any], images: dict[str, Any]) -> None:
+        pass
+
+
+def test_who_lets_go_does_so_at_the_end_of_the_chunk_and_silence_holds_the_arm() -> None:
+    person = Told(["takeover"], [], ["release"], [], [])
+    env = RobotEnv(Config(**STATES), operator=person)
+    env.reset(init=[0])
+    still = torch.zeros(1, 5, 4)
+    step = env.step(still)
+    assert step.human is not None and step.taken is not None
+    assert step.human.tolist() == [[False, True, True, True, True]]  # to the end of the chunk
+    assert step.taken[0, :, 1].tolist() == pytest.approx([0.0, 0.4, 0.4, 0.4, 0.4])
+    step = env.step(still)
+    assert step.human is not None and not step.human.any() and env._pilot is not None
+    assert [str(e.after) for e in env._pilot.events[-3:]] == ["human", "hold", "run"]
+    person.said, person.answers = [["takeover"], ["run"]], False
+    step = env.step(still)
+    assert "does not answer" in " ".join(e.reason for e in env._pilot.events) and person.asked == 4
+    assert step.valid.all() and env._pilot.guard.mode == "run"
+    env.close()
+
+
+def test_rlpd_keeps_corrections_beside_its_demonstrations(tmp_path: Path) -> None:
+    """A few updates with a scripted person, as the command does it."""
+    data = tmp_path / "demos"
+    task = TaskConfig(task="reach", cameras=(), renderer="none", num_envs=2)
+    collect_dataset(task, data, num_episodes=4)
+    sections = {
+        "env": {"name": "robot", **STATES, "cameras": [], "max_episode_steps": 15, "corrector": 5},
+        "policy": {"name": "flow_mlp", "width": 16, "layers": 1, "critic_width": 8, "num_denoise_steps": 2}
+        | {"horizon": 5},
+        "algorithm": {"name": "rlpd", "num_chunks": 4, "capacity": 64, "warmup_chunks": 4, "batch_size": 8}
+        | {"critic_width": 16, "num_critics": 2, "intervention_capacity": 16},
+        "data": {"path": str(data)},
+        "run": {"iterations": 3, "eval_every": 0, "eval_before": False, "eval_episodes": 2, "checkpoint_every": 3}
+        | {"videos": 0, "device": "cpu", "threads": 1, "out": str(tmp_path)},
+    }
+    rows = read_metrics(train(resolve(sections)) / "metrics.jsonl")
+    assert sum(row["human_chunks"] for row in rows) >= 2 and rows[-1]["gradient_steps"] > 0
 
 
 def test_sac_flow_learns_on_it(tmp_path: Path) -> None:
