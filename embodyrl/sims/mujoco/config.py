@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.sims.mujoco import tasks
+from embodyrl.sims.mujoco.physics import BACKENDS
 
 MAX_BLOCKS = 4
 CONTROL_DIMS = {"ee_delta_pos": 4, "ee_delta_pose": 7}
@@ -21,6 +22,8 @@ class Config(EnvConfig):
         cameras: any of ``"front"`` and ``"wrist"``; empty for states only: then the privileged state is appended to
             proprio, because the policy has nothing else to see.
         image_size: edge of the square pictures in pixels.
+        backend: what steps the physics: ``"native"`` (MuJoCo's threads), or thousands of worlds at once by ``"warp"``
+            (mujoco-warp) or ``"mjx"`` (JAX), each on a GPU where there is one.
         renderer: ``"warp"`` (CPU or GPU), ``"opengl"``, or ``"none"`` for states only.
         control_mode: ``"ee_delta_pos"`` (dx, dy, dz, gripper) or ``"ee_delta_pose"`` (dx, dy, dz, drx, dry, drz,
             gripper); gripper > 0 opens and <= 0 closes.
@@ -37,6 +40,7 @@ class Config(EnvConfig):
     task: str = "pick"
     cameras: tuple[str, ...] = ("front",)
     image_size: int = 64
+    backend: str = "native"
     renderer: str = "warp"
     control_mode: str = "ee_delta_pos"
     reward: str = "sparse"
@@ -71,6 +75,7 @@ def check_config(config: Config) -> None:
             raise UserError(f"MuJoCo has no task {name!r}. {did_you_mean(name, tasks.TASKS)}")
     for value, valid, what in (
         (config.split, tasks.SPLITS, "split"),
+        (config.backend, BACKENDS, "backend"),
         (config.renderer, ("warp", "opengl", "none"), "renderer"),
         (config.control_mode, CONTROL_DIMS, "control mode"),
         (config.reward, ("sparse", "dense"), "reward"),

@@ -1,4 +1,4 @@
-"""``MujocoEnv``: N Franka tasks stepped by MuJoCo's native threads and drawn once per chunk."""
+"""``MujocoEnv``: N Franka tasks, stepped by a ``physics`` and drawn once per chunk."""
 
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's module is native and its wheel describes it only in part to a type checker.
@@ -10,12 +10,11 @@ from typing import Any, ClassVar
 import mujoco
 import numpy as np
 import torch
-from mujoco import rollout
 from numpy.typing import NDArray
 from torch import Tensor
 
 from embodyrl.env import SteppedVecEnv, Tick
-from embodyrl.sims.mujoco import kinematics, render, scene, tasks
+from embodyrl.sims.mujoco import kinematics, physics, render, scene, tasks
 from embodyrl.sims.mujoco.config import CONTROL_DIMS, MAX_BLOCKS, Config, block_range, check_config, task_names
 from embodyrl.types import EnvSpec, Obs
 
@@ -68,19 +67,10 @@ class MujocoEnv(SteppedVecEnv):
         )
         super().__init__(spec, config)
         threads = config.num_threads or usable_cores()
-        self._pool = rollout.Rollout(nthread=threads if threads > 1 else 0)
-        self._datas = [mujoco.MjData(model) for _ in range(threads)]
-        self._models = [model] * num
+        self._physics = physics.make(config.backend, model, num, SUBSTEPS, threads)
         nstate = mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_FULLPHYSICS)
-        control = mujoco.mjtState.mjSTATE_CTRL
-        self._control_spec = int(control)
-        if self._has_drawer:
-            # The cabinet is a mocap body so that one model serves envs whose cabinets stand in different places.
-            self._control_spec |= int(mujoco.mjtState.mjSTATE_MOCAP_POS)
         self._ramp = (np.arange(1, SUBSTEPS + 1) / SUBSTEPS)[None, :, None]
         self._state = np.tile(_initial_state(model, nstate), (num, 1))
-        self._out = np.empty((num, SUBSTEPS, nstate))
-        self._sensors = np.empty((num, SUBSTEPS, 0))
         self._q_cmd = np.tile(kinematics.HOME, (num, 1))
         self._grip_cmd = np.full(num, 0.04)
         self._target = np.zeros((num, 3))
@@ -170,13 +160,9 @@ class MujocoEnv(SteppedVecEnv):
         control[..., :7] = before[:, None] + self._ramp * (joints - before)[:, None]
         control[..., 7:9] = grip[:, None, None]
         if self._has_drawer:
+            # The cabinet is a mocap body so that one model serves envs whose cabinets stand in different places.
             control[..., 9:] = self._frame.mocap_pos[rows].reshape(n, 1, -1)
-        out = self._out[:n]
-        self._pool.rollout(
-            self._models[:n], self._datas, state, control, control_spec=self._control_spec, skip_checks=True,
-            nstep=SUBSTEPS, state=out, sensordata=self._sensors[:n],
-        )  # fmt: skip
-        after = out[:, -1]
+        after = self._physics.advance(rows, state, control)
         # MuJoCo resets a diverged simulation without a word, and then its clock is not where it should be.
         expected = time_before + SUBSTEPS * self.model.opt.timestep
         ok = np.isfinite(after).all(axis=1) & (np.abs(after[:, 0] - expected) < 1e-6)
@@ -296,8 +282,7 @@ class MujocoEnv(SteppedVecEnv):
         if self._renderer is not None:
             self._renderer.close()
             self._renderer = None
-        if self._pool.rollout_ is not None:
-            self._pool.close()
+        self._physics.close()
 
 
 def usable_cores() -> int:

@@ -1,0 +1,260 @@
+"""What steps the scenes of ``MujocoEnv``: MuJoCo's own threads, mujoco-warp or MJX; the last two on a GPU, too.
+
+All take and give the same state, (n, 1 + nq + nv) time, qpos and qvel as MuJoCo flattens them. The two batched ones
+compute in single precision, and step all N worlds at once, whichever are asked for: their programs have a fixed size.
+"""
+
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's module is native and its wheel describes it only in part to a type checker.
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+import mujoco
+import numpy as np
+import platformdirs
+from mujoco import rollout
+from numpy.typing import NDArray
+
+from embodyrl.errors import MissingDependencyError, UserError
+
+Array = NDArray[np.float64]
+BACKENDS = ("native", "warp", "mjx")
+CONTACTS, CONSTRAINTS = 64, 256
+"""Room in each world of mujoco-warp; four blocks, a gripper and a drawer need some 40 and 170."""
+
+
+class Physics(Protocol):
+    """Steps worlds."""
+
+    def advance(self, rows: NDArray[np.int64], state: Array, control: Array) -> Array:
+        """Physics steps, one for each of the S controls.
+
+        Args:
+            rows: (n,) the worlds.
+            state: (n, 1 + nq + nv).
+            control: (n, S, nu), or (n, S, nu + 3 * nmocap) with the positions of mocap bodies after it.
+
+        Returns:
+            The state afterwards, (n, 1 + nq + nv); what broke is not finite, or its time is wrong.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees threads and memory; may be called twice."""
+        ...
+
+
+class NativePhysics:
+    """MuJoCo's C code in threads, in double precision: the reference, and the fastest on a CPU."""
+
+    def __init__(self, model: mujoco.MjModel, num_envs: int, substeps: int, threads: int) -> None:
+        self._pool = rollout.Rollout(nthread=threads if threads > 1 else 0)
+        self._datas = [mujoco.MjData(model) for _ in range(threads)]
+        self._models = [model] * num_envs
+        self._nu = model.nu
+        state_size = mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_FULLPHYSICS)
+        self._out = np.empty((num_envs, substeps, state_size))
+        self._sensors = np.empty((num_envs, substeps, 0))
+
+    def advance(self, rows: NDArray[np.int64], state: Array, control: Array) -> Array:
+        """See ``Physics``."""
+        n = len(rows)
+        spec = int(mujoco.mjtState.mjSTATE_CTRL)
+        if control.shape[2] > self._nu:
+            spec |= int(mujoco.mjtState.mjSTATE_MOCAP_POS)
+        self._pool.rollout(
+            self._models[:n], self._datas, state, control, control_spec=spec, skip_checks=True,
+            nstep=control.shape[1], state=self._out[:n], sensordata=self._sensors[:n],
+        )  # fmt: skip
+        return self._out[:n, -1]
+
+    def close(self) -> None:
+        """See ``Physics``."""
+        if self._pool.rollout_ is not None:
+            self._pool.close()
+
+
+class WarpPhysics:
+    """mujoco-warp; on a GPU all substeps are one CUDA graph.
+
+    Raises:
+        UserError: so many worlds do not fit into memory, or the scene has something that mujoco-warp cannot do.
+    """
+
+    def __init__(self, model: mujoco.MjModel, num_envs: int, substeps: int) -> None:
+        from embodyrl.sims.mujoco.render import import_warp
+
+        self._mjw, self._wp = import_warp()
+        cuda = self._wp.get_cuda_device_count() > 0
+        self._device = self._wp.get_device("cuda:0" if cuda else "cpu")
+        self._timestep, self._graph = model.opt.timestep, None
+        with self._wp.ScopedDevice(self._device):
+            self._model = supported("warp", lambda: self._mjw.put_model(model))
+            one, two = (array_bytes(self._worlds(model, n)) for n in (1, 2))
+            check_fits(num_envs, two - one, self._device.free_memory if cuda else free_host_memory())
+            self._data: Any = self._worlds(model, num_envs)
+            self._control = self._wp.zeros((substeps, num_envs, model.nu), dtype=float)
+            self._qpos, self._qvel = self._data.qpos.numpy(), self._data.qvel.numpy()
+            self._mocap = self._data.mocap_pos.numpy()
+            self._steps()  # compiles, on a machine's first run
+            if cuda:
+                with self._wp.ScopedCapture() as capture:
+                    self._steps()
+                self._graph = capture.graph
+
+    def _worlds(self, model: mujoco.MjModel, count: int) -> Any:
+        return self._mjw.make_data(model, nworld=count, nconmax=CONTACTS, njmax=CONSTRAINTS)
+
+    def _steps(self) -> None:
+        self._data.qacc_warmstart.zero_()  # as in ``NativePhysics``: the state is all there is
+        for k in range(self._control.shape[0]):
+            self._wp.copy(self._data.ctrl, self._control[k])
+            self._mjw.step(self._model, self._data)
+
+    def advance(self, rows: NDArray[np.int64], state: Array, control: Array) -> Array:
+        """See ``Physics``."""
+        d, nq, nu = self._data, self._qpos.shape[1], self._control.shape[2]
+        everywhere = np.zeros((control.shape[1], len(self._qpos), nu), np.float32)
+        everywhere[:, rows] = control[..., :nu].transpose(1, 0, 2)
+        self._qpos[rows], self._qvel[rows] = state[:, 1 : 1 + nq], state[:, 1 + nq :]
+        if control.shape[2] > nu:
+            self._mocap[rows] = control[:, 0, nu:].reshape(len(rows), -1, 3)
+        with self._wp.ScopedDevice(self._device):
+            d.qpos.assign(self._qpos)
+            d.qvel.assign(self._qvel)
+            d.mocap_pos.assign(self._mocap)
+            self._control.assign(everywhere)
+            if self._graph is None:
+                self._steps()
+            else:
+                self._wp.capture_launch(self._graph)
+        return joined(state, control, self._timestep, d.qpos.numpy()[rows], d.qvel.numpy()[rows])
+
+    def close(self) -> None:
+        """See ``Physics``."""
+        self._graph = self._data = None
+
+
+class MjxPhysics:
+    """MJX, MuJoCo in JAX. Its program is compiled for a minute or two, once for a scene and number of worlds.
+
+    Raises:
+        MissingDependencyError: JAX or MJX is not installed.
+        UserError: so many worlds do not fit into memory, or the scene has something that MJX cannot do.
+    """
+
+    def __init__(self, model: mujoco.MjModel, num_envs: int, substeps: int) -> None:
+        jax, mjx = import_mjx()
+        on_device = supported("mjx", lambda: mjx.put_model(model))
+        blank = mjx.make_data(on_device)
+        each = sum(leaf.nbytes for leaf in jax.tree_util.tree_leaves(blank) if hasattr(leaf, "nbytes"))
+        stats = jax.devices()[0].memory_stats() or {}
+        free = stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
+        check_fits(num_envs, each, free if stats else free_host_memory())
+        self._timestep, self._nu = model.opt.timestep, model.nu
+
+        def advance(qpos: Any, qvel: Any, mocap: Any, control: Any) -> Any:
+            def step(data: Any, ctrl: Any) -> Any:
+                return mjx.step(on_device, data.replace(ctrl=ctrl)), None
+
+            data = blank.replace(qpos=qpos, qvel=qvel, mocap_pos=mocap)
+            data, _ = jax.lax.scan(step, data, control)
+            return data.qpos, data.qvel
+
+        print("Compiling the scene for JAX (a minute or two; kept on disk) ...", file=sys.stderr)
+        self._qpos = np.tile(model.qpos0, (num_envs, 1)).astype(np.float32)
+        self._qvel = np.zeros((num_envs, model.nv), np.float32)
+        self._mocap = np.tile(np.asarray(blank.mocap_pos), (num_envs, 1, 1))
+        control = np.zeros((num_envs, substeps, model.nu), np.float32)
+        jitted = jax.jit(jax.vmap(advance))
+        self._advance = jitted.lower(self._qpos, self._qvel, self._mocap, control).compile()
+
+    def advance(self, rows: NDArray[np.int64], state: Array, control: Array) -> Array:
+        """See ``Physics``."""
+        nq = self._qpos.shape[1]
+        everywhere = np.zeros((len(self._qpos), control.shape[1], self._nu), np.float32)
+        everywhere[rows] = control[..., : self._nu]
+        self._qpos[rows], self._qvel[rows] = state[:, 1 : 1 + nq], state[:, 1 + nq :]
+        if control.shape[2] > self._nu:
+            self._mocap[rows] = control[:, 0, self._nu :].reshape(len(rows), -1, 3)
+        qpos, qvel = self._advance(self._qpos, self._qvel, self._mocap, everywhere)
+        return joined(state, control, self._timestep, np.asarray(qpos)[rows], np.asarray(qvel)[rows])
+
+    def close(self) -> None:
+        """See ``Physics``; JAX frees what nothing refers to."""
+
+
+def make(backend: str, model: mujoco.MjModel, num_envs: int, substeps: int, threads: int) -> Physics:
+    """The physics called ``backend``, one of ``BACKENDS``."""
+    if backend == "warp":
+        return WarpPhysics(model, num_envs, substeps)
+    if backend == "mjx":
+        return MjxPhysics(model, num_envs, substeps)
+    return NativePhysics(model, num_envs, substeps, threads)
+
+
+def joined(state: Array, control: Array, timestep: float, qpos: NDArray, qvel: NDArray) -> Array:
+    """The state after all controls of single-precision worlds, which keep no time of their own."""
+    time = state[:, :1] + control.shape[1] * timestep
+    return np.concatenate([time, qpos, qvel], axis=1, dtype=np.float64)
+
+
+def supported(backend: str, put: Any) -> Any:
+    """What ``put`` gives; a ``UserError`` where the backend refuses the scene."""
+    try:
+        return put()
+    except NotImplementedError as error:
+        raise UserError(f"env.backend={backend} cannot simulate this scene: {error} Use env.backend=native.") from error
+
+
+def free_host_memory() -> float:
+    """Bytes that this machine can still give; infinity where it does not say."""
+    info = Path("/proc/meminfo")
+    found = re.search(r"MemAvailable: +(\d+) kB", info.read_text()) if info.exists() else None
+    return 1024.0 * int(found[1]) if found else math.inf
+
+
+def check_fits(num_envs: int, bytes_each: int, bytes_free: float) -> None:
+    """Refuses more worlds than fit, before the allocator does it without saying how many would."""
+    if num_envs * bytes_each > bytes_free:
+        raise UserError(
+            f"env.num_envs={num_envs} worlds need {num_envs * bytes_each / 2**30:.1f} GiB, and "
+            f"{bytes_free / 2**30:.1f} are free: at most {int(bytes_free // bytes_each)} fit."
+        )
+
+
+def array_bytes(data: Any) -> int:
+    """Memory of a dataclass of Warp arrays, those of the dataclasses in it included."""
+    total = 0
+    for value in vars(data).values():
+        if hasattr(value, "capacity"):
+            total += value.capacity
+        elif hasattr(value, "__dataclass_fields__"):
+            total += array_bytes(value)
+    return total
+
+
+def import_mjx() -> tuple[Any, Any]:
+    """The modules jax and mujoco.mjx.
+
+    Raises:
+        MissingDependencyError: one of them is not installed.
+    """
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or JAX takes three quarters of the GPU from torch
+    try:
+        import jax  # pyright: ignore[reportMissingImports]
+        from mujoco import mjx
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"env.backend=mjx needs JAX and MJX, which are not installed ({error}). Install them with: "
+            "pip install 'embodyrl[jax]' (on a GPU also jax[cuda12])."
+        ) from error
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(Path(platformdirs.user_cache_dir("embodyrl")) / "jax"))
+    return jax, mjx
