@@ -3,14 +3,15 @@
     python benchmarks/gpu_all.py                                     writes benchmarks/gpu_all.json
     python benchmarks/gpu_all.py --device cpu --out /tmp/gpu_all.json     the same parts, tiny: shows that they run
 
-ManiSkill (promises checked, steps per second by number of envs), PPO on the MuJoCo pick task with a fresh policy, the
-evaluation of what came of it, and the policy's throughput. A part that fails says so in the file, and the exit status
-is then 1.
+ManiSkill (promises checked, steps per second by number of envs), the MuJoCo pick task on mujoco-warp and MJX with and
+without pictures, PPO on it with a fresh policy, the evaluation of what came of it, and the policy's throughput. A part
+that fails says so in the file, and the exit status is then 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from embodyrl.bench import bench_env
 from embodyrl.build import make_env, make_policy
 from embodyrl.checks import check_env
 from embodyrl.config import compose, env_config
+from embodyrl.errors import UserError
 from embodyrl.evaluate import evaluate_checkpoint
 from embodyrl.loggers import read_metrics
 from embodyrl.policies.flow_vla import FlowVLAConfig
@@ -41,6 +43,8 @@ class Size:
 
     maniskill: tuple[str, ...]  # overrides of every ManiSkill env
     maniskill_envs: tuple[int, ...]
+    mujoco: tuple[str, ...]  # backends
+    mujoco_envs: tuple[int, ...]
     chunks: int
     training: tuple[str, ...]
     episodes: int
@@ -52,6 +56,8 @@ SIZES = {
     "cuda": Size(
         maniskill=("env.backend=gpu", "env.device=cuda"),
         maniskill_envs=(256, 1024, 4096),
+        mujoco=("native", "warp", "mjx"),
+        mujoco_envs=(1, 64, 1024, 4096),
         chunks=20,
         training=("env.num_envs=256", "run.iterations=20", "run.eval_episodes=256", "run.device=cuda"),
         episodes=256,
@@ -61,6 +67,8 @@ SIZES = {
     "cpu": Size(
         maniskill=("env.backend=cpu", "env.num_workers=1"),
         maniskill_envs=(2,),
+        mujoco=("native",),
+        mujoco_envs=(2,),
         chunks=1,
         training=(
             *("env.num_envs=2", "env.max_episode_steps=5", "algorithm.num_chunks=1", "algorithm.critic_epochs=1"),
@@ -79,14 +87,28 @@ def maniskill(size: Size) -> Any:
         check_env(env)
     finally:
         env.close()
+    return {"checked": True, "speed": [speed("maniskill", size, size.maniskill, n) for n in size.maniskill_envs]}
+
+
+def mujoco(size: Size) -> Any:
     rows = []
-    for num_envs in size.maniskill_envs:
-        config = env_config("maniskill", [*size.maniskill, f"env.num_envs={num_envs}"])
-        row = bench_env(config, chunk=4, num_chunks=size.chunks, repeats=min(3, size.repeats))
-        rows.append(
-            {k: row[k] for k in ("num_envs", "env_steps_per_s", "reset_all_s", "build_s", "memory_mib", "faults")}
-        )
-    return {"checked": True, "speed": rows}
+    for backend, renderer in itertools.product(size.mujoco, ("none", "warp")):
+        for num_envs in size.mujoco_envs:
+            settings = (f"env.backend={backend}", f"env.renderer={renderer}", "env.task=pick")
+            row = {"backend": backend, "renderer": renderer, "num_envs": num_envs}
+            try:
+                row |= speed("mujoco", size, settings, num_envs)
+            except (UserError, ImportError) as error:  # the other backends are still worth having
+                row["error"] = str(error)
+            rows.append(row)
+    return rows
+
+
+def speed(name: str, size: Size, settings: tuple[str, ...], num_envs: int) -> dict[str, Any]:
+    config = env_config(name, [*settings, f"env.num_envs={num_envs}"])
+    row = bench_env(config, chunk=4, num_chunks=size.chunks, repeats=min(3, size.repeats))
+    keys = ("num_envs", "env_steps_per_s", "frames_per_s", "reset_all_s", "build_s", "memory_mib", "faults")
+    return {k: row[k] for k in keys}
 
 
 def training(size: Size, out: str) -> Any:
@@ -141,7 +163,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=sorted(SIZES), default="cuda")
     parser.add_argument("--out", default=str(Path(__file__).with_suffix(".json")))
-    parser.add_argument("--only", nargs="*", choices=("maniskill", "training", "throughput"), default=[])
+    parser.add_argument("--only", nargs="*", choices=("maniskill", "mujoco", "training", "throughput"), default=[])
     a = parser.parse_args()
     size, device = SIZES[a.device], torch.device(a.device)
     result: dict[str, Any] = {
@@ -155,6 +177,7 @@ def main() -> int:
         parts = {
             "throughput": lambda: throughput(size, device),
             "maniskill": lambda: maniskill(size),
+            "mujoco": lambda: mujoco(size),
             "training": lambda: training(size, folder),
         }
         for name, part in parts.items():
