@@ -1,9 +1,12 @@
-"""Control steps per second of LIBERO: both backends, LIBERO's own env plainly and in AsyncVectorEnv, bare MuJoCo.
+"""Control steps per second of LIBERO: both backends, LIBERO's own env, LeRobot's, RLinf's, and bare MuJoCo.
 
-    python benchmarks/libero_speed.py --out benchmarks/libero_speed.json
+    pip install --no-deps --target RLINF rlinf==0.3.0 gym==0.26.2 gym_notices     (and ray, which the extra scale has)
+    python benchmarks/libero_speed.py --rlinf RLINF --out benchmarks/libero_speed.json
 
-Chunks of 8 actions, with and without two 128x128 cameras. LIBERO's own env draws at every step: its interface gives no
-way to do without. How busy the machine was with other work beforehand is written beside the numbers.
+Chunks of 8 actions, with and without two 128x128 cameras. The others draw at every step: their interfaces give no way
+to do without, and LeRobot's and RLinf's have no episodes without pictures. LIBERO's own env and LeRobot's run in
+gymnasium's AsyncVectorEnv, RLinf's in its own processes. How busy the machine was beforehand is written beside the
+numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ import functools
 import json
 import os
 import statistics
+import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -109,8 +114,43 @@ def plain(suite: str, cameras: bool, repeats: int) -> dict[str, float]:
     return {"steps_per_s": rate}
 
 
-def asynchronous(suite: str, cameras: bool, num_envs: int, repeats: int) -> dict[str, float]:
-    envs = AsyncVectorEnv([functools.partial(One, suite, cameras)] * num_envs, context="spawn")
+def lerobot_env(suite: str) -> gymnasium.Env:
+    """LeRobot's LIBERO env; without official states, which it would read as a pickle that the package does not have."""
+    torch.set_num_threads(1)
+    from lerobot.envs.libero import LiberoEnv as LeRobotEnv
+
+    with suites.quiet():
+        tasks: Any = suites.libero().get_benchmark_dict()[suite]()
+        return LeRobotEnv(
+            tasks, 0, suite, obs_type="pixels_agent_pos", observation_width=SIZE, observation_height=SIZE,
+            init_states=False,
+        )  # fmt: skip
+
+
+def rlinf(suite: str, num_envs: int, repeats: int, folder: Path) -> dict[str, float]:
+    """RLinf's LiberoEnv with one worker process per env, as its recipes run it."""
+    sys.path.append(str(folder))  # also where the processes that it starts look
+    from omegaconf import OmegaConf
+    from rlinf.envs.libero.libero_env import LiberoEnv as RLinfEnv
+
+    cfg = OmegaConf.create(
+        {
+            "seed": 0, "group_size": 1, "task_suite_name": suite, "task_id_filter": [0], "max_episode_steps": 10**6,
+            "use_fixed_reset_state_ids": True, "use_ordered_reset_state_ids": False, "reset_gripper_open": True,
+            "ignore_terminations": False, "auto_reset": False, "use_rel_reward": False, "reward_coef": 1.0,
+            "video_cfg": {}, "init_params": {"camera_heights": SIZE, "camera_widths": SIZE},
+        }
+    )  # fmt: skip
+    env = RLinfEnv(cfg, num_envs, seed_offset=0, total_num_processes=1, worker_info=None)
+    env.reset()
+    actions = torch.full((num_envs, HORIZON, 7), 0.1)
+    rate = timed(lambda: env.chunk_step(actions), HORIZON * num_envs, repeats)
+    env.env.close()
+    return {"steps_per_s": rate}
+
+
+def asynchronous(make: Callable[[], gymnasium.Env], num_envs: int, repeats: int) -> dict[str, float]:
+    envs = AsyncVectorEnv([make] * num_envs, context="spawn")
     envs.reset()
     actions = np.full((num_envs, 7), 0.1, np.float32)
     rate = timed(lambda: [envs.step(actions) for _ in range(HORIZON)], HORIZON * num_envs, repeats)
@@ -139,6 +179,8 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of all but native")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rlinf", type=Path, help="folder that rlinf and gym are installed in")
+    parser.add_argument("--only", nargs="*", default=[], help="measure these alone, e.g. native rlinf")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     os.environ.setdefault("MUJOCO_GL", "egl")
@@ -151,12 +193,21 @@ def main() -> None:
             "native_1_env": lambda c=cameras: ours(args.suite, "native", c, 1, 1, args.repeats),
             "robosuite": lambda c=cameras: ours(args.suite, "robosuite", c, args.workers, args.workers, args.repeats),
             "offscreen_render_env": lambda c=cameras: plain(args.suite, c, args.repeats),
-            "async_vector_env": lambda c=cameras: asynchronous(args.suite, c, args.workers, args.repeats),
+            "async_vector_env": lambda c=cameras: asynchronous(
+                functools.partial(One, args.suite, c), args.workers, args.repeats
+            ),
         }
-        if not cameras:
+        if cameras:
+            lerobot = functools.partial(lerobot_env, args.suite)
+            measures["lerobot"] = lambda make=lerobot: asynchronous(make, args.workers, args.repeats)
+            if args.rlinf:
+                measures["rlinf"] = lambda: rlinf(args.suite, args.workers, args.repeats, args.rlinf)
+        else:
             measures["bare_mj_step"] = lambda: bare(args.suite, args.num_envs, args.repeats)
         rows = {}
         for row, measure in measures.items():
+            if args.only and row not in args.only:
+                continue
             rows[row] = measure()
             print(name, row, json.dumps(rows[row]), flush=True)
         out[name] = rows
