@@ -69,7 +69,7 @@ OFF_POLICY = {
     "save_replay": False,
 }
 LEARNED_NOISE = {"transition": "flow_noise", "noise_min": 0.1, "noise_max": 0.5}
-SAC = {**OFF_POLICY, "alpha": 1e-3, "lr": 5e-5}
+SAC = {**OFF_POLICY, "critic_warmup": 300, "alpha": 1e-3, "lr": 1e-4}
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,6 @@ ALGORITHMS = {
             "name": "sac_flow",
             **SAC,
             "random_warmup": False,
-            "critic_warmup": 1000,
             "bc_coef": 1.0,
             "critic_norm": "layer",
         },

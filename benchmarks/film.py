@@ -1,6 +1,6 @@
 """Films two checkpoints on the same initial states, side by side, as the GIF at the top of the README.
 
-    python benchmarks/film.py runs/quickstart/sft runs/quickstart/ppo docs/images/quickstart.gif
+    python benchmarks/film.py runs/quickstart/sft runs/quickstart/rl docs/images/quickstart.gif
 
 The states are the first ones of the evaluation split, whatever the outcome. The policy sees its own small pictures; a
 second env that is given the same actions draws the large ones.

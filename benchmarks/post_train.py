@@ -87,7 +87,7 @@ def run(name: str, seed: int, extra: list[str]) -> Path:
     """One seed, or what is left of it; returns its folder."""
     folder = Path("runs/bench") / name / str(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    if finished(folder / "ppo"):
+    if finished(folder / "rl"):
         return folder
     if name == "quickstart":
         embodyrl(folder, "quickstart", "--seed", str(seed), "--out", str(folder))
@@ -96,15 +96,15 @@ def run(name: str, seed: int, extra: list[str]) -> Path:
     if not (folder / "demos").exists():
         embodyrl(folder, "collect", *JOBS[name].collect, "--seed", str(seed), "--out", str(folder / "demos"))
     embodyrl(folder, "train", f"{name}_sft", *common, "run.name=sft", f"data.path={folder / 'demos'}")
-    ppo = ["run.name=ppo", f"run.init_checkpoint={folder / 'sft'}", *extra]
-    embodyrl(folder, "train", f"{name}_ppo", *common, *ppo)
+    rl = ["run.name=rl", f"run.init_checkpoint={folder / 'sft'}", *extra]
+    embodyrl(folder, "train", f"{name}_ppo", *common, *rl)
     return folder
 
 
 def read(folder: Path, seed: int) -> dict:
     """Evaluations of one seed, in the order of training."""
     evals = []
-    for path in (folder / "ppo" / "evals").glob("*.json"):
+    for path in (folder / "rl" / "evals").glob("*.json"):
         data = json.loads(path.read_text())
         solved, count = sum(e["success"] for e in data["episodes"]), len(data["episodes"])
         position = {k: data[k] for k in ("iteration", "env_steps", "minutes")}
@@ -116,9 +116,9 @@ def read(folder: Path, seed: int) -> dict:
         "before": [first["successes"], first["episodes"], *wilson(first["successes"], first["episodes"])],
         "after": [last["successes"], last["episodes"], *wilson(last["successes"], last["episodes"])],
         "env_steps": last["env_steps"],
-        "minutes_ppo": last["minutes"],
+        "minutes_rl": last["minutes"],
         "minutes_all": spent(folder),
-        "commit": json.loads((folder / "ppo" / "meta.json").read_text())["commit"],
+        "commit": json.loads((folder / "rl" / "meta.json").read_text())["commit"],
         "evals": evals,
     }
 

@@ -56,9 +56,9 @@ def quickstart(out: str, seed: int, command: str = "") -> dict[str, Any]:
     if not finished(train(sft, command=command)):
         return {}
 
-    console.rule("3/3  Reinforcement learning: PPO with Flow-SDE")
-    ppo = compose("mujoco_pick_ppo", [*common, "run.name=ppo", f"run.init_checkpoint={folder / 'sft'}"])
-    run = train(ppo, command=command)
+    console.rule("3/3  Reinforcement learning: SAC-Flow, beside the demonstrations")
+    start = [f"run.init_checkpoint={folder / 'sft'}", f"data.path={demos}"]
+    run = train(compose("mujoco_pick_sac_flow", [*common, "run.name=rl", *start]), command=command)
     if not finished(run):
         return {}
 
@@ -73,20 +73,20 @@ def summary(folder: Path, report: Path, minutes: float) -> dict[str, Any]:
     """The figures that the quickstart ends with, read from what the runs wrote."""
 
     def rate(name: str) -> dict[str, int]:
-        episodes = json.loads((folder / "ppo" / "evals" / f"{name}.json").read_text())["episodes"]
+        episodes = json.loads((folder / "rl" / "evals" / f"{name}.json").read_text())["episodes"]
         return {"successes": sum(e["success"] for e in episodes), "episodes": len(episodes)}
 
     def trained(run: str) -> float:
         rows = (folder / run / "metrics.jsonl").read_text().splitlines()
         return json.loads(rows[-1])["minutes"]
 
-    last = json.loads((folder / "ppo" / "metrics.jsonl").read_text().splitlines()[-1])
+    last = json.loads((folder / "rl" / "metrics.jsonl").read_text().splitlines()[-1])
     return {
         "before": rate("before"),
         "after": rate("after"),
         "env_steps": last["env_steps"],
         "minutes_sft": trained("sft"),
-        "minutes_ppo": trained("ppo"),
+        "minutes_rl": trained("rl"),
         "minutes_this_command": minutes,
         "report": str(report),
     }
@@ -103,15 +103,15 @@ def show(console: Console, result: dict[str, Any]) -> None:
     table.add_row(
         "imitation + RL",
         format_rate(after["successes"], after["episodes"]),
-        f"{result['minutes_ppo']:.1f} min more, {result['env_steps']:,} env steps",
+        f"{result['minutes_rl']:.1f} min more, {result['env_steps']:,} env steps",
     )
     console.print(table)
     folder = Path(result["report"]).parent
     console.print(
         f"\nThis took {result['minutes_this_command']:.1f} minutes. Open the report, with videos before and after:\n"
         f"  {result['report']}\n\nWhat to try next:\n"
-        f"  embodyrl eval {folder}/ppo env.split=ood_camera        how well does it take a moved camera?\n"
-        f"  embodyrl train mujoco_pick_ppo run.init_checkpoint={folder}/ppo run.name=more    train on\n"
+        f"  embodyrl eval {folder}/rl env.split=ood_camera        how well does it take a moved camera?\n"
+        f"  embodyrl train mujoco_pick_ppo run.init_checkpoint={folder}/rl run.name=more    train on, by PPO\n"
         "  embodyrl list tasks                                    other tasks and simulators",
         highlight=False,
     )

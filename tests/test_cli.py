@@ -120,7 +120,7 @@ def test_no_arguments_print_help(capsys: pytest.CaptureFixture[str]) -> None:
         (("train", "mujoco_pick_ppo", "run.sede=1"), ["run has no key 'sede'", "'seed'"]),
         (("train", "mujoco_pick_ppo", "run.seed=one"), ["run.seed", "'one'"]),
         (("train", "mujoco_pick_ppo", "env.name=mujocco"), ["no env 'mujocco'", "'mujoco'"]),
-        (("train", "mujoco_pick_ppo", "algorithm.name=pop"), ["no algorithm 'pop'", "'ppo'"]),
+        (("train", "mujoco_pick_ppo", "algorithm.name=ppoo"), ["no algorithm 'ppoo'", "'ppo'"]),
         (("train", "mujoco_pick_ppo", "policy.name=flow_vl"), ["no policy 'flow_vl'", "'flow_vla'"]),
         (("bench", "mujco"), ["no env or preset 'mujco'", "'mujoco'"]),
         (("bench", "mujoco", "env.renderer=none", "env.task=pikc"), ["'pikc'", "'pick'"]),
