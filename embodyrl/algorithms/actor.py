@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodyrl.algorithms.common import GuardedAdam, Means
+from embodyrl.algorithms.common import Figures, GuardedAdam, Means, Microbatches
 from embodyrl.buffers import minibatches
 from embodyrl.errors import UserError, did_you_mean, refuse_unread
 from embodyrl.flow import Transition
@@ -30,6 +30,8 @@ class ActorConfig:
         name: registry name.
         epochs: passes of the actor over a rollout.
         minibatch_size: chunks per gradient step.
+        microbatch_size: chunks whose gradient is computed at a time, for models that fill the memory; 0 for all of
+            the minibatch. Halved by itself when the memory runs out.
         lr: of the actor (Adam).
         lr_schedule: ``linear`` in the iterations (``lr_warmup``, ``lr_end``), or ``adaptive``: after an iteration whose
             last pass shows more than twice ``target_kl`` the rate falls by 1.5, with less than half of it it rises.
@@ -51,6 +53,7 @@ class ActorConfig:
     name: str = ""
     epochs: int = 5
     minibatch_size: int = 512
+    microbatch_size: int = 0
     lr: float = 1e-4
     lr_schedule: str = "linear"
     lr_warmup: int = 10
@@ -91,6 +94,7 @@ class ClippedActor:
         self.config, self.policy = config, policy
         self._check(policy.transition)
         self.optimizer = GuardedAdam(policy.actor_parameters(), config.lr, config.max_grad_norm, "actor", eps=1e-5)
+        self.microbatches = Microbatches(config.microbatch_size, self.optimizer.parameters)
         self.iteration = 0
 
     # What is scored, and how: what FPO replaces.
@@ -165,22 +169,29 @@ class ClippedActor:
         rate, passes, kl = self.optimizer.lr, 0, 0.0
         for _ in range(c.epochs if len(rows) else 0):
             seen = []
-            for i in minibatches(rows, c.minibatch_size, generator):
-                new = self._evaluate(obs[i], trace[i])
-                loss, figures = ppo_policy_loss(
-                    self._decision(new.logprob, trace),
-                    old[i],
-                    advantage[i],
-                    torch.ones_like(old[i], dtype=torch.bool),
-                    c.clip_range,
-                    c.clip_range_high or c.clip_range,
-                    c.dual_clip or None,
-                    weight[i],
-                )
-                entropy = new.entropy.mean()
-                norm = self.optimizer.step(loss - c.entropy_coef * entropy)
-                stats.add(**figures, policy_loss=loss, entropy=entropy, grad_norm=norm)
-                seen.append(figures["approx_kl"])
+            for batch in minibatches(rows, c.minibatch_size, generator):
+
+                def loss_of(i: Tensor, size: int = len(batch)) -> tuple[Tensor, Figures]:
+                    new = self._evaluate(obs[i], trace[i])
+                    loss, figures = ppo_policy_loss(
+                        self._decision(new.logprob, trace),
+                        old[i],
+                        advantage[i],
+                        torch.ones_like(old[i], dtype=torch.bool),
+                        c.clip_range,
+                        c.clip_range_high or c.clip_range,
+                        c.dual_clip or None,
+                        weight[i],
+                    )
+                    entropy = new.entropy.mean()
+                    share, total = len(i) / size, loss - c.entropy_coef * entropy
+                    return total * share, {**figures, "policy_loss": loss, "entropy": entropy}
+
+                loss, parts = self.microbatches.backward(batch, loss_of)
+                stats.add(grad_norm=self.optimizer.apply(loss))
+                for figures in parts:
+                    stats.add(**figures)
+                    seen.append(figures["approx_kl"])
             passes, kl = passes + 1, float(torch.stack(seen).mean())
             if c.lr_schedule == "linear" and c.target_kl and kl > c.target_kl:
                 break
@@ -207,7 +218,7 @@ class ClippedActor:
     def scores(self, obs: Obs, trace: Any, rows: Tensor, width: int) -> Tensor:
         """(B, width) log-probabilities of ``rows`` under the policy as it is; NaN elsewhere."""
         out = torch.full((len(obs), width), math.nan, device=rows.device)
-        for i in rows.split(self.config.minibatch_size):
+        for i in rows.split(self.microbatches.size or self.config.minibatch_size):
             out[i] = self._evaluate(obs[i], trace[i]).logprob
         return out
 

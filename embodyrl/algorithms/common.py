@@ -1,9 +1,9 @@
-"""What the algorithms share: a guarded optimiser, and means of an update's figures."""
+"""What the algorithms share: a guarded optimiser, gradients in pieces that fit the memory, means of figures."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -36,6 +36,10 @@ class GuardedAdam:
         """One gradient step; returns the gradient's norm before clipping."""
         self.adam.zero_grad(set_to_none=True)
         loss.backward()
+        return self.apply(loss)
+
+    def apply(self, loss: Tensor) -> float:
+        """``step`` with the gradient that is there already, that of ``loss``."""
         norm = float(nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm or math.inf))
         if math.isfinite(norm) and math.isfinite(float(loss.detach())):  # clamps hide a NaN from the gradient
             self.adam.step()
@@ -57,6 +61,69 @@ class GuardedAdam:
         """The inverse of ``state_dict``."""
         self.adam.load_state_dict(state["adam"])
         self.skipped = int(state["skipped"])
+
+
+Figures = dict[str, Tensor | float]
+
+
+class Microbatches:
+    """The gradient of a batch in pieces; where the memory runs out the pieces are halved, and the step is done again.
+
+    Args:
+        size: rows of a piece; 0 for all at once.
+        parameters: whose gradient it is.
+    """
+
+    def __init__(self, size: int, parameters: Iterable[nn.Parameter]) -> None:
+        if size < 0:
+            raise UserError(f"algorithm.microbatch_size is {size}; it must be 0 (the whole minibatch) or more.")
+        self.size, self.parameters = size, list(parameters)
+
+    def backward(
+        self, rows: Tensor, loss_of: Callable[[Tensor], tuple[Tensor, Figures]]
+    ) -> tuple[Tensor, list[Figures]]:
+        """Leaves the gradient of the losses' sum in the parameters.
+
+        Args:
+            rows: (B,) of the batch.
+            loss_of: what some of them add to the batch's loss, and figures; called again after a failure, so it must
+                draw nothing.
+
+        Returns:
+            The loss of the batch, and the figures of each piece.
+
+        Raises:
+            UserError: not even a single row fits.
+        """
+        while True:
+            size = min(self.size or len(rows), len(rows))
+            for p in self.parameters:
+                p.grad = None
+            losses, figures = [], []
+            try:
+                for part in rows.tensor_split(-(-len(rows) // max(size, 1))):
+                    loss, found = loss_of(part)
+                    loss.backward()
+                    losses.append(loss.detach())
+                    figures.append(found)
+                return torch.stack(losses).sum(), figures
+            except RuntimeError as error:
+                if not _out_of_memory(error):
+                    raise
+            # Only here, after the exception let go of its tensors, can their memory be freed.
+            if size <= 1:
+                raise UserError(
+                    "The memory does not even hold one row of a batch while its gradient is computed. Set "
+                    "policy.checkpointing=true or policy.lora_rank where the policy has them, or train a smaller one."
+                )
+            self.size = size // 2
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            print(f"Out of memory: gradients are now computed {self.size} rows at a time (algorithm.microbatch_size).")
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 class Means:
