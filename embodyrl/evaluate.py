@@ -16,6 +16,7 @@ from embodyrl.buffers import Episode
 from embodyrl.build import load_config, make_env, make_policy, pick_device
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
+from embodyrl.policies.guidance import GuidedPolicy
 from embodyrl.policy import Policy
 from embodyrl.stats import format_rate, wilson
 from embodyrl.types import EnvSpec, Obs
@@ -90,7 +91,7 @@ def evaluate(
 
 
 def evaluate_checkpoint(
-    path: str, overrides: Sequence[str] = (), *, episodes: int = 0, seed: int = 0
+    path: str, overrides: Sequence[str] = (), *, episodes: int = 0, seed: int = 0, base: str = "", guidance: float = 1.0
 ) -> dict[str, Any]:
     """Scores a checkpoint in the env it was trained for, on its evaluation split unless ``env.split`` is overridden.
 
@@ -99,6 +100,8 @@ def evaluate_checkpoint(
         overrides: of the config that it was trained with.
         episodes: initial states; 0 means as in training.
         seed: of the policy's noise.
+        base: a checkpoint whose velocity is mixed in (``policies.guidance``); none by default.
+        guidance: 0 acts as ``base``, 1 as the checkpoint itself, more goes further.
 
     Returns:
         ``env``, ``split``, ``episodes``, ``successes``, ``success_rate``, ``interval`` (95% Wilson) and ``tasks``, the
@@ -110,8 +113,10 @@ def evaluate_checkpoint(
     device = pick_device(config.run.device)
     env = make_env(config.env)
     try:
-        policy = make_policy(config.policy, env.spec, config.run.seed, device)
+        policy: Any = make_policy(config.policy, env.spec, config.run.seed, device)
         checkpoint.load_policy(path, policy, env.spec)
+        if base:
+            policy = GuidedPolicy(policy, _base_policy(base, env.spec, device), guidance)
         inits = first_inits(env.spec, episodes or config.run.eval_episodes)
         result = evaluate(env, policy, inits, seed=seed, device=device)
     finally:
@@ -125,6 +130,13 @@ def evaluate_checkpoint(
         "tasks": {name: _summary(part) for name, part in tasks.items() if part},
         "results": [dataclasses.asdict(e) for e in result.episodes],
     }
+
+
+def _base_policy(path: str, spec: EnvSpec, device: torch.device) -> Any:
+    config = load_config(path)
+    policy = make_policy(config.policy, spec, config.run.seed, device)
+    checkpoint.load_policy(path, policy, spec)
+    return policy
 
 
 def first_inits(spec: EnvSpec, count: int) -> list[int]:
