@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from embodyrl.algorithms.common import Figures, Microbatches
 from embodyrl.errors import UserError
 from embodyrl.flow import flow_matching_pair, randn, sample_training_time
 from embodyrl.losses import flow_matching_loss
@@ -29,6 +30,8 @@ class SFTConfig:
         name: registry name.
         steps_per_iteration: gradient steps between two rows of the log.
         batch_size: action chunks per step.
+        microbatch_size: chunks whose gradient is computed at a time; 0 for all of the batch. Halved by itself when the
+            memory runs out.
         lr: peak of AdamW's learning rate.
         warmup: fraction of the run in which it rises from zero; after it, it follows a half cosine to a tenth.
         weight_decay: of AdamW.
@@ -41,6 +44,7 @@ class SFTConfig:
     name: str = "sft"
     steps_per_iteration: int = 50
     batch_size: int = 256
+    microbatch_size: int = 0
     lr: float = 1e-3
     warmup: float = 0.05
     weight_decay: float = 1e-4
@@ -54,14 +58,25 @@ def imitation_loss(
     policy: Any, obs: Obs, actions: Tensor, mask: Tensor, generator: torch.Generator, time: str = "uniform"
 ) -> Tensor:
     """The flow matching loss of actions (B, H, A), those with ``mask`` (B, H), at times and noise drawn at random."""
+    return pair_loss(policy, obs, *noisy_pair(policy, actions, generator, time), mask)
+
+
+def noisy_pair(policy: Any, actions: Tensor, generator: torch.Generator, time: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Noisy chunks (B, C, D), the times (B,) that they are at, and the velocity (B, H, A) of the actions there."""
     clean = policy.normalize_action(actions)
     clean = pad(clean, getattr(policy, "flow_shape", clean.shape[1:]))
     noise = randn(tuple(clean.shape), generator, clean.device)
     t = sample_training_time(len(clean), generator, time, clean.device)
     noisy, target = flow_matching_pair(clean, t, noise)
-    velocity = policy.velocity(policy.encode(obs), noisy[:, None], t[:, None])[:, 0]
     h, a = actions.shape[1:]  # a pretrained model's chunk may be longer and wider than the actions
-    return flow_matching_loss(velocity[:, :h, :a], target[:, :h, :a], mask)
+    return noisy, t, target[:, :h, :a]
+
+
+def pair_loss(policy: Any, obs: Obs, noisy: Tensor, t: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """The flow matching loss of what ``noisy_pair`` drew."""
+    velocity = policy.velocity(policy.encode(obs), noisy[:, None], t[:, None])[:, 0]
+    h, a = target.shape[1:]
+    return flow_matching_loss(velocity[:, :h, :a], target, mask)
 
 
 class SFT:
@@ -75,6 +90,7 @@ class SFT:
         self.parameters = list(policy.actor_parameters())
         self.optimizer = torch.optim.AdamW(self.parameters, lr=config.lr, weight_decay=config.weight_decay)
         self.result = copy.deepcopy(policy).requires_grad_(False)
+        self.microbatches = Microbatches(config.microbatch_size, self.parameters)
         self.iteration = 0
 
     def update(self, batch: Demonstrations, *, progress: float, generator: torch.Generator) -> dict[str, float]:
@@ -88,14 +104,18 @@ class SFT:
             group["lr"] = c.lr * max(rate, 1e-2)
         losses, norms = [], []
         for _ in range(c.steps_per_iteration):
-            index = torch.randint(len(batch), (c.batch_size,), generator=generator)
+            index = batch.draw(c.batch_size, generator)
             obs, actions, mask = batch.batch(index)
             device = self.parameters[0].device
             obs, actions, mask = obs.to(device), actions.to(device), mask.to(device)
             obs = replace(obs, images={n: random_shift(x, c.shift, generator) for n, x in obs.images.items()})
-            loss = imitation_loss(self.policy, obs, actions, mask, generator, c.time)
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            noisy, t, target = noisy_pair(self.policy, actions, generator, c.time)
+
+            def loss_of(i: Tensor, obs: Obs = obs, parts: Any = (noisy, t, target, mask)) -> tuple[Tensor, Figures]:
+                share = parts[-1][i].sum() / parts[-1].sum()
+                return pair_loss(self.policy, obs[i], *(part[i] for part in parts)) * share, {}
+
+            loss, _ = self.microbatches.backward(torch.arange(len(t), device=device), loss_of)
             norm = nn.utils.clip_grad_norm_(self.parameters, c.max_grad_norm)
             if not math.isfinite(float(norm)):
                 raise UserError(
@@ -103,7 +123,7 @@ class SFT:
                 )
             self.optimizer.step()
             self._average()
-            losses.append(float(loss.detach()))
+            losses.append(float(loss))
             norms.append(float(norm))
         self.iteration += 1
         return {

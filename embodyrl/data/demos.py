@@ -16,6 +16,9 @@ from embodyrl.data.lerobot_read import IMAGE_PREFIX, DatasetFiles, open_dataset
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.types import EnvSpec, Obs
 
+INTERVENTION = ("intervention", "is_intervention", "complementary_info.is_intervention")
+"""Names of the column that says whether a person had taken over; the last is LeRobot's."""
+
 
 @dataclass
 class Statistics:
@@ -53,7 +56,11 @@ class Demonstrations:
         solved: (F,) bool, the task is solved after this action; where the data set does not say when, after the last
             one of a solved episode.
         init: (F,) the episode's initial state, or -1 where the data set says nothing about it.
+        intervention: (F,) bool, a person had taken over; False where the data set says nothing about it.
+        intervention_weight: how many times as often as others such frames are drawn.
     """
+
+    intervention_weight = 1.0
 
     def __init__(
         self,
@@ -68,6 +75,7 @@ class Demonstrations:
         init: Tensor | None = None,
         reward: Tensor | None = None,
         solved: Tensor | None = None,
+        intervention: Tensor | None = None,
     ) -> None:
         """See the class; ``episode`` (F,) numbers the episodes, whose frames must be contiguous."""
         if horizon < 1 or len(actions) == 0:
@@ -82,6 +90,7 @@ class Demonstrations:
         last = self.end == torch.arange(1, len(actions) + 1)
         self.reward = reward if reward is not None else (last & self.success).float()
         self.solved = solved if solved is not None else last & self.success
+        self.intervention = intervention if intervention is not None else torch.zeros(len(actions), dtype=torch.bool)
         self.control_mode, self.origin = "", {}
 
     def __len__(self) -> int:
@@ -96,6 +105,13 @@ class Demonstrations:
     def proprio_stats(self) -> Statistics:
         """Of the proprioception."""
         return Statistics.of(self.proprio)
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Numbers (count,) of frames, with replacement."""
+        if self.intervention_weight == 1.0:
+            return torch.randint(len(self), (count,), generator=generator)
+        weights = torch.where(self.intervention, self.intervention_weight, 1.0)
+        return torch.multinomial(weights, count, replacement=True, generator=generator)
 
     def batch(self, indices: Tensor) -> tuple[Obs, Tensor, Tensor]:
         """Observations and the action chunks that start there.
@@ -176,7 +192,8 @@ class Demonstrations:
         if episodes < 0:
             raise UserError(f"episodes is {episodes}; it must be 0 (all) or a number of episodes.")
         data = open_dataset(path, revision=revision)
-        optional = [c for c in ("success", "next.success", "next.reward", "init") if c in data.features]
+        wanted = ("success", "next.success", "next.reward", "init", *INTERVENTION)
+        optional = [c for c in wanted if c in data.features]
         numeric = [k for k, f in data.features.items() if f["dtype"] not in ("video", "image", "string")]
         data = open_dataset(path, [data.need(state, numeric), data.need(action, numeric), *optional], revision=revision)
         chosen = _camera_keys(data, spec, cameras)
@@ -184,6 +201,7 @@ class Demonstrations:
         rows = _rows(data, success, keep, episodes)
         columns = {name: values[rows] for name, values in data.columns.items()}
         ids = sorted(set(columns["task_index"].tolist()))
+        taken_over = [columns[c].reshape(-1) > 0 for c in INTERVENTION if c in columns]
         demos = cls(
             horizon,
             images={},
@@ -196,6 +214,7 @@ class Demonstrations:
             init=torch.from_numpy(columns["init"].astype(np.int64)) if "init" in columns else None,
             reward=_float(columns["next.reward"])[:, 0] if "next.reward" in columns else None,
             solved=torch.from_numpy(columns["next.success"].reshape(-1) > 0) if "next.success" in columns else None,
+            intervention=torch.from_numpy(taken_over[0]) if taken_over else None,
         )
         demos.control_mode, demos.origin = data.origin.get("control_mode", ""), data.origin
         if spec is not None:

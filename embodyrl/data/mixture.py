@@ -1,0 +1,72 @@
+"""Several data sets as one to learn from, each with its share of every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodyrl.buffers import Transitions
+from embodyrl.data.demos import Demonstrations
+from embodyrl.errors import UserError
+from embodyrl.types import Obs
+
+
+class Mixture:
+    """Frames of the data sets one after the other; ``draw`` takes each data set as often as its weight says.
+
+    Args:
+        parts: of the same horizon and cameras.
+        weights: one each, not all 0; None means by the number of frames.
+
+    Attributes:
+        proprio, actions: of all frames; a policy's normalisation is fitted on them, whatever the weights.
+
+    Raises:
+        UserError: weights that are none.
+    """
+
+    def __init__(self, parts: Sequence[Demonstrations], weights: Sequence[float] | None = None) -> None:
+        weights = [float(len(part)) for part in parts] if weights is None else list(weights)
+        if len(weights) != len(parts) or min(weights) < 0 or sum(weights) <= 0:
+            raise UserError(
+                f"data.weights is {list(weights)}: give each of the {len(parts)} data sets (data.path, then data.more) "
+                "a number of at least 0, and one of them more than that."
+            )
+        self.parts, self.weights = list(parts), torch.tensor(weights, dtype=torch.float64)
+        self.offsets = torch.tensor([0, *(len(part) for part in parts)]).cumsum(0)
+        self.proprio = torch.cat([part.proprio for part in parts])
+        self.actions = torch.cat([part.actions for part in parts])
+
+    def __len__(self) -> int:
+        return int(self.offsets[-1])
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Numbers (B,) of frames: first the data set by its weight, then as it draws itself."""
+        which = torch.multinomial(self.weights, count, replacement=True, generator=generator)
+        out = torch.empty_like(which)
+        for k, part in enumerate(self.parts):
+            rows = (which == k).nonzero().flatten()
+            out[rows] = part.draw(len(rows), generator) + self.offsets[k]
+        return out
+
+    def batch(self, indices: Tensor) -> tuple[Obs, Tensor, Tensor]:
+        """See ``Demonstrations.batch``."""
+        indices = indices.cpu()
+        which = torch.bucketize(indices, self.offsets[1:], right=True)
+        rows = [(which == k).nonzero().flatten() for k in range(len(self.parts))]
+        found: list[tuple[Any, ...]] = [
+            part.batch(indices[r] - self.offsets[k])
+            for k, (part, r) in enumerate(zip(self.parts, rows, strict=True))
+            if len(r)
+        ]
+        back = torch.cat(rows).argsort()
+        obs, actions, mask = zip(*found, strict=True)
+        return Obs.cat(list(obs))[back], torch.cat(actions)[back], torch.cat(mask)[back]
+
+    def transitions(self, size: int = 1024) -> Iterator[Transitions]:
+        """Every chunk of every data set once; see ``Demonstrations.transitions``."""
+        return chain.from_iterable(part.transitions(size) for part in self.parts)
