@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from embodyrl import __version__
@@ -38,12 +39,14 @@ TRAIN_HELP = """examples:
   embodyrl train mujoco_pick_sft data.path=data/pick        learn from demonstrations
   embodyrl train mujoco_pick_ppo run.init_checkpoint=runs/sft   then improve by reinforcement learning
   embodyrl train mujoco_pick_ppo run.seed=1 algorithm.lr=3e-5   any key of the config can be overridden
+  embodyrl train mujoco_pick_ppo run.workers=2 --launcher ray   rollouts in two processes, here or on a cluster
 The same command goes on where an interrupted run stopped. `embodyrl list presets` names the presets.
 """
 EVAL_HELP = """examples:
   embodyrl eval runs/ppo                          the newest checkpoint, on held-out initial states
   embodyrl eval runs/ppo env.split=ood_camera     with a camera that was never trained on
   embodyrl eval runs/ppo --episodes 500 --json
+  embodyrl eval runs/ppo --base runs/sft --guidance 1.5   half as far again as training went from runs/sft
 """
 SERVE_HELP = """examples:
   embodyrl serve runs/ppo                                    on this machine alone
@@ -52,6 +55,11 @@ It speaks openpi's websocket protocol; `GET /healthz` says OK.
 """
 EXPORT_HELP = """examples:
   embodyrl export runs/ppo out/my_smolvla       then: lerobot-eval --policy.path=out/my_smolvla ...
+"""
+HUB_HELP = """examples:
+  embodyrl push runs/ppo you/my_policy        weights, config, evaluations and a card; private, if it is new
+  embodyrl pull you/my_policy my_policy       then: embodyrl eval my_policy
+`hf auth login` first. HF_ENDPOINT names another hub.
 """
 TWIN_HELP = """examples:
   embodyrl twin runs/ppo                                 as a ROS 2 node, in the task that runs/ppo was trained on
@@ -182,12 +190,20 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("preset", help="a preset's name or a YAML file")
     sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
     sub.add_argument("--dry-run", action="store_true", help="print the resolved config and stop")
+    sub.add_argument("--launcher", choices=["ray"], help="each of run.workers is a process of its own")
+    sub.add_argument("--ray-address", default="", help="of a running cluster, or auto (default: one for this run)")
+    sub.add_argument("--worker-cpus", type=float, default=1.0, help="cores of a worker (default: %(default)s)")
+    sub.add_argument("--worker-gpus", type=float, default=0.0, help="GPUs of a worker (default: %(default)s)")
 
     sub = verb("eval", _eval, "Scores a checkpoint on held-out initial states.", EVAL_HELP)
     sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
     sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
     sub.add_argument("--episodes", type=int, default=0, help="initial states (default: as in training)")
     sub.add_argument("--seed", type=int, default=0, help="of the policy's noise")
+    sub.add_argument("--base", default="", help="the checkpoint that training started from, for --guidance")
+    sub.add_argument(
+        "--guidance", type=float, default=1.0, help="how far to go from --base: 0 not at all, 1 as trained"
+    )
     sub.add_argument("--json", action="store_true")
 
     text = "Writes one HTML page about one or more runs; it works offline."
@@ -216,6 +232,16 @@ def build_parser() -> argparse.ArgumentParser:
     sub = verb("export", _export, "Writes a SmolVLA, pi0 or pi0.5 as LeRobot loads it.", EXPORT_HELP)
     sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
     sub.add_argument("out", help="the folder to write")
+
+    sub = verb("push", _push, "Uploads a checkpoint to the Hugging Face hub, with what was measured.", HUB_HELP)
+    sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
+    sub.add_argument("repo", help="you/name; made where it does not exist")
+    sub.add_argument("--public", action="store_true", help="a new repository can be seen by everybody")
+
+    sub = verb("pull", _pull, "Downloads a checkpoint that was pushed.", HUB_HELP)
+    sub.add_argument("repo", help="you/name")
+    sub.add_argument("out", help="the folder to make")
+    sub.add_argument("--revision", default="", help="a branch, tag or commit")
 
     sub = verb("twin", _twin, "Plays a simulated Franka as a ROS node, for deploy to drive.", TWIN_HELP)
     sub.add_argument("checkpoint", help="a checkpoint, or a run's folder, whose task is played")
@@ -298,7 +324,13 @@ def _train(a: argparse.Namespace) -> int:
         return 0
     from embodyrl.runner import train
 
-    folder = train(config, command=a.command_line)
+    rollouts = None
+    if a.launcher == "ray":
+        from embodyrl.scale.ray_pool import ray_rollouts
+
+        options = {"address": a.ray_address, "cpus": a.worker_cpus, "gpus": a.worker_gpus}
+        rollouts = partial(ray_rollouts, config, **options)
+    folder = train(config, command=a.command_line, rollouts=rollouts)
     print(f"Done: {folder}. Look at it with: embodyrl report {folder}")
     return 0
 
@@ -306,7 +338,10 @@ def _train(a: argparse.Namespace) -> int:
 def _eval(a: argparse.Namespace) -> int:
     from embodyrl.evaluate import evaluate_checkpoint, print_evaluation
 
-    result = evaluate_checkpoint(a.checkpoint, a.overrides, episodes=a.episodes, seed=a.seed)
+    if a.guidance != 1.0 and not a.base:
+        raise UserError("--guidance goes on from another policy: name its checkpoint with --base.")
+    options = {"episodes": a.episodes, "seed": a.seed, "base": a.base, "guidance": a.guidance}
+    result = evaluate_checkpoint(a.checkpoint, a.overrides, **options)
     if a.json:
         print(json.dumps(result))
     else:
@@ -342,6 +377,21 @@ def _export(a: argparse.Namespace) -> int:
     from embodyrl.policies.vla.export import export
 
     print(f"Wrote {export(a.checkpoint, a.out)}")
+    return 0
+
+
+def _push(a: argparse.Namespace) -> int:
+    from embodyrl.hub import push
+
+    print(f"Pushed: {push(a.checkpoint, a.repo, public=a.public)}")
+    return 0
+
+
+def _pull(a: argparse.Namespace) -> int:
+    from embodyrl.hub import pull
+
+    folder = pull(a.repo, a.out, revision=a.revision)
+    print(f"Wrote {folder}. Score it with: embodyrl eval {folder}")
     return 0
 
 

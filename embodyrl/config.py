@@ -35,11 +35,17 @@ class DataConfig:
 
     Attributes:
         path: a LeRobotDataset v3, own or someone else's. Relative to the working directory.
-        episodes: use only the first that many; 0 means all.
+        episodes: use only the first that many (of each data set); 0 means all.
+        more: further data sets to learn from as well.
+        weights: how often each is drawn, ``path`` first, then ``more``; empty means by its number of frames.
+        intervention_weight: how many times as often as others those frames are drawn in which a person had taken over.
     """
 
     path: str = ""
     episodes: int = 0
+    more: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+    intervention_weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,9 @@ class RunConfig:
         keep_checkpoints: older ones are deleted.
         device: ``"auto"`` takes the GPU where there is one.
         threads: of torch on CPU; 0 leaves torch's default.
+        workers: shards that the envs are dealt to, each with its own rollout; ``--launcher ray`` makes each a process.
+        max_lag: updates by which a rollout's weights may be older than the learner's, so that both can be at work; a
+            lag needs ``algorithm.behaviour_cap``.
         loggers: any of ``tensorboard``, ``trackio``, ``wandb``; ``metrics.jsonl`` is always written.
     """
 
@@ -80,6 +89,8 @@ class RunConfig:
     keep_checkpoints: int = 2
     device: str = "auto"
     threads: int = 0
+    workers: int = 1
+    max_lag: int = 0
     loggers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

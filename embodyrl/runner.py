@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -37,14 +38,23 @@ from embodyrl.run_folder import (
     run_checkpoints,
     save_evaluation,
 )
+from embodyrl.types import EnvSpec
+
+if TYPE_CHECKING:
+    from embodyrl.scale.shards import Rollouts
 
 
-def train(config: Config, *, command: str = "") -> Path:
+def train(config: Config, *, command: str = "", rollouts: Callable[[], Rollouts] | None = None) -> Path:
     """Runs or resumes the run that ``config`` describes, and returns its folder; see ``finished``.
 
     The folder holds ``config.yaml``, ``meta.json``, ``metrics.jsonl``, ``evals/``, ``videos/`` and ``checkpoints/``.
     Ctrl-C saves and returns within one update of the algorithm (an unfinished rollout or evaluation is given up); a
     second one stops at once. A run may be made longer, also after its end (``run_folder.CHANGEABLE``).
+
+    Args:
+        config: of the run.
+        command: that started it, for the record.
+        rollouts: starts those who play the training episodes; None lets this process do it.
 
     Raises:
         UserError: the folder holds a run with another config, or checkpoint and env do not fit; nothing was written.
@@ -55,7 +65,11 @@ def train(config: Config, *, command: str = "") -> Path:
     device = pick_device(run.device)
     if run.threads:
         torch.set_num_threads(run.threads)
-    envs = Envs(config)
+    if rollouts is None and (run.workers > 1 or run.max_lag):
+        from embodyrl.scale.shards import local_rollouts
+
+        rollouts = partial(local_rollouts, config)
+    envs = Envs(config, rollouts() if rollouts else None)
     try:
         algorithm = build_algorithm(config, envs, device)
         at = resume(config, envs, algorithm, device)
@@ -180,7 +194,9 @@ def _iterate(
     else:
         options: dict[str, Any] = {"generator": generator, "between": interrupt.check}
         batch: Any
-        if algorithm.source == "groups":
+        if envs.rollouts is not None:
+            batch = envs.rollouts.collect(algorithm, i, device=device, **options)
+        elif algorithm.source == "groups":
             draw = initial_states(envs.train, run.seed, i)
             batch = algorithm.collect(envs.train, draw, device=device, **options)
         else:
@@ -201,15 +217,22 @@ def _iterate(
             "rollout_seconds": rollout_seconds,
             "env_steps_per_second": batch.env_steps / (time.monotonic() - began),
         }
+        if envs.rollouts is not None:
+            row["worker_restarts"] = envs.rollouts.restarts
     at.iteration = i + 1
     at.minutes += (time.monotonic() - began) / 60
     return {"iteration": at.iteration, "env_steps": at.env_steps, "minutes": at.minutes, **row}
 
 
 class Envs:
-    """The training env and the evaluation env of a run, each built when first asked for."""
+    """The training env and the evaluation env of a run, each built when first asked for.
 
-    def __init__(self, config: Config) -> None:
+    Attributes:
+        rollouts: who plays in the training env in place of this process, if anybody.
+    """
+
+    def __init__(self, config: Config, rollouts: Rollouts | None = None) -> None:
+        self.rollouts = rollouts
         self._configs = {
             "train": config.env,
             "eval": config.env.for_evaluation(config.run.eval_split),
@@ -233,21 +256,28 @@ class Envs:
         return self._get("eval")
 
     @property
-    def spec(self):
+    def train_spec(self) -> EnvSpec:
+        """Of the training env, wherever it is."""
+        return self.rollouts.spec if self.rollouts else self.train.spec
+
+    @property
+    def spec(self) -> EnvSpec:
         """What both agree on."""
-        return (self._built.get("train") or self.eval).spec
+        return (self.rollouts or self._built.get("train") or self.eval).spec
 
     def close(self) -> None:
         """Closes what was built."""
         for env in self._built.values():
             env.close()
         self._built.clear()
+        if self.rollouts is not None:
+            self.rollouts.close()
 
 
 def build_algorithm(config: Config, envs: Envs, device: torch.device) -> Any:
     """Policy, critic and optimiser, with initial weights that depend on ``run.seed`` alone."""
     cls = registry.load("algorithms", config.algorithm.name)
-    spec = (envs.eval if cls.source == "demos" else envs.train).spec
+    spec = envs.eval.spec if cls.source == "demos" else envs.train_spec
     policy = make_policy(config.policy, spec, config.run.seed, device)
     if config.run.init_checkpoint and checkpoint.latest(run_checkpoints(config)) is None:
         checkpoint.load_policy(config.run.init_checkpoint, policy, spec)
@@ -331,29 +361,38 @@ def wants_demos(config: Config, algorithm: Any) -> bool:
 
 
 def load_demos(config: Config, spec: Any) -> Any:
-    """The data set of the ``data`` section, as chunks of the policy's horizon."""
+    """The data sets of the ``data`` section, as chunks of the policy's horizon."""
     from embodyrl.data.demos import Demonstrations
+    from embodyrl.data.mixture import Mixture
 
-    if not config.data.path:
+    data = config.data
+    if not data.path:
         raise UserError(
             "This algorithm learns from demonstrations: give data.path=FOLDER (see `embodyrl collect --help`)."
         )
-    return Demonstrations.load(config.data.path, config.policy.horizon, spec=spec, episodes=config.data.episodes)
+    if data.intervention_weight <= 0:
+        raise UserError(f"data.intervention_weight is {data.intervention_weight}; it must be above 0.")
+    parts = []
+    for path in (data.path, *data.more):
+        part = Demonstrations.load(path, config.policy.horizon, spec=spec, episodes=data.episodes)
+        part.intervention_weight = data.intervention_weight
+        parts.append(part)
+    return Mixture(parts, data.weights or None) if data.more or data.weights else parts[0]
 
 
-def draw_inits(env: VecEnv, num_chunks: int, seed: int, iteration: int) -> torch.Tensor:
+def draw_inits(env: VecEnv, num_chunks: int, seed: int, iteration: int, shard: int = 0) -> torch.Tensor:
     """Initial states for one rollout: enough for every env to start anew at every chunk."""
-    return torch.tensor(initial_states(env, seed, iteration)(env.spec.num_envs * (num_chunks + 1)))
+    return torch.tensor(initial_states(env, seed, iteration, shard)(env.spec.num_envs * (num_chunks + 1)))
 
 
-def initial_states(env: VecEnv, seed: int, iteration: int) -> Callable[[int], list[int]]:
+def initial_states(env: VecEnv, seed: int, iteration: int, shard: int = 0) -> Callable[[int], list[int]]:
     """A function that draws so many further initial states of one iteration."""
-    rng, limit = np.random.default_rng([seed, iteration]), env.spec.num_init_states or 2**31
+    rng, limit = np.random.default_rng([seed, iteration, shard]), env.spec.num_init_states or 2**31
     return lambda count: rng.integers(limit, size=count).tolist()
 
 
-def seeded(seed: int, iteration: int) -> torch.Generator:
+def seeded(seed: int, iteration: int, shard: int = 0) -> torch.Generator:
     """The generator of one iteration's noise."""
     return torch.Generator().manual_seed(
-        int(np.random.SeedSequence([seed, iteration]).generate_state(1, np.uint64)[0] >> 1)
+        int(np.random.SeedSequence([seed, iteration, shard]).generate_state(1, np.uint64)[0] >> 1)
     )

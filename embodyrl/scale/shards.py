@@ -1,0 +1,283 @@
+"""A run's envs in shards, each with a replica of the policy.
+
+What a shard plays is a function of (weights, iteration, shard) alone, like every rollout here. So it does not matter
+where it is computed, in which order, or how often: shards in this process and in Ray's actors give the same bits, and
+so does a worker that died and plays its shard anew. One shard gives what the plain training loop gives.
+
+With ``run.max_lag`` L, iteration i is played with the weights of iteration i - L, while the learner is at work on those
+before it. That is fixed, not a race, so such a run can be repeated too. Every checkpoint and evaluation lets the
+pipeline run dry: resuming from one repeats what an uninterrupted run did.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from embodyrl import registry
+from embodyrl.algorithms.grpo import GroupBatch
+from embodyrl.buffers import EpisodeBatch, RolloutBatch
+from embodyrl.build import pick_device
+from embodyrl.config import Config
+from embodyrl.errors import UserError
+from embodyrl.rollout import collect
+from embodyrl.runner import Envs, build_algorithm, draw_inits, initial_states, seeded
+from embodyrl.types import DenoisingTrace, EnvSpec, Obs, TensorData
+
+State = dict[str, Any]
+Between = Callable[[], None]
+
+
+@dataclasses.dataclass
+class Piece:
+    """What one shard played.
+
+    Attributes:
+        batch: a ``RolloutBatch`` or ``GroupBatch``, on the CPU.
+        generator: the state of its noise's generator afterwards.
+        player: the process that played it; empty for this one.
+    """
+
+    batch: Any
+    generator: Tensor
+    player: str = ""
+
+
+class Pool(Protocol):
+    """Where shards are played.
+
+    Attributes:
+        spec: of all envs together.
+        restarts: how many workers died and were replaced.
+    """
+
+    spec: EnvSpec
+    restarts: int
+
+    def publish(self, frozen: State, weights: State) -> Any:
+        """Makes weights available; ``frozen`` ones are the same in every call of a run."""
+        ...
+
+    def submit(self, shard: int, weights: Any, iteration: int) -> Any:
+        """Asks for an iteration of a shard, with weights that were published."""
+        ...
+
+    def wait(self, job: Any, between: Between) -> Piece:
+        """The result of ``submit``."""
+        ...
+
+    def close(self) -> None:
+        """Frees everything."""
+        ...
+
+
+def share(config: Config, shard: int) -> Config:
+    """The config of one of ``run.workers`` shards.
+
+    Raises:
+        UserError: envs or episodes cannot be dealt out evenly.
+    """
+    count, envs, algorithm = config.run.workers, config.env.num_envs, config.algorithm
+    if count < 1 or envs % count:
+        raise UserError(f"run.workers={count} cannot share env.num_envs={envs} evenly. Change one of them.")
+    each = envs // count
+    env = dataclasses.replace(config.env, num_envs=each, seed=config.env.seed + shard * each)
+    if episodes := getattr(algorithm, "num_episodes", 0):
+        if episodes % (count * algorithm.group_size):
+            raise UserError(
+                f"algorithm.num_episodes={episodes} cannot be shared by run.workers={count} in whole groups of "
+                f"{algorithm.group_size}. Make it a multiple of {count * algorithm.group_size}."
+            )
+        algorithm = dataclasses.replace(algorithm, num_episodes=episodes // count)
+    run = dataclasses.replace(config.run, init_checkpoint="")  # the learner sends weights
+    return dataclasses.replace(config, env=env, algorithm=algorithm, run=run)
+
+
+class Shard:
+    """Envs and a replica of the policy."""
+
+    def __init__(self, config: Config, shard: int, device: torch.device) -> None:
+        self.config, self.shard, self.device = share(config, shard), shard, device
+        self.envs = Envs(self.config)
+        self._algorithm: Any = None
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Of its envs."""
+        return self.envs.train.spec
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether ``load`` was called."""
+        return self._algorithm is not None
+
+    def load(self, weights: State) -> None:
+        """Takes weights, at first all of them."""
+        fresh = not self.has_weights
+        if fresh:
+            self._algorithm = build_algorithm(self.config, self.envs, self.device)
+        self._algorithm.policy.load_state_dict(weights, strict=fresh)
+
+    def play(self, iteration: int) -> Piece:
+        """One iteration's rollout."""
+        seed, algorithm, env = self.config.run.seed, self._algorithm, self.envs.train
+        generator = seeded(seed, iteration, self.shard)
+        options: dict[str, Any] = {"generator": generator, "device": self.device}
+        if algorithm.source == "groups":
+            batch = algorithm.collect(env, initial_states(env, seed, iteration, self.shard), **options)
+        else:
+            chunks = algorithm.config.num_chunks
+            inits = draw_inits(env, chunks, seed, iteration, self.shard)
+            batch = collect(env, algorithm.policy, chunks, inits=inits, **options)
+        return Piece(moved(batch, "cpu"), generator.get_state())
+
+
+class LocalPool:
+    """Shards in this process, one after the other."""
+
+    def __init__(self, config: Config) -> None:
+        device = pick_device(config.run.device)
+        self._shards = [Shard(config, k, device) for k in range(config.run.workers)]
+        self.spec = dataclasses.replace(self._shards[0].spec, num_envs=config.env.num_envs)
+        self.restarts = 0
+
+    def publish(self, frozen: State, weights: State) -> State:
+        """See ``Pool``."""
+        return {**frozen, **weights}
+
+    def submit(self, shard: int, weights: State, iteration: int) -> Piece:
+        """See ``Pool``; it is played at once."""
+        self._shards[shard].load(weights)
+        return self._shards[shard].play(iteration)
+
+    def wait(self, job: Piece, between: Between) -> Piece:
+        """See ``Pool``."""
+        between()
+        return job
+
+    def close(self) -> None:
+        """See ``Pool``."""
+        for shard in self._shards:
+            shard.envs.close()
+
+
+class Rollouts:
+    """The rollouts of all shards, with weights that are ``run.max_lag`` updates old."""
+
+    def __init__(self, config: Config, pool: Pool) -> None:
+        self.config, self.pool, self.spec = config, pool, pool.spec
+        self._first: int | None = None
+        self._jobs: dict[int, list[Any]] = {}
+
+    def collect(
+        self, algorithm: Any, iteration: int, *, generator: torch.Generator, device: torch.device, between: Between
+    ) -> Any:
+        """What the algorithm learns from in this iteration; ``generator`` goes on where the first shard's stopped.
+
+        Args:
+            algorithm: after the updates before ``iteration``.
+            iteration: the next one after that of the last call.
+            generator: of the update.
+            device: where the result goes.
+            between: called while waiting; may raise.
+        """
+        if self._first is None:
+            self._first = iteration
+        last = min(iteration + self.config.run.max_lag, self.config.run.iterations - 1)
+        if new := [j for j in range(iteration, last + 1) if self._weights_of(j) == iteration]:
+            weights = self.pool.publish(*_split(algorithm))
+            for j in new:
+                self._jobs[j] = [self.pool.submit(k, weights, j) for k in range(self.config.run.workers)]
+        pieces = [self.pool.wait(job, between) for job in self._jobs.pop(iteration)]
+        generator.set_state(pieces[0].generator)
+        return moved(merge([piece.batch for piece in pieces]), device)
+
+    @property
+    def restarts(self) -> int:
+        """How many workers died and were replaced."""
+        return self.pool.restarts
+
+    def _weights_of(self, iteration: int) -> int:
+        """The iteration before whose update the weights are taken that play ``iteration``."""
+        run = self.config.run
+        pauses = [iteration // every * every for every in (run.checkpoint_every, run.eval_every) if every]
+        return max([self._first or 0, iteration - run.max_lag, *pauses])
+
+    def close(self) -> None:
+        """Frees everything."""
+        self.pool.close()
+
+
+def check(config: Config) -> None:
+    """Refuses what cannot be played in shards.
+
+    Raises:
+        UserError: an algorithm that learns from a stream of transitions or from demonstrations, or one that takes
+            rollouts for the current policy's where they are older.
+    """
+    name, run = config.algorithm.name, config.run
+    source = registry.load("algorithms", name).source
+    if source not in ("rollout", "groups"):
+        raise UserError(
+            f"{name} has no rollouts to share among workers: ppo, grpo and nft have. Leave run.workers at 1."
+        )
+    if run.max_lag < 0:
+        raise UserError(f"run.max_lag is {run.max_lag}; it must not be negative.")
+    if run.max_lag and not getattr(config.algorithm, "behaviour_cap", 0.0):
+        raise UserError(
+            f"run.max_lag={run.max_lag} lets {name} learn from rollouts of older weights, which it would take for the "
+            "current ones. Set algorithm.behaviour_cap=5 (ppo and grpo have it), or run.max_lag=0."
+        )
+    share(config, 0)
+
+
+def local_rollouts(config: Config) -> Rollouts:
+    """Shards in this process."""
+    check(config)
+    return Rollouts(config, LocalPool(config))
+
+
+def _split(algorithm: Any) -> tuple[State, State]:
+    """The weights of the policy that acts: those that no update changes, and the others."""
+    frozen = {k for k, p in algorithm.result.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    state = algorithm.policy.state_dict()
+    return {k: v for k, v in state.items() if k in frozen}, {k: v for k, v in state.items() if k not in frozen}
+
+
+def moved(value: Any, device: torch.device | str) -> Any:
+    """A batch on another device."""
+    if isinstance(value, Tensor | TensorData):
+        return value.to(device)
+    if isinstance(value, RolloutBatch | EpisodeBatch | GroupBatch):
+        parts = {f.name: moved(getattr(value, f.name), device) for f in dataclasses.fields(value)}
+        return dataclasses.replace(value, **parts)
+    return value
+
+
+def merge(parts: list[Any]) -> Any:
+    """The batch of all shards: envs one shard after the other, or groups."""
+    if len(parts) == 1:
+        return parts[0]
+    if isinstance(parts[0], GroupBatch):
+        kept = EpisodeBatch.cat([p.kept for p in parts])
+        episodes = [e for p in parts for e in p.episodes]
+        return GroupBatch(kept, episodes, sum(p.env_steps for p in parts), max(p.rounds for p in parts))
+    # Rows are in time-major order over all envs: (T, N1 + N2 + ...) flattened.
+    numbers, before = [], 0
+    for p in parts:
+        numbers.append(torch.arange(p.value.numel()).view(p.value.shape) + before)
+        before += p.value.numel()
+    rows = torch.cat(numbers, dim=1).flatten()
+    tensors = ("value", "next_value", "reward", "valid", "terminated", "truncated")
+    return RolloutBatch(
+        obs=Obs.cat([p.obs for p in parts])[rows],
+        trace=DenoisingTrace.cat([p.trace for p in parts])[rows],
+        logprob=torch.cat([p.logprob for p in parts])[rows],
+        **{name: torch.cat([getattr(p, name) for p in parts], dim=1) for name in tensors},
+        episodes=[e for p in parts for e in p.episodes],
+        env_steps=sum(p.env_steps for p in parts),
+    )
