@@ -1,10 +1,12 @@
-"""A policy trained inside a learned world model alone, from nothing, and what the real simulator says of it.
+"""A policy made better by what is imagined, from nothing, beside RL in the simulator that it imagines.
 
     python benchmarks/imagination.py --seeds 0 1 2
+    python benchmarks/imagination.py --seeds 0 --tiny --out /tmp/tried       # the whole way in minutes, for nothing
 
-Each seed: demonstrations and imitation (as in the quickstart), episodes of that policy and of a noisy expert, a world
-model of them, its measures on episodes of its own, PPO in the dream, and the real evaluations along the way. Runs go
-to ``runs/imagination/SEED`` and can be interrupted and resumed; the result is ``benchmarks/imagination.json`` and
+Each seed: demonstrations and imitation (as in the quickstart); ``embodyrl world loop`` (real episodes, world model, PPO
+in the dream, round after round); the world model's measures on episodes of its own; and, from the same imitated policy,
+PPO in the simulator with as many real steps as the loop took in all, and with as many minutes. Everything goes to
+``OUT/SEED``, can be interrupted and goes on with the same command; the result is ``benchmarks/imagination.json`` and
 ``.png``.
 """
 
@@ -23,12 +25,34 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.provenance import git_commit, hardware, versions
 from embodyrl.stats import bootstrap_iqm, wilson
 
 HERE = Path(__file__).parent
 ENV = ("env.max_blocks=2", "--keep-failures", "--past-success", "5")
+STEPS = 64 * 16 * 5
+"""Real steps of an iteration of PPO in the simulator: envs, chunks, actions."""
+TINY = {
+    "demos": 8,
+    "held_out": 12,
+    "sft": ["run.iterations=1", "run.eval_episodes=8", "algorithm.steps_per_iteration=20"],
+    "loop": [
+        "rounds=2", "first_episodes=24", "episodes=12", "segment=1", "segments=1", "select_episodes=8",
+        "eval_episodes=8", "near=0.5",
+        "world=[steps=30,codec_steps=10,width=32,layers=1,channels=32,max_false_positives=1.0,held_out=0.5]",
+        "refresh=[steps=5,max_false_positives=1.0,held_out=0.5]",
+        "dream_overrides=[env.num_envs=4,algorithm.num_chunks=2]",
+    ],
+    "world_episodes": 8,
+    "simulator": ["env.num_envs=4", "algorithm.num_chunks=2", "run.eval_episodes=8", "run.videos=0"],
+    "iterations": 1,
+    "minutes": 0.05,
+}  # fmt: skip
+FULL = {
+    "demos": 100, "held_out": 200, "sft": [], "loop": [], "world_episodes": 256, "simulator": ["run.eval_every=0"],
+    "iterations": 0, "minutes": 0.0,
+}  # fmt: skip
+"""0 iterations and minutes mean as many as the loop took."""
 
 
 def embodyrl(folder: Path, stage: str, *arguments: str) -> None:
@@ -47,70 +71,93 @@ def collect(folder: Path, name: str, *arguments: str) -> Path:
     return folder / name
 
 
-def run(seed: int, overrides: list[str]) -> dict:
+def run(folder: Path, seed: int, size: dict) -> dict:
     """One seed, or what is left of it."""
-    folder = Path("runs/imagination") / str(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    sft, model = folder / "sft", folder / "world" / "model"
-    demos = collect(folder, "demos", "env.max_blocks=2", "--episodes", "100", "--noise", "0.15", "--seed", str(seed))
+    sft, loop = folder / "sft", folder / "loop"
+    demos = collect(
+        folder, "demos", "env.max_blocks=2", "--episodes", str(size["demos"]), "--noise", "0.15", "--seed", str(seed)
+    )
     common = [f"run.out={folder}", f"run.seed={seed}"]
+    imitate = [*common, "run.name=sft", f"data.path={demos}", f"env.seed={seed}", *size["sft"]]
+    embodyrl(folder, "imitation", "train", "mujoco_pick_sft", *imitate)
     embodyrl(
-        folder,
-        "imitation",
-        "train",
-        "mujoco_pick_sft",
-        *common,
-        "run.name=sft",
-        f"data.path={demos}",
-        f"env.seed={seed}",
+        folder, "loop", "world", "loop", "mujoco_pick", f"policy={sft}", f"out={loop}", f"seed={seed}", *size["loop"]
     )
-    tried = ("--policy", str(sft), "--derail", "0.4")
-    data = [
-        collect(folder, "tried", *ENV, *tried, "--episodes", "1000", "--seed", str(100 + seed)),
-        collect(folder, "shown", *ENV, "--noise", "0.5", "--episodes", "400", "--seed", str(200 + seed)),
-    ]
-    held_out = collect(folder, "held_out", *ENV, *tried, "--episodes", "200", "--seed", str(300 + seed))
-    paths = ",".join(str(path) for path in data)
-    embodyrl(folder, "world", "world", "train", f"data=[{paths}]", f"out={folder / 'world'}", f"seed={seed}")
-    dream = ["run.name=dream", f"run.init_checkpoint={sft}", f"env.model={model}", *overrides]
-    embodyrl(folder, "dream", "train", "mujoco_pick_dream_ppo", *common, *dream)
-    policies = sorted(str(p) for p in (folder / "dream" / "checkpoints").glob("step_*"))
-    policies = [str(sft), *(policies[i] for i in np.linspace(0, len(policies) - 1, min(5, len(policies))).astype(int))]
-    measured = folder / "world_eval.json"
-    if not measured.exists():
-        command = ["world", "eval", str(model), "--data", str(held_out), "--json", "--policies", *policies]
-        done = subprocess.run(
-            [sys.executable, "-m", "embodyrl.cli", *command], check=True, capture_output=True, text=True
-        )
-        measured.write_text(done.stdout.splitlines()[-1])
-    evals = [json.loads(p.read_text()) for p in (folder / "dream" / "evals").glob("*.json")]
-    curve = sorted(
-        (e["iteration"], e["env_steps"], e["minutes"], sum(x["success"] for x in e["episodes"]), len(e["episodes"]))
-        for e in evals
-    )
+    book = json.loads((loop / "loop.json").read_text())
+
+    steps, minutes = book["real_steps"] + book["eval_steps"], sum(book["minutes"].values())
+    budgets = {
+        "same_steps": [f"run.iterations={size['iterations'] or -(-steps // STEPS)}"],
+        "same_minutes": ["run.iterations=100000", f"run.minutes={size['minutes'] or minutes}"],
+    }
+    simulator = {}
+    for name, budget in budgets.items():
+        start = [f"run.init_checkpoint={sft}", f"run.name={name}"]
+        embodyrl(folder, name, "train", "mujoco_pick_ppo", *common, *start, *budget, *size["simulator"])
+        last = json.loads((folder / name / "evals" / "after.json").read_text())
+        solved = sum(e["success"] for e in last["episodes"])
+        simulator[name] = {
+            "solved": solved, "episodes": len(last["episodes"]), "interval": wilson(solved, len(last["episodes"])),
+            "real_steps": last["env_steps"], "minutes": last["minutes"],
+        }  # fmt: skip
     return {
         "seed": seed,
-        "real_steps": sum(len(open_dataset(path).columns["index"]) for path in data),
         "minutes": json.loads((folder / "minutes.json").read_text()),
-        "before": [*curve[0][3:], *wilson(*curve[0][3:])],
-        "after": [*curve[-1][3:], *wilson(*curve[-1][3:])],
-        "curve": curve,
-        "world": json.loads(measured.read_text()),
+        "loop": book,
+        "simulator": simulator,
+        "world": measure(folder, seed, book, sft, size),
     }
 
 
+def measure(folder: Path, seed: int, book: dict, sft: Path, size: dict) -> dict:
+    """What the last world model is worth, on episodes and policies of its own."""
+    path = folder / "world_eval.json"
+    if not path.exists():
+        tried = (
+            "--policy",
+            str(sft),
+            "--derail",
+            "0.4",
+            "--episodes",
+            str(size["held_out"]),
+            "--seed",
+            str(300 + seed),
+        )
+        held_out = collect(folder, "held_out", *ENV, *tried)
+        model = folder / "loop" / list(book["rounds"])[-1] / "world" / "model"
+        looks = [look["checkpoint"] for looks in book["rounds"].values() for look in looks]
+        policies = [looks[i] for i in sorted({round(x) for x in np.linspace(0, len(looks) - 1, 6)})]
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "embodyrl.cli", "world", "eval", str(model), "--data", str(held_out), "--json",
+                "--episodes", str(size["world_episodes"]), "--policies", *policies,
+            ],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        path.write_text(done.stdout.splitlines()[-1])
+    return json.loads(path.read_text())
+
+
+def rates(result: dict) -> dict[str, float]:
+    """Real success on held-out states: the imitated policy, the loop's, and the simulator's two."""
+    found = {"imitated": result["loop"]["before"], "dream": result["loop"]["after"], **result["simulator"]}
+    return {name: x["solved"] / x["episodes"] for name, x in found.items()}
+
+
 def plot(seeds: list[dict], path: Path) -> None:
-    """Real success over imagined steps, pictures by depth, and policies in the dream against the real env."""
+    """Real success, pictures by depth, and policies in the dream against the real env."""
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.4))
     for result in seeds:
-        _, steps, _, solved, count = (np.array(x) for x in zip(*result["curve"], strict=True))
-        axes[0].plot(steps / 1000, 100 * solved / count, marker="o", markersize=3, label=f"seed {result['seed']}")
+        found = rates(result)
+        axes[0].plot(list(found), [100 * x for x in found.values()], "o", label=f"seed {result['seed']}")
         depth = result["world"]["by_depth"]
         axes[1].plot([d["steps"] for d in depth], [d["psnr"] for d in depth], label=f"seed {result['seed']}")
         axes[1].plot([d["steps"] for d in depth], [d["psnr_still"] for d in depth], color="grey", linewidth=0.8)
         rows = result["world"]["as_evaluator"]["policies"]
         axes[2].scatter([100 * r["imagined"] for r in rows], [100 * r["real"] for r in rows], s=16)
-    axes[0].set(xlabel="imagined env steps (thousands)", ylabel="real success (%)", ylim=(0, 100))
+    axes[0].set(ylabel="real success (%)", ylim=(0, 100))
+    axes[0].tick_params(axis="x", labelsize=8)
     axes[1].set(xlabel="steps into the dream", ylabel="PSNR (dB); grey: a still picture")
     axes[2].plot([0, 100], [0, 100], color="grey", linewidth=0.8)
     axes[2].set(xlabel="success in the dream (%)", ylabel="real success (%)", xlim=(0, 100), ylim=(0, 100))
@@ -125,22 +172,26 @@ def main() -> None:
     """Runs all seeds, then writes JSON and figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("overrides", nargs="*", help="for PPO in the dream, e.g. run.iterations=100")
-    arguments = parser.parse_args()
-    seeds = []
-    for seed in arguments.seeds:
-        seeds.append(run(seed, arguments.overrides))
-        rates = {when: [s[when][0] / s[when][1] for s in seeds] for when in ("before", "after")}
+    parser.add_argument("--out", type=Path, default=Path("runs/imagination"))
+    parser.add_argument("--tiny", action="store_true", help="so small that it means nothing; results stay in --out")
+    parser.add_argument("overrides", nargs="*", help="of the loop, e.g. rounds=4")
+    a = parser.parse_args()
+    size = TINY if a.tiny else FULL
+    size = size | {"loop": [*size["loop"], *a.overrides]}
+    seeds, where = [], a.out if a.tiny else HERE
+    for seed in a.seeds:
+        seeds.append(run(a.out / str(seed), seed, size))
+        every = [rates(s) for s in seeds]
         result = {
-            "title": "Trained in a dream alone: pick up the named block, pixels",
-            "iqm": {w: bootstrap_iqm(x) for w, x in rates.items()},
+            "title": "Better by what is imagined: pick up the named block, pixels",
+            "iqm": {name: bootstrap_iqm([x[name] for x in every]) for name in every[0]},
             "seeds": seeds,
             "commit": git_commit(),
             "versions": versions(),
             "hardware": hardware(),
         }
-        (HERE / "imagination.json").write_text(json.dumps(result, indent=1))
-        plot(seeds, HERE / "imagination.png")
+        (where / "imagination.json").write_text(json.dumps(result, indent=1))
+        plot(seeds, where / "imagination.png")
         print(json.dumps({"iqm": result["iqm"]}), flush=True)
 
 

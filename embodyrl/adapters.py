@@ -95,6 +95,8 @@ class FromGymnasium(SteppedVecEnv):
         """
         if config.split not in ("train", "eval"):
             raise UserError(f"gymnasium/{env_id} has no split {config.split!r}. Valid names: eval, train.")
+        if not config.terminate_on_success:
+            raise UserError(f"{env_id} ends its episodes itself: leave env.terminate_on_success true.")
         try:
             self._envs = [gymnasium.make(env_id, **kwargs) for _ in range(config.num_envs)]
         except gymnasium.error.UnregisteredEnv as error:

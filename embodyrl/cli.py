@@ -71,6 +71,7 @@ COLLECT_HELP = """examples:
   embodyrl collect mujoco env.task=pick --episodes 100 --out data/pick
   embodyrl collect mujoco env.task=pick --episodes 100 --noise 0.3 --keep-failures --out data/pick_noisy
   embodyrl collect mujoco_pick_sft --policy runs/sft --derail 0.4 --keep-failures --episodes 500 --out data/pick_tried
+  embodyrl collect mujoco_pick_sft --replay data/pick_tried --keep-failures --episodes 500 --out data/pick_near
 However it was interrupted, the same command goes on; no finished episode is lost.
 """
 DATA_HELP = """examples:
@@ -175,6 +176,8 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--keep-failures", action="store_true", help="keep failed episodes too, with success=false")
     sub.add_argument("--policy", default="", help="a run or checkpoint that acts instead of the expert")
     sub.add_argument("--derail", type=float, default=0.0, help="share of the policy's episodes that go astray")
+    sub.add_argument("--replay", default="", help="a data set whose successes are replayed, each with a nudge")
+    sub.add_argument("--perturb", type=float, default=1.0, help="size of that nudge, in actions (default: %(default)s)")
     sub.add_argument(
         "--past-success", type=int, help="record so many steps past success, which no longer ends an episode at once"
     )
@@ -299,6 +302,8 @@ def _collect(a: argparse.Namespace) -> int:
         past_success=a.past_success,
         policy=a.policy,
         derail=a.derail,
+        replay=a.replay,
+        perturb=a.perturb,
         seed=a.seed,
     )
     return 0

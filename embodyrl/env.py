@@ -33,6 +33,7 @@ class EnvConfig:
         num_envs: N, episodes that run in parallel.
         split: which initial states and appearances are drawn; ``"train"`` and ``"eval"`` never share any.
         seed: env k draws its initial states from seed + k.
+        terminate_on_success: whether an episode ends when it succeeds; one that goes on lets the cameras see it solved.
         device: where the tensors of Obs and Step live.
     """
 
@@ -40,6 +41,7 @@ class EnvConfig:
     num_envs: int = 8
     split: str = "train"
     seed: int = 0
+    terminate_on_success: bool = True
     device: str = "cpu"
 
     def for_evaluation(self, split: str) -> EnvConfig:
@@ -118,6 +120,7 @@ class SteppedVecEnv(ABC):
         self._elapsed = torch.zeros(spec.num_envs, dtype=torch.long, device=self.device)
         self._running = torch.zeros(spec.num_envs, dtype=torch.bool, device=self.device)
         self._last_obs: Obs | None = None
+        self._goes_on = not config.terminate_on_success
         self.init = np.zeros(spec.num_envs, dtype=np.int64)
 
     @abstractmethod
@@ -197,7 +200,7 @@ class SteppedVecEnv(ABC):
             valid[:, h] = active
             reward[:, h] = torch.where(active, tick.reward, 0.0)
             success = torch.where(active, tick.success, success)
-            terminated |= tick.terminated & active
+            terminated |= tick.terminated & active & ~(tick.success & self._goes_on)
             self._elapsed += active
             truncated |= active & (self._elapsed >= self.spec.max_episode_steps)
             truncated &= ~terminated

@@ -17,6 +17,7 @@ from embodyrl.build import load_config, make_policy, pick_device
 from embodyrl.data.actor import PolicyActor
 from embodyrl.data.parts import EpisodeParts
 from embodyrl.data.recording import Recording
+from embodyrl.data.replays import ReplayActor, load_replays
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
 from embodyrl.types import EnvSpec, Obs, Step
@@ -80,7 +81,7 @@ class _Slot:
 
 def collect_episodes(
     env: VecEnv,
-    expert: Expert | PolicyActor,
+    expert: Expert | PolicyActor | ReplayActor,
     num_episodes: int,
     *,
     inits: Iterable[int] | None = None,
@@ -188,16 +189,6 @@ def make_expert(env: VecEnv, noise: float = 0.0, seed: int = 0) -> Any:
     return env.make_expert(noise=noise, seed=seed)  # pyright: ignore[reportAttributeAccessIssue] - looked for above
 
 
-def _going_on(config: EnvConfig) -> EnvConfig:
-    """The same env, whose episodes do not end with success."""
-    if not hasattr(config, "terminate_on_success"):
-        raise UserError(
-            f"The episodes of {config.name} always end when the task is solved, so nothing after that can be recorded. "
-            "Leave --past-success out."
-        )
-    return replace(config, terminate_on_success=False)  # pyright: ignore[reportCallIssue] - looked for above
-
-
 def load_actor(env: VecEnv, path: str, derail: float, seed: int) -> PolicyActor:
     """The policy of a checkpoint or run as an actor in ``env``.
 
@@ -282,6 +273,8 @@ def collect_dataset(
     past_success: int | None = None,
     policy: str = "",
     derail: float = 0.0,
+    replay: str = "",
+    perturb: float = 1.0,
     seed: int = 0,
 ) -> CollectStats:
     """Collects with an env's scripted expert or a policy, writes a LeRobotDataset v3, and shows progress.
@@ -300,13 +293,15 @@ def collect_dataset(
             which is what the data set keeps: the env that a policy is scored in.
         policy: a checkpoint or run whose policy acts instead of the expert, with its exploration noise.
         derail: share of the policy's episodes that leave its way at random (see ``PolicyActor``).
+        replay: a data set whose successes are replayed with a nudge (see ``ReplayActor``), instead of either.
+        perturb: size of that nudge.
         seed: of the order of initial states and of the noise.
 
     Returns:
         Figures of this call alone.
 
     Raises:
-        UserError: the env has no scripted expert or cannot go on past success, the policy does not fit it, ``out``
+        UserError: the env has no scripted expert, the policy does not fit it, ``out``
             exists, ``OUT.parts`` was collected with other settings, or see ``collect_episodes``.
     """
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -318,22 +313,31 @@ def collect_dataset(
         raise UserError("noise is the expert's; a policy acts with its own exploration noise.")
     if derail and not policy:
         raise UserError("derail needs a policy to lead astray; give the expert noise instead.")
+    if replay and (policy or noise):
+        raise UserError("A replay repeats recorded actions: give neither a policy nor noise with it.")
     stats = CollectStats()
-    env = registry.load("envs", config.name)(config if past_success is None else _going_on(config))
+    env = registry.load("envs", config.name)(
+        config if past_success is None else replace(config, terminate_on_success=False)
+    )
     try:
         # How many episodes run at once, and where, changes none of them.
         common = {
             k: v for k, v in asdict(config).items() if k not in ("num_envs", "num_workers", "num_threads", "device")
         }
         how = {"noise": noise, "keep_failures": keep_failures, "past_success": past_success, "seed": seed}
+        how |= {"replay": replay, "perturb": perturb} if replay else {}
         parts = EpisodeParts(out, common | how | {"policy": policy, "derail": derail})
         done = len(parts)
-        inits = initial_states(env.spec, seed, repeat=noise > 0 or bool(policy))
-        for recording in parts:
-            while next(inits) != recording.init:
-                pass
         fresh = seed + 1_000_003 * done
-        expert = load_actor(env, policy, derail, fresh) if policy else make_expert(env, noise, fresh)
+        if replay:
+            expert = load_replays(replay, config, env, perturb, fresh)
+            inits = expert.inits
+        else:
+            expert = load_actor(env, policy, derail, fresh) if policy else make_expert(env, noise, fresh)
+            inits = initial_states(env.spec, seed, repeat=noise > 0 or bool(policy))
+            for recording in parts:
+                while next(inits) != recording.init:
+                    pass
         with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
             line = bar.add_task(f"episodes of {env.spec.name}", total=num_episodes, completed=min(done, num_episodes))
             keep: Keep = "all" if keep_failures else "success"

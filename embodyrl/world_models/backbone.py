@@ -36,6 +36,8 @@ class ChunkTransformer(ModelMixin, ConfigMixin):
         width: d of the transformer.
         layers: of it.
         heads: of its attention.
+        stochastic: also denoises: of a noisy change it says the clean one (flow matching, arXiv:2210.02747, that
+            predicts the data). Told of none it gives the mean, and that is where it starts from.
     """
 
     @register_to_config
@@ -51,8 +53,14 @@ class ChunkTransformer(ModelMixin, ConfigMixin):
         width: int = 128,
         layers: int = 5,
         heads: int = 4,
+        stochastic: bool = False,
     ) -> None:
         super().__init__()
+        if stochastic:
+            self.embed_sample = nn.Conv2d(latent_channels, width, 1, bias=False)
+            self.embed_time = nn.Linear(2, width, bias=False)
+            nn.init.zeros_(self.embed_sample.weight)
+            nn.init.zeros_(self.embed_time.weight)
         self.embed = nn.Conv2d(CONTEXT * latent_channels, width, 1)
         self.position = nn.Parameter(torch.randn(num_views, width, rows, columns) * 0.02)
         self.condition = nn.Sequential(
@@ -73,6 +81,8 @@ class ChunkTransformer(ModelMixin, ConfigMixin):
         actions: Float[Tensor, "b h a"],
         count: Int[Tensor, " b"],
         noise: Float[Tensor, " b"],
+        sample: Float[Tensor, "b v c y x"] | None = None,
+        time: Float[Tensor, " b"] | None = None,
     ) -> tuple[Float[Tensor, "b v c y x"], Float[Tensor, "b p"]]:
         """Changes of latent and proprio.
 
@@ -82,12 +92,18 @@ class ChunkTransformer(ModelMixin, ConfigMixin):
             actions: of the chunk; those from ``count`` on are not looked at.
             count: how many are executed, 1 to H.
             noise: level of the noise that was added to ``context``, 0 for none.
+            sample: a noisy change of the latent, (1 - time) of it and ``time`` of Gaussian noise; None asks for the
+                mean. A row of zeros with time 0 does as well.
+            time: 1 is noise and 0 is data.
         """
         batch, _, views = context.shape[:3]
         executed = torch.arange(actions.shape[1], device=actions.device) < count[:, None]
         taken = torch.cat([actions * executed[..., None], executed[..., None].to(actions.dtype)], dim=-1)
         condition = self.condition(torch.cat([taken.flatten(1), proprio, noise[:, None]], dim=1))
         x = self.embed(context.permute(0, 2, 1, 3, 4, 5).flatten(2, 3).flatten(0, 1)).unflatten(0, (batch, views))
+        if sample is not None and time is not None:
+            x = x + self.embed_sample(sample.flatten(0, 1)).unflatten(0, (batch, views))
+            condition = condition + self.embed_time(torch.stack([time, (time > 0).to(time.dtype)], dim=1))
         # Where products are in bfloat16 everything between them is too: on a CPU it is most of the time.
         x = (x + self.position.to(x.dtype)).permute(0, 1, 3, 4, 2)  # b v y x d
         for block in self.blocks:

@@ -33,6 +33,7 @@ class Clips:
         init: (F,) initial state of the episode, -1 where unknown.
         spec: of the real env, as far as the data says.
         env: that env's config as plain data; empty for a data set of someone else's.
+        weight: (F,) how often each frame counts among those that are learned from.
         latents: (F, V, c, y, x) half, once they have been computed.
     """
 
@@ -47,18 +48,20 @@ class Clips:
     init: Tensor
     spec: EnvSpec
     env: dict[str, Any]
+    weight: Tensor
     latents: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.actions)
 
     @classmethod
-    def load(cls, paths: Sequence[str], spec: EnvSpec | None = None) -> Clips:
+    def load(cls, paths: Sequence[str], spec: EnvSpec | None = None, weights: Sequence[int] = ()) -> Clips:
         """Reads LeRobot data sets, failures included.
 
         Args:
             paths: folders or hub ids; all with the same cameras, dims and control mode.
             spec: what the data must fit, or None.
+            weights: how often each of them counts; 1 where none is given.
 
         Raises:
             UserError: no data, data sets that differ, or cameras of different sizes.
@@ -109,6 +112,7 @@ class Clips:
             torch.cat([part.init for part in parts]),
             spec or _spec(paths[0], first),
             first.origin.get("config", {}),
+            torch.cat([torch.full((len(p),), w) for p, w in zip(parts, weights or [1] * len(parts), strict=True)]),
         )
 
     @property

@@ -18,7 +18,7 @@ from embodyrl.env import EnvConfig, check_actions, plan_reset
 from embodyrl.errors import UserError
 from embodyrl.types import Obs, Step
 from embodyrl.words import embed_sentences
-from embodyrl.world_models.model import Dream, WorldModel, use_bf16
+from embodyrl.world_models.model import Dream, WorldModel, disagreement, use_bf16
 from embodyrl.world_models.reflectors.base import Reflector, successes
 
 
@@ -32,6 +32,12 @@ class WorldModelConfig(EnvConfig):
         reflector: folder of a reflector that judges the frames (``embodyrl world reflect``); empty for the model's own
             success head.
         max_episode_steps: 0 means as many as the real env's.
+        starts: ``first`` begins dreams with an episode's first frame, ``any`` at any moment of it. What a model says of
+            the next few chunks is worth more than what it says of a whole episode.
+        length: actions after which a dream is broken off, and bootstrapped; 0 lets it last until the episode's time is
+            up.
+        sampling_steps: of a stochastic model: 0 imagines the mean, 1 or more draws what comes next in that many steps,
+            and masks a dream whose second draw differs too much from the first (``WorldModel.doubt``).
         split: ``train`` starts dreams from the moments that the model was trained on, ``eval`` from held-out ones.
         precision: ``bf16`` or ``f32`` of the model's products; ``auto`` takes bf16 where the machine is fast at it.
     """
@@ -40,9 +46,19 @@ class WorldModelConfig(EnvConfig):
     model: str = ""
     reflector: str = ""
     max_episode_steps: int = 0
+    starts: str = "first"
+    length: int = 0
+    sampling_steps: int = 0
     precision: str = "auto"
 
     def __post_init__(self) -> None:
+        if not self.terminate_on_success:
+            raise UserError("A dream always ends when the task is solved: leave env.terminate_on_success true.")
+        if self.starts not in ("first", "any"):
+            raise UserError(f"env.starts is {self.starts!r}; it must be first or any.")
+        for key in ("length", "sampling_steps"):
+            if getattr(self, key) < 0:
+                raise UserError(f"env.{key} is {getattr(self, key)}; it must be 0 or more.")
         if self.precision not in ("auto", "bf16", "f32"):
             raise UserError(f"env.precision is {self.precision!r}; it must be auto, bf16 or f32.")
 
@@ -60,7 +76,8 @@ class WorldModelEnv:
 
     A dream starts from a real keyframe, ends when the model's success head or the reflector says that the task is
     solved, and is truncated when its time is up. One whose latents are no numbers, or leave the range of all that was
-    seen in training, or that the reflector could not judge, broke: its chunk does not count, as with a simulator.
+    seen in training, or that the reflector could not judge, broke: its chunk does not count, as with a simulator. So it
+    is with one that is in doubt (``log["doubt"]``), which is no fault, however often it happens.
     """
 
     Config: ClassVar = WorldModelConfig
@@ -73,13 +90,20 @@ class WorldModelEnv:
         """
         self.config, self.device = config, torch.device(config.device)
         self.model = model = WorldModel.load(_folder(config), self.device)
+        if config.sampling_steps and not model.stochastic:
+            raise UserError(
+                f"{config.model} is deterministic, so there is nothing to sample: leave env.sampling_steps 0, or train "
+                "it with stochastic=true."
+            )
         wanted = {"train": False, "eval": True}
         if config.split not in wanted:
             raise UserError(f"A world model has the splits train and eval, not {config.split!r}.")
-        chosen = (model.keyframes["held_out"] == wanted[config.split]).nonzero().flatten()
+        keys = model.keyframes
+        chosen = keys["held_out"] == wanted[config.split]
+        chosen = (chosen & (keys["age"] == 0) if config.starts == "first" else chosen).nonzero().flatten()
         if len(chosen) == 0:
             raise UserError(f"{config.model} has no keyframes of the split {config.split}.")
-        self._keys = {k: v[chosen].to(self.device) for k, v in model.keyframes.items()}
+        self._keys = {k: v[chosen].to(self.device) for k, v in keys.items()}
         self._words = embed_sentences(model.sentences).to(self.device)
         n = config.num_envs
         self.spec = dataclasses.replace(
@@ -93,6 +117,8 @@ class WorldModelEnv:
         )
         self._rngs = [np.random.default_rng(config.seed + k) for k in range(n)]
         self._elapsed = torch.zeros(n, dtype=torch.long, device=self.device)
+        self._end = torch.zeros_like(self._elapsed)
+        self._seeds = torch.arange(n)
         self._running = torch.zeros(n, dtype=torch.bool, device=self.device)
         self._reflector = _reflector(config)
         self._film: dict[str, Tensor] = {}
@@ -121,15 +147,52 @@ class WorldModelEnv:
         if ids:
             sentences = self._keys["sentence"][keys]
             fresh = self.model.begin(
-                self._keys["latent"][keys].float(), self._keys["proprio"][keys], self._words[sentences]
+                self._keys["context"][keys].float(), self._keys["proprio"][keys], self._words[sentences]
             )
             self._dream = fresh if len(ids) == self.spec.num_envs else self._replaced(rows, fresh)
             for k, sentence in zip(ids, sentences.tolist(), strict=True):
                 self._sentences[k] = self.model.sentences[sentence]
-            self._elapsed[rows], self._streak[rows], self._running[rows] = 0, 0, True
-            self._draw(rows)
-            self._begin_film(rows)
+            self._seeds[rows.cpu()] = torch.tensor(inits)
+            self._start(rows, self._keys["age"][keys])
         return self._observe()
+
+    @torch.no_grad()
+    def dream_from(self, obs: Obs, *, first: Obs | None = None, previous: Obs | None = None, age: int = 0) -> Obs:
+        """Starts all dreams from what a real env shows, instead of from keyframes.
+
+        Args:
+            obs: of N real envs.
+            first: what they showed when their episodes began; None means that they begin now.
+            previous: a chunk ago; None as before.
+            age: actions since their episodes began.
+
+        Raises:
+            UserError: other cameras, or pictures of another size, than the model was trained on.
+        """
+        wanted = {name: tuple(size) for name, size in self.spec.cameras.items()}
+        seen = [first or obs, previous or first or obs, obs]
+        for one in seen:
+            found = {name: tuple(image.shape[1:3]) for name, image in one.images.items()}
+            if found != wanted or len(one) != self.spec.num_envs:
+                raise UserError(
+                    f"{self.spec.name} goes on from {self.spec.num_envs} observations with the cameras {wanted}, not "
+                    f"from {len(one)} with {found}."
+                )
+        frames = [torch.stack([one.images[name] for name in wanted], dim=1).to(self.device) for one in seen]
+        context = torch.stack([self.model.codec.encode(frame).float() for frame in frames], dim=1)
+        words = embed_sentences(obs.instruction).to(self.device)
+        self._dream = self.model.begin(context, obs.proprio.to(self.device), words)
+        self._sentences = list(obs.instruction)
+        self._start(torch.arange(self.spec.num_envs, device=self.device), torch.full_like(self._elapsed, age))
+        return self._observe()
+
+    def _start(self, rows: Tensor, age: Tensor) -> None:
+        """The dreams in ``rows`` have been put where they begin, ``age`` actions after their episodes did."""
+        limit = self.spec.max_episode_steps
+        self._end[rows] = (age + self.config.length).clamp(max=limit) if self.config.length else limit
+        self._elapsed[rows], self._streak[rows], self._running[rows] = age, 0, True
+        self._draw(rows)
+        self._begin_film(rows)
 
     @torch.no_grad()
     def step(self, actions: Tensor) -> Step:
@@ -140,49 +203,70 @@ class WorldModelEnv:
         n, horizon = actions.shape[:2]
         reward = torch.zeros(n, horizon, device=self.device)
         valid = torch.zeros(n, horizon, dtype=torch.bool, device=self.device)
-        terminated, truncated, fault = (torch.zeros_like(self._running) for _ in range(3))
+        terminated, truncated, fault, doubt = (torch.zeros_like(self._running) for _ in range(4))
         before, started = self._dream, self._running.nonzero().flatten()
+        judged = torch.zeros(n, device=self.device)
         for first in range(0, horizon, self.model.horizon):
             piece = actions[:, first : first + self.model.horizon]
-            left = (self.spec.max_episode_steps - self._elapsed).clamp(max=piece.shape[1])
+            left = (self._end - self._elapsed).clamp(max=piece.shape[1])
             count = torch.where(self._running, left, 0)
             if not self._running.any():
                 break
-            self._advance(piece, count)
-            solved, unjudged = self._judge()
-            broke = self._running & (unjudged | ~plausible(self._dream))
-            solved &= self._running & ~broke
+            doubted = self._advance(piece, count)
+            solved, prob = self._judge()
+            judged = torch.where(self._running, prob, judged)
+            broke = self._running & (prob.isnan() | ~plausible(self._dream))
+            lost = broke | (self._running & doubted)
+            solved &= self._running & ~lost
             steps = torch.arange(piece.shape[1], device=self.device)
             valid[:, first : first + piece.shape[1]] = steps < count[:, None]
             rows = solved.nonzero().flatten()
             reward[rows, first + count[rows] - 1] = 1.0
             self._elapsed += count
-            late = self._elapsed >= self.spec.max_episode_steps
+            late = self._elapsed >= self._end
             terminated |= solved
             truncated |= self._running & ~solved & late
-            fault |= broke
-            self._running &= ~(solved | late | broke)
-        if fault.any():
-            valid[fault], reward[fault] = False, 0.0
-            terminated, truncated = terminated & ~fault, truncated | fault
-            self._dream = self._dream.where(fault, before)
-        if self._reflector is None or fault.any():  # a reflector has had them drawn
+            fault, doubt = fault | broke, doubt | (lost & ~broke)
+            self._running &= ~(solved | late | lost)
+        if (masked := fault | doubt).any():
+            valid[masked], reward[masked] = False, 0.0
+            terminated, truncated = terminated & ~masked, truncated | masked
+            self._dream = self._dream.where(masked, before)
+        if self._reflector is None or masked.any():  # a reflector has had them drawn
             self._draw(started)
-        log = {"fault": fault, "steps": valid.sum(1)}
+        log = {"fault": fault, "doubt": doubt, "steps": valid.sum(1), "judged": judged}
         return Step(self._observe(), reward, terminated, truncated, valid, terminated, log)
 
-    def _advance(self, actions: Tensor, count: Tensor) -> None:
-        """Imagines the chunk in the envs that run."""
+    def _advance(self, actions: Tensor, count: Tensor) -> Tensor:
+        """Imagines the chunk in the envs that run; (N,) bool: where two draws of what comes next differ too much."""
         assert self._dream is not None
         rows = (count > 0).nonzero().flatten()
         short = self.model.horizon - actions.shape[1]
         actions = torch.nn.functional.pad(actions, (0, 0, 0, short)) if short else actions
+        doubted, steps = torch.zeros_like(self._running), self.config.sampling_steps
         with self._autocast:
-            after = self.model.imagine(self._dream[rows], actions[rows], count[rows])
+            if steps:
+                chunk = (self._dream[rows], actions[rows], count[rows])
+                after, other = (self.model.imagine(*chunk, sample=x, steps=steps) for x in self._noise(rows))
+                doubted[rows] = disagreement(after, other) > self.model.doubt
+            else:
+                after = self.model.imagine(self._dream[rows], actions[rows], count[rows])
         self._dream = after if len(rows) == len(count) else self._replaced(rows, after)
+        return doubted
+
+    def _noise(self, rows: Tensor) -> Tensor:
+        """(2, M, V, c, y, x) that depends on each dream's initial state and age alone."""
+        assert self._dream is not None
+        shape, ages = self._dream.latent.shape[1:], self._elapsed[rows].tolist()
+        seeds = [s * 100_003 + age for s, age in zip(self._seeds[rows.cpu()].tolist(), ages, strict=True)]
+        draws = [torch.randn(2, *shape, generator=torch.Generator().manual_seed(s)) for s in seeds]
+        return torch.stack(draws, dim=1).to(self.device)
 
     def _judge(self) -> tuple[Tensor, Tensor]:
-        """(N,) bool: solved, and could not be judged; for envs that do not run it means nothing."""
+        """(N,) whether it is solved, and the calibrated probability; NaN where it could not be judged.
+
+        For envs that do not run it means nothing.
+        """
         assert self._dream is not None
         prob = torch.zeros(self.spec.num_envs, device=self.device)
         rows = self._running.nonzero().flatten()
@@ -200,7 +284,7 @@ class WorldModelEnv:
             judged = self._reflector.judge({k: v[rows] for k, v in self._film.items()}, sentences, new=1)
             prob[rows] = judged[:, -1].to(self.device)
         hit, self._streak = successes(prob[:, None], calibration, self._streak)
-        return hit[:, 0], prob.isnan()
+        return hit[:, 0], calibration.apply(prob).float()
 
     def _begin_film(self, rows: Tensor) -> None:
         """What a reflector has seen of a new episode: its first frame, as often as its window is long."""
@@ -216,6 +300,8 @@ class WorldModelEnv:
     def _draw(self, rows: Tensor) -> None:
         """Brings the pictures of these dreams up to date; those that were handed out stay as they are."""
         assert self._dream is not None
+        if len(rows) == 0:
+            return
         with self._autocast:
             new = self.model.frames(self._dream[rows])
         if len(rows) < self.spec.num_envs:

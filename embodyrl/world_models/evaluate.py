@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from embodyrl.env import VecEnv
+from embodyrl.world_models.backbone import CONTEXT
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.judge import outcomes, probabilities, replay
 from embodyrl.world_models.measures import psnr, ssim
@@ -75,16 +76,24 @@ def _simulate(real: VecEnv, clips: Clips, starts: Tensor, source: Tensor) -> Ten
 
 @torch.no_grad()
 def speed(model: WorldModel, sizes: Sequence[int] = (1, 16, 64, 256), seconds: float = 2.0) -> list[dict[str, float]]:
-    """Imagined control steps a second, and frames drawn a second, by the number of dreams."""
+    """Imagined control steps a second, and frames drawn a second, by the number of dreams and of sampling steps.
+
+    0 sampling steps are the mean; more than that only a stochastic model has.
+    """
     env, rows = model.spec, []
     for n in sizes:
         c, y, x = model.codec.latent_shape
-        latent = torch.randn(n, len(env.cameras), c, y, x)
-        dream = model.begin(latent, torch.zeros(n, env.proprio_dim), torch.zeros(n, model.success.config["word_dim"]))
-        actions, count = torch.zeros(n, model.horizon, env.action_dim), torch.full((n,), model.horizon)
-        steps = _rate(partial(model.imagine, dream, actions, count), seconds) * n * model.horizon
+        context = torch.randn(n, CONTEXT, len(env.cameras), c, y, x, device=model.device)
+        words = torch.zeros(n, model.success.config["word_dim"], device=model.device)
+        dream = model.begin(context, torch.zeros(n, env.proprio_dim, device=model.device), words)
+        actions = torch.zeros(n, model.horizon, env.action_dim, device=model.device)
+        count = torch.full((n,), model.horizon, device=model.device)
         frames = _rate(partial(model.frames, dream), seconds) * n
-        rows.append({"dreams": n, "steps_per_second": steps, "frames_per_second": frames})
+        for steps in (0, 1, 2, 4) if model.stochastic else (0,):
+            sample = {"sample": torch.randn_like(dream.latent), "steps": steps} if steps else {}
+            rate = _rate(partial(model.imagine, dream, actions, count, **sample), seconds) * n
+            row = {"dreams": n, "sampling_steps": steps, "steps_per_second": rate * model.horizon}
+            rows.append(row | {"latent_frames_per_second": rate, "frames_per_second": frames})
     return rows
 
 
@@ -95,4 +104,6 @@ def _rate(once: Callable[[], Any], seconds: float) -> float:
     while time.perf_counter() - began < seconds:
         once()
         times += 1
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
     return times / (time.perf_counter() - began)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from embodyrl.words import embed_sentences
+from embodyrl.world_models.backbone import CONTEXT
 from embodyrl.world_models.clips import Clips
-from embodyrl.world_models.model import Dream, WorldModel
+from embodyrl.world_models.model import Dream, WorldModel, disagreement
 from embodyrl.world_models.reflectors.base import successes
 from embodyrl.world_models.reflectors.calibration import Calibration, fit
 from embodyrl.world_models.reflectors.metrics import auroc, f1
@@ -33,7 +34,8 @@ def replay(
     assert clips.latents is not None
     device, source = model.device, starts if actions_of is None else actions_of
     words = embed_sentences(clips.sentences).to(device)[clips.sentence[starts]]
-    dream = model.begin(clips.latents[starts].to(device).float(), clips.proprio[starts].to(device), words)
+    first = clips.latents[starts].to(device).float()[:, None].expand(-1, CONTEXT, -1, -1, -1, -1)
+    dream = model.begin(first, clips.proprio[starts].to(device), words)
     dreams, lasted = [], []
     for first in range(0, int((clips.end[source] - source).max()) - 1, model.horizon):
         count = (clips.end[source] - 1 - source - first).clamp(0, model.horizon)
@@ -98,6 +100,22 @@ def probabilities(
     """The success head's probability after each chunk of ``replay``, (chunks, E), and where there was one."""
     dreams, lasted = replay(model, clips, starts, actions_of)
     return torch.stack([model.solved(dream) for dream in dreams]).cpu(), lasted
+
+
+@torch.no_grad()
+def doubt_limit(model: WorldModel, clips: Clips, starts: Tensor, seed: int = 0, quantile: float = 0.99) -> float:
+    """How far two draws of a next moment differ in all but 1% of the chunks of held-out episodes dreamt again."""
+    generator = torch.Generator().manual_seed(seed)
+    dreams, lasted = replay(model, clips, starts)
+    found = []
+    for number in range(len(dreams) - 1):
+        rows = torch.minimum(starts + (number + 1) * model.horizon, clips.end[starts] - 1)
+        actions, dream = clips.chunk(rows, model.horizon).to(model.device), dreams[number]
+        count = (clips.end[starts] - 1 - rows).clamp(1, model.horizon).to(model.device)
+        draws = [torch.randn(dream.latent.shape, generator=generator).to(model.device) for _ in range(2)]
+        pair = [model.imagine(dream, actions, count, sample=draw) for draw in draws]
+        found.append(disagreement(*pair)[lasted[number + 1].to(model.device)])
+    return float(torch.cat(found).quantile(quantile))
 
 
 def solved_after(clips: Clips, starts: Tensor, horizon: int, chunks: int) -> Tensor:

@@ -6,13 +6,14 @@ frames --codec--> latents --backbone(actions)--> next latents --codec--> next fr
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import secrets
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -22,12 +23,23 @@ from torch import Tensor, nn
 from embodyrl.checkpoint import spec_from_json, spec_to_json
 from embodyrl.errors import UserError
 from embodyrl.types import EnvSpec, TensorData
-from embodyrl.world_models.backbone import CONTEXT, ChunkTransformer
+from embodyrl.world_models.backbone import ChunkTransformer
 from embodyrl.world_models.codec import FrameCodec
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.success import SuccessHead
 
-PARTS = {"codec": FrameCodec, "backbone": ChunkTransformer, "success": SuccessHead}
+if TYPE_CHECKING:  # Wan's part of diffusers takes seconds to import
+    from embodyrl.world_models.wan import WanBackbone, WanCodec
+
+    type Codec = FrameCodec | WanCodec
+    type Backbone = ChunkTransformer | WanBackbone
+
+PARTS = {
+    "codec": {"FrameCodec": "embodyrl.world_models.codec", "WanCodec": "embodyrl.world_models.wan"},
+    "backbone": {"ChunkTransformer": "embodyrl.world_models.backbone", "WanBackbone": "embodyrl.world_models.wan"},
+    "success": {"SuccessHead": "embodyrl.world_models.success"},
+}
+"""Folder -> the classes that it may hold, and where they are."""
 
 
 @dataclass
@@ -65,18 +77,21 @@ class WorldModel(nn.Module):
         spec: of the real env that it was trained on; the cameras' order is that of the views.
         env: that env's config, as plain data.
         calibration: how the success head's probability becomes a verdict; fitted on held-out episodes (``train``).
-        keyframes: real moments that a dream can start from: ``latent`` (M, V, c, y, x) half, ``proprio`` (M, P),
-            ``sentence`` (M,) index into ``sentences`` and ``held_out`` (M,) bool, whether it was kept from training.
+        doubt: how far two samples of one next moment differ (``disagreement``) in all but 1% of held-out dreams; more
+            than that and a dream is not to be believed. 0 for a deterministic model.
+        keyframes: real moments that a dream can start from: ``context`` (M, 3, V, c, y, x) half (see ``begin``),
+            ``proprio`` (M, P), ``sentence`` (M,) index into ``sentences``, ``init`` (M,) the episode's initial state or
+            -1, ``age`` (M,) actions since its start, and ``held_out`` (M,) bool, whether it was kept from training.
         sentences: the instructions of the keyframes.
     """
 
     proprio_mean: Tensor
     proprio_std: Tensor
 
-    def __init__(self, codec: FrameCodec, backbone: ChunkTransformer, success: SuccessHead, spec: EnvSpec) -> None:
+    def __init__(self, codec: Codec, backbone: Backbone, success: SuccessHead, spec: EnvSpec) -> None:
         super().__init__()
         self.codec, self.backbone, self.success = codec, backbone, success
-        self.spec, self.env, self.calibration = spec, {}, Calibration()
+        self.spec, self.env, self.calibration, self.doubt = spec, {}, Calibration(), 0.0
         self.keyframes: dict[str, Tensor] = {}
         self.sentences: list[str] = []
         self.register_buffer("proprio_mean", torch.zeros(spec.proprio_dim))
@@ -92,15 +107,19 @@ class WorldModel(nn.Module):
         """H, the most actions of one prediction."""
         return self.backbone.config["horizon"]
 
-    def begin(self, latent: Float[Tensor, "n v c y x"], proprio: Float[Tensor, "n p"], words: Tensor) -> Dream:
+    @property
+    def stochastic(self) -> bool:
+        """Whether it can draw one of several possible next moments."""
+        return bool(self.backbone.config["stochastic"])
+
+    def begin(self, context: Float[Tensor, "n 3 v c y x"], proprio: Float[Tensor, "n p"], words: Tensor) -> Dream:
         """Dreams that start from real frames.
 
         Args:
-            latent: of the frames.
+            context: latents of the episode's first frame, of one before, and of the one to start from.
             proprio: in the env's units.
             words: (N, E) of the instructions, see ``SuccessHead``.
         """
-        context = latent[:, None].expand(-1, CONTEXT, *[-1] * (latent.ndim - 1))
         return Dream(context, (proprio - self.proprio_mean) / self.proprio_std, words)
 
     def imagine(
@@ -109,13 +128,38 @@ class WorldModel(nn.Module):
         actions: Float[Tensor, "n h a"],
         count: Int[Tensor, " n"],
         noise: Tensor | None = None,
+        sample: Tensor | None = None,
+        steps: int = 1,
     ) -> Dream:
-        """What the first ``count`` (1 to H) of the actions lead to; ``noise`` (N,) is the context's level."""
+        """What the first ``count`` (1 to H) of the actions lead to.
+
+        Args:
+            dream: where it stands.
+            actions: of the chunk.
+            count: how many are executed.
+            noise: (N,) level of the noise on the context; None means none.
+            sample: Gaussian noise (N, V, c, y, x) that a stochastic model makes one of the possible next moments from;
+                None gives the mean of them all.
+            steps: of denoising, Euler's.
+        """
         noise = actions.new_zeros(len(actions)) if noise is None else noise
-        change, moved = self.backbone(dream.context, dream.proprio, actions, count, noise)
+        given = (dream.context, dream.proprio, actions, count, noise)
+        change, moved = self.backbone(*given) if sample is None else self._denoise(given, sample, steps)
+        return self.after(dream, change, moved)
+
+    def after(self, dream: Dream, change: Tensor, moved: Tensor) -> Dream:
+        """The dream a chunk later, by the changes of latent and proprio."""
         latent = dream.latent + change.float()
         context = torch.stack([dream.context[:, 0], dream.latent, latent], dim=1)
         return Dream(context, dream.proprio + moved.float(), dream.words)
+
+    def _denoise(self, given: tuple[Tensor, ...], sample: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+        """The change that ``sample`` flows to, and the proprio's."""
+        moved, time = given[1], torch.ones(len(sample), device=sample.device)
+        for left in range(steps, 0, -1):
+            clean, moved = self.backbone(*given, sample, time * left / steps)
+            sample = clean.float() + (left - 1) / left * (sample - clean.float())
+        return sample, moved
 
     def solved(self, dream: Dream) -> Float[Tensor, " n"]:
         """The probability that the task is solved, as it looks now."""
@@ -144,6 +188,7 @@ class WorldModel(nn.Module):
             "spec": spec_to_json(self.spec),
             "env": self.env,
             "calibration": asdict(self.calibration),
+            "doubt": self.doubt,
             "sentences": self.sentences,
         }
         (partial / "world.json").write_text(json.dumps(meta, indent=1))
@@ -177,18 +222,36 @@ class WorldModel(nn.Module):
             UserError: there is no world model.
         """
         folder, meta = Path(folder), cls.read_meta(folder)
-        codec, backbone, success = (part.from_pretrained(folder / name) for name, part in PARTS.items())
+        codec, backbone, success = (_load_part(folder / name, classes) for name, classes in PARTS.items())
         model = cls(codec, backbone, success, spec_from_json(meta["spec"]))
         model.env, model.calibration, model.sentences = (
             meta["env"],
             Calibration(**meta["calibration"]),
             meta["sentences"],
         )
+        model.doubt = meta.get("doubt", 0.0)
         tensors = load_file(folder / "world.safetensors")
         model.keyframes = {k.removeprefix("keyframes."): v for k, v in tensors.items() if k.startswith("keyframes.")}
         for name in ("proprio_mean", "proprio_std"):
             model.get_buffer(name).copy_(tensors[name])
         return model.eval().to(device)
+
+
+def _load_part(folder: Path, classes: dict[str, str]) -> Any:
+    """The net in ``folder``, of the class that its config names."""
+    try:
+        name = json.loads((folder / "config.json").read_text())["_class_name"]
+        module = classes[name]
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"{folder} is damaged: its config.json names none of {', '.join(classes)} ({error})."
+        ) from error
+    return getattr(importlib.import_module(module), name).from_pretrained(folder)
+
+
+def disagreement(a: Dream, b: Dream) -> Float[Tensor, " n"]:
+    """Mean square difference of two dreams' frames and proprio, in the model's units."""
+    return (a.latent - b.latent).square().flatten(1).mean(1) + (a.proprio - b.proprio).square().mean(1)
 
 
 def use_bf16(precision: str, device: torch.device) -> bool:

@@ -67,14 +67,15 @@ def dynamics_loss(
     context = context + (noise.view(-1, *[1] * 5) * torch.randn(context.shape, generator=generator)).to(device)
     dream = Dream(context, _proprio(model, clips, rows), words[clips.sentence[rows]].to(device))
     level, sent = noise.to(device), count.to(device)
-    for k in range(unroll):
-        with torch.set_grad_enabled(k == unroll - 1 and torch.is_grad_enabled()):
-            actions = clips.chunk(rows, model.horizon).to(device)
-            dream = model.imagine(dream, actions, sent, level if k == 0 else None)
-        if k < unroll - 1:
-            rows = rows + count
+    with torch.no_grad():
+        for _ in range(unroll - 1):
+            dream = model.imagine(dream, clips.chunk(rows, model.horizon).to(device), sent, level)
+            rows, level = rows + count, torch.zeros_like(level)
     current, target = _latents(clips, rows, device), _latents(clips, rows + count, device)
     proprio = _proprio(model, clips, rows + count)
+    sampled = noisy_change(target - dream.latent, generator) if model.stochastic else ()
+    actions = clips.chunk(rows, model.horizon).to(device)
+    dream = model.after(dream, *model.backbone(dream.context, dream.proprio, actions, sent, level, *sampled))
     changed = ((target - current).abs().amax(2, keepdim=True) > CHANGED).float()
     picture = ((1.0 + (CHANGE_WEIGHT - 1.0) * changed) * (dream.latent - target).square()).mean()
     moved = (dream.proprio - proprio).square().mean()
@@ -84,6 +85,15 @@ def dynamics_loss(
     solved = clips.solved[rows + count].float().to(device).repeat(2)
     judged = F.binary_cross_entropy_with_logits(logit, solved)
     return picture + moved + judged, {"picture": picture, "proprio": moved, "success": judged}
+
+
+def noisy_change(change: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """For half of the rows a point on the way from noise to ``change`` and its time; zeros where the mean is learnt."""
+    draws = torch.rand(2, len(change), generator=generator).to(change.device)
+    time = draws[0].clamp_min(1e-3) * (draws[1] < 0.5)
+    noise = torch.randn(change.shape, generator=generator).to(change.device)
+    t = time.view(-1, *[1] * (change.ndim - 1))
+    return ((1 - t) * change + t * noise) * (t > 0), time
 
 
 def draw_clips(

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ from embodyrl.words import embed_sentences
 from embodyrl.world_models.backbone import ChunkTransformer
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.codec import FrameCodec
-from embodyrl.world_models.judge import fit_calibration
+from embodyrl.world_models.judge import doubt_limit, fit_calibration
 from embodyrl.world_models.model import WorldModel, use_bf16
 from embodyrl.world_models.objectives import codec_loss, draw_clips, dynamics_loss
 from embodyrl.world_models.reflectors.calibration import Calibration
@@ -40,7 +41,7 @@ from embodyrl.world_models.stage import Stage
 from embodyrl.world_models.success import SuccessHead
 
 KEYFRAMES = 4096
-"""Moments that dreams start from, at the most."""
+"""First frames that dreams can start from, at the most, and as many later moments."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class WorldTrainConfig:
 
     Attributes:
         data: LeRobot data sets, failures included.
+        weights: how often each of them counts; empty means once.
+        init: a world model to go on from. Its codec stays as it is, and sizes are its own.
+        wan: folder or hub id of a pretrained Wan in diffusers' layout, whose codec and transformer take the small ones'
+            place (``embodyrl.world_models.wan``); then only ``horizon`` and ``stochastic`` are read of the sizes.
         out: folder of the run; the model is its ``model/``.
         seed: of weights and minibatches.
         horizon: H, the most actions of one prediction.
@@ -57,6 +62,8 @@ class WorldTrainConfig:
         width: of the dynamics' transformer.
         layers: of it.
         heads: of it.
+        stochastic: also learn to draw one of several possible next moments (see ``ChunkTransformer``); how far two
+            draws differ then says when a dream is in doubt.
         batch_size: frames or clips in a minibatch.
         codec_steps: of the codec.
         codec_lr: its AdamW's.
@@ -75,6 +82,9 @@ class WorldTrainConfig:
     """
 
     data: tuple[str, ...] = ()
+    weights: tuple[int, ...] = ()
+    init: str = ""
+    wan: str = ""
     out: str = "runs/world"
     seed: int = 0
     horizon: int = 5
@@ -83,6 +93,7 @@ class WorldTrainConfig:
     width: int = 128
     layers: int = 5
     heads: int = 4
+    stochastic: bool = False
     batch_size: int = 64
     codec_steps: int = 1200
     codec_lr: float = 2e-3
@@ -104,6 +115,8 @@ class WorldTrainConfig:
             raise UserError(f"held_out is {self.held_out}; it must lie above 0 and not above 0.5.")
         if not 0 <= self.pushforward_from <= 1:
             raise UserError(f"pushforward_from is {self.pushforward_from}; it must lie in [0, 1].")
+        if self.weights and (len(self.weights) != len(self.data) or min(self.weights) < 1):
+            raise UserError(f"weights is {self.weights}; it takes one number, 1 or more, for each of {self.data}.")
         for key in ("horizon", "max_unroll", "steps", "codec_steps", "batch_size", "checkpoint_every"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1.")
@@ -125,22 +138,26 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
     device = pick_device(config.device)
     if config.threads:
         torch.set_num_threads(config.threads)
-    clips = Clips.load(config.data)
+    clips = Clips.load(config.data, weights=config.weights)
     held_out = clips.held_out(config.held_out)
     starts = clips.starts[held_out[clips.starts]]
     _check_both_kinds(clips, starts)
-    model = build(config, clips, (~held_out).nonzero().flatten()).to(device)
+    rows = (~held_out).nonzero().flatten()
+    rows = rows.repeat_interleave(clips.weight[rows])
+    model = (go_on(config, clips) if config.init else build(config, clips, rows)).to(device)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=1))
     describe_run(folder / "meta.json", command=command, seed=config.seed, device=device)
     try:
         with Interrupt() as interrupt:
-            fit(config, folder, model, clips, (~held_out).nonzero().flatten(), interrupt.check)
+            fit(config, folder, model, clips, rows, interrupt.check)
     except Interrupted:
         print("Stopped; the same command goes on from there.")
         return None
     model.eval()
-    add_keyframes(model, clips, held_out)
+    if model.stochastic:
+        model.doubt = doubt_limit(model, clips, starts, config.seed)
+    add_keyframes(model, clips, held_out, config.seed)
     try:
         model.calibration, report = fit_calibration(model, clips, starts, config.max_false_positives)
     except UserError as error:
@@ -159,23 +176,44 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
 def build(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> WorldModel:
     """A model with fresh weights for data like ``clips``; what it normalises by comes from ``rows``."""
     views, (height, width) = len(clips.images), next(iter(clips.spec.cameras.values()))
+    dims = {"action_dim": clips.spec.action_dim, "horizon": config.horizon, "proprio_dim": clips.spec.proprio_dim}
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
-        codec = FrameCodec(views, height, width, config.latent_channels, config.channels)
-        c, y, x = codec.latent_shape
-        sizes = {"num_views": views, "latent_channels": c, "proprio_dim": clips.spec.proprio_dim}
-        backbone = ChunkTransformer(
-            rows=y, columns=x, action_dim=clips.spec.action_dim, horizon=config.horizon, width=config.width,
-            layers=config.layers, heads=config.heads, **sizes,
-        )  # fmt: skip
-        model = WorldModel(codec, backbone, SuccessHead(**sizes), clips.spec)
+        if config.wan:
+            from embodyrl.world_models.wan import load_wan
+
+            codec, backbone = load_wan(config.wan, views, (height, width), stochastic=config.stochastic, **dims)
+            c, y, x = codec.latent_shape
+        else:
+            codec = FrameCodec(views, height, width, config.latent_channels, config.channels)
+            c, y, x = codec.latent_shape
+            middle = clips.frames(rows[:: max(1, len(rows) // 500)]).median(dim=0).values
+            codec.get_buffer("background").copy_(middle.permute(0, 3, 1, 2).float() / 255.0)
+            backbone = ChunkTransformer(
+                num_views=views, latent_channels=c, rows=y, columns=x, width=config.width, layers=config.layers,
+                heads=config.heads, stochastic=config.stochastic, **dims,
+            )  # fmt: skip
+        success = SuccessHead(num_views=views, latent_channels=c, proprio_dim=clips.spec.proprio_dim)
+        model = WorldModel(codec, backbone, success, clips.spec)
     model.env = clips.env
-    some = rows[:: max(1, len(rows) // 500)]
-    middle = clips.frames(some).median(dim=0).values
-    codec.get_buffer("background").copy_(middle.permute(0, 3, 1, 2).float() / 255.0)
     model.proprio_mean.copy_(clips.proprio[rows].mean(0))
     model.proprio_std.copy_(clips.proprio[rows].std(0).clamp_min(1e-3))
     return model
+
+
+def go_on(config: WorldTrainConfig, clips: Clips) -> WorldModel:
+    """The model of ``config.init``, whose dynamics shall learn from more data, and perhaps to be stochastic.
+
+    Raises:
+        UserError: the data do not fit it.
+    """
+    model = WorldModel.load(config.init)
+    checkpoint.check_compatible(model.spec, clips.spec)
+    if config.stochastic and not model.stochastic:
+        old, new = model.backbone, cast(Any, ChunkTransformer.from_config(model.backbone.config, stochastic=True))
+        new.load_state_dict(old.state_dict(), strict=False)  # what it lacks begins at zero
+        model.backbone = new
+    return model.train()
 
 
 def fit(
@@ -198,6 +236,8 @@ def fit(
     dynamics = Stage(
         nn.ModuleList([model.backbone, model.success]), matrices, (config.muon_lr, config.lr), config.steps
     )
+    if config.init or config.wan:
+        codec.done = codec.steps  # it has been trained
     newest = checkpoint.latest(folder / "checkpoints")
     if newest is not None:
         states, _ = checkpoint.load(newest, device=device)
@@ -238,13 +278,13 @@ def fit(
         unroll = 1
         if step >= config.pushforward_from * config.steps:
             unroll = int(torch.randint(1, config.max_unroll + 1, (1,), generator=generator))
-        drawn = draw_clips(clips, rows, config.batch_size, config.horizon, unroll, generator)
+        drawn = draw_clips(clips, rows, config.batch_size, model.horizon, unroll, generator)
         return dynamics_loss(model, clips, words, *drawn, unroll, config.context_noise, generator)
 
     with MetricsWriter(folder, (), codec.done + dynamics.done) as metrics:
         try:
             run("codec", codec, codec_step)
-            if dynamics.done == 0:
+            if dynamics.done == 0 and not (config.init or config.wan):
                 set_latent_scale(model, clips, rows)
             clips.latents = encode(model, clips)
             words = embed_sentences(clips.sentences).to(device)
@@ -272,17 +312,23 @@ def encode(model: WorldModel, clips: Clips) -> Tensor:
     return torch.cat([model.codec.encode(clips.frames(rows).to(device)).half().cpu() for rows in every])
 
 
-def add_keyframes(model: WorldModel, clips: Clips, held_out: Tensor) -> None:
-    """Gives the model the first frame of every episode to start dreams from."""
+def add_keyframes(model: WorldModel, clips: Clips, held_out: Tensor, seed: int = 0) -> None:
+    """Gives the model real moments to start dreams from: episodes' first frames, and as many of those on the way."""
     assert clips.latents is not None
-    starts = clips.starts[:KEYFRAMES]
+    generator = torch.Generator().manual_seed(seed)
+    starts = clips.starts[torch.randperm(len(clips.starts), generator=generator)[:KEYFRAMES]]
+    frame = torch.arange(len(clips))
+    later = ((frame > clips.start) & (frame + model.horizon < clips.end) & ~clips.solved).nonzero().flatten()
+    rows = torch.cat([starts, later[torch.randperm(len(later), generator=generator)[:KEYFRAMES]]]).sort().values
+    before = torch.maximum(clips.start[rows], rows - model.horizon)
     model.sentences = clips.sentences
     model.keyframes = {
-        "latent": clips.latents[starts],
-        "proprio": clips.proprio[starts],
-        "sentence": clips.sentence[starts],
-        "init": clips.init[starts],
-        "held_out": held_out[starts],
+        "context": clips.latents[torch.stack([clips.start[rows], before, rows], dim=1)],
+        "proprio": clips.proprio[rows],
+        "sentence": clips.sentence[rows],
+        "init": clips.init[rows],
+        "age": rows - clips.start[rows],
+        "held_out": held_out[rows],
     }
 
 
@@ -312,7 +358,7 @@ def _check_folder(folder: Path, config: WorldTrainConfig) -> None:
         return
     old, new = json.loads(path.read_text()), json.loads(json.dumps(dataclasses.asdict(config)))
     free = ("checkpoint_every", "device", "threads", "out")
-    if wrong := [k for k in new if k not in free and old.get(k) != new[k]]:
+    if wrong := [k for k in new if k not in free and k in old and old[k] != new[k]]:
         listed = "; ".join(f"{k} was {old.get(k)!r}, now {new[k]!r}" for k in wrong[:4])
         raise UserError(
             f"{folder} holds a world model with other settings ({listed}). Give this one its own out=FOLDER."

@@ -3,70 +3,34 @@
 import dataclasses
 import json
 
-import numpy as np
 import pytest
 import torch
+from squares import SIZE, SPEC, T, squares
 
 from embodyrl import checks
 from embodyrl.errors import UserError
-from embodyrl.types import EnvSpec
+from embodyrl.types import Obs
+from embodyrl.words import embed_sentences
 from embodyrl.world_models import train as training
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
 from embodyrl.world_models.judge import probabilities, replay
 from embodyrl.world_models.measures import psnr
-from embodyrl.world_models.model import WorldModel
+from embodyrl.world_models.model import WorldModel, disagreement
 from embodyrl.world_models.objectives import draw_clips
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.reflectors.metrics import auroc
 from embodyrl.world_models.train import WorldTrainConfig, train_world
 
-T, SIZE = 16, 32
-SPEC = EnvSpec("test/square", 1, 2, 2, "ee_delta_pos", 10.0, T - 1, {"front": (SIZE, SIZE)})
 NEVER = Calibration(bias=-50.0, threshold=1.0)
 SETTINGS = {"data": ("memory",), "horizon": 3, "channels": 32, "width": 32, "layers": 2, "latent_channels": 8}
-
-
-def squares(episodes: int, seed: int) -> Clips:
-    """A square on a grey ground moves by 4 pixels times the action; at the right edge the task is solved."""
-    rng = np.random.default_rng(seed)
-    place, frames, proprio, actions, solved = [], [], [], [], []
-    for _ in range(episodes):
-        x = rng.uniform(4, SIZE - 4, size=2)
-        drift = rng.uniform(-1, 1, size=2)
-        for t in range(T):
-            frame = np.full((SIZE, SIZE, 3), 90, np.uint8)
-            row, column = (int(v) for v in x)
-            frame[max(0, row - 3) : row + 3, max(0, column - 3) : column + 3] = (220, 30, 30)
-            action = np.clip(drift + 0.5 * rng.standard_normal(2), -1, 1).astype(np.float32)
-            frames.append(frame)
-            proprio.append(x / SIZE)
-            actions.append(action)
-            solved.append(x[1] > SIZE - 9)
-            place.append(t)
-            x = np.clip(x + 4 * action, 4, SIZE - 4)
-    number = torch.arange(episodes * T)
-    start = number // T * T
-    return Clips(
-        {"front": np.stack(frames)},
-        torch.tensor(np.array(proprio), dtype=torch.float32),
-        torch.tensor(np.array(actions)),
-        torch.tensor(np.array(solved)),
-        start,
-        start + T,
-        torch.zeros(len(number), dtype=torch.long),
-        ["push the square to the right"],
-        number // T,
-        SPEC,
-        {"name": "gymnasium"},
-    )
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> WorldModel:
     """Half a minute of training."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(Clips, "load", classmethod(lambda cls, paths, spec=None: squares(200, 0)))
+    patch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(200, 0)))
     folder = tmp_path_factory.mktemp("world")
     config = WorldTrainConfig(**SETTINGS, out=str(folder / "run"), codec_steps=250, steps=400, codec_lr=3e-3)
     model = train_world(config)
@@ -122,6 +86,48 @@ def test_the_env_keeps_its_promises(folder) -> None:
     checks.check_env(env, horizon=3)
     checks.check_env(env, horizon=1)
     checks.check_env(env, horizon=7)  # longer than the model's own chunk
+
+
+def test_a_dream_starts_at_any_moment_and_is_broken_off_and_bootstrapped(folder) -> None:
+    env = WorldModelEnv(WorldModelConfig(model=folder, num_envs=3, starts="any", length=4, precision="f32"))
+    assert env.spec.num_init_states > WorldModelEnv(WorldModelConfig(model=folder, num_envs=1)).spec.num_init_states
+    checks.check_env(env, horizon=3)
+    env.model.calibration, age = NEVER, env._keys["age"]
+    late, first = int((age == age.max()).nonzero()[0]), int((age == 0).nonzero()[0])
+    env.reset(init=[first, late, first])
+    context = env._dream.context
+    assert torch.equal(context[0, 0], context[0, 2]) and not torch.equal(context[1, 0], context[1, 2])
+    steps = [env.step(torch.zeros(3, 3, 2)) for _ in range(2)]
+    left = min(4, T - 1 - int(age.max()))  # the episode's own time limit holds as well
+    assert sum(step.valid.sum(1) for step in steps).tolist() == [4, left, 4]
+    assert steps[-1].done.all() or steps[0].done[1]
+    for wrong, said in (({"starts": "now"}, r"env\.starts is 'now'"), ({"length": -1}, r"env\.length is -1")):
+        with pytest.raises(UserError, match=said):
+            WorldModelConfig(**wrong)
+    with pytest.raises(UserError, match="nothing to sample"):
+        WorldModelEnv(WorldModelConfig(model=folder, sampling_steps=1))
+
+
+def test_it_dreams_on_from_what_a_real_env_shows(folder) -> None:
+    env = WorldModelEnv(WorldModelConfig(model=folder, num_envs=2, precision="f32"))
+    clips = squares(2, 5)
+    rows = clips.starts
+
+    def shown(at: torch.Tensor) -> Obs:
+        return Obs(
+            {"front": torch.from_numpy(clips.images["front"][at.numpy()])}, clips.proprio[at], clips.sentences * 2
+        )
+
+    seen = env.dream_from(shown(rows + 6), first=shown(rows), previous=shown(rows + 3), age=6)
+    assert torch.allclose(seen.proprio, clips.proprio[rows + 6], atol=1e-5)
+    assert psnr(seen.images["front"], shown(rows + 6).images["front"]).min() > 18
+    step = env.step(clips.chunk(rows + 6, 3))
+    assert (step.obs.proprio - clips.proprio[rows + 9]).abs().mean() < 0.1
+    env.model.calibration = NEVER
+    assert sum(int(env.step(torch.zeros(2, 3, 2)).valid[0].sum()) for _ in range(5)) == T - 1 - 9
+    wide = Obs({"side": torch.zeros(2, SIZE, SIZE, 3, dtype=torch.uint8)}, torch.zeros(2, 2), ["go"] * 2)
+    with pytest.raises(UserError, match="with the cameras"):
+        env.dream_from(wide)
 
 
 def test_a_chunk_is_cut_by_the_time_limit(folder) -> None:
@@ -192,7 +198,7 @@ def test_a_dream_that_breaks_is_masked_and_leaves_the_others_alone(folder) -> No
 
 
 def test_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, spec=None: squares(80, 0)))
+    monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(80, 0)))
     config = WorldTrainConfig(**SETTINGS, out=str(tmp_path / "whole"), codec_steps=6, steps=10, checkpoint_every=4)
     with pytest.raises(UserError, match="is trained, but its success head is of no use"):  # ten steps teach nothing
         train_world(dataclasses.replace(config, out=str(tmp_path / "strict"), max_false_positives=0.0))
@@ -224,6 +230,73 @@ def test_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch
         train_world(dataclasses.replace(config, out=str(tmp_path / "parts"), steps=11))
 
 
+@pytest.fixture
+def drawn(folder, tmp_path, monkeypatch) -> str:
+    """A stochastic model that starts from the deterministic one's weights, and is hardly trained."""
+    monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(80, 3)))
+    config = WorldTrainConfig(
+        **SETTINGS, init=folder, stochastic=True, out=str(tmp_path / "drawn"), steps=30, muon_lr=1e-4, lr=1e-4
+    )
+    return str(train_world(config))
+
+
+def test_a_stochastic_model_starts_as_the_mean_and_draws_around_it(trained, drawn) -> None:
+    model, clips = WorldModel.load(drawn), squares(30, 99)
+    assert model.stochastic and not trained.stochastic and model.doubt > 0
+    clips.latents = training.encode(model, clips)
+    rows, generator = clips.starts, torch.Generator().manual_seed(0)
+    context = clips.latents[rows].float()[:, None].expand(-1, 3, -1, -1, -1, -1)
+    dream = model.begin(context, clips.proprio[rows], embed_sentences(clips.sentences * len(rows)))
+    chunk = (dream, clips.chunk(rows, 3), torch.full((len(rows),), 3))
+    truth = clips.latents[rows + 3].float()
+    draws = [torch.randn(dream.latent.shape, generator=generator) for _ in range(2)]
+
+    def error(a: torch.Tensor) -> float:
+        return float((a - truth).square().mean())
+
+    still = error(dream.latent)
+    with torch.no_grad():
+        mean, (one, two) = model.imagine(*chunk), [model.imagine(*chunk, sample=x, steps=2) for x in draws]
+    assert error(mean.latent) < 0.7 * still and error(one.latent) < 0.8 * still
+    assert 0 < float(disagreement(one, two).mean()) < still
+
+
+def test_two_draws_that_differ_too_much_end_a_dream_and_mask_it(drawn) -> None:
+    def env(**settings) -> WorldModelEnv:
+        env = WorldModelEnv(WorldModelConfig(model=drawn, num_envs=3, precision="f32", **settings))
+        env.model.calibration = NEVER
+        return env
+
+    sure, doubtful, actions = env(sampling_steps=2), env(sampling_steps=2), torch.zeros(3, 3, 2)
+    checks.check_env(sure, horizon=3)
+    sure.model.doubt, doubtful.model.doubt = 1e9, 0.0
+    first, second = (sure.reset(init=[0, 1, 2]) and sure.step(actions) for _ in range(2))
+    assert not first.done.any() and torch.equal(first.obs.images["front"], second.obs.images["front"])
+    alone = WorldModelEnv(WorldModelConfig(model=drawn, num_envs=1, precision="f32", sampling_steps=2))
+    alone.model.doubt = 1e9
+    alone.reset(init=[2])  # its noise is its own, whatever runs beside it
+    assert torch.allclose(alone.step(actions[:1]).obs.proprio[0], first.obs.proprio[2], atol=1e-4)
+    doubtful.reset(init=[0, 1, 2])
+    step = doubtful.step(actions)
+    assert step.log["doubt"].all() and step.truncated.all() and not step.valid.any() and not step.reward.any()
+    assert not step.log["fault"].any()  # it is no broken simulator, which would stop a run
+
+
+def test_it_goes_on_with_new_data_and_the_codec_it_has(trained, folder, tmp_path, monkeypatch) -> None:
+    clips = squares(80, 3)
+    clips.weight[len(clips) // 2 :] = 3
+    monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: clips))
+    config = WorldTrainConfig(**SETTINGS, init=folder, out=str(tmp_path / "on"), steps=10, codec_steps=5)
+    model = WorldModel.load(train_world(config))
+    for name, value in trained.codec.state_dict().items():
+        assert torch.equal(value, model.codec.state_dict()[name]), name
+    assert any(not torch.equal(v, model.backbone.state_dict()[k]) for k, v in trained.backbone.state_dict().items())
+    rows = (tmp_path / "on" / "metrics.jsonl").read_text().splitlines()
+    assert all("picture" in json.loads(row) for row in rows)  # nothing of the codec's stage
+    with pytest.raises(UserError, match="one number, 1 or more, for each"):
+        WorldTrainConfig(data=("a", "b"), weights=(1,))
+
+
 def test_clips_stay_within_their_episode() -> None:
     clips = squares(10, 0)
     allowed = torch.arange(len(clips))[(torch.arange(len(clips)) // T) % 2 == 0]
@@ -237,7 +310,7 @@ def test_bad_settings_are_told(tmp_path, monkeypatch) -> None:
         WorldTrainConfig(held_out=0.9)
     failures = squares(20, 0)
     failures.solved[:] = False
-    monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, spec=None: failures))
+    monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: failures))
     with pytest.raises(UserError, match="2 held-out episodes 0 are solved"):  # before any training
         train_world(WorldTrainConfig(**SETTINGS, out=str(tmp_path / "run")))
     assert not (tmp_path / "run").exists()

@@ -59,16 +59,19 @@ class OperatorPage:
     Args:
         clock: of the ticker.
         port: 0 takes a free one.
+        html: another page than the robot's.
+        wishes: what that page may ask for.
 
     Raises:
         UserError: the port is in use.
     """
 
-    def __init__(self, clock: Clock, port: int = 0) -> None:
+    def __init__(self, clock: Clock, port: int = 0, html: Path | None = None, wishes: tuple[str, ...] = WISHES) -> None:
         self._clock, self._token = clock, secrets.token_urlsafe(24)
         self._wishes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._keys = _Keys(-np.inf, frozenset(), True)
-        self._html = Path(__file__).with_name("page.html").read_bytes()
+        self._html = (html or Path(__file__).with_name("page.html")).read_bytes()
+        self._known = wishes
         self._shown: tuple[int, dict[str, Any], dict[str, NDArray[np.uint8]]] = (0, {}, {})
         self._news = threading.Condition()
         try:
@@ -84,7 +87,7 @@ class OperatorPage:
         threading.Thread(target=self._server.serve_forever, name="operator", daemon=True).start()
 
     def wishes(self) -> list[str]:
-        """What the person asked for since the last call, in order; each is one of ``WISHES``."""
+        """What the person asked for since the last call, in order; each is one of those that the page knows."""
         found = []
         while True:
             try:
@@ -155,7 +158,7 @@ class OperatorPage:
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "do" in message:
-            if message["do"] not in WISHES:
+            if message["do"] not in self._known:
                 raise ValueError(message["do"])
             self._wishes.put(message["do"])
         else:

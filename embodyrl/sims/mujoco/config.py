@@ -31,7 +31,6 @@ class Config(EnvConfig):
         max_episode_steps: 0 takes the longest of the tasks' own.
         min_blocks: fewest blocks on the table in tasks that draw their number; 0 takes the task's own.
         max_blocks: most blocks; 0 takes the task's own.
-        terminate_on_success: whether an episode ends when it succeeds.
         num_threads: for physics and drawing; 0 uses every core this process may use.
         render_batch: envs drawn by one launch.
     """
@@ -47,7 +46,6 @@ class Config(EnvConfig):
     max_episode_steps: int = 0
     min_blocks: int = 0
     max_blocks: int = 0
-    terminate_on_success: bool = True
     num_threads: int = 0
     render_batch: int = 16
 

@@ -185,8 +185,7 @@ class MujocoEnv(SteppedVecEnv):
             potential = self._per_task("progress", good)
             reward[good] += potential - self._potential[good]
             self._potential[good] = potential
-        done = success if self.config.terminate_on_success else np.zeros(num, dtype=bool)
-        return Tick(*(torch.as_tensor(x, device=self.device) for x in (reward, done, success, fault)))
+        return Tick(*(torch.as_tensor(x, device=self.device) for x in (reward, success, success, fault)))
 
     def _per_task(self, what: str, rows: NDArray[np.int64]) -> NDArray:
         """``success`` or ``progress`` of the rows, each by its own task."""

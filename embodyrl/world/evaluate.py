@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from embodyrl import checkpoint
 from embodyrl.build import load_config, make_env, make_policy
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
-from embodyrl.evaluate import evaluate, first_inits
+from embodyrl.evaluate import Evaluation, evaluate, first_inits
+from embodyrl.types import Obs
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
 from embodyrl.world_models.evaluate import by_depth, speed, swapped
@@ -20,6 +22,9 @@ from embodyrl.world_models.judge import outcomes, probabilities, solved_after
 from embodyrl.world_models.measures import mmrv, pearson, spearman
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.train import encode
+
+AFTER = (0, 2)
+"""Chunks of a real episode after which the dreams begin whose successes are checked."""
 
 
 def evaluate_world(
@@ -72,7 +77,8 @@ def as_evaluator(
         seed: of the policies' noise.
 
     Returns:
-        ``policies`` with both rates each, ``pearson``, ``spearman``, ``mmrv`` and ``mean_error``.
+        ``policies`` with both rates each and ``believed`` (see there); ``pearson``, ``spearman``, ``mmrv`` and
+        ``mean_error``.
     """
     if len(policies) < 3:
         raise UserError(f"A correlation over {len(policies)} policies says nothing; give at least three checkpoints.")
@@ -81,10 +87,10 @@ def as_evaluator(
     envs: dict[str, Any] = {"imagined": WorldModelEnv(config), "real": make_env(real)}
     try:
         for path in policies:
-            policy = make_policy(load_config(path).policy, envs["real"].spec, seed)
-            checkpoint.load_policy(path, policy, envs["real"].spec)
-            rates = {name: _rate(env, policy, episodes, seed) for name, env in envs.items()}
-            rows.append({"policy": path, **rates})
+            results = {name: score_policy(env, path, episodes, seed) for name, env in envs.items()}
+            rates = {name: result.successes / len(result.episodes) for name, result in results.items()}
+            dreams = [believed(path, envs["real"], model_path, after, seed) for after in AFTER]
+            rows.append({"policy": path, **rates, "believed": dreams})
     finally:
         for env in envs.values():
             env.close()
@@ -98,9 +104,65 @@ def as_evaluator(
     }
 
 
-def _rate(env: VecEnv, policy: Any, episodes: int, seed: int) -> float:
-    result = evaluate(env, policy, first_inits(env.spec, episodes), seed=seed)
-    return result.successes / len(result.episodes)
+def load(path: str, env: VecEnv, seed: int = 0) -> Any:
+    """The policy of a checkpoint or run, for ``env``.
+
+    Raises:
+        UserError: there is none, or it does not fit.
+    """
+    policy = make_policy(load_config(path).policy, env.spec, seed)
+    checkpoint.load_policy(path, policy, env.spec)
+    return policy
+
+
+def score_policy(env: VecEnv, path: str, episodes: int, seed: int) -> Evaluation:
+    """A checkpoint or run on the first ``episodes`` initial states of ``env``, whatever env it was trained in."""
+    return evaluate(env, load(path, env, seed), first_inits(env.spec, episodes), seed=seed)
+
+
+def believed(path: str, real: VecEnv, model_path: str, after: int = 0, seed: int = 0) -> dict[str, float]:
+    """How much of what a policy achieves in dreams is true: the same actions are carried out in the real env.
+
+    Args:
+        path: checkpoint or run.
+        real: N real envs.
+        model_path: folder of the world model.
+        after: chunks that the policy acts in the real env before the dream begins where that stands.
+        seed: of the policy's noise.
+
+    Returns:
+        ``after``, ``episodes`` that were not over when the dream began, ``imagined`` and ``true`` successes among them,
+        and ``both``: dreams that were solved and truly so, by the end of the same chunk.
+    """
+    n, policy, generator = real.spec.num_envs, load(path, real), torch.Generator().manual_seed(seed)
+    env = WorldModelEnv(WorldModelConfig(model=model_path, num_envs=n, split="eval"))
+
+    def act(obs: Obs) -> Tensor:
+        return policy.sample(obs, generator=generator, mode="eval").actions
+
+    inits = first_inits(real.spec, n)
+    seen, taken, over = [real.reset(init=inits)], [], torch.zeros(n, dtype=torch.bool)
+    for _ in range(after):
+        taken.append(act(seen[-1]))
+        step = real.step(taken[-1])
+        seen.append(step.obs)
+        over |= step.done
+    horizon = sum(chunk.shape[1] for chunk in taken)
+    obs = env.dream_from(seen[-1], first=seen[0], previous=seen[max(0, after - 1)], age=horizon)
+    imagined, running, dreamt = torch.zeros_like(over), ~over, []
+    while running.any():
+        dreamt.append((act(obs), running))
+        step = env.step(dreamt[-1][0])
+        obs, imagined = step.obs, imagined | (step.success & running)
+        running = running & ~step.done
+    real.reset(init=inits)
+    for chunk in taken:
+        real.step(chunk)
+    true = torch.zeros_like(over)
+    for chunk, going in dreamt:
+        true |= real.step(chunk).success & going
+    counts = {"imagined": imagined & ~over, "true": true & ~over, "both": imagined & true & ~over}
+    return {"after": after, "episodes": int((~over).sum()), **{k: int(v.sum()) for k, v in counts.items()}}
 
 
 def print_world(result: dict[str, Any]) -> None:
@@ -118,12 +180,17 @@ def print_world(result: dict[str, Any]) -> None:
     if judged := result.get("as_evaluator"):
         for row in judged["policies"]:
             print(f"  {row['policy']}: {row['real']:.0%} real, {row['imagined']:.0%} in the dream")
+            for d in row["believed"]:
+                print(
+                    f"    dreams from chunk {d['after']} on: {d['imagined']} of {d['episodes']} solved, {d['both']} of "
+                    f"them truly; the same actions solve {d['true']}"
+                )
         print(
             f"policies: Pearson {judged['pearson']:.2f}, Spearman {judged['spearman']:.2f}, MMRV {judged['mmrv']:.3f}, "
             f"mean error {judged['mean_error']:.2f}"
         )
     for row in result["speed"]:
         print(
-            f"{row['dreams']:>4} dreams: {row['steps_per_second']:,.0f} imagined steps/s, "
-            f"{row['frames_per_second']:,.0f} frames drawn/s"
+            f"{row['dreams']:>4} dreams, {row['sampling_steps']} sampling steps: {row['steps_per_second']:,.0f} "
+            f"imagined steps/s, {row['frames_per_second']:,.0f} frames drawn/s"
         )

@@ -1,0 +1,46 @@
+"""A tiny world that can be computed by hand: a square that moves as it is told."""
+
+import numpy as np
+import torch
+
+from embodyrl.types import EnvSpec
+from embodyrl.world_models.clips import Clips
+
+T, SIZE = 16, 32
+SPEC = EnvSpec("test/square", 1, 2, 2, "ee_delta_pos", 10.0, T - 1, {"front": (SIZE, SIZE)})
+
+
+def squares(episodes: int, seed: int) -> Clips:
+    """A square on a grey ground moves by 4 pixels times the action; at the right edge the task is solved."""
+    rng = np.random.default_rng(seed)
+    place, frames, proprio, actions, solved = [], [], [], [], []
+    for _ in range(episodes):
+        x = rng.uniform(4, SIZE - 4, size=2)
+        drift = rng.uniform(-1, 1, size=2)
+        for t in range(T):
+            frame = np.full((SIZE, SIZE, 3), 90, np.uint8)
+            row, column = (int(v) for v in x)
+            frame[max(0, row - 3) : row + 3, max(0, column - 3) : column + 3] = (220, 30, 30)
+            action = np.clip(drift + 0.5 * rng.standard_normal(2), -1, 1).astype(np.float32)
+            frames.append(frame)
+            proprio.append(x / SIZE)
+            actions.append(action)
+            solved.append(x[1] > SIZE - 9)
+            place.append(t)
+            x = np.clip(x + 4 * action, 4, SIZE - 4)
+    number = torch.arange(episodes * T)
+    start = number // T * T
+    return Clips(
+        {"front": np.stack(frames)},
+        torch.tensor(np.array(proprio), dtype=torch.float32),
+        torch.tensor(np.array(actions)),
+        torch.tensor(np.array(solved)),
+        start,
+        start + T,
+        torch.zeros(len(number), dtype=torch.long),
+        ["push the square to the right"],
+        number // T,
+        SPEC,
+        {"name": "gymnasium"},
+        torch.ones(len(number), dtype=torch.long),
+    )

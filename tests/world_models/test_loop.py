@@ -1,0 +1,66 @@
+"""``embodyrl world loop``: what is refused, what is remembered; the slow test runs one from nothing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from embodyrl.errors import UserError
+from embodyrl.world.loop import Book, Look, _claim, _looks, read
+
+
+def test_what_makes_no_sense_is_refused(tmp_path) -> None:
+    for preset, overrides, said in (
+        ("mujoco_pik", [], r"no loop 'mujoco_pik'.*'mujoco_pick'"),
+        ("mujoco_pick", [], "policy is empty: give policy=RUN"),
+        ("mujoco_pick", ["policy=x", "round=2"], "has no key 'round'.*'rounds'"),
+        ("mujoco_pick", ["policy=x", "near=1.0"], r"near is 1\.0"),
+        ("mujoco_pick", ["policy=x", "rounds=0"], "rounds is 0"),
+    ):
+        with pytest.raises(UserError, match=said):
+            read(preset, overrides)
+    config = read("mujoco_pick", ["policy=x", f"out={tmp_path}"])
+    assert config.env == "mujoco_pick_sft" and config.dream == "mujoco_pick_dream_ppo" and config.world
+    _claim(tmp_path, config)
+    _claim(tmp_path, read("mujoco_pick", ["policy=x", f"out={tmp_path}", "rounds=9"]))  # it may last longer
+    with pytest.raises(UserError, match=r"holds a loop with other settings \(episodes was 200, now 7"):
+        _claim(tmp_path, read("mujoco_pick", ["policy=x", f"out={tmp_path}", "episodes=7"]))
+
+
+def test_looks_are_in_order_and_minutes_add_up(tmp_path) -> None:
+    (tmp_path / "dream" / "evals").mkdir(parents=True)
+    for name, iteration, solved in (("before", 0, 1), ("after", 20, 2), ("iter_000010", 10, 3)):
+        episodes = [{"success": k < solved, "length": 4} for k in range(5)]
+        text = json.dumps({"iteration": iteration, "episodes": episodes})
+        (tmp_path / "dream" / "evals" / f"{name}.json").write_text(text)
+    looks = _looks(tmp_path / "dream", "runs/sft")
+    assert [(Path(look.checkpoint).name, look.solved) for look in looks] == [
+        ("sft", 1), ("step_000010", 3), ("step_000020", 2),
+    ]  # fmt: skip
+    assert looks[0] == Look("runs/sft", 1, 5, 20)
+    for _ in range(2):  # the second one went on from the file
+        with pytest.raises(KeyError), Book(tmp_path).stage("dream"):
+            raise KeyError
+    book = Book(tmp_path)
+    assert 0 < book.page["minutes"]["dream"] < 1
+    book.note("round_0", looks, [])
+    book.note("round_0", looks, [])
+    assert book.finish("x")["eval_steps"] == 60 and json.loads((tmp_path / "loop.json").read_text())["best"] == "x"
+
+
+@pytest.mark.slow
+def test_from_nothing_and_beside_the_simulator(tmp_path) -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "imagination.py"
+    command = [sys.executable, str(script), "--tiny", "--seeds", "0", "--out", str(tmp_path / "out")]
+    subprocess.run(command, check=True)
+    result = json.loads((tmp_path / "out" / "imagination.json").read_text())
+    seed = result["seeds"][0]
+    assert set(result["iqm"]) == {"imitated", "dream", "same_steps", "same_minutes"}
+    assert list(seed["loop"]["rounds"]) == ["round_0", "round_1"] and seed["loop"]["real_steps"] > 24 * 5
+    assert seed["world"]["as_evaluator"]["policies"][0]["believed"][0]["after"] == 0
+    minutes = seed["minutes"]
+    subprocess.run(command, check=True)  # nothing is done twice
+    again = json.loads((tmp_path / "out" / "imagination.json").read_text())["seeds"][0]
+    assert again["minutes"]["data"] == minutes["data"] and again["loop"]["best"] == seed["loop"]["best"]
