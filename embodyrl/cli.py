@@ -231,6 +231,7 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--token-file", default="", help="a file with the token that clients must send")
     sub.add_argument("--device", default="auto")
     sub.add_argument("--seed", type=int, default=0, help="of the policy's noise")
+    sub.add_argument("--monitor", default="", metavar="MODULE:FUNCTION", help="makes what may ask for a person")
 
     sub = verb("export", _export, "Writes a SmolVLA, pi0 or pi0.5 as LeRobot loads it.", EXPORT_HELP)
     sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
@@ -401,7 +402,7 @@ def _pull(a: argparse.Namespace) -> int:
 
 
 def _serve(a: argparse.Namespace) -> int:
-    robot_commands().serve_checkpoint(a.checkpoint, a.host, a.port, a.token_file, a.device, a.seed)
+    robot_commands().serve_checkpoint(a.checkpoint, a.host, a.port, a.token_file, a.device, a.seed, a.monitor)
     return 0
 
 

@@ -38,16 +38,18 @@ from embodyrl.real_robot.transports import PacedClock
 from embodyrl.stats import format_rate, wilson
 
 
-def serve_checkpoint(path: str, host: str, port: int, token_file: str, device: str, seed: int) -> None:
+def serve_checkpoint(
+    path: str, host: str, port: int, token_file: str, device: str, seed: int, monitor: str = ""
+) -> None:
     """Serves a checkpoint's policy until interrupted.
 
     Raises:
         UserError: no such checkpoint, an empty token file, or an address that may not be used.
     """
-    from embodyrl.real_robot.policy_side import CheckpointPolicy
+    from embodyrl.real_robot.policy_side import CheckpointPolicy, load_monitor
 
     token = _token(token_file)
-    policy = CheckpointPolicy(path, device, seed)
+    policy = CheckpointPolicy(path, device, seed, load_monitor(monitor))
     server = PolicyServer(policy.infer, policy.metadata, host, port, token)
     print(
         f"Serving {path} at ws://{server.host}:{server.port} ({'with' if token else 'no'} token). Ctrl-C stops.",

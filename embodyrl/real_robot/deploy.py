@@ -14,11 +14,12 @@ from embodyrl.real_robot.actions import DeltaDecoder
 from embodyrl.real_robot.executor import Executor
 from embodyrl.real_robot.log import RunLog
 from embodyrl.real_robot.messages import Command, Mode, RobotState, Target
+from embodyrl.real_robot.rewind import Trail
 from embodyrl.real_robot.safety import Event, SafetyFilter
 from embodyrl.real_robot.transports import Clock, NotReadyError, Robot
 from embodyrl.real_robot.watch import Watch
 
-WISHES = ("estop", "hold", "run", "takeover", "release", "clear", "success", "failure")
+WISHES = ("estop", "hold", "run", "takeover", "release", "rewind", "clear", "success", "failure")
 """What an operator can ask for."""
 INTERRUPTED = "Ctrl-C"
 """The reason of a stop that ends the episode, whoever may be there to clear it."""
@@ -75,6 +76,7 @@ class _Phase(StrEnum):
     WAITING = "waiting for the policy"
     POLICY = "policy"
     PERSON = "person"
+    BACK = "going back"
     PAUSED = "paused"
     ENDING = "ending"
 
@@ -138,9 +140,9 @@ class _Ticker:
         self.robot, self.guard, self.executor, self.decoder, self.log = robot, guard, executor, decoder, log
         self.operator, self.phase = operator, _Phase.WAITING
         self._seconds, self._first_wait = seconds, first_wait
-        self._watch = Watch(guard.hard, guard.config.tick)
+        self._watch, self._trail = Watch(guard.hard, guard.config.tick), Trail()
         self._events: list[Event] = []
-        self._ending, self._blind, self._solved = "", "", False
+        self._ending, self._blind, self._solved, self._asked = "", "", False, False
         self._elapsed, self._human = 0.0, 0
         guard.on_event = self._note
 
@@ -153,7 +155,7 @@ class _Ticker:
 
     def tick(self, now: float, state: RobotState) -> Command:
         """What the arm is told now."""
-        if self.phase not in (_Phase.WAITING, _Phase.PAUSED):
+        if self.phase not in (_Phase.WAITING, _Phase.PAUSED, _Phase.BACK):
             self._elapsed += now - self._last
         self._last = now
         for wish in self.operator.wishes() if self.operator is not None else ():
@@ -170,8 +172,11 @@ class _Ticker:
             target = self._policys_target(now, state)
         elif self.phase == _Phase.PERSON:
             target = self._persons_target(now, state)
+        elif self.phase == _Phase.BACK:
+            target = self._target_behind(now)
         command = self.guard.tick(now, state, target)
         self._watch.see(command)
+        self._trail.see(command)
         self._show(now, command)
         return command
 
@@ -179,11 +184,12 @@ class _Ticker:
         """Whether the episode, or the part of whoever moves the arm, is over."""
         if self.guard.mode == Mode.ESTOP and self.guard.reason == INTERRUPTED:
             self._end(INTERRUPTED)
-        locked, moved = self.guard.mode in (Mode.FAULT, Mode.ESTOP), self.phase in (_Phase.POLICY, _Phase.PERSON)
+        by_person = self.phase in (_Phase.PERSON, _Phase.BACK)
+        locked, moved = self.guard.mode in (Mode.FAULT, Mode.ESTOP), by_person or self.phase == _Phase.POLICY
         if not moved and not (locked and self.phase == _Phase.WAITING):
             return
         self._solved = moved and self.robot.solved()
-        held = self.guard.mode == Mode.HOLD and (self.guard.config.resume == "person" or self.phase == _Phase.PERSON)
+        held = self.guard.mode == Mode.HOLD and (self.guard.config.resume == "person" or by_person or self._asked)
         if self._solved or self._elapsed >= self._seconds:
             self._end("solved" if self._solved else "the time is up")
             self.guard.hold(now, self._ending)
@@ -191,7 +197,8 @@ class _Ticker:
             if self.operator is None:
                 self._end(self.guard.reason)
             else:
-                self.phase = _Phase.PAUSED
+                self._trail.stop(now)
+                self.phase, self._asked = _Phase.PAUSED, False
 
     def episode(self, late: int) -> Episode:
         """What became of it."""
@@ -202,6 +209,9 @@ class _Ticker:
         action = self.executor.tick(now, self._observe)
         if self._blind:
             self.guard.hold(now, f"stale: {self._blind}")
+        if asks := self.executor.asks:
+            self.guard.hold(now, f"the policy's side asks for a person: {asks}")
+            self.executor.asks, self._asked = "", True
         if action is not None:
             self._act(now, action, state, human=False)
         return self.decoder.target(now, self.executor.fresh)
@@ -213,6 +223,14 @@ class _Ticker:
             self._act(now, self.operator.action(self.decoder.space.dims), state, human=True)
             self._human += 1
         return replace(self.decoder.target(now, self.operator.alive(now)), human=True)
+
+    def _target_behind(self, now: float) -> Target | None:
+        """Where the hand has been, as long as there is such a place and the person is there."""
+        assert self.operator is not None and self.guard.command is not None
+        if (pose := self._trail.back(now)) is None or not self.operator.alive(now):
+            self.guard.hold(now, "gone back to the beginning" if pose is None else "the person does not answer")
+            return None
+        return Target(now, *pose, self.guard.command.width, human=True)
 
     def _act(self, now: float, action: NDArray[np.float32], state: RobotState, human: bool) -> None:
         self.decoder.act(now, action, state)
@@ -243,11 +261,16 @@ class _Ticker:
                 guard.clear(now, state)
             except UserError as error:
                 self._say(now, "problem", str(error))
-        elif wish == "takeover" and guard.mode in (Mode.RUN, Mode.HOLD):
+        elif wish in ("takeover", "rewind") and guard.mode in (Mode.RUN, Mode.HOLD, Mode.HUMAN):
+            self._trail.stop(now)
             self.decoder.start(now, state)
             guard.takeover(now)
             self.phase, self._next_action = _Phase.PERSON, now
+            if wish == "rewind":
+                self._trail.start(now)
+                self.phase = _Phase.BACK
         elif wish in ("hold", "release"):
+            self._trail.stop(now)
             guard.hold(now, "a person let go" if wish == "release" else "a person said hold")
             self.phase = _Phase.PAUSED
         elif wish == "run" and self.phase == _Phase.PAUSED and guard.mode == Mode.HOLD:

@@ -157,7 +157,10 @@ class Counts:
 
 
 class Executor:
-    """See the module. Used by the ticker's thread alone."""
+    """See the module. Used by the ticker's thread alone.
+
+    ``asks`` is why the policy's side wants a person: the text ``ask`` that came with the newest chunk, or nothing.
+    """
 
     def __init__(
         self, config: ExecutorConfig, inference: Inference, on_problem: Callable[[float, str], None] | None = None
@@ -171,7 +174,7 @@ class Executor:
         self._asked_when = 0.0
         self._start, self._step = 0.0, -1
         self._recent: deque[int] = deque(maxlen=10)
-        self.fresh = False
+        self.fresh, self.asks = False, ""
         self._abandoned = False
 
     def start(self, now: float) -> None:
@@ -267,6 +270,7 @@ class Executor:
                 self.counts.delays.append(delay)
                 self._recent.append(delay)
             self.counts.chunks += 1
+            self.asks = str(answer.get("ask", ""))[:300]
             self._chunks.append((asked_at, np.asarray(answer["actions"])))
 
     def _refusal(self, answer: dict[str, Any] | Exception) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embodyrl import checkpoint
@@ -13,6 +16,9 @@ from embodyrl.build import load_config, make_policy, pick_device
 from embodyrl.errors import UserError
 from embodyrl.policies.steer import initial_noise
 from embodyrl.types import Obs
+
+Monitor = Callable[[dict[str, Any], NDArray[np.float32]], str]
+"""Observation and the chunk (H, A) that answers it -> why a person is needed; empty while none is."""
 
 
 class CheckpointPolicy:
@@ -22,9 +28,11 @@ class CheckpointPolicy:
         path: a checkpoint, or a run's folder (its newest).
         device: ``"auto"`` takes the GPU where there is one.
         seed: of the noise that flow policies start from.
+        monitor: looks at every chunk, and may ask for a person: it then says why in the answer, as ``ask``.
     """
 
-    def __init__(self, path: str, device: str = "auto", seed: int = 0) -> None:
+    def __init__(self, path: str, device: str = "auto", seed: int = 0, monitor: Monitor | None = None) -> None:
+        self._monitor = monitor
         self.config = load_config(path)
         _, meta = checkpoint.load(checkpoint.find(path))
         self.spec = checkpoint.spec_from_json(meta["spec"])
@@ -56,7 +64,24 @@ class CheckpointPolicy:
             actions = sample_guided(self.policy, obs, previous, weights.to(self.device), self._generator)
         else:
             actions = self.policy.sample(obs, generator=self._generator, mode="eval").actions
-        return {"actions": actions[0].float().cpu().numpy().astype(np.float32)}
+        chunk = actions[0].float().cpu().numpy().astype(np.float32)
+        why = self._monitor(observation, chunk) if self._monitor is not None else ""
+        return {"actions": chunk, "ask": why} if why else {"actions": chunk}
+
+
+def load_monitor(name: str) -> Monitor | None:
+    """The function that ``module:function`` names, which takes no arguments and returns a ``Monitor``; None for "".
+
+    Raises:
+        UserError: there is none.
+    """
+    if not name:
+        return None
+    module, _, function = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)()
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"There is no monitor {name!r} ({error}). Name a function as MODULE:FUNCTION.") from error
 
 
 def rtc_weights(horizon: int, delay: int, execute: int) -> Tensor:

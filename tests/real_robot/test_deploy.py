@@ -224,6 +224,66 @@ def test_through_a_real_server(twin: MujocoTwin, tmp_path: Path) -> None:
         thread.join(timeout=10)
 
 
+class Person:
+    """Beside the arm, and says a word at each time of a plan."""
+
+    def __init__(self, twin: MujocoTwin, plan: dict[float, str]) -> None:
+        self.twin, self.plan = twin, plan
+        self.shown: list[tuple[str, str]] = []
+
+    def wishes(self) -> list[str]:
+        due = [t for t in self.plan if t <= self.twin.now()]
+        return [self.plan.pop(t) for t in due]
+
+    def alive(self, now: float) -> bool:
+        return True
+
+    def action(self, dims: int) -> np.ndarray:
+        return np.zeros(dims, np.float32)
+
+    def show(self, status: dict[str, Any], images: dict[str, Any]) -> None:
+        self.shown.append((status["mode"], status["reason"]))
+
+
+def forwards(observation: dict[str, Any]) -> dict[str, Any]:
+    return {"actions": np.tile(np.array([0.25, 0.1, 0.0, 1.0], np.float32), (H, 1))}
+
+
+def test_a_person_has_the_arm_go_back_the_way_it_came(twin: MujocoTwin, tmp_path: Path) -> None:
+    trial = Trial(twin, tmp_path)
+    trial.policy = forwards
+    episode = trial.run(operator=Person(twin, {1.2: "rewind", 2.4: "hold", 2.7: "rewind", 9.0: "failure"}))
+    assert episode.reason == "a person said failure" and max(episode.peak.values()) <= 1.0
+    assert episode.seconds < 1.5  # going back and waiting is not the policy's time
+    times = np.array([m["stamp"] for m in trial.messages["/command"]])
+    hand = np.array([kinematics.tip(m["q"]) for m in trial.messages["/command"]])
+    times -= times[0]
+    there, half, back = (hand[np.searchsorted(times, t)] for t in (1.2, 2.6, 8.5))
+    assert there[0] > hand[0, 0] + 0.08 and hand[0, 0] + 0.02 < half[0] < there[0] - 0.02
+    assert np.linalg.norm(back - hand[0]) < 0.02
+    way = hand[times < 1.3]
+    assert max(np.linalg.norm(way - p, axis=1).min() for p in hand[times > 1.3]) < 0.02  # it had to brake first
+    assert trial.texts.count("human -> hold: gone back to the beginning") == 1
+
+
+def test_the_policys_side_asks_for_a_person(twin: MujocoTwin, tmp_path: Path) -> None:
+    def policy(observation: dict[str, Any]) -> dict[str, Any]:
+        said = {"ask": "the hand is empty"} if trial.asked == 3 else {}
+        return forwards(observation) | said
+
+    trial = Trial(twin, tmp_path)
+    trial.policy = policy
+    episode = trial.run()
+    told = "the policy's side asks for a person: the hand is empty"
+    assert (episode.mode, episode.reason) == (Mode.HOLD, told) and episode.seconds < 2.0
+    trial = Trial(twin, tmp_path)
+    trial.policy = policy
+    person = Person(twin, {2.5: "takeover", 3.0: "hold", 3.2: "run", 3.8: "success"})
+    episode = trial.run(operator=person)
+    assert episode.solved and episode.human > 3 and ("hold", told) in person.shown
+    assert [str(e.after) for e in episode.events][1:6] == ["run", "hold", "human", "hold", "run"]
+
+
 def test_poses_and_proprio_are_those_of_the_env(twin: MujocoTwin) -> None:
     assert SPACE.metres == mujoco_env.POS_SCALE and SPACE.max_lead == mujoco_env.MAX_LEAD
     assert SPACES["mujoco", "ee_delta_pose"].radians == mujoco_env.ROT_SCALE
