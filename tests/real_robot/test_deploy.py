@@ -284,6 +284,23 @@ def test_the_policys_side_asks_for_a_person(twin: MujocoTwin, tmp_path: Path) ->
     assert [str(e.after) for e in episode.events][1:6] == ["run", "hold", "human", "hold", "run"]
 
 
+def test_an_answer_that_comes_after_a_takeover_is_not_obeyed(twin: MujocoTwin, tmp_path: Path) -> None:
+    """The person takes over while the policy thinks; its late chunk would throw the arm the other way."""
+
+    def policy(observation: dict[str, Any]) -> dict[str, Any]:
+        chunk = forwards(observation)
+        return {"actions": -4.0 * chunk["actions"]} if trial.asked == 3 else chunk
+
+    trial = Trial(twin, tmp_path)
+    trial.policy, trial.latency = policy, lambda asked: 0.6 if asked == 3 else 0.05
+    person = Person(twin, {0.5: "takeover", 0.7: "hold", 0.75: "run", 2.5: "failure"})
+    episode = trial.run(operator=person)
+    assert max(episode.peak.values()) <= 1.0 and episode.human > 1
+    assert [str(e.after) for e in episode.events][1:5] == ["run", "human", "hold", "run"]
+    taken = [m["action"] for m in trial.messages["/action"] if not m["human"]]
+    assert len(taken) > 10 and all(action[0] == 0.25 for action in taken)
+
+
 def test_poses_and_proprio_are_those_of_the_env(twin: MujocoTwin) -> None:
     assert SPACE.metres == mujoco_env.POS_SCALE and SPACE.max_lead == mujoco_env.MAX_LEAD
     assert SPACES["mujoco", "ee_delta_pose"].radians == mujoco_env.ROT_SCALE

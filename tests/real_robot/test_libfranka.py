@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ import pytest
 from franka_arm import ARM, PATIENT, SIM, SPACE, driven, start_sim
 
 from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.real_robot.libfranka.camera import Camera
 from embodyrl.real_robot.libfranka.config import Franka, load_arm
 from embodyrl.real_robot.libfranka.link import Link, pair
 from embodyrl.real_robot.libfranka.robot import LibfrankaRobot
@@ -134,6 +136,20 @@ def test_a_ticker_that_is_killed_leaves_an_arm_that_brakes(sim: subprocess.Popen
 
 
 @needs_sim
+def test_a_gripper_that_hangs_does_not_stop_the_arm(sim: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    robot = LibfrankaRobot(replace(ARM, gripper=True), PATIENT, SPACE, {}, seconds=60.0)
+    try:
+        robot.begin(0, 120.0)
+        struck(robot, lambda: os.kill(robot._processes[1].pid, signal.SIGSTOP))
+        episode = driven(robot, tmp_path / "run.mcap", 2.0)
+        assert (episode.mode, episode.reason) == (Mode.HOLD, "the time is up") and not robot.state().reflex
+    finally:
+        os.kill(robot._processes[1].pid, signal.SIGCONT)
+        robot.close()
+        time.sleep(1.5)
+
+
+@needs_sim
 def test_the_gripper_has_a_process_of_its_own(sim: subprocess.Popen[bytes]) -> None:
     robot = LibfrankaRobot(Franka(realtime=False), PATIENT, SPACE, {}, seconds=60.0)
     try:
@@ -166,6 +182,29 @@ def test_a_link_hands_over_whole_messages_and_notices_an_end() -> None:
     assert [m[1] for m in heard] == list(range(len(heard)))
     here.close()
     assert there.heard() == [] and there.closed
+
+
+def test_a_camera_gives_the_newest_picture_and_its_silence_an_age(tmp_path: Path) -> None:
+    import cv2
+
+    file = str(tmp_path / "front.avi")
+    video = cv2.VideoWriter(file, cv2.VideoWriter.fourcc(*"MJPG"), 25.0, (64, 48))
+    for _ in range(5):
+        video.write(np.full((48, 64, 3), (0, 0, 200), np.uint8))  # OpenCV's order: red
+    video.release()
+    camera = Camera("front", file, (32, 32))
+    try:
+        end = time.monotonic() + 30.0
+        while (newest := camera.newest)[1] is None and time.monotonic() < end:
+            time.sleep(0.01)
+        assert newest[1] is not None and newest[1].shape == (32, 32, 3)
+        assert newest[1][16, 16, 0] > 150 > 50 > newest[1][16, 16, 2]
+        camera._thread.join(timeout=30.0)  # the file ended: no picture is newer
+        assert camera.newest[0] <= time.monotonic()
+    finally:
+        camera.close()
+    with pytest.raises(UserError, match="Camera front cannot be opened"):
+        Camera("front", str(tmp_path / "none.avi"), (32, 32))
 
 
 def test_arms_of_a_file(tmp_path: Path) -> None:

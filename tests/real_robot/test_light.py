@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    return subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, timeout=280, env=clean)
+    return subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, timeout=600, env=clean)
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +69,7 @@ def speaking(*command: str | Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_without_torch_it_drives_the_twin_by_a_served_policy(wheel: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     venv.create(bare, with_pip=False, symlinks=True)
