@@ -12,7 +12,9 @@ pipeline run dry: resuming from one repeats what an uninterrupted run did.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 import torch
@@ -122,11 +124,11 @@ class Shard:
             self._algorithm = build_algorithm(self.config, self.envs, self.device)
         self._algorithm.policy.load_state_dict(weights, strict=fresh)
 
-    def play(self, iteration: int) -> Piece:
-        """One iteration's rollout."""
+    def play(self, iteration: int, between: Between = lambda: None) -> Piece:
+        """One iteration's rollout; ``between`` is called before every chunk, and may raise to give it up."""
         seed, algorithm, env = self.config.run.seed, self._algorithm, self.envs.train
         generator = seeded(seed, iteration, self.shard)
-        options: dict[str, Any] = {"generator": generator, "device": self.device}
+        options: dict[str, Any] = {"generator": generator, "device": self.device, "between": between}
         if algorithm.source == "groups":
             batch = algorithm.collect(env, initial_states(env, seed, iteration, self.shard), **options)
         else:
@@ -137,30 +139,47 @@ class Shard:
 
 
 class LocalPool:
-    """Shards in this process, one after the other."""
+    """Shards in this process, a thread each: while some simulate and draw, the policy acts in another."""
 
     def __init__(self, config: Config) -> None:
         device = pick_device(config.run.device)
         self._shards = [Shard(config, k, device) for k in range(config.run.workers)]
+        self._threads = [ThreadPoolExecutor(1) for _ in self._shards]  # each plays its iterations in their order
+        self._closed = threading.Event()
         self.spec = dataclasses.replace(self._shards[0].spec, num_envs=config.env.num_envs)
         self.restarts = 0
 
     def publish(self, frozen: State, weights: State) -> State:
+        """See ``Pool``; a copy, because the learner goes on changing its own."""
+        return {**frozen, **{name: value.clone() for name, value in weights.items()}}
+
+    def submit(self, shard: int, weights: State, iteration: int) -> Future[Piece]:
         """See ``Pool``."""
-        return {**frozen, **weights}
+        if not self._shards[shard].has_weights:
+            self._shards[shard].load(weights)  # not in its thread: a new policy borrows torch's global generator
+        return self._threads[shard].submit(self._play, self._shards[shard], weights, iteration)
 
-    def submit(self, shard: int, weights: State, iteration: int) -> Piece:
-        """See ``Pool``; it is played at once."""
-        self._shards[shard].load(weights)
-        return self._shards[shard].play(iteration)
+    def _play(self, shard: Shard, weights: State, iteration: int) -> Piece:
+        shard.load(weights)
+        return shard.play(iteration, self._check)
 
-    def wait(self, job: Piece, between: Between) -> Piece:
+    def _check(self) -> None:
+        if self._closed.is_set():
+            raise CancelledError
+
+    def wait(self, job: Future[Piece], between: Between) -> Piece:
         """See ``Pool``."""
         between()
-        return job
+        while not job.done():
+            wait([job], timeout=0.1)
+            between()
+        return job.result()
 
     def close(self) -> None:
         """See ``Pool``."""
+        self._closed.set()
+        for thread in self._threads:
+            thread.shutdown(cancel_futures=True)
         for shard in self._shards:
             shard.envs.close()
 

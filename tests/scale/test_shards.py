@@ -45,6 +45,27 @@ def test_two_shards_share_the_envs_and_play_different_episodes(tmp_path):
     assert not torch.equal(first.obs.proprio, second.obs.proprio)
 
 
+def test_shards_in_threads_play_what_each_plays_alone_and_can_be_stopped(tmp_path):
+    config = make(tmp_path, "run.workers=2")
+    alone = merge([rollout(config, shard) for shard in (0, 1)])
+    one = Shard(config, 0, torch.device("cpu"))
+    algorithm = build_algorithm(one.config, one.envs, one.device)
+    rollouts = local_rollouts(config)
+    options = {"generator": torch.Generator(), "device": torch.device("cpu")}
+    together = rollouts.collect(algorithm, 0, between=lambda: None, **options)
+    for a, b in ((alone.obs.proprio, together.obs.proprio), (alone.trace.x, together.trace.x)):
+        assert torch.equal(a, b)
+    assert torch.equal(alone.reward, together.reward) and alone.episodes == together.episodes
+
+    def stop():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rollouts.collect(algorithm, 1, between=stop, **options)
+    rollouts.close()
+    one.envs.close()
+
+
 @pytest.mark.parametrize("lag", [(), LAG])
 def test_a_run_in_shards_that_lost_its_tail_computes_it_again(tmp_path, lag):
     config = make(tmp_path / "a", "run.workers=2", *lag)
