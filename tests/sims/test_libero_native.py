@@ -87,3 +87,22 @@ def test_processes_equal_threads(pair):
         assert_same_states(pool.step(actions).obs, native.step(actions).obs)
     finally:
         pool.close()
+
+
+def test_light_that_would_bleach_the_table_is_lowered():
+    import mujoco
+
+    from embodyrl.sims.libero.pictures import _limit_directional_light
+
+    model = mujoco.MjModel.from_xml_string("""
+    <mujoco><visual><headlight ambient=".1 .1 .1" diffuse=".4 .4 .4"/></visual><worldbody>
+      <camera name="agentview" pos="0 0 1.6"/>
+      <light type="directional" dir="0 0 -1" diffuse=".8 .8 .8"/>
+      <light type="spot" pos="0 0 2.9" dir="0 0 -1" cutoff="45" exponent="10" diffuse=".3 .3 .3"/>
+      <geom size="1"/>
+    </worldbody></mujoco>""")
+    _limit_directional_light(model)
+    # The camera looks straight down: headlight .1 + .4 and spot .3 leave .2 for the sun.
+    assert np.allclose(model.light_diffuse, [[0.2] * 3, [0.3] * 3], atol=1e-6)
+    _limit_directional_light(model)
+    assert np.allclose(model.light_diffuse[0], 0.2, atol=1e-6)

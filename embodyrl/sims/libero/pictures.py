@@ -57,6 +57,7 @@ class Pictures:
         self._fixtures, self._size, self._cameras = fixtures, size, cameras
         model = _visual_model(xml, burners)
         _prepare_textures(model)
+        _limit_directional_light(model)
         self._model, self._data = model, mujoco.MjData(model)
         self._glow = [model.geom(f"{name}_glow").id for name in burners]
         self._order = sorted(cameras, key=lambda name: model.camera(CAMERAS[name]).id)
@@ -122,6 +123,7 @@ class _Lane:
                 cam_active=cameras,
                 enabled_geom_groups=_GROUPS,
                 use_shadows=False,  # none of LIBERO's lights casts any
+                enable_specular=False,  # OpenGL's are computed at the corners of large faces alone, and mostly lost
                 render_skybox=bool((model.tex_type == mujoco.mjtTexture.mjTEXTURE_SKYBOX).any()),
                 enable_backface_culling=False,
             )
@@ -173,3 +175,31 @@ def _prepare_textures(model: Any) -> None:
         small = np.asarray(Image.fromarray(pixels.squeeze()).resize(size, Image.Resampling.BOX))
         model.tex_data[start : start + small.size] = small.ravel()
         model.tex_width[i], model.tex_height[i] = size
+
+
+def _limit_directional_light(model: Any) -> None:
+    """Lowers directional lights until what faces upwards in the middle of the table gets no more light than 1.
+
+    OpenGL clamps light to 1 before it multiplies a texture, the ray caster afterwards: where the kitchens' headlight,
+    spots and sun add up to 1.6, the one shows the table's wood and the other white.
+    """
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    camera = model.camera(CAMERAS["agentview"]).id
+    table = np.array([0.0, 0.0, data.cam_xpos[camera][2] - 0.7])
+    head = model.vis.headlight
+    other = head.ambient.max() + head.diffuse.max() * max(0.0, data.cam_xmat[camera].reshape(3, 3)[2, 2])
+    suns, sunlight = [], 0.0
+    for light in np.flatnonzero(model.light_active):
+        brightness = model.light_diffuse[light].max()
+        if model.light_type[light] == mujoco.mjtLightType.mjLIGHT_DIRECTIONAL:
+            suns.append(light)
+            sunlight += brightness * max(0.0, -data.light_xdir[light][2])
+            continue
+        towards = data.light_xpos[light] - table
+        towards /= np.linalg.norm(towards)
+        along = -towards @ data.light_xdir[light]
+        if along > np.cos(np.deg2rad(model.light_cutoff[light])):
+            other += brightness * max(0.0, towards[2]) * along ** model.light_exponent[light]
+    if sunlight > 0:
+        model.light_diffuse[suns] *= np.clip((1.0 - other) / sunlight, 0.0, 1.0)

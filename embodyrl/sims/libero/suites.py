@@ -13,6 +13,7 @@ import io
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,11 +47,18 @@ class Task:
     init_file: Path
 
 
+_one_at_a_time = threading.RLock()
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Swallows what LIBERO and robosuite print, warn and ask while they are imported or build a scene."""
+    """Swallows what LIBERO and robosuite print, warn and ask while they are imported, build a scene or draw a state.
+
+    One thread at a time: streams, warnings and numpy's global generator, which LIBERO draws from, belong to all.
+    """
     stdin = sys.stdin
     with (
+        _one_at_a_time,
         open(os.devnull) as nothing,
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
