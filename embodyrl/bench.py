@@ -15,6 +15,7 @@ import torch
 
 from embodyrl import registry
 from embodyrl.build import make_env
+from embodyrl.config import env_config
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
 from embodyrl.provenance import git_commit, hardware, versions
@@ -77,6 +78,26 @@ def bench_env(config: EnvConfig, *, chunk: int = 5, num_chunks: int = 20, repeat
         "versions": versions(),
         "hardware": hardware(),
     }
+
+
+def bench_curve(name: str | None, overrides: Sequence[str], num_envs: str, **how: int) -> list[dict[str, Any]]:
+    """``bench_env`` for several numbers of envs, smallest first; memory that one leaves behind counts less in the next.
+
+    Args:
+        name: of an environment or a preset.
+        overrides: of its config.
+        num_envs: the numbers, separated by commas.
+        how: see ``bench_env``.
+    """
+    if not name:
+        raise UserError("--num-envs needs the environment that it counts: embodyrl bench mujoco --num-envs 1,16,256.")
+    try:
+        numbers = sorted({int(number) for number in num_envs.split(",")})
+    except ValueError:
+        raise UserError(
+            f"--num-envs takes numbers with commas between them, like 1,16,256, not {num_envs!r}."
+        ) from None
+    return [bench_env(env_config(name, [*overrides, f"env.num_envs={n}"]), **how) for n in numbers]
 
 
 def bench_all(*, chunk: int = 5, num_chunks: int = 20, repeats: int = 5) -> list[dict[str, Any]]:

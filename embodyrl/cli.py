@@ -33,6 +33,7 @@ BENCH_HELP = """examples:
   embodyrl bench                                  every environment as it is by default
   embodyrl bench mujoco env.num_envs=64           64 at once, with camera images
   embodyrl bench mujoco env.renderer=none --json  states only
+  embodyrl bench mujoco --num-envs 1,16,256       how speed and memory grow with the number of envs
 Steps are control steps of running episodes; resets of ended ones count as time.
 """
 TRAIN_HELP = """examples:
@@ -219,6 +220,7 @@ def build_parser() -> argparse.ArgumentParser:
         "env", nargs="?", help="an environment's name, or a preset whose env section is used (default: all)"
     )
     sub.add_argument("overrides", nargs="*", metavar="env.key=value")
+    sub.add_argument("--num-envs", default="", metavar="N,N...", help="measure each of these numbers of envs")
     sub.add_argument("--chunk", type=int, default=5, help="actions per chunk (default: %(default)s)")
     sub.add_argument("--chunks", type=int, default=20, help="chunks per measurement (default: %(default)s)")
     sub.add_argument("--repeats", type=int, default=5, help="measurements; the median is given (default: %(default)s)")
@@ -367,11 +369,14 @@ def _report(a: argparse.Namespace) -> int:
 
 
 def _bench(a: argparse.Namespace) -> int:
-    from embodyrl.bench import bench_all, bench_env, print_bench
+    from embodyrl.bench import bench_all, bench_curve, bench_env, print_bench
     from embodyrl.config import env_config
 
     how = {"chunk": a.chunk, "num_chunks": a.chunks, "repeats": a.repeats}
-    result = bench_env(env_config(a.env, a.overrides), **how) if a.env else bench_all(**how)
+    if a.num_envs:
+        result = bench_curve(a.env, a.overrides, a.num_envs, **how)
+    else:
+        result = bench_env(env_config(a.env, a.overrides), **how) if a.env else bench_all(**how)
     if a.json:
         print(json.dumps(result))
     else:

@@ -127,6 +127,8 @@ def test_no_arguments_print_help(capsys: pytest.CaptureFixture[str]) -> None:
         (("bench", "mujoco", "env.split=ood_colur", "env.renderer=none"), ["'ood_colur'", "'ood_colour'"]),
         (("bench", "mujoco", "seed=1"), ["'seed' is not a key of the env section"]),
         (("bench", "mujoco", "env.renderer=none", "--repeats", "0"), ["--repeats must be 1 or more"]),
+        (("bench", "--num-envs", "1,2"), ["--num-envs needs the environment", "bench mujoco --num-envs"]),
+        (("bench", "mujoco", "--num-envs", "1-8"), ["numbers with commas", "'1-8'"]),
         (("bench", "mujoco", "--repeats", "two"), ["invalid int value: 'two'", "embodyrl bench --help"]),
         (("list", "task"), ["'task'", "'tasks'"]),
         (("list", "tasks", "libro"), ["no env 'libro'", "'libero'"]),
@@ -275,9 +277,10 @@ def test_bench_measures_valid_steps(capsys: pytest.CaptureFixture[str]) -> None:
     assert result["frames_per_s"]["max"] == 0 and result["spec"]["name"].startswith("mujoco")
     assert result["versions"]["mujoco"] and result["hardware"]["cores"]
     assert result["memory_mib"] is None or result["memory_mib"] > 50
-    assert main([*command, "--chunk", "10", "--chunks", "1", "--repeats", "1"]) == 0
-    shown = capsys.readouterr().out
-    assert "mujoco/reach" in shown and "chunks of 10" in shown
+    assert main([*command, "--num-envs", "2,1", "--chunk", "10", "--chunks", "1", "--repeats", "1"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in shown[1:3]] == [["mujoco/reach", "1"], ["mujoco/reach", "2"]]
+    assert "chunks of 10" in shown[3]
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux alone tells a process tree's memory")
