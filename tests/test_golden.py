@@ -10,12 +10,15 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
+from embodyrl.algorithms.fpo import FPO, FPOConfig
 from embodyrl.algorithms.grpo import GRPO, GRPOConfig
 from embodyrl.algorithms.ppo import PPO, PPOConfig
+from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.build import make_policy
 from embodyrl.policies.flow_vla import FlowVLAConfig
-from embodyrl.rollout import collect
+from embodyrl.rollout import Player, collect, collect_transitions
 from embodyrl.runner import draw_inits, initial_states, seeded
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 
@@ -34,13 +37,18 @@ GRPO_SETTINGS = {
 }
 # Of an untrained policy no episode succeeds, so the return of the dense reward is compared.
 GRPO_SETTINGS |= {"rewards": ("return",), "max_rounds": 1, "lr": 1e-3, "lr_warmup": 0}
+SAC_SETTINGS = {"num_chunks": CHUNKS, "capacity": 200, "warmup_chunks": 40, "batch_size": 16, "utd": 0.2}
+SAC_SETTINGS |= {"random_warmup": False, "critic_warmup": 4, "critic_width": 16, "critic_norm": "layer"}
 TRACES = {
     "ppo_flow_sde": ({}, PPOConfig(**PPO_SETTINGS)),
     "ppo_flow_sde_one": ({"trained_steps": "one"}, PPOConfig(**PPO_SETTINGS, value_clip=0.2, clip_range_high=0.28)),
     "ppo_flow_cps": ({"transition": "flow_cps"}, PPOConfig(**ADAPTIVE)),
     "ppo_flow_noise": ({"transition": "flow_noise"}, PPOConfig(**PPO_SETTINGS, entropy_coef=0.005, behaviour_cap=2.0)),
+    "fpo": ({"eta": 0.0}, FPOConfig(**PPO_SETTINGS, num_pairs=4)),
     "grpo": ({}, GRPOConfig(**GRPO_SETTINGS)),
+    "sac_flow": ({"transition": "flow_noise"}, SACFlowConfig(**SAC_SETTINGS)),
 }
+ALGORITHMS = {FPOConfig: FPO, GRPOConfig: GRPO, PPOConfig: PPO, SACFlowConfig: SACFlow}
 
 
 def train(policy_settings, config) -> list[dict[str, float]]:
@@ -52,11 +60,16 @@ def train(policy_settings, config) -> list[dict[str, float]]:
         width=32, layers=1, heads=2, text_layers=0, critic_width=16, horizon=4, action_patch=4, **policy_settings
     )
     policy, rows = make_policy(small, env.spec, seed=0), []
-    algorithm = (PPO if isinstance(config, PPOConfig) else GRPO)(config, policy)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # as the runner does, for nets that an algorithm brings
+        algorithm, player = ALGORITHMS[type(config)](config, policy), Player(env)
     for i in range(ITERATIONS):
         generator = seeded(0, i)
         if isinstance(algorithm, GRPO):
             batch = algorithm.collect(env, initial_states(env, 0, i), generator=generator)
+        elif isinstance(algorithm, SACFlow):
+            inits = draw_inits(env, CHUNKS, 0, i)
+            batch = collect_transitions(player, algorithm.act, CHUNKS, inits=inits, generator=generator)
         else:
             batch = collect(env, policy, CHUNKS, inits=draw_inits(env, CHUNKS, 0, i), generator=generator)
         row = algorithm.update(batch, progress=i / ITERATIONS, generator=generator)
