@@ -3,11 +3,11 @@
     python benchmarks/imagination.py --seeds 0 1 2
     python benchmarks/imagination.py --seeds 0 --tiny --out /tmp/tried       # the whole way in minutes, for nothing
 
-Each seed: demonstrations and imitation (as in the quickstart); ``embodyrl world loop`` (real episodes, world model, PPO
-in the dream, round after round); the world model's measures on episodes of its own; and, from the same imitated policy,
-PPO in the simulator with as many real steps as the loop took in all, and with as many minutes. Everything goes to
-``OUT/SEED``, can be interrupted and goes on with the same command; the result is ``benchmarks/imagination.json`` and
-``.png``.
+Each seed: demonstrations and imitation (as in the quickstart); a noisy expert's episodes and ``embodyrl world loop``
+(the policy's own, world model, PPO in the dream, round after round); the world model's measures on episodes of its own;
+and, from the same imitated policy, PPO in the simulator with as many real steps as the loop took in all, and with as
+many minutes. Everything goes to ``OUT/SEED``, can be interrupted and goes on with the same command; the result is
+``benchmarks/imagination.json`` and ``.png``.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ STEPS = 64 * 16 * 5
 """Real steps of an iteration of PPO in the simulator: envs, chunks, actions."""
 TINY = {
     "demos": 8,
+    "shown": 16,
     "held_out": 12,
     "sft": ["run.iterations=1", "run.eval_episodes=8", "algorithm.steps_per_iteration=20"],
     "loop": [
@@ -49,7 +50,8 @@ TINY = {
     "minutes": 0.05,
 }  # fmt: skip
 FULL = {
-    "demos": 100, "held_out": 200, "sft": [], "loop": [], "world_episodes": 256, "simulator": ["run.eval_every=0"],
+    "demos": 100, "shown": 200, "held_out": 200, "sft": [], "loop": [], "world_episodes": 256,
+    "simulator": ["run.eval_every=0"],
     "iterations": 0, "minutes": 0.0,
 }  # fmt: skip
 """0 iterations and minutes mean as many as the loop took."""
@@ -81,9 +83,10 @@ def run(folder: Path, seed: int, size: dict) -> dict:
     common = [f"run.out={folder}", f"run.seed={seed}"]
     imitate = [*common, "run.name=sft", f"data.path={demos}", f"env.seed={seed}", *size["sft"]]
     embodyrl(folder, "imitation", "train", "mujoco_pick_sft", *imitate)
-    embodyrl(
-        folder, "loop", "world", "loop", "mujoco_pick", f"policy={sft}", f"out={loop}", f"seed={seed}", *size["loop"]
-    )
+    noisy = ("--noise", "0.5", "--episodes", str(size["shown"]), "--seed", str(200 + seed))
+    shown = collect(folder, "shown", *ENV, *noisy)
+    how = [f"policy={sft}", f"data=[{shown}]", f"out={loop}", f"seed={seed}", *size["loop"]]
+    embodyrl(folder, "loop", "world", "loop", "mujoco_pick", *how)
     book = json.loads((loop / "loop.json").read_text())
 
     steps, minutes = book["real_steps"] + book["eval_steps"], sum(book["minutes"].values())

@@ -46,12 +46,14 @@ class LoopConfig:
         policy: a run or checkpoint that shall become better.
         env: the real env, by name or by a preset that has it.
         env_overrides: of its settings, ``env.key=value``.
+        data: further data sets, of an expert or of earlier days, that the world model learns from; with failures, and
+            past success. Their steps count.
         out: folder of everything.
         seed: of everything.
         rounds: at the most.
         first_episodes: real episodes of the first round.
         episodes: of each later one.
-        near: share of them that are replays of the others' successes with a nudge.
+        near: share of them that are replays of the others' successes with a nudge; without a success there are none.
         perturb: size of the nudge.
         derail: share of the policy's own episodes that go astray.
         past_success: actions that are recorded past success.
@@ -70,6 +72,7 @@ class LoopConfig:
     policy: str = ""
     env: str = ""
     env_overrides: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
     out: str = "runs/loop"
     seed: int = 0
     rounds: int = 3
@@ -129,7 +132,7 @@ def loop(config: LoopConfig, *, command: str = "") -> dict[str, Any] | None:
     _claim(folder, config)
     real = env_config(config.env, config.env_overrides)
     book = Book(folder)
-    best, best_solved, newest, data, model = config.policy, 0, config.policy, [], ""
+    best, best_solved, newest, data, model = config.policy, 0, config.policy, list(config.data), ""
     for number in range(config.rounds):
         where = folder / f"round_{number}"
         with book.stage("real episodes"):
@@ -166,9 +169,11 @@ def _record(config: LoopConfig, real: EnvConfig, policy: str, where: Path, numbe
     tried, replayed = where / "tried", where / "near"
     if not tried.exists():
         collect_dataset(real, tried, num_episodes=total - near, policy=policy, derail=config.derail, **common)
-    if near and not replayed.exists():
+    if not near or not open_dataset(tried, ["next.success"]).columns["next.success"].any():
+        return [str(tried)]
+    if not replayed.exists():
         collect_dataset(real, replayed, num_episodes=near, replay=str(tried), perturb=config.perturb, **common)
-    return [str(tried), *([str(replayed)] if near else [])]
+    return [str(tried), str(replayed)]
 
 
 def _train_world(

@@ -4,71 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 
-from embodyrl.config import build, config_class
-from embodyrl.env import EnvConfig, check_actions, plan_reset
+from embodyrl.env import check_actions, plan_reset
 from embodyrl.errors import UserError
 from embodyrl.types import Obs, Step
 from embodyrl.words import embed_sentences
+from embodyrl.world_models.config import WorldModelConfig, model_folder
 from embodyrl.world_models.model import Dream, WorldModel, disagreement, use_bf16
 from embodyrl.world_models.reflectors.base import Reflector, successes
-
-
-@dataclass(frozen=True)
-class WorldModelConfig(EnvConfig):
-    """Settings of ``WorldModelEnv``.
-
-    Attributes:
-        name: registry name.
-        model: folder of the world model (``embodyrl world train``).
-        reflector: folder of a reflector that judges the frames (``embodyrl world reflect``); empty for the model's own
-            success head.
-        max_episode_steps: 0 means as many as the real env's.
-        starts: ``first`` begins dreams with an episode's first frame, ``any`` at any moment of it. What a model says of
-            the next few chunks is worth more than what it says of a whole episode.
-        length: actions after which a dream is broken off, and bootstrapped; 0 lets it last until the episode's time is
-            up.
-        sampling_steps: of a stochastic model: 0 imagines the mean, 1 or more draws what comes next in that many steps,
-            and masks a dream whose second draw differs too much from the first (``WorldModel.doubt``).
-        split: ``train`` starts dreams from the moments that the model was trained on, ``eval`` from held-out ones.
-        precision: ``bf16`` or ``f32`` of the model's products; ``auto`` takes bf16 where the machine is fast at it.
-    """
-
-    name: str = "world_model"
-    model: str = ""
-    reflector: str = ""
-    max_episode_steps: int = 0
-    starts: str = "first"
-    length: int = 0
-    sampling_steps: int = 0
-    precision: str = "auto"
-
-    def __post_init__(self) -> None:
-        if not self.terminate_on_success:
-            raise UserError("A dream always ends when the task is solved: leave env.terminate_on_success true.")
-        if self.starts not in ("first", "any"):
-            raise UserError(f"env.starts is {self.starts!r}; it must be first or any.")
-        for key in ("length", "sampling_steps"):
-            if getattr(self, key) < 0:
-                raise UserError(f"env.{key} is {getattr(self, key)}; it must be 0 or more.")
-        if self.precision not in ("auto", "bf16", "f32"):
-            raise UserError(f"env.precision is {self.precision!r}; it must be auto, bf16 or f32.")
-
-    def for_evaluation(self, split: str) -> EnvConfig:
-        """The real env: what was learned in a dream counts there alone."""
-        given = OmegaConf.create(WorldModel.read_meta(_folder(self))["env"])
-        if not given:
-            raise UserError(f"{self.model} does not say which real env it models, so nothing can be evaluated there.")
-        real = build("env", config_class("env", given), given)
-        return dataclasses.replace(real, split=split, num_envs=self.num_envs, device=self.device)
 
 
 class WorldModelEnv:
@@ -82,6 +30,14 @@ class WorldModelEnv:
 
     Config: ClassVar = WorldModelConfig
 
+    def __new__(cls, config: WorldModelConfig) -> WorldModelEnv:
+        """A mixture where some are to be real."""
+        if config.real_envs:
+            from embodyrl.world_models.mixed import MixedEnv
+
+            return cast(WorldModelEnv, MixedEnv(config))
+        return super().__new__(cls)
+
     def __init__(self, config: WorldModelConfig) -> None:
         """Loads the model.
 
@@ -89,7 +45,7 @@ class WorldModelEnv:
             UserError: no model in that folder, or no keyframe of the split.
         """
         self.config, self.device = config, torch.device(config.device)
-        self.model = model = WorldModel.load(_folder(config), self.device)
+        self.model = model = WorldModel.load(model_folder(config), self.device)
         if config.sampling_steps and not model.stochastic:
             raise UserError(
                 f"{config.model} is deterministic, so there is nothing to sample: leave env.sampling_steps 0, or train "
@@ -322,12 +278,6 @@ class WorldModelEnv:
             value[rows] = getattr(new, field.name).to(value.dtype)
             values[field.name] = value
         return Dream(**values)
-
-
-def _folder(config: WorldModelConfig) -> Path:
-    if not config.model:
-        raise UserError("env.model is empty: give the folder of a world model, which `embodyrl world train` makes.")
-    return Path(config.model)
 
 
 def _reflector(config: WorldModelConfig) -> Reflector | None:

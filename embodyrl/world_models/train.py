@@ -16,7 +16,6 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,6 +32,7 @@ from embodyrl.words import embed_sentences
 from embodyrl.world_models.backbone import ChunkTransformer
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.codec import FrameCodec
+from embodyrl.world_models.config import WorldTrainConfig
 from embodyrl.world_models.judge import doubt_limit, fit_calibration
 from embodyrl.world_models.model import WorldModel, use_bf16
 from embodyrl.world_models.objectives import codec_loss, draw_clips, dynamics_loss
@@ -42,84 +42,6 @@ from embodyrl.world_models.success import SuccessHead
 
 KEYFRAMES = 4096
 """First frames that dreams can start from, at the most, and as many later moments."""
-
-
-@dataclass(frozen=True)
-class WorldTrainConfig:
-    """Settings of ``train_world``; one step is one minibatch.
-
-    Attributes:
-        data: LeRobot data sets, failures included.
-        weights: how often each of them counts; empty means once.
-        init: a world model to go on from. Its codec stays as it is, and sizes are its own.
-        wan: folder or hub id of a pretrained Wan in diffusers' layout, whose codec and transformer take the small ones'
-            place (``embodyrl.world_models.wan``); then only ``horizon`` and ``stochastic`` are read of the sizes.
-        out: folder of the run; the model is its ``model/``.
-        seed: of weights and minibatches.
-        horizon: H, the most actions of one prediction.
-        latent_channels: c.
-        channels: of the codec.
-        width: of the dynamics' transformer.
-        layers: of it.
-        heads: of it.
-        stochastic: also learn to draw one of several possible next moments (see ``ChunkTransformer``); how far two
-            draws differ then says when a dream is in doubt.
-        batch_size: frames or clips in a minibatch.
-        codec_steps: of the codec.
-        codec_lr: its AdamW's.
-        steps: of the dynamics.
-        muon_lr: of the transformer's matrices (Muon).
-        lr: of everything else (AdamW).
-        pushforward_from: share of ``steps`` after which clips may start in the model's own dreams.
-        max_unroll: chunks imagined in a row at the most, the last of which is learned from.
-        context_noise: the most noise on the context; half of the clips have some, and the model is told how much.
-        held_out: share of the episodes kept for the calibration and for ``world eval``.
-        max_false_positives: the most failing held-out dreams, as a share, that may be judged a success.
-        checkpoint_every: steps.
-        device: ``auto`` takes the GPU where there is one.
-        precision: ``bf16`` or ``f32``; ``auto`` takes bf16 where the machine is fast at it.
-        threads: of PyTorch on the CPU; 0 leaves its default.
-    """
-
-    data: tuple[str, ...] = ()
-    weights: tuple[int, ...] = ()
-    init: str = ""
-    wan: str = ""
-    out: str = "runs/world"
-    seed: int = 0
-    horizon: int = 5
-    latent_channels: int = 16
-    channels: int = 128
-    width: int = 128
-    layers: int = 5
-    heads: int = 4
-    stochastic: bool = False
-    batch_size: int = 64
-    codec_steps: int = 1200
-    codec_lr: float = 2e-3
-    steps: int = 4000
-    muon_lr: float = 6e-3
-    lr: float = 3e-3
-    pushforward_from: float = 0.6
-    max_unroll: int = 4
-    context_noise: float = 0.3
-    held_out: float = 0.1
-    max_false_positives: float = 0.05
-    checkpoint_every: int = 500
-    device: str = "auto"
-    precision: str = "auto"
-    threads: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.held_out <= 0.5:
-            raise UserError(f"held_out is {self.held_out}; it must lie above 0 and not above 0.5.")
-        if not 0 <= self.pushforward_from <= 1:
-            raise UserError(f"pushforward_from is {self.pushforward_from}; it must lie in [0, 1].")
-        if self.weights and (len(self.weights) != len(self.data) or min(self.weights) < 1):
-            raise UserError(f"weights is {self.weights}; it takes one number, 1 or more, for each of {self.data}.")
-        for key in ("horizon", "max_unroll", "steps", "codec_steps", "batch_size", "checkpoint_every"):
-            if getattr(self, key) < 1:
-                raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1.")
 
 
 def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:

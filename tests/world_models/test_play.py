@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+from embodyrl import checks
 from embodyrl.errors import UserError
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 from embodyrl.world.play import SideBySide, play
 from embodyrl.world_models.backbone import ChunkTransformer
 from embodyrl.world_models.codec import FrameCodec
+from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.success import SuccessHead
@@ -64,6 +66,26 @@ def test_the_same_actions_go_to_both_and_the_dream_wakes_up(folder: str) -> None
         game.close()
     with pytest.raises(UserError, match="hz is -1"):
         play(folder, hz=-1)
+
+
+def test_some_envs_are_real_and_the_others_dreams(folder: str) -> None:
+    env = WorldModelEnv(WorldModelConfig(model=folder, num_envs=5, real_envs=2, precision="f32", split="eval"))
+    try:
+        checks.check_env(env, horizon=3)
+        first = env.reset(init=[3, 4, 5, 6, 7])
+        step = env.step(torch.zeros(5, 5, 4))
+        assert step.log["real"].tolist() == [True, True, False, False, False] and first.privileged is None
+        alone = MujocoEnv(dataclasses.replace(REAL, num_envs=2))
+        alone.reset(init=[3, 4])
+        same = alone.step(torch.zeros(2, 5, 4)).obs
+        alone.close()
+        assert torch.allclose(step.obs.proprio[:2], same.proprio, atol=1e-5)
+        assert torch.equal(step.obs.images["front"][:2], same.images["front"])
+    finally:
+        env.close()
+    for wrong in (-1, 5):
+        with pytest.raises(UserError, match="real_envs"):
+            WorldModelConfig(model=folder, num_envs=5, real_envs=wrong)
 
 
 def until(tab: Any, holds: Callable[[], bool], seconds: float = 120.0) -> None:
