@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -13,21 +14,29 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
-from franka_arm import ARM, PATIENT, SIM, SPACE, driven, start_sim
+from franka_arm import ARM, PATIENT, SIM, SPACE, H, driven, start_sim
 
+from embodyrl import checkpoint
+from embodyrl.build import make_policy
+from embodyrl.cli import main
+from embodyrl.config import compose
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.real_robot.libfranka.camera import Camera
 from embodyrl.real_robot.libfranka.config import Franka, load_arm
 from embodyrl.real_robot.libfranka.link import Link, pair
 from embodyrl.real_robot.libfranka.robot import LibfrankaRobot
+from embodyrl.real_robot.libfranka.scene import FrankaInScene
 from embodyrl.real_robot.log import read
 from embodyrl.real_robot.messages import Mode
+from embodyrl.real_robot.twin import MujocoTwin
+from embodyrl.sims.mujoco.env import Config
 
 ROOT = Path(__file__).parents[2]
 HERE = importlib.util.find_spec("pylibfranka") is not None and (SIM / "bin" / "run-franka-sim-server").exists()
@@ -133,6 +142,69 @@ def test_a_ticker_that_is_killed_leaves_an_arm_that_brakes(sim: subprocess.Popen
     finally:
         robot.close()
         time.sleep(1.5)
+
+
+@needs_sim
+def test_a_reflex_is_recovered_from_only_where_that_is_asked_for(sim: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    robot = LibfrankaRobot(ARM, replace(PATIENT, recover_reflex=True), SPACE, {}, seconds=60.0)
+    try:
+        robot.begin(0, 120.0)
+        struck(robot, lambda: freeze(robot))
+        assert driven(robot, tmp_path / "run.mcap", 30.0).mode == Mode.FAULT and robot.state().reflex
+        robot.begin(1, 120.0)
+        assert driven(robot, tmp_path / "run.mcap", 1.0).mode == Mode.HOLD and not robot.state().reflex
+    finally:
+        robot.close()
+        time.sleep(1.5)
+
+
+@needs_sim
+def test_a_task_is_solved_in_the_scene_around_franka_sim(sim: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    robot = FrankaInScene(
+        load_arm("")[0], PATIENT, SPACE, MujocoTwin(Config(task="reach", image_size=32, split="eval"))
+    )
+    try:
+        robot.begin(0, 120.0)
+        ball = np.array(robot.twin.layouts[0].ball)  # type: ignore[union-attr]
+
+        def reach(observation: dict[str, Any]) -> dict[str, Any]:
+            assert observation["images"]["front"].shape == (32, 32, 3)
+            way = np.clip((ball - observation["proprio"][3:6]) / SPACE.metres, -0.5, 0.5)
+            chunk = np.zeros((H, 4), np.float32)
+            chunk[0, :3] = way
+            return {"actions": chunk}
+
+        episode = driven(robot, tmp_path / "run.mcap", 8.0, reach)
+        assert episode.solved and max(episode.peak.values()) <= 1.0 and not robot.state().reflex
+    finally:
+        robot.close()
+        time.sleep(1.5)
+
+
+@needs_sim
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_command_deploys_a_checkpoint(
+    sim: subprocess.Popen[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An untrained policy that sees the camera."""
+    (tmp_path / "preset.yaml").write_text(
+        "env: {name: mujoco, task: reach, image_size: 32, num_envs: 1}\n"
+        "policy: {name: flow_vla, width: 32, heads: 2}\nalgorithm: {name: ppo}\n"
+    )
+    config = compose(str(tmp_path / "preset.yaml"), [])
+    env = MujocoTwin(config.env)  # type: ignore[arg-type]
+    policy = make_policy(config.policy, env.spec, 0)
+    meta = {"config": json.loads(json.dumps(asdict(config))), "spec": checkpoint.spec_to_json(env.spec)}
+    env.close()
+    saved = str(checkpoint.save(tmp_path / "step_000001", {"policy": policy.state_dict()}, meta))
+    out = tmp_path / "out"
+    status = main(["deploy", saved, "--robot", "libfranka", "--mode", "sync", "--out", str(out)])
+    assert status == 0, capsys.readouterr()
+    assert "mujoco/reach on libfranka" in capsys.readouterr().out
+    (row,) = json.loads((out / "result.json").read_text())["results"]
+    assert "reflex" not in row["reason"] and row["taken"] >= 1 and max(row["peak"].values()) <= 1.0
+    time.sleep(1.5)
 
 
 @needs_sim

@@ -27,6 +27,8 @@ from embodyrl.real_robot.tracking import JointTracker, Motion, Stopper
 CYCLE = 1e-3
 TELL_EVERY = 2
 """Cycles between two states for the ticker."""
+SMOOTH = 0.1
+"""Weight of a cycle in the velocities that are told: a servo's chatter from one cycle to the next is no motion."""
 MARGIN = 0.03
 """Share of the limits that is kept free: the robot sees positions that went through its own arithmetic."""
 HOME_SHARE = 0.2
@@ -107,6 +109,7 @@ class Loop:
         control = self._robot.start_joint_position_control(franka.ControllerMode.JointImpedance)
         state, _ = control.readOnce()
         motion: Motion = (list(state.q_d), [0.0] * 7, [0.0] * 7)
+        self._dq = list(state.dq)
         self._begin_at(motion)
         control.writeOnce(franka.JointPositions(motion[0]))
         while True:
@@ -122,6 +125,7 @@ class Loop:
             control.writeOnce(command)
             if command.motion_finished:
                 return
+            self._dq = [old + SMOOTH * (new - old) for old, new in zip(self._dq, state.dq, strict=True)]
             self._cycles += 1
             if self._cycles % TELL_EVERY == 0:
                 self._tell(state, "")
@@ -149,7 +153,7 @@ class Loop:
                 (self._home,) = rest
 
     def _tell(self, state: Any, reflex: str) -> None:
-        measured = list(state.q), list(state.dq), list(state.O_F_ext_hat_K[:3])
+        measured = list(state.q), self._dq, list(state.O_F_ext_hat_K[:3])
         rate, homing = state.control_command_success_rate, self._home is not None
         self._link.say("state", self._time, time.monotonic(), *measured, reflex, rate, homing)
 
@@ -157,7 +161,9 @@ class Loop:
         """The robot has stopped itself; it stays so until somebody has decided."""
         while not self._link.closed:
             began = time.monotonic()
-            self._tell(self._robot.read_once(), why)
+            state = self._robot.read_once()
+            self._dq = list(state.dq)
+            self._tell(state, why)
             if any(word == "recover" for word, *_ in self._link.heard()):
                 self._robot.automatic_error_recovery()
                 return

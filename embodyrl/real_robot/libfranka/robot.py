@@ -54,6 +54,7 @@ class LibfrankaRobot:
         if missing := [name for name in cameras if name not in arm.cameras]:
             raise UserError(f"The policy has a camera {missing[0]!r}, but none is given for it (libfranka.cameras).")
         self._arm, self._tick, self._space, self._prompt = arm, safety.tick, space, prompt
+        self._recovers = safety.recover_reflex
         self._now, self._seen, self._trouble = 0.0, -np.inf, ""
         self._state: RobotState | None = None
         self._width, self._asked_width, self._homing = 0.0, -1.0, False
@@ -109,15 +110,26 @@ class LibfrankaRobot:
             self._trouble = self._trouble or "the control process ended"
 
     def begin(self, init: int, seconds: float = 30.0) -> None:
-        """Goes home, where the arm has one; the scene is a person's to arrange."""
+        """Goes home, where the arm has one; the scene is a person's to arrange.
+
+        Raises:
+            UserError: the robot is stopped by a reflex that may not be recovered from, or does not come home.
+        """
+        self._recover(seconds)
         if self._arm.home:
             self._go(self._arm.home, seconds)
         self._asked_width = -1.0
 
+    def _recover(self, seconds: float) -> None:
+        reflex = self.state().reflex
+        if reflex and not self._recovers:
+            raise UserError(f"The robot is stopped by a reflex ({reflex}). Look at the robot, then restart.")
+        if reflex:
+            self._link.say("recover")
+            self._wait(lambda: not self.state().reflex, seconds, "it did not recover from its reflex")
+
     def _go(self, q: Any, seconds: float) -> None:
         """To the angles q (7,), slowly."""
-        if reflex := self.state().reflex:
-            raise UserError(f"The robot is stopped by a reflex ({reflex}). Look at the robot, then restart.")
         self._link.say("home", [float(x) for x in q])
         self._homing = True
         self._wait(lambda: not self._homing or self.state().reflex, seconds, "it did not come home")

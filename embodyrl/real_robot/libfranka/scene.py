@@ -35,6 +35,7 @@ class FrankaInScene(LibfrankaRobot):
 
     def begin(self, init: int, seconds: float = 60.0) -> None:
         """Arranges initial state ``init``, and sends the arm to its posture."""
+        self._recover(seconds)
         self.twin.begin(init)
         self._go(self.twin.data.qpos[:7], seconds)
         self._offset = self.now() - self.twin.now()
