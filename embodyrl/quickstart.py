@@ -114,4 +114,5 @@ def show(console: Console, result: dict[str, Any]) -> None:
         f"  embodyrl train mujoco_pick_ppo run.init_checkpoint={folder}/rl run.name=more    train on, by PPO\n"
         "  embodyrl list tasks                                    other tasks and simulators",
         highlight=False,
+        soft_wrap=True,  # commands are to be copied
     )
