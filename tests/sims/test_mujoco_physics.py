@@ -8,7 +8,7 @@ import torch
 
 from embodyrl.checks import check_env
 from embodyrl.errors import UserError
-from embodyrl.sims.mujoco import physics, scene
+from embodyrl.sims.mujoco import physics, render, scene
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 
 BACKENDS = [
@@ -49,6 +49,15 @@ def test_more_worlds_than_memory_holds_are_refused_with_the_number_that_fits():
     with pytest.raises(UserError, match=r"env.num_envs=100 worlds need 0.1 GiB, and 0.0 are free: at most 9 fit"):
         physics.check_fits(100, 2**20, 9 * 2**20 + 5)
     physics.check_fits(9, 2**20, 9 * 2**20)
+
+
+def test_the_memory_of_worlds_is_counted_from_their_arrays():
+    pytest.importorskip("mujoco_warp")
+    mjw, _ = render.import_warp()
+    model = scene.build(1, False)
+    one, two = (physics.array_bytes(mjw.make_data(model, nworld=n, nconmax=8, njmax=16)) for n in (1, 2))
+    matrices = 4 * (3 * 3 * model.nbody + 16 * model.nv)  # of bodies' rotations and of the constraints' Jacobian
+    assert matrices < two - one < 100 * matrices
 
 
 def test_what_a_backend_cannot_do_is_a_sentence():
