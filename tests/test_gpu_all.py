@@ -21,6 +21,7 @@ def check(found: dict) -> None:
     assert all(
         row["env_steps_per_s"]["median"] > 0 and row["faults"] == 0 for row in found["maniskill"]["result"]["speed"]
     )
+    assert any(row.get("env_steps_per_s", {"median": 0})["median"] > 0 for row in found["mujoco"]["result"])
     assert found["training"]["result"]["last_iteration"]["env_steps"] > 0
     assert found["training"]["result"]["evaluation"]["episodes"] >= 1
     assert all(row["sample_per_s"] > 0 and row["score_per_s"] > 0 for row in found["throughput"]["result"])
