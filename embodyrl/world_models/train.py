@@ -56,6 +56,11 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
     folder = Path(config.out)
     _check_folder(folder, config)
     if (folder / "model" / "world.json").exists():
+        if WorldModel.read_meta(folder / "model")["calibration"]["threshold"] >= 1.0:
+            raise UserError(
+                f"{folder / 'model'} was trained, but its success head was of no use and calls nothing solved. Train "
+                "with more episodes or more steps in another out=FOLDER, or judge its frames by env.reflector=FOLDER."
+            )
         return folder / "model"
     device = pick_device(config.device)
     if config.threads:

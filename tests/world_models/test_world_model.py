@@ -202,6 +202,8 @@ def test_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch
     config = WorldTrainConfig(**SETTINGS, out=str(tmp_path / "whole"), codec_steps=6, steps=10, checkpoint_every=4)
     with pytest.raises(UserError, match="is trained, but its success head is of no use"):  # ten steps teach nothing
         train_world(dataclasses.replace(config, out=str(tmp_path / "strict"), max_false_positives=0.0))
+    with pytest.raises(UserError, match="was of no use"):  # and is not taken for a good one later
+        train_world(dataclasses.replace(config, out=str(tmp_path / "strict"), max_false_positives=0.0))
     assert WorldModel.load(tmp_path / "strict" / "model").calibration.threshold == 1.0
     config = dataclasses.replace(config, max_false_positives=1.0)
     whole = train_world(config)
