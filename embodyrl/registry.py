@@ -57,6 +57,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "smolvla": "embodyrl.policies.vla.policy:SmolVLA",
         "pi0": "embodyrl.policies.vla.policy:Pi0",
         "pi05": "embodyrl.policies.vla.policy:Pi05",
+        "token_vla": "embodyrl.policies.vla.tokens:TokenVLA",
     },
     "algorithms": {
         "sft": "embodyrl.algorithms.sft:SFT",

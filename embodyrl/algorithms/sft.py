@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from embodyrl.errors import UserError
 from embodyrl.flow import flow_matching_pair, randn, sample_training_time
 from embodyrl.losses import flow_matching_loss
 from embodyrl.policies.flow_policy import pad
+from embodyrl.policies.path import given_prefix
 from embodyrl.policies.vision import random_shift
 from embodyrl.types import Obs
 
@@ -109,13 +112,8 @@ class SFT:
             device = self.parameters[0].device
             obs, actions, mask = obs.to(device), actions.to(device), mask.to(device)
             obs = replace(obs, images={n: random_shift(x, c.shift, generator) for n, x in obs.images.items()})
-            noisy, t, target = noisy_pair(self.policy, actions, generator, c.time)
-
-            def loss_of(i: Tensor, obs: Obs = obs, parts: Any = (noisy, t, target, mask)) -> tuple[Tensor, Figures]:
-                share = parts[-1][i].sum() / parts[-1].sum()
-                return pair_loss(self.policy, obs[i], *(part[i] for part in parts)) * share, {}
-
-            loss, _ = self.microbatches.backward(torch.arange(len(t), device=device), loss_of)
+            loss_of = self._loss_of(obs, actions, mask, generator)
+            loss, _ = self.microbatches.backward(torch.arange(len(mask), device=device), loss_of)
             norm = nn.utils.clip_grad_norm_(self.parameters, c.max_grad_norm)
             if not math.isfinite(float(norm)):
                 raise UserError(
@@ -131,6 +129,24 @@ class SFT:
             "grad_norm": sum(norms) / len(norms),
             "lr": self.optimizer.param_groups[0]["lr"],
         }
+
+    def _loss_of(
+        self, obs: Obs, actions: Tensor, mask: Tensor, generator: torch.Generator
+    ) -> Callable[[Tensor], tuple[Tensor, Figures]]:
+        """What some rows add to the loss of a batch; all that is random in it is drawn here."""
+        policy = self.policy
+        given: tuple[Tensor, ...] = (actions,)
+        loss = getattr(policy, "imitation_loss", None)
+        if loss is None:  # it has a flow
+            loss = partial(pair_loss, policy)
+            noisy, t, target = noisy_pair(policy, actions, generator, self.config.time)
+            if most := getattr(policy.config, "max_prefix", 0):
+                count = torch.randint(most + 1, (len(t),), generator=generator).to(t.device)
+                noisy, t = given_prefix(noisy, t, policy.normalize_action(actions), count)
+                mask = mask & (t > 0)  # what is given is not asked for
+            given = (noisy, t, target)
+        total, fn = mask.sum(), cast("Callable[..., Tensor]", loss)
+        return lambda i: (fn(obs[i], *(x[i] for x in given), mask[i]) * (mask[i].sum() / total), {})
 
     @torch.no_grad()
     def _average(self) -> None:

@@ -63,14 +63,14 @@ class ActionExpert(nn.Module):
         return Context([k for k, _ in pairs], [v for _, v in pairs], bias, pooled)
 
     def forward(
-        self, context: Context, x: Float[Tensor, "n k h a"], t: Float[Tensor, "n k"]
+        self, context: Context, x: Float[Tensor, "n k h a"], t: Float[Tensor, "n k *p"]
     ) -> Float[Tensor, "n k h a"]:
         """The velocity at K noisy chunks per observation.
 
         Args:
             context: of N observations.
             x: (N, K, H, A) noisy chunks.
-            t: (N, K) their times, 1 is noise and 0 is data.
+            t: (N, K) their times, 1 is noise and 0 is data; or (N, K, P), each of the H / patch tokens its own.
         """
         return self.head(self._features(context, x, t)).reshape(x.shape)
 
@@ -84,8 +84,9 @@ class ActionExpert(nn.Module):
     def _features(self, context: Context, x: Tensor, t: Tensor) -> Tensor:
         n, k, h, a = x.shape
         tokens = self.embed(x.reshape(n, k, h // self.patch, self.patch * a)) + self.position
-        condition = self.time(sinusoid(t, tokens.shape[-1])) + context.pooled[:, None]
-        modulation = self.modulate(F.silu(condition))[:, :, None, :]
+        t = t[..., None] if t.ndim == 2 else t
+        condition = self.time(sinusoid(t, tokens.shape[-1])) + context.pooled[:, None, None]
+        modulation = self.modulate(F.silu(condition))
         for i, block in enumerate(self.blocks):
             tokens = block(tokens, modulation, context.keys[i], context.values[i], context.bias)
         return self.norm(tokens)
@@ -128,7 +129,7 @@ class _Block(nn.Module):
         return mixed.transpose(2, 3).reshape(n, k, p, d)
 
 
-def sinusoid(t: Float[Tensor, "n k"], width: int) -> Float[Tensor, "n k d"]:
+def sinusoid(t: Float[Tensor, "*n"], width: int) -> Float[Tensor, "*n d"]:
     """Sinusoidal features of times in [0, 1], with periods from 4 down to 0.004 (as pi0, arXiv:2410.24164)."""
     half = width // 2
     periods = 4.0 * (0.004 / 4.0) ** torch.linspace(0, 1, half, device=t.device, dtype=t.dtype)

@@ -37,38 +37,15 @@ def check_sampler(config: Any) -> None:
         refuse_unread(config, "policy", ("steer_bound",), "steer_width=0 leaves the initial noise as it is")
 
 
-class FlowPolicy(nn.Module):
-    """Base of the flow policies. A subclass has ``encode``, ``step_inputs`` and ``normalize_action``.
+class ActorCritic(nn.Module):
+    """Base of the policies with a value head: a subclass has ``config``, ``spec`` and ``encode``."""
 
-    The state of its flow, (N, C, D), may be larger than the actions (N, H, A) that are executed, which are its first H
-    rows and A columns: a pretrained model plans further ahead, or pads actions to a fixed width. What lies beyond
-    takes the ODE's steps, and has no part in any probability.
-    """
-
-    def __init__(self, config: Any, spec: EnvSpec) -> None:
-        super().__init__()
-        self.config, self.spec = config, spec
-        kind, steps = config.transition, config.num_denoise_steps
-        self.transition = Transition(kind=kind, eta=config.eta, num_steps=steps)
-
-    normalize_action: Any
+    config: Any
+    spec: EnvSpec
 
     def encode(self, obs: Obs) -> Any:
-        """What the denoising steps need of an observation, with a summary ``pooled`` (N, F)."""
+        """What acting needs of an observation, with a summary ``pooled`` (N, F)."""
         raise NotImplementedError
-
-    def step_inputs(self, context: Any, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Velocity and, for Flow-Noise, the log-std: what ``Transition`` takes."""
-        raise NotImplementedError
-
-    @property
-    def flow_shape(self) -> tuple[int, int]:
-        """(C, D)."""
-        return self.config.horizon, self.spec.action_dim
-
-    def executed(self, x: Tensor) -> Tensor:
-        """The actions (..., H, A) of a state of the flow (..., C, D)."""
-        return x[..., : self.config.horizon, : self.spec.action_dim]
 
     def add_heads(self, features: int) -> None:
         """Builds the critic and the policy over the initial noise; ``features`` is the width of ``pooled``."""
@@ -89,8 +66,9 @@ class FlowPolicy(nn.Module):
             nn.SiLU(),
             nn.Linear(c.critic_width, 1),
         )
-        size = (features, c.horizon, spec.action_dim, c.steer_width, c.steer_bound)
-        self.steer = NoisePolicy(*size) if c.steer_width else None
+        self.steer = None
+        if getattr(c, "steer_width", 0):
+            self.steer = NoisePolicy(features, c.horizon, spec.action_dim, c.steer_width, c.steer_bound)
         last = cast(nn.Linear, self.critic[-1])
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
@@ -127,6 +105,36 @@ class FlowPolicy(nn.Module):
         if self.config.critic == "privileged" and not self.normalize_privileged.fitted:
             assert obs.privileged is not None
             self.normalize_privileged.fit(obs.privileged)
+
+
+class FlowPolicy(ActorCritic):
+    """Base of the flow policies. A subclass has ``encode``, ``step_inputs`` and ``normalize_action``.
+
+    The state of its flow, (N, C, D), may be larger than the actions (N, H, A) that are executed, which are its first H
+    rows and A columns: a pretrained model plans further ahead, or pads actions to a fixed width. What lies beyond
+    takes the ODE's steps, and has no part in any probability.
+    """
+
+    def __init__(self, config: Any, spec: EnvSpec) -> None:
+        super().__init__()
+        self.config, self.spec = config, spec
+        kind, steps = config.transition, config.num_denoise_steps
+        self.transition = Transition(kind=kind, eta=config.eta, num_steps=steps)
+
+    normalize_action: Any
+
+    def step_inputs(self, context: Any, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Velocity and, for Flow-Noise, the log-std: what ``Transition`` takes."""
+        raise NotImplementedError
+
+    @property
+    def flow_shape(self) -> tuple[int, int]:
+        """(C, D)."""
+        return self.config.horizon, self.spec.action_dim
+
+    def executed(self, x: Tensor) -> Tensor:
+        """The actions (..., H, A) of a state of the flow (..., C, D)."""
+        return x[..., : self.config.horizon, : self.spec.action_dim]
 
     @torch.no_grad()
     def decode(self, context: Any, noise: Float[Tensor, "n h a"]) -> Float[Tensor, "n h a"]:

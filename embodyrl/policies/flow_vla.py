@@ -39,6 +39,9 @@ class FlowVLAConfig:
         layers: of the action expert.
         heads: attention heads.
         action_patch: actions per token of the expert; must divide the horizon.
+        max_prefix: imitation gives the first 0 to so many actions of a chunk instead of asking for them, so that a
+            robot's next chunk can be told what will have been done when it arrives (arXiv:2512.05964); needs
+            ``action_patch=1``.
         vision: the image encoder: ``film_cnn``, trained from nothing, or ``efficientnet_lite0``, with ImageNet weights.
         vision_frozen: with ``efficientnet_lite0``, leave the pretrained layers as they are.
         vision_width: channels of the image encoder, and keypoints per camera.
@@ -66,6 +69,7 @@ class FlowVLAConfig:
     layers: int = 2
     heads: int = 4
     action_patch: int = 5
+    max_prefix: int = 0
     vision: str = "film_cnn"
     vision_frozen: bool = False
     vision_width: int = 32
@@ -87,6 +91,11 @@ class FlowVLAConfig:
         check_sampler(self)
         if self.vision == "film_cnn":
             refuse_unread(self, "policy", ("vision_frozen",), "vision=film_cnn has no pretrained layers")
+        if self.max_prefix and (self.action_patch != 1 or not 0 < self.max_prefix < self.horizon):
+            raise UserError(
+                f"policy.max_prefix is {self.max_prefix}: it needs policy.action_patch=1, so that each action has a "
+                f"time of its own, and must leave some of the {self.horizon} actions of a chunk to be asked for."
+            )
         if self.horizon % self.action_patch:
             raise UserError(f"policy.action_patch {self.action_patch} does not divide policy.horizon {self.horizon}.")
         if self.width % (2 * self.heads):
@@ -144,9 +153,9 @@ class FlowVLA(FlowPolicy):
         return self.expert.prefix(x, full_mask, self.pool(torch.cat(normed, dim=-1)))
 
     def velocity(
-        self, context: Context, x: Float[Tensor, "n k h a"], t: Float[Tensor, "n k"]
+        self, context: Context, x: Float[Tensor, "n k h a"], t: Float[Tensor, "n k *h"]
     ) -> Float[Tensor, "n k h a"]:
-        """The learned velocity noise - action, in normalised units."""
+        """The learned velocity noise - action, in normalised units; each token of actions may have a time t."""
         return self.expert(context, x, t)
 
     def step_inputs(self, context: Context, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from embodyrl.flow import LOG_2PI, Generators, Transition, randn, timesteps
 
+Velocity = Callable[[Tensor, Tensor], Tensor]
+"""Noisy chunks (N, K, H, A) and the times (N, K, H) of their actions to the velocity."""
+
 StepInputs = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """Noisy chunks (N, K, H, A) and times (N, K) to velocity and log-std (None for kinds that do not learn it)."""
 
@@ -56,3 +59,28 @@ def integrate(step_inputs: StepInputs, num_steps: int, start: Tensor) -> Tensor:
     for t in timesteps(num_steps, start.device):
         x = x - step_inputs(x[:, None], t.expand(len(x), 1))[0][:, 0] / num_steps
     return x
+
+
+def given_prefix(x: Tensor, t: Tensor, clean: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+    """Noisy chunks whose first actions are given: those are clean, and their time is that of data.
+
+    Args:
+        x: (N, H, A) noisy chunks.
+        t: (N,) their times.
+        clean: (N, H, A), of which the first actions are read.
+        given: (N,) how many.
+
+    Returns:
+        (N, H, A) chunks, and (N, H) times.
+    """
+    known = torch.arange(x.shape[1], device=x.device) < given[:, None]
+    return torch.where(known[..., None], clean, x), torch.where(known, 0.0, t[:, None])
+
+
+def integrate_after(velocity: Velocity, num_steps: int, start: Tensor, clean: Tensor, given: int) -> Tensor:
+    """``integrate`` with the first ``given`` actions held at those of ``clean`` (arXiv:2512.05964)."""
+    x, count = start, torch.full((len(start),), given, device=start.device)
+    for t in timesteps(num_steps, start.device):
+        x, times = given_prefix(x, t.expand(len(x)), clean, count)
+        x = x - velocity(x[:, None], times[:, None])[:, 0] / num_steps
+    return given_prefix(x, torch.zeros_like(count, dtype=x.dtype), clean, count)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 from embodyrl import checkpoint
 from embodyrl.build import load_config, make_policy, pick_device
 from embodyrl.errors import UserError
+from embodyrl.policies.path import integrate_after
 from embodyrl.policies.steer import initial_noise
 from embodyrl.types import Obs
 
@@ -61,7 +63,10 @@ class CheckpointPolicy:
         if "previous" in observation:
             previous = torch.tensor(observation["previous"])[None].to(self.device)
             weights = rtc_weights(previous.shape[1], observation["delay"], observation["execute"])
-            actions = sample_guided(self.policy, obs, previous, weights.to(self.device), self._generator)
+            if 0 < observation["delay"] <= getattr(self.policy.config, "max_prefix", 0):
+                actions = sample_after(self.policy, obs, previous, observation["delay"], self._generator)
+            else:
+                actions = sample_guided(self.policy, obs, previous, weights.to(self.device), self._generator)
         else:
             actions = self.policy.sample(obs, generator=self._generator, mode="eval").actions
         chunk = actions[0].float().cpu().numpy().astype(np.float32)
@@ -97,6 +102,19 @@ def rtc_weights(horizon: int, delay: int, execute: int) -> Tensor:
     c = (end - i) / max(end - delay + 1, 1)
     soft = c * torch.expm1(c) / (np.e - 1.0)
     return torch.where(i < delay, 1.0, torch.where(i < end, soft, 0.0))
+
+
+@torch.no_grad()
+def sample_after(policy: Any, obs: Obs, previous: Tensor, delay: int, generator: torch.Generator) -> Tensor:
+    """An action chunk (N, H, A) that begins with ``delay`` actions of ``previous``.
+
+    For a policy trained to go on from them (``policy.max_prefix``, arXiv:2512.05964): no guidance, and no gradient.
+    """
+    context = policy.encode(obs)
+    noise = initial_noise(policy.steer, policy.features(context), tuple(previous.shape), generator, "eval")
+    goal = policy.normalize_action(previous)
+    end = integrate_after(partial(policy.velocity, context), policy.config.num_denoise_steps, noise, goal, delay)
+    return policy.normalize_action.inverse(end).clamp(-1.0, 1.0)
 
 
 def sample_guided(

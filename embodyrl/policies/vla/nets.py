@@ -116,7 +116,7 @@ class SmolVLANet(_Net):
         (_, hidden), _ = self.model.vlm_with_expert.forward(
             attention_mask=torch.cat([to_prefix, own.expand(n, -1, -1)], dim=2),
             position_ids=prefix.mask.sum(1, keepdim=True) + torch.arange(c, device=x.device).repeat(k),
-            past_key_values=_fork(prefix.cache),
+            past_key_values=fork(prefix.cache),
             inputs_embeds=[None, embedded.unflatten(0, (n, k)).flatten(1, 2)],
             use_cache=True,
         )
@@ -173,7 +173,7 @@ class PiNet(_Net):
         else:
             suffix = self.model.embed_suffix(rows, times)
         embedded, mask, blocks, condition = suffix
-        seen, cache = prefix.mask.repeat_interleave(k, dim=0), _fork(prefix.cache)
+        seen, cache = prefix.mask.repeat_interleave(k, dim=0), fork(prefix.cache)
         if k > 1:
             cache.batch_repeat_interleave(k)
         to_prefix = seen[:, None, :].expand(-1, mask.shape[1], -1)
@@ -199,8 +199,8 @@ def _state_dims(batch: dict[str, Any]) -> int:
     return batch["observation.state"].shape[-1]
 
 
-def _fork(cache: Any) -> Any:
+def fork(cache: Any) -> Any:
     """A cache with the same tensors, to which keys and values can be appended without touching the first."""
-    fork = copy.copy(cache)
-    fork.layers = [copy.copy(layer) for layer in cache.layers]
-    return fork
+    twin = copy.copy(cache)
+    twin.layers = [copy.copy(layer) for layer in cache.layers]
+    return twin

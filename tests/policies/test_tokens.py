@@ -1,0 +1,145 @@
+"""A VLA that says its actions in tokens: its promises, exact likelihoods, imitation, PPO and GRPO."""
+
+import dataclasses
+
+import pytest
+import torch
+from scale_runs import GRPO, PPO
+from vla_models import SENTENCES, SPEC, gen, observation, stir
+
+from embodyrl.algorithms.grpo import GRPO as Grpo
+from embodyrl.algorithms.grpo import GroupBatch, GRPOConfig
+from embodyrl.algorithms.ppo import PPO as Ppo
+from embodyrl.algorithms.ppo import PPOConfig
+from embodyrl.algorithms.sft import SFT, SFTConfig
+from embodyrl.buffers import Episode, EpisodeBatch, RolloutBatch
+from embodyrl.build import make_policy
+from embodyrl.checks import check_policy
+from embodyrl.data.demos import Demonstrations
+from embodyrl.errors import UserError
+from embodyrl.policies.vla.small import make_small_smolvla
+from embodyrl.policies.vla.tokens import Bins, TokenVLAConfig
+
+pytest.importorskip("lerobot.policies", reason="the extra vla is not installed")
+TINY = {"width": 16, "layers": 2, "heads": 2, "vision_layers": 1, "image_size": 16, "patch_size": 4, "max_dim": 8}
+
+
+@pytest.fixture(scope="module")
+def vlm(tmp_path_factory):
+    return make_small_smolvla(tmp_path_factory.mktemp("small"), SENTENCES, **TINY) / "vlm"
+
+
+def make(vlm, **settings):
+    config = TokenVLAConfig(vlm=str(vlm), random_weights=True, horizon=2, bins=8, critic_width=16, **settings)
+    return make_policy(config, SPEC, 0)
+
+
+@pytest.mark.parametrize("decoding", ["parallel", "autoregressive"])
+def test_it_keeps_the_promises_of_a_policy(vlm, decoding):
+    policy = make(vlm, decoding=decoding)
+    stir(policy, gen())
+    check_policy(policy, observation(), SPEC)
+    sample = policy.sample(observation(), generator=gen(), mode="train")
+    words = sample.trace.x[:, 1]
+    assert torch.equal(words, words.round()) and words.min() >= 0 and words.max() <= 7
+    torch.testing.assert_close(policy.normalize_action.inverse(words).clamp(-1, 1), sample.actions)
+
+
+@pytest.mark.parametrize("decoding", ["parallel", "autoregressive"])
+def test_a_word_depends_on_those_before_it_only_where_it_is_said_after_them(vlm, decoding):
+    policy = make(vlm, decoding=decoding)
+    stir(policy, gen())
+    context = policy.encode(observation())
+    words = torch.zeros(3, 8, dtype=torch.long)
+    other = words.clone()
+    other[:, 3] = 5
+    with torch.no_grad():
+        a, b = policy.logits(context, words), policy.logits(context, other)
+    torch.testing.assert_close(a[:, :4], b[:, :4])
+    assert torch.allclose(a[:, 4:], b[:, 4:], atol=1e-6) == (decoding == "parallel")
+
+
+def test_sampled_words_have_the_frequencies_that_their_probabilities_say(vlm):
+    policy = make(vlm)
+    stir(policy, gen())
+    obs = observation()[torch.zeros(500, dtype=torch.long)]
+    words = policy.sample(obs, generator=gen(3), mode="train").trace.x[:, 1].flatten(1).long()
+    with torch.no_grad():
+        probabilities = policy.logits(policy.encode(obs[:1]), words[:1]).softmax(-1)[0]
+    seen = torch.nn.functional.one_hot(words, 8).float().mean(0)
+    assert (seen - probabilities).abs().max() < 0.09  # four standard errors of a share
+
+
+def test_bins_are_the_data_s_and_their_middles_come_back():
+    bins = Bins(2, 10)
+    bins.fit(torch.stack([torch.linspace(-0.5, 0.3, 1001), torch.zeros(1001)], dim=1))
+    numbers = torch.arange(10.0)[:, None].expand(10, 2)
+    assert torch.equal(bins(bins.inverse(numbers)), numbers)
+    assert bins.low[0] == pytest.approx(-0.492, abs=1e-3) and bins.high[1] == pytest.approx(0.05)
+    assert bins(torch.tensor([[5.0, -5.0]])).tolist() == [[9.0, 0.0]]
+
+
+@pytest.mark.parametrize("decoding", ["parallel", "autoregressive"])
+def test_imitation_learns_which_chunk_goes_with_which_state(vlm, decoding):
+    policy, g = make(vlm, decoding=decoding), gen()
+    proprio = torch.randn(64, 6, generator=g).sign()
+    actions = proprio[:, :4] * 0.5
+    picture = torch.zeros(64, 24, 32, 3, dtype=torch.uint8).numpy()
+    sentence = torch.zeros(64, dtype=torch.long)
+    demos = Demonstrations(2, {"front": picture}, proprio, actions, torch.arange(64), sentence, ["go"])
+    config = SFTConfig(
+        steps_per_iteration=250, batch_size=32, lr=3e-3, warmup=0.0, shift=0, ema=0.5, microbatch_size=20
+    )
+    before = float(policy.imitation_loss(*demos.batch(torch.arange(64))))
+    sft = SFT(config, policy)
+    sft.update(demos, progress=0.0, generator=g)
+    after = float(sft.result.imitation_loss(*demos.batch(torch.arange(64))))
+    assert before == pytest.approx(2.08, abs=0.01) and after < 0.5  # log 8; blind to the state log 2
+
+
+def rollout(policy, good) -> tuple:
+    """One decision each in 48 observations; those whose first word is high are good."""
+    obs = observation()[torch.arange(48) % 3]
+    sample = policy.sample(obs, generator=gen(5), mode="train")
+    return obs, sample, good(sample.trace.x[:, 1, 0, 0])
+
+
+def chance(policy, obs, sample) -> float:
+    """Of a high first word."""
+    words = sample.trace.x[:, 1].flatten(1).long()
+    return float(policy.logits(policy.encode(obs), words)[:, 0].softmax(-1)[:, 4:].sum(-1).mean())
+
+
+def test_ppo_and_grpo_make_good_words_likelier(vlm):
+    for kind in ("ppo", "grpo"):
+        policy = make(vlm)
+        obs, sample, reward = rollout(policy, lambda word: (word >= 4).float())
+        if kind == "ppo":
+            settings = {**PPO, "warmup_iterations": 0, "epochs": 4, "lr": 3e-3, "lr_warmup": 0, "minibatch_size": 48}
+            algorithm, done = Ppo(PPOConfig(**settings), policy), torch.ones(1, 48, dtype=torch.bool)
+            per_action = torch.stack([reward, torch.zeros(48)], dim=1)[None]
+            batch = RolloutBatch(
+                obs, sample.trace, sample.logprob, sample.value[None], sample.value[None], per_action,
+                torch.ones(1, 48, 2, dtype=torch.bool), done, ~done,
+            )  # fmt: skip
+        else:
+            settings = {**GRPO, "rewards": ("success",), "num_episodes": 48, "group_size": 16, "epochs": 4, "lr": 3e-3}
+            algorithm = Grpo(GRPOConfig(**{**settings, "lr_warmup": 0}), policy)
+            episodes = [Episode(0, "t", bool(r), float(r), 2) for r in reward]
+            kept = EpisodeBatch(obs, sample.trace, sample.logprob, torch.arange(48), episodes, 96)
+            batch = GroupBatch(kept, episodes, 96, 1)
+        with torch.no_grad():
+            before = chance(policy, obs, sample)
+        row = algorithm.update(batch, progress=0.0, generator=gen())
+        with torch.no_grad():
+            assert chance(policy, obs, sample) > before + 0.03
+        assert row["ratio"] > 0 and row["actor_epochs"] == 4
+
+
+def test_what_it_cannot_do_is_refused(vlm):
+    with pytest.raises(UserError, match="has no flow"):
+        make(vlm).velocity(None, None, None)
+    with pytest.raises(UserError, match="Did you mean 'parallel'"):
+        TokenVLAConfig(decoding="paralel")
+    with pytest.raises(UserError, match=r"policy\.vlm"):
+        make_policy(TokenVLAConfig(), dataclasses.replace(SPEC), 0)
