@@ -69,7 +69,8 @@ OFF_POLICY = {
     "save_replay": False,
 }
 LEARNED_NOISE = {"transition": "flow_noise", "noise_min": 0.1, "noise_max": 0.5}
-SAC = {**OFF_POLICY, "critic_warmup": 300, "alpha": 1e-3, "lr": 1e-4}
+# Without demonstrations in its loss the actor runs off after critics that have learned for 300 steps alone.
+SAC = {**OFF_POLICY, "critic_warmup": 1000, "alpha": 1e-3, "lr": 5e-5}
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ ALGORITHMS = {
             "name": "sac_flow",
             **SAC,
             "random_warmup": False,
+            "critic_warmup": 300,
+            "lr": 1e-4,
             "bc_coef": 1.0,
             "critic_norm": "layer",
         },
