@@ -46,8 +46,8 @@ def test_policies_keep_their_promises() -> None:
                 with pytest.raises(UserError, match="neither pictures nor instructions"):
                     cls(cls.Config(), env.spec)
                 continue
-            if issubclass(cls.Config, VLAConfig):
-                with pytest.raises(UserError, match=r"needs policy\.pretrained"):
+            if name == "token_vla" or issubclass(cls.Config, VLAConfig):
+                with pytest.raises(UserError, match=r"needs policy\.(pretrained|vlm)"):
                     cls(cls.Config(), env.spec)
                 continue
             check_policy(cls(cls.Config(), env.spec), obs, env.spec)
