@@ -24,7 +24,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from embodyrl.config import compose, resolve
+from embodyrl.config import Config, compose, resolve
 from embodyrl.provenance import git_commit, hardware, versions
 from embodyrl.run_folder import finished
 from embodyrl.runner import train
@@ -124,7 +124,7 @@ def imitate(task: str) -> None:
     if not demos.exists():
         command = [sys.executable, "-m", "embodyrl.cli", "collect", *TASKS[task].collect, "--seed", "0"]
         subprocess.run([*command, "--out", str(demos)], check=True)
-    train(compose(f"{task}_sft", [f"run.out={out}", "run.name=sft", f"data.path={demos}", "run.threads=1"]))
+    complete(compose(f"{task}_sft", [f"run.out={out}", "run.name=sft", f"data.path={demos}", "run.threads=1"]))
 
 
 def run(task: str, name: str, seed: int, env_steps: int, minutes: float) -> None:
@@ -133,7 +133,7 @@ def run(task: str, name: str, seed: int, env_steps: int, minutes: float) -> None
     every = max(1, round(env_steps / a.steps / EVALUATIONS))
     env = {key: getattr(sft.env, key) for key in ("name", "task", "num_envs")} | {"seed": seed}
     env |= {"max_blocks": 2} if task == "mujoco_pick" else {"obs": "state"}
-    train(
+    complete(
         resolve(
             {
                 "env": env,
@@ -158,6 +158,12 @@ def run(task: str, name: str, seed: int, env_steps: int, minutes: float) -> None
             }
         )
     )
+
+
+def complete(config: Config) -> None:
+    """Trains, or goes on; an interruption ends the whole benchmark, not this run alone."""
+    if not finished(train(config)):
+        raise SystemExit("Interrupted; the same command goes on.")
 
 
 def evaluations(path: Path) -> list[dict]:

@@ -23,7 +23,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from embodyrl.config import resolve
+from embodyrl.config import Config, resolve
 from embodyrl.provenance import git_commit, hardware, versions
 from embodyrl.run_folder import finished
 from embodyrl.runner import train
@@ -63,6 +63,12 @@ def make(name: str, seed: int, policy: dict, algorithm: dict, env: dict | None =
     return resolve(sections | ({"data": {"path": data}} if data else {}))
 
 
+def complete(config: Config) -> None:
+    """Trains, or goes on; an interruption ends the whole benchmark, not this run alone."""
+    if not finished(train(config)):
+        raise SystemExit("Interrupted; the same command goes on.")
+
+
 def curve(name: str) -> list[dict]:
     """Env steps, minutes and mean return of every evaluation of a run."""
     rows = []
@@ -81,7 +87,7 @@ def demonstrate() -> str:
     )
     while not (rows := curve("medium")) or max(r["return"] for r in rows) < MEDIUM:
         iterations = max(iterations, rows[-1]["iteration"] if rows else 0) + 125  # 8,000 env steps
-        train(make("medium", 0, GAUSSIAN, algorithm, {"num_envs": 4}, iterations=iterations, eval_every=125))
+        complete(make("medium", 0, GAUSSIAN, algorithm, {"num_envs": 4}, iterations=iterations, eval_every=125))
     path = OUT / "demos"
     if not path.exists():
         command = [sys.executable, "-m", "embodyrl.cli", "collect", "gymnasium", "env.id=Hopper-v5", "env.num_envs=8"]
@@ -93,7 +99,7 @@ def demonstrate() -> str:
 def improve(seed: int, demos: str, iterations: int) -> None:
     """Behaviour cloning and PPO with one seed."""
     sft = {"name": "sft", "lr": 1e-3, "steps_per_iteration": 500}
-    train(make(f"bc_{seed}", seed, FLOW, sft, {"num_envs": 16}, demos, iterations=10, eval_every=0))
+    complete(make(f"bc_{seed}", seed, FLOW, sft, {"num_envs": 16}, demos, iterations=10, eval_every=0))
     ppo = {
         "name": "ppo",
         "num_chunks": 250,  # a rollout starts new episodes: a shorter one would see their beginnings alone
@@ -105,7 +111,7 @@ def improve(seed: int, demos: str, iterations: int) -> None:
         "entropy_coef": 0.01,
     }
     start = {"init_checkpoint": str(OUT / f"bc_{seed}"), "checkpoint_every": 20, "eval_every": 20}
-    train(make(f"ppo_{seed}", seed, FLOW, ppo, {"num_envs": 8}, iterations=iterations, **start))
+    complete(make(f"ppo_{seed}", seed, FLOW, ppo, {"num_envs": 8}, iterations=iterations, **start))
 
 
 def summarise(seeds: list[int]) -> None:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from embodyrl.config import resolve
+from embodyrl.config import Config, resolve
 from embodyrl.provenance import git_commit, hardware, versions
 from embodyrl.run_folder import finished
 from embodyrl.runner import train
@@ -42,6 +42,12 @@ def make(name: str, env: dict, algorithm: dict, data: str = "", **run):
     return resolve(sections | ({"data": {"path": data}} if data else {}))
 
 
+def complete(config: Config) -> None:
+    """Trains, or goes on; an interruption ends the whole benchmark, not this run alone."""
+    if not finished(train(config)):
+        raise SystemExit("Interrupted; the same command goes on.")
+
+
 def imitate() -> str:
     """The checkpoint that all runs start from: twenty demonstrations, imitated briefly."""
     demos = OUT / "demos"
@@ -50,7 +56,7 @@ def imitate() -> str:
         command = [sys.executable, "-m", "embodyrl.cli", "collect", "mujoco", *overrides, "--episodes", "20"]
         subprocess.run([*command, "--out", str(demos)], check=True)
     sft = {"name": "sft", "batch_size": 64, "ema": 0.9}
-    train(make("sft", {}, sft, str(demos), iterations=3, eval_every=0))
+    complete(make("sft", {}, sft, str(demos), iterations=3, eval_every=0))
     return str(OUT / "sft")
 
 
@@ -70,7 +76,7 @@ def improve(start: str, envs: int, scaling: str, seed: int, env_steps: int) -> P
     }
     iterations = env_steps // (envs * NUM_CHUNKS * POLICY["horizon"])
     run = {"seed": seed, "init_checkpoint": start, "iterations": iterations, "eval_every": max(1, iterations // 5)}
-    train(make(name, {"num_envs": envs, "seed": seed}, ppo, checkpoint_every=iterations, **run))
+    complete(make(name, {"num_envs": envs, "seed": seed}, ppo, checkpoint_every=iterations, **run))
     return OUT / name
 
 

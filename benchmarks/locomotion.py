@@ -224,7 +224,8 @@ def main() -> None:
             raise SystemExit(f"These runs failed: {failed}")
     else:
         for variant, env, seed in todo:
-            train(make_config(variant, env, seed, a.steps, a.width, a.batch, a.utd))
+            if not finished(train(make_config(variant, env, seed, a.steps, a.width, a.batch, a.utd))):
+                raise SystemExit("Interrupted; the same command goes on.")
     if len(todo) > 1:
         summarise({"steps": a.steps, "width": a.width, "batch": a.batch, "utd": a.utd}, a.seeds)
 
