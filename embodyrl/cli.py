@@ -57,10 +57,13 @@ It speaks openpi's websocket protocol; `GET /healthz` says OK.
 EXPORT_HELP = """examples:
   embodyrl export runs/ppo out/my_smolvla       then: lerobot-eval --policy.path=out/my_smolvla ...
 """
-HUB_HELP = """examples:
+PUSH_HELP = """examples:
   embodyrl push runs/ppo you/my_policy        weights, config, evaluations and a card; private, if it is new
-  embodyrl pull you/my_policy my_policy       then: embodyrl eval my_policy
 `hf auth login` first. HF_ENDPOINT names another hub.
+"""
+PULL_HELP = """examples:
+  embodyrl pull you/my_policy my_policy       then: embodyrl eval my_policy
+`hf auth login` first for what is private. HF_ENDPOINT names another hub.
 """
 TWIN_HELP = """examples:
   embodyrl twin runs/ppo                                 as a ROS 2 node, in the task that runs/ppo was trained on
@@ -239,12 +242,12 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
     sub.add_argument("out", help="the folder to write")
 
-    sub = verb("push", _push, "Uploads a checkpoint to the Hugging Face hub, with what was measured.", HUB_HELP)
+    sub = verb("push", _push, "Uploads a checkpoint to the Hugging Face hub, with what was measured.", PUSH_HELP)
     sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
     sub.add_argument("repo", help="you/name; made where it does not exist")
     sub.add_argument("--public", action="store_true", help="a new repository can be seen by everybody")
 
-    sub = verb("pull", _pull, "Downloads a checkpoint that was pushed.", HUB_HELP)
+    sub = verb("pull", _pull, "Downloads a checkpoint that was pushed.", PULL_HELP)
     sub.add_argument("repo", help="you/name")
     sub.add_argument("out", help="the folder to make")
     sub.add_argument("--revision", default="", help="a branch, tag or commit")
