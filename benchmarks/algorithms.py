@@ -124,7 +124,8 @@ def imitate(task: str) -> None:
     if not demos.exists():
         command = [sys.executable, "-m", "embodyrl.cli", "collect", *TASKS[task].collect, "--seed", "0"]
         subprocess.run([*command, "--out", str(demos)], check=True)
-    complete(compose(f"{task}_sft", [f"run.out={out}", "run.name=sft", f"data.path={demos}", "run.threads=1"]))
+    if not finished(out / "sft"):
+        complete(compose(f"{task}_sft", [f"run.out={out}", "run.name=sft", f"data.path={demos}", "run.threads=1"]))
 
 
 def run(task: str, name: str, seed: int, env_steps: int, minutes: float) -> None:
