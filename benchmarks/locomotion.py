@@ -33,10 +33,11 @@ from embodyrl.algorithms.common import Means
 from embodyrl.algorithms.sac_flow import SACFlow
 from embodyrl.build import make_env, make_policy
 from embodyrl.config import Config, resolve
+from embodyrl.draws import draw_inits, seeded
 from embodyrl.provenance import git_commit, hardware, versions
 from embodyrl.rollout import Player, collect_transitions
 from embodyrl.run_folder import finished
-from embodyrl.runner import draw_inits, seeded, train
+from embodyrl.runner import train
 from embodyrl.stats import bootstrap_iqm
 
 HERE = Path(__file__).resolve().parent

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
+from embodyrl.build import Envs, build_algorithm
 from embodyrl.config import compose
 from embodyrl.provenance import git_commit, hardware, versions
-from embodyrl.runner import Envs, build_algorithm
 from embodyrl.scale.shards import Rollouts, local_rollouts
 
 ENVS = {

@@ -96,6 +96,11 @@ class RunConfig:
     def __post_init__(self) -> None:
         check_loggers(self.loggers)
 
+    @property
+    def folder(self) -> Path:
+        """Where everything of this run lies."""
+        return Path(self.out) / self.name
+
 
 @dataclass(frozen=True)
 class Config:

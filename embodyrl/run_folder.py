@@ -34,11 +34,6 @@ def finished(folder: Path) -> bool:
     return path.exists() and json.loads(path.read_text())["finished"] is not None
 
 
-def run_checkpoints(config: Config) -> Path:
-    """The folder of a run's own checkpoints."""
-    return Path(config.run.out) / config.run.name / "checkpoints"
-
-
 # What an existing run may change; the first two may only rise.
 CHANGEABLE = ("iterations", "minutes", "eval_every", "checkpoint_every", "keep_checkpoints", "loggers")
 

@@ -14,17 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from embodyrl import checkpoint, registry
+from embodyrl import checkpoint
 from embodyrl.buffers import mean_return, success_rate
-from embodyrl.build import make_env, make_policy, pick_device
+from embodyrl.build import Envs, build_algorithm, pick_device
 from embodyrl.config import Config, RunConfig, to_yaml
+from embodyrl.draws import draw_inits, initial_states, seeded
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
 from embodyrl.evaluate import Evaluation, evaluate, first_inits
-from embodyrl.faults import WatchedEnv
 from embodyrl.interrupt import Interrupt, Interrupted
 from embodyrl.loggers import LiveTable, MetricsWriter
 from embodyrl.provenance import describe_run, finish_run
@@ -35,10 +34,8 @@ from embodyrl.run_folder import (
     drop_evaluations,
     finished,
     reopen,
-    run_checkpoints,
     save_evaluation,
 )
-from embodyrl.types import EnvSpec
 
 if TYPE_CHECKING:
     from embodyrl.scale.shards import Rollouts
@@ -60,7 +57,7 @@ def train(config: Config, *, command: str = "", rollouts: Callable[[], Rollouts]
         UserError: the folder holds a run with another config, or checkpoint and env do not fit; nothing was written.
     """
     run = config.run
-    folder = Path(run.out) / run.name
+    folder = run.folder
     check_folder(folder, config)
     device = pick_device(run.device)
     if run.threads:
@@ -224,71 +221,9 @@ def _iterate(
     return {"iteration": at.iteration, "env_steps": at.env_steps, "minutes": at.minutes, **row}
 
 
-class Envs:
-    """The training env and the evaluation env of a run, each built when first asked for.
-
-    Attributes:
-        rollouts: who plays in the training env in place of this process, if anybody.
-    """
-
-    def __init__(self, config: Config, rollouts: Rollouts | None = None) -> None:
-        self.rollouts = rollouts
-        self._configs = {
-            "train": config.env,
-            "eval": config.env.for_evaluation(config.run.eval_split),
-        }
-        self._built: dict[str, VecEnv] = {}
-
-    def _get(self, which: str) -> VecEnv:
-        if which not in self._built:
-            env = make_env(self._configs[which])
-            self._built[which] = WatchedEnv(env) if which == "train" else env
-        return self._built[which]
-
-    @property
-    def train(self) -> VecEnv:
-        """Of the split that the config names."""
-        return self._get("train")
-
-    @property
-    def eval(self) -> VecEnv:
-        """Of ``run.eval_split``."""
-        return self._get("eval")
-
-    @property
-    def train_spec(self) -> EnvSpec:
-        """Of the training env, wherever it is."""
-        return self.rollouts.spec if self.rollouts else self.train.spec
-
-    @property
-    def spec(self) -> EnvSpec:
-        """What both agree on."""
-        return (self.rollouts or self._built.get("train") or self.eval).spec
-
-    def close(self) -> None:
-        """Closes what was built."""
-        for env in self._built.values():
-            env.close()
-        self._built.clear()
-        if self.rollouts is not None:
-            self.rollouts.close()
-
-
-def build_algorithm(config: Config, envs: Envs, device: torch.device) -> Any:
-    """Policy, critic and optimiser, with initial weights that depend on ``run.seed`` alone."""
-    cls = registry.load("algorithms", config.algorithm.name)
-    spec = envs.eval.spec if cls.source == "demos" else envs.train_spec
-    policy = make_policy(config.policy, spec, config.run.seed, device)
-    if config.run.init_checkpoint and checkpoint.latest(run_checkpoints(config)) is None:
-        checkpoint.load_policy(config.run.init_checkpoint, policy, spec)
-    with torch.random.fork_rng():
-        torch.manual_seed(config.run.seed)
-        return cls(config.algorithm, policy)
-
-
 def resume(config: Config, envs: Envs, algorithm: Any, device: torch.device) -> Position:
     """Loads the run's newest valid checkpoint, if it has one."""
-    newest = checkpoint.latest(run_checkpoints(config))
+    newest = checkpoint.latest(config.run.folder / "checkpoints")
     if newest is None:
         return Position()
     tensors, meta = checkpoint.load(newest, device=device)
@@ -378,21 +313,3 @@ def load_demos(config: Config, spec: Any) -> Any:
         part.intervention_weight = data.intervention_weight
         parts.append(part)
     return Mixture(parts, data.weights or None) if data.more or data.weights else parts[0]
-
-
-def draw_inits(env: VecEnv, num_chunks: int, seed: int, iteration: int, shard: int = 0) -> torch.Tensor:
-    """Initial states for one rollout: enough for every env to start anew at every chunk."""
-    return torch.tensor(initial_states(env, seed, iteration, shard)(env.spec.num_envs * (num_chunks + 1)))
-
-
-def initial_states(env: VecEnv, seed: int, iteration: int, shard: int = 0) -> Callable[[int], list[int]]:
-    """A function that draws so many further initial states of one iteration."""
-    rng, limit = np.random.default_rng([seed, iteration, shard]), env.spec.num_init_states or 2**31
-    return lambda count: rng.integers(limit, size=count).tolist()
-
-
-def seeded(seed: int, iteration: int, shard: int = 0) -> torch.Generator:
-    """The generator of one iteration's noise."""
-    return torch.Generator().manual_seed(
-        int(np.random.SeedSequence([seed, iteration, shard]).generate_state(1, np.uint64)[0] >> 1)
-    )

@@ -17,9 +17,9 @@ from embodyrl.algorithms.grpo import GRPO, GRPOConfig
 from embodyrl.algorithms.ppo import PPO, PPOConfig
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.build import make_policy
+from embodyrl.draws import draw_inits, initial_states, seeded
 from embodyrl.policies.flow_vla import FlowVLAConfig
 from embodyrl.rollout import Player, collect, collect_transitions
-from embodyrl.runner import draw_inits, initial_states, seeded
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 
 FOLDER = Path(__file__).parent / "golden"

@@ -21,10 +21,10 @@ from embodyrl.algorithms.sft import SFT, SFTConfig
 from embodyrl.build import make_policy
 from embodyrl.data.collect import collect_episodes, make_expert
 from embodyrl.data.demos import Demonstrations
+from embodyrl.draws import draw_inits, initial_states, seeded
 from embodyrl.evaluate import evaluate
 from embodyrl.policies.flow_vla import FlowVLA, FlowVLAConfig
 from embodyrl.rollout import collect
-from embodyrl.runner import draw_inits, initial_states, seeded
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 
 SEED, DEMOS, ITERATIONS, FLOOR = 0, 20, 56, 0.7

@@ -9,9 +9,9 @@ import torch
 
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.build import make_policy
+from embodyrl.draws import draw_inits, seeded
 from embodyrl.policies.flow_mlp import FlowMLPConfig
 from embodyrl.rollout import Player, collect_transitions
-from embodyrl.runner import draw_inits, seeded
 from embodyrl.sims.gymnasium.env import GymnasiumConfig, GymnasiumEnv
 
 STEPS, FLOOR = 8_000, -400.0

@@ -9,11 +9,12 @@ from torch import nn
 
 from embodyrl.algorithms.common import Microbatches
 from embodyrl.algorithms.sft import SFT, SFTConfig
+from embodyrl.build import Envs, build_algorithm
 from embodyrl.data.demos import Demonstrations
+from embodyrl.draws import draw_inits, seeded
 from embodyrl.errors import UserError
 from embodyrl.policies.flow_mlp import FlowMLP, FlowMLPConfig
 from embodyrl.rollout import collect
-from embodyrl.runner import Envs, build_algorithm, draw_inits, seeded
 from embodyrl.types import EnvSpec
 
 CPU = torch.device("cpu")

@@ -12,7 +12,8 @@ from embodyrl.errors import UserError
 from embodyrl.evaluate import evaluate_checkpoint
 from embodyrl.loggers import read_metrics
 from embodyrl.rollout import Player, collect_transitions
-from embodyrl.runner import finished, train
+from embodyrl.run_folder import finished
+from embodyrl.runner import train
 from embodyrl.sims.gymnasium.env import GymnasiumConfig, GymnasiumEnv
 from tests.test_runner import TIMES, assert_equal, forget_after
 

@@ -16,12 +16,13 @@ import torch
 
 from embodyrl import checkpoint
 from embodyrl.config import Config, compose, resolve, to_dict
+from embodyrl.draws import draw_inits
 from embodyrl.errors import UserError
 from embodyrl.evaluate import evaluate_checkpoint
 from embodyrl.interrupt import Interrupt, Interrupted
 from embodyrl.loggers import read_metrics
 from embodyrl.run_folder import finished
-from embodyrl.runner import draw_inits, train
+from embodyrl.runner import train
 from embodyrl.types import EnvSpec
 
 pytestmark = pytest.mark.timeout(900)  # a machine may be busy with other things

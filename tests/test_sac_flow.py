@@ -12,6 +12,7 @@ from embodyrl.algorithms.critics import Critics
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.build import make_policy
 from embodyrl.checks import check_policy
+from embodyrl.draws import draw_inits, seeded
 from embodyrl.errors import UserError
 from embodyrl.flow import Transition, randn
 from embodyrl.losses import sac_actor_loss, temperature_loss
@@ -20,7 +21,6 @@ from embodyrl.policies.normalize import TanhSquash
 from embodyrl.policies.path import integrate, sample_path
 from embodyrl.policies.velocity import VELOCITIES, DecodedVelocity, GatedVelocity
 from embodyrl.rollout import Player, collect_transitions
-from embodyrl.runner import draw_inits, seeded
 from embodyrl.sims.gymnasium.env import GymnasiumConfig, GymnasiumEnv
 from embodyrl.types import EnvSpec, Obs
 from tests.defects_offpolicy import DEFECTS

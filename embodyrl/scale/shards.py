@@ -23,11 +23,11 @@ from torch import Tensor
 from embodyrl import registry
 from embodyrl.algorithms.grpo import GroupBatch
 from embodyrl.buffers import EpisodeBatch, RolloutBatch
-from embodyrl.build import pick_device
+from embodyrl.build import Envs, build_algorithm, pick_device
 from embodyrl.config import Config
+from embodyrl.draws import draw_inits, initial_states, seeded
 from embodyrl.errors import UserError
 from embodyrl.rollout import collect
-from embodyrl.runner import Envs, build_algorithm, draw_inits, initial_states, seeded
 from embodyrl.types import DenoisingTrace, EnvSpec, Obs, TensorData
 
 State = dict[str, Any]

@@ -8,9 +8,10 @@ from scale_runs import GRPO, assert_same, make, rows
 
 from embodyrl.algorithms.grpo import GroupBatch
 from embodyrl.buffers import Episode, EpisodeBatch, RolloutBatch
+from embodyrl.build import build_algorithm
 from embodyrl.config import Config
 from embodyrl.errors import UserError
-from embodyrl.runner import build_algorithm, train
+from embodyrl.runner import train
 from embodyrl.scale.shards import Shard, local_rollouts, merge, share
 from embodyrl.scale.wire import pack, unpack
 from embodyrl.types import DenoisingTrace, Obs
