@@ -23,14 +23,12 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from shared import HERE, complete, evaluations, write
 
-from embodyrl.config import Config, compose, resolve
-from embodyrl.provenance import git_commit, hardware, versions
+from embodyrl.config import compose, resolve
 from embodyrl.run_folder import finished
-from embodyrl.runner import train
 from embodyrl.stats import bootstrap_iqm
 
-HERE = Path(__file__).parent
 OUT = Path("runs/bench/algorithms")
 EVALUATIONS = 5
 
@@ -124,7 +122,7 @@ def imitate(task: str) -> None:
     if not demos.exists():
         command = [sys.executable, "-m", "embodyrl.cli", "collect", *TASKS[task].collect, "--seed", "0"]
         subprocess.run([*command, "--out", str(demos)], check=True)
-    if not finished(out / "sft"):
+    if not finished(out / "sft"):  # nor if a later version would have asked for more
         complete(compose(f"{task}_sft", [f"run.out={out}", "run.name=sft", f"data.path={demos}", "run.threads=1"]))
 
 
@@ -161,22 +159,6 @@ def run(task: str, name: str, seed: int, env_steps: int, minutes: float) -> None
     )
 
 
-def complete(config: Config) -> None:
-    """Trains, or goes on; an interruption ends the whole benchmark, not this run alone."""
-    if not finished(train(config)):
-        raise SystemExit("Interrupted; the same command goes on.")
-
-
-def evaluations(path: Path) -> list[dict]:
-    """Env steps, minutes and success of every evaluation of a run, in the order of training."""
-    rows = []
-    for file in (path / "evals").glob("*.json"):
-        data = json.loads(file.read_text())
-        success = sum(e["success"] for e in data["episodes"]) / len(data["episodes"])
-        rows.append({key: data[key] for key in ("iteration", "env_steps", "minutes")} | {"success": success})
-    return sorted(rows, key=lambda row: row["iteration"])
-
-
 def summarise(settings: dict) -> dict:
     """JSON and figure of all runs that are finished."""
     tasks: dict[str, dict] = {}
@@ -195,9 +177,8 @@ def summarise(settings: dict) -> dict:
                 "seeds": curves,
                 "commit": [json.loads((p / "meta.json").read_text())["commit"] for p in runs.values()],
             }
-    result = {"settings": settings, "tasks": tasks, "commit": git_commit()}
-    result |= {"versions": versions(), "hardware": hardware()}
-    (HERE / "algorithms.json").write_text(json.dumps(result, indent=1))
+    result = {"settings": settings, "tasks": tasks}
+    write("algorithms", result)
     if tasks:
         plot(tasks, HERE / "algorithms.png")
     return result

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -22,14 +21,13 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from shared import HERE, complete, evaluations, write
 
-from embodyrl.config import Config, resolve
-from embodyrl.provenance import git_commit, hardware, versions
+from embodyrl.config import resolve
 from embodyrl.run_folder import finished
-from embodyrl.runner import train
 from embodyrl.stats import bootstrap_iqm
 
-HERE, OUT = Path(__file__).resolve().parent, Path("runs/bench/hopper")
+OUT = Path("runs/bench/hopper")
 MEDIUM, PUBLISHED = 1400.0, {"before": 1432, "after": 3206, "env_steps": 80_000_000}
 ENV = {"name": "gymnasium", "id": "Hopper-v5"}
 GAUSSIAN = {
@@ -63,29 +61,13 @@ def make(name: str, seed: int, policy: dict, algorithm: dict, env: dict | None =
     return resolve(sections | ({"data": {"path": data}} if data else {}))
 
 
-def complete(config: Config) -> None:
-    """Trains, or goes on; an interruption ends the whole benchmark, not this run alone."""
-    if not finished(train(config)):
-        raise SystemExit("Interrupted; the same command goes on.")
-
-
-def curve(name: str) -> list[dict]:
-    """Env steps, minutes and mean return of every evaluation of a run."""
-    rows = []
-    for path in (OUT / name / "evals").glob("*.json"):
-        data = json.loads(path.read_text())
-        mean = statistics.mean(e["return"] for e in data["episodes"])
-        rows.append({k: data[k] for k in ("iteration", "env_steps", "minutes")} | {"return": mean})
-    return sorted(rows, key=lambda row: row["iteration"])
-
-
 def demonstrate() -> str:
     """The medium data set: a SAC that stops at ``MEDIUM``, and its rollouts."""
     iterations, algorithm = (
         0,
         {"name": "sac_flow", "num_chunks": 16, "capacity": 200_000, "utd": 0.5, "critic_width": 128},
     )
-    while not (rows := curve("medium")) or max(r["return"] for r in rows) < MEDIUM:
+    while not (rows := evaluations(OUT / "medium")) or max(r["return"] for r in rows) < MEDIUM:
         iterations = max(iterations, rows[-1]["iteration"] if rows else 0) + 125  # 8,000 env steps
         complete(make("medium", 0, GAUSSIAN, algorithm, {"num_envs": 4}, iterations=iterations, eval_every=125))
     path = OUT / "demos"
@@ -116,7 +98,7 @@ def improve(seed: int, demos: str, iterations: int) -> None:
 
 def summarise(seeds: list[int]) -> None:
     """JSON and figure of the seeds that are finished."""
-    curves = {seed: curve(f"ppo_{seed}") for seed in seeds if finished(OUT / f"ppo_{seed}")}
+    curves = {seed: evaluations(OUT / f"ppo_{seed}") for seed in seeds if finished(OUT / f"ppo_{seed}")}
     if not curves:
         return
     reached = [next((r["env_steps"] for r in c if r["return"] >= PUBLISHED["after"]), None) for c in curves.values()]
@@ -125,13 +107,10 @@ def summarise(seeds: list[int]) -> None:
         "before": bootstrap_iqm([c[0]["return"] for c in curves.values()]),
         "after": bootstrap_iqm([c[-1]["return"] for c in curves.values()]),
         "env_steps_to_published_return": reached,
-        "medium_sac": curve("medium"),
+        "medium_sac": evaluations(OUT / "medium"),
         "curves": curves,
-        "commit": git_commit(),
-        "versions": versions(),
-        "hardware": hardware(),
     }
-    (HERE / "hopper_from_bc.json").write_text(json.dumps(result, indent=1))
+    write("hopper_from_bc", result)
     print(json.dumps({k: result[k] for k in ("before", "after", "env_steps_to_published_return")}))
     figure, axis = plt.subplots(figsize=(6, 3.6))
     for seed, rows in curves.items():

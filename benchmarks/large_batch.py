@@ -12,18 +12,16 @@ states never trained on.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 from pathlib import Path
 
-from embodyrl.config import Config, resolve
-from embodyrl.provenance import git_commit, hardware, versions
-from embodyrl.run_folder import finished
-from embodyrl.runner import train
+from shared import complete, evaluations, write
+
+from embodyrl.config import resolve
 from embodyrl.stats import bootstrap_iqm
 
-HERE, OUT = Path(__file__).parent, Path("runs/bench/large_batch")
+OUT = Path("runs/bench/large_batch")
 ENV = {"name": "mujoco", "task": "reach", "reward": "dense", "renderer": "none", "num_envs": 64}
 POLICY = {"width": 64, "layers": 1, "text_layers": 0, "critic_width": 64, "horizon": 4, "action_patch": 4}
 BASE_ENVS, NUM_CHUNKS, MINIBATCH, RATE = 64, 10, 320, 3e-4
@@ -40,12 +38,6 @@ def make(name: str, env: dict, algorithm: dict, data: str = "", **run):
         "run": {**common, **run},
     }
     return resolve(sections | ({"data": {"path": data}} if data else {}))
-
-
-def complete(config: Config) -> None:
-    """Trains, or goes on; an interruption ends the whole benchmark, not this run alone."""
-    if not finished(train(config)):
-        raise SystemExit("Interrupted; the same command goes on.")
 
 
 def imitate() -> str:
@@ -80,14 +72,6 @@ def improve(start: str, envs: int, scaling: str, seed: int, env_steps: int) -> P
     return OUT / name
 
 
-def read(folder: Path) -> dict:
-    """Success at every evaluation, env steps and minutes of a run."""
-    rows = [json.loads(path.read_text()) for path in (folder / "evals").glob("*.json")]
-    rows.sort(key=lambda row: row["iteration"])
-    success = [[r["env_steps"], sum(e["success"] for e in r["episodes"]) / len(r["episodes"])] for r in rows]
-    return {"success": success, "minutes": rows[-1]["minutes"]}
-
-
 def main() -> None:
     """Runs what is not finished, then writes the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -99,19 +83,16 @@ def main() -> None:
     for envs in a.num_envs:
         for scaling in SCALINGS if envs != BASE_ENVS else SCALINGS[:1]:
             folders = {seed: improve(start, envs, scaling, seed, a.env_steps) for seed in a.seeds}
-            runs = {seed: read(folder) for seed, folder in folders.items() if finished(folder)}
+            runs = {seed: evaluations(folder) for seed, folder in folders.items()}
             table[f"{envs} {scaling}"] = {
-                "after": bootstrap_iqm([r["success"][-1][1] for r in runs.values()]),
-                "half_way": bootstrap_iqm([r["success"][len(r["success"]) // 2][1] for r in runs.values()]),
-                "minutes": [r["minutes"] for r in runs.values()],
+                "after": bootstrap_iqm([r[-1]["success"] for r in runs.values()]),
+                "half_way": bootstrap_iqm([r[len(r) // 2]["success"] for r in runs.values()]),
+                "minutes": [r[-1]["minutes"] for r in runs.values()],
                 "runs": runs,
             }
             print(envs, scaling, table[f"{envs} {scaling}"]["after"], flush=True)
     settings = {"env_steps": a.env_steps, "minibatch_size": MINIBATCH, "lr": RATE, "num_chunks": NUM_CHUNKS}
-    result = {"settings": settings, "table": table, "commit": git_commit()}
-    (HERE / "large_batch.json").write_text(
-        json.dumps(result | {"versions": versions(), "hardware": hardware()}, indent=1)
-    )
+    write("large_batch", {"settings": settings, "table": table})
 
 
 if __name__ == "__main__":

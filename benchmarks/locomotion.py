@@ -27,6 +27,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
+from shared import HERE, complete, evaluations, write
 
 from embodyrl import registry
 from embodyrl.algorithms.common import Means
@@ -34,13 +35,10 @@ from embodyrl.algorithms.sac_flow import SACFlow
 from embodyrl.build import make_env, make_policy
 from embodyrl.config import Config, resolve
 from embodyrl.draws import draw_inits, seeded
-from embodyrl.provenance import git_commit, hardware, versions
 from embodyrl.rollout import Player, collect_transitions
 from embodyrl.run_folder import finished
-from embodyrl.runner import train
 from embodyrl.stats import bootstrap_iqm
 
-HERE = Path(__file__).resolve().parent
 OUT = Path("runs/bench/locomotion")
 ENVS = ("Hopper-v5", "HalfCheetah-v5")
 GAUSSIAN = {"velocity": "gaussian", "num_denoise_steps": 1, "transition": "flow_noise"}
@@ -135,15 +133,6 @@ def speed(width: int, batch: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def returns(folder: Path) -> list[tuple[int, float]]:
-    """Env steps and mean return of every evaluation."""
-    rows = []
-    for path in (folder / "evals").glob("*.json"):
-        data = json.loads(path.read_text())
-        rows.append((data["env_steps"], sum(e["return"] for e in data["episodes"]) / len(data["episodes"])))
-    return sorted(rows)
-
-
 def summarise(settings: dict, seeds: list[int]) -> None:
     """JSON and figure of all runs that are finished."""
     curves: dict[str, dict[str, dict[int, list]]] = {}
@@ -152,10 +141,11 @@ def summarise(settings: dict, seeds: list[int]) -> None:
         for variant in VARIANTS:
             for seed in seeds:
                 folder = OUT / f"{variant}_{env}_{seed}"
-                if (folder / "meta.json").exists() and finished(folder):
-                    curves.setdefault(env, {}).setdefault(variant, {})[seed] = returns(folder)
-                    after = json.loads((folder / "evals" / "after.json").read_text())
-                    minutes[folder.name] = after["minutes"]
+                if finished(folder):
+                    rows = evaluations(folder)
+                    curve = [[row["env_steps"], row["return"]] for row in rows]
+                    curves.setdefault(env, {}).setdefault(variant, {})[seed] = curve
+                    minutes[folder.name] = rows[-1]["minutes"]
     final = {
         env: {
             variant: dict(zip(("iqm", "low", "high"), bootstrap_iqm([c[-1][1] for c in runs.values()]), strict=True))
@@ -168,11 +158,8 @@ def summarise(settings: dict, seeds: list[int]) -> None:
         "final_return": final,
         "minutes": minutes,
         "curves": curves,
-        "commit": git_commit(),
-        "versions": versions(),
-        "hardware": hardware(),
     }
-    (HERE / "locomotion.json").write_text(json.dumps(result, indent=1))
+    write("locomotion", result)
     print(json.dumps(final, indent=1))
     if curves:
         plot(curves, HERE / "locomotion.png")
@@ -225,8 +212,7 @@ def main() -> None:
             raise SystemExit(f"These runs failed: {failed}")
     else:
         for variant, env, seed in todo:
-            if not finished(train(make_config(variant, env, seed, a.steps, a.width, a.batch, a.utd))):
-                raise SystemExit("Interrupted; the same command goes on.")
+            complete(make_config(variant, env, seed, a.steps, a.width, a.batch, a.utd))
     if len(todo) > 1:
         summarise({"steps": a.steps, "width": a.width, "batch": a.batch, "utd": a.utd}, a.seeds)
 

@@ -22,12 +22,10 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from shared import HERE, evaluations, write
 
-from embodyrl.provenance import hardware, versions
 from embodyrl.run_folder import finished
 from embodyrl.stats import bootstrap_iqm, wilson
-
-HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -103,13 +101,7 @@ def run(name: str, seed: int, extra: list[str]) -> Path:
 
 def read(folder: Path, seed: int) -> dict:
     """Evaluations of one seed, in the order of training."""
-    evals = []
-    for path in (folder / "rl" / "evals").glob("*.json"):
-        data = json.loads(path.read_text())
-        solved, count = sum(e["success"] for e in data["episodes"]), len(data["episodes"])
-        position = {k: data[k] for k in ("iteration", "env_steps", "minutes")}
-        evals.append(position | {"successes": solved, "episodes": count})
-    evals.sort(key=lambda e: e["env_steps"])
+    evals = evaluations(folder / "rl")
     first, last = evals[0], evals[-1]
     return {
         "seed": seed,
@@ -162,10 +154,8 @@ def main() -> None:
             "iqm": {w: bootstrap_iqm(x) for w, x in scores.items()},
             "seeds": seeds,
             "peak_memory_gib_of_one_process": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20,
-            "versions": versions(),
-            "hardware": hardware(),
         }
-        (HERE / f"{arguments.name}.json").write_text(json.dumps(result, indent=1))
+        write(arguments.name, result)
         plot(title, seeds, HERE / f"{arguments.name}.png")
         print(json.dumps({k: result[k] for k in ("title", "iqm")}), flush=True)
 

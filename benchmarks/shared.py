@@ -1,0 +1,44 @@
+"""What the benchmarks of training have in common."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from embodyrl.config import Config
+from embodyrl.provenance import git_commit, hardware, versions
+from embodyrl.run_folder import finished
+from embodyrl.runner import train
+
+HERE = Path(__file__).resolve().parent
+
+
+def complete(config: Config) -> None:
+    """Trains, or goes on; an interruption ends the whole benchmark, not this run alone."""
+    if not finished(train(config)):
+        raise SystemExit("Interrupted; the same command goes on.")
+
+
+def evaluations(folder: Path) -> list[dict[str, Any]]:
+    """What a run's evaluations found, in order: successes are a count, success is their share, return is the mean."""
+    rows = []
+    for path in (folder / "evals").glob("*.json"):
+        data = json.loads(path.read_text())
+        rows.append(
+            {key: data[key] for key in ("iteration", "env_steps", "minutes")}
+            | {
+                "episodes": len(data["episodes"]),
+                "successes": sum(e["success"] for e in data["episodes"]),
+                "success": statistics.mean(e["success"] for e in data["episodes"]),
+                "return": statistics.mean(e["return"] for e in data["episodes"]),
+            }
+        )
+    return sorted(rows, key=lambda row: row["iteration"])
+
+
+def write(name: str, result: dict[str, Any]) -> None:
+    """``benchmarks/NAME.json``, with what it was measured on."""
+    about = {"commit": git_commit(), "versions": versions(), "hardware": hardware()}
+    (HERE / f"{name}.json").write_text(json.dumps(result | about, indent=1))
