@@ -1,11 +1,16 @@
-"""What a machine with a GPU does with all this, in one call of less than ten minutes and one JSON file.
+"""What a machine with a GPU does with all this, in one call and one JSON file.
 
     python benchmarks/gpu_all.py                                     writes benchmarks/gpu_all.json
     python benchmarks/gpu_all.py --device cpu --out /tmp/gpu_all.json     the same parts, tiny: shows that they run
 
-ManiSkill (promises checked, steps per second by number of envs), the MuJoCo pick task on mujoco-warp and MJX with and
-without pictures, PPO on it with a fresh policy, the evaluation of what came of it, and the policy's throughput. A part
-that fails says so in the file, and the exit status is then 1.
+ManiSkill (promises checked, steps per second by number of envs), LIBERO-Spatial's ten tasks in one batch and the MuJoCo
+pick task by backend and number of envs with and without pictures, beside it MuJoCo Playground's Panda (with
+``--playground DIR``), PPO on the pick task with a fresh policy, the evaluation of what came of it, and the policy's
+throughput. A part that fails says so in the file, and the exit status is then 1. Where a command may take ten minutes
+only, ``--only`` names parts; they are added to what the file has.
+
+    pip install --target DIR playground brax flax ml_collections mediapy lxml orbax-checkpoint
+    git clone https://github.com/google-deepmind/mujoco_menagerie DIR/mujoco_playground/external_deps/mujoco_menagerie
 """
 
 from __future__ import annotations
@@ -45,6 +50,9 @@ class Size:
     maniskill_envs: tuple[int, ...]
     mujoco: tuple[str, ...]  # backends
     mujoco_envs: tuple[int, ...]
+    libero: tuple[str, ...]  # overrides
+    libero_envs: tuple[tuple[str, tuple[int, ...]], ...]  # by backend
+    playground_envs: tuple[int, ...]
     chunks: int
     training: tuple[str, ...]
     episodes: int
@@ -58,6 +66,9 @@ SIZES = {
         maniskill_envs=(256, 1024, 4096),
         mujoco=("native", "warp", "mjx"),
         mujoco_envs=(1, 64, 1024, 4096),
+        libero=("env.device=cuda",),
+        libero_envs=(("native", (16, 64)), ("warp", (1, 16, 64, 256, 1024, 2048, 4096))),
+        playground_envs=(1, 64, 1024, 4096),
         chunks=20,
         training=("env.num_envs=256", "run.iterations=20", "run.eval_episodes=256", "run.device=cuda"),
         episodes=256,
@@ -69,6 +80,9 @@ SIZES = {
         maniskill_envs=(2,),
         mujoco=("native",),
         mujoco_envs=(2,),
+        libero=("env.num_threads=1",),
+        libero_envs=(("warp", (2,)),),
+        playground_envs=(2,),
         chunks=1,
         training=(
             *("env.num_envs=2", "env.max_episode_steps=5", "algorithm.num_chunks=1", "algorithm.critic_epochs=1"),
@@ -104,9 +118,54 @@ def mujoco(size: Size) -> Any:
     return rows
 
 
-def speed(name: str, size: Size, settings: tuple[str, ...], num_envs: int) -> dict[str, Any]:
+def libero(size: Size) -> Any:
+    """All of LIBERO-Spatial from official states: ten tasks, one scene, so that one batch holds them all."""
+    rows = []
+    for cameras, (backend, numbers) in itertools.product(("[]", "[agentview,wrist]"), size.libero_envs):
+        for num_envs in numbers:
+            settings = (f"env.backend={backend}", f"env.cameras={cameras}", "env.split=eval", *size.libero)
+            row = {"backend": backend, "cameras": cameras, "num_envs": num_envs}
+            try:
+                row |= speed("libero", size, settings, num_envs, chunk=8, num_chunks=min(4, size.chunks))
+            except (UserError, RuntimeError) as error:  # memory, at the largest; the others are still worth having
+                row["error"] = str(error)
+            print(json.dumps(row), flush=True)
+            rows.append(row)
+    return rows
+
+
+def playground(size: Size, folder: Path) -> Any:
+    """MuJoCo Playground's PandaPickCube: control steps of 20 ms with 4 physics steps, states only, reset never."""
+    sys.path.append(str(folder))  # behind everything else, so that no package of ours is replaced
+    import jax  # pyright: ignore[reportMissingImports]
+    from mujoco_playground import registry  # pyright: ignore[reportMissingImports]
+
+    rows = []
+    env = registry.load("PandaPickCube")
+    for num_envs in size.playground_envs:
+        state = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.PRNGKey(0), num_envs))
+        actions = jax.random.uniform(jax.random.PRNGKey(1), (num_envs, env.action_size), minval=-1.0, maxval=1.0)
+        steps = 4 * size.chunks
+
+        @jax.jit
+        def run(state: Any, actions: Any = actions, steps: int = steps) -> Any:
+            return jax.lax.scan(lambda s, _: (jax.vmap(env.step)(s, actions), None), state, length=steps)[0]
+
+        times = []
+        for _ in range(min(3, size.repeats) + 1):
+            started = time.perf_counter()
+            state = jax.block_until_ready(run(state))
+            times.append(time.perf_counter() - started)
+        median = sorted(times[1:])[len(times[1:]) // 2]
+        rows.append({"num_envs": num_envs, "env_steps_per_s": steps * num_envs / median, "compile_s": times[0]})
+    return rows
+
+
+def speed(
+    name: str, size: Size, settings: tuple[str, ...], num_envs: int, chunk: int = 4, num_chunks: int = 0
+) -> dict[str, Any]:
     config = env_config(name, [*settings, f"env.num_envs={num_envs}"])
-    row = bench_env(config, chunk=4, num_chunks=size.chunks, repeats=min(3, size.repeats))
+    row = bench_env(config, chunk=chunk, num_chunks=num_chunks or size.chunks, repeats=min(3, size.repeats))
     keys = ("num_envs", "env_steps_per_s", "frames_per_s", "reset_all_s", "build_s", "memory_mib", "faults")
     return {k: row[k] for k in keys}
 
@@ -163,10 +222,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=sorted(SIZES), default="cuda")
     parser.add_argument("--out", default=str(Path(__file__).with_suffix(".json")))
-    parser.add_argument("--only", nargs="*", choices=("maniskill", "mujoco", "training", "throughput"), default=[])
+    parts = ("throughput", "maniskill", "mujoco", "libero", "playground", "training")
+    parser.add_argument("--only", nargs="*", choices=parts, default=[])
+    parser.add_argument("--playground", type=Path, help="folder of MuJoCo Playground, see above")
     a = parser.parse_args()
     size, device = SIZES[a.device], torch.device(a.device)
-    result: dict[str, Any] = {
+    before = json.loads(Path(a.out).read_text()) if a.only and Path(a.out).exists() else {}
+    result: dict[str, Any] = {part: before[part] for part in parts if part in before} | {
         "device": a.device,
         "commit": git_commit(),
         "versions": versions(),
@@ -174,14 +236,16 @@ def main() -> int:
     }
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
-        parts = {
+        work = {
             "throughput": lambda: throughput(size, device),
             "maniskill": lambda: maniskill(size),
             "mujoco": lambda: mujoco(size),
+            "libero": lambda: libero(size),
+            "playground": lambda: playground(size, a.playground),
             "training": lambda: training(size, folder),
         }
-        for name, part in parts.items():
-            if a.only and name not in a.only:
+        for name, part in work.items():
+            if (a.only and name not in a.only) or (name == "playground" and not a.playground):
                 continue
             started = time.perf_counter()
             try:

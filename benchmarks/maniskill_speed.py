@@ -7,6 +7,7 @@ All of it runs in one process tree, one part after the other, with the same rand
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import time
@@ -44,26 +45,28 @@ def ours(num_envs: int, workers: int, horizon: int, seconds: float, obs: str, im
     return {"steps_per_s": round(steps / wall, 1), "frames_per_s": round(frames, 1), "build_s": round(build, 1)}
 
 
-def make_plain() -> object:
+def make_plain(image_size: int = 0) -> object:
+    """The task as gymnasium makes it, with states, or with pictures of that size at every step."""
     import gymnasium
 
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    _import_mani_skill(renders=False)
+    _import_mani_skill(renders=image_size > 0)
+    pictures = {"sensor_configs": {"width": image_size, "height": image_size}} if image_size else {}
     env = gymnasium.make(
-        "PickCube-v1", obs_mode="state", control_mode="pd_ee_delta_pos", reward_mode="sparse",
-        sim_backend="physx_cpu", render_backend="none", max_episode_steps=40,
+        "PickCube-v1", obs_mode="rgb" if image_size else "state", control_mode="pd_ee_delta_pos", reward_mode="sparse",
+        sim_backend="physx_cpu", render_backend="cpu" if image_size else "none", max_episode_steps=40, **pictures,
     )  # fmt: skip
     from mani_skill.utils.wrappers.gymnasium import CPUGymWrapper
 
     return CPUGymWrapper(env)
 
 
-def gymnasium_async(num_envs: int, seconds: float) -> dict[str, float]:
+def gymnasium_async(num_envs: int, seconds: float, image_size: int = 0) -> dict[str, float]:
     import gymnasium
 
     started = time.perf_counter()
-    env = gymnasium.vector.AsyncVectorEnv([make_plain] * num_envs, context="spawn")
+    env = gymnasium.vector.AsyncVectorEnv([functools.partial(make_plain, image_size)] * num_envs, context="spawn")
     env.reset(seed=0)
     build = time.perf_counter() - started
     rng = np.random.default_rng(0)
@@ -105,6 +108,9 @@ def main() -> None:
         for size in (64, 128):
             results[f"embodyrl rgb {size}, 8 envs, {args.workers} workers, H=4"] = ours(
                 8, args.workers, 4, args.seconds, "rgb", size
+            )
+            results[f"gymnasium AsyncVectorEnv rgb {size}, {args.workers} envs"] = gymnasium_async(
+                args.workers, args.seconds, size
             )
     results["load_after"] = os.getloadavg()[0]
     results |= {"commit": git_commit(), "versions": versions(), "hardware": hardware()}

@@ -33,8 +33,9 @@ class LiberoConfig(EnvConfig):
         task_ids: numbers of the suite's tasks; empty means all.
         cameras: any of ``agentview`` and ``wrist``.
         image_size: height and width of the pictures.
-        backend: ``native`` steps MuJoCo with a compiled controller and draws with mujoco-warp; ``robosuite`` runs
-            robosuite's own controller and OpenGL, the reference.
+        backend: ``native`` steps MuJoCo with a compiled controller and draws with mujoco-warp; ``warp`` does all of it
+            with mujoco-warp, thousands of worlds at once on a GPU; ``robosuite`` runs robosuite's own controller and
+            OpenGL, the reference.
         num_workers: processes that share the envs; 1 runs them in this one.
         num_threads: of each process of the native backend; 0 means as many as torch uses there.
         max_episode_steps: control steps (of 1/20 s); 0 means what published results use for the suite.
@@ -63,16 +64,17 @@ class LiberoEnv(SteppedVecEnv):
 
     def __new__(cls, config: LiberoConfig) -> LiberoEnv:
         """The backend asked for, or a pool where several processes are."""
-        if config.num_workers > 1:
+        if config.num_workers > 1 and config.backend != "warp":
             return cast(LiberoEnv, PooledVecEnv("libero", config, num_workers=config.num_workers))
         if config.backend == "native":
             from embodyrl.sims.libero.native_env import NativeEnv as Backend
+        elif config.backend == "warp":
+            from embodyrl.sims.libero.warp_env import WarpEnv as Backend
         elif config.backend == "robosuite":
             from embodyrl.sims.libero.robosuite_env import RobosuiteEnv as Backend
         else:
-            raise UserError(
-                f"LIBERO has no backend {config.backend!r}. {did_you_mean(config.backend, ('native', 'robosuite'))}"
-            )
+            names = ("native", "warp", "robosuite")
+            raise UserError(f"LIBERO has no backend {config.backend!r}. {did_you_mean(config.backend, names)}")
         return super().__new__(cast(Any, Backend))
 
     def __init__(self, config: LiberoConfig) -> None:

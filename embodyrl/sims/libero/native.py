@@ -43,7 +43,7 @@ class Simulation:
         self._buffers = osc.Buffers(
             data.qpos, data.qvel, data.ctrl, data.qfrc_bias, data.M, data.site_xpos, data.site_xmat, data.xquat
         )
-        self._memory = osc.Memory(
+        self.memory = osc.Memory(
             np.zeros(3), np.zeros((3, 3)), np.zeros(2), np.zeros(self.model.nq), np.zeros(9), np.zeros(3)
         )
         self._first = True
@@ -61,7 +61,7 @@ class Simulation:
         m.body_pos[b.fixtures], m.body_quat[b.fixtures] = start.fixtures[:, :3], start.fixtures[:, 3:]
         d.time, d.qpos[:], d.qvel[:] = start.state[0], start.state[1 : 1 + m.nq], start.state[1 + m.nq :]
         mujoco.mj_forward(m, d)
-        memory = self._memory
+        memory = self.memory
         memory.goal_pos[:], memory.goal_mat[:] = b.goal_pos, b.goal_mat
         memory.gripper[:], memory.velocity[:] = 0.0, 0.0
         memory.seen_qpos[:] = d.qpos
@@ -73,8 +73,17 @@ class Simulation:
         """One control step of 50 ms with an action (7,) float64 in [-1, 1]. Other threads may run meanwhile."""
         osc.control_step(
             self.model._address, self.data._address, self.blueprint.substeps, action, self.robot, self._buffers,
-            self._memory, self._first, self._nominal,
+            self.memory, self._first, self._nominal,
         )  # fmt: skip
+        self._first = False
+
+    def read(self, world: dict[str, np.ndarray]) -> None:
+        """Takes over a world's state, by the names that MuJoCo and ``osc.Memory`` have for its parts."""
+        self.data.qpos[:], self.data.qvel[:] = world["qpos"], world["qvel"]
+        self.model.body_pos[:], self.model.body_quat[:] = world["body_pos"], world["body_quat"]
+        for name in osc.Memory._fields:
+            getattr(self.memory, name)[:] = world[name]
+        mujoco.mj_forward(self.model, self.data)
         self._first = False
 
     def broken(self) -> bool:
@@ -85,7 +94,7 @@ class Simulation:
     @property
     def seen_qpos(self) -> np.ndarray:
         """(nq,) positions at the moment at which robosuite's cameras look."""
-        return self._memory.seen_qpos
+        return self.memory.seen_qpos
 
     @property
     def fixture_poses(self) -> np.ndarray:
@@ -99,7 +108,7 @@ class Simulation:
 
     def proprio(self) -> np.ndarray:
         """(8,) gripper position, axis-angle, finger joints."""
-        hand = self._memory.seen_hand
+        hand = self.memory.seen_hand
         return np.concatenate([hand[:3], axis_angle(hand[3:7]), hand[7:]]).astype(np.float32)
 
     def privileged(self) -> np.ndarray:
@@ -127,7 +136,7 @@ class Simulation:
     @property
     def hand_velocity(self) -> np.ndarray:
         """(3,) m/s."""
-        return self._memory.velocity
+        return self.memory.velocity
 
     def position(self, name: str) -> np.ndarray:
         """(3,) of an object or a region."""

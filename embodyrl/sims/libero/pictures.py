@@ -23,7 +23,7 @@ _GROUPS = [1, 2]  # of geoms that robosuite's cameras see
 _SRGB = np.arange(256) / 255
 _TO_LINEAR = np.where(_SRGB <= 0.04045, _SRGB / 12.92, ((_SRGB + 0.055) / 1.055) ** 2.4)
 _TO_LINEAR = (255 * _TO_LINEAR).round().astype(np.uint8)
-_NOWHERE = np.array([0.0, 0.0, -100.0])
+NOWHERE = np.array([0.0, 0.0, -100.0])
 # All kinds that LIBERO's scenes hold. The kernel is compiled for this list, and so only once for all scenes.
 _KINDS = (0, 2, 4, 5, 6, 7)  # plane, sphere, ellipsoid, cylinder, box, mesh
 
@@ -55,11 +55,9 @@ class Pictures:
         device: str = "cpu",
     ) -> None:  # fmt: skip
         self._fixtures, self._size, self._cameras = fixtures, size, cameras
-        model = _visual_model(xml, burners)
-        _prepare_textures(model)
-        _limit_directional_light(model)
-        self._model, self._data = model, mujoco.MjData(model)
-        self._glow = [model.geom(f"{name}_glow").id for name in burners]
+        self._model = model = visual_model(xml, burners)
+        self._data = mujoco.MjData(model)
+        self._glow = glow_geoms(model, burners)
         self._order = sorted(cameras, key=lambda name: model.camera(CAMERAS[name]).id)
         names = [CAMERAS[name] for name in self._order]
         with told_once("drawing kernels", "about a minute", ("warp-lang", "mujoco-warp")):
@@ -94,7 +92,7 @@ class Pictures:
         mujoco.mj_camlight(m, d)
         for geom, on in zip(self._glow, view.glowing, strict=True):
             if not on:
-                d.geom_xpos[geom] = _NOWHERE
+                d.geom_xpos[geom] = NOWHERE
         out = [d.geom_xpos, d.geom_xmat, d.cam_xpos, d.cam_xmat, d.light_xpos, d.light_xdir]
         return [value.astype(np.float32) for value in out]
 
@@ -111,23 +109,7 @@ class _Lane:
     def __init__(self, model: Any, cameras: list[str], size: int, device: str) -> None:
         self._mjw, self._wp = import_warp()
         self._device = device
-        with self._wp.ScopedDevice(device):
-            self._model = self._mjw.put_model(model)
-            self._data = self._mjw.make_data(model, nworld=1, nconmax=8, njmax=8)
-            self._context = self._mjw.create_render_context(
-                model,
-                nworld=1,
-                cam_res=(size, size),
-                render_rgb=True,
-                render_depth=False,
-                cam_active=cameras,
-                enabled_geom_groups=_GROUPS,
-                use_shadows=False,  # none of LIBERO's lights casts any
-                enable_specular=False,  # OpenGL's are computed at the corners of large faces alone, and mostly lost
-                render_skybox=bool((model.tex_type == mujoco.mjtTexture.mjTEXTURE_SKYBOX).any()),
-                enable_backface_culling=False,
-            )
-        self._context.geom_ray_types = _KINDS
+        self._model, self._data, self._context = put_scene(model, cameras, size, 1, device)
         d = self._data
         self._targets = [d.geom_xpos, d.geom_xmat, d.cam_xpos, d.cam_xmat, d.light_xpos, d.light_xdir]
         self._shapes = [target.numpy().shape for target in self._targets]
@@ -146,8 +128,44 @@ class _Lane:
             self._mjw.render(self._model, self._data, self._context)
 
 
-def _visual_model(xml: str, burners: list[str]) -> Any:
-    """The compiled scene; the ray caster draws no sites, so that the sites that glow become geoms."""
+def visual_model(xml: str, burners: list[str]) -> Any:
+    """The compiled scene as the ray caster needs it, to look like OpenGL's."""
+    model = _with_glow(xml, burners)
+    _prepare_textures(model)
+    _limit_directional_light(model)
+    return model
+
+
+def glow_geoms(model: Any, burners: list[str]) -> list[int]:
+    """The geoms of a ``visual_model`` that are seen while a burner is on."""
+    return [model.geom(f"{name}_glow").id for name in burners]
+
+
+def put_scene(model: Any, cameras: list[str], size: int, worlds: int, device: str) -> tuple[Any, Any, Any]:
+    """Warp's model with fixtures' poses of each world's own, data and render context of a ``visual_model``."""
+    mjw, wp = import_warp()
+    with wp.ScopedDevice(device):
+        scene = mjw.put_model(model, {"body_pos": worlds, "body_quat": worlds})
+        data = mjw.make_data(model, nworld=worlds, nconmax=8, njmax=8)
+        context = mjw.create_render_context(
+            model,
+            nworld=worlds,
+            cam_res=(size, size),
+            render_rgb=True,
+            render_depth=False,
+            cam_active=cameras,
+            enabled_geom_groups=_GROUPS,
+            use_shadows=False,  # none of LIBERO's lights casts any
+            enable_specular=False,  # OpenGL's are computed at the corners of large faces alone, and mostly lost
+            render_skybox=bool((model.tex_type == mujoco.mjtTexture.mjTEXTURE_SKYBOX).any()),
+            enable_backface_culling=False,
+        )
+    context.geom_ray_types = _KINDS
+    return scene, data, context
+
+
+def _with_glow(xml: str, burners: list[str]) -> Any:
+    """The ray caster draws no sites, so that the sites that glow become geoms."""
     if not burners:
         return mujoco.MjModel.from_xml_string(xml)
     spec = mujoco.MjSpec.from_string(xml)

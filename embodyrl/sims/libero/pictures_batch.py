@@ -1,0 +1,107 @@
+"""Pictures of many worlds of one LIBERO scene in one launch, from states and into frames that stay on the device."""
+
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's module is native and its wheel describes it only in part to a type checker.
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mujoco
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodyrl.sims.libero.blueprint import Blueprint
+from embodyrl.sims.libero.cache import told_once
+from embodyrl.sims.libero.pictures import NOWHERE, glow_geoms, put_scene, visual_model
+from embodyrl.sims.libero.render import CAMERAS
+from embodyrl.sims.mujoco.render import import_warp
+
+
+class BatchPictures:
+    """Draws the cameras of one scene; ``Pictures`` does so one world at a time from host memory.
+
+    Args:
+        plan: of a task in the scene.
+        cameras: which to draw.
+        size: height and width of the pictures.
+        worlds: that one launch draws; fewer cost as much, more take several launches.
+        device: of the tensors.
+    """
+
+    def __init__(self, plan: Blueprint, cameras: tuple[str, ...], size: int, worlds: int, device: torch.device) -> None:
+        self._mjw, self._wp = import_warp()
+        self._fixtures, self._cameras, self._size, self._worlds = plan.fixtures, cameras, size, worlds
+        self._device, self._warp_device = device, str(device)
+        model = visual_model(plan.xml, plan.burners)
+        self._order = sorted(cameras, key=lambda name: model.camera(CAMERAS[name]).id)
+        with told_once("drawing kernels", "about a minute", ("warp-lang", "mujoco-warp")):
+            self._model, self._data, self._context = put_scene(
+                model, [CAMERAS[name] for name in self._order], size, worlds, self._warp_device
+            )
+            self._launch(lambda: None)
+        m, d = self._model, self._data
+        self._body_pos, self._body_quat, self._qpos, self._geom_pos, self._geom_mat, self._xpos, self._xmat = (
+            torch.from_dlpack(array)
+            for array in (m.body_pos, m.body_quat, d.qpos, d.geom_xpos, d.geom_xmat, d.xpos, d.xmat)
+        )
+        self._packed = torch.from_dlpack(self._context.rgb_data)
+        # mujoco-warp leaves geometry that cannot move where it was at first, but a reset moves cabinets and stoves.
+        self._still = torch.tensor(np.flatnonzero(model.body_weldid[model.geom_bodyid] == 0), device=device)
+        still = self._still.tolist()
+        self._still_body = torch.tensor(model.geom_bodyid[still], dtype=torch.long, device=device)
+        self._still_pos = torch.tensor(model.geom_pos[still], dtype=torch.float32, device=device)
+        turn = np.zeros((len(still), 9))
+        for out, quat in zip(turn, model.geom_quat[still], strict=True):
+            mujoco.mju_quat2Mat(out, quat)
+        self._still_mat = torch.tensor(turn.reshape(-1, 3, 3), dtype=torch.float32, device=device)
+        self._glow = torch.tensor(glow_geoms(model, plan.burners), dtype=torch.long, device=device)
+        self._nowhere = torch.tensor(NOWHERE, dtype=torch.float32, device=device)
+
+    def draw(self, qpos: Tensor, body_pos: Tensor, body_quat: Tensor, glowing: Tensor) -> dict[str, Tensor]:
+        """Pictures of n worlds.
+
+        Args:
+            qpos: (n, nq).
+            body_pos: (n, nbody, 3) in their parents, of which the fixtures' count.
+            body_quat: (n, nbody, 4).
+            glowing: (n, burners) bool.
+
+        Returns:
+            Camera name -> (n, size, size, 3) uint8.
+        """
+        n, size = len(qpos), self._size
+        out = torch.empty(n, len(self._order), size, size, 3, dtype=torch.uint8, device=self._device)
+        for start in range(0, n, self._worlds):
+            rows = torch.arange(start, start + self._worlds, device=self._device).clamp(max=n - 1)
+            self._qpos.copy_(qpos[rows])
+            self._body_pos[:, self._fixtures] = body_pos[rows][:, self._fixtures]
+            self._body_quat[:, self._fixtures] = body_quat[rows][:, self._fixtures]
+            self._launch(lambda rows=rows: self._put_still(glowing[rows]))
+            # Packed 0xAARRGGBB: bytes B, G, R, A on a little-endian machine.
+            rgb = self._packed.view(torch.uint8).view(self._worlds, len(self._order), size, size, 4)
+            out[start : start + self._worlds] = rgb[: n - start, ..., :3].flip(-1)
+        return {name: out[:, self._order.index(name)] for name in self._cameras}
+
+    def _put_still(self, glowing: Tensor) -> None:
+        mat = self._xmat[:, self._still_body]
+        moved = (mat @ self._still_pos[..., None]).squeeze(-1)
+        self._geom_pos[:, self._still] = self._xpos[:, self._still_body] + moved
+        self._geom_mat[:, self._still] = mat @ self._still_mat
+        lit = self._geom_pos[:, self._glow]
+        self._geom_pos[:, self._glow] = torch.where(glowing[..., None], lit, self._nowhere)
+
+    def _launch(self, between: Callable[[], None]) -> None:
+        m, d, wp = self._model, self._data, self._wp
+        cuda = self._device.type == "cuda"
+        with wp.ScopedStream(wp.stream_from_torch(self._device)) if cuda else wp.ScopedDevice("cpu"):
+            self._mjw.kinematics(m, d)
+            self._mjw.camlight(m, d)
+            between()
+            self._mjw.refit_bvh(m, d, self._context)
+            self._mjw.render(m, d, self._context)
+
+    def close(self) -> None:
+        """Frees meshes, textures and frames."""
+        self._model = self._data = self._context = None
+        self._packed = torch.empty(0)
