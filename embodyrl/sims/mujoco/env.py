@@ -94,7 +94,8 @@ class MujocoEnv(SteppedVecEnv):
         )
         self._stale = np.ones(num, dtype=bool)
         size = config.image_size
-        self._images = {name: np.zeros((num, size, size, 3), np.uint8) for name in cameras}
+        blank = torch.zeros(num, size, size, 3, dtype=torch.uint8, device=self.device)
+        self._images = {name: blank.clone() for name in cameras}
         self._renderer = (
             render.make(config.renderer, model, cameras, size, threads, config.render_batch) if cameras else None
         )
@@ -236,7 +237,7 @@ class MujocoEnv(SteppedVecEnv):
             rows = self._stale.nonzero()[0]
             self._frame.qpos[rows] = self._state[rows, 1 : 1 + self.model.nq]
             for name, pixels in self._renderer.render(self._frame, rows).items():
-                self._images[name][rows] = pixels
+                self._images[name][torch.from_numpy(rows)] = pixels.to(self.device)
             self._stale[:] = False
         view = self.view()
         parts = [self._ee, self._target]
@@ -246,7 +247,7 @@ class MujocoEnv(SteppedVecEnv):
         privileged = self._privileged(view)
         proprio = np.concatenate([*parts, view.opening[:, None], *([] if self._images else [privileged])], axis=1)
         return Obs(
-            images={name: torch.tensor(pixels, device=self.device) for name, pixels in self._images.items()},
+            images={name: pixels.clone() for name, pixels in self._images.items()},
             proprio=torch.tensor(proprio, dtype=torch.float32, device=self.device),
             instruction=list(self.instructions),
             privileged=torch.tensor(privileged, dtype=torch.float32, device=self.device),

@@ -18,12 +18,14 @@ from typing import Any, Protocol
 
 import mujoco
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from embodyrl.errors import MissingDependencyError
 from embodyrl.sims.mujoco.scene import BACKGROUND
 
-Pixels = dict[str, NDArray[np.uint8]]
+Pixels = dict[str, Tensor]
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Renderer(Protocol):
     """Draws rows of a ``Frame``."""
 
     def render(self, frame: Frame, rows: NDArray[np.int64]) -> Pixels:
-        """Camera name -> (len(rows), size, size, 3) uint8."""
+        """Camera name -> (len(rows), size, size, 3) uint8, on the device that draws."""
         ...
 
     def close(self) -> None:
@@ -64,11 +66,11 @@ class WarpRenderer:
             model: the scene.
             cameras: names of the cameras to draw.
             size: edge of the square picture in pixels.
-            device: ``"cpu"`` or a CUDA device; pictures are handed over in host memory either way.
+            device: ``"cpu"`` or a CUDA device, where the pictures then stay.
             lanes: threads that draw at the same time (1 is best on a GPU).
             worlds: envs that one launch draws.
         """
-        self._cameras, self._size, self._worlds = cameras, size, worlds
+        self._cameras, self._size, self._worlds, self._device = cameras, size, worlds, device
         self._order = sorted(cameras, key=lambda name: model.camera(name).id)
         _, wp = import_warp()
         if not any(Path(wp.config.kernel_cache_dir).glob("*render_megakernel*")):
@@ -78,7 +80,8 @@ class WarpRenderer:
 
     def render(self, frame: Frame, rows: NDArray[np.int64]) -> Pixels:
         """See ``Renderer``."""
-        packed = np.empty((len(rows), len(self._order), self._size, self._size), np.uint32)
+        shape = (len(rows), len(self._order), self._size, self._size)
+        packed = torch.empty(shape, dtype=torch.int32, device=self._device)
         starts = list(range(0, len(rows), self._worlds))
 
         def draw(number: int) -> None:
@@ -92,8 +95,8 @@ class WarpRenderer:
         else:
             list(self._pool.map(draw, range(len(self._lanes))))
         # Packed 0xAARRGGBB: bytes B, G, R, A on a little-endian machine.
-        rgb = packed.view(np.uint8).reshape(*packed.shape, 4)[..., 2::-1]
-        return {name: np.ascontiguousarray(rgb[:, self._order.index(name)]) for name in self._cameras}
+        rgb = packed.view(torch.uint8).view(*shape, 4)[..., :3].flip(-1)
+        return {name: rgb[:, self._order.index(name)] for name in self._cameras}
 
     def close(self) -> None:
         """See ``Renderer``."""
@@ -137,8 +140,9 @@ class _Lane:
                 background_color=(*BACKGROUND, 1.0),
             )
         self._launch()  # compiles here, on one thread, not in the middle of the first episode
+        self._packed = torch.from_dlpack(self._context.rgb_data).view(torch.int32)
 
-    def draw(self, frame: Frame, rows: NDArray[np.int64], out: NDArray[np.uint32]) -> None:
+    def draw(self, frame: Frame, rows: NDArray[np.int64], out: Tensor) -> None:
         """Draws ``rows`` (at most ``worlds``) into ``out`` (len(rows), cameras, size, size)."""
         m, d = self._model, self._data
         # Short batches are filled up by repeating the first row: the launch has a fixed size.
@@ -152,7 +156,7 @@ class _Lane:
         m.light_diffuse.assign(frame.diffuse[full][:, None])
         m.light_ambient.assign(frame.ambient[full][:, None])
         self._launch()
-        out[:] = self._context.rgb_data.numpy()[: len(rows)].reshape(out.shape)
+        out.copy_(self._packed[: len(rows)].view(out.shape))
 
     def _launch(self) -> None:
         m, d, mjw = self._model, self._data, self._mjw
@@ -201,7 +205,7 @@ class OpenGLRenderer:
             for name in self._cameras:
                 self._renderer.update_scene(d, name, self._option)
                 self._renderer.render(out=out[name][i])
-        return out
+        return {name: torch.from_numpy(pixels) for name, pixels in out.items()}
 
     def close(self) -> None:
         """See ``Renderer``."""
