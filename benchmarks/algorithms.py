@@ -69,6 +69,7 @@ OFF_POLICY = {
 LEARNED_NOISE = {"transition": "flow_noise", "noise_min": 0.1, "noise_max": 0.5}
 # Without demonstrations in its loss the actor runs off after critics that have learned for 300 steps alone.
 SAC = {**OFF_POLICY, "critic_warmup": 1000, "alpha": 1e-3, "lr": 5e-5}
+HELD = {"critic_warmup": 300, "lr": 1e-4, "bc_coef": 1.0}
 
 
 @dataclass(frozen=True)
@@ -89,23 +90,18 @@ ALGORITHMS = {
     "ppo_cps": Algorithm("PPO, Flow-CPS", PPO, 4900, {"transition": "flow_cps"}),
     "fpo": Algorithm("FPO", {**PPO, "name": "fpo"}, 4900),
     "grpo": Algorithm("GRPO", {"name": "grpo", **ON_POLICY}, 4000),
-    "nft": Algorithm("NFT", {"name": "nft", "lr": 1e-3}, 2000),
+    "nft": Algorithm("NFT", {"name": "nft", "lr": 2e-4}, 2000),
     "sac_flow": Algorithm(
         "SAC-Flow, with demonstrations",
-        {
-            "name": "sac_flow",
-            **SAC,
-            "random_warmup": False,
-            "critic_warmup": 300,
-            "lr": 1e-4,
-            "bc_coef": 1.0,
-            "critic_norm": "layer",
-        },
+        {"name": "sac_flow", **SAC, **HELD, "random_warmup": False, "critic_norm": "layer"},
         1280,
         LEARNED_NOISE,
         demos=True,
     ),
-    "rlpd": Algorithm("RLPD", {"name": "rlpd", **SAC}, 1280, LEARNED_NOISE, demos=True),
+    "rlpd": Algorithm("RLPD", {"name": "rlpd", **SAC, **HELD}, 1280, LEARNED_NOISE, demos=True),
+    "rlpd_free": Algorithm(
+        "RLPD without imitation", {"name": "rlpd", **SAC, "bc_coef": 0.0}, 1280, LEARNED_NOISE, demos=True
+    ),
     "wsrl": Algorithm("WSRL", {"name": "wsrl", **SAC}, 1280, LEARNED_NOISE),
     "dsrl": Algorithm("DSRL", {"name": "dsrl", **OFF_POLICY, "alpha": 0.01}, 1280, {"steer_width": 128}),
 }

@@ -1,9 +1,9 @@
 """RLPD: SAC-Flow whose every batch is half demonstrations, and which learns much from each chunk (arXiv:2302.02948).
 
-Demonstrations are data like any other: no pretraining and no imitation term. What makes that work is symmetric
-sampling (``demo_fraction``), LayerNorm in the critics, which bounds the value of actions that nobody tried, a large
-ensemble, and a high update-to-data ratio. A human's corrections on a robot are demonstrations too (HIL-SERL,
-arXiv:2410.21845).
+Demonstrations are data like any other. What makes that work is symmetric sampling (``demo_fraction``), LayerNorm in the
+critics, which bounds the value of actions that nobody tried, a large ensemble, and a high update-to-data ratio. A
+human's corrections on a robot are demonstrations too (HIL-SERL, arXiv:2410.21845). The paper's policies start from
+nothing and imitate nobody; ours is worth keeping, so its loss holds it near the demonstrations (``bc_coef``).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class RLPDConfig(SACFlowConfig):
     num_critics: int = 10
     shared_critic: bool = True
     critic_norm: str = "layer"
+    bc_coef: float = 1.0
     demo_fraction: float = 0.5
     intervention_capacity: int = 10_000
 
