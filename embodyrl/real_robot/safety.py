@@ -20,6 +20,9 @@ from embodyrl.real_robot.tracking import SafetyConfig, Tracker
 
 MAX_WIDTH = 0.08
 """Between the open fingers of the Franka hand, in m."""
+STILL = 0.15
+"""rad that the arm may be told to move while the measured angles stay the same to the last bit. The reference leads the
+measured joints by no more than ``max_lead``, so that ``max_error`` alone would not notice."""
 _LOCKED = (Mode.FAULT, Mode.ESTOP)
 
 
@@ -62,6 +65,7 @@ class SafetyFilter:
         self._tracker.start(q)
         self.command = Command(now, q, zero, zero, state.width, Mode.HOLD)
         self._last_tick, self._target = now, None
+        self._still = q, q  # measured angles, and those commanded when they were measured first
         self._enter(now, Mode.HOLD, "started", force=True)
 
     def run(self, now: float) -> None:
@@ -175,6 +179,10 @@ class SafetyFilter:
             return f"no fresh state of the robot for {age:.3f} s"
         if (error := float(np.abs(state.q - self.command.q).max())) > c.max_error:
             return f"the robot is {error:.2f} rad away from where it was told to be"
+        if (state.q != self._still[0]).any():
+            self._still = state.q, self.command.q
+        elif float(np.abs(self.command.q - self._still[1]).max()) > STILL:
+            return f"the measured angles stand still, but the arm was told to move by more than {STILL} rad"
         if state.force is not None and not math.sqrt(float(state.force @ state.force)) <= c.max_force:
             return f"force: {math.sqrt(float(state.force @ state.force)):.0f} N at the hand"
         return ""

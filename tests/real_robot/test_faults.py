@@ -1,0 +1,118 @@
+"""Faults of state, sensors and clock on the simulated arm in this process: mode, limits, time to stop and log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embodyrl.real_robot import kinematics
+from embodyrl.real_robot.actions import SPACES, DeltaDecoder
+from embodyrl.real_robot.deploy import Episode, drive
+from embodyrl.real_robot.executor import Executor, ExecutorConfig, VirtualInference
+from embodyrl.real_robot.log import RunLog, read
+from embodyrl.real_robot.messages import Mode, RobotState
+from embodyrl.real_robot.safety import SafetyConfig, SafetyFilter
+from embodyrl.real_robot.tracking import BOX_SLACK
+from embodyrl.real_robot.transports import NotReadyError
+from embodyrl.real_robot.twin import BOX, MujocoTwin
+from embodyrl.sims.mujoco.env import Config
+
+H, HZ = 8, 25.0
+SPACE = SPACES["mujoco", "ee_delta_pos"]
+
+
+class Faulty(MujocoTwin):
+    """An arm to which something happens half a second into its episode, when it moves."""
+
+    fault, when = "", 0.5
+
+    def _struck(self, fault: str) -> bool:
+        return self.fault == fault and self._now >= self.when
+
+    def now(self) -> float:
+        jump = {"clock ahead": 3.0, "clock back": -0.4}.get(self.fault, 0.0)
+        return self._now + (jump if self._now >= self.when else 0.0)
+
+    def sleep_until(self, stamp: float) -> None:
+        stall = self._struck("stall") and self._now < self.when + 0.05
+        super().sleep_until(stamp - (self.now() - self._now) + (0.06 if stall else 0.0))
+
+    def state(self) -> RobotState:
+        state = super().state()
+        if self._now < self.when:
+            self.before = state
+        if self.fault in ("late", "frozen") and self._now >= self.when:
+            return self.before if self.fault == "late" else replace(self.before, stamp=state.stamp)
+        if self._struck("not finite"):
+            return replace(state, q=state.q * np.nan)
+        return replace(state, force=np.array([0.0, 0.0, 50.0])) if self._struck("force") else state
+
+    def observe(self, decoder: DeltaDecoder) -> dict[str, Any]:
+        if self._struck("camera"):
+            raise NotReadyError("no fresh picture of camera front for 0.40 s")
+        return super().observe(decoder)
+
+    def solved(self) -> bool:
+        return False  # an episode is not to end for it
+
+
+@pytest.fixture(scope="module")
+def twin() -> Iterator[Faulty]:
+    twin = Faulty(Config(task="reach", renderer="none", cameras=()))
+    yield twin
+    twin.close()
+
+
+def driven(twin: Faulty, path: Path, action: list[float], seconds: float = 4.0) -> Episode:
+    chunk = {"actions": np.tile(np.array(action, np.float32), (H, 1))}
+    twin.begin(0)
+    executor = Executor(ExecutorConfig(H, 4, HZ, "naive"), VirtualInference(lambda seen: chunk, lambda took: 0.05))
+    log, guard = RunLog(path, {}, twin.now()), SafetyFilter(SafetyConfig(**BOX, robot="panda"))  # type: ignore[arg-type]
+    try:
+        return drive(twin, twin, guard, executor, DeltaDecoder(SPACE, HZ, **BOX), log, seconds=seconds)
+    finally:
+        log.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "mode", "told"),
+    [
+        ("late", Mode.FAULT, "no fresh state of the robot for 0.0"),
+        ("frozen", Mode.FAULT, "the measured angles stand still"),
+        ("not finite", Mode.FAULT, "not seven finite angles"),
+        ("force", Mode.FAULT, "force: 50 N at the hand"),
+        ("camera", Mode.HOLD, "no fresh picture of camera front"),
+        ("clock ahead", Mode.FAULT, "no fresh state of the robot for 3."),
+        ("clock back", Mode.HOLD, "the clock went back by 0.39"),
+        ("stall", Mode.HOLD, "no tick for 0.0"),
+    ],
+)
+def test_what_happens_in_mid_motion_ends_at_rest_within_limits_and_in_the_log(
+    twin: Faulty, tmp_path: Path, fault: str, mode: Mode, told: str
+) -> None:
+    twin.fault = fault
+    episode = driven(twin, tmp_path / "run.mcap", [0.1, 0.35, 0.2, 1.0])
+    twin.fault = ""
+    assert episode.mode == mode and told in episode.reason, episode
+    assert max(episode.peak.values()) <= 1.0 and not episode.solved
+    messages = read(tmp_path / "run.mcap")
+    assert any(told in m["text"] for m in messages["/event"])
+    speeds = np.array([np.abs(c["dq"]).max() for c in messages["/command"]])
+    stopping = np.array([c["mode"] != "run" for c in messages["/command"]])
+    assert speeds.max() > 0.2 and speeds[-1] < 1e-6
+    assert 0 < (stopping & (speeds > 1e-6)).sum() * 0.01 < 0.3  # time to stop
+
+
+@pytest.mark.parametrize("action", [[0.0, 0.0, -1.0, 1.0], [1.0, 1.0, 0.0, 1.0], [-1.0, -1.0, 1.0, 1.0]])
+def test_who_pushes_against_the_workspace_stays_in_it(twin: Faulty, tmp_path: Path, action: list[float]) -> None:
+    episode = driven(twin, tmp_path / "run.mcap", action)
+    assert (episode.mode, episode.reason) == (Mode.HOLD, "the time is up") and max(episode.peak.values()) <= 1.0
+    hand = np.array([kinematics.tip(m["q"]) for m in read(tmp_path / "run.mcap")["/state"]])
+    assert (hand > np.array(BOX["box_low"]) - BOX_SLACK - 0.005).all()
+    assert (hand < np.array(BOX["box_high"]) + BOX_SLACK + 0.005).all()
+    assert np.ptp(hand, axis=0).max() > 0.1  # it did go there
