@@ -1,11 +1,14 @@
 """Learning on the simulated arm behind its safety filter, with a scripted person who takes over, and without one.
 
     python benchmarks/robot_online.py --seeds 0 1 2 --out benchmarks/robot_online.json
+    python benchmarks/robot_online.py --init runs/sft --data data/pick --iterations 500 --out ...    # from pixels
 
-RLPD from states, from a few of the expert's demonstrations. Each row is a point of a run: chunks that a person moved,
-minutes of the arm's own time, minutes of the wall, and the successes of the policy alone on held-out initial states.
-The person lets the policy act ``--patience`` times in each episode and then ends it; the control is the same run
-without them. HIL-SERL (arXiv:2410.21845) reports nearly perfect policies after 1 to 2.5 hours on real arms.
+RLPD with an imitation term: from states and a few of the expert's demonstrations, or with ``--init`` from pixels and an
+imitated policy (preset ``robot_pick_rlpd``). Each row is a point of a run: chunks that a person moved, minutes of the
+arm's own time, minutes of the wall, and the successes of the policy alone on held-out initial states. The simulated
+arm's time goes by as fast as the machine can; the code is what drives a real one. The person lets the policy act
+``--patience`` times in each episode and then ends it; the control is the same run without them. HIL-SERL
+(arXiv:2410.21845) reports nearly perfect policies after 1 to 2.5 hours on real arms. Writes a PNG beside the JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +20,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from embodyrl.config import resolve
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from embodyrl.config import Config, compose, resolve
 from embodyrl.data.collect import collect_dataset
 from embodyrl.loggers import read_metrics
 from embodyrl.provenance import git_commit, hardware, versions
@@ -31,51 +39,85 @@ SPEED, HZ = 0.5, 25.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="reach")
+    parser.add_argument("--init", default="", help="a checkpoint that sees; without one a policy from states")
+    parser.add_argument("--data", default="", help="demonstrations (default: the expert's, --demos of them)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--demos", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=60)
-    parser.add_argument("--eval-every", type=int, default=20)
+    parser.add_argument("--eval-every", type=int, default=15)
     parser.add_argument("--eval-episodes", type=int, default=32)
     parser.add_argument("--patience", type=int, default=20)
+    parser.add_argument("--alone", type=int, default=1, help="0 leaves the control out")
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
     load, rows = os.getloadavg()[0], []
     with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "demos"
-        task = TaskConfig(task=a.task, cameras=(), renderer="none", num_envs=1)
-        collect_dataset(task, data, num_episodes=a.demos)
+        if not a.data:
+            a.data = f"{folder}/demos"
+            task = TaskConfig(task=a.task, cameras=(), renderer="none", num_envs=1)
+            collect_dataset(task, a.data, num_episodes=a.demos)
         for seed in a.seeds:
-            for corrector in (a.patience, 0):
-                for row in points(a, seed, corrector, data, Path(folder) / f"{seed}_{corrector}"):
+            for corrector in (a.patience, 0) if a.alone else (a.patience,):
+                run = {"seed": seed, "iterations": a.iterations, "eval_every": a.eval_every, "videos": 0}
+                run |= {"eval_episodes": a.eval_episodes, "threads": 1, "device": "cpu", "name": f"{seed}_{corrector}"}
+                run |= {"checkpoint_every": a.iterations, "out": folder}
+                config = (from_pixels if a.init else from_states)(a, corrector, run)
+                for row in points(config, train(config)):
                     rows.append(row)
                     print(json.dumps(row), flush=True)
-    result = {"settings": {k: v for k, v in vars(a).items() if k != "out"}, "rows": rows}
+    result = {"settings": {k: v for k, v in vars(a).items() if k not in ("out", "data")}, "rows": rows}
     result |= {"load": [load, os.getloadavg()[0]], "commit": git_commit()}
     result |= {"hardware": hardware(), "versions": versions()}
     if a.out:
         a.out.write_text(json.dumps(result, indent=1) + "\n")
+        draw(rows, a.out.with_suffix(".png"))
 
 
-def points(a: argparse.Namespace, seed: int, corrector: int, data: Path, out: Path) -> list[dict[str, Any]]:
-    """One run, as its evaluations."""
+def from_states(a: argparse.Namespace, corrector: int, run: dict[str, Any]) -> Config:
+    """A small policy that starts from nothing, and sees the scene's state."""
     env = {"name": "robot", "task": a.task, "cameras": [], "renderer": "none", "speed": SPEED, "corrector": corrector}
     policy = {"name": "flow_mlp", "horizon": 5, "transition": "flow_noise", "noise_min": 0.1, "noise_max": 0.5}
     algorithm = {"name": "rlpd", "num_chunks": 16, "capacity": 20_000, "warmup_chunks": 64, "batch_size": 64}
     algorithm |= {"utd": 2.0, "policy_delay": 2, "num_critics": 4, "critic_width": 128, "entropy_backup": False}
-    run = {"seed": seed, "iterations": a.iterations, "eval_every": a.eval_every, "eval_episodes": a.eval_episodes}
-    run |= {"videos": 0, "threads": 1, "device": "cpu", "checkpoint_every": a.iterations, "out": str(out)}
-    sections = {"env": env, "policy": policy, "algorithm": algorithm, "run": run, "data": {"path": str(data)}}
-    folder = train(resolve(sections))
+    algorithm |= {"critic_warmup": 100, "bc_coef": 1.0, "alpha": 0.001}
+    return resolve({"env": env, "policy": policy, "algorithm": algorithm, "run": run, "data": {"path": a.data}})
+
+
+def from_pixels(a: argparse.Namespace, corrector: int, run: dict[str, Any]) -> Config:
+    """An imitated policy that sees pictures, improved as the preset does it."""
+    env = [f"env.task={a.task}", f"env.speed={SPEED}", f"env.corrector={corrector}"]
+    settings = [f"run.{name}={value}" for name, value in run.items()]
+    return compose("robot_pick_rlpd", [*env, *settings, f"run.init_checkpoint={a.init}", f"data.path={a.data}"])
+
+
+def points(config: Config, folder: Path) -> list[dict[str, Any]]:
+    """A run as its evaluations."""
     metrics, rows = read_metrics(folder / "metrics.jsonl"), []
-    for file in sorted((folder / "evals").glob("*.json")):
+    person = bool(config.env.corrector)  # type: ignore[attr-defined]
+    for file in (folder / "evals").glob("*.json"):
         found = json.loads(file.read_text())
-        human = sum(row["human_chunks"] for row in metrics if row["iteration"] <= found["iteration"] and corrector)
-        row = {"seed": seed, "person": bool(corrector), "iteration": found["iteration"], "human_chunks": int(human)}
+        human = sum(row["human_chunks"] for row in metrics if row["iteration"] <= found["iteration"] and person)
+        row = {"seed": config.run.seed, "person": person, "iteration": found["iteration"], "human_chunks": int(human)}
         row |= {"arm_minutes": round(found["env_steps"] / (SPEED * HZ) / 60, 2), "minutes": round(found["minutes"], 2)}
         solved, played = sum(e["success"] for e in found["episodes"]), len(found["episodes"])
         rows.append(row | {"success": round(solved / played, 3), "interval": wilson(solved, played)})
-    rows.sort(key=lambda row: row["iteration"])
-    return rows
+    return sorted(rows, key=lambda row: row["iteration"])
+
+
+def draw(rows: list[dict[str, Any]], file: Path) -> None:
+    figure, axis = plt.subplots(figsize=(6, 3.6))
+    for person, colour in ((True, "tab:blue"), (False, "tab:grey")):
+        for seed in sorted({row["seed"] for row in rows}):
+            found = [row for row in rows if row["seed"] == seed and row["person"] == person]
+            x, y = [row["arm_minutes"] for row in found], [100 * row["success"] for row in found]
+            low, high = ([100 * row["interval"][k] for row in found] for k in (0, 1))
+            name = "a person takes over" if person else "alone"
+            axis.plot(x, y, "o-", color=colour, label=name if seed == rows[0]["seed"] and found else None)
+            axis.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
+    axis.set(xlabel="minutes of the arm's time", ylabel="success of the policy alone (%)", ylim=(0, 102))
+    axis.legend()
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
     python benchmarks/robot_transports.py runs/ppo --episodes 32 --out benchmarks/robot_transports.json
 
-``.venv-ros/bin/python`` (``make test-robot``) has what ROS 2 needs, and ROS 1 needs a roscore. For each transport: the
-rate of joint states and pictures and their way from stamp to callback over ten seconds, then the episodes. The limits
-of age are wide, because a machine that does other work too would stop the arm for being late; ``late`` counts the ticks
-that came more than half a tick late, ``load`` is what the machine was doing.
+``.venv-ros/bin/python`` (``make test-robot``) has what ROS 2 and libfranka need; a roscore and franka-sim are started
+here. For each transport: the rate of joint states and pictures and their way from stamp to callback over ten seconds,
+then the episodes. ``evaluation`` is the same initial states in the env that the policy was trained in, without filter
+and transport. The limits of age are wide, because a machine that does other work too would stop the arm for being
+late; ``late`` counts the ticks that came more than half a tick late, ``load`` is what the machine was doing.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ import argparse
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from embodyrl.evaluate import evaluate_checkpoint
 from embodyrl.provenance import git_commit, hardware, versions
 from embodyrl.real_robot.commands import deploy_checkpoint
 from embodyrl.real_robot.ros import fields
@@ -39,19 +43,26 @@ def main() -> None:
     parser.add_argument("checkpoint")
     parser.add_argument("--episodes", type=int, default=32)
     parser.add_argument("--mode", default="rtc")
-    parser.add_argument("--robots", nargs="+", default=["twin", "rosbridge", "ros2", "ros1"])
+    parser.add_argument("--robots", nargs="+", default=["twin", "rosbridge", "ros2", "ros1", "libfranka"])
+    parser.add_argument("--speed", type=float, default=0.5)
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
     rows, load = [], os.getloadavg()[0]
+    evaluation = evaluate_checkpoint(a.checkpoint, episodes=a.episodes)
+    evaluation = {k: evaluation[k] for k in ("successes", "episodes", "success_rate", "interval")}
+    print(json.dumps({"evaluation": evaluation}), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "twin.yaml"
         file.write_text(json.dumps({"preset": "twin", "safety": SAFETY}))
         for robot in a.robots:
-            options = {"mode": a.mode, "episodes": a.episodes, "out": f"{folder}/{robot}"}
+            options = {"mode": a.mode, "episodes": a.episodes, "speed": a.speed, "out": f"{folder}/{robot}"}
             if robot == "twin":
                 row: dict[str, Any] = deploy_checkpoint(a.checkpoint, **options)
+            elif robot == "libfranka":
+                with franka_sim():
+                    row = deploy_checkpoint(a.checkpoint, robot=robot, **options)
             else:
-                with twin(a.checkpoint, robot) as address:
+                with roscore() if robot == "ros1" else nullcontext(), twin(a.checkpoint, robot) as address:
                     stream = listen(robot, address)
                     options |= {"robot": robot, "address": address, "robot_file": str(file)}
                     row = deploy_checkpoint(a.checkpoint, **options) | {"stream": stream}
@@ -60,6 +71,7 @@ def main() -> None:
     result = {
         "checkpoint": str(a.checkpoint),
         "safety": SAFETY,
+        "evaluation": evaluation,
         "rows": rows,
         "load": [load, os.getloadavg()[0]],
         "commit": git_commit(),
@@ -80,6 +92,38 @@ def summed_up(result: dict[str, Any]) -> dict[str, Any]:
         "peak": {k: round(max(e["peak"][k] for e in episodes), 4) for k in episodes[0]["peak"]},
         "reasons": {r: sum(e["reason"] == r for e in episodes) for r in sorted({e["reason"] for e in episodes})},
     }
+
+
+@contextmanager
+def roscore() -> Iterator[None]:
+    """A master at a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {"ROS_MASTER_URI": f"http://127.0.0.1:{port}", "ROS_IP": "127.0.0.1"}
+    clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    command = ["rosmaster", "--core", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=clean)
+    time.sleep(3.0)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def franka_sim() -> Iterator[None]:
+    """franka-sim with all its reflexes."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from franka_arm import start_sim
+
+    process = start_sim()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 @contextmanager
