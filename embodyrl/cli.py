@@ -65,6 +65,10 @@ PULL_HELP = """examples:
   embodyrl pull you/my_policy my_policy       then: embodyrl eval my_policy
 `hf auth login` first for what is private. HF_ENDPOINT names another hub.
 """
+ACT_HELP = """examples:
+  embodyrl train robot_pick_rlpd --launcher robot --listen 0.0.0.0:8001 --token-file token      where the GPU is
+  embodyrl act ws://10.0.0.2:8001 --token-file token env.robot=ros2 env.robot_file=arm.yaml     on the robot's computer
+"""
 TWIN_HELP = """examples:
   embodyrl twin runs/ppo                                 as a ROS 2 node, in the task that runs/ppo was trained on
   embodyrl twin runs/ppo --transport ros1                needs a roscore
@@ -189,15 +193,20 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--out", required=True, help="the data set's folder")
 
     sub = verb("data", _data, "Looks for what is wrong with a LeRobot data set, yours or someone else's.", DATA_HELP)
-    sub.add_argument("what", choices=["verify"])
-    sub.add_argument("path", help="the data set's folder, or its id on the Hugging Face hub")
+    sub.add_argument("what", choices=["verify", "from-logs"])
+    sub.add_argument("path", help="the data set's folder, or its id on the Hugging Face hub; or a robot's logs")
+    sub.add_argument("--out", default="", help="from-logs: the data set's folder")
+    sub.add_argument("--keep-failures", action="store_true", help="from-logs: keep failed episodes too")
     sub.add_argument("--json", action="store_true", help="for a machine to read")
 
     sub = verb("train", _train, "Trains a policy: supervised fine-tuning or reinforcement learning.", TRAIN_HELP)
     sub.add_argument("preset", help="a preset's name or a YAML file")
     sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
     sub.add_argument("--dry-run", action="store_true", help="print the resolved config and stop")
-    sub.add_argument("--launcher", choices=["ray"], help="each of run.workers is a process of its own")
+    text = "ray: each of run.workers is a process of its own; robot: `embodyrl act` plays, elsewhere"
+    sub.add_argument("--launcher", choices=["ray", "robot"], help=text)
+    sub.add_argument("--listen", default="127.0.0.1:8001", help="where `embodyrl act` finds it (default: %(default)s)")
+    sub.add_argument("--token-file", default="", help="a file with the token that `embodyrl act` must send")
     sub.add_argument("--ray-address", default="", help="of a running cluster, or auto (default: one for this run)")
     sub.add_argument("--worker-cpus", type=float, default=1.0, help="cores of a worker (default: %(default)s)")
     sub.add_argument("--worker-gpus", type=float, default=0.0, help="GPUs of a worker (default: %(default)s)")
@@ -237,6 +246,10 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--device", default="auto")
     sub.add_argument("--seed", type=int, default=0, help="of the policy's noise")
     sub.add_argument("--monitor", default="", metavar="MODULE:FUNCTION", help="makes what may ask for a person")
+    sub.add_argument("--reflector", default="", help="a reflector's folder, which asks for a person when it takes long")
+    sub.add_argument(
+        "--overdue", type=float, default=0.7, help="share of an episode that is long (default: %(default)s)"
+    )
 
     sub = verb("export", _export, "Writes a SmolVLA, pi0 or pi0.5 as LeRobot loads it.", EXPORT_HELP)
     sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
@@ -251,6 +264,12 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("repo", help="you/name")
     sub.add_argument("out", help="the folder to make")
     sub.add_argument("--revision", default="", help="a branch, tag or commit")
+
+    sub = verb("act", _act, "Plays on this computer's robot for a learner elsewhere.", ACT_HELP)
+    sub.add_argument("learner", help="ws://HOST:PORT of `embodyrl train --launcher robot`")
+    sub.add_argument("overrides", nargs="*", metavar="env.key=value", help="which robot this is")
+    sub.add_argument("--token-file", default="", help="a file with the learner's token")
+    sub.add_argument("--device", default="auto")
 
     sub = verb("twin", _twin, "Plays a simulated Franka as a ROS node, for deploy to drive.", TWIN_HELP)
     sub.add_argument("checkpoint", help="a checkpoint, or a run's folder, whose task is played")
@@ -316,6 +335,12 @@ def _collect(a: argparse.Namespace) -> int:
 
 
 def _data(a: argparse.Namespace) -> int:
+    if a.what == "from-logs":
+        from embodyrl.real_robot.export import export_logs
+
+        written = export_logs(a.path, a.out, keep_failures=a.keep_failures)
+        print(json.dumps(written) if a.json else f"Wrote {written['episodes']} episodes to {a.out}.")
+        return 0
     from embodyrl.data.verify import print_verdict, verify_dataset
 
     verdict = verify_dataset(a.path)
@@ -341,6 +366,8 @@ def _train(a: argparse.Namespace) -> int:
 
         options = {"address": a.ray_address, "cpus": a.worker_cpus, "gpus": a.worker_gpus}
         rollouts = partial(ray_rollouts, config, **options)
+    elif a.launcher == "robot":
+        rollouts = robot_commands().remote_actor(config, a.listen, a.token_file)
     folder = train(config, command=a.command_line, rollouts=rollouts)
     print(f"Done: {folder}. Look at it with: embodyrl report {folder}")
     return 0
@@ -410,7 +437,14 @@ def _pull(a: argparse.Namespace) -> int:
 
 
 def _serve(a: argparse.Namespace) -> int:
-    robot_commands().serve_checkpoint(a.checkpoint, a.host, a.port, a.token_file, a.device, a.seed, a.monitor)
+    robot_commands().serve_checkpoint(
+        a.checkpoint, a.host, a.port, a.token_file, a.device, a.seed, a.monitor, a.reflector, a.overdue
+    )
+    return 0
+
+
+def _act(a: argparse.Namespace) -> int:
+    robot_commands().act_for(a.learner, a.token_file, a.overrides, a.device)
     return 0
 
 

@@ -137,7 +137,8 @@ def _loop(
     table: LiveTable,
 ) -> None:
     run, saved = config.run, at.iteration
-    player = Player(envs.train, device) if algorithm.source == "transitions" else None
+    player: Any = (envs.rollouts or Player(envs.train, device)) if algorithm.source == "transitions" else None
+    elsewhere = getattr(envs.rollouts, "evaluate", None)  # who has the one robot scores the policy too
     try:
         while True:
             due = evaluation_due(run, at, algorithm.source)
@@ -153,7 +154,11 @@ def _loop(
                     interrupt.check()
 
                 film = due in ("before", "after")
-                result = run_evaluation(config, envs.eval, algorithm.result, device, film, show)
+                if elsewhere is not None:
+                    inits = first_inits(envs.spec, run.eval_episodes)
+                    result = elsewhere(algorithm, inits, run.seed, interrupt.check)
+                else:
+                    result = run_evaluation(config, envs.eval, algorithm.result, device, film, show)
                 save_evaluation(folder, due, at, result, fps=envs.spec.control_hz)
                 table.evaluated(result.successes, len(result.episodes))
             if due == "after":
@@ -176,7 +181,7 @@ def _iterate(
     envs: Envs,
     algorithm: Any,
     demos: Any,
-    player: Player | None,
+    player: Any,
     at: Position,
     device: torch.device,
     interrupt: Interrupt,

@@ -63,13 +63,16 @@ def sweep(observation: dict[str, Any]) -> dict[str, Any]:
     return {"actions": np.tile(np.array([0.0, 0.6 if there else -0.6, 0.0, 1.0], np.float32), (H, 1))}
 
 
-def driven(robot: LibfrankaRobot, path: Path, seconds: float, infer: Callable[..., Any] = sweep) -> Episode:
+def driven(
+    robot: LibfrankaRobot, path: Path, seconds: float, infer: Callable[..., Any] = sweep, **options: Any
+) -> Episode:
     """An episode in the robot's own time, and its log."""
     log, inference = RunLog(path, {}, robot.now()), ThreadInference(infer)
-    executor = Executor(ExecutorConfig(H, 4, HZ, "naive"), inference)
+    problem = lambda now, text: log.event(now, "problem", text)  # noqa: E731
+    executor = Executor(ExecutorConfig(H, 4, HZ, "naive"), inference, problem)
     try:
         decoder, guard = DeltaDecoder(SPACE, HZ, **BOX), SafetyFilter(PATIENT)
-        return drive(robot, robot, guard, executor, decoder, log, seconds=seconds)
+        return drive(robot, robot, guard, executor, decoder, log, seconds=seconds, **options)
     finally:
         inference.close()
         log.close()

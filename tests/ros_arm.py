@@ -6,6 +6,7 @@ python ros_arm.py ros2|ros1|rosbridge ADDRESS LOG        sweeps to and fro until
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -46,13 +47,14 @@ class Arm:
     def __exit__(self, *_: object) -> None:
         self.robot.close()
 
-    def drive(self, infer: Callable[[dict[str, Any]], dict[str, Any]], seconds: float = 4.0) -> Episode:
+    def drive(self, infer: Callable[[dict[str, Any]], dict[str, Any]], seconds: float = 4.0, **options: Any) -> Episode:
         clock, guard, inference = RealClock(), SafetyFilter(PATIENT), ThreadInference(infer)
         log = RunLog(self.path, {}, clock.now())
-        executor = Executor(ExecutorConfig(H, 4, HZ, "naive"), inference)
+        problem = lambda now, text: log.event(now, "problem", text)  # noqa: E731
+        executor = Executor(ExecutorConfig(H, 4, HZ, "naive"), inference, problem)
         decoder = DeltaDecoder(SPACE, HZ, **BOX)
         try:
-            return drive(self.robot, clock, guard, executor, decoder, log, seconds=seconds)
+            return drive(self.robot, clock, guard, executor, decoder, log, seconds=seconds, **options)
         finally:
             inference.close()
             log.close()
@@ -62,6 +64,60 @@ def sweep(observation: dict[str, Any]) -> dict[str, Any]:
     """To and fro for ever, so that the arm moves when something happens."""
     there = observation["proprio"][4] < 0.0
     return {"actions": np.tile(np.array([0.0, 0.6 if there else -0.6, 0.0, 1.0], np.float32), (H, 1))}
+
+
+TOLD = {
+    "dead": "inference failed: gone",
+    "not finite": "actions that are not finite",
+    "wrong shape": "actions of shape (8, 3), not (8, 4)",
+    "wrong horizon": "actions of shape (9, 4), not (8, 4)",
+    "hangs": "stale: no fresh target",
+}
+"""What can happen to a policy, and what the log says of it."""
+
+
+class Faults:
+    """A policy that sweeps, and to which something happens at its fifth question."""
+
+    def __init__(self, fault: str, hang: float) -> None:
+        self.fault, self.hang, self.asked = fault, hang, 0
+
+    def __call__(self, observation: dict[str, Any]) -> dict[str, Any]:
+        self.asked += 1
+        if self.asked < 5:
+            return sweep(observation)
+        if self.fault == "dead":
+            raise ConnectionError("gone")
+        if self.fault == "hangs":
+            time.sleep(self.hang if self.asked == 5 else 0.0)
+            return sweep(observation)
+        shape = {"wrong shape": (H, 3), "wrong horizon": (H + 1, 4)}.get(self.fault, (H, 4))
+        return {"actions": np.full(shape, np.nan, np.float32)}
+
+
+class TakesOver:
+    """A person who takes over when the policy is asked for the fifth time, and lets go after a second."""
+
+    def __init__(self, policy: Faults, now: Callable[[], float]) -> None:
+        self.policy, self.now, self.since, self.said = policy, now, 0.0, 0
+
+    def wishes(self) -> list[str]:
+        if self.said == 0 and self.policy.asked >= 5:
+            self.since, self.said = self.now(), 1
+            return ["takeover"]
+        if self.said == 1 and self.now() > self.since + 1.0:
+            self.said = 2
+            return ["failure"]
+        return []
+
+    def alive(self, now: float) -> bool:
+        return True
+
+    def action(self, dims: int) -> Any:
+        return np.eye(dims, dtype=np.float32)[0] * 0.3
+
+    def show(self, status: dict[str, Any], images: dict[str, Any]) -> None:
+        pass
 
 
 if __name__ == "__main__":

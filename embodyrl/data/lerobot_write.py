@@ -19,6 +19,7 @@ from embodyrl.data.recording import Recording
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.types import EnvSpec
 
+_HUMAN = {"intervention": {"dtype": "bool", "shape": (1,), "names": None}}
 SMALL = 256  # pixels; below it a picture is stored without chroma subsampling
 
 
@@ -33,6 +34,7 @@ class DatasetWriter:
         spec: of the env that the recordings come from.
         split: the env's split, for the record.
         config: the env's, as plain data, for the record: a world model evaluates policies in the real env by it.
+        human: whether frames say that a person had taken over (``intervention``).
 
     Raises:
         UserError: ``path`` exists.
@@ -40,7 +42,13 @@ class DatasetWriter:
     """
 
     def __init__(
-        self, path: str | Path, spec: EnvSpec, *, split: str = "train", config: dict[str, Any] | None = None
+        self,
+        path: str | Path,
+        spec: EnvSpec,
+        *,
+        split: str = "train",
+        config: dict[str, Any] | None = None,
+        human: bool = False,
     ) -> None:
         self.path, self.spec, self.split, self.config = Path(path), spec, split, config or {}
         self.partial = self.path.with_name(self.path.name + ".partial")
@@ -57,7 +65,7 @@ class DatasetWriter:
         self._dataset = lerobot.LeRobotDataset.create(
             repo_id=f"local/{self.path.name}",
             fps=max(1, round(spec.control_hz)),
-            features=_features(spec),
+            features=_features(spec) | (_HUMAN if human else {}),
             root=self.partial,
             robot_type=spec.name,
             use_videos=True,
@@ -96,6 +104,8 @@ class DatasetWriter:
                     "noise": np.asarray([recording.noise], dtype=np.float32),
                     "task": recording.instruction,
                 }
+                if recording.human is not None:
+                    frame["intervention"] = np.asarray([bool(recording.human[t])])
                 self._dataset.add_frame(frame)
             # In parallel it would fork this process, which may hold the simulator's threads.
             self._dataset.save_episode(parallel_encoding=False)

@@ -59,7 +59,7 @@ class EpisodeParts:
     def add(self, recording: Recording) -> None:
         """Keeps one more episode."""
         arrays = {IMAGE + name: frames for name, frames in recording.images.items()}
-        plain = {k: v for k, v in vars(recording).items() if k != "images"}
+        plain = {k: v for k, v in vars(recording).items() if k != "images" and v is not None}
         file = self._file(len(self))
         unfinished = file.with_suffix(".tmp")
         with unfinished.open("wb") as stream:

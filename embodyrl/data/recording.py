@@ -21,6 +21,7 @@ class Recording:
         task: the task's name.
         instruction: the sentence that the policy is told.
         noise: the expert's noise level.
+        human: (T,) bool, a person had taken over; None where nobody can.
     """
 
     images: dict[str, np.ndarray]
@@ -32,6 +33,7 @@ class Recording:
     task: str
     instruction: str
     noise: float = 0.0
+    human: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.actions)

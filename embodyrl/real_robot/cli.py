@@ -73,6 +73,10 @@ def add_options(sub: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help="a web page to take over, stop and label",
     )
+    sub.add_argument(
+        "--hand", default="", metavar="DEVICE", help="spacemouse, gamepad or its file: whoever pushes it takes over"
+    )
+    sub.add_argument("--record", action="store_true", help="log what the policy sees too: `embodyrl data from-logs`")
     sub.add_argument("--out", default="runs/deploy", help="folder of the logs (default: %(default)s)")
     sub.add_argument("--seed", type=int, default=0, help="of the policy's noise")
     sub.add_argument("--json", action="store_true")
@@ -85,7 +89,8 @@ def deploy(a: argparse.Namespace) -> int:
     result = robot_commands().deploy_checkpoint(
         a.checkpoint, a.overrides, robot=a.robot, address=a.address, robot_file=a.robot_file, prompt=a.prompt,
         token_file=a.token_file, mode=a.mode, execute=a.execute, episodes=a.episodes, latency=a.latency, speed=a.speed,
-        dry_run=a.dry_run, operator=a.operator, out=a.out, seed=a.seed,
+        dry_run=a.dry_run, operator=a.operator, hand=a.hand, record=a.record,
+        out=a.out, seed=a.seed,
     )  # fmt: skip
     if a.json:
         print(json.dumps(result))

@@ -6,19 +6,20 @@ import dataclasses
 import json
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.real_robot.actions import DeltaDecoder, action_space
 from embodyrl.real_robot.client import PolicyClient
-from embodyrl.real_robot.deploy import INTERRUPTED, Episode, drive
+from embodyrl.real_robot.deploy import INTERRUPTED, Episode, Operator, drive
 from embodyrl.real_robot.executor import Executor, ExecutorConfig, Inference, ThreadInference, VirtualInference
 from embodyrl.real_robot.log import RunLog
 from embodyrl.real_robot.messages import Mode
-from embodyrl.real_robot.operator import OperatorPage
+from embodyrl.real_robot.operator.devices import operator_of
 from embodyrl.real_robot.preflight import preflight, print_checks
 from embodyrl.real_robot.rigs import (
     ROBOTS,
@@ -39,9 +40,28 @@ from embodyrl.stats import format_rate, wilson
 
 
 def serve_checkpoint(
-    path: str, host: str, port: int, token_file: str, device: str, seed: int, monitor: str = ""
+    path: str,
+    host: str,
+    port: int,
+    token_file: str,
+    device: str,
+    seed: int,
+    monitor: str = "",
+    reflector: str = "",
+    overdue: float = 0.7,
 ) -> None:
     """Serves a checkpoint's policy until interrupted.
+
+    Args:
+        path: a checkpoint, or a run's folder.
+        host: address to listen at.
+        port: of the server.
+        token_file: holds the token of its clients.
+        device: of the policy.
+        seed: of its noise.
+        monitor: ``MODULE:FUNCTION``, see ``policy_side.load_monitor``.
+        reflector: a reflector's folder; a person is asked when it sees an episode unsolved for too long.
+        overdue: share of an episode that is too long.
 
     Raises:
         UserError: no such checkpoint, an empty token file, or an address that may not be used.
@@ -50,6 +70,13 @@ def serve_checkpoint(
 
     token = _token(token_file)
     policy = CheckpointPolicy(path, device, seed, load_monitor(monitor))
+    if reflector:
+        from embodyrl.real_robot.reflect import Overdue
+        from embodyrl.world_models.reflectors.folder import load_reflector
+
+        if monitor:
+            raise UserError("Give --monitor or --reflector, not both.")
+        policy.monitor = Overdue(load_reflector(reflector), policy.spec.max_episode_steps, overdue)
     server = PolicyServer(policy.infer, policy.metadata, host, port, token)
     print(
         f"Serving {path} at ws://{server.host}:{server.port} ({'with' if token else 'no'} token). Ctrl-C stops.",
@@ -67,6 +94,29 @@ def _token(file: str) -> str:
     if file and not token:
         raise UserError(f"There is no token in {file}. Write one: openssl rand -hex 16 > {file}")
     return token
+
+
+def remote_actor(config: Any, listen: str, token_file: str) -> Callable[[], Any]:
+    """What ``runner.train`` takes as ``rollouts`` so that ``embodyrl act`` plays.
+
+    Raises:
+        UserError: no HOST:PORT, or an empty token file.
+    """
+    from embodyrl.real_robot.learner import RemoteActor
+
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"--listen is {listen!r}; write HOST:PORT, for example 0.0.0.0:8001.")
+    return partial(RemoteActor, config, host, int(port), _token(token_file))
+
+
+def act_for(address: str, token_file: str, overrides: Sequence[str], device: str) -> None:
+    """Plays on this computer's robot until the learner's run is over."""
+    from embodyrl.real_robot.actor import act
+
+    _sigterm_is_ctrl_c()
+    played = act(address, _token(token_file), list(overrides), device)
+    print(f"The learner's run is over; {played} chunks were played for it.")
 
 
 def run_twin(path: str, overrides: Sequence[str] = (), *, transport: str = "ros2", port: int = 0) -> None:
@@ -118,6 +168,8 @@ def deploy_checkpoint(
     speed: float = 0.5,
     dry_run: bool = False,
     operator: int | None = None,
+    hand: str = "",
+    record: bool = False,
     out: str = "runs/deploy",
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -141,6 +193,8 @@ def deploy_checkpoint(
             Franka may, so at 1 the arm lags behind the policy.
         dry_run: no command is sent.
         operator: port of a page for a person beside the robot (0: a free one); None for no page.
+        hand: what they hold in it: ``operator.devices.open_device``.
+        record: the logs get what the policy sees, so that ``export.export_logs`` makes a data set of them.
         out: folder of the logs and of ``result.json``.
         seed: of the policy's noise.
 
@@ -156,7 +210,14 @@ def deploy_checkpoint(
         raise UserError("--episodes must be at least 1.")
     if robot not in ROBOTS:
         raise UserError(f"There is no robot {robot!r}. {did_you_mean(robot, ROBOTS)}")
-    settings = {"checkpoint": str(path), "robot": robot, "mode": mode, "speed": speed, "dry_run": dry_run}
+    settings = {
+        "checkpoint": str(path),
+        "robot": robot,
+        "mode": mode,
+        "speed": speed,
+        "dry_run": dry_run,
+        "record": record,
+    }
     elsewhere = path.startswith("ws://")
     if elsewhere and (robot == "twin" or (robot == "libfranka" and not robot_file)):
         raise UserError(f"The simulated arm of --robot {robot} plays the task of a checkpoint; {path} is a server's.")
@@ -175,12 +236,9 @@ def deploy_checkpoint(
                 rig = opened.enter_context(libfranka_robot(address, robot_file, space, cameras, prompt, scene))
             else:
                 rig = opened.enter_context(ros_robot(robot, address, robot_file, space, cameras, prompt))
-        page = None
-        if operator is not None:
-            rig.clock = PacedClock(rig.clock) if rig.simulated else rig.clock
-            page = OperatorPage(rig.clock, operator)
-            opened.callback(page.close)
-            print(f"The operator's page: {page.address}", flush=True)
+        if rig.simulated and (operator is not None or hand):
+            rig.clock = PacedClock(rig.clock)
+        person, page = operator_of(opened, rig.clock, operator, hand)
         execution = _execution(client.metadata, mode, execute, speed)
         rig.begin(0)
         checks = preflight(rig.robot, client.infer, client.metadata, rig.safety, execution)
@@ -197,7 +255,7 @@ def deploy_checkpoint(
                 if rig.simulated
                 else ThreadInference(client.infer)
             )
-            episode, row = _episode(rig, client.metadata, inference, execution, init, Path(out), settings, page)
+            episode, row = _episode(rig, client.metadata, inference, execution, init, Path(out), settings, person)
             results.append(row)
             done = sum(r["solved"] for r in results)
             print(
@@ -234,7 +292,7 @@ def _cameras(metadata: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 def _episode(
     rig: Rig, metadata: dict[str, Any], inference: Inference, execution: ExecutorConfig, init: int, out: Path,
-    settings: dict[str, Any], page: OperatorPage | None,
+    settings: dict[str, Any], person: Operator | None,
 ) -> tuple[Episode, dict[str, Any]]:  # fmt: skip
     """One episode, its log and its row of the result."""
     guard = SafetyFilter(rig.safety)
@@ -247,7 +305,8 @@ def _episode(
         try:
             episode = drive(
                 rig.robot, rig.clock, guard, executor, decoder, log,
-                seconds=seconds, dry_run=settings["dry_run"], operator=page,
+                seconds=seconds, dry_run=settings["dry_run"], operator=person,
+                record=settings["record"],
             )  # fmt: skip
         finally:
             inference.close()

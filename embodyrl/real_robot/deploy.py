@@ -93,6 +93,7 @@ def drive(
     first_wait: float = 30.0,
     dry_run: bool = False,
     operator: Operator | None = None,
+    record: bool = False,
 ) -> Episode:
     """Runs one episode and leaves the arm at rest.
 
@@ -109,8 +110,9 @@ def drive(
         first_wait: s that the policy may take for its first chunk, with the arm held.
         dry_run: nothing is sent to the robot; the log shows what would have been.
         operator: a person who may take over, stop and label.
+        record: the log gets what the policy would see before each action, so that it can be learned from.
     """
-    ticker = _Ticker(robot, guard, executor, decoder, log, seconds, first_wait, operator)
+    ticker = _Ticker(robot, guard, executor, decoder, log, seconds, first_wait, operator, record)
     tick, due, late = guard.config.tick, clock.now(), 0
     ticker.start(due, robot.state())
     while True:
@@ -135,11 +137,11 @@ class _Ticker:
 
     def __init__(
         self, robot: Robot, guard: SafetyFilter, executor: Executor, decoder: DeltaDecoder, log: RunLog | None,
-        seconds: float, first_wait: float, operator: Operator | None,
+        seconds: float, first_wait: float, operator: Operator | None, record: bool,
     ) -> None:  # fmt: skip
         self.robot, self.guard, self.executor, self.decoder, self.log = robot, guard, executor, decoder, log
         self.operator, self.phase = operator, _Phase.WAITING
-        self._seconds, self._first_wait = seconds, first_wait
+        self._seconds, self._first_wait, self._record = seconds, first_wait, record
         self._watch, self._trail = Watch(guard.hard, guard.config.tick), Trail()
         self._events: list[Event] = []
         self._ending, self._blind, self._solved, self._asked = "", "", False, False
@@ -203,6 +205,8 @@ class _Ticker:
     def episode(self, late: int) -> Episode:
         """What became of it."""
         mode, peak = self.guard.mode, self._watch.peak
+        if self.log is not None:
+            self.log.put("/episode", self._last, {"solved": self._solved, "reason": self._ending})
         return Episode(self._solved, self._elapsed, mode, self._ending, peak, late, self._human, self._events)
 
     def _policys_target(self, now: float, state: RobotState) -> Target:
@@ -233,9 +237,9 @@ class _Ticker:
         return Target(now, *pose, self.guard.command.width, human=True)
 
     def _act(self, now: float, action: NDArray[np.float32], state: RobotState, human: bool) -> None:
-        self.decoder.act(now, action, state)
         if self.log is not None:
-            self.log.put("/action", now, {"action": action.tolist(), "human": human})
+            self.log.action(now, np.clip(action, -1.0, 1.0), human, self._observe() if self._record else None)
+        self.decoder.act(now, action, state)
 
     def _observe(self) -> dict[str, Any] | None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,16 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
-from embodyrl.errors import UserError, did_you_mean
+from embodyrl.env import SteppedVecEnv, Tick
 from embodyrl.real_robot import kinematics
 from embodyrl.real_robot.actions import SPACES, DeltaDecoder, proprio_dim
 from embodyrl.real_robot.deploy import Operator
+from embodyrl.real_robot.env_config import Config, check, policy_facts, reflector_judge, task_config
 from embodyrl.real_robot.log import RunLog
 from embodyrl.real_robot.messages import Mode
-from embodyrl.real_robot.operator import OperatorPage
+from embodyrl.real_robot.operator.devices import operator_of
 from embodyrl.real_robot.pilot import Pilot
-from embodyrl.real_robot.rigs import ROBOTS, Rig, ask_at_terminal, libfranka_robot, ros_robot, simulated_robot
+from embodyrl.real_robot.reflect import Witness
+from embodyrl.real_robot.rigs import Rig, ask_at_terminal, libfranka_robot, ros_robot, simulated_robot
 from embodyrl.real_robot.safety import SafetyFilter
 from embodyrl.real_robot.transports import NotReadyError, PacedClock
 from embodyrl.types import EnvSpec, Obs, Step
@@ -30,54 +31,8 @@ Judge = Callable[[dict[str, Any]], tuple[float, bool]]
 """What the policy sees (``Robot.observe``) -> reward, and whether the task is solved."""
 PATIENCE = 0.5
 """s that a picture may be late before the chunk is given up."""
-
-
-@dataclass(frozen=True)
-class Config(EnvConfig):
-    """Settings of ``RobotEnv``.
-
-    Attributes:
-        robot: ``"twin"``, the simulated one in this process, or the transport to one: ``"ros2"``, ``"rosbridge"``,
-            ``"ros1"`` or ``"libfranka"``.
-        address: of the rosbridge server, or of the arm.
-        robot_file: see ``ros.config.load_robot`` and ``libfranka.config.load_arm``; empty means the simulated one.
-        prompt: the instruction, where no topic says it.
-        task: of the simulated robot.
-        cameras: that the policy sees; the twin has ``"front"`` and ``"wrist"``.
-        image_size: edge of the square pictures in pixels.
-        renderer: of the simulated robot.
-        control_mode: what an action means: ``"ee_delta_pos"`` or ``"ee_delta_pose"``.
-        control_hz: actions per second that the policy was trained at.
-        speed: share of that rate at which they are carried out (``embodyrl deploy --speed``).
-        max_episode_steps: actions.
-        home: x, y and z (m) of the hand before a person arranges the scene.
-        log: folder of the episodes' logs (MCAP); empty for none.
-        corrector: actions after which a scripted expert takes over an episode of the simulated arm; 0 for nobody.
-        operator: port of a page on which a person may stop, hold, take over and label (0: a free one); -1 for no page.
-    """
-
-    name: str = "robot"
-    num_envs: int = 1
-    robot: str = "twin"
-    address: str = ""
-    robot_file: str = ""
-    prompt: str = ""
-    task: str = "pick"
-    cameras: tuple[str, ...] = ("front",)
-    image_size: int = 64
-    renderer: str = "warp"
-    control_mode: str = "ee_delta_pos"
-    control_hz: float = 25.0
-    speed: float = 0.5
-    max_episode_steps: int = 40
-    home: tuple[float, float, float] = (0.45, 0.0, 0.25)
-    log: str = ""
-    corrector: int = 0
-    operator: int = -1
-
-    def for_evaluation(self, split: str) -> EnvConfig:
-        """The policy alone is scored."""
-        return replace(self, split=split, corrector=0, operator=-1)
+_moving: dict[tuple[str, str], RobotEnv] = {}
+"""Robot and address -> who moves it. Training and evaluation have an env each, but there is one arm."""
 
 
 class RobotEnv(SteppedVecEnv):
@@ -92,8 +47,8 @@ class RobotEnv(SteppedVecEnv):
 
     Args:
         config: see there.
-        judge: gives reward and success after each action; by default the robot's own success is both. A person's
-            label on the operator's page counts above it: success is a reward of 1, failure of 0; both end the episode.
+        judge: gives reward and success after each action; by default the config's reflector, or else the robot's own
+            success. A person's label counts above it: success is a reward of 1, failure of 0; both end the episode.
         ask: called with a sentence when a person is needed, returns when it is done; by default at the operator's page
             or the terminal.
         operator: who may take over; by default the page, if there is one.
@@ -111,10 +66,10 @@ class RobotEnv(SteppedVecEnv):
         ask: Callable[[str], None] | None = None,
         operator: Operator | None = None,
     ) -> None:
-        _check(config)
+        check(config)
         self.config, self._space = config, SPACES["robot", config.control_mode]
-        self._judge, self._ask = judge, ask or ask_at_terminal
-        self._operator, self._letting_go = operator, False
+        self._judge, self._ask = judge or reflector_judge(config), ask or ask_at_terminal
+        self._operator, self._letting_go, self._arm = operator, False, (config.robot, config.address)
         self._open = ExitStack()
         self._rig: Rig
         cameras = {name: (config.image_size, config.image_size) for name in config.cameras}
@@ -132,13 +87,12 @@ class RobotEnv(SteppedVecEnv):
             from embodyrl.real_robot.corrector import Corrector
 
             self._operator = Corrector(self, config.corrector)
-        elif config.operator >= 0 and operator is None:
+        elif (config.operator >= 0 or config.hand) and operator is None:
             if self._rig.simulated:
                 self._rig.clock = PacedClock(self._rig.clock)
-            self._operator = page = OperatorPage(self._rig.clock, config.operator)
-            self._open.callback(page.close)
-            self._ask = ask or page.ask
-            print(f"The operator's page: {page.address}", flush=True)
+            port = config.operator if config.operator >= 0 else None
+            self._operator, page = operator_of(self._open, self._rig.clock, port, config.hand)
+            self._ask = ask or (page.ask if page is not None else ask_at_terminal)
         self._pilot: Pilot | None = None
         self._log: RunLog | None = None
         self._seen: dict[str, Any] | None = None
@@ -182,14 +136,21 @@ class RobotEnv(SteppedVecEnv):
 
     def _begin_episode(self, init: int) -> None:
         rig, config = self._rig, self.config
+        if not rig.simulated:
+            if (other := _moving.get(self._arm)) not in (None, self):
+                other._end_episode()
+            _moving[self._arm] = self
         decoder = DeltaDecoder(self._space, config.control_hz * config.speed, rig.safety.box_low, rig.safety.box_high)
         if config.log:
             path = Path(config.log) / f"episode_{self._episodes:06d}.mcap"
-            self._log = RunLog(path, {"init": init, "config": asdict(config)}, rig.clock.now())
+            said = {"init": init, "config": asdict(config), "policy": policy_facts(self.spec)}
+            self._log = RunLog(path, said, rig.clock.now())
         # The next action ends a hold that thinking caused.
         guard = SafetyFilter(replace(rig.safety, resume="fresh_target"))
         self._pilot = Pilot(rig.robot, rig.clock, guard, decoder, not rig.simulated, self._log)
-        self._letting_go = False
+        if isinstance(self._judge, Witness):
+            self._judge.begin()
+        self._letting_go, self._outcome = False, {"solved": False, "reason": ""}
         self._pilot.start()
 
     def _end_episode(self) -> str:
@@ -198,6 +159,8 @@ class RobotEnv(SteppedVecEnv):
         if pilot is not None:
             pilot.stop()
         if self._log is not None:
+            outcome = self._outcome | ({"reason": pilot.broken} if pilot is not None and pilot.broken else {})
+            self._log.put("/episode", self._rig.clock.now(), outcome)
             self._log.close()
             self._log = None
         return pilot.broken if pilot is not None else ""
@@ -233,7 +196,7 @@ class RobotEnv(SteppedVecEnv):
             pilot.hold("the person who moved the arm does not answer")
             action = np.zeros(self._space.dims, np.float32)
             action[-1] = 1.0 if pilot.decoder.width > 0.0 else -1.0
-        pilot.wait_until(pilot.act(action))
+        pilot.wait_until(pilot.act(action, self.look() if self._log is not None and self.config.record else None))
         label = self._attend(pilot)
         reward, solved, fault = float(label == "success"), label == "success", bool(pilot.broken)
         if not fault and not label:
@@ -243,6 +206,7 @@ class RobotEnv(SteppedVecEnv):
                 pilot.hold(f"stale: {error}")
                 fault = True
         over = solved or bool(label)
+        self._outcome = {"solved": solved, "reason": label or ("solved" if solved else "")}
         row = [torch.tensor([x], device=self.device) for x in (over, solved, fault)]
         tick = Tick(torch.tensor([reward], device=self.device), *row)
         if self._operator is not None:
@@ -318,34 +282,6 @@ class RobotEnv(SteppedVecEnv):
     def close(self) -> None:
         """Brings the arm to rest and lets go of it."""
         self._end_episode()
+        if _moving.get(self._arm) is self:
+            del _moving[self._arm]
         self._open.close()
-
-
-def task_config(config: Config) -> Any:
-    """The embedded task that a simulated robot plays."""
-    from embodyrl.sims.mujoco.config import Config as TaskConfig
-
-    return TaskConfig(
-        num_envs=1, split=config.split, seed=config.seed, task=config.task, cameras=tuple(config.cameras),
-        image_size=config.image_size, renderer=config.renderer, control_mode=config.control_mode,
-    )  # fmt: skip
-
-
-def _check(config: Config) -> None:
-    if config.num_envs != 1:
-        raise UserError(f"There is one robot, so env.num_envs must be 1, not {config.num_envs}.")
-    if config.robot not in ROBOTS:
-        raise UserError(f"There is no robot {config.robot!r}. {did_you_mean(config.robot, ROBOTS)}")
-    modes = [mode for env, mode in SPACES if env == "robot"]
-    if config.control_mode not in modes:
-        raise UserError(
-            f"A robot has no control mode {config.control_mode!r}. {did_you_mean(config.control_mode, modes)}"
-        )
-    if not 0.0 < config.speed <= 1.0:
-        raise UserError(f"env.speed is {config.speed}; it is a share of the trained rate, above 0 and at most 1.")
-    if config.corrector and config.robot != "twin":
-        raise UserError(f"The scripted corrector knows the simulated arm alone, but env.robot is {config.robot}.")
-    if config.device != "cpu":
-        raise UserError(
-            f"A robot's observations are made on the CPU, so env.device must be cpu, not {config.device!r}."
-        )

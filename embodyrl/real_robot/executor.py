@@ -146,7 +146,17 @@ class VirtualInference:
 
 @dataclass
 class Counts:
-    """What happened: actions taken, steps without one, chunks used and refused, steps missed, delays in actions."""
+    """What happened.
+
+    Attributes:
+        taken: actions.
+        starved: control steps without one.
+        chunks: used.
+        refused: chunks that were not.
+        missed: control steps that the ticker was too late for.
+        delays: of chunks, in actions.
+        jumps: where a chunk took over from another: how far its action is from the planned one, without the gripper.
+    """
 
     taken: int = 0
     starved: int = 0
@@ -154,6 +164,7 @@ class Counts:
     refused: int = 0
     missed: int = 0
     delays: list[int] = field(default_factory=list)
+    jumps: list[float] = field(default_factory=list)
 
 
 class Executor:
@@ -175,7 +186,7 @@ class Executor:
         self._start, self._step = 0.0, -1
         self._recent: deque[int] = deque(maxlen=10)
         self.fresh, self.asks = False, ""
-        self._abandoned = False
+        self._abandoned = self._switched = False
 
     def start(self, now: float) -> None:
         """Control steps are counted from here."""
@@ -224,21 +235,28 @@ class Executor:
     def _take(self) -> Actions | None:
         if self._left == 0:
             return None
-        number = self.counts.taken
-        if self.config.mode == "ensemble":
-            found = [chunk[number - first] for first, chunk in self._chunks if number - first < self.config.horizon]
-            weights = np.exp(-self.config.ensemble_decay * np.arange(len(found)))
-            action = (weights[:, None] * np.array(found)).sum(0) / weights.sum()
-        else:
-            first, chunk = self._chunks[-1]
-            action = chunk[number - first]
+        chunks = list(self._chunks)
+        action = self._action(chunks)
+        if self._switched and action is not None and (planned := self._action(chunks[:-1])) is not None:
+            self.counts.jumps.append(float(np.linalg.norm((action - planned)[:-1])))
+        self._switched = False
         self.counts.taken += 1
-        return action.astype(np.float32)
+        return action
+
+    def _action(self, chunks: list[tuple[int, Actions]]) -> Actions | None:
+        """What these chunks say is next, if they reach that far."""
+        number = self.counts.taken
+        found = [chunk[number - first] for first, chunk in chunks if number - first < self.config.horizon]
+        if not found or self.config.mode != "ensemble":
+            return found[-1] if found else None
+        weights = np.exp(-self.config.ensemble_decay * np.arange(len(found)))
+        return ((weights[:, None] * np.array(found)).sum(0) / weights.sum()).astype(np.float32)
 
     def _ask(self, now: float, observe: Callable[[], Request | None]) -> None:
         request = observe()
         if request is None:  # nothing to be seen now: it is asked again at the next tick
             return
+        request["step"] = self.counts.taken
         if self.config.mode == "rtc" and self._left:
             first, chunk = self._chunks[-1]
             rest = chunk[self.counts.taken - first :]
@@ -271,7 +289,8 @@ class Executor:
                 self._recent.append(delay)
             self.counts.chunks += 1
             self.asks = str(answer.get("ask", ""))[:300]
-            self._chunks.append((asked_at, np.asarray(answer["actions"])))
+            self._chunks.append((asked_at, np.asarray(answer["actions"], np.float32)))
+            self._switched = True
 
     def _refusal(self, answer: dict[str, Any] | Exception) -> str:
         if isinstance(answer, Exception):

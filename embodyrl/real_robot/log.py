@@ -1,11 +1,14 @@
 """What happened, as MCAP with JSON messages: Foxglove and the mcap tools open it.
 
 Topics: ``/command`` and ``/state`` once per tick, ``/action`` once per control step, ``/event`` for changes of mode and
-problems, ``/run`` once with the settings.
+problems, ``/run`` once with the settings, ``/episode`` once with the outcome. A recorded run has what the policy would
+see before each action, too: ``proprio`` and ``prompt`` of ``/action``, and pictures as ``foxglove.CompressedImage``.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import queue
 import threading
@@ -13,7 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from mcap.writer import Writer
+from numpy.typing import NDArray
 
 from embodyrl.real_robot.messages import Command, RobotState
 
@@ -30,6 +35,14 @@ _TOPICS: dict[str, dict[str, Any]] = {
     "/action": {"action": _NUMBERS, "human": {"type": "boolean"}},
     "/event": {"kind": {"type": "string"}, "text": {"type": "string"}},
     "/run": {"settings": {"type": "object"}},
+    "/episode": {"solved": {"type": "boolean"}, "reason": {"type": "string"}},
+}
+CAMERA = "/camera/"
+_IMAGE = {
+    "timestamp": {"type": "object", "title": "time", "properties": {x: {"type": "integer"} for x in ("sec", "nsec")}},
+    "frame_id": {"type": "string"},
+    "data": {"type": "string", "contentEncoding": "base64"},
+    "format": {"type": "string"},
 }
 
 
@@ -51,15 +64,16 @@ class RunLog:
         self._writer.start(library="embodyrl")
         self._channels = {}
         for topic, properties in _TOPICS.items():
-            schema = {"type": "object", "properties": properties}
-            number = self._writer.register_schema(
-                f"embodyrl{topic.replace('/', '.')}", "jsonschema", json.dumps(schema).encode()
-            )
-            self._channels[topic] = self._writer.register_channel(topic, "json", number)
-        self._items: queue.SimpleQueue[tuple[str, float, dict[str, Any]] | None] = queue.SimpleQueue()
+            self._register(topic, f"embodyrl{topic.replace('/', '.')}", properties)
+        self._items: queue.SimpleQueue[tuple[str, float, Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="log", daemon=True)
         self._thread.start()
         self.put("/run", now, {"settings": settings})
+
+    def _register(self, topic: str, name: str, properties: dict[str, Any]) -> None:
+        schema = json.dumps({"title": name, "type": "object", "properties": properties}).encode()
+        number = self._writer.register_schema(name, "jsonschema", schema)
+        self._channels[topic] = self._writer.register_channel(topic, "json", number)
 
     def put(self, topic: str, stamp: float, message: dict[str, Any]) -> None:
         """A message of plain JSON data."""
@@ -74,6 +88,17 @@ class RunLog:
         )
         motion = {"q": command.q.tolist(), "dq": command.dq.tolist(), "ddq": command.ddq.tolist()}
         self.put("/command", command.stamp, {**motion, "width": command.width, "mode": str(command.mode)})
+
+    def action(
+        self, stamp: float, action: NDArray[np.float32], human: bool, seen: dict[str, Any] | None = None
+    ) -> None:
+        """An action that was taken, whether a person took it, and what was ``seen`` before (``Robot.observe``)."""
+        said: dict[str, Any] = {"action": action.tolist(), "human": human}
+        if seen is not None:
+            said |= {"proprio": seen["proprio"].tolist(), "prompt": seen["prompt"]}
+            for name, image in seen["images"].items():
+                self._items.put((CAMERA + name, stamp, image))
+        self.put("/action", stamp, said)
 
     def event(self, stamp: float, kind: str, text: str) -> None:
         """A change of mode, a refused chunk, ..."""
@@ -90,7 +115,27 @@ class RunLog:
         while (item := self._items.get()) is not None:
             topic, stamp, message = item
             nanoseconds = int((stamp + self._offset) * 1e9)
+            if topic.startswith(CAMERA):
+                if topic not in self._channels:
+                    self._register(topic, "foxglove.CompressedImage", _IMAGE)
+                message = _image(message, nanoseconds, topic.removeprefix(CAMERA))
             self._writer.add_message(self._channels[topic], nanoseconds, json.dumps(message).encode(), nanoseconds)
+
+
+def _image(image: NDArray[np.uint8], nanoseconds: int, camera: str) -> dict[str, Any]:
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(image).save(out, "PNG", compress_level=1)
+    stamp = {"sec": nanoseconds // 10**9, "nsec": nanoseconds % 10**9}
+    return {"timestamp": stamp, "frame_id": camera, "format": "png", "data": base64.b64encode(out.getvalue()).decode()}
+
+
+def picture(message: dict[str, Any]) -> NDArray[np.uint8]:
+    """(h, w, 3) of a camera's message."""
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(message["data"]))).convert("RGB"))
 
 
 def read(path: str | Path) -> dict[str, list[dict[str, Any]]]:
@@ -100,5 +145,5 @@ def read(path: str | Path) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {topic: [] for topic in _TOPICS}
     with Path(path).open("rb") as stream:
         for _, channel, message in make_reader(stream).iter_messages():
-            found[channel.topic].append({**json.loads(message.data), "stamp": message.log_time / 1e9})
+            found.setdefault(channel.topic, []).append({**json.loads(message.data), "stamp": message.log_time / 1e9})
     return found

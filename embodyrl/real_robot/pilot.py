@@ -63,8 +63,8 @@ class Pilot:
         if self._thread is not None:
             self._thread.start()
 
-    def act(self, action: NDArray[np.float32]) -> float:
-        """An action (A,) that is due now; returns when the next one is."""
+    def act(self, action: NDArray[np.float32], seen: dict[str, Any] | None = None) -> float:
+        """An action (A,) that is due now; returns when the next one is. What was ``seen`` before goes into the log."""
         with self._lock:
             now = self.clock.now()
             if self.person and self.guard.mode == Mode.HOLD and self.guard.reason.startswith("stale"):
@@ -74,7 +74,7 @@ class Pilot:
             began = self._ends if now - self._ends < 0.5 * self.decoder.period else now
             self._ends = began + self.decoder.period
             if self._log is not None:
-                self._log.put("/action", now, {"action": action.tolist(), "human": self.person})
+                self._log.action(now, np.clip(action, -1.0, 1.0), self.person, seen)
             return self._ends
 
     def wait_until(self, stamp: float) -> None:

@@ -34,7 +34,7 @@ class CheckpointPolicy:
     """
 
     def __init__(self, path: str, device: str = "auto", seed: int = 0, monitor: Monitor | None = None) -> None:
-        self._monitor = monitor
+        self.monitor = monitor
         self.config = load_config(path)
         _, meta = checkpoint.load(checkpoint.find(path))
         self.spec = checkpoint.spec_from_json(meta["spec"])
@@ -70,7 +70,7 @@ class CheckpointPolicy:
         else:
             actions = self.policy.sample(obs, generator=self._generator, mode="eval").actions
         chunk = actions[0].float().cpu().numpy().astype(np.float32)
-        why = self._monitor(observation, chunk) if self._monitor is not None else ""
+        why = self.monitor(observation, chunk) if self.monitor is not None else ""
         return {"actions": chunk, "ask": why} if why else {"actions": chunk}
 
 

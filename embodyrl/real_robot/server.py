@@ -49,10 +49,7 @@ class PolicyServer:
     def __init__(
         self, infer: Infer, metadata: Mapping[str, Any], host: str = "127.0.0.1", port: int = PORT, token: str = ""
     ) -> None:
-        if not token and not _is_loopback(host):
-            raise UserError(
-                f"Whoever reaches {host} could use the policy. Give a token (--token-file), or listen on 127.0.0.1."
-            )
+        refuse_strangers(host, token)
         self._infer, self._metadata, self._token = infer, dict(metadata), token
         self._lock = threading.Lock()
         try:
@@ -76,10 +73,7 @@ class PolicyServer:
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
         if request.path == "/healthz":
             return Response(HTTPStatus.OK, "OK", Headers({"Content-Type": "text/plain"}), b"OK\n")
-        given = request.headers.get("Authorization", "").removeprefix("Api-Key ")
-        if self._token and not hmac.compare_digest(given.encode(), self._token.encode()):
-            return connection.respond(HTTPStatus.UNAUTHORIZED, "A token is needed.\n")
-        return None
+        return admit(connection, request, self._token)
 
     def _talk(self, connection: ServerConnection) -> None:
         previous = 0.0
@@ -113,11 +107,25 @@ class PolicyServer:
         return codec.pack({**result, "server_timing": timing})
 
 
+def refuse_strangers(host: str, token: str) -> None:
+    """Raises a ``UserError`` where others could reach an address that has no token."""
+    if not token and not _is_loopback(host):
+        raise UserError(f"Whoever reaches {host} could use it. Give a token (--token-file), or listen on 127.0.0.1.")
+
+
+def admit(connection: ServerConnection, request: Request, token: str) -> Response | None:
+    """None for whoever knows the token, if there is one; else the refusal."""
+    given = request.headers.get("Authorization", "").removeprefix("Api-Key ")
+    if token and not hmac.compare_digest(given.encode(), token.encode()):
+        return connection.respond(HTTPStatus.UNAUTHORIZED, "A token is needed.\n")
+    return None
+
+
 def check_observation(message: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """An observation that has the schema of the metadata.
 
-    Keys: ``images`` {camera: (h, w, 3) uint8}, ``proprio`` (P,) float32, ``prompt`` str, and for real-time chunking
-    ``previous`` (H, A) float32, ``delay`` int and ``execute`` int.
+    Keys: ``images`` {camera: (h, w, 3) uint8}, ``proprio`` (P,) float32, ``prompt`` str, ``step`` int (actions taken in
+    the episode), and for real-time chunking ``previous`` (H, A) float32, ``delay`` int and ``execute`` int.
 
     Raises:
         MessageError: it has not.
@@ -128,7 +136,7 @@ def check_observation(message: Any, metadata: Mapping[str, Any]) -> dict[str, An
             raise codec.MessageError(f"The observation does not fit this policy: {what}.")
 
     need(isinstance(message, dict), "it is not a map")
-    known = {"images", "proprio", "prompt", "previous", "delay", "execute"}
+    known = {"images", "proprio", "prompt", "step", "previous", "delay", "execute"}
     extra = set(message) - known
     need(not extra, f"unknown key {str(next(iter(extra), ''))[:40]!r}")
     images, proprio, prompt = message.get("images", {}), message.get("proprio"), message.get("prompt", "")
@@ -141,6 +149,8 @@ def check_observation(message: Any, metadata: Mapping[str, Any]) -> dict[str, An
     need(_is_array(proprio, (metadata["proprio_dim"],), "f4"), f"proprio must be ({metadata['proprio_dim']},) float32")
     need(bool(np.isfinite(proprio).all()), "proprio is not finite")
     need(isinstance(prompt, str) and len(prompt) <= MAX_PROMPT, f"prompt must be text of at most {MAX_PROMPT} letters")
+    step = message.get("step", 0)
+    need(type(step) is int and 0 <= step < 2**31, "step must be a whole number")
     if "previous" in message:
         shape = (metadata["horizon"], metadata["action_dim"])
         need(_is_array(message["previous"], shape, "f4"), f"previous must be {shape} float32")

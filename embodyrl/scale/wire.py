@@ -1,22 +1,26 @@
-"""Rollouts and weights as plain containers and numpy arrays: what crosses between machines, without pickle of our own.
+"""What crosses between machines, without pickle: rollouts and weights as numpy arrays for Ray, as bytes for sockets.
 
 Ray's object store hands arrays of the same machine over without a copy, and so read-only: ``unpack`` copies.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
 from embodyrl.algorithms.grpo import GroupBatch
-from embodyrl.buffers import Episode, EpisodeBatch, RolloutBatch
+from embodyrl.buffers import Episode, EpisodeBatch, RolloutBatch, Transitions
+from embodyrl.errors import UserError
 from embodyrl.state_tree import flatten, unflatten
 from embodyrl.types import DenoisingTrace, Obs
 
-TYPES = {t.__name__: t for t in (Obs, DenoisingTrace, Episode, RolloutBatch, EpisodeBatch, GroupBatch)}
+TYPES = {t.__name__: t for t in (Obs, DenoisingTrace, Episode, RolloutBatch, EpisodeBatch, GroupBatch, Transitions)}
 KIND = "dataclass"
 
 
@@ -34,6 +38,25 @@ def unpack(message: Mapping[str, Any]) -> Any:
     for k in message["bfloat16"]:
         tensors[k] = tensors[k].view(torch.bfloat16)
     return _from_tree(unflatten(message["tree"], tensors))
+
+
+def to_bytes(value: Any) -> bytes:
+    """What ``pack`` takes, as one safetensors file whose metadata is the tree."""
+    tree, tensors = flatten(_to_tree(value), "message")
+    return save(tensors, {"tree": json.dumps(tree)})
+
+
+def from_bytes(data: bytes) -> Any:
+    """The inverse of ``to_bytes``, bit for bit.
+
+    Raises:
+        UserError: anything else.
+    """
+    try:
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return _from_tree(unflatten(json.loads(header["__metadata__"]["tree"]), load(data)))
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"A message from another machine is not understood ({type(error).__name__}).") from error
 
 
 def _to_tree(value: Any) -> Any:

@@ -22,12 +22,14 @@ import numpy as np
 import psutil
 import pytest
 from franka_arm import ARM, PATIENT, SIM, SPACE, H, driven, start_sim
+from ros_arm import TOLD, Faults, TakesOver
 
 from embodyrl import checkpoint
 from embodyrl.build import make_policy
 from embodyrl.cli import main
 from embodyrl.config import compose
 from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.real_robot import kinematics
 from embodyrl.real_robot.libfranka.camera import Camera
 from embodyrl.real_robot.libfranka.config import Franka, load_arm
 from embodyrl.real_robot.libfranka.link import Link, pair
@@ -205,6 +207,39 @@ def test_the_command_deploys_a_checkpoint(
     (row,) = json.loads((out / "result.json").read_text())["results"]
     assert "reflex" not in row["reason"] and row["taken"] >= 1 and max(row["peak"].values()) <= 1.0
     time.sleep(1.5)
+
+
+@needs_sim
+@pytest.mark.parametrize("fault", [*TOLD])
+def test_a_fault_of_the_policy_ends_at_rest_within_limits_and_in_the_log(
+    robot: LibfrankaRobot, tmp_path: Path, fault: str
+) -> None:
+    robot.begin(0, 120.0)
+    episode = driven(robot, tmp_path / "run.mcap", 20.0, Faults(fault, 20.0))
+    assert episode.mode == Mode.HOLD and episode.reason.startswith("stale: no fresh target"), episode
+    assert max(episode.peak.values()) <= 1.0 and not robot.state().reflex
+    messages = read(tmp_path / "run.mcap")
+    assert any(TOLD[fault] in m["text"] for m in messages["/event"])
+    assert np.abs(messages["/command"][-1]["dq"]).max() < 1e-6
+
+
+@needs_sim
+def test_a_person_takes_over_while_the_policy_thinks_and_the_workspace_holds(
+    robot: LibfrankaRobot, tmp_path: Path
+) -> None:
+    robot.begin(0, 120.0)
+    policy = Faults("hangs", 3.0)
+    episode = driven(robot, tmp_path / "run.mcap", 20.0, policy, operator=TakesOver(policy, robot.now))
+    assert episode.reason == "a person said failure" and episode.human > 5 and not robot.state().reflex
+    assert max(episode.peak.values()) <= 1.0
+    modes = [c["mode"] for c in read(tmp_path / "run.mcap")["/command"]]
+    assert "run" not in modes[modes.index("human") :]  # the policy's late answer moves nothing
+    robot.begin(1, 120.0)
+    down = {"actions": np.tile(np.array([0.0, 0.0, -1.0, 1.0], np.float32), (H, 1))}
+    episode = driven(robot, tmp_path / "run.mcap", 2.0, lambda seen: down)
+    assert (episode.mode, episode.reason) == (Mode.HOLD, "the time is up") and not robot.state().reflex
+    hand = np.array([kinematics.tip(m["q"]) for m in read(tmp_path / "run.mcap")["/command"]])
+    assert PATIENT.box_low[2] - 0.01 < hand[:, 2].min() < PATIENT.box_low[2] + 0.02
 
 
 @needs_sim

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ros_arm import BOX, HZ, PATIENT, SPACE, Arm, H, sweep
+from ros_arm import BOX, HZ, PATIENT, SPACE, TOLD, Arm, Faults, H, TakesOver, sweep
 
 from embodyrl import checkpoint
 from embodyrl.build import make_policy
@@ -181,12 +181,16 @@ def test_pictures_and_words_are_those_of_the_task(arm: Arm, here: MujocoTwin) ->
         ("clock", Mode.FAULT, ("the clock that stamps", "jumped by +3.0 s")),
         ("camera", Mode.HOLD, ("no fresh picture of camera front",)),
         ("killed", Mode.FAULT, ("no fresh state of the robot", "was lost")),
+        ("frozen", Mode.FAULT, ("the measured angles stand still",)),
+        ("late", Mode.FAULT, ("no fresh state of the robot",)),
+        ("not finite", Mode.FAULT, ("not seven finite angles",)),
     ],
 )
 def test_a_fault_in_mid_run_ends_at_rest_within_limits_and_in_the_log(
     twin: Twin, tmp_path: Path, fault: str, mode: Mode, told: tuple[str, ...]
 ) -> None:
     number = {"silent": signal.SIGSTOP, "clock": signal.SIGUSR1, "camera": signal.SIGUSR2, "killed": signal.SIGKILL}
+    number |= {"frozen": signal.SIGRTMIN, "late": signal.SIGRTMIN + 1, "not finite": signal.SIGRTMIN + 2}
     with Twin(twin.kind) if fault == "killed" else nullcontext(twin) as victim:
         twin.signal(signal.SIGSTOP) if victim is not twin else None
         try:
@@ -204,6 +208,29 @@ def test_a_fault_in_mid_run_ends_at_rest_within_limits_and_in_the_log(
     stopping = np.array([c["mode"] != "run" for c in messages["/command"]])
     assert speeds.max() > 0.05 and speeds[-1] < 1e-6
     assert 0 < (stopping & (speeds > 1e-6)).sum() * PATIENT.tick < 0.3  # time to stop
+
+
+@pytest.mark.parametrize("fault", [*TOLD])
+def test_a_fault_of_the_policy_ends_at_rest_within_limits_and_in_the_log(arm: Arm, tmp_path: Path, fault: str) -> None:
+    arm.robot.begin(0)
+    episode = arm.drive(Faults(fault, 6.0), seconds=20.0)
+    assert episode.mode == Mode.HOLD and episode.reason.startswith("stale: no fresh target"), episode
+    assert max(episode.peak.values()) <= 1.0
+    messages = read(tmp_path / "run.mcap")
+    assert any(TOLD[fault] in m["text"] for m in messages["/event"])
+    speeds = np.array([np.abs(c["dq"]).max() for c in messages["/command"]])
+    assert speeds.max() > 0.05 and speeds[-1] < 1e-6
+
+
+def test_a_person_takes_over_while_the_policy_thinks(arm: Arm, tmp_path: Path) -> None:
+    arm.robot.begin(0)
+    policy = Faults("hangs", 0.8)
+    episode = arm.drive(policy, seconds=20.0, operator=TakesOver(policy, time.monotonic))
+    assert (episode.mode, episode.reason) == (Mode.HOLD, "a person said failure") and episode.human > 5
+    assert max(episode.peak.values()) <= 1.0
+    modes = [c["mode"] for c in read(tmp_path / "run.mcap")["/command"]]
+    assert modes.index("human") < len(modes) - modes[::-1].index("human") <= len(modes)
+    assert "run" not in modes[modes.index("human") :]  # its late answer moves nothing
 
 
 def struck(arm: Arm, strike: Callable[[], None]) -> tuple[Episode, float]:
