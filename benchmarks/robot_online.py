@@ -79,7 +79,7 @@ def from_states(a: argparse.Namespace, corrector: int, run: dict[str, Any]) -> C
     policy = {"name": "flow_mlp", "horizon": 5, "transition": "flow_noise", "noise_min": 0.1, "noise_max": 0.5}
     algorithm = {"name": "rlpd", "num_chunks": 16, "capacity": 20_000, "warmup_chunks": 64, "batch_size": 64}
     algorithm |= {"utd": 2.0, "policy_delay": 2, "num_critics": 4, "critic_width": 128, "entropy_backup": False}
-    algorithm |= {"critic_warmup": 100, "bc_coef": 1.0, "alpha": 0.001}
+    algorithm |= {"critic_warmup": 100, "alpha": 0.001}
     return resolve({"env": env, "policy": policy, "algorithm": algorithm, "run": run, "data": {"path": a.data}})
 
 
