@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from embodyrl import checkpoint, registry
+from embodyrl.compiled import compile_sampling
 from embodyrl.config import Config, resolve
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
@@ -15,6 +16,7 @@ from embodyrl.faults import WatchedEnv
 from embodyrl.types import EnvSpec
 
 if TYPE_CHECKING:
+    from embodyrl.scale.fsdp import Ranks
     from embodyrl.scale.shards import Rollouts
 
 
@@ -52,7 +54,7 @@ class Envs:
         rollouts: who plays in the training env in place of this process, if anybody.
     """
 
-    def __init__(self, config: Config, rollouts: Rollouts | None = None) -> None:
+    def __init__(self, config: Config, rollouts: Rollouts | Ranks | None = None) -> None:
         self.rollouts = rollouts
         self._configs = {
             "train": config.env,
@@ -95,13 +97,21 @@ class Envs:
             self.rollouts.close()
 
 
-def build_algorithm(config: Config, envs: Envs, device: torch.device) -> Any:
+def build_algorithm(config: Config, envs: Envs, device: torch.device, ranks: Ranks | None = None) -> Any:
     """Policy, critic and optimiser, with initial weights that depend on ``run.seed`` alone."""
     cls = registry.load("algorithms", config.algorithm.name)
     spec = envs.eval.spec if cls.source == "demos" else envs.train_spec
     policy = make_policy(config.policy, spec, config.run.seed, device)
     if config.run.init_checkpoint and checkpoint.latest(config.run.folder / "checkpoints") is None:
         checkpoint.load_policy(config.run.init_checkpoint, policy, spec)
+    if ranks is not None:
+        ranks.shard(policy)
     with torch.random.fork_rng():
         torch.manual_seed(config.run.seed)
-        return cls(config.algorithm, policy)
+        algorithm = cls(config.algorithm, policy)
+    if ranks is not None:
+        ranks.attach(algorithm)
+    if config.run.compile:
+        for acting in {id(p): p for p in (algorithm.policy, algorithm.result)}.values():
+            compile_sampling(acting)
+    return algorithm

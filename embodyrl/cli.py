@@ -41,6 +41,7 @@ TRAIN_HELP = """examples:
   embodyrl train mujoco_pick_ppo run.init_checkpoint=runs/sft   then improve by reinforcement learning
   embodyrl train mujoco_pick_ppo run.seed=1 algorithm.lr=3e-5   any key of the config can be overridden
   embodyrl train mujoco_pick_ppo run.workers=2 --launcher ray   rollouts in two processes, here or on a cluster
+  torchrun --nproc-per-node 8 -m embodyrl.cli train libero_object_vla_ppo ...   rollouts and gradients on 8 GPUs
 The same command goes on where an interrupted run stopped. `embodyrl list presets` names the presets.
 """
 EVAL_HELP = """examples:
@@ -203,6 +204,7 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("preset", help="a preset's name or a YAML file")
     sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
     sub.add_argument("--dry-run", action="store_true", help="print the resolved config and stop")
+    sub.add_argument("--memory", action="store_true", help="with --dry-run: what it will need of the device's memory")
     text = "ray: each of run.workers is a process of its own; robot: `embodyrl act` plays, elsewhere"
     sub.add_argument("--launcher", choices=["ray", "robot"], help=text)
     sub.add_argument("--listen", default="127.0.0.1:8001", help="where `embodyrl act` finds it (default: %(default)s)")
@@ -357,19 +359,33 @@ def _train(a: argparse.Namespace) -> int:
     config = compose(a.preset, a.overrides)
     if a.dry_run:
         print(to_yaml(config), end="")
+        if a.memory:
+            from embodyrl.memory import estimate, spec_of, table
+
+            print("# " + table(estimate(config, spec_of(config))).replace("\n", "\n# "))
         return 0
     from embodyrl.runner import train
 
-    rollouts = None
-    if a.launcher == "ray":
+    command, first = a.command_line, True
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+        from embodyrl.scale.fsdp import joined
+
+        if a.launcher:
+            raise UserError("torchrun starts the processes already. Leave --launcher out, or start without torchrun.")
+        with joined(config) as ranks:
+            first, folder = ranks.first, train(ranks.config, command=command, ranks=ranks)
+    elif a.launcher == "ray":
         from embodyrl.scale.ray_pool import ray_rollouts
 
-        options = {"address": a.ray_address, "cpus": a.worker_cpus, "gpus": a.worker_gpus}
-        rollouts = partial(ray_rollouts, config, **options)
+        where = {"address": a.ray_address, "cpus": a.worker_cpus, "gpus": a.worker_gpus}
+        folder = train(config, command=command, rollouts=partial(ray_rollouts, config, **where))
     elif a.launcher == "robot":
-        rollouts = robot_commands().remote_actor(config, a.listen, a.token_file)
-    folder = train(config, command=a.command_line, rollouts=rollouts)
-    print(f"Done: {folder}. Look at it with: embodyrl report {folder}")
+        actor = robot_commands().remote_actor(config, a.listen, a.token_file)
+        folder = train(config, command=command, rollouts=actor)
+    else:
+        folder = train(config, command=command)
+    if first:
+        print(f"Done: {folder}. Look at it with: embodyrl report {folder}")
     return 0
 
 

@@ -68,6 +68,7 @@ class RunConfig:
         keep_checkpoints: older ones are deleted.
         device: ``"auto"`` takes the GPU where there is one.
         threads: of torch on CPU; 0 leaves torch's default.
+        compile: the policy's denoising step is compiled for sampling, and on a GPU replayed as a CUDA graph.
         workers: shards that the envs are dealt to, each with its own rollout; ``--launcher ray`` makes each a process.
         max_lag: updates by which a rollout's weights may be older than the learner's, so that both can be at work; a
             lag needs ``algorithm.behaviour_cap``.
@@ -89,6 +90,7 @@ class RunConfig:
     keep_checkpoints: int = 2
     device: str = "auto"
     threads: int = 0
+    compile: bool = False
     workers: int = 1
     max_lag: int = 0
     loggers: tuple[str, ...] = ()

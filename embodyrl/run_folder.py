@@ -35,7 +35,7 @@ def finished(folder: Path) -> bool:
 
 
 # What an existing run may change; the first two may only rise.
-CHANGEABLE = ("iterations", "minutes", "eval_every", "checkpoint_every", "keep_checkpoints", "loggers")
+CHANGEABLE = ("iterations", "minutes", "eval_every", "checkpoint_every", "keep_checkpoints", "loggers", "compile")
 
 
 def check_folder(folder: Path, config: Config, say: Callable[[str], None] = print) -> None:

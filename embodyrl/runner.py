@@ -7,9 +7,11 @@ than an episode and go on where the last one stopped, but start afresh after eve
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,10 +40,17 @@ from embodyrl.run_folder import (
 )
 
 if TYPE_CHECKING:
+    from embodyrl.scale.fsdp import Ranks
     from embodyrl.scale.shards import Rollouts
 
 
-def train(config: Config, *, command: str = "", rollouts: Callable[[], Rollouts] | None = None) -> Path:
+def train(
+    config: Config,
+    *,
+    command: str = "",
+    rollouts: Callable[[], Rollouts] | None = None,
+    ranks: Ranks | None = None,
+) -> Path:
     """Runs or resumes the run that ``config`` describes, and returns its folder; see ``finished``.
 
     The folder holds ``config.yaml``, ``meta.json``, ``metrics.jsonl``, ``evals/``, ``videos/`` and ``checkpoints/``.
@@ -52,49 +61,68 @@ def train(config: Config, *, command: str = "", rollouts: Callable[[], Rollouts]
         config: of the run.
         command: that started it, for the record.
         rollouts: starts those who play the training episodes; None lets this process do it.
+        ranks: the processes that train together, of which the first one writes; None for this one alone.
 
     Raises:
         UserError: the folder holds a run with another config, or checkpoint and env do not fit; nothing was written.
     """
     run = config.run
-    folder = run.folder
+    folder, first = run.folder, ranks is None or ranks.first
     check_folder(folder, config)
     device = pick_device(run.device)
     if run.threads:
         torch.set_num_threads(run.threads)
-    if rollouts is None and (run.workers > 1 or run.max_lag):
+    if rollouts is None and ranks is None and (run.workers > 1 or run.max_lag):
         from embodyrl.scale.shards import local_rollouts
 
         rollouts = partial(local_rollouts, config)
-    envs = Envs(config, rollouts() if rollouts else None)
+    if ranks is not None:
+        envs = Envs(ranks.own, ranks if ranks.plays else None)
+    else:
+        envs = Envs(config, rollouts() if rollouts else None)
     try:
-        algorithm = build_algorithm(config, envs, device)
+        algorithm = build_algorithm(config, envs, device, ranks)
         at = resume(config, envs, algorithm, device)
         if algorithm.source == "transitions":
             check_episodes_end(config, envs.spec.max_episode_steps)
         demos = load_demos(config, envs.spec) if wants_demos(config, algorithm) else None
         if demos is not None and algorithm.source != "demos":
             algorithm.add_demos(demos)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(to_yaml(config))
-        drop_evaluations(folder, at.iteration)
-        if not over(run, at):
-            reopen(folder)
-        if not (over(run, at) and (folder / "evals" / "after.json").exists()):
-            describe_run(folder / "meta.json", command=command, seed=run.seed, device=device)
-            with (
-                Interrupt() as interrupt,
-                MetricsWriter(folder, run.loggers, at.iteration) as metrics,
-                LiveTable(run.name, run.iterations, at.iteration) as table,
-            ):
-                if note := short_rollout(algorithm, envs.spec.max_episode_steps):
-                    table.say(note)
-                _loop(config, envs, algorithm, demos, at, folder, device, interrupt, metrics, table)
-        elif not finished(folder):
-            finish_run(folder / "meta.json")
+        with contextlib.nullcontext(folder) if first else scratch_folder() as own:
+            own.mkdir(parents=True, exist_ok=True)
+            (own / "config.yaml").write_text(to_yaml(config))
+            drop_evaluations(own, at.iteration)
+            if not over(run, at):
+                reopen(own)
+            if ranks is not None:
+                ranks.wait()
+            if not (over(run, at) and evaluated(config, "after")):
+                describe_run(own / "meta.json", command=command, seed=run.seed, device=device)
+                with (
+                    Interrupt() as interrupt,
+                    MetricsWriter(own, run.loggers if first else (), at.iteration) as metrics,
+                    LiveTable(run.name, run.iterations, at.iteration) as table,
+                ):
+                    if note := short_rollout(algorithm, envs.spec.max_episode_steps):
+                        table.say(note)
+                    _loop(config, envs, algorithm, demos, at, own, device, interrupt, metrics, table, ranks)
+            elif first and not finished(folder):
+                finish_run(folder / "meta.json")
     finally:
         envs.close()
     return folder
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Where a process writes that is not the first of several."""
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path)
+
+
+def evaluated(config: Config, name: str) -> bool:
+    """Whether the run has an evaluation of that name."""
+    return (config.run.folder / "evals" / f"{name}.json").exists()
 
 
 def short_rollout(algorithm: Any, max_episode_steps: int) -> str | None:
@@ -135,6 +163,7 @@ def _loop(
     interrupt: Interrupt,
     metrics: MetricsWriter,
     table: LiveTable,
+    ranks: Ranks | None,
 ) -> None:
     run, saved = config.run, at.iteration
     player: Any = (envs.rollouts or Player(envs.train, device)) if algorithm.source == "transitions" else None
@@ -143,34 +172,37 @@ def _loop(
         while True:
             due = evaluation_due(run, at, algorithm.source)
             if at.iteration > saved and (due or at.iteration % run.checkpoint_every == 0):
-                save(folder, config, envs.spec, algorithm, at)
+                save(folder, config, envs.spec, algorithm, at, ranks)
                 saved = at.iteration
                 if player is not None:
                     player.fresh = True
-            if due and not (folder / "evals" / f"{due}.json").exists():
+            if due and not evaluated(config, due):
 
                 def show(done: int, successes: int) -> None:
                     table.evaluating(done, successes)
-                    interrupt.check()
+                    if ranks is None:  # else they stop together
+                        interrupt.check()
 
                 film = due in ("before", "after")
                 if elsewhere is not None:
                     inits = first_inits(envs.spec, run.eval_episodes)
                     result = elsewhere(algorithm, inits, run.seed, interrupt.check)
                 else:
-                    result = run_evaluation(config, envs.eval, algorithm.result, device, film, show)
+                    result = run_evaluation(config, envs.eval, algorithm.result, device, film, show, ranks)
                 save_evaluation(folder, due, at, result, fps=envs.spec.control_hz)
                 table.evaluated(result.successes, len(result.episodes))
             if due == "after":
                 break
             interrupt.check()
             row = _iterate(config, envs, algorithm, demos, player, at, device, interrupt)
+            if ranks is not None:
+                at.minutes, interrupt.asked = ranks.agree(at.minutes, interrupt.asked)
             metrics.write(row)
             table.update(row)
     except Interrupted:
         # What raises it stands before or between the updates, so the weights are those of at.iteration.
         if at.iteration > saved:
-            save(folder, config, envs.spec, algorithm, at)
+            save(folder, config, envs.spec, algorithm, at, ranks)
         table.say(f"Stopped after iteration {at.iteration}; the same command goes on from there.")
         return
     finish_run(folder / "meta.json")
@@ -238,16 +270,21 @@ def resume(config: Config, envs: Envs, algorithm: Any, device: torch.device) -> 
     return Position(**meta["position"])
 
 
-def save(folder: Path, config: Config, spec: Any, algorithm: Any, at: Position) -> Path:
+def save(folder: Path, config: Config, spec: Any, algorithm: Any, at: Position, ranks: Ranks | None = None) -> None:
     """Writes a checkpoint that ``resume`` and ``embodyrl eval`` read."""
+    states = {"policy": algorithm.result.state_dict(), "algorithm": algorithm.state_dict()}
+    if ranks is not None:
+        states = ranks.whole_state(states)
+        if not ranks.first:
+            return
     meta = {
         "config": dataclasses.asdict(config),
         "spec": checkpoint.spec_to_json(spec),
         "position": dataclasses.asdict(at),
     }
-    return checkpoint.save(
+    checkpoint.save(
         folder / "checkpoints" / f"step_{at.iteration:06d}",
-        {"policy": algorithm.result.state_dict(), "algorithm": algorithm.state_dict()},
+        states,
         meta,
         keep_last=config.run.keep_checkpoints,
     )
@@ -260,18 +297,17 @@ def run_evaluation(
     device: torch.device,
     film: bool,
     progress: Callable[[int, int], None] | None = None,
+    ranks: Ranks | None = None,
 ) -> Evaluation:
     """The first ``run.eval_episodes`` initial states of the evaluation split."""
     inits = first_inits(env.spec, config.run.eval_episodes)
-    return evaluate(
-        env,
-        policy,
-        inits,
-        seed=config.run.seed,
-        film=inits[: config.run.videos] if film and env.spec.cameras else [],
-        device=device,
-        progress=progress,
-    )
+    filmed = inits[: config.run.videos] if film and env.spec.cameras else []
+
+    def play(part: list[int]) -> Evaluation:
+        reel = [i for i in filmed if i in part]
+        return evaluate(env, policy, part, seed=config.run.seed, film=reel, device=device, progress=progress)
+
+    return play(inits) if ranks is None else ranks.evaluation(play, policy, inits)
 
 
 def check_episodes_end(config: Config, max_episode_steps: int) -> None:

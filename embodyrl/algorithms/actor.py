@@ -218,8 +218,8 @@ class ClippedActor:
     def scores(self, obs: Obs, trace: Any, rows: Tensor, width: int) -> Tensor:
         """(B, width) log-probabilities of ``rows`` under the policy as it is; NaN elsewhere."""
         out = torch.full((len(obs), width), math.nan, device=rows.device)
-        for i in rows.split(self.microbatches.size or self.config.minibatch_size):
-            out[i] = self._evaluate(obs[i], trace[i]).logprob
+        size = self.microbatches.size or self.config.minibatch_size
+        out[rows] = self.microbatches.forward(rows, lambda i: self._evaluate(obs[i], trace[i]).logprob, size)
         return out
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ class GuardedAdam:
 
     def apply(self, loss: Tensor) -> float:
         """``step`` with the gradient that is there already, that of ``loss``."""
-        norm = float(nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm or math.inf))
+        norm = clip_gradient(self.parameters, self.max_grad_norm)
         if math.isfinite(norm) and math.isfinite(float(loss.detach())):  # clamps hide a NaN from the gradient
             self.adam.step()
             self.skipped = 0
@@ -63,7 +63,35 @@ class GuardedAdam:
         self.skipped = int(state["skipped"])
 
 
+def clip_gradient(parameters: list[nn.Parameter], most: float) -> float:
+    """Scales the gradient down to the norm ``most`` (0 leaves it); returns the norm that it had."""
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm = getattr(norm, "full_tensor", lambda: norm)()  # where the gradient is sharded, so is its norm
+    nn.utils.clip_grads_with_norm_(parameters, most or math.inf, norm)
+    return float(norm)
+
+
 Figures = dict[str, Tensor | float]
+
+
+class Peers(Protocol):
+    """Other processes that compute a share of every batch (``scale.fsdp``).
+
+    Attributes:
+        rank: of this process.
+        count: of all.
+    """
+
+    rank: int
+    count: int
+
+    def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """``fn`` of ``args``, while all weights are whole; its gradient will be the sum over the processes."""
+        ...
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows of all processes, one after the other."""
+        ...
 
 
 class Microbatches:
@@ -72,7 +100,12 @@ class Microbatches:
     Args:
         size: rows of a piece; 0 for all at once.
         parameters: whose gradient it is.
+
+    Attributes:
+        peers: who else computes a share; None for nobody.
     """
+
+    peers: Peers | None = None
 
     def __init__(self, size: int, parameters: Iterable[nn.Parameter]) -> None:
         if size < 0:
@@ -96,21 +129,30 @@ class Microbatches:
             UserError: not even a single row fits.
         """
         while True:
-            size = min(self.size or len(rows), len(rows))
+            size = self.size or len(rows)
             for p in self.parameters:
                 p.grad = None
             losses, figures = [], []
             try:
-                for part in rows.tensor_split(-(-len(rows) // max(size, 1))):
-                    loss, found = loss_of(part)
+                for part in self._pieces(rows, size):
+                    # All processes have as many pieces, so one of them may have none of the rows.
+                    loss, found = self._run(loss_of, part if len(part) else rows[:1])
+                    loss = loss if len(part) else 0.0 * loss
                     loss.backward()
                     losses.append(loss.detach())
                     figures.append(found)
-                return torch.stack(losses).sum(), figures
+                return self._of_all(torch.stack(losses).sum(), figures)
             except RuntimeError as error:
                 if not _out_of_memory(error):
                     raise
             # Only here, after the exception let go of its tensors, can their memory be freed.
+            if self.peers is not None:
+                raise UserError(
+                    f"Process {self.peers.rank} ran out of memory while it computed a gradient. The pieces cannot be "
+                    "halved in one process alone: set algorithm.microbatch_size (rows per piece and process), and the "
+                    "same command goes on from the last checkpoint."
+                )
+            size = min(size, len(rows))
             if size <= 1:
                 raise UserError(
                     "The memory does not even hold one row of a batch while its gradient is computed. Set "
@@ -120,6 +162,35 @@ class Microbatches:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             print(f"Out of memory: gradients are now computed {self.size} rows at a time (algorithm.microbatch_size).")
+
+    @torch.no_grad()
+    def forward(self, rows: Tensor, fn: Callable[[Tensor], Tensor], size: int) -> Tensor:
+        """``fn`` of all rows (B,), at most ``size`` at a time and without gradient; peers compute a share each."""
+        if self.peers is None:
+            return torch.cat([fn(part) for part in rows.split(size)])
+        parts = self._pieces(rows, size)
+        found = [self.peers.run(fn, part if len(part) else rows[:1])[: len(part)] for part in parts]
+        return self.peers.gather(torch.cat(found))
+
+    def _pieces(self, rows: Tensor, size: int) -> tuple[Tensor, ...]:
+        """The rows that this process computes, at most ``size`` at a time."""
+        rank, count = (0, 1) if self.peers is None else (self.peers.rank, self.peers.count)
+        most = -(-len(rows) // count)
+        return rows.tensor_split(count)[rank].tensor_split(-(-most // max(min(size, most), 1)))
+
+    def _run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return fn(*args) if self.peers is None else self.peers.run(fn, *args)
+
+    def _of_all(self, loss: Tensor, figures: list[Figures]) -> tuple[Tensor, list[Figures]]:
+        """The loss summed, and the figures listed, over all processes."""
+        if self.peers is None:
+            return loss, figures
+        loss = self.peers.gather(loss[None]).sum()
+        if not (keys := list(figures[0])):
+            return loss, figures
+        table = [torch.stack([torch.as_tensor(f[k], dtype=torch.float32).cpu() for k in keys]) for f in figures]
+        rows = self.peers.gather(torch.stack(table))
+        return loss, [dict(zip(keys, row.unbind(), strict=True)) for row in rows]
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

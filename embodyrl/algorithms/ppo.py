@@ -104,9 +104,11 @@ class PPO:
         self, batch: RolloutBatch, rows: Tensor, ret: Tensor, old_value: Tensor, generator: torch.Generator
     ) -> dict[str, float]:
         c, stats = self.config, Means()
-        with torch.no_grad():  # the critic's inputs have no parameters that it trains: once is enough for all epochs
-            pieces = torch.arange(len(batch.obs), device=rows.device).split(c.minibatch_size)
-            features = torch.cat([self.policy.critic_features(batch.obs[i]) for i in pieces])
+        # The critic's inputs have no parameters that it trains: once is enough for all epochs.
+        everything = torch.arange(len(batch.obs), device=rows.device)
+        features = self.actor.microbatches.forward(
+            everything, lambda i: self.policy.critic_features(batch.obs[i]), c.minibatch_size
+        )
         for _ in range(c.critic_epochs):
             for i in minibatches(rows, c.minibatch_size, generator):
                 value, mask = self.policy.value_of(features[i]), torch.ones_like(i, dtype=torch.bool)

@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from embodyrl.algorithms.common import Figures, Microbatches
+from embodyrl.algorithms.common import Figures, Microbatches, clip_gradient
 from embodyrl.errors import UserError
 from embodyrl.flow import flow_matching_pair, randn, sample_training_time
 from embodyrl.losses import flow_matching_loss
@@ -114,15 +114,15 @@ class SFT:
             obs = replace(obs, images={n: random_shift(x, c.shift, generator) for n, x in obs.images.items()})
             loss_of = self._loss_of(obs, actions, mask, generator)
             loss, _ = self.microbatches.backward(torch.arange(len(mask), device=device), loss_of)
-            norm = nn.utils.clip_grad_norm_(self.parameters, c.max_grad_norm)
-            if not math.isfinite(float(norm)):
+            norm = clip_gradient(self.parameters, c.max_grad_norm)
+            if not math.isfinite(norm):
                 raise UserError(
                     "The loss of supervised fine-tuning is not finite: lower algorithm.lr or check the data."
                 )
             self.optimizer.step()
             self._average()
             losses.append(float(loss))
-            norms.append(float(norm))
+            norms.append(norm)
         self.iteration += 1
         return {
             "loss": sum(losses) / len(losses),

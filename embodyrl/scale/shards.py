@@ -124,6 +124,10 @@ class Shard:
             self._algorithm = build_algorithm(self.config, self.envs, self.device)
         self._algorithm.policy.load_state_dict(weights, strict=fresh)
 
+    def act_for(self, algorithm: Any) -> None:
+        """Plays with the policy of ``algorithm`` itself from now on, instead of a replica."""
+        self._algorithm = algorithm
+
     def play(self, iteration: int, between: Between = lambda: None) -> Piece:
         """One iteration's rollout; ``between`` is called before every chunk, and may raise to give it up."""
         seed, algorithm, env = self.config.run.seed, self._algorithm, self.envs.train

@@ -33,8 +33,13 @@ def require() -> None:
         ) from error
 
 
-def find(path: str, revision: str = "") -> Path:
+def find(path: str, revision: str = "", weights: bool = True) -> Path:
     """The folder of a checkpoint: one on this machine, or a download (or its cached copy) from the Hugging Face hub.
+
+    Args:
+        path: the folder, or the id.
+        revision: of an id.
+        weights: whether they are wanted too.
 
     Raises:
         UserError: there is none, it may not be read, or the hub cannot be reached.
@@ -49,7 +54,8 @@ def find(path: str, revision: str = "") -> Path:
     from huggingface_hub import snapshot_download
 
     with explained(path):
-        return Path(snapshot_download(path, revision=revision or None, allow_patterns=["*.json", "*.safetensors"]))
+        patterns = ["*.json", "*.safetensors"] if weights else ["*.json"]
+        return Path(snapshot_download(path, revision=revision or None, allow_patterns=patterns))
 
 
 @contextlib.contextmanager

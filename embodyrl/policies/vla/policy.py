@@ -124,11 +124,13 @@ class VLA(FlowPolicy):
                 "Hugging Face hub such as lerobot/smolvla_base)."
             )
         files.require()
-        folder = files.find(config.pretrained, config.revision)
+        # Without data, on the meta device, nothing but the architecture is wanted: an estimate of memory.
+        self._blank = torch.get_default_device().type == "meta"
+        folder = files.find(config.pretrained, config.revision, weights=not self._blank)
         self._lerobot_config = self._configure(folder)
         keys = files.camera_keys(self._lerobot_config, spec, config.cameras, folder)
         lerobot = files.build(self._lerobot_config)
-        if not config.random_weights:
+        if not (config.random_weights or self._blank):
             files.read_weights(lerobot, folder)
         if config.lora_rank:
             add_adapters(lerobot, config.lora_rank, language=config.train == "language")
@@ -141,7 +143,8 @@ class VLA(FlowPolicy):
                 f"policy.horizon is {config.horizon}, but {folder} plans {self.flow_shape[0]} actions. Lower it, or "
                 "set policy.chunk_size too."
             )
-        self.processors = self._processors(folder, keys)
+        with torch.device("cpu"):
+            self.processors = self._processors(folder, keys)
         self.normalize_action = ActionNormalizer(self.processors)
         width = self.net.width
         self.noise = nn.Linear(width, self.flow_shape[1]) if config.transition == "flow_noise" else None
@@ -155,12 +158,12 @@ class VLA(FlowPolicy):
     def _configure(self, folder: Path) -> Any:
         """LeRobot's config, with this env's features and this run's choices."""
         c = self.config
-        config = files.read_config(folder, c.name, weights=not c.random_weights)
+        config = files.read_config(folder, c.name, weights=not (c.random_weights or self._blank))
         for key in ("use_relative_actions", "adapt_to_pi_aloha"):
             if getattr(config, key, False):
                 raise UserError(f"{folder} was trained with {key}, which the envs here do not give. Use another one.")
         files.set_features(config, self.spec, keep_cameras=not c.random_weights)
-        config.device = "cpu"
+        config.device = "meta" if self._blank else "cpu"
         config.compile_model, config.gradient_checkpointing, config.rtc_config = False, False, None
         config.freeze_vision_encoder, config.train_expert_only = c.train != "all", c.train == "expert"
         if c.vlm and hasattr(config, "vlm_model_name"):
