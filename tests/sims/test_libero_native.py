@@ -1,6 +1,7 @@
 """LIBERO's native backend against the robosuite one, which test_libero.py holds equal to LIBERO's own env."""
 
 import importlib.util
+import itertools
 
 import numpy as np
 import pytest
@@ -63,6 +64,33 @@ def test_nothing_is_carried_from_one_episode_to_the_next(pair):
     again = native.step(actions)
     assert_same_states(first.obs, again.obs)
     assert all(torch.equal(first.obs.images[c], again.obs.images[c]) for c in native.spec.cameras)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_chunk_run_at_once_is_the_same_steps(goes_on):
+    """Until the time is up within a chunk, and past a success where episodes go on."""
+    settings = {**SETTINGS, "cameras": (), "max_episode_steps": 11, "terminate_on_success": not goes_on}
+    env = LiberoEnv(LiberoConfig(**settings, num_threads=2))
+    actions = torch.rand(2, 16, 7, generator=torch.Generator().manual_seed(2)) * 2 - 1
+    outcomes = []
+    for at_once in (True, False):
+        env.reset(init=[0, 1])
+        solved = env.scene(1).success  # the second env counts as solved from its fourth step on
+        asked = itertools.count()
+        env.scene(1).success = lambda asked=asked: next(asked) >= 3
+        steps = []
+        for chunk in actions.split(8, dim=1):
+            one_by_one = iter(chunk.unbind(1))
+            steps.append(env.step(chunk) if at_once else env.rollout(lambda it=one_by_one: next(it), 8)[0])
+        env.scene(1).success = solved
+        outcomes.append(steps)
+    for a, b in zip(*outcomes, strict=True):
+        assert_same_states(a.obs, b.obs)
+        for flag in ("reward", "valid", "success", "terminated", "truncated"):
+            assert torch.equal(getattr(a, flag), getattr(b, flag)), flag
+    assert outcomes[0][1].truncated.tolist() == [True, goes_on]
+    assert outcomes[0][0].terminated.tolist() == [False, not goes_on]
+    env.close()
 
 
 def test_nan_is_refused_and_a_broken_simulation_masked(pair):

@@ -94,7 +94,7 @@ def test_a_chunk_is_the_native_backends_but_for_single_precision():
     assert np.allclose(warp.scene(1).privileged(), after.privileged[1], atol=1e-3)
     # A broken world is masked, and the other goes on.
     group = warp._group_of[0]
-    group.worlds.tensors["qvel"][group.occupant.index(0), 3] = torch.nan
+    group.worlds.tensors["qvel"][group.world_of[0], 3] = torch.nan
     step = warp.step(torch.zeros(2, 1, 7))
     assert step.log["fault"].tolist() == [True, False] and step.valid.any(1).tolist() == [False, True]
     # Too little room for contacts is doubled, with the same outcome.

@@ -87,7 +87,7 @@ class CompiledEnv(LiberoEnv):
         for _ in range(self.config.settle_steps):
             simulation.step(SETTLE)
 
-    def _each(self, work: Callable[[int], Any], items: Any) -> list[Any]:
+    def _each(self, work: Callable[[Any], Any], items: Any) -> list[Any]:
         if self._pool is None or len(items) == 1:
             return [work(item) for item in items]
         return list(self._pool.map(work, items))

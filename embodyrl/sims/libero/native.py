@@ -23,17 +23,17 @@ _FAULTS = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, m
 
 
 class Simulation:
-    """One copy of a task's scene. Its own model, too: a reset moves cabinets and stoves, which are part of the model.
+    """One copy of a task's scene.
 
     Args:
         task: which.
         blueprint: of the task.
-        model: its physics model, which is copied.
+        model: its physics model; copied where a reset moves cabinets and stoves, which are part of it, and else shared.
     """
 
     def __init__(self, task: Task, blueprint: Blueprint, model: Any) -> None:
         self.task, self.blueprint = task, blueprint
-        self.model = copy.copy(model)
+        self.model = copy.copy(model) if blueprint.fixtures else model
         self.data = data = mujoco.MjData(self.model)
         numbers: dict[str, Any] = {k: v if isinstance(v, int) else np.array(v) for k, v in blueprint.robot.items()}
         self.robot = osc.Robot(**numbers)
@@ -80,7 +80,9 @@ class Simulation:
     def read(self, world: dict[str, np.ndarray]) -> None:
         """Takes over a world's state, by the names that MuJoCo and ``osc.Memory`` have for its parts."""
         self.data.qpos[:], self.data.qvel[:] = world["qpos"], world["qvel"]
-        self.model.body_pos[:], self.model.body_quat[:] = world["body_pos"], world["body_quat"]
+        bodies = self.blueprint.fixtures
+        for name in ("body_pos", "body_quat"):
+            getattr(self.model, name)[bodies] = world[name][bodies]
         for name in osc.Memory._fields:
             getattr(self.memory, name)[:] = world[name]
         mujoco.mj_forward(self.model, self.data)

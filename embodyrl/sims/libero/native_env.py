@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from embodyrl.env import Tick
+from embodyrl.env import Tick, check_actions
 from embodyrl.sims.libero import suites
 from embodyrl.sims.libero.blueprint import Blueprint
 from embodyrl.sims.libero.cache import told_once
@@ -18,7 +19,7 @@ from embodyrl.sims.libero.env import LiberoConfig
 from embodyrl.sims.libero.native import Simulation
 from embodyrl.sims.libero.pictures import Pictures, View
 from embodyrl.sims.libero.scene import PRIVILEGED_DIM, PROPRIO_DIM
-from embodyrl.types import Obs
+from embodyrl.types import Obs, Step
 
 
 class NativeEnv(CompiledEnv):
@@ -31,6 +32,7 @@ class NativeEnv(CompiledEnv):
         self._spare: dict[int, list[Simulation]] = {}
         self._task = np.full(n, -1)
         self._stale = np.zeros(n, dtype=bool)
+        self._ahead: Iterator[Tick] | None = None
         self._images = {c: np.zeros((n, *size, 3), np.uint8) for c, size in self.spec.cameras.items()}
         self._proprio = np.zeros((n, PROPRIO_DIM), np.float32)
         self._privileged = np.zeros((n, PRIVILEGED_DIM), np.float32)
@@ -72,23 +74,40 @@ class NativeEnv(CompiledEnv):
             self._each(begin, range(len(fresh)))
         self._stale[env_ids] = True
 
-    def _step(self, actions: Tensor, active: Tensor) -> Tick:
-        n = self.spec.num_envs
-        numbers = actions.double().cpu().numpy()
+    def step(self, actions: Tensor) -> Step:
+        """See ``VecEnv.step``. Each env's whole chunk is run at once: a thread keeps to one simulation's memory."""
+        actions = check_actions(actions.to(self.device), self.spec, self._running)
+        self._ahead = iter(self._run(actions, self._running, self.spec.max_episode_steps - self._elapsed))
+        try:
+            return self._chunk(actions.shape[1], lambda h: actions[:, h])
+        finally:
+            self._ahead = None
 
-        def advance(k: int) -> tuple[bool, bool]:
+    def _step(self, actions: Tensor, active: Tensor) -> Tick:
+        if self._ahead is not None:
+            return next(self._ahead)
+        return self._run(actions[:, None], active, torch.ones_like(self._elapsed))[0]  # an expert's, one at a time
+
+    def _run(self, actions: Tensor, active: Tensor, left: Tensor) -> list[Tick]:
+        """Control steps with actions (N, H, A), in active envs until the episode ends or no step is ``left`` (N,)."""
+        horizon, n = actions.shape[1], self.spec.num_envs
+        numbers, most = actions.double().cpu().numpy(), left.tolist()
+        solved, broken = torch.zeros(horizon, n, dtype=torch.bool), torch.zeros(horizon, n, dtype=torch.bool)
+
+        def advance(k: int) -> None:
             simulation = self.scene(k)
-            simulation.step(numbers[k])
-            broken = simulation.broken()
-            return not broken and simulation.success(), broken
+            for h in range(min(horizon, most[k])):
+                simulation.step(numbers[k, h])
+                broken[h, k] = fault = simulation.broken()
+                solved[h, k] = success = not fault and simulation.success()
+                if fault or (success and not self._goes_on):
+                    break
 
         rows = active.nonzero().flatten().tolist()
-        success, fault = torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.bool)
-        for k, (solved, broken) in zip(rows, self._each(advance, rows), strict=True):
-            success[k], fault[k] = solved, broken
+        self._each(advance, rows)
         self._stale[rows] = True
-        success = success.to(self.device)
-        return Tick(success.float(), success, success, fault.to(self.device))
+        solved, broken = solved.to(self.device), broken.to(self.device)
+        return [Tick(a.float(), a, a, b) for a, b in zip(solved, broken, strict=True)]
 
     def _observe(self, env_ids: list[int] | None) -> Obs:
         rows = self._stale.nonzero()[0].tolist()

@@ -20,7 +20,7 @@ from embodyrl.sims.libero.blueprint import Blueprint
 from embodyrl.sims.libero.compiled import CompiledEnv
 from embodyrl.sims.libero.env import LiberoConfig
 from embodyrl.sims.libero.pictures_batch import BatchPictures
-from embodyrl.sims.libero.scene import PRIVILEGED_DIM, PROPRIO_DIM
+from embodyrl.sims.libero.scene import PRIVILEGED_DIM, PROPRIO_DIM, Start
 from embodyrl.sims.libero.worlds import Worlds, snapshot
 from embodyrl.types import Obs
 
@@ -34,30 +34,35 @@ class _Group:
     def __init__(self, plan: Blueprint, model: Any, worlds: Worlds) -> None:
         self.plan, self.worlds = plan, worlds
         self.judge = judge.Judge(model.ngeom, worlds.device)
-        self.occupant = [-1] * worlds.count  # the env of each world
+        self.world_of: dict[int, int] = {}  # by env
+        self._free = list(range(worlds.count))
         self.task = torch.zeros(worlds.count, dtype=torch.long, device=worlds.device)  # of each, as the judge has it
-        self.rows = self.envs = torch.zeros(0, dtype=torch.long, device=worlds.device)
 
-    def enter(self, env: int) -> int:
-        """A world for the env."""
-        if env not in self.occupant:
-            self.occupant[self.occupant.index(-1)] = env
-        return self.occupant.index(env)
-
-    def make_room(self, needed: int, limit: int) -> None:
-        """Enough worlds, twice as many each time: the device's memory is laid out anew."""
-        if needed > self.worlds.count:
-            count = min(limit, max(needed, 2 * self.worlds.count))
+    def place(self, envs: list[int], plans: list[Blueprint], states: list[dict[str, np.ndarray]], limit: int) -> None:
+        """Begins episodes; where worlds are too few there are twice as many then, ``limit`` at most."""
+        needed, before = len(self.world_of.keys() | set(envs)), self.worlds.count
+        if needed > before:
+            count = min(limit, max(needed, 2 * before))
             self.worlds.resize(count, self.worlds.contacts)
-            more = count - len(self.occupant)
-            self.occupant += [-1] * more
-            self.task = torch.cat([self.task, self.task.new_zeros(more)])
+            self._free += range(before, count)
+            self.task = torch.cat([self.task, self.task.new_zeros(count - before)])
+        for env in envs:
+            if env not in self.world_of:
+                self.world_of[env] = self._free.pop()
+        rows = [self.world_of[env] for env in envs]
+        self.task[rows] = torch.tensor([self.judge.add(plan) for plan in plans], device=self.worlds.device)
+        self.worlds.place(rows, states)
+        self._refresh()
 
-    def refresh(self) -> None:
-        """The worlds in use and their envs, as the device needs them."""
-        rows = [row for row, env in enumerate(self.occupant) if env >= 0]
-        self.rows = torch.tensor(rows, dtype=torch.long, device=self.worlds.device)
-        self.envs = torch.tensor([self.occupant[r] for r in rows], dtype=torch.long, device=self.worlds.device)
+    def leave(self, env: int) -> None:
+        """Frees the env's world."""
+        self._free.append(self.world_of.pop(env))
+        self._refresh()
+
+    def _refresh(self) -> None:
+        device = self.worlds.device
+        self.envs = torch.tensor(list(self.world_of), dtype=torch.long, device=device)
+        self.rows = torch.tensor(list(self.world_of.values()), dtype=torch.long, device=device)  # their worlds
 
 
 class WarpEnv(CompiledEnv):
@@ -76,58 +81,49 @@ class WarpEnv(CompiledEnv):
         self._group_of: list[_Group | None] = [None] * n
         self._task = np.full(n, -1)
         self._spare: dict[int, list[native.Simulation]] = {}  # for resets
-        self._settled: dict[tuple[int, int], tuple[dict[str, np.ndarray], int]] = {}
+        self._settled: dict[int, tuple[dict[str, np.ndarray], int]] = {}  # by initial state, with how many contacts
         self._readers: dict[int, native.Simulation] = {}
+        self._stale = torch.zeros(0, dtype=torch.bool)  # which observations are to be made anew
 
     def _reset(self, env_ids: list[int], inits: list[int]) -> None:
-        settled = self._each(self._settle, inits)
-        moves: dict[str, list[int]] = {}
+        new = [init for init in dict.fromkeys(inits) if init not in self._settled]
+        starts = [self.start_state(init) for init in new]  # one after the other: LIBERO's samplers share numpy's stream
+        self._settled.update(zip(new, self._each(self._settle, starts), strict=True))
+        members: dict[str, list[int]] = {}
         for i, (k, init) in enumerate(zip(env_ids, inits, strict=True)):
             self._task[k] = init % len(self.tasks)
-            plan, _ = self._blueprint(int(self._task[k]))
-            old = self._group_of[k]
-            if old is not None and old.plan.xml != plan.xml:
-                old.occupant[old.occupant.index(k)] = -1
-                old.refresh()
-            moves.setdefault(plan.xml, []).append(i)
-        for xml, members in moves.items():
-            envs = [env_ids[i] for i in members]
-            group = self._group(xml, envs, max(settled[i][1] for i in members))
-            rows = []
+            xml, old = self._plan(k).xml, self._group_of[k]
+            if old is not None and old.plan.xml != xml:
+                old.leave(k)
+            members.setdefault(xml, []).append(i)
+        for xml, those in members.items():
+            envs, settled = [env_ids[i] for i in those], [self._settled[inits[i]] for i in those]
+            if xml not in self._groups:
+                plan, model = self._blueprint(int(self._task[envs[0]]))
+                contacts = 64 + 2 * max(number for _, number in settled)
+                self._groups[xml] = _Group(plan, model, Worlds(plan, model, len(envs), contacts))
+            plans, states = [self._plan(k) for k in envs], [state for state, _ in settled]
+            self._groups[xml].place(envs, plans, states, self.spec.num_envs)
             for k in envs:
-                rows.append(group.enter(k))
-                group.task[rows[-1]] = group.judge.add(self._blueprint(int(self._task[k]))[0])
-                self._group_of[k] = group
-            group.worlds.place(rows, [settled[i][0] for i in members])
-            group.refresh()
-        device = next(iter(self._groups.values())).worlds.device
-        if not hasattr(self, "_stale"):
-            self._make_buffers(device)
+                self._group_of[k] = self._groups[xml]
+        if self.config.split == "train":  # without end, while the official states are few
+            self._settled.clear()
+        if len(self._stale) == 0:
+            self._make_buffers(next(iter(self._groups.values())).worlds.device)
         self._stale[env_ids] = True
 
-    def _group(self, xml: str, envs: list[int], contacts: int) -> _Group:
-        if xml not in self._groups:
-            plan, model = self._blueprint(int(self._task[envs[0]]))
-            self._groups[xml] = _Group(plan, model, Worlds(plan, model, len(envs), 64 + 2 * contacts))
-        group = self._groups[xml]
-        here = {env for env in group.occupant if env >= 0}
-        group.make_room(len(here | set(envs)), self.spec.num_envs)
-        return group
+    def _plan(self, k: int) -> Blueprint:
+        return self._blueprint(int(self._task[k]))[0]
 
-    def _settle(self, init: int) -> tuple[dict[str, np.ndarray], int]:
-        """The state in which an episode begins, and how many contacts it has."""
-        task, start = self.start_state(init)
-        key = (task, init)
-        if key in self._settled:
-            return self._settled[key]
+    def _settle(self, begin: tuple[int, Start]) -> tuple[dict[str, np.ndarray], int]:
+        """The state in which an episode of a task begins, and how many contacts it has."""
+        task, start = begin
         spare = self._spare.setdefault(task, [])
         simulation = spare.pop() if spare else native.Simulation(self.tasks[task], *self._blueprint(task))
         self._begin(simulation, start)
-        out = snapshot(simulation), int(simulation.data.ncon)
-        spare.append(simulation)
-        if self.config.split != "train":  # the official states are few, the others without end
-            self._settled[key] = out
-        return out
+        state, contacts = snapshot(simulation), int(simulation.data.ncon)
+        spare.append(simulation)  # another thread's from here on
+        return state, contacts
 
     def _make_buffers(self, device: torch.device) -> None:
         n = self.spec.num_envs
@@ -196,7 +192,7 @@ class WarpEnv(CompiledEnv):
         reader = self._readers.get(k)
         if reader is None or reader.task != self.tasks[task]:
             reader = self._readers[k] = native.Simulation(self.tasks[task], *self._blueprint(task))
-        row = group.occupant.index(k)
+        row = group.world_of[k]
         reader.read({name: value[row].cpu().numpy() for name, value in group.worlds.tensors.items()})
         return reader
 

@@ -156,6 +156,7 @@ class Worlds:
             return
         if self._graph is None:
             before = {name: value.clone() for name, value in self.tensors.items()}
+            torch.cuda.synchronize(self.device)
             with wp.ScopedDevice(self._warp_device):
                 self._launch()  # kernels are compiled and loaded before the capture
                 with wp.ScopedCapture() as capture:
