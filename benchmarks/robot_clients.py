@@ -22,7 +22,6 @@ commanded joints ``acceleration`` (rad/s^2) and ``jerk`` (rad/s^3), root mean sq
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import importlib.util
 import json
@@ -33,6 +32,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -50,7 +50,9 @@ from embodyrl.real_robot.executor import Executor, ExecutorConfig, ThreadInferen
 from embodyrl.real_robot.log import RunLog, read
 from embodyrl.real_robot.pilot import Pilot
 from embodyrl.real_robot.rigs import Rig, ros_robot
+from embodyrl.real_robot.ros import rosbridge
 from embodyrl.real_robot.safety import SafetyFilter
+from embodyrl.real_robot.twin import BOX
 from embodyrl.stats import wilson
 
 CLIENTS = ("rtc", "naive", "sync", "openpi", "our client", "lerobot")
@@ -63,6 +65,7 @@ def main() -> None:
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 0.2])
     parser.add_argument("--clients", nargs="+", default=CLIENTS, choices=CLIENTS)
     parser.add_argument("--speed", type=float, default=0.5)
+    parser.add_argument("--patience", type=float, default=0.3, help="s that the filter waits for what is late")
     parser.add_argument("--openpi", type=Path, help="openpi's websocket_policy_server.py")
     parser.add_argument("--serve", choices=("embodyrl", "openpi", "lerobot"), help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
@@ -102,10 +105,14 @@ def row(a: argparse.Namespace, client: str, delay: float, address: str, folder: 
     kind = {"lerobot": "lerobot", "our client": "openpi"}.get(client, "embodyrl")
     with server(a, kind, delay) as (at, told):
         cameras = {name: tuple(size) for name, size in told["cameras"].items()}
-        with ros_robot("rosbridge", address, "", action_space(told), cameras, "") as rig:
-            # A busy machine is late; what is measured here is how late, not whether the filter notices.
-            wide = {"max_gap": 0.3, "max_state_age": 0.3, "max_target_age": 0.5, "resume": "fresh_target"}
-            arm = Arm(rig, told, dataclasses.replace(rig.safety, **wide), a.speed, folder)
+        # A busy machine is late; what is measured here is how late, not whether the filter notices.
+        wide = {"max_gap": a.patience, "max_state_age": a.patience, "max_target_age": 0.2 + a.patience}
+        topics, file = {"max_image_age": a.patience, "max_clock_jump": 0.5 + a.patience}, folder / "arm.yaml"
+        safety = {**BOX, "robot": "panda", "resume": "fresh_target", **wide}
+        file.write_text(json.dumps({"preset": "twin", "topics": topics, "safety": safety}))
+        rosbridge.STALL = max(rosbridge.STALL, a.patience)
+        with ros_robot("rosbridge", address, str(file), action_space(told), cameras, "") as rig:
+            arm = Arm(rig, told, a.speed, folder)
             play = {"openpi": by_openpi, "lerobot": by_lerobot}.get(client)
             if play is None:
                 mode = "sync" if client == "our client" else client
@@ -116,17 +123,18 @@ def row(a: argparse.Namespace, client: str, delay: float, address: str, folder: 
                 solved += play(arm, at)
                 arm.measure()
     numbers = {"success": round(solved / a.episodes, 3), "interval": wilson(solved, a.episodes)}
-    return numbers | {"episodes": a.episodes} | arm.numbers()
+    return numbers | {"episodes": a.episodes, "ended": dict(Counter(arm.ended))} | arm.numbers()
 
 
 class Arm:
     """The arm of one row: the filter and the log that all clients share, and what the log says."""
 
-    def __init__(self, rig: Rig, told: dict[str, Any], safety: Any, speed: float, folder: Path) -> None:
-        self.rig, self.told, self.safety, self.file = rig, told, safety, folder / "run.mcap"
+    def __init__(self, rig: Rig, told: dict[str, Any], speed: float, folder: Path) -> None:
+        self.rig, self.told, self.safety, self.file = rig, told, rig.safety, folder / "run.mcap"
         self.hz = told["control_hz"] * speed
         self.seconds = told["max_episode_steps"] / self.hz
         self.trips: list[float] = []
+        self.ended: list[str] = []
         self._found: dict[str, list[float]] = {}
         self._spans = [0.0, 0]
 
@@ -145,6 +153,8 @@ class Arm:
         try:
             yield pilot
         finally:
+            solved = self.rig.robot.solved()
+            self.ended.append(pilot.broken or ("solved" if solved else "the time is up"))
             pilot.stop()
             log.close()
 
@@ -181,8 +191,10 @@ class Arm:
             self._found.setdefault(name, []).extend(np.asarray(values).tolist())
 
     def numbers(self) -> dict[str, Any]:
-        """Of all episodes."""
+        """Of all episodes; none if no action was ever taken."""
         f, due = self._found, max(self._spans[0], 1.0)
+        if not f:
+            return {}
         return {
             "round_trip_ms": quantiles([1e3 * t for t in self.trips]),
             "missed": round(max(0.0, 1 - self._spans[1] / due), 4),
@@ -220,7 +232,9 @@ def by_our_client(arm: Arm, at: str, *, mode: str) -> bool:
     inference = ThreadInference(timed(client.infer, arm.trips))
     executor = Executor(ExecutorConfig(told["horizon"], told["action_dim"], arm.hz, mode), inference)
     try:
-        return drive(arm.rig.robot, arm.rig.clock, guard, executor, decoder, log, seconds=arm.seconds).solved
+        episode = drive(arm.rig.robot, arm.rig.clock, guard, executor, decoder, log, seconds=arm.seconds)
+        arm.ended.append(episode.reason)
+        return episode.solved
     finally:
         inference.close()
         log.close()

@@ -8,6 +8,7 @@ the angles (``tracking``); force stop. A latched state machine (``Mode``) says w
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,8 +22,8 @@ from embodyrl.real_robot.tracking import SafetyConfig, Tracker
 MAX_WIDTH = 0.08
 """Between the open fingers of the Franka hand, in m."""
 STILL = 0.15
-"""rad that the arm may be told to move while the measured angles stay the same to the last bit. The reference leads the
-measured joints by no more than ``max_lead``, so that ``max_error`` alone would not notice."""
+"""rad that the arm may be told to move while angles measured meanwhile stay the same to the last bit. The reference
+leads the measured joints by no more than ``max_lead``, so that ``max_error`` alone would not notice."""
 _LOCKED = (Mode.FAULT, Mode.ESTOP)
 
 
@@ -66,6 +67,7 @@ class SafetyFilter:
         self.command = Command(now, q, zero, zero, state.width, Mode.HOLD)
         self._last_tick, self._target = now, None
         self._still = q, q  # measured angles, and those commanded when they were measured first
+        self._sent = deque([(now, q)], maxlen=4096)  # commands since the newest state was measured
         self._enter(now, Mode.HOLD, "started", force=True)
 
     def run(self, now: float) -> None:
@@ -139,6 +141,7 @@ class SafetyFilter:
         q, dq, ddq = (np.array(x) for x in self._tracker.motion)
         self.command = Command(now, q, dq, ddq, width, self.mode, self.reason)
         self._last_tick = now
+        self._sent.append((now, q))
         return self.command
 
     def _judge(self, now: float, state: RobotState, target: Target | None) -> None:
@@ -179,9 +182,12 @@ class SafetyFilter:
             return f"no fresh state of the robot for {age:.3f} s"
         if (error := float(np.abs(state.q - self.command.q).max())) > c.max_error:
             return f"the robot is {error:.2f} rad away from where it was told to be"
+        while len(self._sent) > 1 and self._sent[1][0] <= state.stamp:
+            self._sent.popleft()
+        told = self._sent[0][1]
         if (state.q != self._still[0]).any():
-            self._still = state.q, self.command.q
-        elif float(np.abs(self.command.q - self._still[1]).max()) > STILL:
+            self._still = state.q, told
+        elif float(np.abs(told - self._still[1]).max()) > STILL:
             return f"the measured angles stand still, but the arm was told to move by more than {STILL} rad"
         if state.force is not None and not math.sqrt(float(state.force @ state.force)) <= c.max_force:
             return f"force: {math.sqrt(float(state.force @ state.force)):.0f} N at the hand"
