@@ -54,7 +54,7 @@ class RemoteActor:
             )
         refuse_strangers(host, token)
         self.config, self.restarts, self.fresh = config, -1, True
-        self._token, self._news = token, threading.Condition()
+        self._news = threading.Condition()
         self._spec: EnvSpec | None = None
         self._chunks: list[Transitions] = []
         self._episodes: list[Episode] = []
