@@ -7,6 +7,7 @@ the allocator wastes, and the CUDA context (.5 to 1 GB).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable
@@ -15,8 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental import _config as fx_config
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from embodyrl import registry
 from embodyrl.algorithms.sft import pair_loss
@@ -109,15 +112,41 @@ def table(needs: list[Need]) -> str:
 def on_meta(config: Config, spec: EnvSpec) -> Any:
     """The policy of a run without a number in it; of a pretrained one, nothing but config and tokenizer is read."""
     with torch.device("meta"):
-        policy = registry.load("policies", config.policy.name)(config.policy, spec)
-    return policy.to("meta")
+        policy = registry.load("policies", config.policy.name)(config.policy, spec).to("meta")
+    for module in policy.modules():
+        if hasattr(module, "tie_weights"):  # transformers leaves it for when there are weights
+            with contextlib.suppress(AttributeError):  # an action expert has no words to share
+                module.tie_weights()
+    if hasattr(policy, "_autocast"):  # PyTorch has none for this device
+        policy._autocast = _Bfloat16 if config.policy.precision == "bfloat16" else contextlib.nullcontext
+    return policy
 
 
 def peak_of(step: Callable[[], Any]) -> int:
     """The most bytes of tensors alive at a time that ``step`` made."""
-    with _Ledger() as ledger:
+    # Where a model picks by a mask, all are taken, as if nothing were padding.
+    whole = fx_config.patch(meta_nonzero_assume_all_nonzero=True)  # pyright: ignore[reportAttributeAccessIssue]
+    with _Ledger() as ledger, whole:
         step()
     return ledger.peak
+
+
+class _Bfloat16(TorchFunctionMode):
+    """Autocast to bfloat16 as CUDA has it, for the operations that a transformer is made of."""
+
+    LOWER = ("linear", "matmul", "__matmul__", "mm", "bmm", "addmm", "einsum", "conv2d", "scaled_dot_product_attention")
+    HIGHER = ("softmax", "layer_norm")
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if name in self.LOWER or name in self.HIGHER:
+            dtype = torch.bfloat16 if name in self.LOWER else torch.float32
+            args, kwargs = tree_map(lambda x: x.to(dtype) if _is_float(x) else x, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
 
 
 class _Ledger(TorchDispatchMode):
@@ -133,6 +162,8 @@ class _Ledger(TorchDispatchMode):
         for given in tree_leaves((args, kwargs)):
             if isinstance(given, Tensor):
                 self._note(given.untyped_storage(), 0)
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool:
+            return True  # a model asks whether anything is padding
         out = func(*args, **(kwargs or {}))
         for made in tree_leaves(out):
             if isinstance(made, Tensor):
