@@ -42,6 +42,7 @@ TINY = {
         "eval_episodes=8", "near=0.5",
         "world=[steps=300,codec_steps=60,batch_size=32,width=32,layers=1,channels=32,max_false_positives=1.0,held_out=0.5]",
         "refresh=[steps=5,max_false_positives=1.0,held_out=0.5]",
+        "imitation_overrides=[run.iterations=1,algorithm.steps_per_iteration=5]",
         "dream_overrides=[env.num_envs=4,algorithm.num_chunks=2]",
     ],
     "world_episodes": 8,
@@ -85,7 +86,7 @@ def run(folder: Path, seed: int, size: dict) -> dict:
     embodyrl(folder, "imitation", "train", "mujoco_pick_sft", *imitate)
     noisy = ("--noise", "0.5", "--episodes", str(size["shown"]), "--seed", str(200 + seed))
     shown = collect(folder, "shown", *ENV, *noisy)
-    how = [f"policy={sft}", f"data=[{shown}]", f"out={loop}", f"seed={seed}", *size["loop"]]
+    how = [f"policy={sft}", f"data=[{shown}]", f"demos={demos}", f"out={loop}", f"seed={seed}", *size["loop"]]
     embodyrl(folder, "loop", "world", "loop", "mujoco_pick", *how)
     book = json.loads((loop / "loop.json").read_text())
 
@@ -143,8 +144,9 @@ def measure(folder: Path, seed: int, book: dict, sft: Path, size: dict) -> dict:
 
 
 def rates(result: dict) -> dict[str, float]:
-    """Real success on held-out states: the imitated policy, the loop's, and the simulator's two."""
-    found = {"imitated": result["loop"]["before"], "dream": result["loop"]["after"], **result["simulator"]}
+    """Real success on held-out states: the imitated policy, shown the dream's pictures, the loop's, the simulator's."""
+    loop = result["loop"]
+    found = {"imitated": loop["before"], "shown": loop["shown"], "dream": loop["after"], **result["simulator"]}
     return {name: x["solved"] / x["episodes"] for name, x in found.items()}
 
 

@@ -39,6 +39,7 @@ class DataConfig:
         more: further data sets to learn from as well.
         weights: how often each is drawn, ``path`` first, then ``more``; empty means by its number of frames.
         intervention_weight: how many times as often as others those frames are drawn in which a person had taken over.
+        codec: a world model through whose codec the frames are shown every other time, for a policy that shall dream.
     """
 
     path: str = ""
@@ -46,6 +47,7 @@ class DataConfig:
     more: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
     intervention_weight: float = 1.0
+    codec: str = ""
 
 
 @dataclass(frozen=True)

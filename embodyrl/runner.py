@@ -353,4 +353,9 @@ def load_demos(config: Config, spec: Any) -> Any:
         part = Demonstrations.load(path, config.policy.horizon, spec=spec, episodes=data.episodes)
         part.intervention_weight = data.intervention_weight
         parts.append(part)
-    return Mixture(parts, data.weights or None) if data.more or data.weights else parts[0]
+    weights = list(data.weights)
+    if data.codec:
+        from embodyrl.world_models.seen import seen_in_dreams
+
+        parts, weights = parts + [seen_in_dreams(part, data.codec) for part in parts], weights * 2
+    return Mixture(parts, weights or None) if len(parts) > 1 or weights else parts[0]

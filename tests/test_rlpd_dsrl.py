@@ -69,6 +69,20 @@ def test_rlpd_draws_half_of_every_batch_from_demonstrations():
     assert torch.equal(again._batch(gen(2)).obs.proprio, algorithm._batch(gen(2)).obs.proprio)
 
 
+def test_what_was_recorded_past_success_belongs_to_no_chunk():
+    # Episode 0 is solved after its fourth action and goes on for two; episode 1 fails.
+    episode = torch.tensor([0] * 6 + [1] * 5)
+    solved = torch.tensor([0, 0, 0, 1, 1, 1] + [0] * 5).bool()
+    some = torch.arange(11.0)[:, None].expand(11, 3), torch.zeros(11, 2), episode, torch.zeros(11, dtype=torch.long)
+    parts = Demonstrations(H, {}, *some, ["go"], success=episode == 0, solved=solved, reward=solved.float())
+    (t,) = parts.transitions()
+    assert t.obs.proprio[:, 0].tolist() == [0, 1, 2, 3, 6, 7]
+    assert t.terminated.tolist() == [False, True, True, True, False, False]
+    assert t.reward.tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0]]
+    assert t.valid.sum(1).tolist() == [3, 3, 2, 1, 3, 3]
+    assert t.next_obs.proprio[[0, 4, 5], 0].tolist() == [3, 9, 10]
+
+
 def test_rlpd_refuses_what_cannot_be_half_and_half():
     with pytest.raises(UserError, match="some of both kinds"):
         RLPDConfig(demo_fraction=0.0)

@@ -136,22 +136,31 @@ class Demonstrations:
         return obs, self.actions[torch.minimum(steps, end - 1)], steps < end
 
     def transitions(self, size: int = 1024) -> Iterator[Transitions]:
-        """Every chunk as off-policy algorithms want it, ``size`` at a time; one may start at every frame.
+        """Every chunk as off-policy algorithms want it, ``size`` at a time; one may start at each before success.
 
-        A chunk that reaches the end of a solved episode is terminated. Of an episode that failed, the observation after
-        its last action is not in the data, so that a chunk that reaches its end cannot be bootstrapped and is left out.
+        A chunk in which the task is solved ends there and is terminated, whatever was recorded past it. Of an episode
+        that failed, the observation after its last action is not in the data, so that a chunk that reaches its end
+        cannot be bootstrapped and is left out.
         """
-        for first in range(0, len(self), size):
-            index = torch.arange(first, min(first + size, len(self)))
+        frame = torch.arange(len(self))
+        solved = self.solved | (self.success & (frame + 1 == self.end))
+        so_far = solved.cumsum(0) - solved.long()
+        first = torch.ones_like(solved)
+        first[1:] = self.end[1:] != self.end[:-1]
+        past = so_far > so_far[torch.where(first, frame, 0).cummax(0).values]
+        for index in frame[~past].split(size):
+            steps = index[:, None] + torch.arange(self.horizon)
             end = self.end[index]
-            over = index + self.horizon >= end
-            index, end, over = (x[~over | self.success[index]] for x in (index, end, over))
-            if len(index) == 0:
+            rows = torch.minimum(steps, end[:, None] - 1)
+            valid = (steps < end[:, None]) & ~past[rows]
+            over = (solved[rows] & valid).any(1)
+            keep = over | (index + self.horizon < end)
+            if not keep.any():
                 continue
-            obs, actions, valid = self.batch(index)
-            steps = torch.minimum(index[:, None] + torch.arange(self.horizon), end[:, None] - 1)
-            reward = torch.where(valid, self.reward[steps], 0.0)
+            index, rows, valid, over, end = (x[keep] for x in (index, rows, valid, over, end))
+            obs, actions, _ = self.batch(index)
             after, _, _ = self.batch(torch.minimum(index + self.horizon, end - 1))
+            reward = torch.where(valid, self.reward[rows], 0.0)
             yield Transitions(obs, actions, reward, valid, over, torch.zeros_like(over), after)
 
     @classmethod

@@ -3,7 +3,8 @@
 A policy that is trained in a dream finds where the dream errs. So each round records what the newest policy really
 does, and replays of its successes with a nudge (``embodyrl.data.replays``), goes on training the world model with it,
 and then trains the best policy so far in the dream anew. Every few updates the real env is asked, and a round is over
-when it sees no progress.
+when it sees no progress. Before the first dream the policy learns from its demonstrations once more, half of them as
+the model's codec shows them: one that has never seen such pictures solves less in them, whatever the dynamics.
 
 The initial states that decide what is kept are of the training split; the last evaluation alone is on held-out ones.
 Every stage leaves its result under ``out`` and is not repeated: the same command goes on where the last one stopped.
@@ -60,6 +61,9 @@ class LoopConfig:
         world: overrides of the first world model's training (``embodyrl world train``).
         refresh: of each later one's, in which the newest episodes count ``newest`` times.
         newest: see there.
+        demos: demonstrations of the policy's task, for it to get used to the dream's pictures; none skips that.
+        imitation: preset of that training.
+        imitation_overrides: of it.
         dream: preset of the training in the dream.
         dream_overrides: of it.
         segment: its updates between two evaluations in the real env.
@@ -85,6 +89,9 @@ class LoopConfig:
     world: tuple[str, ...] = ()
     refresh: tuple[str, ...] = ()
     newest: int = 4
+    demos: str = ""
+    imitation: str = ""
+    imitation_overrides: tuple[str, ...] = ()
     dream: str = ""
     dream_overrides: tuple[str, ...] = ()
     segment: int = 10
@@ -112,7 +119,7 @@ def read(preset: str, overrides: Sequence[str]) -> LoopConfig:
     if not path.is_file():
         raise UserError(f"There is no loop {preset!r}, nor a file of that name. {did_you_mean(preset, known)}")
     config = build("loop", LoopConfig, merge(read_preset(str(path)), overrides))
-    for key in ("policy", "env", "dream"):
+    for key in ("policy", "env", "dream", *(["imitation"] if config.demos else [])):
         if not getattr(config, key):
             raise UserError(f"{key} is empty: {'give policy=RUN' if key == 'policy' else 'the preset must name it'}.")
     return config
@@ -123,7 +130,8 @@ def loop(config: LoopConfig, *, command: str = "") -> dict[str, Any] | None:
 
     Returns:
         What ``loop.json`` then holds: ``rounds``, ``real_steps``, ``eval_steps``, ``minutes`` by stage, the ``best``
-        checkpoint, and ``before`` and ``after`` on held-out states. None when it was interrupted.
+        checkpoint, and ``before``, ``shown`` (used to the dream's pictures) and ``after`` on held-out states. None when
+        it was interrupted.
 
     Raises:
         UserError: see ``collect_dataset``, ``train_world`` and ``runner.train``; or ``out`` holds another loop.
@@ -133,6 +141,7 @@ def loop(config: LoopConfig, *, command: str = "") -> dict[str, Any] | None:
     real = env_config(config.env, config.env_overrides)
     book = Book(folder)
     best, best_solved, newest, data, model = config.policy, 0, config.policy, list(config.data), ""
+    scored = {"before": config.policy}
     for number in range(config.rounds):
         where = folder / f"round_{number}"
         with book.stage("real episodes"):
@@ -143,19 +152,26 @@ def loop(config: LoopConfig, *, command: str = "") -> dict[str, Any] | None:
             trained = _train_world(config, data, weights, model, where / "world", command)
         if trained is None:
             return None
-        model = trained
+        model, first = trained, []
+        if config.demos and not number:
+            with book.stage("the dream's pictures"):
+                first = _show(config, where, model, command)
+            if not first:
+                return None
+            best = scored["shown"] = first[0].checkpoint
         with book.stage("dream"):
-            looks = _dream(config, where, model, best, number, command)
+            looks = _dream(config, where, model, best, command, known=bool(number or first))
         if looks is None:
             return None
+        looks = first + looks
         book.note(f"round_{number}", looks, data)
         print(f"Round {number}: " + ", ".join(format_rate(look.solved, look.episodes) for look in looks))
-        best_solved = looks[0].solved if number == 0 else best_solved
+        best_solved = best_solved if number else looks[0].solved
         top, newest = max(looks, key=lambda look: look.solved), looks[-1].checkpoint
         if top.solved > best_solved:
             best, best_solved = top.checkpoint, top.solved
     with book.stage("last evaluation"):
-        for when, path in (("before", config.policy), ("after", best)):
+        for when, path in (scored | {"after": best}).items():
             book.score(when, path, config, real)
     return book.finish(best)
 
@@ -195,10 +211,23 @@ class Look:
     steps: int
 
 
-def _dream(config: LoopConfig, where: Path, model: str, policy: str, number: int, command: str) -> list[Look] | None:
+def _show(config: LoopConfig, where: Path, model: str, command: str) -> list[Look]:
+    """The policy after its demonstrations as the dream shows them, and how it does; nothing when it was interrupted."""
+    folder = where / "shown"
+    if not finished(folder):
+        run = [
+            f"data.path={config.demos}", f"data.codec={model}", f"run.init_checkpoint={config.policy}",
+            f"run.out={where}", "run.name=shown", f"run.seed={config.seed}", "run.eval_every=0", "run.videos=0",
+            f"run.eval_episodes={config.select_episodes}", "run.eval_split=train",
+        ]  # fmt: skip
+        train(compose(config.imitation, [*config.imitation_overrides, *run]), command=command)
+    return _looks(folder, config.policy) if finished(folder) else []
+
+
+def _dream(config: LoopConfig, where: Path, model: str, policy: str, command: str, *, known: bool) -> list[Look] | None:
     """Trains in the dream until the real env sees no progress; None when it was interrupted.
 
-    The first round looks at the policy as it came, too; a later one begins with the best so far, which is known.
+    It looks at the policy as it came, too, unless how that does is ``known``.
     """
     folder, looks = where / "dream", list[Look]()
     for segment in range(1, config.segments + 1):
@@ -207,7 +236,7 @@ def _dream(config: LoopConfig, where: Path, model: str, policy: str, number: int
             f"env.model={model}", f"run.init_checkpoint={policy}", f"run.out={where}", "run.name=dream",
             f"run.seed={config.seed}", f"run.iterations={iterations}", "run.eval_every=0", "run.videos=0",
             f"run.eval_episodes={config.select_episodes}", "run.eval_split=train",
-            f"run.eval_before={'false' if number else 'true'}", f"run.checkpoint_every={config.segment}",
+            f"run.eval_before={'false' if known else 'true'}", f"run.checkpoint_every={config.segment}",
             "run.keep_checkpoints=1000",
         ]  # fmt: skip
         if not (folder / "checkpoints" / f"step_{iterations:06d}").exists() or not finished(folder):

@@ -18,6 +18,7 @@ def test_what_makes_no_sense_is_refused(tmp_path) -> None:
         ("mujoco_pick", ["policy=x", "round=2"], "has no key 'round'.*'rounds'"),
         ("mujoco_pick", ["policy=x", "near=1.0"], r"near is 1\.0"),
         ("mujoco_pick", ["policy=x", "rounds=0"], "rounds is 0"),
+        ("mujoco_pick", ["policy=x", "demos=y", "imitation="], "imitation is empty: the preset must name it"),
     ):
         with pytest.raises(UserError, match=said):
             read(preset, overrides)
@@ -57,7 +58,7 @@ def test_from_nothing_and_beside_the_simulator(tmp_path) -> None:
     subprocess.run(command, check=True)
     result = json.loads((tmp_path / "out" / "imagination.json").read_text())
     seed = result["seeds"][0]
-    assert set(result["iqm"]) == {"imitated", "dream", "same_steps", "same_minutes"}
+    assert set(result["iqm"]) == {"imitated", "shown", "dream", "same_steps", "same_minutes"}
     assert list(seed["loop"]["rounds"]) == ["round_0", "round_1"] and seed["loop"]["real_steps"] > 24 * 5
     assert seed["world"]["as_evaluator"]["policies"][0]["believed"][0]["after"] == 0
     minutes = seed["minutes"]

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 import torch
 from squares import SIZE, SPEC, T, squares
 
 from embodyrl import checks
+from embodyrl.data.demos import Demonstrations
 from embodyrl.errors import UserError
 from embodyrl.types import Obs
 from embodyrl.words import embed_sentences
@@ -20,6 +22,7 @@ from embodyrl.world_models.model import WorldModel, disagreement
 from embodyrl.world_models.objectives import draw_clips
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.reflectors.metrics import auroc
+from embodyrl.world_models.seen import seen_in_dreams
 from embodyrl.world_models.train import WorldTrainConfig, train_world
 
 NEVER = Calibration(bias=-50.0, threshold=1.0)
@@ -106,6 +109,25 @@ def test_a_dream_starts_at_any_moment_and_is_broken_off_and_bootstrapped(folder)
             WorldModelConfig(**wrong)
     with pytest.raises(UserError, match="nothing to sample"):
         WorldModelEnv(WorldModelConfig(model=folder, sampling_steps=1))
+
+
+def test_demonstrations_are_shown_as_the_dream_would(trained, folder) -> None:
+    clips = squares(20, 5)
+    episode, sentence = torch.arange(len(clips)) // 16, torch.zeros(len(clips), dtype=torch.long)
+    demos = Demonstrations(2, clips.images, clips.proprio, clips.actions, episode, sentence, clips.sentences)
+    shown = seen_in_dreams(demos, folder)
+    assert torch.equal(shown.actions, demos.actions) and shown.images["front"] is not demos.images["front"]
+    obs, actions, _ = shown.batch(torch.tensor([300, 2]))
+    real, wanted, _ = demos.batch(torch.tensor([300, 2]))
+    expected = trained.codec.decode(trained.codec.encode(real.images["front"][:, None]))[:, 0]
+    assert torch.equal(actions, wanted) and (obs.images["front"].int() - expected.int()).abs().max() <= 1
+    other = Demonstrations(2, {"wrist": clips.images["front"]}, *_columns(demos))
+    with pytest.raises(UserError, match=r"dreams of the cameras \{'front': \(32, 32\)\}.*have \{'wrist'"):
+        seen_in_dreams(other, folder)
+
+
+def _columns(demos: Demonstrations) -> tuple[Any, ...]:
+    return demos.proprio, demos.actions, torch.arange(len(demos)) // 16, demos.instruction, demos.sentences
 
 
 def test_it_dreams_on_from_what_a_real_env_shows(folder) -> None:
