@@ -5,8 +5,8 @@
 
 Each seed: demonstrations and imitation (as in the quickstart); a noisy expert's episodes and ``embodyrl world loop``
 (the policy's own, world model, PPO in the dream, round after round); the world model's measures on episodes of its own;
-and, from the same imitated policy, PPO in the simulator with as many real steps as the loop took in all, and with as
-many minutes. Everything goes to ``OUT/SEED``, can be interrupted and goes on with the same command; the result is
+and, from the same imitated policy, SAC-Flow in the simulator with as many real steps as the loop took in all, and with
+as many minutes. Everything goes to ``OUT/SEED``, can be interrupted and goes on with the same command; the result is
 ``benchmarks/imagination.json`` and ``.png``.
 """
 
@@ -30,8 +30,8 @@ from embodyrl.stats import bootstrap_iqm, wilson
 
 HERE = Path(__file__).parent
 ENV = ("env.max_blocks=2", "--keep-failures", "--past-success", "5")
-STEPS = 64 * 16 * 5
-"""Real steps of an iteration of PPO in the simulator: envs, chunks, actions."""
+STEPS = 64 * 4 * 5
+"""Real steps of an iteration of SAC-Flow in the simulator: envs, chunks, actions."""
 TINY = {
     "demos": 8,
     "shown": 16,
@@ -46,13 +46,17 @@ TINY = {
         "dream_overrides=[env.num_envs=4,algorithm.num_chunks=2]",
     ],
     "world_episodes": 8,
-    "simulator": ["env.num_envs=4", "algorithm.num_chunks=2", "run.eval_episodes=8", "run.videos=0"],
+    "simulator": [
+        "env.num_envs=4", "algorithm.num_chunks=8", "algorithm.warmup_chunks=32", "algorithm.batch_size=8",
+        "run.eval_episodes=8", "run.videos=0",
+    ],
     "iterations": 1,
     "minutes": 0.05,
 }  # fmt: skip
 FULL = {
     "demos": 100, "shown": 200, "held_out": 200, "sft": [], "loop": [], "world_episodes": 256,
-    "simulator": ["run.eval_every=0"],
+    # More gradient steps per env step than the preset: real steps are what is counted here.
+    "simulator": ["run.eval_every=0", "algorithm.utd=0.5", "algorithm.warmup_chunks=1024"],
     "iterations": 0, "minutes": 0.0,
 }  # fmt: skip
 """0 iterations and minutes mean as many as the loop took."""
@@ -97,8 +101,8 @@ def run(folder: Path, seed: int, size: dict) -> dict:
     }
     simulator = {}
     for name, budget in budgets.items():
-        start = [f"run.init_checkpoint={sft}", f"run.name={name}"]
-        embodyrl(folder, name, "train", "mujoco_pick_ppo", *common, *start, *budget, *size["simulator"])
+        start = [f"run.init_checkpoint={sft}", f"run.name={name}", f"data.path={demos}"]
+        embodyrl(folder, name, "train", "mujoco_pick_sac_flow", *common, *start, *budget, *size["simulator"])
         last = json.loads((folder / name / "evals" / "after.json").read_text())
         solved = sum(e["success"] for e in last["episodes"])
         simulator[name] = {

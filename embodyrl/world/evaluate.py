@@ -105,12 +105,15 @@ def as_evaluator(
 
 
 def load(path: str, env: VecEnv, seed: int = 0) -> Any:
-    """The policy of a checkpoint or run, for ``env``.
+    """The policy of a checkpoint or run, for ``env``; a critic that sees what a dream does not have is left behind.
 
     Raises:
         UserError: there is none, or it does not fit.
     """
-    policy = make_policy(load_config(path).policy, env.spec, seed)
+    config = load_config(path).policy
+    if not env.spec.privileged_dim and getattr(config, "critic", "") == "privileged":
+        config = dataclasses.replace(config, critic="shared")
+    policy = make_policy(config, env.spec, seed)
     checkpoint.load_policy(path, policy, env.spec)
     return policy
 
