@@ -141,7 +141,8 @@ def playground(size: Size, folder: Path) -> Any:
     from mujoco_playground import registry  # pyright: ignore[reportMissingImports]
 
     rows = []
-    env = registry.load("PandaPickCube")
+    on_gpu = jax.default_backend() == "gpu"
+    env = registry.load("PandaPickCube", config_overrides={"impl": "warp" if on_gpu else "jax"})
     for num_envs in size.playground_envs:
         state = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.PRNGKey(0), num_envs))
         actions = jax.random.uniform(jax.random.PRNGKey(1), (num_envs, env.action_size), minval=-1.0, maxval=1.0)

@@ -28,7 +28,7 @@ from embodyrl.sims.libero.experts import ScriptedExpert
 from embodyrl.sims.libero.judge import Judge, Poses
 from embodyrl.sims.libero.native import Simulation
 from embodyrl.sims.libero.scene import Scene, Start
-from embodyrl.sims.mujoco.physics import array_bytes
+from embodyrl.sims.libero.worlds import bytes_per_world
 from embodyrl.sims.mujoco.render import import_warp
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
@@ -43,13 +43,13 @@ def scene(model: Any) -> dict[str, Any]:
     """Whether mujoco-warp takes a scene, what it is made of, and the memory of a world in MiB."""
     mjw, _ = import_warp()
     try:
-        mjw.put_model(model)
+        there = mjw.put_model(model)
     except NotImplementedError as error:
         return {"refused": str(error)}
-    one, two = (array_bytes(mjw.make_data(model, nworld=n, nconmax=CONTACTS, njmax=4 * CONTACTS + 64)) for n in (1, 2))
+    size = bytes_per_world(model, there, CONTACTS)
     moving = (model.geom_contype > 0) | (model.geom_conaffinity > 0)
     kinds = sorted({mujoco.mjtGeom(k).name.removeprefix("mjGEOM_").lower() for k in model.geom_type[moving]})
-    return {"nv": model.nv, "geoms": model.ngeom, "kinds": kinds, "mib_per_world": round((two - one) / 2**20, 3)}
+    return {"nv": model.nv, "geoms": model.ngeom, "kinds": kinds, "mib_per_world": round(size / 2**20, 3)}
 
 
 def poses_of(s: Simulation) -> Poses:

@@ -39,6 +39,26 @@ def snapshot(simulation: Simulation) -> dict[str, np.ndarray]:
     return {name: np.array(value, np.float32) for name, value in rows.items()}
 
 
+def make_data(model: Any, worlds: int, contacts: int) -> Any:
+    """mujoco-warp's data with room for so many contacts in a world on average, half as many pairs of convex shapes."""
+    mjw, _ = import_warp()
+    return mjw.make_data(model, worlds, nconmax=contacts, nccdmax=contacts // 2, njmax=4 * contacts + 64)
+
+
+def bytes_per_world(model: Any, scene: Any, contacts: int) -> int:
+    """Memory of one world more: its data, and what mujoco-warp's convex collisions take and give back in every step.
+
+    Args:
+        model: MuJoCo's.
+        scene: mujoco-warp's.
+        contacts: see ``make_data``.
+    """
+    one, two = (array_bytes(make_data(model, n, contacts)) for n in (1, 2))
+    steps, corners, degree = scene.opt.ccd_iterations, max(scene.npolygonmax, 16), max(scene.nmeshdegmax, 3)
+    pair = 16 * (10 + 2 * steps) + 20 * (6 + 5 * steps) + 96 + 88 * corners + 44 * degree
+    return two - one + contacts // 2 * pair
+
+
 class Worlds:
     """See the module.
 
@@ -80,21 +100,15 @@ class Worlds:
 
     def _allocate(self, count: int, contacts: int) -> None:
         mjw, wp, model = self._mjw, self._wp, self._host_model
-
-        def make(worlds: int) -> Any:
-            # Constraints are counted in each world, contacts in all together.
-            return mjw.make_data(model, nworld=worlds, nconmax=contacts, njmax=4 * contacts + 64)
-
         # What was there is freed before it is asked how much memory there is.
         self._data = self._model = None
         self.tensors, self._memory, self._contacts = {}, {}, []
-        one, two = (array_bytes(make(n)) for n in (1, 2))
-        free = self._warp_device.free_memory if self._warp_device.is_cuda else free_host_memory()
-        check_fits(count, two - one, free)
         batch = {"body_pos": count, "body_quat": count}
         self._model: Any = supported("warp", lambda: mjw.put_model(model, batch))
+        free = self._warp_device.free_memory if self._warp_device.is_cuda else free_host_memory()
+        check_fits(count, bytes_per_world(model, self._model, contacts), free)
         self._model.opt.warn_overflow = 0  # it is seen to
-        self._data: Any = make(count)
+        self._data: Any = make_data(model, count, contacts)
         self._action = wp.zeros((count, 7), dtype=float)
         kinds = {"goal_pos": wp.vec3, "goal_mat": wp.mat33, "velocity": wp.vec3}
         widths = {"gripper": 2, "seen_qpos": model.nq, "seen_hand": 9}
