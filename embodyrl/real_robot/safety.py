@@ -21,9 +21,9 @@ from embodyrl.real_robot.tracking import SafetyConfig, Tracker
 
 MAX_WIDTH = 0.08
 """Between the open fingers of the Franka hand, in m."""
-STILL = 0.15
-"""rad that the arm may be told to move while angles measured meanwhile stay the same to the last bit. The reference
-leads the measured joints by no more than ``max_lead``, so that ``max_error`` alone would not notice."""
+STILL = 0.1
+"""rad that the arm may be told to go, to and fro, while angles measured meanwhile stay the same to the last bit. The
+reference leads the measured joints by no more than ``max_lead``, so that ``max_error`` alone would not notice."""
 _LOCKED = (Mode.FAULT, Mode.ESTOP)
 
 
@@ -66,7 +66,7 @@ class SafetyFilter:
         self._tracker.start(q)
         self.command = Command(now, q, zero, zero, state.width, Mode.HOLD)
         self._last_tick, self._target = now, None
-        self._still = q, q  # measured angles, and those commanded when they were measured first
+        self._measured, self._told = q, 0.0  # angles, and rad that the arm was told to go since they are what they are
         self._sent = deque([(now, q)], maxlen=4096)  # commands since the newest state was measured
         self._enter(now, Mode.HOLD, "started", force=True)
 
@@ -183,11 +183,11 @@ class SafetyFilter:
         if (error := float(np.abs(state.q - self.command.q).max())) > c.max_error:
             return f"the robot is {error:.2f} rad away from where it was told to be"
         while len(self._sent) > 1 and self._sent[1][0] <= state.stamp:
-            self._sent.popleft()
-        told = self._sent[0][1]
-        if (state.q != self._still[0]).any():
-            self._still = state.q, told
-        elif float(np.abs(told - self._still[1]).max()) > STILL:
+            _, before = self._sent.popleft()
+            self._told += float(np.abs(self._sent[0][1] - before).max())
+        if (state.q != self._measured).any():
+            self._measured, self._told = state.q, 0.0
+        elif self._told > STILL:
             return f"the measured angles stand still, but the arm was told to move by more than {STILL} rad"
         if state.force is not None and not math.sqrt(float(state.force @ state.force)) <= c.max_force:
             return f"force: {math.sqrt(float(state.force @ state.force)):.0f} N at the hand"
