@@ -197,7 +197,7 @@ def plot(tasks: dict, path: Path) -> None:
                 axis.fill_between(x, [p[1] for p in y], [p[2] for p in y], color=colours[name], alpha=0.1)
             axis.set_xlabel(label)
             axis.grid(alpha=0.3)
-            axis.set_title(TASKS[task].title)
+            axis.set_title(TASKS[task].title, fontsize=10)
         row[0].set_ylabel("success, held-out states (%)")
         row[0].set_ylim(0, 100)
         row[1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
