@@ -61,7 +61,7 @@ def time_training(backend: str, iterations: int, overrides: list[str]) -> dict[s
         settings = [
             f"env.backend={backend}", f"env.num_workers={WORKERS[backend]}", f"run.out={folder}",
             "run.init_checkpoint=", f"run.iterations={iterations + 1}", "run.eval_every=0", "run.eval_before=false",
-            "run.eval_episodes=1", "run.checkpoint_every=0", "run.videos=0",
+            "run.eval_episodes=1", "run.checkpoint_every=1000", "run.videos=0",
         ]  # fmt: skip
         rows = read_metrics(train(compose("libero_object_ppo", [*settings, *overrides])) / "metrics.jsonl")
     # Each row's time less the one before: the first iteration also builds scenes and compiles.
