@@ -159,7 +159,8 @@ def plot(seeds: list[dict], path: Path) -> None:
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.4))
     for result in seeds:
         found = rates(result)
-        axes[0].plot(list(found), [100 * x for x in found.values()], "o", label=f"seed {result['seed']}")
+        names = [name.replace("_", "\n") for name in found]
+        axes[0].plot(names, [100 * x for x in found.values()], "o", label=f"seed {result['seed']}")
         depth = result["world"]["by_depth"]
         axes[1].plot([d["steps"] for d in depth], [d["psnr"] for d in depth], label=f"seed {result['seed']}")
         axes[1].plot([d["steps"] for d in depth], [d["psnr_still"] for d in depth], color="grey", linewidth=0.8)
