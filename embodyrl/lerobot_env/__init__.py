@@ -47,6 +47,7 @@ class EmbodyrlEnv(EnvConfig):
         if self.preset and not self.features:
             env = self._make(1)
             self.features, self.fps = _features(env), round(env.spec.control_hz)
+            self.features_map = {key: key for key in self.features}  # they have the policy's names already
             env.close()
 
     @property
@@ -66,7 +67,7 @@ class EmbodyrlEnv(EnvConfig):
 def _features(env: VecEnv) -> dict[str, PolicyFeature]:
     spec = env.spec
     images = {
-        f"observation.images.{name}": PolicyFeature(FeatureType.VISUAL, (3, *size))
+        f"observation.images.{name}": PolicyFeature(FeatureType.VISUAL, (*size, 3))
         for name, size in spec.cameras.items()
     }
     state = PolicyFeature(FeatureType.STATE, (spec.proprio_dim,))
