@@ -5,9 +5,10 @@
 
 ManiSkill (promises checked, steps per second by number of envs), LIBERO-Spatial's ten tasks in one batch and the MuJoCo
 pick task by backend and number of envs with and without pictures, beside it MuJoCo Playground's Panda (with
-``--playground DIR``), PPO on the pick task with a fresh policy, the evaluation of what came of it, and the policy's
-throughput. A part that fails says so in the file, and the exit status is then 1. Where a command may take ten minutes
-only, ``--only`` names parts; they are added to what the file has.
+``--playground DIR``), PPO on the pick task with a fresh policy, the evaluation of what came of it, the policy's
+throughput, and SmolVLA and pi0 in their real sizes beside LeRobot's own code (``gpu_vla.py``). A part that fails says
+so in the file, and the exit status is then 1. Where a command may take ten minutes only, ``--only`` names parts; they
+are added to what the file has.
 
     pip install --target DIR playground brax flax ml_collections mediapy lxml orbax-checkpoint
     git clone https://github.com/google-deepmind/mujoco_menagerie DIR/mujoco_playground/external_deps/mujoco_menagerie
@@ -22,12 +23,13 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import gpu_vla
 import torch
+from gpu_vla import seconds
 
 from embodyrl.bench import bench_env
 from embodyrl.build import make_env, make_policy
@@ -58,6 +60,10 @@ class Size:
     episodes: int
     batches: tuple[int, ...]
     repeats: int
+    vla: tuple[str, ...]
+    vla_batches: tuple[int, ...]
+    vla_rows: tuple[int, ...]
+    vla_counted: tuple[str, ...]
 
 
 SIZES = {
@@ -74,6 +80,10 @@ SIZES = {
         episodes=256,
         batches=(1, 64, 1024, 4096),
         repeats=10,
+        vla=("smolvla", "pi0"),
+        vla_batches=(1, 8, 64),
+        vla_rows=(8, 32),
+        vla_counted=(),
     ),
     "cpu": Size(
         maniskill=("env.backend=cpu", "env.num_workers=1"),
@@ -91,6 +101,10 @@ SIZES = {
         episodes=1,
         batches=(2,),
         repeats=1,
+        vla=("small",),
+        vla_batches=(2,),
+        vla_rows=(2,),
+        vla_counted=("smolvla", "pi0"),
     ),
 }
 
@@ -182,6 +196,14 @@ def training(size: Size, out: str) -> Any:
     return {"last_iteration": last, "evaluation": {**scored, "seconds": seconds}, "env": asdict(config.env)}
 
 
+def vla(size: Size, device: torch.device, out: str) -> Any:
+    counted = gpu_vla.counted(size.vla_counted, out)
+    return {
+        "counted": counted,
+        **gpu_vla.vla(size.vla, size.vla_batches, size.vla_rows, size.repeats, device, out),
+    }
+
+
 def throughput(size: Size, device: torch.device) -> Any:
     rows = []
     for vision, side in (("film_cnn", 64), ("film_cnn", 224), ("efficientnet_lite0", 64), ("efficientnet_lite0", 224)):
@@ -200,30 +222,16 @@ def throughput(size: Size, device: torch.device) -> Any:
             def sample(policy: Any = policy, obs: Obs = obs, generator: Any = generator) -> None:
                 policy.sample(obs, generator=generator, mode="eval")
 
-            rates = {
-                name: n / _seconds(fn, size.repeats, device) for name, fn in (("sample", sample), ("score", score))
-            }
+            rates = {name: n / seconds(fn, size.repeats, device) for name, fn in (("sample", sample), ("score", score))}
             rows.append({"vision": vision, "image": side, "batch": n} | {f"{k}_per_s": v for k, v in rates.items()})
     return rows
-
-
-def _seconds(fn: Callable[[], None], repeats: int, device: torch.device) -> float:
-    """The median of some calls, after one that warms up."""
-    times = []
-    for _ in range(repeats + 1):
-        started = time.perf_counter()
-        fn()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - started)
-    return sorted(times[1:])[len(times[1:]) // 2]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=sorted(SIZES), default="cuda")
     parser.add_argument("--out", default=str(Path(__file__).with_suffix(".json")))
-    parts = ("throughput", "maniskill", "mujoco", "libero", "playground", "training")
+    parts = ("throughput", "maniskill", "mujoco", "libero", "playground", "training", "vla")
     parser.add_argument("--only", nargs="*", choices=parts, default=[])
     parser.add_argument("--playground", type=Path, help="folder of MuJoCo Playground, see above")
     a = parser.parse_args()
@@ -244,6 +252,7 @@ def main() -> int:
             "libero": lambda: libero(size),
             "playground": lambda: playground(size, a.playground),
             "training": lambda: training(size, folder),
+            "vla": lambda: vla(size, device, folder),
         }
         for name, part in work.items():
             if (a.only and name not in a.only) or (name == "playground" and not a.playground):

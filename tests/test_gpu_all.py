@@ -28,6 +28,13 @@ def check(found: dict) -> None:
     assert found["training"]["result"]["last_iteration"]["env_steps"] > 0
     assert found["training"]["result"]["evaluation"]["episodes"] >= 1
     assert all(row["sample_per_s"] > 0 and row["score_per_s"] > 0 for row in found["throughput"]["result"])
+    for model in ("small", "smolvla", "pi0"):
+        if model in found["vla"]["result"]:
+            rows = found["vla"]["result"][model]
+            assert all(isinstance(r[k], float) for r in rows["sample"] for k in ("ours_s", "lerobot_s"))
+            assert all(
+                isinstance(r[f"{k}_s"], float) for r in rows["train"] for k in ("ppo", "imitation", "lerobot_forward")
+            )
     assert found["versions"]["torch"] and found["hardware"]["cpu"]
 
 
