@@ -99,6 +99,12 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_loggers(self.loggers)
+        for key in ("iterations", "checkpoint_every", "eval_episodes", "workers"):
+            if getattr(self, key) < 1:
+                raise UserError(f"run.{key} is {getattr(self, key)}; it must be at least 1.")
+        for key in ("minutes", "eval_every", "videos", "keep_checkpoints", "threads", "max_lag"):
+            if getattr(self, key) < 0:
+                raise UserError(f"run.{key} is {getattr(self, key)}; it must not be negative.")
 
     @property
     def folder(self) -> Path:

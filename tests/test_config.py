@@ -80,6 +80,8 @@ def test_configs_are_frozen() -> None:
         ("run=5", "section 'run' must hold keys, not 5"),
         ("env.name=mujco", "no env 'mujco'.*'mujoco'"),
         ("seed", "'seed' is not an override"),
+        ("run.checkpoint_every=0", r"run\.checkpoint_every is 0.*at least 1"),
+        ("run.minutes=-1", r"run\.minutes is -1.*negative"),
         ("run.seed=[1", r"'run\.seed=\[1' cannot be read"),
         ("run.seed=${nothing}", r"run.*nothing"),
     ],
