@@ -39,8 +39,9 @@ class RobotEnv(SteppedVecEnv):
     """One episode at a time, on a robot behind the safety filter.
 
     An action takes 1 / (control_hz * speed) s. Between chunks the arm is held, however long its owner thinks. After a
-    fault the chunk is masked, as for a simulator that broke, and ``reset`` asks for a person, as it does to have a
-    scene arranged where no topic can. There is no privileged state: a critic must share what the policy sees.
+    fault the chunk is masked, as for a simulator that broke, unless the arm was driven against something: then the
+    episode is over and failed. Either way ``reset`` asks for a person, as it does to have a scene arranged where no
+    topic can. There is no privileged state: a critic must share what the policy sees.
 
     A person who takes over moves the arm from the next action on; ``Step.human`` and ``Step.taken`` then say what was
     executed. Who lets go does so at the end of the chunk, for the rest of the policy's plan was about another place.
@@ -198,14 +199,15 @@ class RobotEnv(SteppedVecEnv):
             action[-1] = 1.0 if pilot.decoder.width > 0.0 else -1.0
         pilot.wait_until(pilot.act(action, self.look() if self._log is not None and self.config.record else None))
         label = self._attend(pilot)
-        reward, solved, fault = float(label == "success"), label == "success", bool(pilot.broken)
-        if not fault and not label:
+        reward, solved = float(label == "success"), label == "success"
+        fault = bool(pilot.broken) and not pilot.pressed
+        if not pilot.broken and not label:
             try:
                 reward, solved = self._judged()
             except NotReadyError as error:
                 pilot.hold(f"stale: {error}")
                 fault = True
-        over = solved or bool(label)
+        over = solved or bool(label) or pilot.pressed
         self._outcome = {"solved": solved, "reason": label or ("solved" if solved else "")}
         row = [torch.tensor([x], device=self.device) for x in (over, solved, fault)]
         tick = Tick(torch.tensor([reward], device=self.device), *row)

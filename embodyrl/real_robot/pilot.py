@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from embodyrl.real_robot.actions import DeltaDecoder
 from embodyrl.real_robot.log import RunLog
 from embodyrl.real_robot.messages import Mode
-from embodyrl.real_robot.safety import Event, SafetyFilter
+from embodyrl.real_robot.safety import PRESSED, Event, SafetyFilter
 from embodyrl.real_robot.transports import Clock, Robot
 
 
@@ -133,6 +133,11 @@ class Pilot:
     def broken(self) -> str:
         """Why the arm takes no more actions; empty while it does."""
         return self.guard.reason if self.guard.mode in (Mode.FAULT, Mode.ESTOP) else ""
+
+    @property
+    def pressed(self) -> bool:
+        """Whether that is because the arm was driven against something: the doing of who chose the actions."""
+        return self.broken.startswith(PRESSED)
 
     def _tick(self) -> None:
         with self._lock:

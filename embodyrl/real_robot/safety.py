@@ -24,6 +24,8 @@ MAX_WIDTH = 0.08
 STILL = 0.1
 """rad that the arm may be told to go, to and fro, while angles measured meanwhile stay the same to the last bit. The
 reference leads the measured joints by no more than ``max_lead``, so that ``max_error`` alone would not notice."""
+PRESSED = ("blocked", "force")
+"""How reasons begin by which the arm was stopped because it was driven against something."""
 _LOCKED = (Mode.FAULT, Mode.ESTOP)
 
 
@@ -181,7 +183,7 @@ class SafetyFilter:
         if (age := now - state.stamp) > c.max_state_age:
             return f"no fresh state of the robot for {age:.3f} s"
         if (error := float(np.abs(state.q - self.command.q).max())) > c.max_error:
-            return f"the robot is {error:.2f} rad away from where it was told to be"
+            return f"blocked: the robot is {error:.2f} rad away from where it was told to be"
         while len(self._sent) > 1 and self._sent[1][0] <= state.stamp:
             _, before = self._sent.popleft()
             self._told += float(np.abs(self._sent[0][1] - before).max())

@@ -102,6 +102,20 @@ def test_a_reflex_masks_the_chunk_and_the_next_episode_is_whole(env: RobotEnv) -
     assert env.step(torch.full((1, 5, 4), 0.5)).valid.all()
 
 
+def test_an_arm_that_is_driven_against_the_table_has_failed_and_is_not_broken() -> None:
+    env = RobotEnv(Config(**{**STATES, "task": "pick", "max_episode_steps": 60}))
+    env.reset(init=[7])
+    ways = [(-1, 1, -1), (1, 1, -1), (-1, 1, -1), (1, -1, -1), (-1, -1, 1), (-1, -1, -1), (1, -1, 1), (1, 1, -1)]
+    steps = [env.step(torch.tensor([*way[:2], -1.0, way[2]]).expand(1, 5, 4)) for way in ways]
+    assert all(step.valid.all() for step in steps[:-1])
+    last = steps[-1]
+    assert bool(last.terminated) and not bool(last.success) and not bool(last.log["fault"]) and not last.reward.any()
+    assert last.valid[0, 0] and not last.valid.all()
+    env.reset(init=[0])
+    assert env.step(torch.zeros(1, 5, 4)).valid.all()
+    env.close()
+
+
 def test_people_are_asked_where_no_topic_arranges_the_scene(env: RobotEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(env, "_ask", asked.append)
