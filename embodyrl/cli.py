@@ -67,8 +67,8 @@ PULL_HELP = """examples:
 `hf auth login` first for what is private. HF_ENDPOINT names another hub.
 """
 ACT_HELP = """examples:
-  embodyrl train robot_pick_rlpd --launcher robot --listen 0.0.0.0:8001 --token-file token      where the GPU is
-  embodyrl act ws://10.0.0.2:8001 --token-file token env.robot=ros2 env.robot_file=arm.yaml     on the robot's computer
+  embodyrl act ws://10.0.0.2:8001 --token-file token env.robot=ros2 env.robot_file=arm.yaml
+Where the GPU is: embodyrl train robot_pick_rlpd --launcher robot --listen 0.0.0.0:8001 --token-file token
 """
 TWIN_HELP = """examples:
   embodyrl twin runs/ppo                                 as a ROS 2 node, in the task that runs/ppo was trained on

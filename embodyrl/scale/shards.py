@@ -248,8 +248,6 @@ def check(config: Config) -> None:
         raise UserError(
             f"{name} has no rollouts to share among workers: ppo, grpo and nft have. Leave run.workers at 1."
         )
-    if run.max_lag < 0:
-        raise UserError(f"run.max_lag is {run.max_lag}; it must not be negative.")
     if run.max_lag and not getattr(config.algorithm, "behaviour_cap", 0.0):
         raise UserError(
             f"run.max_lag={run.max_lag} lets {name} learn from rollouts of older weights, which it would take for the "

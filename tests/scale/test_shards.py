@@ -141,7 +141,6 @@ def test_merged_rollouts_are_in_time_major_order():
         (["run.max_lag=1"], None, "algorithm.behaviour_cap=5"),
         (["run.max_lag=1"], {"name": "nft"}, "run.max_lag=0"),
         (["run.workers=2"], {"name": "sft"}, "sft has no rollouts to share"),
-        (["run.max_lag=-1"], None, "must not be negative"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(tmp_path, overrides, algorithm, says):
