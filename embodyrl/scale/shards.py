@@ -11,6 +11,7 @@ pipeline run dry: resuming from one repeats what an uninterrupted run did.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import threading
 from collections.abc import Callable
@@ -125,8 +126,9 @@ class Shard:
         self._algorithm.policy.load_state_dict(weights, strict=fresh)
 
     def act_for(self, algorithm: Any) -> None:
-        """Plays with the policy of ``algorithm`` itself from now on, instead of a replica."""
-        self._algorithm = algorithm
+        """Plays with the policy of ``algorithm`` itself from now on, not a replica, and only this shard's share."""
+        self._algorithm = copy.copy(algorithm)
+        self._algorithm.config = self.config.algorithm
 
     def play(self, iteration: int, between: Between = lambda: None) -> Piece:
         """One iteration's rollout; ``between`` is called before every chunk, and may raise to give it up."""
