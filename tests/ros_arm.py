@@ -96,18 +96,23 @@ class Faults:
 
 
 class TakesOver:
-    """A person who takes over when the policy is asked for the fifth time, and lets go after a second."""
+    """A person who takes over when the policy is asked for the fifth time, and lets go after a second.
+
+    Where a busy machine stopped the arm, they look, clear what there is to clear, and go on; they give up in the end.
+    """
 
     def __init__(self, policy: Faults, now: Callable[[], float]) -> None:
-        self.policy, self.now, self.since, self.said = policy, now, 0.0, 0
+        self.policy, self.now, self.took, self.paused, self.patience = policy, now, 0.0, False, now() + 90.0
 
     def wishes(self) -> list[str]:
-        if self.said == 0 and self.policy.asked >= 5:
-            self.since, self.said = self.now(), 1
-            return ["takeover"]
-        if self.said == 1 and self.now() > self.since + 1.0:
-            self.said = 2
+        now, paused, self.paused = self.now(), self.paused, False
+        if now > self.patience or (self.took and now > self.took + 1.0):
             return ["failure"]
+        if paused:
+            return ["clear", "takeover" if self.took else "run"]
+        if not self.took and self.policy.asked >= 5:
+            self.took = now
+            return ["takeover"]
         return []
 
     def alive(self, now: float) -> bool:
@@ -117,7 +122,7 @@ class TakesOver:
         return np.eye(dims, dtype=np.float32)[0] * 0.3
 
     def show(self, status: dict[str, Any], images: dict[str, Any]) -> None:
-        pass
+        self.paused = status["numbers"]["who moves the arm"] == "paused"
 
 
 if __name__ == "__main__":

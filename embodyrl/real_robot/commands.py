@@ -241,7 +241,8 @@ def deploy_checkpoint(
         person, page = operator_of(opened, rig.clock, operator, hand)
         execution = _execution(client.metadata, mode, execute, speed)
         rig.begin(0)
-        checks = preflight(rig.robot, client.infer, client.metadata, rig.safety, execution)
+        charged = (lambda took: latency) if latency >= 0 else float
+        checks = preflight(rig.robot, client.infer, client.metadata, rig.safety, execution, charged=charged)
         print_checks(checks)
         if not all(check.ok for check in checks):
             raise UserError("The pre-flight check failed, so nothing was moved. What is wrong is said in its lines.")
@@ -251,9 +252,7 @@ def deploy_checkpoint(
                 ask(f"Arrange the scene for episode {init + 1}, and go on.")
             rig.begin(init)
             inference: Inference = (
-                VirtualInference(client.infer, lambda took: latency if latency >= 0 else took)
-                if rig.simulated
-                else ThreadInference(client.infer)
+                VirtualInference(client.infer, charged) if rig.simulated else ThreadInference(client.infer)
             )
             episode, row = _episode(rig, client.metadata, inference, execution, init, Path(out), settings, person)
             results.append(row)
