@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=16)
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 0.2])
     parser.add_argument("--clients", nargs="+", default=CLIENTS, choices=CLIENTS)
-    parser.add_argument("--speed", type=float, default=0.5)
+    parser.add_argument("--speed", type=float, default=0.25)
     parser.add_argument("--patience", type=float, default=0.3, help="s that the filter waits for what is late")
     parser.add_argument("--openpi", type=Path, help="openpi's websocket_policy_server.py")
     parser.add_argument("--serve", choices=("embodyrl", "openpi", "lerobot"), help=argparse.SUPPRESS)

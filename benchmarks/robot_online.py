@@ -33,7 +33,7 @@ from embodyrl.runner import train
 from embodyrl.sims.mujoco.config import Config as TaskConfig
 from embodyrl.stats import wilson
 
-SPEED, HZ = 0.5, 25.0
+SPEED, HZ = 0.25, 25.0
 
 
 def main() -> None:

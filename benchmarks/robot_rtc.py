@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=48)
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 0.1, 0.2, 0.3])
     parser.add_argument("--modes", nargs="+", default=MODES, choices=MODES)
-    parser.add_argument("--speed", type=float, default=0.5)
+    parser.add_argument("--speed", type=float, default=0.25)
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
     load, rows = os.getloadavg()[0], []

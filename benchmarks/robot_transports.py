@@ -4,9 +4,10 @@
 
 ``.venv-ros/bin/python`` (``make test-robot``) has what ROS 2 and libfranka need; a roscore and franka-sim are started
 here. For each transport: the rate of joint states and pictures and their way from stamp to callback over ten seconds,
-then the episodes. ``evaluation`` is the same initial states in the env that the policy was trained in, without filter
-and transport. The limits of age are wide, because a machine that does other work too would stop the arm for being
-late; ``late`` counts the ticks that came more than half a tick late, ``load`` is what the machine was doing.
+then the episodes; in one process those at several shares of the trained rate. ``evaluation`` is the same initial
+states in the env that the policy was trained in, without filter and transport. The limits of age are wide, because a
+machine that does other work too would stop the arm for being late; ``late`` counts the ticks that came more than half
+a tick late, ``load`` is what the machine was doing.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=32)
     parser.add_argument("--mode", default="rtc")
     parser.add_argument("--robots", nargs="+", default=["twin", "rosbridge", "ros2", "ros1", "libfranka"])
-    parser.add_argument("--speed", type=float, default=0.5)
+    parser.add_argument("--speed", type=float, default=0.25)
+    parser.add_argument("--speeds", type=float, nargs="+", default=[1.0, 0.5, 0.25, 0.125], help="in one process")
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
     rows, load = [], os.getloadavg()[0]
@@ -57,10 +59,13 @@ def main() -> None:
         for robot in a.robots:
             options = {"mode": a.mode, "episodes": a.episodes, "speed": a.speed, "out": f"{folder}/{robot}"}
             if robot == "twin":
-                row: dict[str, Any] = deploy_checkpoint(a.checkpoint, **options)
-            elif robot == "libfranka":
+                for options["speed"] in a.speeds:
+                    rows.append(summed_up(deploy_checkpoint(a.checkpoint, latency=0.0, **options)))
+                    print(json.dumps(rows[-1]), flush=True)
+                continue
+            if robot == "libfranka":
                 with franka_sim():
-                    row = deploy_checkpoint(a.checkpoint, robot=robot, **options)
+                    row: dict[str, Any] = deploy_checkpoint(a.checkpoint, robot=robot, **options)
             else:
                 with roscore() if robot == "ros1" else nullcontext(), twin(a.checkpoint, robot) as address:
                     stream = listen(robot, address)

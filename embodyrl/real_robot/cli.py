@@ -62,7 +62,7 @@ def add_options(sub: argparse.ArgumentParser) -> None:
         "--latency", type=float, default=-1.0, help="seconds charged per inference (default: what it took)"
     )
     sub.add_argument(
-        "--speed", type=float, default=0.5, help="share of the trained control rate (default: %(default)s)"
+        "--speed", type=float, default=0.25, help="share of the trained control rate (default: %(default)s)"
     )
     sub.add_argument("--dry-run", action="store_true", help="send no command")
     sub.add_argument(

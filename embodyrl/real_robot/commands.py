@@ -165,7 +165,7 @@ def deploy_checkpoint(
     execute: int = 0,
     episodes: int = 1,
     latency: float = -1.0,
-    speed: float = 0.5,
+    speed: float = 0.25,
     dry_run: bool = False,
     operator: int | None = None,
     hand: str = "",

@@ -54,7 +54,7 @@ class Config(EnvConfig):
     renderer: str = "warp"
     control_mode: str = "ee_delta_pos"
     control_hz: float = 25.0
-    speed: float = 0.5
+    speed: float = 0.25
     max_episode_steps: int = 40
     home: tuple[float, float, float] = (0.45, 0.0, 0.25)
     log: str = ""
