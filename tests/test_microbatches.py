@@ -60,8 +60,9 @@ def test_a_row_that_does_not_fit_is_said_and_other_errors_are_not_swallowed():
         Microbatches(-1, [])
 
 
-def weights_after_ppo(tmp_path, size: int) -> torch.Tensor:
-    sections = {**PPO, "warmup_iterations": 0, "minibatch_size": 24, "microbatch_size": size}
+def after_ppo(tmp_path, size: int) -> tuple[torch.Tensor, dict[str, float]]:
+    """The weights and the figures of an update, a gradient ``size`` rows at a time."""
+    sections = {**PPO, "warmup_iterations": 0, "minibatch_size": 24, "epochs": 2, "microbatch_size": size}
     config = make(tmp_path, algorithm=sections)
     envs = Envs(config)
     algorithm = build_algorithm(config, envs, CPU)
@@ -69,13 +70,26 @@ def weights_after_ppo(tmp_path, size: int) -> torch.Tensor:
     inits = draw_inits(envs.train, 6, 0, 0)
     batch = collect(envs.train, algorithm.policy, 6, inits=inits, generator=generator)
     envs.close()
-    algorithm.update(batch, progress=0.0, generator=generator)
-    return nn.utils.parameters_to_vector(algorithm.policy.parameters())
+    figures = algorithm.update(batch, progress=0.0, generator=generator)
+    return nn.utils.parameters_to_vector(algorithm.policy.parameters()), figures
 
 
 def test_ppo_in_pieces_is_ppo(tmp_path):
-    whole = weights_after_ppo(tmp_path, 0)
-    torch.testing.assert_close(weights_after_ppo(tmp_path, 7), whole, atol=1e-6, rtol=1e-4)
+    whole, figures = after_ppo(tmp_path, 0)
+    pieces, same = after_ppo(tmp_path, 7)
+    torch.testing.assert_close(pieces, whole, atol=1e-6, rtol=1e-4)
+    assert same == pytest.approx(figures, abs=1e-6, rel=1e-4)
+
+
+def test_the_figures_of_a_batch_count_its_rows_not_its_pieces():
+    x, layer = torch.tensor([1.0, 2.0, 3.0, 4.0, 9.0]), nn.Linear(1, 1)
+
+    def loss_of(i):
+        return layer(x[i, None]).sum() / len(x), {"x": x[i].mean(), "x_max": x[i].max()}
+
+    for size in (0, 1, 2, 3):
+        _, figures = Microbatches(size, layer.parameters()).backward(torch.arange(5), loss_of)
+        assert figures == pytest.approx({"x": 3.8, "x_max": 9.0})
 
 
 def test_imitation_in_pieces_is_imitation():

@@ -187,11 +187,9 @@ class ClippedActor:
                     share, total = len(i) / size, loss - c.entropy_coef * entropy
                     return total * share, {**figures, "policy_loss": loss, "entropy": entropy}
 
-                loss, parts = self.microbatches.backward(batch, loss_of)
-                stats.add(grad_norm=self.optimizer.apply(loss))
-                for figures in parts:
-                    stats.add(**figures)
-                    seen.append(figures["approx_kl"])
+                loss, figures = self.microbatches.backward(batch, loss_of)
+                stats.add(grad_norm=self.optimizer.apply(loss), **figures)
+                seen.append(figures["approx_kl"])
             passes, kl = passes + 1, float(torch.stack(seen).mean())
             if c.lr_schedule == "linear" and c.target_kl and kl > c.target_kl:
                 break

@@ -112,18 +112,16 @@ class Microbatches:
             raise UserError(f"algorithm.microbatch_size is {size}; it must be 0 (the whole minibatch) or more.")
         self.size, self.parameters = size, list(parameters)
 
-    def backward(
-        self, rows: Tensor, loss_of: Callable[[Tensor], tuple[Tensor, Figures]]
-    ) -> tuple[Tensor, list[Figures]]:
+    def backward(self, rows: Tensor, loss_of: Callable[[Tensor], tuple[Tensor, Figures]]) -> tuple[Tensor, Figures]:
         """Leaves the gradient of the losses' sum in the parameters.
 
         Args:
             rows: (B,) of the batch.
-            loss_of: what some of them add to the batch's loss, and figures; called again after a failure, so it must
-                draw nothing.
+            loss_of: what some of them add to the batch's loss, and figures: means over them, or their largest value
+                where the name ends in ``_max``; called again after a failure, so it must draw nothing.
 
         Returns:
-            The loss of the batch, and the figures of each piece.
+            The loss of the batch, and its figures.
 
         Raises:
             UserError: not even a single row fits.
@@ -132,16 +130,15 @@ class Microbatches:
             size = self.size or len(rows)
             for p in self.parameters:
                 p.grad = None
-            losses, figures = [], []
+            pieces = []
             try:
                 for part in self._pieces(rows, size):
                     # All processes have as many pieces, so one of them may have none of the rows.
                     loss, found = self._run(loss_of, part if len(part) else rows[:1])
                     loss = loss if len(part) else 0.0 * loss
                     loss.backward()
-                    losses.append(loss.detach())
-                    figures.append(found)
-                return self._of_all(torch.stack(losses).sum(), figures)
+                    pieces.append({"rows": len(part), "loss": loss.detach(), **found})
+                return self._of_batch(pieces)
             except RuntimeError as error:
                 if not _out_of_memory(error):
                     raise
@@ -181,16 +178,19 @@ class Microbatches:
     def _run(self, fn: Callable[..., Any], *args: Any) -> Any:
         return fn(*args) if self.peers is None else self.peers.run(fn, *args)
 
-    def _of_all(self, loss: Tensor, figures: list[Figures]) -> tuple[Tensor, list[Figures]]:
-        """The loss summed, and the figures listed, over all processes."""
-        if self.peers is None:
-            return loss, figures
-        loss = self.peers.gather(loss[None]).sum()
-        if not (keys := list(figures[0])):
-            return loss, figures
-        table = [torch.stack([torch.as_tensor(f[k], dtype=torch.float32).cpu() for k in keys]) for f in figures]
-        rows = self.peers.gather(torch.stack(table))
-        return loss, [dict(zip(keys, row.unbind(), strict=True)) for row in rows]
+    @torch.no_grad()
+    def _of_batch(self, pieces: list[Figures]) -> tuple[Tensor, Figures]:
+        """The losses' sum and the figures of a batch, from those of all processes' pieces."""
+        like = torch.as_tensor(pieces[0]["loss"])
+        values = [[torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in p.values()] for p in pieces]
+        table = torch.stack([torch.stack(row) for row in values])
+        if self.peers is not None:
+            table = self.peers.gather(table)
+        share = table[:, :1] / table[:, 0].sum()
+        means, largest = (share * table).sum(0), table.amax(0)
+        figures = {k: largest[j] if k.endswith("_max") else means[j] for j, k in enumerate(pieces[0])}
+        del figures["rows"], figures["loss"]
+        return table[:, 1].sum(), figures
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
