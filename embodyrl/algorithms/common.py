@@ -188,7 +188,7 @@ class Microbatches:
             table = self.peers.gather(table)
         share = table[:, :1] / table[:, 0].sum()
         means, largest = (share * table).sum(0), table.amax(0)
-        figures = {k: largest[j] if k.endswith("_max") else means[j] for j, k in enumerate(pieces[0])}
+        figures: Figures = {k: largest[j] if k.endswith("_max") else means[j] for j, k in enumerate(pieces[0])}
         del figures["rows"], figures["loss"]
         return table[:, 1].sum(), figures
 
