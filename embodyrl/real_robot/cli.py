@@ -108,7 +108,7 @@ def robot_commands() -> Any:
     try:
         from embodyrl.real_robot import commands
     except ModuleNotFoundError as error:
-        if error.name not in ("ruckig", "msgpack", "websockets", "mcap"):
+        if error.name not in ("ruckig", "msgpack", "websockets", "mcap", "mcap_ros2"):
             raise
         raise MissingDependencyError(
             f"Robots need {error.name}, which is not installed. Install it with: pip install 'embodyrl[robot]'"

@@ -296,7 +296,7 @@ def _episode(
     """One episode, its log and its row of the result."""
     guard = SafetyFilter(rig.safety)
     said = {**settings, "init": init, "safety": dataclasses.asdict(rig.safety), "policy": metadata}
-    log = RunLog(out / f"episode_{init:04d}.mcap", said, rig.clock.now())
+    log = RunLog(out / f"episode_{init:04d}.mcap", said, rig.clock.now(), rig.safety.robot)
     executor = Executor(execution, inference, lambda now, text: log.event(now, "problem", text))
     decoder = DeltaDecoder(action_space(metadata), execution.control_hz, rig.safety.box_low, rig.safety.box_high)
     seconds = metadata["max_episode_steps"] / execution.control_hz

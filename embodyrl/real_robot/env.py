@@ -145,7 +145,7 @@ class RobotEnv(SteppedVecEnv):
         if config.log:
             path = Path(config.log) / f"episode_{self._episodes:06d}.mcap"
             said = {"init": init, "config": asdict(config), "policy": policy_facts(self.spec)}
-            self._log = RunLog(path, said, rig.clock.now())
+            self._log = RunLog(path, said, rig.clock.now(), rig.safety.robot)
         # The next action ends a hold that thinking caused.
         guard = SafetyFilter(replace(rig.safety, resume="fresh_target"))
         self._pilot = Pilot(rig.robot, rig.clock, guard, decoder, not rig.simulated, self._log)

@@ -19,7 +19,7 @@ from embodyrl.real_robot.safety import SafetyConfig
 from embodyrl.real_robot.server import check_observation
 from embodyrl.real_robot.transports import Robot
 
-PACKAGES = ("numpy", "ruckig", "msgpack", "websockets", "mcap")
+PACKAGES = ("numpy", "ruckig", "msgpack", "websockets", "mcap", "mcap-ros2-support")
 
 
 @dataclass(frozen=True)
