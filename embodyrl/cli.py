@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
 from embodyrl import __version__
+from embodyrl.cli_data import add_data_verbs
 from embodyrl.cli_world import add_world
 from embodyrl.errors import UserError, did_you_mean
-from embodyrl.real_robot.cli import DEPLOY_HELP, add_options, deploy, robot_commands
+from embodyrl.real_robot.cli import add_robot_verbs, robot_commands
 
 QUICKSTART_HELP = """examples:
   embodyrl quickstart
@@ -50,11 +52,6 @@ EVAL_HELP = """examples:
   embodyrl eval runs/ppo --episodes 500 --json
   embodyrl eval runs/ppo --base runs/sft --guidance 1.5   half as far again as training went from runs/sft
 """
-SERVE_HELP = """examples:
-  embodyrl serve runs/ppo                                    on this machine alone
-  embodyrl serve runs/ppo --host 0.0.0.0 --token-file token  for a robot's computer, which must know the token
-It speaks openpi's websocket protocol; `GET /healthz` says OK.
-"""
 EXPORT_HELP = """examples:
   embodyrl export runs/ppo out/my_smolvla       then: lerobot-eval --policy.path=out/my_smolvla ...
 """
@@ -65,27 +62,6 @@ PUSH_HELP = """examples:
 PULL_HELP = """examples:
   embodyrl pull you/my_policy my_policy       then: embodyrl eval my_policy
 `hf auth login` first for what is private. HF_ENDPOINT names another hub.
-"""
-ACT_HELP = """examples:
-  embodyrl act ws://10.0.0.2:8001 --token-file token env.robot=ros2 env.robot_file=arm.yaml
-Where the GPU is: embodyrl train robot_pick_rlpd --launcher robot --listen 0.0.0.0:8001 --token-file token
-"""
-TWIN_HELP = """examples:
-  embodyrl twin runs/ppo                                 as a ROS 2 node, in the task that runs/ppo was trained on
-  embodyrl twin runs/ppo --transport ros1                needs a roscore
-  embodyrl twin runs/ppo --transport rosbridge --port 9090
-In another terminal: embodyrl deploy runs/ppo --robot ros2
-"""
-COLLECT_HELP = """examples:
-  embodyrl collect mujoco env.task=pick --episodes 100 --out data/pick
-  embodyrl collect mujoco env.task=pick --episodes 100 --noise 0.3 --keep-failures --out data/pick_noisy
-  embodyrl collect mujoco_pick_sft --policy runs/sft --derail 0.4 --keep-failures --episodes 500 --out data/pick_tried
-  embodyrl collect mujoco_pick_sft --replay data/pick_tried --keep-failures --episodes 500 --out data/pick_near
-However it was interrupted, the same command goes on; no finished episode is lost.
-"""
-DATA_HELP = """examples:
-  embodyrl data verify data/pick              reads every table and decodes every picture
-  embodyrl data verify data/pick --json       the exit status is 1 if anything is wrong
 """
 LIST_HELP = """examples:
   embodyrl list               everything
@@ -151,15 +127,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Start with: embodyrl quickstart",
     )
     parser.add_argument("--version", action="version", version=f"embodyrl {__version__}")
-    verbs = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
-
-    def verb(name: str, run: Any, text: str, examples: str = "") -> argparse.ArgumentParser:
-        sub = verbs.add_parser(
-            name, help=text, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        sub.set_defaults(run=run, parser=sub)
-        return sub
-
+    verb = _adder(parser.add_subparsers(metavar="COMMAND", dest="command", required=True))
     text = "From nothing to a trained pixel policy in about ten minutes on two CPU cores."
     sub = verb("quickstart", _quickstart, text, QUICKSTART_HELP)
     sub.add_argument("--seed", type=int, default=0)
@@ -175,30 +143,7 @@ def build_parser() -> argparse.ArgumentParser:
     sub = verb("doctor", _doctor, text, DOCTOR_HELP)
     sub.add_argument("--json", action="store_true", help="for a machine to read")
 
-    sub = verb("collect", _collect, "Lets an expert or a policy act, and writes a LeRobotDataset.", COLLECT_HELP)
-    sub.add_argument("env", help="an environment's name, or a preset whose env section is used")
-    sub.add_argument("overrides", nargs="*", metavar="env.key=value")
-    sub.add_argument("--episodes", type=int, default=50, help="episodes to keep (default: %(default)s)")
-    sub.add_argument(
-        "--noise", type=float, default=0.0, help="standard deviation of noise on the actions, which lie in [-1, 1]"
-    )
-    sub.add_argument("--keep-failures", action="store_true", help="keep failed episodes too, with success=false")
-    sub.add_argument("--policy", default="", help="a run or checkpoint that acts instead of the expert")
-    sub.add_argument("--derail", type=float, default=0.0, help="share of the policy's episodes that go astray")
-    sub.add_argument("--replay", default="", help="a data set whose successes are replayed, each with a nudge")
-    sub.add_argument("--perturb", type=float, default=1.0, help="size of that nudge, in actions (default: %(default)s)")
-    sub.add_argument(
-        "--past-success", type=int, help="record so many steps past success, which no longer ends an episode at once"
-    )
-    sub.add_argument("--seed", type=int, default=0)
-    sub.add_argument("--out", required=True, help="the data set's folder")
-
-    sub = verb("data", _data, "Looks for what is wrong with a LeRobot data set, yours or someone else's.", DATA_HELP)
-    sub.add_argument("what", choices=["verify", "from-logs"])
-    sub.add_argument("path", help="the data set's folder, or its id on the Hugging Face hub; or a robot's logs")
-    sub.add_argument("--out", default="", help="from-logs: the data set's folder")
-    sub.add_argument("--keep-failures", action="store_true", help="from-logs: keep failed episodes too")
-    sub.add_argument("--json", action="store_true", help="for a machine to read")
+    add_data_verbs(verb)
 
     sub = verb("train", _train, "Trains a policy: supervised fine-tuning or reinforcement learning.", TRAIN_HELP)
     sub.add_argument("preset", help="a preset's name or a YAML file")
@@ -240,19 +185,6 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--repeats", type=int, default=5, help="measurements; the median is given (default: %(default)s)")
     sub.add_argument("--json", action="store_true")
 
-    sub = verb("serve", _serve, "Offers a checkpoint's policy on a websocket, as openpi does.", SERVE_HELP)
-    sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
-    sub.add_argument("--host", default="127.0.0.1", help="any other than this machine's needs a token")
-    sub.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
-    sub.add_argument("--token-file", default="", help="a file with the token that clients must send")
-    sub.add_argument("--device", default="auto")
-    sub.add_argument("--seed", type=int, default=0, help="of the policy's noise")
-    sub.add_argument("--monitor", default="", metavar="MODULE:FUNCTION", help="makes what may ask for a person")
-    sub.add_argument("--reflector", default="", help="a reflector's folder, which asks for a person when it takes long")
-    sub.add_argument(
-        "--overdue", type=float, default=0.7, help="share of an episode that is long (default: %(default)s)"
-    )
-
     sub = verb("export", _export, "Writes a SmolVLA, pi0 or pi0.5 as LeRobot loads it.", EXPORT_HELP)
     sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
     sub.add_argument("out", help="the folder to write")
@@ -267,22 +199,29 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("out", help="the folder to make")
     sub.add_argument("--revision", default="", help="a branch, tag or commit")
 
-    sub = verb("act", _act, "Plays on this computer's robot for a learner elsewhere.", ACT_HELP)
-    sub.add_argument("learner", help="ws://HOST:PORT of `embodyrl train --launcher robot`")
-    sub.add_argument("overrides", nargs="*", metavar="env.key=value", help="which robot this is")
-    sub.add_argument("--token-file", default="", help="a file with the learner's token")
-    sub.add_argument("--device", default="auto")
-
-    sub = verb("twin", _twin, "Plays a simulated Franka as a ROS node, for deploy to drive.", TWIN_HELP)
-    sub.add_argument("checkpoint", help="a checkpoint, or a run's folder, whose task is played")
-    sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
-    sub.add_argument("--transport", default="ros2", help="ros2, rosbridge or ros1 (default: %(default)s)")
-    sub.add_argument("--port", type=int, default=9090, help="of its rosbridge server (default: %(default)s)")
-    add_world(verbs)
-
-    text = "Runs a checkpoint on a robot, behind a safety filter, after a pre-flight check."
-    add_options(verb("deploy", deploy, text, DEPLOY_HELP))
+    add_robot_verbs(verb)
+    add_world(verb, _adder)
     return parser
+
+
+def _adder(parsers: Any) -> Callable[..., argparse.ArgumentParser]:
+    """A function that adds a verb: its name, what runs it, a sentence, and examples."""
+
+    def verb(name: str, run: Any, text: str, examples: str = "") -> argparse.ArgumentParser:
+        sub = parsers.add_parser(
+            name, help=text, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        sub.set_defaults(run=run, parser=sub)
+        return sub
+
+    return verb
+
+
+def _show(a: argparse.Namespace, result: Any, as_text: Callable[[Any], None]) -> None:
+    if a.json:
+        print(json.dumps(result))
+    else:
+        as_text(result)
 
 
 def _quickstart(a: argparse.Namespace) -> int:
@@ -297,11 +236,7 @@ def _quickstart(a: argparse.Namespace) -> int:
 def _list(a: argparse.Namespace) -> int:
     from embodyrl.listing import listing, print_listing
 
-    found = listing(a.what, a.env)
-    if a.json:
-        print(json.dumps(found))
-    else:
-        print_listing(found)
+    _show(a, listing(a.what, a.env), print_listing)
     return 0
 
 
@@ -309,48 +244,8 @@ def _doctor(a: argparse.Namespace) -> int:
     from embodyrl.doctor import diagnose, print_findings
 
     findings = diagnose()
-    if a.json:
-        print(json.dumps(findings))
-    else:
-        print_findings(findings)
+    _show(a, findings, print_findings)
     return 0 if all(f["ok"] or f["optional"] for f in findings) else 1
-
-
-def _collect(a: argparse.Namespace) -> int:
-    from embodyrl.config import env_config
-    from embodyrl.data.collect import collect_dataset
-
-    collect_dataset(
-        env_config(a.env, a.overrides),
-        a.out,
-        num_episodes=a.episodes,
-        noise=a.noise,
-        keep_failures=a.keep_failures,
-        past_success=a.past_success,
-        policy=a.policy,
-        derail=a.derail,
-        replay=a.replay,
-        perturb=a.perturb,
-        seed=a.seed,
-    )
-    return 0
-
-
-def _data(a: argparse.Namespace) -> int:
-    if a.what == "from-logs":
-        from embodyrl.real_robot.export import export_logs
-
-        written = export_logs(a.path, a.out, keep_failures=a.keep_failures)
-        print(json.dumps(written) if a.json else f"Wrote {written['episodes']} episodes to {a.out}.")
-        return 0
-    from embodyrl.data.verify import print_verdict, verify_dataset
-
-    verdict = verify_dataset(a.path)
-    if a.json:
-        print(json.dumps({"sound": not verdict.faults, **vars(verdict)}))
-    else:
-        print_verdict(verdict)
-    return 1 if verdict.faults else 0
 
 
 def _train(a: argparse.Namespace) -> int:
@@ -366,25 +261,23 @@ def _train(a: argparse.Namespace) -> int:
         return 0
     from embodyrl.runner import train
 
-    command, first = a.command_line, True
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
-        from embodyrl.scale.fsdp import joined
+    how: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+            from embodyrl.scale.fsdp import joined
 
-        if a.launcher:
-            raise UserError("torchrun starts the processes already. Leave --launcher out, or start without torchrun.")
-        with joined(config) as ranks:
-            first, folder = ranks.first, train(ranks.config, command=command, ranks=ranks)
-    elif a.launcher == "ray":
-        from embodyrl.scale.ray_pool import ray_rollouts
+            if a.launcher:
+                raise UserError("torchrun starts the processes already. Leave it or --launcher out.")
+            how["ranks"] = stack.enter_context(joined(config))
+            config = how["ranks"].config
+        elif a.launcher == "ray":
+            from embodyrl.scale.ray_pool import ray_rollouts
 
-        where = {"address": a.ray_address, "cpus": a.worker_cpus, "gpus": a.worker_gpus}
-        folder = train(config, command=command, rollouts=partial(ray_rollouts, config, **where))
-    elif a.launcher == "robot":
-        actor = robot_commands().remote_actor(config, a.listen, a.token_file)
-        folder = train(config, command=command, rollouts=actor)
-    else:
-        folder = train(config, command=command)
-    if first:
+            where = {"address": a.ray_address, "cpus": a.worker_cpus, "gpus": a.worker_gpus}
+            how["rollouts"] = partial(ray_rollouts, config, **where)
+        elif a.launcher == "robot":
+            how["rollouts"] = robot_commands().remote_actor(config, a.listen, a.token_file)
+        folder = train(config, command=a.command_line, **how)
         print(f"Done: {folder}. Look at it with: embodyrl report {folder}")
     return 0
 
@@ -395,11 +288,7 @@ def _eval(a: argparse.Namespace) -> int:
     if a.guidance != 1.0 and not a.base:
         raise UserError("--guidance goes on from another policy: name its checkpoint with --base.")
     options = {"episodes": a.episodes, "seed": a.seed, "base": a.base, "guidance": a.guidance}
-    result = evaluate_checkpoint(a.checkpoint, a.overrides, **options)
-    if a.json:
-        print(json.dumps(result))
-    else:
-        print_evaluation(result)
+    _show(a, evaluate_checkpoint(a.checkpoint, a.overrides, **options), print_evaluation)
     return 0
 
 
@@ -423,10 +312,7 @@ def _bench(a: argparse.Namespace) -> int:
         result = bench_curve(a.env, a.overrides, a.num_envs, **how)
     else:
         result = bench_env(env_config(a.env, a.overrides), **how) if a.env else bench_all(**how)
-    if a.json:
-        print(json.dumps(result))
-    else:
-        print_bench(result)
+    _show(a, result, print_bench)
     return 0
 
 
@@ -449,23 +335,6 @@ def _pull(a: argparse.Namespace) -> int:
 
     folder = pull(a.repo, a.out, revision=a.revision)
     print(f"Wrote {folder}. Score it with: embodyrl eval {folder}")
-    return 0
-
-
-def _serve(a: argparse.Namespace) -> int:
-    robot_commands().serve_checkpoint(
-        a.checkpoint, a.host, a.port, a.token_file, a.device, a.seed, a.monitor, a.reflector, a.overdue
-    )
-    return 0
-
-
-def _act(a: argparse.Namespace) -> int:
-    robot_commands().act_for(a.learner, a.token_file, a.overrides, a.device)
-    return 0
-
-
-def _twin(a: argparse.Namespace) -> int:
-    robot_commands().run_twin(a.checkpoint, a.overrides, transport=a.transport, port=a.port)
     return 0
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from typing import Any
 
 from embodyrl.world_models.reflectors.commands import add_parser
 
+Verb = Callable[..., argparse.ArgumentParser]
 HELP = """examples:
   embodyrl world train data=[data/tried,data/shown] out=runs/world
   embodyrl world eval runs/world/model --data data/held_out
@@ -25,8 +27,6 @@ EVAL_HELP = """examples:
   embodyrl world eval runs/world/model --data data/held_out
   embodyrl world eval runs/world/model --data data/held_out --policies runs/sft runs/a runs/b runs/c --json
 """
-
-
 PLAY_HELP = """examples:
   embodyrl world play runs/world/model
   embodyrl world play runs/world/model --reflector runs/reflector --hz 5
@@ -39,22 +39,12 @@ However it was interrupted, the same command goes on. OUT/loop.json holds what i
 """
 
 
-def add_world(verbs: Any) -> None:
-    """Adds the verb and its own verbs to the parser of the command line."""
+def add_world(verb: Verb, adder: Callable[[Any], Verb]) -> None:
+    """Adds the verb to the command line, and to the verb its own ones; ``adder`` makes what adds those."""
     text = "Trains a video world model, and measures it; `embodyrl train` trains policies inside it."
-    world = verbs.add_parser(
-        "world", help=text, description=text, epilog=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parts = world.add_subparsers(metavar="COMMAND", dest="world_command", required=True)
+    parts = verb("world", None, text, HELP).add_subparsers(metavar="COMMAND", dest="world_command", required=True)
+    verb = adder(parts)
 
-    def verb(name: str, run: Any, text: str, examples: str) -> argparse.ArgumentParser:
-        sub = parts.add_parser(
-            name, help=text, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        sub.set_defaults(run=run, parser=sub)
-        return sub
-
-    world.set_defaults(parser=world)
     sub = verb("train", _train, "Trains a world model from recorded episodes.", TRAIN_HELP)
     sub.add_argument("overrides", nargs="+", metavar="key=value", help="settings; data=[FOLDER, ...] is needed")
 

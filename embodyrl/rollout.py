@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from embodyrl.buffers import Episode, EpisodeBatch, RolloutBatch, Transitions
+from embodyrl.draws import draw_inits, initial_states
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
 from embodyrl.policy import Policy
@@ -184,6 +185,31 @@ class Player:
         """The episodes that ended since the last call."""
         episodes, self._episodes = self._episodes, []
         return episodes
+
+
+class InProcess(Player):
+    """Plays a run's training episodes here; those who play them elsewhere are in ``scale`` and ``real_robot``."""
+
+    def __init__(self, env: VecEnv, seed: int, device: torch.device) -> None:
+        super().__init__(env, device)
+        self.seed = seed
+
+    def collect(self, algorithm: Any, iteration: int, *, device: torch.device, **options: Any) -> Any:
+        """What ``algorithm`` learns from in an iteration; ``options`` are those of the functions above."""
+        if algorithm.source != "transitions":
+            return play(algorithm, self.env, self.seed, iteration, device=device, **options)
+        num_chunks = algorithm.config.num_chunks
+        inits = draw_inits(self.env, num_chunks, self.seed, iteration)
+        return collect_transitions(self, algorithm.act, num_chunks, inits=inits, **options)
+
+
+def play(algorithm: Any, env: VecEnv, seed: int, iteration: int, shard: int = 0, **options: Any) -> Any:
+    """A rollout, or groups, from initial states that depend on (seed, iteration, shard) alone."""
+    if algorithm.source == "groups":
+        return algorithm.collect(env, initial_states(env, seed, iteration, shard), **options)
+    num_chunks = algorithm.config.num_chunks
+    inits = draw_inits(env, num_chunks, seed, iteration, shard)
+    return collect(env, algorithm.policy, num_chunks, inits=inits, **options)
 
 
 class _Queue:

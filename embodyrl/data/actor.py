@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodyrl import checkpoint
+from embodyrl.build import load_config, make_policy, pick_device
 from embodyrl.policy import Policy
 from embodyrl.types import EnvSpec, Obs
 
@@ -65,3 +67,16 @@ class PolicyActor:
         wandering = torch.from_numpy(np.concatenate([self._drift, self._grip[:, None]], axis=1)).to(action.dtype)
         self._elapsed += 1
         return torch.where(lost[:, None], wandering, action).clamp(-1.0, 1.0)
+
+
+def load_actor(spec: EnvSpec, path: str, derail: float, seed: int) -> PolicyActor:
+    """The policy of a checkpoint or run, to act in an env.
+
+    Raises:
+        UserError: it does not fit the env.
+    """
+    config = load_config(path)
+    device = pick_device(config.run.device)
+    policy = make_policy(config.policy, spec, seed, device)
+    checkpoint.load_policy(path, policy, spec)
+    return PolicyActor(spec, policy, derail=derail, seed=seed, device=device)

@@ -1,4 +1,4 @@
-"""Runs a scripted expert in an env and records what it did, one ``Recording`` per episode."""
+"""Runs a scripted expert or a policy in an env and records what it did, one ``Recording`` per episode."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
 
-from embodyrl import checkpoint, registry
-from embodyrl.build import load_config, make_policy, pick_device
-from embodyrl.data.actor import PolicyActor
+from embodyrl import registry
+from embodyrl.data.actor import PolicyActor, load_actor
 from embodyrl.data.parts import EpisodeParts
 from embodyrl.data.recording import Recording
 from embodyrl.data.replays import ReplayActor, load_replays
@@ -60,6 +59,16 @@ class CollectStats:
     expert_seconds: float = 0.0
 
 
+class _Row(NamedTuple):
+    """What was seen before a control step, what was done, and what came of it."""
+
+    images: dict[str, np.ndarray]
+    proprio: np.ndarray
+    action: np.ndarray
+    reward: np.ndarray
+    solved: np.ndarray
+
+
 @dataclass
 class _Slot:
     """The episode that one env is in; ``number`` is its place in the order of initial states."""
@@ -67,16 +76,14 @@ class _Slot:
     number: int
     init: int
     instruction: str
-    images: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    proprio: list[np.ndarray] = field(default_factory=list)
-    actions: list[np.ndarray] = field(default_factory=list)
-    reward: list[float] = field(default_factory=list)
-    solved: list[bool] = field(default_factory=list)
+    rows: list[_Row] = field(default_factory=list)
+    since_success: int = -1
+    """Control steps since the task was first solved, -1 before."""
 
-    @property
-    def since_success(self) -> int:
-        """Control steps since the task was first solved, -1 before."""
-        return len(self.solved) - 1 - self.solved.index(True) if any(self.solved) else -1
+    def add(self, row: _Row) -> None:
+        self.rows.append(row)
+        if row.solved or self.since_success >= 0:
+            self.since_success += 1
 
 
 def collect_episodes(
@@ -149,12 +156,12 @@ def collect_episodes(
         actions, obs = actions[:, 0], step.obs
         valid, done = step.valid[:, 0].tolist(), step.done.tolist()
         fault = step.log["fault"].tolist() if "fault" in step.log else [False] * len(slots)
-        rows = _Rows(before, actions, step.reward, step.success)
+        row_of = _row_of(before, actions, step)
         for k, slot in enumerate(slots):
             if slot is None:
                 continue
             if valid[k]:
-                rows.append_to(slot, k)
+                slot.add(row_of(k))
                 stats.env_steps += 1
             if not done[k] and (past_success is None or slot.since_success < past_success):
                 continue
@@ -189,19 +196,6 @@ def make_expert(env: VecEnv, noise: float = 0.0, seed: int = 0) -> Any:
     return env.make_expert(noise=noise, seed=seed)  # pyright: ignore[reportAttributeAccessIssue] - looked for above
 
 
-def load_actor(env: VecEnv, path: str, derail: float, seed: int) -> PolicyActor:
-    """The policy of a checkpoint or run as an actor in ``env``.
-
-    Raises:
-        UserError: it does not fit the env.
-    """
-    config = load_config(path)
-    device = pick_device(config.run.device)
-    policy = make_policy(config.policy, env.spec, seed, device)
-    checkpoint.load_policy(path, policy, env.spec)
-    return PolicyActor(env.spec, policy, derail=derail, seed=seed, device=device)
-
-
 def _advance(env: Any, expert: Any, obs: Obs) -> tuple[Step, Tensor]:
     """One control step and its actions (N, 1, A); the expert of a pool of processes acts inside them."""
     if hasattr(expert, "act_on"):
@@ -210,32 +204,19 @@ def _advance(env: Any, expert: Any, obs: Obs) -> tuple[Step, Tensor]:
     return expert.rollout(1) if hasattr(expert, "rollout") else env.rollout(expert.act, 1)
 
 
-class _Rows:
-    """The rows of one control step as numpy arrays that outlive the env's own buffers."""
-
-    def __init__(self, obs: Obs, actions: Tensor, reward: Tensor, success: Tensor) -> None:
-        self.images = {name: image.cpu().numpy() for name, image in obs.images.items()}
-        self.proprio = obs.proprio.cpu().float().numpy()
-        self.actions = actions.cpu().float().numpy()
-        self.reward = reward[:, 0].cpu().float().numpy()
-        self.success = success.tolist()
-
-    def append_to(self, slot: _Slot, k: int) -> None:
-        for name, image in self.images.items():
-            slot.images.setdefault(name, []).append(image[k].copy())
-        slot.proprio.append(self.proprio[k].copy())
-        slot.actions.append(self.actions[k].copy())
-        slot.reward.append(float(self.reward[k]))
-        slot.solved.append(self.success[k])
+def _row_of(obs: Obs, actions: Tensor, step: Step) -> Callable[[int], _Row]:
+    """The row of each env, in memory of its own."""
+    images = {name: image.cpu().numpy() for name, image in obs.images.items()}
+    numbers = [x.cpu().float().numpy() for x in (obs.proprio, actions, step.reward[:, 0])]
+    solved = step.success.cpu().numpy()
+    return lambda k: _Row({n: x[k].copy() for n, x in images.items()}, *(x[k].copy() for x in (*numbers, solved)))
 
 
 def _finish(slot: _Slot, spec: EnvSpec, noise: float) -> Recording:
+    images, *columns = zip(*slot.rows, strict=True)
     return Recording(
-        images={name: np.stack(frames) for name, frames in slot.images.items()},
-        proprio=np.stack(slot.proprio),
-        actions=np.stack(slot.actions),
-        reward=np.asarray(slot.reward, dtype=np.float32),
-        solved=np.asarray(slot.solved, dtype=bool),
+        {name: np.stack([frame[name] for frame in images]) for name in images[0]},
+        *(np.stack(column) for column in columns),
         init=slot.init,
         task=spec.task_of(slot.init),
         instruction=slot.instruction,
@@ -301,8 +282,8 @@ def collect_dataset(
         Figures of this call alone.
 
     Raises:
-        UserError: the env has no scripted expert, the policy does not fit it, ``out``
-            exists, ``OUT.parts`` was collected with other settings, or see ``collect_episodes``.
+        UserError: the env has no scripted expert, the policy does not fit it, ``out`` exists, ``OUT.parts`` was
+            collected with other settings, or see ``collect_episodes``.
     """
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
@@ -333,7 +314,7 @@ def collect_dataset(
             expert = load_replays(replay, config, env, perturb, fresh)
             inits = expert.inits
         else:
-            expert = load_actor(env, policy, derail, fresh) if policy else make_expert(env, noise, fresh)
+            expert = load_actor(env.spec, policy, derail, fresh) if policy else make_expert(env, noise, fresh)
             inits = initial_states(env.spec, seed, repeat=noise > 0 or bool(policy))
             for recording in parts:
                 while next(inits) != recording.init:

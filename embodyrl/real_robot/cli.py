@@ -1,11 +1,11 @@
-"""``deploy`` on the command line, for the whole package and for the robot's computer, which has no torch."""
+"""``serve``, ``deploy``, ``act`` and ``twin`` on the command line; ``deploy`` also on its own, without torch."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from embodyrl.errors import MissingDependencyError, UserError
@@ -19,6 +19,21 @@ DEPLOY_HELP = """examples:
   embodyrl deploy runs/ppo --robot ros2 --robot-file arm.yaml    its own topics and workspace
   embodyrl deploy ws://10.0.0.2:8000 --token-file token --robot ros2 --robot-file arm.yaml    the policy is elsewhere
 Ctrl-C stops the arm within its limits, then the program.
+"""
+SERVE_HELP = """examples:
+  embodyrl serve runs/ppo                                    on this machine alone
+  embodyrl serve runs/ppo --host 0.0.0.0 --token-file token  for a robot's computer, which must know the token
+It speaks openpi's websocket protocol; `GET /healthz` says OK.
+"""
+ACT_HELP = """examples:
+  embodyrl act ws://10.0.0.2:8001 --token-file token env.robot=ros2 env.robot_file=arm.yaml
+Where the GPU is: embodyrl train robot_pick_rlpd --launcher robot --listen 0.0.0.0:8001 --token-file token
+"""
+TWIN_HELP = """examples:
+  embodyrl twin runs/ppo                                 as a ROS 2 node, in the task that runs/ppo was trained on
+  embodyrl twin runs/ppo --transport ros1                needs a roscore
+  embodyrl twin runs/ppo --transport rosbridge --port 9090
+In another terminal: embodyrl deploy runs/ppo --robot ros2
 """
 
 
@@ -38,6 +53,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def add_robot_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
+    """Adds them to the command line, by its function that adds a verb."""
+    sub = verb("serve", _serve, "Offers a checkpoint's policy on a websocket, as openpi does.", SERVE_HELP)
+    sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
+    sub.add_argument("--host", default="127.0.0.1", help="any other than this machine's needs a token")
+    sub.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
+    sub.add_argument("--token-file", default="", help="a file with the token that clients must send")
+    sub.add_argument("--device", default="auto")
+    sub.add_argument("--seed", type=int, default=0, help="of the policy's noise")
+    sub.add_argument("--monitor", default="", metavar="MODULE:FUNCTION", help="makes what may ask for a person")
+    sub.add_argument("--reflector", default="", help="a reflector's folder, which asks for a person when it takes long")
+    sub.add_argument(
+        "--overdue", type=float, default=0.7, help="share of an episode that is long (default: %(default)s)"
+    )
+
+    text = "Runs a checkpoint on a robot, behind a safety filter, after a pre-flight check."
+    add_options(verb("deploy", deploy, text, DEPLOY_HELP))
+
+    sub = verb("act", _act, "Plays on this computer's robot for a learner elsewhere.", ACT_HELP)
+    sub.add_argument("learner", help="ws://HOST:PORT of `embodyrl train --launcher robot`")
+    sub.add_argument("overrides", nargs="*", metavar="env.key=value", help="which robot this is")
+    sub.add_argument("--token-file", default="", help="a file with the learner's token")
+    sub.add_argument("--device", default="auto")
+
+    sub = verb("twin", _twin, "Plays a simulated Franka as a ROS node, for deploy to drive.", TWIN_HELP)
+    sub.add_argument("checkpoint", help="a checkpoint, or a run's folder, whose task is played")
+    sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
+    sub.add_argument("--transport", default="ros2", help="ros2, rosbridge or ros1 (default: %(default)s)")
+    sub.add_argument("--port", type=int, default=9090, help="of its rosbridge server (default: %(default)s)")
 
 
 def add_options(sub: argparse.ArgumentParser) -> None:
@@ -96,6 +142,23 @@ def deploy(a: argparse.Namespace) -> int:
         print(json.dumps(result))
     else:
         print(f"{result['env']} on {a.robot}: {format_rate(result['successes'], result['episodes'])}; logs in {a.out}")
+    return 0
+
+
+def _serve(a: argparse.Namespace) -> int:
+    robot_commands().serve_checkpoint(
+        a.checkpoint, a.host, a.port, a.token_file, a.device, a.seed, a.monitor, a.reflector, a.overdue
+    )
+    return 0
+
+
+def _act(a: argparse.Namespace) -> int:
+    robot_commands().act_for(a.learner, a.token_file, a.overrides, a.device)
+    return 0
+
+
+def _twin(a: argparse.Namespace) -> int:
+    robot_commands().run_twin(a.checkpoint, a.overrides, transport=a.transport, port=a.port)
     return 0
 
 

@@ -26,9 +26,9 @@ from embodyrl.algorithms.grpo import GroupBatch
 from embodyrl.buffers import EpisodeBatch, RolloutBatch
 from embodyrl.build import Envs, build_algorithm, pick_device
 from embodyrl.config import Config
-from embodyrl.draws import draw_inits, initial_states, seeded
+from embodyrl.draws import seeded
 from embodyrl.errors import UserError
-from embodyrl.rollout import collect
+from embodyrl.rollout import play
 from embodyrl.types import DenoisingTrace, EnvSpec, Obs, TensorData
 
 State = dict[str, Any]
@@ -132,15 +132,10 @@ class Shard:
 
     def play(self, iteration: int, between: Between = lambda: None) -> Piece:
         """One iteration's rollout; ``between`` is called before every chunk, and may raise to give it up."""
-        seed, algorithm, env = self.config.run.seed, self._algorithm, self.envs.train
-        generator = seeded(seed, iteration, self.shard)
+        seed, shard = self.config.run.seed, self.shard
+        generator = seeded(seed, iteration, shard)
         options: dict[str, Any] = {"generator": generator, "device": self.device, "between": between}
-        if algorithm.source == "groups":
-            batch = algorithm.collect(env, initial_states(env, seed, iteration, self.shard), **options)
-        else:
-            chunks = algorithm.config.num_chunks
-            inits = draw_inits(env, chunks, seed, iteration, self.shard)
-            batch = collect(env, algorithm.policy, chunks, inits=inits, **options)
+        batch = play(self._algorithm, self.envs.train, seed, iteration, shard, **options)
         return Piece(moved(batch, "cpu"), generator.get_state())
 
 
