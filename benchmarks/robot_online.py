@@ -8,7 +8,8 @@ imitated policy (preset ``robot_pick_rlpd``). Each row is a point of a run: chun
 arm's own time, minutes of the wall, and the successes of the policy alone on held-out initial states. The simulated
 arm's time goes by as fast as the machine can; the code is what drives a real one. The person lets the policy act
 ``--patience`` times in each episode and then ends it; the control is the same run without them. HIL-SERL
-(arXiv:2410.21845) reports nearly perfect policies after 1 to 2.5 hours on real arms. Writes a PNG beside the JSON.
+(arXiv:2410.21845) reports nearly perfect policies after 1 to 2.5 hours on real arms. Runs go to
+``runs/bench/robot_online`` and can be interrupted and resumed. Writes a PNG beside the JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,16 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from shared import complete
 
 from embodyrl.config import Config, compose, resolve
 from embodyrl.data.collect import collect_dataset
 from embodyrl.loggers import read_metrics
 from embodyrl.provenance import git_commit, hardware, versions
-from embodyrl.runner import train
 from embodyrl.sims.mujoco.config import Config as TaskConfig
 from embodyrl.stats import wilson
 
+OUT = Path("runs/bench/robot_online")
 SPEED, HZ = 0.25, 25.0
 
 
@@ -51,20 +52,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
     load, rows = os.getloadavg()[0], []
-    with tempfile.TemporaryDirectory() as folder:
-        if not a.data:
-            a.data = f"{folder}/demos"
+    out = OUT / f"{a.task}_{'pixels' if a.init else 'states'}"
+    if not a.data:
+        a.data = str(out / "demos")
+        if not Path(a.data).exists():
             task = TaskConfig(task=a.task, cameras=(), renderer="none", num_envs=1)
             collect_dataset(task, a.data, num_episodes=a.demos)
-        for seed in a.seeds:
-            for corrector in (a.patience, 0) if a.alone else (a.patience,):
-                run = {"seed": seed, "iterations": a.iterations, "eval_every": a.eval_every, "videos": 0}
-                run |= {"eval_episodes": a.eval_episodes, "threads": 1, "device": "cpu", "name": f"{seed}_{corrector}"}
-                run |= {"checkpoint_every": a.iterations, "out": folder}
-                config = (from_pixels if a.init else from_states)(a, corrector, run)
-                for row in points(config, train(config)):
-                    rows.append(row)
-                    print(json.dumps(row), flush=True)
+    for seed in a.seeds:
+        for corrector in (a.patience, 0) if a.alone else (a.patience,):
+            run = {"seed": seed, "iterations": a.iterations, "eval_every": a.eval_every, "videos": 0, "out": str(out)}
+            run |= {"eval_episodes": a.eval_episodes, "threads": 1, "device": "cpu", "name": f"{seed}_{corrector}"}
+            config = (from_pixels if a.init else from_states)(a, corrector, run)
+            complete(config)
+            for row in points(config):
+                rows.append(row)
+                print(json.dumps(row), flush=True)
     result = {"settings": {k: v for k, v in vars(a).items() if k not in ("out", "data")}, "rows": rows}
     result |= {"load": [load, os.getloadavg()[0]], "commit": git_commit()}
     result |= {"hardware": hardware(), "versions": versions()}
@@ -90,8 +92,9 @@ def from_pixels(a: argparse.Namespace, corrector: int, run: dict[str, Any]) -> C
     return compose("robot_pick_rlpd", [*env, *settings, f"run.init_checkpoint={a.init}", f"data.path={a.data}"])
 
 
-def points(config: Config, folder: Path) -> list[dict[str, Any]]:
+def points(config: Config) -> list[dict[str, Any]]:
     """A run as its evaluations."""
+    folder = config.run.folder
     metrics, rows = read_metrics(folder / "metrics.jsonl"), []
     person = bool(config.env.corrector)  # type: ignore[attr-defined]
     for file in (folder / "evals").glob("*.json"):
