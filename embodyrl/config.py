@@ -172,15 +172,19 @@ def read_preset(preset: str) -> DictConfig:
 
 def merge(raw: DictConfig | dict[str, Any], overrides: Sequence[str]) -> DictConfig:
     """A mapping of sections with ``key.sub=value`` overrides on top."""
+    written = []
     for item in overrides:
-        if "=" not in item:
+        key, sign, text = item.partition("=")
+        if not sign:
             raise UserError(f"{item!r} is not an override: write key.sub=value, for example run.seed=1.")
         try:
-            OmegaConf.from_dotlist([item])
+            value = OmegaConf.select(OmegaConf.from_dotlist([item]), key)
         except Exception as error:  # of YAML's parser or OmegaConf's, by what is wrong
             raise UserError(f"The override {item!r} cannot be read: {str(error).splitlines()[0]}.") from error
-    # "key=" is what a shell leaves of key='' and means the empty string, where YAML would read null.
-    written = [item + "''" if item.endswith("=") else item for item in overrides]
+        # "key=" is what a shell leaves of key='' and means the empty string, where YAML would read null. A name like
+        # 0_20 is a number to YAML (16): left as text, it becomes a number only where one is asked for.
+        respelled = isinstance(value, int | float) and not isinstance(value, bool) and str(value) != text
+        written.append(f"{key}='{text}'" if not text or respelled else item)
     return cast(DictConfig, OmegaConf.merge(raw, OmegaConf.from_dotlist(written)))
 
 

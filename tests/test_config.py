@@ -49,6 +49,11 @@ def test_overrides_win_and_keep_types() -> None:
     assert hash(config.run) is not None
 
 
+def test_a_name_that_yaml_takes_for_a_number_stays_as_it_was_written() -> None:
+    config = resolve(RAW, ["run.name=0_20", "run.out=1e3", "run.seed=1_0", "run.minutes=1e3"])
+    assert (config.run.name, config.run.out, config.run.seed, config.run.minutes) == ("0_20", "1e3", 10, 1000.0)
+
+
 def test_a_name_override_chooses_another_class() -> None:
     config = resolve(RAW, ["algorithm.name=sft"])
     assert isinstance(config.algorithm, registry.load("algorithms", "sft").Config)
