@@ -87,8 +87,8 @@ def test_rlpd_refuses_what_cannot_be_half_and_half():
     with pytest.raises(UserError, match="some of both kinds"):
         RLPDConfig(demo_fraction=0.0)
     vla = FlowVLAConfig(width=32, layers=1, heads=2, transition="flow_noise", horizon=H, action_patch=H)
-    with pytest.raises(UserError, match=r"algorithm\.shared_critic"):
-        RLPD(RLPDConfig(**SMALL, shared_critic=False), make_policy(vla, SPEC, 0))
+    with pytest.raises(UserError, match=r"algorithm\.critic_input"):
+        RLPD(RLPDConfig(**SMALL, critic_input="policy"), make_policy(vla, SPEC, 0))
 
 
 def test_wsrl_warms_up_with_the_policy_itself_and_lets_the_critics_learn_first():

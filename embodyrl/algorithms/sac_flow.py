@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +29,15 @@ from embodyrl.errors import UserError, did_you_mean, refuse_unread
 from embodyrl.flow import LEARNED, LOG_2PI, randn
 from embodyrl.losses import sac_actor_loss, td_loss, temperature_loss
 from embodyrl.policies.path import sample_path
+from embodyrl.policies.vision import random_shift
 from embodyrl.replay import ReplayBuffer
 from embodyrl.returns import chunk_td_target
 from embodyrl.types import Obs
 
 if TYPE_CHECKING:
     from embodyrl.data.demos import Demonstrations
+
+CRITIC_INPUTS = ("policy", "shared", "own")
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,10 @@ class SACFlowConfig:
         entropy_backup: whether TD targets hold the entropy bonus of the next decision.
         bc_coef: weight of the flow matching loss on ``data.path`` in the actor's loss (offline-to-online).
         num_critics: E; a target is the smaller value of two of them, drawn for every step (REDQ, arXiv:2101.05982).
-        shared_critic: critics see the actor's features, also where ``policy.critic`` is privileged.
+        critic_input: what critics see: what ``policy`` has for its own critic (``policy.critic``), the actor's features
+            (``shared``), or those of an ``own`` encoder: a copy of the actor's that the critics' loss trains further.
+        critic_shift: pixels, at most, by which pictures are shifted at random before an own encoder sees them (DrQ,
+            arXiv:2004.13649).
         critic_width: of their hidden layers.
         critic_layers: hidden layers.
         critic_norm: ``none``, ``layer`` (LayerNorm), or ``batch``: CrossQ, which has no target nets.
@@ -89,7 +95,8 @@ class SACFlowConfig:
     entropy_backup: bool = True
     bc_coef: float = 0.0
     num_critics: int = 2
-    shared_critic: bool = False
+    critic_input: str = "policy"
+    critic_shift: int = 4
     critic_width: int = 256
     critic_layers: int = 2
     critic_norm: str = "none"
@@ -109,12 +116,19 @@ class SACFlowConfig:
             )
         if self.critic_norm not in NORMS:
             raise UserError(f"There is no critic_norm {self.critic_norm!r}. {did_you_mean(self.critic_norm, NORMS)}")
+        if self.critic_input not in CRITIC_INPUTS:
+            said = did_you_mean(self.critic_input, CRITIC_INPUTS)
+            raise UserError(f"There is no critic_input {self.critic_input!r}. {said}")
+        if self.critic_input != "own":
+            refuse_unread(self, "algorithm", ("critic_shift",), f"critic_input={self.critic_input} shifts no pictures")
         if self.critic_norm == "batch":
             refuse_unread(self, "algorithm", ("tau",), "critic_norm=batch (CrossQ) has no target nets")
         if not self.alpha_lr:
             refuse_unread(self, "algorithm", ("target_entropy",), "alpha_lr=0 leaves the temperature as it is")
         if not 0 < self.gamma <= 1 or not 0 < self.tau <= 1:
             raise UserError("algorithm.gamma and algorithm.tau must lie in (0, 1].")
+        if self.critic_shift < 0:
+            raise UserError(f"algorithm.critic_shift is {self.critic_shift}; it is a number of pixels, 0 for none.")
         if self.num_critics < 2:
             raise UserError(f"algorithm.num_critics is {self.num_critics}; the smaller value of two needs at least 2.")
         for key in ("num_chunks", "policy_delay", "batch_size"):
@@ -138,16 +152,18 @@ class SACFlow:
         c, spec, horizon = config, policy.spec, policy.config.horizon
         self.device = next(policy.parameters()).device
         self._check_actor()
-        self.privileged = getattr(policy.config, "critic", "") == "privileged" and not c.shared_critic
+        self.privileged = getattr(policy.config, "critic", "") == "privileged" and c.critic_input == "policy"
         self.buffer = ReplayBuffer(c.capacity, spec, horizon, privileged=self.privileged, device=self.device)
         size = (c.num_critics, c.critic_width, c.critic_layers, c.critic_norm)
-        features = policy.features_dim if c.shared_critic else policy.critic[0].in_features
+        features = policy.critic[0].in_features if c.critic_input == "policy" else policy.features_dim
         self.critics = Critics(features, horizon * spec.action_dim, *size).to(self.device)
+        self.encoder = copy.deepcopy(policy) if c.critic_input == "own" else None
         self.target = None if c.critic_norm == "batch" else copy.deepcopy(self.critics).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(c.alpha), device=self.device))
         self.target_entropy = c.target_entropy * self._decision_size()
         self.actor_optimizer = GuardedAdam(self._actor_parameters(), c.lr, c.max_grad_norm, "actor")
-        self.critic_optimizer = GuardedAdam(self.critics.parameters(), c.critic_lr, c.max_grad_norm, "critics")
+        judges = [*self.critics.parameters(), *([] if self.encoder is None else self.encoder.parameters())]
+        self.critic_optimizer = GuardedAdam(judges, c.critic_lr, c.max_grad_norm, "critics")
         self.alpha_optimizer = GuardedAdam([self.log_alpha], c.alpha_lr, 0.0, "temperature")
         self.demos: Demonstrations | None = None
         self.collected, self.gradient_steps, self.owed = 0, 0, 0.0
@@ -190,11 +206,15 @@ class SACFlow:
         path = self.sample_path(partial(p.step_inputs, context), p.transition, start, generator)
         choice = p.normalize_action.inverse(path.end).clamp(-1.0, 1.0)
         logprob = path.logprob.sum(1) - p.normalize_action.log_det(path.end)
-        return choice, logprob, self._critic_features(obs, context)
+        with torch.no_grad():
+            features = self._critic_features(obs, context)
+        return choice, logprob, features
 
     def _critic_features(self, obs: Obs, context: Any = None) -> Tensor:
         """What the critics see of obs (B, F); ``context`` saves encoding obs a second time."""
-        if not self.config.shared_critic:
+        if self.encoder is not None:
+            return self.encoder.encode(obs).pooled
+        if self.config.critic_input == "policy":
             return self.policy.critic_features(obs, context)
         with torch.no_grad():
             return self.policy.features(self.policy.encode(obs) if context is None else context)
@@ -221,6 +241,13 @@ class SACFlow:
 
     def _batch(self, generator: torch.Generator) -> Transitions:
         return self.buffer.sample(self.config.batch_size, generator)[0].to(self.device)
+
+    def _shifted(self, obs: Obs, generator: torch.Generator) -> Obs:
+        """Pictures as an own encoder of the critics learns from them."""
+        if self.encoder is None or not self.config.critic_shift:
+            return obs
+        shift = partial(random_shift, pixels=self.config.critic_shift, generator=generator)
+        return replace(obs, images={name: shift(image) for name, image in obs.images.items()})
 
     # The loop.
 
@@ -257,9 +284,9 @@ class SACFlow:
 
     def _critic_step(self, batch: Transitions, generator: torch.Generator, stats: Means) -> None:
         c = self.config
+        features = self._critic_features(self._shifted(batch.obs, generator))
         with torch.no_grad():
-            following, logprob, next_features = self._propose(batch.next_obs, generator)
-            features = self._critic_features(batch.obs)
+            following, logprob, next_features = self._propose(self._shifted(batch.next_obs, generator), generator)
         if self.target is None:
             both = self.critics(torch.cat([features, next_features]), torch.cat([batch.choice, following]))
             q, next_q = both.split(len(batch), dim=1)
@@ -306,6 +333,7 @@ class SACFlow:
         """Critics, optimisers, counters and, with ``save_replay``, the buffer."""
         return {
             "critics": self.critics.state_dict(),
+            "encoder": None if self.encoder is None else self.encoder.state_dict(),
             "target": None if self.target is None else self.target.state_dict(),
             "log_alpha": self.log_alpha.detach(),
             "optimizers": [o.state_dict() for o in self._optimizers()],
@@ -316,6 +344,8 @@ class SACFlow:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of ``state_dict``."""
         self.critics.load_state_dict(state["critics"])
+        if self.encoder is not None:
+            self.encoder.load_state_dict(state["encoder"])
         if self.target is not None:
             self.target.load_state_dict(state["target"])
         with torch.no_grad():
