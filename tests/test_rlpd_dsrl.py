@@ -1,5 +1,6 @@
 """RLPD, WSRL and DSRL: what each adds to SAC-Flow, and what each refuses."""
 
+import dataclasses
 import math
 
 import pytest
@@ -89,6 +90,34 @@ def test_rlpd_refuses_what_cannot_be_half_and_half():
     vla = FlowVLAConfig(width=32, layers=1, heads=2, transition="flow_noise", horizon=H, action_patch=H)
     with pytest.raises(UserError, match=r"algorithm\.critic_input"):
         RLPD(RLPDConfig(**SMALL, critic_input="policy"), make_policy(vla, SPEC, 0))
+
+
+def test_an_own_encoder_learns_from_the_critics_loss_and_leaves_the_actor_alone():
+    spec = dataclasses.replace(PIXELS, cameras={"front": (32, 32)})
+    vla = FlowVLAConfig(width=32, layers=1, heads=2, transition="flow_noise", horizon=H, action_patch=H)
+    settings = {**SMALL, "critic_input": "own", "critic_shift": 1, "bc_coef": 0.0, "random_warmup": False}
+
+    def made():
+        return SACFlow(SACFlowConfig(**settings, critic_warmup=4, utd=0.5), make_policy(vla, spec, 0))
+
+    algorithm, batch = made(), chunks(8)
+    for obs in (batch.obs, batch.next_obs):
+        obs.images["front"] = torch.randint(0, 256, (8, 32, 32, 3), generator=gen(), dtype=torch.uint8)
+    assert algorithm.encoder is not None
+    seen = algorithm._critic_features(batch.obs).detach()
+    assert torch.equal(seen, algorithm.policy.features(algorithm.policy.encode(batch.obs)))
+    start = {name: value.clone() for name, value in algorithm.policy.state_dict().items()}
+    row = algorithm.update(batch, progress=0, generator=gen())
+    assert row["gradient_steps"] == 4 and math.isfinite(row["critic_loss"])
+    moved = {name for name, value in algorithm.encoder.state_dict().items() if not torch.equal(value, start[name])}
+    assert {"vision.stem.weight", "proprio.0.weight", "pool.0.weight"} <= moved
+    assert all(torch.equal(value, start[name]) for name, value in algorithm.policy.state_dict().items())
+    algorithm.update(batch, progress=0, generator=gen())
+    assert not torch.equal(algorithm.policy.state_dict()["vision.stem.weight"], start["vision.stem.weight"])
+
+    again = made()
+    again.load_state_dict(algorithm.state_dict())
+    assert torch.equal(again._critic_features(batch.obs), algorithm._critic_features(batch.obs))
 
 
 def test_wsrl_warms_up_with_the_policy_itself_and_lets_the_critics_learn_first():
