@@ -129,11 +129,13 @@ def row(
         log.close()
         counts = executor.counts
         solved += episode.solved
-        waits.append(max(0.0, episode.seconds - counts.taken / hz))
         starved.append(counts.starved)
         jumps += counts.jumps
         delays += counts.delays
-        squares += [float(np.mean(np.square(m["ddq"]))) for m in read(file)["/command"] if m["mode"] == "run"]
+        messages = read(file)
+        gaps = np.diff([m["stamp"] for m in messages["/action"]])
+        waits.append(float((gaps - 1 / hz).clip(min=0.0).sum()))
+        squares += [float(np.mean(np.square(m["ddq"]))) for m in messages["/command"] if m["mode"] == "run"]
         peak = max(peak, *episode.peak.values())
     return {
         "mode": mode,
@@ -141,7 +143,7 @@ def row(
         "success": round(solved / episodes, 3),
         "interval": wilson(solved, episodes),
         "episodes": episodes,
-        "wait": {"mean": round(mean(waits), 3), "max": round(max(waits), 3)},
+        "wait": {"mean": round(mean(waits), 4), "max": round(max(waits), 4)},
         "starved_steps": round(mean(starved), 2),
         "delay_actions": round(mean(delays), 2),
         "jump": {
