@@ -142,7 +142,8 @@ class SFT:
             noisy, t, target = noisy_pair(policy, actions, generator, self.config.time)
             if most := getattr(policy.config, "max_prefix", 0):
                 count = torch.randint(most + 1, (len(t),), generator=generator).to(t.device)
-                noisy, t = given_prefix(noisy, t, policy.normalize_action(actions), count)
+                clean = pad(policy.normalize_action(actions), (noisy.shape[1], noisy.shape[2]))
+                noisy, t = given_prefix(noisy, t, clean, count)
                 mask = mask & (t > 0)  # what is given is not asked for
             given = (noisy, t, target)
         total, fn = mask.sum(), cast("Callable[..., Tensor]", loss)

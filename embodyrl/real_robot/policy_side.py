@@ -15,6 +15,7 @@ from torch import Tensor
 from embodyrl import checkpoint
 from embodyrl.build import load_config, make_policy, pick_device
 from embodyrl.errors import UserError
+from embodyrl.policies.flow_policy import pad
 from embodyrl.policies.path import integrate_after
 from embodyrl.policies.steer import initial_noise
 from embodyrl.types import Obs
@@ -110,11 +111,11 @@ def sample_after(policy: Any, obs: Obs, previous: Tensor, delay: int, generator:
 
     For a policy trained to go on from them (``policy.max_prefix``, arXiv:2512.05964): no guidance, and no gradient.
     """
-    context = policy.encode(obs)
-    noise = initial_noise(policy.steer, policy.features(context), tuple(previous.shape), generator, "eval")
-    goal = policy.normalize_action(previous)
-    end = integrate_after(partial(policy.velocity, context), policy.config.num_denoise_steps, noise, goal, delay)
-    return policy.normalize_action.inverse(end).clamp(-1.0, 1.0)
+    context, shape = policy.encode(obs), policy.flow_shape
+    noise = initial_noise(policy.steer, policy.features(context), (len(obs), *shape), generator, "eval")
+    start, goal = pad(noise, shape), pad(policy.normalize_action(previous), shape)
+    end = integrate_after(partial(policy.velocity, context), policy.config.num_denoise_steps, start, goal, delay)
+    return policy.normalize_action.inverse(policy.executed(end)).clamp(-1.0, 1.0)
 
 
 def sample_guided(

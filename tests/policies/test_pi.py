@@ -7,7 +7,17 @@ from importlib import import_module
 
 import pytest
 import torch
-from vla_models import SENTENCES, SPEC, gen, lerobot_batch, lerobot_from, observation, stir
+from vla_models import (
+    SENTENCES,
+    SPEC,
+    check_goes_on,
+    check_times,
+    gen,
+    lerobot_batch,
+    lerobot_from,
+    observation,
+    stir,
+)
 
 from embodyrl import registry
 from embodyrl.algorithms.sft import imitation_loss
@@ -106,6 +116,15 @@ def test_without_noise_it_is_lerobots_own(checkpoint):
         actions = ours.sample(obs, generator=gen(), mode=mode).actions
         torch.testing.assert_close(actions, expected, atol=1e-5, rtol=1e-5)
     assert (expected.abs() < 1).float().mean() > 0.9 and expected.std() > 0.05  # neither clipped nor constant
+
+
+def test_a_time_for_every_action(checkpoint):
+    check_times(make(*checkpoint))
+
+
+@pytest.mark.slow
+def test_it_goes_on_the_way_that_it_is_given(checkpoint):
+    check_goes_on(make(*checkpoint, horizon=6, max_prefix=2), steps=200)
 
 
 def test_the_imitation_loss_is_lerobots_own(checkpoint):

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from vla_models import SENTENCES, check_goes_on, check_times, gen, stir
+from vla_models import SPEC as VLA_SPEC
 
 from embodyrl.algorithms.sft import SFT, SFTConfig
 from embodyrl.build import make_policy
@@ -9,6 +11,7 @@ from embodyrl.data.demos import Demonstrations
 from embodyrl.errors import UserError
 from embodyrl.policies.flow_vla import FlowVLAConfig
 from embodyrl.policies.path import given_prefix, integrate_after
+from embodyrl.policies.vla.policy import VLAConfig
 from embodyrl.real_robot.policy_side import sample_after
 from embodyrl.types import EnvSpec, Obs
 
@@ -64,3 +67,33 @@ def test_it_needs_a_time_for_every_action():
     for wrong in ({"action_patch": 5}, {"max_prefix": 5}, {"max_prefix": -1}):
         with pytest.raises(UserError, match=r"policy\.max_prefix"):
             FlowVLAConfig(**{"horizon": 5, "action_patch": 1, "max_prefix": 2, **wrong})
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """SmolVLA's architecture alone."""
+    pytest.importorskip("num2words", reason="the extra vla is not installed")
+    from embodyrl.policies.vla.small import make_small_smolvla
+
+    size = {"width": 16, "layers": 2, "heads": 2, "vision_layers": 1, "image_size": 16, "patch_size": 4, "max_dim": 8}
+    return make_small_smolvla(tmp_path_factory.mktemp("small"), SENTENCES, **size)
+
+
+def make_vla(folder, **settings):
+    settings = {"pretrained": str(folder), "random_weights": True, "horizon": 5, "num_denoise_steps": 4, **settings}
+    return make_policy(VLAConfig(max_prefix=2, **settings), VLA_SPEC, 0)
+
+
+def test_smolvla_takes_a_time_for_every_action(small):
+    policy = make_vla(small)
+    stir(policy, gen(1))
+    check_times(policy)
+
+
+def test_smolvla_goes_on_the_way_that_it_is_given(small):
+    check_goes_on(make_vla(small), steps=200)
+
+
+def test_a_prefix_leaves_something_to_ask_smolvla_for():
+    with pytest.raises(UserError, match=r"policy\.max_prefix"):
+        VLAConfig(horizon=5, max_prefix=5)

@@ -8,6 +8,7 @@ The action expert then attends to its keys and values in every denoising step; n
 from __future__ import annotations
 
 import copy
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +64,20 @@ class _Net(nn.Module):
         """Noise - action, from ``features``."""
         return self.model.action_out_proj(features)
 
+    def _suffix(self, x: Float[Tensor, "b c d"], t: Tensor, *state: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Any]]:
+        """LeRobot's ``embed_suffix`` of chunks at times t (B,), or (B, C): every action's own (arXiv:2512.05964).
+
+        An action's token, and the condition of its norms, depend on nothing but the action and its time: so with times
+        of their own each goes in as a chunk of one.
+        """
+        embedded, mask, blocks, *condition = self.model.embed_suffix(*state, x, t if t.ndim == 1 else t[:, 0])
+        if t.ndim == 2:
+            size, repeated = t.shape, (s.repeat_interleave(t.shape[1], dim=0) for s in state)
+            alone, _, _, *condition = self.model.embed_suffix(*repeated, x.flatten(0, 1)[:, None], t.flatten())
+            embedded = torch.cat([embedded[:, : -size[1]], alone[:, -1].unflatten(0, size)], dim=1)
+            condition = [None if each is None else each.unflatten(0, size) for each in condition]
+        return embedded, mask, blocks, condition
+
     def _prefix(self, hidden: Tensor, cache: Any, mask: Tensor, state: Tensor, dims: int) -> Prefix:
         weight = mask[..., None].to(hidden.dtype)
         mean = (hidden * weight).sum(1) / weight.sum(1)
@@ -99,8 +114,8 @@ class SmolVLANet(_Net):
         )
         return self._prefix(hidden, cache, mask, state, _state_dims(batch))
 
-    def features(self, prefix: Prefix, x: Float[Tensor, "n k c d"], t: Float[Tensor, "n k"]) -> Tensor:
-        """The expert's last hidden states (N, K, C, W).
+    def features(self, prefix: Prefix, x: Float[Tensor, "n k c d"], t: Tensor) -> Tensor:
+        """The expert's last hidden states (N, K, C, W) at times t (N, K) or (N, K, C).
 
         The K noisy chunks of an observation stand one after the other in a single sequence and do not see each other,
         so that they share its keys and values without a copy.
@@ -108,7 +123,7 @@ class SmolVLANet(_Net):
         from lerobot.policies.common.vla_utils import make_att_2d_masks
 
         n, k, c, _ = x.shape
-        embedded, mask, blocks = self.model.embed_suffix(x.flatten(0, 1), t.flatten())
+        embedded, mask, blocks, _ = self._suffix(x.flatten(0, 1), t.flatten(0, 1))
         within = make_att_2d_masks(mask[:1], blocks[:1])[0]
         same = torch.eye(k, dtype=torch.bool, device=x.device)
         own = (same[:, None, :, None] & within[None, :, None, :]).reshape(1, k * c, k * c)
@@ -135,6 +150,9 @@ class PiNet(_Net):
         both.paligemma.model.language_model.config._attn_implementation = "eager"  # as LeRobot samples
         both.gemma_expert.model.config._attn_implementation = "eager"
         both.gemma_expert.lm_head.requires_grad_(False)  # nothing reads it
+        for norm in both.gemma_expert.modules():
+            if getattr(norm, "cond_dim", None):
+                norm.__class__ = _for_each_token(type(norm))
 
     def halve(self) -> None:
         """See ``_Net``."""
@@ -162,17 +180,13 @@ class PiNet(_Net):
         )
         return self._prefix(hidden, cache, mask, state, _state_dims(batch))
 
-    def features(self, prefix: Prefix, x: Float[Tensor, "n k c d"], t: Float[Tensor, "n k"]) -> Tensor:
-        """The expert's last hidden states (N, K, C, W); the prefix's keys and values are repeated K times."""
+    def features(self, prefix: Prefix, x: Float[Tensor, "n k c d"], t: Tensor) -> Tensor:
+        """See ``SmolVLANet.features``; the prefix's keys and values are repeated K times."""
         from lerobot.policies.common.vla_utils import make_att_2d_masks, prepare_attention_masks_4d
 
         n, k, c, _ = x.shape
-        rows, times = x.flatten(0, 1), t.flatten()
-        if hasattr(self.model, "state_proj"):
-            suffix = self.model.embed_suffix(prefix.state.repeat_interleave(k, dim=0), rows, times)
-        else:
-            suffix = self.model.embed_suffix(rows, times)
-        embedded, mask, blocks, condition = suffix
+        state = [prefix.state.repeat_interleave(k, dim=0)] if hasattr(self.model, "state_proj") else []
+        embedded, mask, blocks, (condition,) = self._suffix(x.flatten(0, 1), t.flatten(0, 1), *state)
         seen, cache = prefix.mask.repeat_interleave(k, dim=0), fork(prefix.cache)
         if k > 1:
             cache.batch_repeat_interleave(k)
@@ -186,6 +200,20 @@ class PiNet(_Net):
             adarms_cond=[None, condition],
         )
         return hidden[:, -c:].float().unflatten(0, (n, k))
+
+
+@functools.cache
+def _for_each_token(norm: Any) -> Any:
+    """LeRobot's adaptive norm, which also takes a condition for every token: each is then a sequence of one."""
+
+    class ForEachToken(norm):
+        def forward(self, x: Tensor, cond: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+            if cond is None or cond.ndim == 2:
+                return super().forward(x, cond)
+            out, gate = super().forward(x.flatten(0, 1), cond.flatten(0, 1))
+            return out.view_as(x), gate.view_as(x)
+
+    return ForEachToken
 
 
 NETS = {"smolvla": SmolVLANet, "pi0": PiNet, "pi05": PiNet}

@@ -44,6 +44,8 @@ class VLAConfig:
         cameras: the checkpoint's cameras in the order of the env's; empty where the names are the same.
         horizon: H, actions that are executed before the next look.
         chunk_size: C, actions that the model plans; 0 means as in the checkpoint, or with ``random_weights`` H.
+        max_prefix: imitation gives the first 0 to so many actions of a chunk instead of asking for them; see
+            ``FlowVLAConfig``.
         num_denoise_steps: K.
         train: ``expert`` trains the action expert and its projections, ``language`` the language model too, ``all``
             the image encoder as well.
@@ -74,6 +76,7 @@ class VLAConfig:
     cameras: tuple[str, ...] = ()
     horizon: int = 10
     chunk_size: int = 0
+    max_prefix: int = 0
     num_denoise_steps: int = 10
     train: str = "expert"
     lora_rank: int = 0
@@ -106,6 +109,11 @@ class VLAConfig:
             raise UserError(
                 f"policy.horizon is {self.horizon}; it must be at least 1 and not above policy.chunk_size "
                 f"{self.chunk_size}."
+            )
+        if self.max_prefix and not 0 < self.max_prefix < self.horizon:
+            raise UserError(
+                f"policy.max_prefix is {self.max_prefix}: it must leave some of the {self.horizon} actions of a chunk "
+                "to be asked for."
             )
 
 
@@ -241,8 +249,11 @@ class VLA(FlowPolicy):
         device = next(self.critic.parameters()).device.type
         return torch.autocast(device, torch.bfloat16, enabled=self.config.precision == "bfloat16")
 
-    def velocity(self, context: Prefix, x: Tensor, t: Float[Tensor, "n k"]) -> Tensor:
-        """The velocity at x (N, K, C, D), or (N, K, H, A) with nothing but zeros beyond; of x's shape."""
+    def velocity(self, context: Prefix, x: Tensor, t: Tensor) -> Tensor:
+        """The velocity at x (N, K, C, D), or (N, K, H, A) with nothing but zeros beyond; of x's shape.
+
+        Times t are (N, K), or (N, K, C) for a policy with ``max_prefix``.
+        """
         features = self._features(context, x, t)
         return self.net.velocity(features)[..., : x.shape[-2], : x.shape[-1]]
 
