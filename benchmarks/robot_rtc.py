@@ -11,7 +11,8 @@ An inference is charged 0, 100, 200 or 300 ms of the arm's own time, so nothing 
 have the same initial states. ``rtc`` is guided inpainting, ``rtc trained`` a policy that imitation taught to continue
 a chunk (``policy.max_prefix``, only where the checkpoint has it). Per row: ``success``; ``wait``, s of an episode in
 which the arm had no action; ``jump``, how far a new chunk's first action is from what the one before had planned for
-that step, in units of actions without the gripper; ``acceleration``, root mean square of the joints' (rad/s^2).
+that step, in units of actions without the gripper; ``turn``, how far it is from the action before it, and ``inside``,
+the same within chunks; ``acceleration``, root mean square of the joints' (rad/s^2).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 import numpy as np
 from shared import complete
 
-from embodyrl.config import resolve
+from embodyrl.config import env_config, resolve
 from embodyrl.data.collect import collect_dataset
 from embodyrl.provenance import git_commit, hardware, versions
 from embodyrl.real_robot.actions import DeltaDecoder, action_space
@@ -38,12 +39,11 @@ from embodyrl.real_robot.policy_side import CheckpointPolicy
 from embodyrl.real_robot.rigs import Rig, simulated_robot, twin_config
 from embodyrl.real_robot.safety import SafetyFilter
 from embodyrl.run_folder import finished
-from embodyrl.sims.mujoco.config import Config as TaskConfig
 from embodyrl.sims.mujoco.experts import PROGRAMS, Waypoint
 from embodyrl.stats import wilson
 
 FOLDER = Path("runs/bench/robot_rtc")
-ENV = {"name": "mujoco", "task": "reach", "cameras": [], "renderer": "none", "num_envs": 16, "max_episode_steps": 40}
+OVERRIDES = [f"env.{x}" for x in ("task=reach", "cameras=[]", "renderer=none", "num_envs=16", "max_episode_steps=40")]
 START = np.array([0.45, -0.03, 0.17])
 """m, about where the hand is at the start."""
 MODES = ("sync", "naive", "ensemble", "rtc", "rtc trained")
@@ -82,15 +82,16 @@ def make_policy() -> str:
     """A run whose policy swerves, or what is left to be done of it."""
     if not (FOLDER / "demos").exists():
         PROGRAMS["reach"] = [*(Waypoint(swerve(k), tolerance=0.02, speed=0.5) for k in (1, 2, 3)), *PROGRAMS["reach"]]
-        task = {k: v for k, v in ENV.items() if k != "name"} | {"cameras": ()}
-        collect_dataset(TaskConfig(**task), FOLDER / "demos", num_episodes=300)
+        collect_dataset(env_config("mujoco", OVERRIDES), FOLDER / "demos", num_episodes=300)
     policy = {"name": "flow_vla", "horizon": 16, "action_patch": 1, "max_prefix": 6, "num_denoise_steps": 5}
     policy |= {"width": 64, "layers": 2, "text_layers": 0, "critic_width": 64}
     sft = {"name": "sft", "steps_per_iteration": 200, "batch_size": 128, "lr": 1e-3, "ema": 0.995}
     run = {"name": "sft", "out": str(FOLDER), "iterations": 20, "eval_every": 10, "eval_episodes": 64, "videos": 0}
     run |= {"threads": 1, "device": "cpu", "checkpoint_every": 5}
     data = {"path": str(FOLDER / "demos")}
-    config = resolve({"env": ENV, "policy": policy, "algorithm": sft, "run": run, "data": data})
+    config = resolve(
+        {"env": {"name": "mujoco"}, "policy": policy, "algorithm": sft, "run": run, "data": data}, OVERRIDES
+    )
     if not finished(config.run.folder):
         complete(config)
     return str(config.run.folder)
@@ -119,6 +120,7 @@ def row(
     told, hz = policy.metadata, policy.metadata["control_hz"] * speed
     execution = ExecutorConfig(told["horizon"], told["action_dim"], hz, mode.split()[0])
     solved, waits, starved, jumps, delays, squares, peak = 0, [], [], [], [], [], 0.0
+    turns, inside = [], []
     for init in range(episodes):
         rig.begin(init)
         executor = Executor(execution, VirtualInference(policy.infer, lambda took: delay))
@@ -133,6 +135,10 @@ def row(
         jumps += counts.jumps
         delays += counts.delays
         messages = read(file)
+        actions = np.array([m["action"][:-1] for m in messages["/action"]])
+        steps = np.linalg.norm(np.diff(actions, axis=0), axis=1)
+        first = np.isin(np.arange(1, len(actions)), counts.switches)
+        turns, inside = turns + steps[first].tolist(), inside + steps[~first].tolist()
         gaps = np.diff([m["stamp"] for m in messages["/action"]])
         waits.append(float((gaps - 1 / hz).clip(min=0.0).sum()))
         squares += [float(np.mean(np.square(m["ddq"]))) for m in messages["/command"] if m["mode"] == "run"]
@@ -150,6 +156,8 @@ def row(
             "mean": round(float(np.mean(jumps or [0])), 3),
             "p95": round(float(np.percentile(jumps or [0], 95)), 3),
         },
+        "turn": round(mean(turns), 3),
+        "inside": round(mean(inside), 3),
         "acceleration": round(mean(squares) ** 0.5, 3),
         "peak_of_limits": round(peak, 4),
     }

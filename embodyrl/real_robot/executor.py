@@ -156,6 +156,7 @@ class Counts:
         missed: control steps that the ticker was too late for.
         delays: of chunks, in actions.
         jumps: where a chunk took over from another: how far its action is from the planned one, without the gripper.
+        switches: the numbers of those actions.
     """
 
     taken: int = 0
@@ -165,6 +166,7 @@ class Counts:
     missed: int = 0
     delays: list[int] = field(default_factory=list)
     jumps: list[float] = field(default_factory=list)
+    switches: list[int] = field(default_factory=list)
 
 
 class Executor:
@@ -239,6 +241,7 @@ class Executor:
         action = self._action(chunks)
         if self._switched and action is not None and (planned := self._action(chunks[:-1])) is not None:
             self.counts.jumps.append(float(np.linalg.norm((action - planned)[:-1])))
+            self.counts.switches.append(self.counts.taken)
         self._switched = False
         self.counts.taken += 1
         return action
