@@ -119,7 +119,7 @@ class ReplayBuffer:
                 if obs.privileged is None:
                     raise UserError(
                         "The critic reads privileged state, which these chunks do not have (demonstrations never do). "
-                        "Set algorithm.critic_input=own."
+                        "Set algorithm.shared_critic=true, or own_encoder=true."
                     )
                 columns[f"{when}/privileged"] = obs.privileged
         return columns

@@ -89,7 +89,7 @@ def test_refusals():
         buffer.add(bad)
     blind = chunks(3)
     blind.obs.privileged = None
-    with pytest.raises(UserError, match=r"algorithm\.critic_input=own"):
+    with pytest.raises(UserError, match=r"algorithm\.shared_critic=true"):
         buffer.add(blind)
     with pytest.raises(UserError, match="at least 1"):
         ReplayBuffer(0, SPEC, H)

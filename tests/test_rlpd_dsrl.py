@@ -88,14 +88,14 @@ def test_rlpd_refuses_what_cannot_be_half_and_half():
     with pytest.raises(UserError, match="some of both kinds"):
         RLPDConfig(demo_fraction=0.0)
     vla = FlowVLAConfig(width=32, layers=1, heads=2, transition="flow_noise", horizon=H, action_patch=H)
-    with pytest.raises(UserError, match=r"algorithm\.critic_input"):
-        RLPD(RLPDConfig(**SMALL, critic_input="policy"), make_policy(vla, SPEC, 0))
+    with pytest.raises(UserError, match=r"algorithm\.shared_critic"):
+        RLPD(RLPDConfig(**SMALL, shared_critic=False), make_policy(vla, SPEC, 0))
 
 
 def test_an_own_encoder_learns_from_the_critics_loss_and_leaves_the_actor_alone():
     spec = dataclasses.replace(PIXELS, cameras={"front": (32, 32)})
     vla = FlowVLAConfig(width=32, layers=1, heads=2, transition="flow_noise", horizon=H, action_patch=H)
-    settings = {**SMALL, "critic_input": "own", "critic_shift": 1, "bc_coef": 0.0, "random_warmup": False}
+    settings = {**SMALL, "own_encoder": True, "critic_shift": 1, "bc_coef": 0.0, "random_warmup": False}
 
     def made():
         return SACFlow(SACFlowConfig(**settings, critic_warmup=4, utd=0.5), make_policy(vla, spec, 0))

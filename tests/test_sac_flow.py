@@ -361,9 +361,8 @@ def test_resume_repeats_the_run(save_replay):
         ({"alpha_lr": 0.0, "target_entropy": -2.0}, "leaves the temperature as it is"),
         ({"critic_norm": "layers"}, "Did you mean 'layer'"),
         ({"num_critics": 1}, "at least 2"),
-        ({"critic_input": "owm"}, "Did you mean 'own'"),
-        ({"critic_shift": 2}, "critic_input=policy shifts no pictures"),
-        ({"critic_input": "own", "critic_shift": -1}, "a number of pixels"),
+        ({"critic_shift": 2}, "own_encoder=false shifts no pictures"),
+        ({"own_encoder": True, "critic_shift": -1}, "a number of pixels"),
         ({"gamma": 1.5}, "must lie in"),
     ],
 )

@@ -39,7 +39,7 @@ class RLPDConfig(SACFlowConfig):
     policy_delay: int = 4
     critic_lr: float = 3e-4
     num_critics: int = 10
-    critic_input: str = "shared"
+    shared_critic: bool = True
     critic_norm: str = "layer"
     bc_coef: float = 1.0
     demo_fraction: float = 0.5
@@ -64,7 +64,7 @@ class RLPD(SACFlow):
         if self.privileged:
             raise UserError(
                 "RLPD's critics learn from demonstrations, which have no privileged state: leave "
-                "algorithm.critic_input at shared, or make it own."
+                "algorithm.shared_critic at true."
             )
         self.prior: ReplayBuffer | None = None
 

@@ -37,8 +37,6 @@ from embodyrl.types import Obs
 if TYPE_CHECKING:
     from embodyrl.data.demos import Demonstrations
 
-CRITIC_INPUTS = ("policy", "shared", "own")
-
 
 @dataclass(frozen=True)
 class SACFlowConfig:
@@ -65,10 +63,11 @@ class SACFlowConfig:
         entropy_backup: whether TD targets hold the entropy bonus of the next decision.
         bc_coef: weight of the flow matching loss on ``data.path`` in the actor's loss (offline-to-online).
         num_critics: E; a target is the smaller value of two of them, drawn for every step (REDQ, arXiv:2101.05982).
-        critic_input: what critics see: what ``policy`` has for its own critic (``policy.critic``), the actor's features
-            (``shared``), or those of an ``own`` encoder: a copy of the actor's that the critics' loss trains further.
-        critic_shift: pixels, at most, by which pictures are shifted at random before an own encoder sees them (DrQ,
-            arXiv:2004.13649).
+        shared_critic: critics see the actor's features, also where ``policy.critic`` is privileged.
+        own_encoder: critics see the features of an encoder of their own instead, whatever ``policy.critic`` is: a copy
+            of the actor's that their loss trains further.
+        critic_shift: pixels, at most, by which pictures are shifted at random before it sees them (DrQ, arXiv:
+            2004.13649).
         critic_width: of their hidden layers.
         critic_layers: hidden layers.
         critic_norm: ``none``, ``layer`` (LayerNorm), or ``batch``: CrossQ, which has no target nets.
@@ -95,7 +94,8 @@ class SACFlowConfig:
     entropy_backup: bool = True
     bc_coef: float = 0.0
     num_critics: int = 2
-    critic_input: str = "policy"
+    shared_critic: bool = False
+    own_encoder: bool = False
     critic_shift: int = 4
     critic_width: int = 256
     critic_layers: int = 2
@@ -116,11 +116,8 @@ class SACFlowConfig:
             )
         if self.critic_norm not in NORMS:
             raise UserError(f"There is no critic_norm {self.critic_norm!r}. {did_you_mean(self.critic_norm, NORMS)}")
-        if self.critic_input not in CRITIC_INPUTS:
-            said = did_you_mean(self.critic_input, CRITIC_INPUTS)
-            raise UserError(f"There is no critic_input {self.critic_input!r}. {said}")
-        if self.critic_input != "own":
-            refuse_unread(self, "algorithm", ("critic_shift",), f"critic_input={self.critic_input} shifts no pictures")
+        if not self.own_encoder:
+            refuse_unread(self, "algorithm", ("critic_shift",), "own_encoder=false shifts no pictures")
         if self.critic_norm == "batch":
             refuse_unread(self, "algorithm", ("tau",), "critic_norm=batch (CrossQ) has no target nets")
         if not self.alpha_lr:
@@ -152,12 +149,13 @@ class SACFlow:
         c, spec, horizon = config, policy.spec, policy.config.horizon
         self.device = next(policy.parameters()).device
         self._check_actor()
-        self.privileged = getattr(policy.config, "critic", "") == "privileged" and c.critic_input == "policy"
+        self.featured = c.shared_critic or c.own_encoder
+        self.privileged = getattr(policy.config, "critic", "") == "privileged" and not self.featured
         self.buffer = ReplayBuffer(c.capacity, spec, horizon, privileged=self.privileged, device=self.device)
         size = (c.num_critics, c.critic_width, c.critic_layers, c.critic_norm)
-        features = policy.critic[0].in_features if c.critic_input == "policy" else policy.features_dim
+        features = policy.features_dim if self.featured else policy.critic[0].in_features
         self.critics = Critics(features, horizon * spec.action_dim, *size).to(self.device)
-        self.encoder = copy.deepcopy(policy) if c.critic_input == "own" else None
+        self.encoder = copy.deepcopy(policy) if c.own_encoder else None
         self.target = None if c.critic_norm == "batch" else copy.deepcopy(self.critics).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(c.alpha), device=self.device))
         self.target_entropy = c.target_entropy * self._decision_size()
@@ -214,7 +212,7 @@ class SACFlow:
         """What the critics see of obs (B, F); ``context`` saves encoding obs a second time."""
         if self.encoder is not None:
             return self.encoder.encode(obs).pooled
-        if self.config.critic_input == "policy":
+        if not self.featured:
             return self.policy.critic_features(obs, context)
         with torch.no_grad():
             return self.policy.features(self.policy.encode(obs) if context is None else context)

@@ -27,7 +27,7 @@ ENV: dict[str, Any] = {"name": "robot", "task": "reach", "cameras": [], "rendere
 
 def config_of(out: Path) -> Config:
     algorithm = {"name": "sac_flow", "num_chunks": 4, "capacity": 200, "warmup_chunks": 4, "random_warmup": False}
-    algorithm |= {"batch_size": 8, "policy_delay": 1, "critic_width": 16, "critic_input": "shared"}
+    algorithm |= {"batch_size": 8, "policy_delay": 1, "critic_width": 16, "shared_critic": True}
     policy = {"name": "flow_mlp", "horizon": 5, "width": 16, "layers": 1, "transition": "flow_noise"}
     run = {"iterations": 4, "eval_every": 2, "eval_episodes": 2, "videos": 0, "threads": 1, "device": "cpu"}
     run |= {"checkpoint_every": 2, "out": str(out)}
