@@ -1,7 +1,7 @@
 """Learning on the simulated arm behind its safety filter, with a scripted person who takes over, and without one.
 
     python benchmarks/robot_online.py --seeds 0 1 2 --out benchmarks/robot_online.json
-    python benchmarks/robot_online.py --init runs/sft --data data/pick --iterations 500 --out ...    # from pixels
+    python benchmarks/robot_online.py --task pick --init runs/sft --data data/pick --iterations 800 --eval-every 100 --out ...
 
 RLPD with an imitation term: from states and a few of the expert's demonstrations, or with ``--init`` from pixels and an
 imitated policy (preset ``robot_pick_rlpd``). Each row is a point of a run: chunks that a person moved, minutes of the
@@ -61,7 +61,12 @@ def main() -> None:
     for seed in a.seeds:
         for corrector in (a.patience, 0) if a.alone else (a.patience,):
             run = {"seed": seed, "iterations": a.iterations, "eval_every": a.eval_every, "videos": 0, "out": str(out)}
-            run |= {"eval_episodes": a.eval_episodes, "threads": 1, "device": "cpu", "name": f"{seed}_{corrector}"}
+            run |= {
+                "eval_episodes": a.eval_episodes,
+                "threads": 1,
+                "device": "cpu",
+                "name": f"{seed}_{'person' if corrector else 'alone'}",
+            }
             config = (from_pixels if a.init else from_states)(a, corrector, run)
             complete(config)
             for row in points(config):
