@@ -1,7 +1,7 @@
 """Learning on the simulated arm behind its safety filter, with a scripted person who takes over, and without one.
 
     python benchmarks/robot_online.py --seeds 0 1 2 --out benchmarks/robot_online.json
-    python benchmarks/robot_online.py --task pick --init runs/sft --data data/pick --iterations 800 --eval-every 100 --out ...
+    python benchmarks/robot_online.py --task pick --init runs/sft --data data/pick --iterations 800
 
 RLPD with an imitation term: from states and a few of the expert's demonstrations, or with ``--init`` from pixels and an
 imitated policy (preset ``robot_pick_rlpd``). Each row is a point of a run: chunks that a person moved, minutes of the
