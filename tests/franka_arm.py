@@ -27,6 +27,7 @@ from embodyrl.real_robot.libfranka.robot import LibfrankaRobot
 from embodyrl.real_robot.log import RunLog
 from embodyrl.real_robot.messages import RobotState
 from embodyrl.real_robot.safety import SafetyFilter
+from embodyrl.real_robot.tracking import SafetyConfig
 
 SIM = Path(os.environ.get("FRANKA_SIM", Path(__file__).parents[1] / ".venv-franka"))
 H, HZ = 8, 25.0
@@ -34,7 +35,6 @@ SPACE = SPACES["mujoco", "ee_delta_pos"]
 ARM = replace(load_arm("")[0], home=tuple(kinematics.HOME.tolist()))
 # Other programs may keep this machine from a tick for longer than a robot's computer may be kept.
 PATIENT = replace(load_arm("")[1], max_gap=1.0, max_state_age=1.0, max_target_age=1.5)
-BOX = {"box_low": PATIENT.box_low, "box_high": PATIENT.box_high}
 
 
 def start_sim() -> subprocess.Popen[bytes]:
@@ -64,14 +64,15 @@ def sweep(observation: dict[str, Any]) -> dict[str, Any]:
 
 
 def driven(
-    robot: LibfrankaRobot, path: Path, seconds: float, infer: Callable[..., Any] = sweep, **options: Any
-) -> Episode:
+    robot: LibfrankaRobot, path: Path, seconds: float, infer: Callable[..., Any] = sweep,
+    safety: SafetyConfig = PATIENT, **options: Any,
+) -> Episode:  # fmt: skip
     """An episode in the robot's own time, and its log."""
     log, inference = RunLog(path, {}, robot.now()), ThreadInference(infer)
     problem = lambda now, text: log.event(now, "problem", text)  # noqa: E731
     executor = Executor(ExecutorConfig(H, 4, HZ, "naive"), inference, problem)
     try:
-        decoder, guard = DeltaDecoder(SPACE, HZ, **BOX), SafetyFilter(PATIENT)
+        decoder, guard = DeltaDecoder(SPACE, HZ, safety.box_low, safety.box_high), SafetyFilter(safety)
         return drive(robot, robot, guard, executor, decoder, log, seconds=seconds, **options)
     finally:
         inference.close()

@@ -14,22 +14,27 @@ from typing import Any
 
 import numpy as np
 
+from embodyrl.real_robot import kinematics, limits
 from embodyrl.real_robot.actions import SPACES, DeltaDecoder
 from embodyrl.real_robot.deploy import Episode, drive
 from embodyrl.real_robot.executor import Executor, ExecutorConfig, ThreadInference
-from embodyrl.real_robot.log import RunLog
+from embodyrl.real_robot.log import RunLog, read
+from embodyrl.real_robot.messages import Mode
 from embodyrl.real_robot.ros import rosbridge
 from embodyrl.real_robot.ros.bus import connect
 from embodyrl.real_robot.ros.config import PRESETS, load_robot
 from embodyrl.real_robot.ros.robot import RosRobot
 from embodyrl.real_robot.safety import SafetyFilter
-from embodyrl.real_robot.transports import RealClock
+from embodyrl.real_robot.tracking import SafetyConfig
+from embodyrl.real_robot.transports import Clock, RealClock
 
 H, HZ = 8, 25.0
 SPACE = SPACES["mujoco", "ee_delta_pos"]
 # Other programs may keep this machine from a tick for longer than a robot's computer may be kept.
 PATIENT = replace(load_robot("")[1], max_gap=1.0, max_state_age=1.0, max_target_age=1.5)
-TOPICS = replace(PRESETS["twin"], max_image_age=2.0, max_clock_jump=2.0)
+CALM = replace(PATIENT, max_gap=10.0, max_state_age=10.0, max_target_age=10.0)
+"""Where nothing is to stop the arm, however busy this machine is."""
+TOPICS = replace(PRESETS["twin"], max_image_age=2.0, max_clock_jump=2.0, wrench="/wrench")
 BOX = {"box_low": PATIENT.box_low, "box_high": PATIENT.box_high}
 rosbridge.STALL = 5.0
 
@@ -37,9 +42,10 @@ rosbridge.STALL = 5.0
 class Arm:
     """An arm behind topics, and a drive that logs; ``with`` lets go of it."""
 
-    def __init__(self, kind: str, address: str, path: Path) -> None:
+    def __init__(self, kind: str, address: str, path: Path, *, blind: bool = False) -> None:
         self.bus, self.path = connect(kind, address), path
-        self.robot = RosRobot(self.bus, TOPICS, "panda", RealClock(), SPACE, {"front": (32, 32)}, tick=PATIENT.tick)
+        cameras = {} if blind else {"front": (32, 32)}
+        self.robot = RosRobot(self.bus, TOPICS, "panda", RealClock(), SPACE, cameras, tick=PATIENT.tick)
 
     def __enter__(self) -> Arm:
         return self
@@ -47,12 +53,15 @@ class Arm:
     def __exit__(self, *_: object) -> None:
         self.robot.close()
 
-    def drive(self, infer: Callable[[dict[str, Any]], dict[str, Any]], seconds: float = 4.0, **options: Any) -> Episode:
-        clock, guard, inference = RealClock(), SafetyFilter(PATIENT), ThreadInference(infer)
-        log = RunLog(self.path, {}, clock.now())
+    def drive(
+        self, infer: Callable[[dict[str, Any]], dict[str, Any]], seconds: float = 4.0,
+        safety: SafetyConfig = PATIENT, clock: Clock | None = None, **options: Any,
+    ) -> Episode:  # fmt: skip
+        clock, guard, inference = clock or RealClock(), SafetyFilter(safety), ThreadInference(infer)
+        log = RunLog(self.path, {}, clock.now(), "panda")
         problem = lambda now, text: log.event(now, "problem", text)  # noqa: E731
         executor = Executor(ExecutorConfig(H, 4, HZ, "naive"), inference, problem)
-        decoder = DeltaDecoder(SPACE, HZ, **BOX)
+        decoder = DeltaDecoder(SPACE, HZ, safety.box_low, safety.box_high)
         try:
             return drive(self.robot, clock, guard, executor, decoder, log, seconds=seconds, **options)
         finally:
@@ -77,14 +86,16 @@ TOLD = {
 
 
 class Faults:
-    """A policy that sweeps, and to which something happens at its fifth question."""
+    """A policy that sweeps, and to which something happens at its fifth question, or a cold start at its first."""
 
     def __init__(self, fault: str, hang: float) -> None:
         self.fault, self.hang, self.asked = fault, hang, 0
 
     def __call__(self, observation: dict[str, Any]) -> dict[str, Any]:
         self.asked += 1
-        if self.asked < 5:
+        if self.fault == "cold start" and self.asked == 1:
+            time.sleep(self.hang)
+        if self.asked < 5 or self.fault == "cold start":
             return sweep(observation)
         if self.fault == "dead":
             raise ConnectionError("gone")
@@ -93,6 +104,55 @@ class Faults:
             return sweep(observation)
         shape = {"wrong shape": (H, 3), "wrong horizon": (H + 1, 4)}.get(self.fault, (H, 4))
         return {"actions": np.full(shape, np.nan, np.float32)}
+
+
+FAR = {"box_low": (0.1, -0.7, 0.02), "box_high": (1.1, 0.7, 1.1)}
+"""A workspace that ends where the arm cannot go."""
+AWAY = {"stretched": (1.0, 0.0, 0.4), "end": (-1.0, 0.0, 0.0)}
+"""Ways there: to where the arm is stretched, which is singular, and to where a joint is at its end."""
+
+
+def towards(*way: float) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A policy that goes on and on, whatever is there."""
+    chunk = np.tile(np.array([*way, 1.0], np.float32), (H, 1))
+    return lambda observation: {"actions": chunk}
+
+
+def ends_at_rest(episode: Episode, path: Path, mode: Mode, *told: str, reason: str = "", moving: bool = True) -> None:
+    """After a fault: the mode, the limits, the time to stop if it was ``moving``, and what the log says (``told``)."""
+    assert episode.mode == mode and reason in episode.reason and not episode.solved, episode
+    assert max(episode.peak.values()) <= 1.0, episode.peak  # acceleration and jerk are among them
+    messages = read(path)
+    assert any(words in m["text"] for words in told for m in messages["/event"]), messages["/event"]
+    assert messages["/command"][-1]["mode"] == mode and messages["/episode"][0]["reason"] == episode.reason
+    speeds = np.array([np.abs(c["dq"]).max() for c in messages["/command"]])
+    stopping = np.array([c["mode"] != "run" for c in messages["/command"]])
+    assert speeds.max() > 0.05 and speeds[-1] < 1e-6
+    assert (0.0 if moving else -1.0) < (stopping & (speeds > 1e-6)).sum() * PATIENT.tick < 0.3  # time to stop
+
+
+def goes_on(episode: Episode, path: Path, moved: float = 0.05) -> np.ndarray:
+    """Nothing stopped the arm before its time was up, within limits; the angles that it was told (ticks, 7)."""
+    assert (episode.mode, episode.reason) == (Mode.HOLD, "the time is up"), episode
+    assert max(episode.peak.values()) <= 1.0, episode.peak
+    messages = read(path)
+    assert [m["text"] for m in messages["/event"] if "fault" in m["text"]] == []
+    way = np.array([m["q"] for m in messages["/command"]])
+    assert np.ptp(hands(way), axis=0).max() > moved and np.abs(messages["/command"][-1]["dq"]).max() < 1e-6
+    return way
+
+
+def hands(way: np.ndarray) -> np.ndarray:
+    """Where the hand is (ticks, 3)."""
+    return np.array([kinematics.tip(q) for q in way.tolist()])
+
+
+def is_there(q: np.ndarray, where: str, robot: str) -> bool:
+    """Whether the arm came to what ``AWAY`` names."""
+    if where == "stretched":
+        return np.linalg.svd(kinematics.forward(q)[2], compute_uv=False).min() < 0.02
+    limit = limits.find(robot)
+    return bool(np.minimum(q - limit.q_min, limit.q_max - q).min() < 0.1)
 
 
 class TakesOver:

@@ -16,6 +16,7 @@ from embodyrl.real_robot.log import RunLog
 from embodyrl.real_robot.messages import Command, Mode, RobotState, Target
 from embodyrl.real_robot.rewind import Trail
 from embodyrl.real_robot.safety import Event, SafetyFilter
+from embodyrl.real_robot.sight import Sight
 from embodyrl.real_robot.transports import Clock, NotReadyError, Robot
 from embodyrl.real_robot.watch import Watch
 
@@ -142,7 +143,7 @@ class _Ticker:
         self.robot, self.guard, self.executor, self.decoder, self.log = robot, guard, executor, decoder, log
         self.operator, self.phase = operator, _Phase.WAITING
         self._seconds, self._first_wait, self._record = seconds, first_wait, record
-        self._watch, self._trail = Watch(guard.hard, guard.config.tick), Trail()
+        self._watch, self._trail, self._sight = Watch(guard.hard, guard.config.tick), Trail(), Sight(robot)
         self._events: list[Event] = []
         self._ending, self._blind, self._solved, self._asked = "", "", False, False
         self._elapsed, self._human = 0.0, 0
@@ -244,7 +245,7 @@ class _Ticker:
     def _observe(self) -> dict[str, Any] | None:
         try:
             self._blind = ""
-            return self.robot.observe(self.decoder)
+            return self._sight.observe(self.decoder)
         except NotReadyError as error:
             self._blind = str(error)
             return None

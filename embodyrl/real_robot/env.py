@@ -24,6 +24,7 @@ from embodyrl.real_robot.pilot import Pilot
 from embodyrl.real_robot.reflect import Witness
 from embodyrl.real_robot.rigs import Rig, ask_at_terminal, libfranka_robot, ros_robot, simulated_robot
 from embodyrl.real_robot.safety import SafetyFilter
+from embodyrl.real_robot.sight import Sight
 from embodyrl.real_robot.transports import NotReadyError, PacedClock
 from embodyrl.types import EnvSpec, Obs, Step
 
@@ -148,6 +149,7 @@ class RobotEnv(SteppedVecEnv):
             self._log = RunLog(path, said, rig.clock.now(), rig.safety.robot)
         # The next action ends a hold that thinking caused.
         guard = SafetyFilter(replace(rig.safety, resume="fresh_target"))
+        self._sight = Sight(rig.robot)
         self._pilot = Pilot(rig.robot, rig.clock, guard, decoder, not rig.simulated, self._log)
         if isinstance(self._judge, Witness):
             self._judge.begin()
@@ -261,7 +263,7 @@ class RobotEnv(SteppedVecEnv):
         end = pilot.clock.now() + PATIENCE
         while True:
             try:
-                self._seen = self._rig.robot.observe(pilot.decoder)
+                self._seen = self._sight.observe(pilot.decoder)
                 return self._seen
             except NotReadyError:
                 if self._rig.simulated or pilot.clock.now() > end:

@@ -128,16 +128,26 @@ class Tracker:
             self._q_ref, self._position, self._rotation, self._ref_low, self._ref_high,
             max_step=IK_RATE * c.tick, posture_gain=POSTURE_RATE * c.tick,
         )  # fmt: skip
-        q_ref = _clamp(_clamp(q_ref, measured - c.max_lead, measured + c.max_lead), self._ref_low, self._ref_high)
+        q_ref = _clamp(self._near(measured, q_ref), self._ref_low, self._ref_high)
         ahead = ((q_ref - self._q_ref) / c.tick).tolist()
         self._q_ref = q_ref
         motion = self._joints.follow(before, q_ref.tolist(), ahead)
-        # The stop from an accepted motion ends where it was foreseen, so braking makes this no larger.
+        # The stop from an accepted motion ends where it was foreseen, so braking makes this no larger. A little more
+        # each tick, up to twice the slack, lets an arm at the wall slide along it.
         outside = max(self._overshoot(motion), 0.0)
-        if outside > max(self._outside + 1e-4, BOX_SLACK):
+        if outside > max(min(self._outside + 1e-4, 2 * BOX_SLACK), BOX_SLACK):
             return self._joints.brake(before)
         self._outside = outside
         return motion
+
+    def _near(self, measured: Array, q_ref: Array) -> Array:
+        """The reference, at most ``max_lead`` from the measured joints: all joints in proportion.
+
+        Were each held back for itself they would lead the hand elsewhere, through a table perhaps.
+        """
+        lead = q_ref - measured
+        far = float(np.abs(lead).max())
+        return q_ref if far <= self.config.max_lead else measured + lead * (self.config.max_lead / far)
 
     def _move_reference(self, target: Target) -> None:
         """The pose that is followed: inside the box, never turned too far, and moving at a bounded speed."""
@@ -152,12 +162,14 @@ class Tracker:
 
     def _overshoot(self, motion: Motion) -> float:
         """How far (m) outside the workspace a stop from here would lead, half way or at its end; below 0 inside."""
-        path, worst = self._stopper.plan(motion), -math.inf
+        path = self._stopper.plan(motion)
+        return max(self._outside_box(path.at_time(share * path.duration)[0]) for share in (0.5, 1.0))
+
+    def _outside_box(self, q: list[float]) -> float:
+        """How far (m) outside the workspace the hand is at angles q (7,); below 0 inside."""
         (x0, y0, z0), (x1, y1, z1) = self.config.box_low, self.config.box_high
-        for share in (0.5, 1.0):
-            x, y, z = kinematics.tip(path.at_time(share * path.duration)[0])
-            worst = max(worst, x - x1, y - y1, z - z1, x0 - x, y0 - y, z0 - z)
-        return worst
+        x, y, z = kinematics.tip(q)
+        return max(x - x1, y - y1, z - z1, x0 - x, y0 - y, z0 - z)
 
 
 class JointTracker:

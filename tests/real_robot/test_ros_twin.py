@@ -17,19 +17,40 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from ros_arm import BOX, HZ, PATIENT, SPACE, TOLD, Arm, Faults, H, TakesOver, sweep
+from ros_arm import (
+    AWAY,
+    BOX,
+    CALM,
+    FAR,
+    HZ,
+    PATIENT,
+    SPACE,
+    TOLD,
+    Arm,
+    Faults,
+    H,
+    TakesOver,
+    ends_at_rest,
+    goes_on,
+    hands,
+    is_there,
+    sweep,
+    towards,
+)  # fmt: skip
+from ros_twin import FAULTS
 
 from embodyrl import checkpoint
 from embodyrl.build import make_policy
 from embodyrl.cli import main
 from embodyrl.config import compose
 from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.real_robot import kinematics
 from embodyrl.real_robot.actions import DeltaDecoder
 from embodyrl.real_robot.deploy import Episode, drive
 from embodyrl.real_robot.executor import Executor, ExecutorConfig, VirtualInference
@@ -38,6 +59,7 @@ from embodyrl.real_robot.messages import Mode
 from embodyrl.real_robot.ros import rosbridge
 from embodyrl.real_robot.ros.bus import KINDS, connect
 from embodyrl.real_robot.safety import SafetyFilter
+from embodyrl.real_robot.transports import RealClock
 from embodyrl.real_robot.twin import MujocoTwin
 from embodyrl.sims.mujoco.env import Config
 
@@ -174,52 +196,101 @@ def test_pictures_and_words_are_those_of_the_task(arm: Arm, here: MujocoTwin) ->
     assert seen["prompt"] == here.instructions[0] and seen["proprio"].shape == (7,)
 
 
+SIGNALS = {"silent": signal.SIGSTOP, "clock": signal.SIGUSR1, "camera": signal.SIGUSR2, "killed": signal.SIGKILL}
+SIGNALS |= {fault: signal.SIGRTMIN + number for number, fault in enumerate(FAULTS)}
+
+
 @pytest.mark.parametrize(
     ("fault", "mode", "told"),
     [
         ("silent", Mode.FAULT, ("no fresh state of the robot",)),
-        ("clock", Mode.FAULT, ("the clock that stamps", "jumped by +3.0 s")),
+        ("clock", Mode.FAULT, ("the clock that stamps",)),
         ("camera", Mode.HOLD, ("no fresh picture of camera front",)),
+        ("repeats", Mode.HOLD, ("camera front repeats its picture",)),
         ("killed", Mode.FAULT, ("no fresh state of the robot", "was lost")),
         ("frozen", Mode.FAULT, ("the measured angles stand still",)),
         ("late", Mode.FAULT, ("no fresh state of the robot",)),
         ("not finite", Mode.FAULT, ("not seven finite angles",)),
+        ("force", Mode.FAULT, ("force: 50 N at the hand",)),
     ],
 )
 def test_a_fault_in_mid_run_ends_at_rest_within_limits_and_in_the_log(
     twin: Twin, tmp_path: Path, fault: str, mode: Mode, told: tuple[str, ...]
 ) -> None:
-    number = {"silent": signal.SIGSTOP, "clock": signal.SIGUSR1, "camera": signal.SIGUSR2, "killed": signal.SIGKILL}
-    number |= {"frozen": signal.SIGRTMIN, "late": signal.SIGRTMIN + 1, "not finite": signal.SIGRTMIN + 2}
     with Twin(twin.kind) if fault == "killed" else nullcontext(twin) as victim:
         twin.signal(signal.SIGSTOP) if victim is not twin else None
         try:
             with Arm(victim.kind, victim.address, tmp_path / "run.mcap") as arm:
-                episode, took = struck(arm, lambda: victim.signal(number[fault]))
+                episode, took = struck(arm, lambda: victim.signal(SIGNALS[fault]))
         finally:
             victim.signal(signal.SIGHUP)  # all is well again
             twin.signal(signal.SIGCONT)
-    assert episode.mode == mode and any(words in episode.reason for words in told), episode
-    assert max(episode.peak.values()) <= 1.0
-    assert took < 5.0, took  # until the state or the picture is too old, and the stop
-    messages = read(tmp_path / "run.mcap")
-    assert any(episode.reason in m["text"] for m in messages["/event"])
-    speeds = np.array([np.abs(c["dq"]).max() for c in messages["/command"]])
-    stopping = np.array([c["mode"] != "run" for c in messages["/command"]])
-    assert speeds.max() > 0.05 and speeds[-1] < 1e-6
-    assert 0 < (stopping & (speeds > 1e-6)).sum() * PATIENT.tick < 0.3  # time to stop
+    ends_at_rest(episode, tmp_path / "run.mcap", mode, *told)
+    assert took < 10.0, took  # until the state or the picture is too old, and the stop
+
+
+def test_states_that_are_lost_repeated_or_in_the_wrong_order_change_nothing(
+    twin: Twin, arm: Arm, tmp_path: Path
+) -> None:
+    arm.robot.begin(0)
+    twin.signal(SIGNALS["shuffled"])
+    try:
+        episode = arm.drive(sweep, 3.0, CALM)
+    finally:
+        twin.signal(signal.SIGHUP)
+    goes_on(episode, tmp_path / "run.mcap")
+
+
+class Stalls(RealClock):
+    """Once, while the arm moves, the ticker is kept from its work for longer than it may be."""
+
+    def __init__(self, arm: Arm) -> None:
+        self.arm, self.stalled = arm, False
+
+    def sleep_until(self, stamp: float) -> None:
+        if not self.stalled and np.abs(self.arm.robot.state().dq).max() > 0.1:
+            self.stalled = True
+            time.sleep(PATIENT.max_gap + 0.2)
+        super().sleep_until(stamp)
+
+
+def test_a_ticker_that_stalls_holds(arm: Arm, tmp_path: Path) -> None:
+    """Meanwhile the arm goes along the stop that came with the last command."""
+    arm.robot.begin(0)
+    episode = arm.drive(sweep, seconds=12.0, clock=Stalls(arm))
+    ends_at_rest(episode, tmp_path / "run.mcap", Mode.HOLD, "no tick for 1.")
+
+
+def test_a_cold_start_waits_at_rest(arm: Arm, tmp_path: Path) -> None:
+    arm.robot.begin(0)
+    goes_on(arm.drive(Faults("cold start", 2.0), 2.0, CALM), tmp_path / "run.mcap")
+    commands = read(tmp_path / "run.mcap")["/command"]
+    waited = [c for c in commands if c["stamp"] < commands[0]["stamp"] + 1.9]
+    assert {c["mode"] for c in waited} == {"hold"} and not any(any(c["dq"]) for c in waited)
+
+
+def test_against_the_workspaces_floor_the_hand_stays_above_it(arm: Arm, tmp_path: Path) -> None:
+    arm.robot.begin(0)
+    hand = hands(goes_on(arm.drive(towards(0.3, 0.0, -1.0), 4.0, CALM), tmp_path / "run.mcap"))
+    assert CALM.box_low[2] - 0.011 < hand[:, 2].min() < CALM.box_low[2] + 0.02
+    arm.robot.begin(0)  # the same initial state once more
+    np.testing.assert_allclose(kinematics.tip(arm.robot.state().q.tolist()), hand[0], atol=0.02)
+
+
+@pytest.mark.parametrize("where", AWAY)
+def test_where_the_arm_cannot_go_it_stays_within_limits(twin: Twin, tmp_path: Path, where: str) -> None:
+    # Out there the camera sees nothing of it.
+    with Arm(twin.kind, twin.address, tmp_path / "run.mcap", blind=True) as arm:
+        arm.robot.begin(0)
+        episode = arm.drive(towards(*AWAY[where]), 6.0, replace(CALM, **FAR))
+    assert is_there(goes_on(episode, tmp_path / "run.mcap")[-1], where, "panda")
 
 
 @pytest.mark.parametrize("fault", [*TOLD])
 def test_a_fault_of_the_policy_ends_at_rest_within_limits_and_in_the_log(arm: Arm, tmp_path: Path, fault: str) -> None:
     arm.robot.begin(0)
     episode = arm.drive(Faults(fault, 6.0), seconds=20.0)
-    assert episode.mode == Mode.HOLD and episode.reason.startswith("stale: no fresh target"), episode
-    assert max(episode.peak.values()) <= 1.0
-    messages = read(tmp_path / "run.mcap")
-    assert any(TOLD[fault] in m["text"] for m in messages["/event"])
-    speeds = np.array([np.abs(c["dq"]).max() for c in messages["/command"]])
-    assert speeds.max() > 0.05 and speeds[-1] < 1e-6
+    ends_at_rest(episode, tmp_path / "run.mcap", Mode.HOLD, TOLD[fault], reason="stale: no fresh", moving=False)
 
 
 def test_a_person_takes_over_while_the_policy_thinks(arm: Arm, tmp_path: Path) -> None:
@@ -331,8 +402,7 @@ def test_the_parts_of_ros_1_that_die_stop_the_arm(
         node = arm.bus._wire.pid  # type: ignore[attr-defined]
         kill = {"roscore": lambda: os.killpg(master.pid, signal.SIGKILL), "node": lambda: os.kill(node, signal.SIGKILL)}
         episode, _ = struck(arm, kill[victim])
-        assert (episode.mode, told in episode.reason) == (Mode.FAULT, True), episode
-        assert max(episode.peak.values()) <= 1.0
+    ends_at_rest(episode, tmp_path / "a.mcap", Mode.FAULT, told)
 
 
 def test_nobody_there_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

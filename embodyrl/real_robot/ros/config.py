@@ -41,8 +41,9 @@ class Topics:
         max_clock_jump: s by which the stamps of messages may begin to lead their arrival, or go back.
         instruction: ``std_msgs/String``; empty where ``--prompt`` says it.
         success: ``std_msgs/Bool``; empty where a person says it.
-        reset: ``std_msgs/Int64``, told the number of an initial state; empty where a person arranges the scene.
-        init: ``std_msgs/Int64``, the number of the initial state that was arranged last.
+        reset: ``std_msgs/Int64``, told -1 and then the number of an initial state; empty where a person arranges the
+            scene. A number that is said twice is meant once.
+        init: ``std_msgs/Int64``, the number of the initial state that was arranged last; -1 after ``reset`` said so.
     """
 
     joints: tuple[str, ...] = _joints("fr3")

@@ -93,7 +93,7 @@ class RosRobot:
         self._width, self._force = 0.0, None
         self._images: dict[str, tuple[float, fields.Image]] = {}
         self._cameras = dict(cameras)
-        self._success, self._init = False, -1
+        self._success, self._init, self._since = False, None, -math.inf
         self._last_width = -1.0
         self._stamps = {name: Stamps(f"the pictures of camera {name}", topics.max_clock_jump) for name in cameras}
         self._joint_stamps = Stamps("the joint states", topics.max_clock_jump)
@@ -161,7 +161,7 @@ class RosRobot:
             self._images[name] = (stamp, fields.fit(fields.picture(message), self._cameras[name]))
 
     def wait(self, seconds: float = 10.0) -> None:
-        """Until joint states and pictures come.
+        """Until joint states and pictures come that were measured since the scene was arranged.
 
         Raises:
             UserError: naming the topic on which nothing comes.
@@ -170,8 +170,9 @@ class RosRobot:
         while True:
             if trouble := self._bus.trouble() or self._trouble:
                 raise UserError(f"The robot cannot be used: {trouble}.")
-            silent = [self._topics.cameras[name] for name in self._cameras if name not in self._images]
-            if self._state is None:
+            since, never = self._since, (-math.inf, None)
+            silent = [self._topics.cameras[name] for name in self._cameras if self._images.get(name, never)[0] <= since]
+            if self._state is None or self._state.stamp <= since:
                 silent.insert(0, self._topics.states)
             if not silent:
                 return
@@ -191,16 +192,20 @@ class RosRobot:
         if self._reset is None:
             return
         end = time.monotonic() + seconds
-        self._init = -1
-        while self._init != init:  # said again, because nobody may have been listening yet
-            self._reset({"data": init})
-            for _ in range(50):
-                time.sleep(0.02)
-                if self._init == init:
-                    break
-            if time.monotonic() > end:
-                raise UserError(f"Initial state {init} was not arranged within {seconds:.0f} s ({self._topics.reset}).")
-        self._state, self._images, self._success, self._last_width = None, {}, False, -1.0
+        for number in (-1, init):  # the answer from before goes first: it may be the same
+            self._init = None
+            while self._init != number:  # said again, because nobody may have been listening yet
+                self._reset({"data": number})
+                for _ in range(50):
+                    time.sleep(0.02)
+                    if self._init == number:
+                        break
+                if time.monotonic() > end:
+                    raise UserError(
+                        f"Initial state {init} was not arranged within {seconds:.0f} s ({self._topics.reset})."
+                    )
+        # What was measured before may still be on its way, by another connection.
+        self._since, self._success, self._last_width = self._clock.now(), False, -1.0
         self.wait(seconds)
 
     def state(self) -> RobotState:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import threading
@@ -24,6 +25,8 @@ MAX_BYTES = 32 * 2**20
 """Largest message that is read."""
 STALL = 0.5
 """s that a server may take to read what it was sent."""
+START = 60.0
+"""s that a rospy node may take to find its master."""
 PYTHONS = ("/usr/bin/python3",)
 """Interpreters that may have rospy, besides the one that ROS1_PYTHON names."""
 
@@ -121,7 +124,9 @@ class RospyWire:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         self.pid = self._process.pid
-        first = json.loads(self._stdout.readline() or b'{"msg": "the rospy node ended at once"}')
+        said, _, _ = select.select([self._stdout], [], [], START)  # rospy waits for ever for a master that hangs
+        line = self._stdout.readline() if said else b'{"msg": "it said nothing for a minute"}'
+        first = json.loads(line or b'{"msg": "the rospy node ended at once"}')
         if first.get("level") != "info":
             self.close()
             raise UserError(f"The ROS 1 node cannot start: {first.get('msg', first)}. Is roscore running?")

@@ -46,8 +46,11 @@ class TwinNode:
         ahead = 0.0  # of the twin's clock before the wall's
         due = time.monotonic()
         while due < end and not self._bus.trouble():
-            if self._reset is not None:
-                init, self._reset = self._reset, None
+            asked, self._reset = self._reset, None
+            if asked is not None and asked < 0:
+                init = -1
+            elif asked is not None and asked != init:  # it may have been said twice
+                init = asked
                 twin.begin(init)
                 self._command = self._width = None
                 due = time.monotonic()
