@@ -65,7 +65,7 @@ def test_a_policy_is_evaluated_on_it(env: RobotEnv) -> None:
 
 
 def test_actions_pass_the_filter_and_take_their_time(tmp_path: Path) -> None:
-    env = RobotEnv(Config(**STATES, log=str(tmp_path)))
+    env = RobotEnv(Config(**STATES, speed=0.5, log=str(tmp_path)))
     env.reset(init=[0])
     env.step(torch.rand(1, 10, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1)
     env.close()
@@ -103,7 +103,7 @@ def test_a_reflex_masks_the_chunk_and_the_next_episode_is_whole(env: RobotEnv) -
 
 
 def test_an_arm_that_is_driven_against_the_table_has_failed_and_is_not_broken() -> None:
-    env = RobotEnv(Config(**{**STATES, "task": "pick", "max_episode_steps": 60}))
+    env = RobotEnv(Config(**{**STATES, "task": "pick", "max_episode_steps": 60, "speed": 0.5}))
     env.reset(init=[7])
     ways = [(-1, 1, -1), (1, 1, -1), (-1, 1, -1), (1, -1, -1), (-1, -1, 1), (-1, -1, -1), (1, -1, 1), (1, 1, -1)]
     steps = [env.step(torch.tensor([*way[:2], -1.0, way[2]]).expand(1, 5, 4)) for way in ways]
