@@ -259,8 +259,8 @@ def test_a_gripper_that_hangs_does_not_stop_the_arm(sim: subprocess.Popen[bytes]
     try:
         robot.begin(0, 120.0)
         struck(robot, lambda: os.kill(robot._processes[1].pid, signal.SIGSTOP))
-        goes_on(driven(robot, tmp_path / "run.mcap", 2.0), tmp_path / "run.mcap")
-        assert not robot.state().reflex
+        episode = driven(robot, tmp_path / "run.mcap", 2.0)
+        assert (episode.mode, episode.reason) == (Mode.HOLD, "the time is up") and not robot.state().reflex
     finally:
         os.kill(robot._processes[1].pid, signal.SIGCONT)
         robot.close()
