@@ -40,7 +40,7 @@ TINY = {
     "loop": [
         "rounds=2", "first_episodes=24", "episodes=12", "segment=1", "segments=1", "select_episodes=8",
         "eval_episodes=8", "near=0.5",
-        "world=[steps=300,codec_steps=60,batch_size=32,width=32,layers=1,channels=32,max_false_positives=1.0,held_out=0.5]",
+        "world=[steps=300,codec_steps=60,state_steps=200,batch_size=32,width=32,layers=1,channels=32,max_false_positives=1.0,held_out=0.5]",
         "refresh=[steps=5,max_false_positives=1.0,held_out=0.5]",
         "imitation_overrides=[run.iterations=1,algorithm.steps_per_iteration=5]",
         "dream_overrides=[env.num_envs=4,algorithm.num_chunks=2]",

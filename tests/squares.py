@@ -1,5 +1,7 @@
 """A tiny world that can be computed by hand: a square that moves as it is told."""
 
+import dataclasses
+
 import numpy as np
 import torch
 
@@ -10,8 +12,11 @@ T, SIZE = 16, 32
 SPEC = EnvSpec("test/square", 1, 2, 2, "ee_delta_pos", 10.0, T - 1, {"front": (SIZE, SIZE)})
 
 
-def squares(episodes: int, seed: int) -> Clips:
-    """A square on a grey ground moves by 4 pixels times the action; at the right edge the task is solved."""
+def squares(episodes: int, seed: int, *, state: bool = False) -> Clips:
+    """A square on a grey ground moves by 4 pixels times the action; at the right edge the task is solved.
+
+    With ``state`` the simulator's state is known: how far the square still is from that edge, in pixels.
+    """
     rng = np.random.default_rng(seed)
     place, frames, proprio, actions, solved = [], [], [], [], []
     for _ in range(episodes):
@@ -30,6 +35,10 @@ def squares(episodes: int, seed: int) -> Clips:
             x = np.clip(x + 4 * action, 4, SIZE - 4)
     number = torch.arange(episodes * T)
     start = number // T * T
+    spec, privileged = SPEC, None
+    if state:
+        spec = dataclasses.replace(SPEC, privileged_dim=1)
+        privileged = torch.tensor(np.array(proprio), dtype=torch.float32)[:, 1:] * -SIZE + SIZE - 9
     return Clips(
         {"front": np.stack(frames)},
         torch.tensor(np.array(proprio), dtype=torch.float32),
@@ -40,7 +49,8 @@ def squares(episodes: int, seed: int) -> Clips:
         torch.zeros(len(number), dtype=torch.long),
         ["push the square to the right"],
         number // T,
-        SPEC,
+        spec,
         {"name": "gymnasium"},
         torch.ones(len(number), dtype=torch.long),
+        privileged=privileged,
     )

@@ -67,6 +67,7 @@ class _Row(NamedTuple):
     action: np.ndarray
     reward: np.ndarray
     solved: np.ndarray
+    privileged: np.ndarray
 
 
 @dataclass
@@ -207,13 +208,14 @@ def _advance(env: Any, expert: Any, obs: Obs) -> tuple[Step, Tensor]:
 def _row_of(obs: Obs, actions: Tensor, step: Step) -> Callable[[int], _Row]:
     """The row of each env, in memory of its own."""
     images = {name: image.cpu().numpy() for name, image in obs.images.items()}
+    hidden = obs.proprio[:, :0] if obs.privileged is None else obs.privileged
     numbers = [x.cpu().float().numpy() for x in (obs.proprio, actions, step.reward[:, 0])]
-    solved = step.success.cpu().numpy()
-    return lambda k: _Row({n: x[k].copy() for n, x in images.items()}, *(x[k].copy() for x in (*numbers, solved)))
+    numbers += [step.success.cpu().numpy(), hidden.cpu().float().numpy()]
+    return lambda k: _Row({n: x[k].copy() for n, x in images.items()}, *(x[k].copy() for x in numbers))
 
 
 def _finish(slot: _Slot, spec: EnvSpec, noise: float) -> Recording:
-    images, *columns = zip(*slot.rows, strict=True)
+    images, *columns, privileged = zip(*slot.rows, strict=True)
     return Recording(
         {name: np.stack([frame[name] for frame in images]) for name in images[0]},
         *(np.stack(column) for column in columns),
@@ -221,6 +223,7 @@ def _finish(slot: _Slot, spec: EnvSpec, noise: float) -> Recording:
         task=spec.task_of(slot.init),
         instruction=slot.instruction,
         noise=noise,
+        privileged=np.stack(privileged) if spec.privileged_dim else None,
     )
 
 

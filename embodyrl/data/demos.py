@@ -57,6 +57,7 @@ class Demonstrations:
             one of a solved episode.
         init: (F,) the episode's initial state, or -1 where the data set says nothing about it.
         intervention: (F,) bool, a person had taken over; False where the data set says nothing about it.
+        privileged: (F, S) float32, the simulator's state; None where the data set does not hold it.
         intervention_weight: how many times as often as others such frames are drawn.
     """
 
@@ -76,6 +77,7 @@ class Demonstrations:
         reward: Tensor | None = None,
         solved: Tensor | None = None,
         intervention: Tensor | None = None,
+        privileged: Tensor | None = None,
     ) -> None:
         """See the class; ``episode`` (F,) numbers the episodes, whose frames must be contiguous."""
         if horizon < 1 or len(actions) == 0:
@@ -91,6 +93,7 @@ class Demonstrations:
         self.reward = reward if reward is not None else (last & self.success).float()
         self.solved = solved if solved is not None else last & self.success
         self.intervention = intervention if intervention is not None else torch.zeros(len(actions), dtype=torch.bool)
+        self.privileged = privileged
         self.control_mode, self.origin = "", {}
 
     def __len__(self) -> int:
@@ -201,7 +204,7 @@ class Demonstrations:
         if episodes < 0:
             raise UserError(f"episodes is {episodes}; it must be 0 (all) or a number of episodes.")
         data = open_dataset(path, revision=revision)
-        wanted = ("success", "next.success", "next.reward", "init", *INTERVENTION)
+        wanted = ("success", "next.success", "next.reward", "init", "privileged", *INTERVENTION)
         optional = [c for c in wanted if c in data.features]
         numeric = [k for k, f in data.features.items() if f["dtype"] not in ("video", "image", "string")]
         data = open_dataset(path, [data.need(state, numeric), data.need(action, numeric), *optional], revision=revision)
@@ -224,6 +227,7 @@ class Demonstrations:
             reward=_float(columns["next.reward"])[:, 0] if "next.reward" in columns else None,
             solved=torch.from_numpy(columns["next.success"].reshape(-1) > 0) if "next.success" in columns else None,
             intervention=torch.from_numpy(taken_over[0]) if taken_over else None,
+            privileged=_float(columns["privileged"]) if "privileged" in columns else None,
         )
         demos.control_mode, demos.origin = data.origin.get("control_mode", ""), data.origin
         if spec is not None:

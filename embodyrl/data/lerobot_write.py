@@ -89,6 +89,8 @@ class DatasetWriter:
             raise UserError("A recording without a single step cannot be saved.")
         if set(recording.images) != set(self.spec.cameras):
             raise UserError(f"The recording has cameras {sorted(recording.images)}, not {sorted(self.spec.cameras)}.")
+        if recording.privileged is None and self.spec.privileged_dim:
+            raise UserError(f"The recording lacks the simulator's state, which {self.spec.name} gives: record it anew.")
         last = len(recording) - 1
         with _quiet():
             for t in range(len(recording)):
@@ -104,6 +106,8 @@ class DatasetWriter:
                     "noise": np.asarray([recording.noise], dtype=np.float32),
                     "task": recording.instruction,
                 }
+                if recording.privileged is not None:
+                    frame["privileged"] = recording.privileged[t].astype(np.float32)
                 if recording.human is not None:
                     frame["intervention"] = np.asarray([bool(recording.human[t])])
                 self._dataset.add_frame(frame)
@@ -153,6 +157,8 @@ def _features(spec: EnvSpec) -> dict[str, dict[str, Any]]:
     }
     features["observation.state"] = {"dtype": "float32", "shape": (spec.proprio_dim,), "names": None}
     features["action"] = {"dtype": "float32", "shape": (spec.action_dim,), "names": None}
+    if spec.privileged_dim:  # not "observation.": LeRobot's policies would take it for something to look at
+        features["privileged"] = {"dtype": "float32", "shape": (spec.privileged_dim,), "names": None}
     single = {
         "next.reward": "float32",
         "next.done": "bool",

@@ -22,6 +22,7 @@ class Recording:
         instruction: the sentence that the policy is told.
         noise: the expert's noise level.
         human: (T,) bool, a person had taken over; None where nobody can.
+        privileged: (T, S) float32, the simulator's state; None where there is none. No policy may see it.
     """
 
     images: dict[str, np.ndarray]
@@ -34,6 +35,7 @@ class Recording:
     instruction: str
     noise: float = 0.0
     human: np.ndarray | None = None
+    privileged: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.actions)

@@ -38,6 +38,7 @@ class ChunkTransformer(ModelMixin, ConfigMixin):
         heads: of its attention.
         stochastic: also denoises: of a noisy change it says the clean one (flow matching, arXiv:2210.02747, that
             predicts the data). Told of none it gives the mean, and that is where it starts from.
+        body_dim: D, where a ``StateModel`` says how the body is before and after the chunk; 0 without one.
     """
 
     @register_to_config
@@ -54,8 +55,13 @@ class ChunkTransformer(ModelMixin, ConfigMixin):
         layers: int = 5,
         heads: int = 4,
         stochastic: bool = False,
+        body_dim: int = 0,
     ) -> None:
         super().__init__()
+        if body_dim:
+            self.embed_body = nn.Sequential(nn.Linear(2 * body_dim, width), nn.SiLU(), nn.Linear(width, width))
+            nn.init.zeros_(self.embed_body[-1].weight)  # pyright: ignore[reportArgumentType]
+            nn.init.zeros_(self.embed_body[-1].bias)  # pyright: ignore[reportArgumentType]
         if stochastic:
             self.embed_sample = nn.Conv2d(latent_channels, width, 1, bias=False)
             self.embed_time = nn.Linear(2, width, bias=False)
@@ -83,6 +89,7 @@ class ChunkTransformer(ModelMixin, ConfigMixin):
         noise: Float[Tensor, " b"],
         sample: Float[Tensor, "b v c y x"] | None = None,
         time: Float[Tensor, " b"] | None = None,
+        body: Float[Tensor, "b e"] | None = None,
     ) -> tuple[Float[Tensor, "b v c y x"], Float[Tensor, "b p"]]:
         """Changes of latent and proprio.
 
@@ -95,6 +102,7 @@ class ChunkTransformer(ModelMixin, ConfigMixin):
             sample: a noisy change of the latent, (1 - time) of it and ``time`` of Gaussian noise; None asks for the
                 mean. A row of zeros with time 0 does as well.
             time: 1 is noise and 0 is data.
+            body: (B, 2 D) as it is, and after the chunk, normalised.
         """
         batch, _, views = context.shape[:3]
         executed = torch.arange(actions.shape[1], device=actions.device) < count[:, None]
@@ -104,6 +112,8 @@ class ChunkTransformer(ModelMixin, ConfigMixin):
         if sample is not None and time is not None:
             x = x + self.embed_sample(sample.flatten(0, 1)).unflatten(0, (batch, views))
             condition = condition + self.embed_time(torch.stack([time, (time > 0).to(time.dtype)], dim=1))
+        if body is not None:
+            condition = condition + self.embed_body(body)
         # Where products are in bfloat16 everything between them is too: on a CPU it is most of the time.
         x = (x + self.position.to(x.dtype)).permute(0, 1, 3, 4, 2)  # b v y x d
         for block in self.blocks:

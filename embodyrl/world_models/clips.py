@@ -35,6 +35,7 @@ class Clips:
         env: that env's config as plain data; empty for a data set of someone else's.
         weight: (F,) how often each frame counts among those that are learned from.
         latents: (F, V, c, y, x) half, once they have been computed.
+        privileged: (F, S) the simulator's state; None where a data set does not hold it.
     """
 
     images: dict[str, np.ndarray]
@@ -50,6 +51,7 @@ class Clips:
     env: dict[str, Any]
     weight: Tensor
     latents: Tensor | None = None
+    privileged: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -100,6 +102,7 @@ class Clips:
         after = torch.cat([part.solved for part in parts])
         solved = torch.zeros_like(after)
         solved[1:] = after[:-1] & (number[1:] != start[1:])
+        states = [part.privileged for part in parts if part.privileged is not None]
         return cls(
             {name: _joined([part.images[name] for part in parts]) for name in first.images},
             torch.cat([part.proprio for part in parts]),
@@ -113,6 +116,7 @@ class Clips:
             spec or _spec(paths[0], first),
             first.origin.get("config", {}),
             torch.cat([torch.full((len(p),), w) for p, w in zip(parts, weights or [1] * len(parts), strict=True)]),
+            privileged=torch.cat(states) if len(states) == len(parts) else None,
         )
 
     @property
@@ -131,6 +135,10 @@ class Clips:
         """The frames of ``rows``, the cameras in the order of ``images``."""
         index = rows.numpy()
         return torch.stack([torch.from_numpy(np.ascontiguousarray(v[index])) for v in self.images.values()], dim=1)
+
+    def body(self, rows: Tensor) -> Tensor | None:
+        """(..., P + S): proprio and the simulator's state, where the data hold it."""
+        return None if self.privileged is None else torch.cat([self.proprio[rows], self.privileged[rows]], dim=-1)
 
     def chunk(self, rows: Tensor, horizon: int) -> Tensor:
         """(B, H, A): the actions from ``rows`` on; beyond an episode's end the last one is repeated."""

@@ -32,11 +32,14 @@ class WorldTrainConfig:
         width: of the dynamics' transformer.
         layers: of it.
         heads: of it.
+        state: also learn to predict the simulator's state (``StateModel``), which pictures and success then follow and
+            critics in the dream may see. None: where all data hold it; after ``init``, where that model does.
         stochastic: also learn to draw one of several possible next moments (see ``ChunkTransformer``); how far two
             draws differ then says when a dream is in doubt.
         batch_size: frames or clips in a minibatch.
         codec_steps: of the codec.
         codec_lr: its AdamW's.
+        state_steps: of the state model.
         steps: of the dynamics.
         muon_lr: of the transformer's matrices (Muon).
         lr: of everything else (AdamW).
@@ -63,10 +66,12 @@ class WorldTrainConfig:
     width: int = 128
     layers: int = 5
     heads: int = 4
+    state: bool | None = None
     stochastic: bool = False
     batch_size: int = 64
     codec_steps: int = 1200
     codec_lr: float = 2e-3
+    state_steps: int = 2000
     steps: int = 4000
     muon_lr: float = 6e-3
     lr: float = 3e-3
@@ -85,9 +90,11 @@ class WorldTrainConfig:
             raise UserError(f"held_out is {self.held_out}; it must lie above 0 and not above 0.5.")
         if not 0 <= self.pushforward_from <= 1:
             raise UserError(f"pushforward_from is {self.pushforward_from}; it must lie in [0, 1].")
+        if self.state and self.wan:
+            raise UserError("A Wan does not draw what a state model says: leave state out, or wan empty.")
         if self.weights and (len(self.weights) != len(self.data) or min(self.weights) < 1):
             raise UserError(f"weights is {self.weights}; it takes one number, 1 or more, for each of {self.data}.")
-        for key in ("horizon", "max_unroll", "steps", "codec_steps", "batch_size", "checkpoint_every"):
+        for key in ("horizon", "max_unroll", "steps", "state_steps", "codec_steps", "batch_size", "checkpoint_every"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1.")
 

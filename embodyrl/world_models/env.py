@@ -67,7 +67,7 @@ class WorldModelEnv:
             name=f"dream of {model.spec.name}",
             num_envs=n,
             max_episode_steps=config.max_episode_steps or model.spec.max_episode_steps,
-            privileged_dim=0,
+            privileged_dim=model.state_dim,
             tasks=("dream",),
             num_init_states=len(chosen),
         )
@@ -102,8 +102,9 @@ class WorldModelEnv:
         rows, keys = torch.tensor(ids, device=self.device), torch.tensor(inits, device=self.device)
         if ids:
             sentences = self._keys["sentence"][keys]
+            state = self._keys["privileged"][keys] if self.model.state is not None else None
             fresh = self.model.begin(
-                self._keys["context"][keys].float(), self._keys["proprio"][keys], self._words[sentences]
+                self._keys["context"][keys].float(), self._keys["proprio"][keys], self._words[sentences], state
             )
             self._dream = fresh if len(ids) == self.spec.num_envs else self._replaced(rows, fresh)
             for k, sentence in zip(ids, sentences.tolist(), strict=True):
@@ -123,7 +124,8 @@ class WorldModelEnv:
             age: actions since their episodes began.
 
         Raises:
-            UserError: other cameras, or pictures of another size, than the model was trained on.
+            UserError: other cameras, or pictures of another size, than the model was trained on; or no simulator's
+                state, where the model dreams of that too.
         """
         wanted = {name: tuple(size) for name, size in self.spec.cameras.items()}
         seen = [first or obs, previous or first or obs, obs]
@@ -137,7 +139,8 @@ class WorldModelEnv:
         frames = [torch.stack([one.images[name] for name in wanted], dim=1).to(self.device) for one in seen]
         context = torch.stack([self.model.codec.encode(frame).float() for frame in frames], dim=1)
         words = embed_sentences(obs.instruction).to(self.device)
-        self._dream = self.model.begin(context, obs.proprio.to(self.device), words)
+        state = None if obs.privileged is None else obs.privileged.to(self.device)
+        self._dream = self.model.begin(context, obs.proprio.to(self.device), words, state)
         self._sentences = list(obs.instruction)
         self._start(torch.arange(self.spec.num_envs, device=self.device), torch.full_like(self._elapsed, age))
         return self._observe()
@@ -266,7 +269,8 @@ class WorldModelEnv:
 
     def _observe(self) -> Obs:
         assert self._dream is not None
-        return Obs(dict(self._images), self.model.proprio(self._dream), list(self._sentences))
+        proprio, state = self.model.proprio(self._dream), self.model.privileged(self._dream)
+        return Obs(dict(self._images), proprio, list(self._sentences), state)
 
     def _replaced(self, rows: Tensor, new: Dream) -> Dream:
         """The dreams with those in ``rows`` replaced."""
@@ -274,9 +278,9 @@ class WorldModelEnv:
             raise UserError("The first reset of a world model must start all its dreams.")
         values = {}
         for field in dataclasses.fields(Dream):
-            value = getattr(self._dream, field.name).clone()
-            value[rows] = getattr(new, field.name).to(value.dtype)
-            values[field.name] = value
+            if (value := getattr(self._dream, field.name)) is not None:
+                values[field.name] = value = value.clone()
+                value[rows] = getattr(new, field.name).to(value.dtype)
         return Dream(**values)
 
 

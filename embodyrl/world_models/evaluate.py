@@ -85,7 +85,8 @@ def speed(model: WorldModel, sizes: Sequence[int] = (1, 16, 64, 256), seconds: f
         c, y, x = model.codec.latent_shape
         context = torch.randn(n, CONTEXT, len(env.cameras), c, y, x, device=model.device)
         words = torch.zeros(n, model.success.config["word_dim"], device=model.device)
-        dream = model.begin(context, torch.zeros(n, env.proprio_dim, device=model.device), words)
+        zeros = (torch.zeros(n, dim, device=model.device) for dim in (env.proprio_dim, model.state_dim))
+        dream = model.begin(context, next(zeros), words, next(zeros))
         actions = torch.zeros(n, model.horizon, env.action_dim, device=model.device)
         count = torch.full((n,), model.horizon, device=model.device)
         frames = _rate(partial(model.frames, dream), seconds) * n

@@ -35,7 +35,8 @@ def replay(
     device, source = model.device, starts if actions_of is None else actions_of
     words = embed_sentences(clips.sentences).to(device)[clips.sentence[starts]]
     first = clips.latents[starts].to(device).float()[:, None].expand(-1, CONTEXT, -1, -1, -1, -1)
-    dream = model.begin(first, clips.proprio[starts].to(device), words)
+    state = None if clips.privileged is None else clips.privileged[starts].to(device)
+    dream = model.begin(first, clips.proprio[starts].to(device), words, state)
     dreams, lasted = [], []
     for first in range(0, int((clips.end[source] - source).max()) - 1, model.horizon):
         count = (clips.end[source] - 1 - source - first).clamp(0, model.horizon)

@@ -85,8 +85,10 @@ class MixedEnv:
         return Step(obs=self._joined(), log=log, **{name: both(name) for name in names})
 
     def _joined(self) -> Obs:
-        # What only a simulator knows, no dream can say.
-        return Obs.cat([dataclasses.replace(self._obs[real], privileged=None) for real in (True, False)])
+        parts = [self._obs[real] for real in (True, False)]
+        if not self.spec.privileged_dim:  # what only a simulator knows, most dreams cannot say
+            parts = [dataclasses.replace(part, privileged=None) for part in parts]
+        return Obs.cat(parts)
 
     def close(self) -> None:
         """See ``VecEnv.close``."""

@@ -2,6 +2,8 @@
 
 frames --codec--> latents --backbone(actions)--> next latents --codec--> next frames
                                                       |--head(instruction)--> P(solved)
+
+One with a state model also has the simulator's state; the pictures then follow that, and it says what is solved.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from embodyrl.types import EnvSpec, TensorData
 from embodyrl.world_models.backbone import ChunkTransformer
 from embodyrl.world_models.codec import FrameCodec
 from embodyrl.world_models.reflectors.calibration import Calibration
+from embodyrl.world_models.state import StateModel
 from embodyrl.world_models.success import SuccessHead
 
 if TYPE_CHECKING:  # Wan's part of diffusers takes seconds to import
@@ -38,8 +41,9 @@ PARTS = {
     "codec": {"FrameCodec": "embodyrl.world_models.codec", "WanCodec": "embodyrl.world_models.wan"},
     "backbone": {"ChunkTransformer": "embodyrl.world_models.backbone", "WanBackbone": "embodyrl.world_models.wan"},
     "success": {"SuccessHead": "embodyrl.world_models.success"},
+    "state": {"StateModel": "embodyrl.world_models.state"},
 }
-"""Folder -> the classes that it may hold, and where they are."""
+"""Folder -> the classes that it may hold, and where they are; the last need not be there."""
 
 
 @dataclass
@@ -50,11 +54,13 @@ class Dream(TensorData):
         context: (N, 3, V, c, y, x) latents of the first, the previous and the current frame.
         proprio: (N, P) in the model's normalised units.
         words: (N, E) embedding of the instruction.
+        body: (N, P + S) proprio and the simulator's state in the env's units; None without a state model.
     """
 
     context: Tensor
     proprio: Tensor
     words: Tensor
+    body: Tensor | None = None
 
     @property
     def latent(self) -> Tensor:
@@ -67,7 +73,8 @@ class Dream(TensorData):
         def pick(mine: Tensor, theirs: Tensor) -> Tensor:
             return torch.where(mask.view(-1, *[1] * (mine.ndim - 1)), theirs, mine)
 
-        return Dream(pick(self.context, other.context), pick(self.proprio, other.proprio), self.words)
+        body = None if self.body is None or other.body is None else pick(self.body, other.body)
+        return Dream(pick(self.context, other.context), pick(self.proprio, other.proprio), self.words, body)
 
 
 class WorldModel(nn.Module):
@@ -81,16 +88,19 @@ class WorldModel(nn.Module):
             than that and a dream is not to be believed. 0 for a deterministic model.
         keyframes: real moments that a dream can start from: ``context`` (M, 3, V, c, y, x) half (see ``begin``),
             ``proprio`` (M, P), ``sentence`` (M,) index into ``sentences``, ``init`` (M,) the episode's initial state or
-            -1, ``age`` (M,) actions since its start, and ``held_out`` (M,) bool, whether it was kept from training.
+            -1, ``age`` (M,) actions since its start, ``held_out`` (M,) bool, whether it was kept from training, and
+            with a state model ``privileged`` (M, S).
         sentences: the instructions of the keyframes.
     """
 
     proprio_mean: Tensor
     proprio_std: Tensor
 
-    def __init__(self, codec: Codec, backbone: Backbone, success: SuccessHead, spec: EnvSpec) -> None:
+    def __init__(
+        self, codec: Codec, backbone: Backbone, success: SuccessHead, spec: EnvSpec, state: StateModel | None = None
+    ) -> None:
         super().__init__()
-        self.codec, self.backbone, self.success = codec, backbone, success
+        self.codec, self.backbone, self.success, self.state = codec, backbone, success, state
         self.spec, self.env, self.calibration, self.doubt = spec, {}, Calibration(), 0.0
         self.keyframes: dict[str, Tensor] = {}
         self.sentences: list[str] = []
@@ -108,19 +118,45 @@ class WorldModel(nn.Module):
         return self.backbone.config["horizon"]
 
     @property
+    def state_dim(self) -> int:
+        """S, of the simulator's state; 0 without a state model."""
+        return 0 if self.state is None else self.state.config["body_dim"] - self.spec.proprio_dim
+
+    @property
     def stochastic(self) -> bool:
         """Whether it can draw one of several possible next moments."""
         return bool(self.backbone.config["stochastic"])
 
-    def begin(self, context: Float[Tensor, "n 3 v c y x"], proprio: Float[Tensor, "n p"], words: Tensor) -> Dream:
+    def begin(
+        self,
+        context: Float[Tensor, "n 3 v c y x"],
+        proprio: Float[Tensor, "n p"],
+        words: Tensor,
+        privileged: Float[Tensor, "n s"] | None = None,
+    ) -> Dream:
         """Dreams that start from real frames.
 
         Args:
             context: latents of the episode's first frame, of one before, and of the one to start from.
             proprio: in the env's units.
             words: (N, E) of the instructions, see ``SuccessHead``.
+            privileged: the simulator's state; a model without a state model does not look at it.
+
+        Raises:
+            UserError: there is none, and the model has a state model.
         """
-        return Dream(context, (proprio - self.proprio_mean) / self.proprio_std, words)
+        body = None
+        if self.state is not None:
+            if privileged is None:
+                raise UserError(
+                    f"This world model of {self.spec.name} also dreams of the simulator's state, and does not know how "
+                    "to begin without one. Train another with state=false."
+                )
+            body = torch.cat([proprio, privileged], dim=1)
+        return Dream(context, self._normalized(proprio), words, body)
+
+    def _normalized(self, proprio: Tensor) -> Tensor:
+        return (proprio - self.proprio_mean) / self.proprio_std
 
     def imagine(
         self,
@@ -130,6 +166,7 @@ class WorldModel(nn.Module):
         noise: Tensor | None = None,
         sample: Tensor | None = None,
         steps: int = 1,
+        body: Tensor | None = None,
     ) -> Dream:
         """What the first ``count`` (1 to H) of the actions lead to.
 
@@ -141,34 +178,63 @@ class WorldModel(nn.Module):
             sample: Gaussian noise (N, V, c, y, x) that a stochastic model makes one of the possible next moments from;
                 None gives the mean of them all.
             steps: of denoising, Euler's.
+            body: what the chunk makes of the body, where that is known; None asks the state model, if there is one.
         """
         noise = actions.new_zeros(len(actions)) if noise is None else noise
-        given = (dream.context, dream.proprio, actions, count, noise)
-        change, moved = self.backbone(*given) if sample is None else self._denoise(given, sample, steps)
-        return self.after(dream, change, moved)
+        if self.state is not None and dream.body is not None and body is None:
+            body = self.state.roll(dream.body, actions, count)
+        given = (dream, actions, count, noise, body)
+        change, moved = self.change(*given) if sample is None else self._denoise(given, sample, steps)
+        return self.after(dream, change, moved, body)
 
-    def after(self, dream: Dream, change: Tensor, moved: Tensor) -> Dream:
-        """The dream a chunk later, by the changes of latent and proprio."""
+    def change(
+        self,
+        dream: Dream,
+        actions: Tensor,
+        count: Tensor,
+        noise: Tensor,
+        body: Tensor | None,
+        sample: Tensor | None = None,
+        time: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """What the backbone says of a chunk that makes ``body`` of the body; see there."""
+        given = (dream.context, dream.proprio, actions, count, noise, sample, time)
+        if self.state is None or dream.body is None or body is None:
+            return self.backbone(*given)
+        return self.backbone(*given, torch.cat([self.state.normalize(b) for b in (dream.body, body)], dim=1))
+
+    def after(self, dream: Dream, change: Tensor, moved: Tensor, body: Tensor | None = None) -> Dream:
+        """The dream a chunk later, by the changes of latent and proprio, or by ``body``, which knows better."""
         latent = dream.latent + change.float()
         context = torch.stack([dream.context[:, 0], dream.latent, latent], dim=1)
-        return Dream(context, dream.proprio + moved.float(), dream.words)
+        if body is None:
+            return Dream(context, dream.proprio + moved.float(), dream.words)
+        return Dream(context, self._normalized(body[:, : self.spec.proprio_dim]), dream.words, body)
 
-    def _denoise(self, given: tuple[Tensor, ...], sample: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    def _denoise(
+        self, given: tuple[Dream, Tensor, Tensor, Tensor, Tensor | None], sample: Tensor, steps: int
+    ) -> tuple[Tensor, Tensor]:
         """The change that ``sample`` flows to, and the proprio's."""
-        moved, time = given[1], torch.ones(len(sample), device=sample.device)
+        moved, time = given[0].proprio, torch.ones(len(sample), device=sample.device)
         for left in range(steps, 0, -1):
-            clean, moved = self.backbone(*given, sample, time * left / steps)
+            clean, moved = self.change(*given, sample, time * left / steps)
             sample = clean.float() + (left - 1) / left * (sample - clean.float())
         return sample, moved
 
     def solved(self, dream: Dream) -> Float[Tensor, " n"]:
         """The probability that the task is solved, as it looks now."""
+        if self.state is not None and dream.body is not None:
+            return self.state.logit(dream.body, dream.words).sigmoid()
         return self.success(dream.latent, dream.proprio, dream.words).float().sigmoid()
 
     def frames(self, dream: Dream) -> dict[str, UInt8[Tensor, "n h w 3"]]:
         """What the cameras see."""
         pixels = self.codec.decode(dream.latent)
         return {name: pixels[:, view] for view, name in enumerate(self.spec.cameras)}
+
+    def privileged(self, dream: Dream) -> Float[Tensor, "n s"] | None:
+        """The simulator's state, for critics alone."""
+        return None if dream.body is None else dream.body[:, self.spec.proprio_dim :]
 
     def proprio(self, dream: Dream) -> Float[Tensor, "n p"]:
         """In the env's units."""
@@ -180,7 +246,8 @@ class WorldModel(nn.Module):
         partial = folder.with_name(f".{folder.name}.tmp-{secrets.token_hex(4)}")
         partial.mkdir(parents=True)
         for name in PARTS:
-            getattr(self, name).save_pretrained(partial / name)
+            if (part := getattr(self, name)) is not None:
+                part.save_pretrained(partial / name)
         tensors = {f"keyframes.{k}": v.contiguous() for k, v in self.keyframes.items()}
         tensors |= {k: self.get_buffer(k) for k in ("proprio_mean", "proprio_std")}
         save_file(tensors, partial / "world.safetensors")
@@ -222,8 +289,8 @@ class WorldModel(nn.Module):
             UserError: there is no world model.
         """
         folder, meta = Path(folder), cls.read_meta(folder)
-        codec, backbone, success = (_load_part(folder / name, classes) for name, classes in PARTS.items())
-        model = cls(codec, backbone, success, spec_from_json(meta["spec"]))
+        parts = {n: _load_part(folder / n, c) for n, c in PARTS.items() if n != "state" or (folder / n).exists()}
+        model = cls(spec=spec_from_json(meta["spec"]), **parts)
         model.env, model.calibration, model.sentences = (
             meta["env"],
             Calibration(**meta["calibration"]),

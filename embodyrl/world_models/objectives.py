@@ -1,6 +1,7 @@
 """What a world model is trained to do: reconstruct a frame, and say what a chunk of actions makes of one.
 
 codec_loss      frames -> latents -> frames
+state_loss      a body and one action -> the body after it
 dynamics_loss   a moment and 1 to H actions -> the moment after them, and whether the task is solved then
 """
 
@@ -65,17 +66,20 @@ def dynamics_loss(
     some = torch.rand(len(rows), generator=generator) < 0.5
     noise = context_noise * some * torch.rand(len(rows), generator=generator)
     context = context + (noise.view(-1, *[1] * 5) * torch.randn(context.shape, generator=generator)).to(device)
-    dream = Dream(context, _proprio(model, clips, rows), words[clips.sentence[rows]].to(device))
+    said = words[clips.sentence[rows]].to(device)
+    dream = Dream(context, _proprio(model, clips, rows), said, _true(model, clips, rows))
     level, sent = noise.to(device), count.to(device)
     with torch.no_grad():
         for _ in range(unroll - 1):
-            dream = model.imagine(dream, clips.chunk(rows, model.horizon).to(device), sent, level)
+            dream = model.imagine(
+                dream, clips.chunk(rows, model.horizon).to(device), sent, level, body=_true(model, clips, rows + count)
+            )
             rows, level = rows + count, torch.zeros_like(level)
     current, target = _latents(clips, rows, device), _latents(clips, rows + count, device)
     proprio = _proprio(model, clips, rows + count)
     sampled = noisy_change(target - dream.latent, generator) if model.stochastic else ()
-    actions = clips.chunk(rows, model.horizon).to(device)
-    dream = model.after(dream, *model.backbone(dream.context, dream.proprio, actions, sent, level, *sampled))
+    actions, body = clips.chunk(rows, model.horizon).to(device), _true(model, clips, rows + count)
+    dream = model.after(dream, *model.change(dream, actions, sent, level, body, *sampled), body)
     changed = ((target - current).abs().amax(2, keepdim=True) > CHANGED).float()
     picture = ((1.0 + (CHANGE_WEIGHT - 1.0) * changed) * (dream.latent - target).square()).mean()
     moved = (dream.proprio - proprio).square().mean()
@@ -85,6 +89,19 @@ def dynamics_loss(
     solved = clips.solved[rows + count].float().to(device).repeat(2)
     judged = F.binary_cross_entropy_with_logits(logit, solved)
     return picture + moved + judged, {"picture": picture, "proprio": moved, "success": judged}
+
+
+def state_loss(model: WorldModel, clips: Clips, words: Tensor, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of the state model, on B frames that have a next one."""
+    assert model.state is not None
+    device = model.device
+    body, after = _body(clips, rows, device), _body(clips, rows + 1, device)
+    error = model.state.error(body, clips.actions[rows].to(device), after)
+    moved = F.smooth_l1_loss(error, torch.zeros_like(error), beta=0.5)
+    said = words[clips.sentence[rows]].to(device)
+    logit = model.state.logit(after, said)
+    judged = F.binary_cross_entropy_with_logits(logit, clips.solved[rows + 1].float().to(device))
+    return moved + judged, {"state": moved, "state_success": judged}
 
 
 def noisy_change(change: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -117,6 +134,17 @@ def draw_clips(
 def _latents(clips: Clips, index: Tensor, device: torch.device) -> Tensor:
     assert clips.latents is not None
     return clips.latents[index].to(device).float()
+
+
+def _body(clips: Clips, rows: Tensor, device: torch.device) -> Tensor:
+    body = clips.body(rows)
+    assert body is not None
+    return body.to(device)
+
+
+def _true(model: WorldModel, clips: Clips, rows: Tensor) -> Tensor | None:
+    """The real body: in training the pictures follow that."""
+    return None if model.state is None else _body(clips, rows, model.device)
 
 
 def _proprio(model: WorldModel, clips: Clips, rows: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
 """Trains a world model from recorded episodes: the codec, then the dynamics and the success head together.
 
     1. codec: autoencoding of single frames; then every frame's latent is computed once.
-    2. dynamics: from a moment and 1 to H actions to the moment after them, in latents. In the last part of training
+    2. where the data hold it, the state model: what one action does to the simulator's state.
+    3. dynamics: from a moment and 1 to H actions to the moment after them, in latents. In the last part of training
        the moment is one that the model imagined itself over up to ``max_unroll`` chunks (pushforward,
        arXiv:2202.03376): it learns to go on from its own mistakes, and the head what solved looks like in dreams.
-    3. calibration: the threshold of success, on dreams that replay the actions of held-out episodes.
+    4. calibration: the threshold of success, on dreams that replay the actions of held-out episodes.
 
 Prediction is deterministic: in a world without hidden chance that beats a flow from scratch at the same cost by far,
 and does not hallucinate success (docs/world_models.md).
@@ -17,7 +18,6 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,17 +29,16 @@ from embodyrl.interrupt import Interrupt, Interrupted
 from embodyrl.loggers import LiveTable, MetricsWriter
 from embodyrl.provenance import describe_run, finish_run
 from embodyrl.words import embed_sentences
-from embodyrl.world_models.backbone import ChunkTransformer
 from embodyrl.world_models.clips import Clips
-from embodyrl.world_models.codec import FrameCodec
 from embodyrl.world_models.config import WorldTrainConfig
+from embodyrl.world_models.fresh import build, go_on, with_state
 from embodyrl.world_models.judge import doubt_limit, fit_calibration
 from embodyrl.world_models.model import WorldModel, use_bf16
-from embodyrl.world_models.objectives import codec_loss, draw_clips, dynamics_loss
+from embodyrl.world_models.objectives import codec_loss, draw_clips, dynamics_loss, state_loss
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.stage import Stage
-from embodyrl.world_models.success import SuccessHead
 
+STATE_BATCH, STATE_LR = 256, 3e-3
 KEYFRAMES = 4096
 """First frames that dreams can start from, at the most, and as many later moments."""
 
@@ -69,9 +68,10 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
     held_out = clips.held_out(config.held_out)
     starts = clips.starts[held_out[clips.starts]]
     _check_both_kinds(clips, starts)
+    resolved = dataclasses.replace(config, state=with_state(config, clips))
     rows = (~held_out).nonzero().flatten()
     rows = rows.repeat_interleave(clips.weight[rows])
-    model = (go_on(config, clips) if config.init else build(config, clips, rows)).to(device)
+    model = (go_on(resolved, clips) if config.init else build(resolved, clips, rows)).to(device)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=1))
     describe_run(folder / "meta.json", command=command, seed=config.seed, device=device)
@@ -100,53 +100,10 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
     return folder / "model"
 
 
-def build(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> WorldModel:
-    """A model with fresh weights for data like ``clips``; what it normalises by comes from ``rows``."""
-    views, (height, width) = len(clips.images), next(iter(clips.spec.cameras.values()))
-    dims = {"action_dim": clips.spec.action_dim, "horizon": config.horizon, "proprio_dim": clips.spec.proprio_dim}
-    with torch.random.fork_rng():
-        torch.manual_seed(config.seed)
-        if config.wan:
-            from embodyrl.world_models.wan import load_wan
-
-            codec, backbone = load_wan(config.wan, views, (height, width), stochastic=config.stochastic, **dims)
-            c, y, x = codec.latent_shape
-        else:
-            codec = FrameCodec(views, height, width, config.latent_channels, config.channels)
-            c, y, x = codec.latent_shape
-            middle = clips.frames(rows[:: max(1, len(rows) // 500)]).median(dim=0).values
-            codec.get_buffer("background").copy_(middle.permute(0, 3, 1, 2).float() / 255.0)
-            backbone = ChunkTransformer(
-                num_views=views, latent_channels=c, rows=y, columns=x, width=config.width, layers=config.layers,
-                heads=config.heads, stochastic=config.stochastic, **dims,
-            )  # fmt: skip
-        success = SuccessHead(num_views=views, latent_channels=c, proprio_dim=clips.spec.proprio_dim)
-        model = WorldModel(codec, backbone, success, clips.spec)
-    model.env = clips.env
-    model.proprio_mean.copy_(clips.proprio[rows].mean(0))
-    model.proprio_std.copy_(clips.proprio[rows].std(0).clamp_min(1e-3))
-    return model
-
-
-def go_on(config: WorldTrainConfig, clips: Clips) -> WorldModel:
-    """The model of ``config.init``, whose dynamics shall learn from more data, and perhaps to be stochastic.
-
-    Raises:
-        UserError: the data do not fit it.
-    """
-    model = WorldModel.load(config.init)
-    checkpoint.check_compatible(model.spec, clips.spec)
-    if config.stochastic and not model.stochastic:
-        old, new = model.backbone, cast(Any, ChunkTransformer.from_config(model.backbone.config, stochastic=True))
-        new.load_state_dict(old.state_dict(), strict=False)  # what it lacks begins at zero
-        model.backbone = new
-    return model.train()
-
-
 def fit(
     config: WorldTrainConfig, folder: Path, model: WorldModel, clips: Clips, rows: Tensor, check: Callable[[], None]
 ) -> None:
-    """Both stages, from the newest checkpoint on.
+    """All stages, from the newest checkpoint on.
 
     Args:
         config: the settings.
@@ -163,19 +120,25 @@ def fit(
     dynamics = Stage(
         nn.ModuleList([model.backbone, model.success]), matrices, (config.muon_lr, config.lr), config.steps
     )
+    stages = {"codec": codec, "dynamics": dynamics}
+    if model.state is not None:
+        stages["state_model"] = Stage(model.state, [], (0.0, STATE_LR), config.state_steps)
     if config.init or config.wan:
         codec.done = codec.steps  # it has been trained
     newest = checkpoint.latest(folder / "checkpoints")
     if newest is not None:
         states, _ = checkpoint.load(newest, device=device)
         model.load_state_dict(states["model"])
-        codec.load_state_dict(states["codec"])
-        dynamics.load_state_dict(states["dynamics"])
+        for name, stage in stages.items():
+            stage.load_state_dict(states[name])
+
+    def total() -> int:
+        return sum(stage.done for stage in stages.values())
 
     def save() -> None:
-        states = {"model": model.state_dict(), "codec": codec.state_dict(), "dynamics": dynamics.state_dict()}
-        where = folder / "checkpoints" / f"step_{codec.done + dynamics.done:07d}"
-        checkpoint.save(where, states, {"codec": codec.done, "dynamics": dynamics.done}, keep_last=2)
+        states = {"model": model.state_dict()} | {name: stage.state_dict() for name, stage in stages.items()}
+        where = folder / "checkpoints" / f"step_{total():07d}"
+        checkpoint.save(where, states, {name: stage.done for name, stage in stages.items()}, keep_last=2)
 
     def run(name: str, stage: Stage, loss_of: Callable[[int], tuple[Tensor, dict[str, Tensor]]]) -> None:
         with LiveTable(name, stage.steps, stage.done) as table:
@@ -187,7 +150,7 @@ def fit(
                 stage.step(loss)
                 if stage.done % 20 == 0 or stage.done == stage.steps:
                     minutes = (time.monotonic() - began) / 60 * stage.done / (stage.done - first)
-                    row = {"iteration": codec.done + dynamics.done, "loss": float(loss.detach()), "minutes": minutes}
+                    row = {"iteration": total(), "loss": float(loss.detach()), "minutes": minutes}
                     metrics.write(row | {k: float(v.detach()) for k, v in figures.items()})
                     table.update(row | {"iteration": stage.done})
                 if stage.done % config.checkpoint_every == 0 or stage.done == stage.steps:
@@ -200,6 +163,10 @@ def fit(
         loss = codec_loss(model, clips, chosen)
         return loss, {}
 
+    def state_step(step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        chosen = followed[torch.randint(len(followed), (STATE_BATCH,), generator=_seeded(config.seed, 3, step))]
+        return state_loss(model, clips, words, chosen)
+
     def dynamics_step(step: int) -> tuple[Tensor, dict[str, Tensor]]:
         generator = _seeded(config.seed, 2, step)
         unroll = 1
@@ -208,13 +175,16 @@ def fit(
         drawn = draw_clips(clips, rows, config.batch_size, model.horizon, unroll, generator)
         return dynamics_loss(model, clips, words, *drawn, unroll, config.context_noise, generator)
 
-    with MetricsWriter(folder, (), codec.done + dynamics.done) as metrics:
+    followed = rows[rows + 1 < clips.end[rows]]
+    words = embed_sentences(clips.sentences).to(device)
+    with MetricsWriter(folder, (), total()) as metrics:
         try:
             run("codec", codec, codec_step)
             if dynamics.done == 0 and not (config.init or config.wan):
                 set_latent_scale(model, clips, rows)
             clips.latents = encode(model, clips)
-            words = embed_sentences(clips.sentences).to(device)
+            if "state_model" in stages:
+                run("state model", stages["state_model"], state_step)
             run("dynamics", dynamics, dynamics_step)
         except Interrupted:
             save()
@@ -226,6 +196,8 @@ def set_latent_scale(model: WorldModel, clips: Clips, rows: Tensor) -> None:
     """Normalises every latent channel to mean 0 and variance 1 over 1,000 frames."""
     some = rows[:: max(1, len(rows) // 1000)]
     codec, device = model.codec, model.device
+    codec.get_buffer("shift").zero_()  # an interrupted run may have set them
+    codec.get_buffer("scale").fill_(1.0)
     latent = torch.cat([codec.encode(clips.frames(part).to(device)) for part in some.split(256)])
     codec.get_buffer("shift").copy_(latent.mean((0, 1, 3, 4))[:, None, None])
     codec.get_buffer("scale").copy_(latent.std((0, 1, 3, 4)).clamp_min(1e-3)[:, None, None])
@@ -257,6 +229,8 @@ def add_keyframes(model: WorldModel, clips: Clips, held_out: Tensor, seed: int =
         "age": rows - clips.start[rows],
         "held_out": held_out[rows],
     }
+    if model.state is not None and clips.privileged is not None:
+        model.keyframes["privileged"] = clips.privileged[rows]
 
 
 def _check_both_kinds(clips: Clips, starts: Tensor) -> None:

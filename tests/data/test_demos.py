@@ -42,6 +42,8 @@ def test_what_is_read_is_what_was_recorded(dataset, spec_and_recordings):
     assert demos.init.tolist() == [r.init for r in recordings for _ in range(len(r))]
     obs, _, _ = demos.batch(torch.arange(len(demos)))
     assert obs.instruction == [r.instruction for r in recordings for _ in range(len(r))]
+    np.testing.assert_allclose(demos.privileged.numpy(), np.concatenate([r.privileged for r in recordings]))
+    assert demos.privileged.shape[1] == spec.privileged_dim and obs.privileged is None  # which no policy sees
     for camera in ("front", "wrist"):
         original = np.concatenate([r.images[camera] for r in recordings]).astype(np.float64)
         error = ((demos.images[camera] - original) ** 2).mean(axis=(1, 2, 3))
@@ -51,10 +53,13 @@ def test_what_is_read_is_what_was_recorded(dataset, spec_and_recordings):
 
 def test_lerobot_reads_the_same_frames(dataset):
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
+    from lerobot.utils.feature_utils import dataset_to_policy_features
 
     theirs = LeRobotDataset("local/demo", root=dataset, video_backend="pyav", return_uint8=True)
     ours = Demonstrations.load(dataset, 1, keep="all")
     assert len(theirs) == len(ours) and theirs.num_episodes == 8
+    seen = [k for k in dataset_to_policy_features(theirs.meta.features) if k != "action"]
+    assert all(k.startswith("observation.") for k in seen)  # its policies do not see the simulator's state either
     for i in range(0, len(ours), 7):
         item = theirs[i]
         obs, actions, _ = ours.batch(torch.tensor([i]))

@@ -1,0 +1,117 @@
+"""A world model that also predicts the simulator's state."""
+
+import contextlib
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from squares import SIZE, SPEC, T, squares
+
+from embodyrl import checks
+from embodyrl.errors import UserError
+from embodyrl.types import Obs
+from embodyrl.world_models import train as training
+from embodyrl.world_models.clips import Clips
+from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
+from embodyrl.world_models.judge import replay
+from embodyrl.world_models.model import WorldModel
+from embodyrl.world_models.reflectors.calibration import Calibration
+from embodyrl.world_models.train import WorldTrainConfig, train_world
+
+NEVER = Calibration(bias=-50.0, threshold=1.0)
+SETTINGS = {
+    "data": ("memory",), "horizon": 3, "channels": 16, "width": 32, "layers": 1, "latent_channels": 4,
+    "codec_steps": 20, "steps": 30, "state_steps": 200, "max_false_positives": 1.0,
+}  # fmt: skip
+
+
+def hardly_trained(config: WorldTrainConfig) -> str:
+    """A model all the same, where training complains that so few steps do not tell it what a success is."""
+    with contextlib.suppress(UserError):
+        train_world(config)
+    return str(Path(config.out) / "model")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    """Its pictures are hardly trained: what it knows of the square, it knows by its state."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(100, 0, state=True)))
+        return str(train_world(WorldTrainConfig(**SETTINGS, out=str(tmp_path_factory.mktemp("w") / "run"))))
+
+
+def test_it_knows_where_the_square_goes_and_when_it_has_arrived(folder) -> None:
+    model, clips = WorldModel.load(folder), squares(40, 99, state=True)
+    clips.latents = training.encode(model, clips)
+    dreams, _ = replay(model, clips, clips.starts)
+    last = clips.starts + T - 1
+    assert (model.privileged(dreams[-1]) - clips.privileged[last]).abs().mean() < 0.02 * SIZE
+    assert (model.proprio(dreams[-1]) - clips.proprio[last]).abs().mean() < 0.02
+    wrong = (model.solved(dreams[-1]) > 0.5) != clips.solved[last]
+    assert wrong.float().mean() < 0.1 and 0 < clips.solved[last].sum() < 40
+
+
+def test_the_env_gives_the_state_and_keeps_its_promises(folder) -> None:
+    env = WorldModelEnv(WorldModelConfig(model=folder, num_envs=5, precision="f32"))
+    assert env.spec.privileged_dim == 1
+    for horizon in (1, 3, 7):
+        checks.check_env(env, horizon=horizon)
+    env.model.calibration = NEVER
+    before = env.reset(init=[0, 1, 2, 3, 4])
+    right = torch.tensor([0.0, 1.0]).expand(5, 3, 2)
+    after = env.step(right).obs
+    moved = (before.privileged - after.privileged)[:, 0]
+    assert torch.allclose(moved, (after.proprio - before.proprio)[:, 1] * SIZE, atol=1.5) and moved.max() > 8
+    one = env.reset([1], init=[0]).privileged  # a reset touches no other dream
+    assert torch.equal(one[[0, 2, 3, 4]], after.privileged[[0, 2, 3, 4]]) and torch.equal(one[1], before.privileged[0])
+
+
+def test_it_goes_on_from_a_simulator_and_from_nothing_else(folder) -> None:
+    env, clips = WorldModelEnv(WorldModelConfig(model=folder, num_envs=2, precision="f32")), squares(2, 5, state=True)
+    rows = clips.starts
+    seen = Obs(
+        {"front": torch.from_numpy(clips.images["front"][rows.numpy()])}, clips.proprio[rows], clips.sentences * 2,
+        clips.privileged[rows],
+    )  # fmt: skip
+    assert torch.equal(env.dream_from(seen).privileged, seen.privileged)
+    with pytest.raises(UserError, match="also dreams of the simulator's state"):
+        env.dream_from(dataclasses.replace(seen, privileged=None))
+
+
+def test_a_model_without_it_learns_it(folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(60, 3)))
+    plain = hardly_trained(WorldTrainConfig(**SETTINGS, out=str(tmp_path / "plain")))
+    assert WorldModel.load(plain).state is None
+    env = WorldModelEnv(WorldModelConfig(model=plain, num_envs=2))
+    assert env.spec.privileged_dim == 0 and env.reset().privileged is None
+    for given, model in (({"state": True}, "fresh"), ({"init": folder}, "old")):
+        with pytest.raises(UserError, match="Not all frames of the data hold the simulator's state"):
+            train_world(WorldTrainConfig(**SETTINGS, **given, out=str(tmp_path / model)))
+    monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(60, 3, state=True)))
+    more = WorldModel.load(train_world(WorldTrainConfig(**SETTINGS, init=plain, state=True, out=str(tmp_path / "on"))))
+    assert more.state_dim == 1 and more.spec == SPEC
+    with pytest.raises(UserError, match="leave state=false out"):
+        train_world(WorldTrainConfig(**SETTINGS, init=folder, state=False, out=str(tmp_path / "less")))
+    with pytest.raises(UserError, match="leave state out"):
+        WorldTrainConfig(state=True, wan="folder")
+
+
+def test_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(60, 0, state=True)))
+    settings = SETTINGS | {"codec_steps": 4, "state_steps": 6, "steps": 4}
+    config = WorldTrainConfig(**settings, out=str(tmp_path / "whole"), checkpoint_every=4)
+    whole, calls = hardly_trained(config), 0
+
+    def check(self) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 8:  # within the state model's stage
+            raise training.Interrupted
+
+    parts = dataclasses.replace(config, out=str(tmp_path / "parts"))
+    with monkeypatch.context() as m:
+        m.setattr(training.Interrupt, "check", check)
+        assert train_world(parts) is None
+    a, b = (WorldModel.load(path).state_dict() for path in (whole, hardly_trained(parts)))
+    assert all(torch.equal(a[k], b[k]) for k in a)
