@@ -52,7 +52,9 @@ def check_folder(folder: Path, config: Config, say: Callable[[str], None] = prin
     path = folder / "config.yaml"
     if not path.exists():
         return
-    old, new = _flat(read_preset(str(path))), _flat(cast(DictConfig, OmegaConf.create(to_yaml(config))))
+    plain = Config(**{f.name: type(getattr(config, f.name))() for f in dataclasses.fields(config)})
+    defaults, new = (_flat(cast(DictConfig, OmegaConf.create(to_yaml(c)))) for c in (plain, config))
+    old = defaults | _flat(read_preset(str(path)))  # what an older version did not write yet was as it is by default
     before, now = old.get("run.iterations"), new["run.iterations"]
     free = {f"run.{key}" for key in CHANGEABLE} - set(_lowered(old, new)) | {"run.out", "run.name"}
     differs = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key) and key not in free]

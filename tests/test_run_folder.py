@@ -44,6 +44,15 @@ def test_a_run_may_be_moved_made_longer_and_watched_otherwise(folder, override):
     assert not said or ("goes on to 9 iterations instead of 6" in said[0] and "learning rate" in said[0])
 
 
+def test_a_setting_that_an_older_version_did_not_write_was_its_default(folder):
+    path = folder / "config.yaml"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if "target_kl" not in line))
+    check_folder(folder, config("run.seed=0"))
+    with pytest.raises(UserError, match=r"algorithm.target_kl was \S+, now 0.5"):
+        check_folder(folder, config("algorithm.target_kl=0.5"))
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
@@ -58,13 +67,6 @@ def test_a_run_may_be_moved_made_longer_and_watched_otherwise(folder, override):
 def test_nothing_else_may_change(folder, override, words):
     with pytest.raises(UserError, match=rf"another config \({words}\).*run\.name=.*made longer"):
         check_folder(folder, config(override), lambda text: pytest.fail(text))
-
-
-def test_a_key_that_the_run_did_not_have_is_named(folder):
-    text = (folder / "config.yaml").read_text().replace("  threads: 0\n", "")
-    (folder / "config.yaml").write_text(text)
-    with pytest.raises(UserError, match=r"run.threads was not there, now 0"):
-        check_folder(folder, config())
 
 
 def test_the_last_evaluation_becomes_one_on_the_way(tmp_path):

@@ -22,6 +22,7 @@ class Sight:
 
     def __init__(self, robot: Robot) -> None:
         self._robot = robot
+        self._last: dict[str, np.ndarray] = {}
         self._kept: dict[str, np.ndarray] = {}
         self._moved: dict[str, float] = {}
         self._q: Array | None = None
@@ -36,10 +37,12 @@ class Sight:
         step = 0.0 if self._q is None else float(np.abs(q - self._q).max())
         self._q = q
         for name, image in seen["images"].items():
+            # The same array is no new picture: whether it is too old is for the robot to say.
+            new, self._last[name] = image is not self._last.get(name), image
             if name in self._kept and np.array_equal(self._kept[name], image):
                 self._moved[name] += step
             else:
                 self._kept[name], self._moved[name] = image.copy(), 0.0
-            if self._moved[name] > SAME:
+            if new and self._moved[name] > SAME:
                 raise NotReadyError(f"camera {name} repeats its picture, but the arm moved by more than {SAME} rad")
         return seen
