@@ -128,7 +128,10 @@ def ends_at_rest(episode: Episode, path: Path, mode: Mode, *told: str, reason: s
     speeds = np.array([np.abs(c["dq"]).max() for c in messages["/command"]])
     stopping = np.array([c["mode"] != "run" for c in messages["/command"]])
     assert speeds.max() > 0.05 and speeds[-1] < 1e-6
-    assert (0.0 if moving else -1.0) < (stopping & (speeds > 1e-6)).sum() * PATIENT.tick < 0.3  # time to stop
+    took = (stopping & (speeds > 1e-6)).sum() * PATIENT.tick  # to stop
+    assert took < 0.3, took
+    # An arm that goes to and fro may be struck where it turns, and then stands within the tick.
+    assert took > 0.0 or not moving or speeds[~stopping][-1] < 0.1, speeds[~stopping][-5:]
 
 
 def goes_on(episode: Episode, path: Path, moved: float = 0.05) -> np.ndarray:
