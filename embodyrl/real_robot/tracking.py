@@ -21,7 +21,8 @@ from embodyrl.real_robot.messages import Array, Target
 
 BOX_SLACK = 0.005
 """How far (m) beyond the workspace a stop may lead. The reference never leaves it; without slack an arm that works at
-the very wall, as a hand does that grasps from a table, would be braked at every rounding."""
+the very wall, as a hand does that grasps from a table, would be braked at every rounding. An arm that is pushed along a
+wall may come to twice as much, a little per tick, or it would stick there."""
 IK_RATE = 3.0
 """rad/s, how fast the fastest joint of the reference turns: about what the joints can do."""
 POSTURE_RATE = 2.5
@@ -36,7 +37,7 @@ class SafetyConfig:
 
     Attributes:
         box_low: (3,) m, corner of the workspace of the tool centre point, in the base's frame; kept to within
-            ``BOX_SLACK``.
+            ``BOX_SLACK``, and twice that where the arm is pushed along a wall.
         box_high: (3,) m, the opposite corner.
         robot: model, a key of ``limits.ROBOTS``.
         tick: s between two commands.
