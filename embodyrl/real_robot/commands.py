@@ -316,7 +316,6 @@ def _episode(
 
 def _execution(metadata: dict[str, Any], mode: str, execute: int, speed: float) -> ExecutorConfig:
     horizon = int(metadata["horizon"])
-    execute = execute or (horizon if mode == "sync" else max(1, horizon // 2))
     return ExecutorConfig(horizon, int(metadata["action_dim"]), metadata["control_hz"] * speed, mode, execute)
 
 

@@ -61,6 +61,11 @@ class ExecutorConfig:
         if not 0 <= self.execute <= self.horizon:
             raise UserError(f"execute is {self.execute}, but a chunk has {self.horizon} actions.")
 
+    @property
+    def asks_after(self) -> int:
+        """Actions of a chunk that are taken before the next is asked for."""
+        return self.execute or (self.horizon if self.mode == "sync" else max(1, self.horizon // 2))
+
 
 class Inference(Protocol):
     """Something that answers one request at a time, meanwhile."""
@@ -181,7 +186,7 @@ class Executor:
         self.config, self.inference = config, inference
         self.counts = Counts()
         self._on_problem = on_problem or (lambda now, text: None)
-        self._execute = config.execute or (config.horizon if config.mode == "sync" else max(1, config.horizon // 2))
+        self._execute = config.asks_after
         self._chunks: deque[tuple[int, Actions]] = deque(maxlen=config.horizon)  # (number of its first action, (H, A))
         self._asked_at: int | None = None
         self._asked_when = 0.0

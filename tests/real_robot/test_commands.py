@@ -99,7 +99,11 @@ def test_preflight_is_red_where_it_should_be(saved: Path) -> None:
         threading.Event().wait(0.4)
         return policy.infer(observation)
 
+    def slow_in_flight(observation: dict) -> dict:
+        return slow(observation) if "previous" in observation else policy.infer(observation)
+
     assert "slower than the 240 ms" in red(infer=slow, charged=float)
+    assert "slower than the 240 ms" in red(infer=slow_in_flight, charged=float)
     assert "slower than the 240 ms" in red(charged=lambda took: 0.3) and red(infer=slow) == ""
     twin.reflex = "cartesian_reflex"
     assert "reflex" in red()
