@@ -101,8 +101,8 @@ def server_class() -> type:
 
     class Server(policy_server.PolicyServer):
         def __init__(self, policy: Any, delay: float) -> None:
-            super().__init__(PolicyServerConfig(inference_latency=delay, obs_queue_timeout=0.5))
-            self.ours = policy
+            super().__init__(PolicyServerConfig(inference_latency=0.0, obs_queue_timeout=0.5))
+            self.ours, self.delay = policy, delay
 
         def SendPolicyInstructions(self, request: Any, context: Any) -> Any:
             state = [f"state_{k}" for k in range(self.ours.metadata["proprio_dim"])]
@@ -113,7 +113,7 @@ def server_class() -> type:
             return services_pb2.Empty()
 
         def _predict_action_chunk(self, observation_t: Any) -> Any:
-            raw = observation_t.get_observation()
+            raw, due = observation_t.get_observation(), time.monotonic() + self.delay
             self.last_processed_obs = observation_t
             state = [raw[f"state_{k}"] for k in range(self.ours.metadata["proprio_dim"])]
             answer = self.ours.infer(
@@ -124,6 +124,7 @@ def server_class() -> type:
                 }
             )
             actions = [torch.from_numpy(action) for action in answer["actions"]]
+            time.sleep(max(0.0, due - time.monotonic()))  # its own latency counts the wait for an observation too
             return self._time_action_chunk(observation_t.get_timestamp(), actions, observation_t.get_timestep())
 
     return Server

@@ -30,6 +30,7 @@ from embodyrl.real_robot.safety import SafetyFilter
 from embodyrl.real_robot.tracking import SafetyConfig
 
 SIM = Path(os.environ.get("FRANKA_SIM", Path(__file__).parents[1] / ".venv-franka"))
+DROPS = Path(__file__).with_name("franka_sim_drops.py")
 H, HZ = 8, 25.0
 SPACE = SPACES["mujoco", "ee_delta_pos"]
 ARM = replace(load_arm("")[0], home=tuple(kinematics.HOME.tolist()))
@@ -45,7 +46,7 @@ def start_sim() -> subprocess.Popen[bytes]:
     flags = ["--enforce-motion-limits", "--enforce-comm-constraints"]
     clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     process = subprocess.Popen(
-        [str(SIM / "bin" / "run-franka-sim-server"), *flags], env={**clean, "FR3_MJCF": str(model)},
+        [str(SIM / "bin" / "python"), str(DROPS), *flags], env={**clean, "FR3_MJCF": str(model)},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     end = time.monotonic() + 120.0

@@ -33,6 +33,7 @@ from embodyrl.real_robot import kinematics
 from embodyrl.real_robot.libfranka.camera import Camera
 from embodyrl.real_robot.libfranka.config import Franka, load_arm
 from embodyrl.real_robot.libfranka.link import Link, pair
+from embodyrl.real_robot.libfranka.realtime import ask_for_real_time
 from embodyrl.real_robot.libfranka.robot import LibfrankaRobot
 from embodyrl.real_robot.libfranka.scene import FrankaInScene
 from embodyrl.real_robot.log import read
@@ -98,12 +99,26 @@ def test_the_same_sweep_unfiltered_raises_one(sim: subprocess.Popen[bytes]) -> N
     time.sleep(1.5)
 
 
-def freeze(robot: LibfrankaRobot) -> None:
-    """The control process stalls, so that the robot hears nothing for longer than it allows."""
+def freeze(robot: LibfrankaRobot, seconds: float) -> None:
+    """The control process stalls, so that the robot hears nothing."""
     pid = robot._processes[0].pid
     os.kill(pid, signal.SIGSTOP)
-    time.sleep(0.5)
+    time.sleep(seconds)
     os.kill(pid, signal.SIGCONT)
+
+
+@needs_sim
+def test_the_arm_goes_on_from_where_it_is_after_cycles_that_were_lost(robot: LibfrankaRobot, tmp_path: Path) -> None:
+    robot.begin(0, 120.0)
+
+    def stall_often() -> None:
+        for _ in range(10):
+            freeze(robot, 0.006)
+            time.sleep(0.2)
+
+    struck(robot, stall_often)
+    goes_on(driven(robot, tmp_path / "run.mcap", 8.0), tmp_path / "run.mcap")
+    assert not robot.state().reflex
 
 
 @needs_sim
@@ -115,7 +130,7 @@ def test_a_fault_of_the_control_process_is_a_fault(
     robot: LibfrankaRobot, tmp_path: Path, fault: str, told: str
 ) -> None:
     robot.begin(0, 120.0)
-    kill = {"stall": lambda: freeze(robot), "killed": lambda: robot._processes[0].kill()}
+    kill = {"stall": lambda: freeze(robot, 0.5), "killed": lambda: robot._processes[0].kill()}
     struck(robot, kill[fault])
     episode = driven(robot, tmp_path / "run.mcap", 30.0)
     ends_at_rest(episode, tmp_path / "run.mcap", Mode.FAULT, told)
@@ -149,7 +164,7 @@ def test_a_reflex_is_recovered_from_only_where_that_is_asked_for(sim: subprocess
     robot = LibfrankaRobot(ARM, replace(PATIENT, recover_reflex=True), SPACE, {}, seconds=60.0)
     try:
         robot.begin(0, 120.0)
-        struck(robot, lambda: freeze(robot))
+        struck(robot, lambda: freeze(robot, 0.5))
         assert driven(robot, tmp_path / "run.mcap", 30.0).mode == Mode.FAULT and robot.state().reflex
         robot.begin(1, 120.0)
         assert driven(robot, tmp_path / "run.mcap", 1.0).mode == Mode.HOLD and not robot.state().reflex
@@ -342,6 +357,24 @@ def test_arms_of_a_file(tmp_path: Path) -> None:
             load_arm(str(file))
     with pytest.raises(UserError, match="There is no file"):
         load_arm(str(tmp_path / "none.yaml"))
+
+
+def test_real_time_is_asked_for_or_said_to_be_missing(tmp_path: Path) -> None:
+    kernel = tmp_path / "realtime"
+    with pytest.raises(RuntimeError, match=r"no real-time one.*robot_setup"):
+        ask_for_real_time(kernel)
+    kernel.write_text("1\n")
+    code = f"""
+import os, pathlib
+from embodyrl.real_robot.libfranka.realtime import ask_for_real_time
+try:
+    ask_for_real_time(pathlib.Path({str(kernel)!r}))
+    print(os.sched_getscheduler(0) == os.SCHED_FIFO)
+except RuntimeError as error:
+    print("rtprio" in str(error) and os.geteuid() != 0)
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "True", said
 
 
 def test_without_pylibfranka_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

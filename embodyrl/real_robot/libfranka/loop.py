@@ -10,6 +10,7 @@ hardest stop from the last one. Time is the robot's own: cycles of 1 ms since th
 from __future__ import annotations
 
 import gc
+import math
 import socket
 import sys
 import time
@@ -22,6 +23,7 @@ import pylibfranka as franka
 
 from embodyrl.real_robot import limits
 from embodyrl.real_robot.libfranka.link import Link
+from embodyrl.real_robot.libfranka.realtime import ask_for_real_time
 from embodyrl.real_robot.tracking import JointTracker, Motion, Stopper
 
 CYCLE = 1e-3
@@ -29,6 +31,13 @@ TELL_EVERY = 2
 """Cycles between two states for the ticker."""
 SMOOTH = 0.1
 """Weight of a cycle in the velocities that are told: a servo's chatter from one cycle to the next is no motion."""
+PACE = 0.01
+"""The same in how long a cycle takes by this computer's clock."""
+LOST = 3e-7
+"""rad between what the robot was told and what it then says: the command did not come in time."""
+GENTLE, GENTLE_SHARE = 0.02, 0.5
+"""s for which the arm then takes only a share of the acceleration and jerk limits: what the robot and this process
+believe of the cycles in between may differ, by up to the rest."""
 MARGIN = 0.03
 """Share of the limits that is kept free: the robot sees positions that went through its own arithmetic."""
 HOME_SHARE = 0.2
@@ -84,6 +93,15 @@ def _cubic(t: float, before: tuple[float, Motion], after: tuple[float, Motion]) 
     return where, speed
 
 
+def _gone_on(state: Any) -> Motion:
+    """Where the robot has taken the arm by itself in cycles that were lost: its last acceleration, kept.
+
+    What it tells are differences of the positions of its cycles, so its velocity is that of half a cycle ago.
+    """
+    dq = [v + 0.5 * CYCLE * a for v, a in zip(state.dq_d, state.ddq_d, strict=True)]
+    return list(state.q_d), dq, list(state.ddq_d)
+
+
 class Loop:
     """One connection to a robot, until the ticker's end of the link is closed and the arm is at rest."""
 
@@ -95,6 +113,8 @@ class Loop:
         self._robot, self._link, self._stopper = robot, link, Stopper(safe)
         self._tracker, self._slow = JointTracker(safe, CYCLE), JointTracker(slow, CYCLE, together=True)
         self._time, self._cycles, self._delay = time.monotonic(), 0, 0.01
+        self._gentle, self._gentle_until = JointTracker(safe, CYCLE, GENTLE_SHARE), -math.inf
+        self._pace = CYCLE  # s by this computer's clock, of a cycle: longer in a slow simulator
         self._home: list[float] | None = None
 
     def run(self) -> None:
@@ -112,13 +132,21 @@ class Loop:
         self._dq = list(state.dq)
         self._begin_at(motion)
         control.writeOnce(franka.JointPositions(motion[0]))
+        came = time.monotonic()
         while True:
             state, passed = control.readOnce()
+            before, came = came, time.monotonic()
+            cycles = min(max(round(passed.to_sec() / CYCLE), 1), 20)
+            self._time += cycles * CYCLE
+            self._pace += PACE * ((came - before) / cycles - self._pace)
+            if came - before > (cycles + 2) * self._pace:
+                continue  # it has lain about: there are newer ones
             self._hear()
-            # Where cycles were lost the robot has gone on by itself, about as this motion would have.
-            for _ in range(min(max(round(passed.to_sec() / CYCLE), 1), 20)):
-                self._time += CYCLE
-                motion = self._next(motion)
+            if max(abs(a - b) for a, b in zip(state.q_d, motion[0], strict=True)) > LOST:
+                motion, self._gentle_until = _gone_on(state), self._time + GENTLE
+            motion = self._next(motion)
+            if time.monotonic() - came > self._pace:
+                continue  # the robot no longer waits for an answer
             command = franka.JointPositions(motion[0])
             at_rest = max(map(abs, motion[1])) < 1e-6
             command.motion_finished = self._link.closed and at_rest
@@ -136,7 +164,8 @@ class Loop:
 
     def _next(self, motion: Motion) -> Motion:
         if self._home is None:
-            return self._tracker.follow(motion, *self._reference.at(self._time - self._delay))
+            tracker = self._gentle if self._time < self._gentle_until else self._tracker
+            return tracker.follow(motion, *self._reference.at(self._time - self._delay))
         motion = self._slow.follow(motion, self._home, [0.0] * 7)
         away = max(abs(a - b) for a, b in zip(motion[0], self._home, strict=True))
         if self._link.closed or (away < HOMED and max(map(abs, motion[1])) < HOMED):
@@ -183,6 +212,8 @@ def main(fd: int, address: str, model: str, realtime: bool, recover: bool) -> No
     """
     link = Link(socket.socket(fileno=fd))
     try:
+        if realtime:
+            ask_for_real_time()
         robot = franka.Robot(address, franka.RealtimeConfig.kEnforce if realtime else franka.RealtimeConfig.kIgnore)
         if robot.read_once().robot_mode == franka.RobotMode.Reflex and recover:
             robot.automatic_error_recovery()
