@@ -70,6 +70,20 @@ def test_rlpd_draws_half_of_every_batch_from_demonstrations():
     assert torch.equal(again._batch(gen(2)).obs.proprio, algorithm._batch(gen(2)).obs.proprio)
 
 
+def test_rlpd_imitates_what_a_person_corrected_too():
+    algorithm = make(RLPD, RLPDConfig(**SMALL))
+    algorithm.add_demos(demos())
+    corrected = dataclasses.replace(online(64, at=-100.0), choice=torch.full((64, H, 2), 0.8))
+    algorithm.add_interventions(corrected)
+    optimizer = torch.optim.Adam(algorithm.policy.parameters(), 0.03)
+    for seed in range(200):
+        optimizer.zero_grad()
+        algorithm._imitation(gen(seed)).backward()
+        optimizer.step()
+    done = algorithm.policy.sample(corrected.obs, generator=gen(), mode="eval").actions
+    assert (done - 0.8).abs().mean() < 0.15
+
+
 def test_what_was_recorded_past_success_belongs_to_no_chunk():
     # Episode 0 is solved after its fourth action and goes on for two; episode 1 fails.
     episode = torch.tensor([0] * 6 + [1] * 5)

@@ -3,7 +3,7 @@
 Demonstrations are data like any other. What makes that work is symmetric sampling (``demo_fraction``), LayerNorm in the
 critics, which bounds the value of actions that nobody tried, a large ensemble, and a high update-to-data ratio. A
 human's corrections on a robot are demonstrations too (HIL-SERL, arXiv:2410.21845). The paper's policies start from
-nothing and imitate nobody; ours is worth keeping, so its loss holds it near the demonstrations (``bc_coef``).
+nothing and imitate nobody; ours is worth keeping: its loss holds it near demonstrations and corrections (``bc_coef``).
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
+from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.buffers import Transitions
 from embodyrl.errors import UserError
 from embodyrl.replay import DEMO, INTERVENTION, ReplayBuffer
@@ -109,6 +111,11 @@ class RLPD(SACFlow):
         own, _ = self.buffer.sample(size - demos, generator)
         given, _ = self._prior.sample(demos, generator)
         return Transitions.cat([own, given])
+
+    def _imitation(self, generator: torch.Generator) -> Tensor:
+        """Of corrections too: where a person took over, the policy has most to learn (HG-DAgger, arXiv:1810.02890)."""
+        given = self._prior.sample(self.config.batch_size, generator)[0].to(self.device)
+        return imitation_loss(self.policy, given.obs, given.choice, given.valid, generator)
 
     def state_dict(self) -> dict[str, Any]:
         """As SAC-Flow's, with the demonstrations and interventions."""
