@@ -69,7 +69,8 @@ def demonstrate() -> str:
     )
     while not (rows := evaluations(OUT / "medium")) or max(r["return"] for r in rows) < MEDIUM:
         iterations = max(iterations, rows[-1]["iteration"] if rows else 0) + 125  # 8,000 env steps
-        complete(make("medium", 0, GAUSSIAN, algorithm, {"num_envs": 4}, iterations=iterations, eval_every=125))
+        every = {"eval_every": 125, "checkpoint_every": 125}
+        complete(make("medium", 0, GAUSSIAN, algorithm, {"num_envs": 4}, iterations=iterations, **every))
     path = OUT / "demos"
     if not path.exists():
         command = [sys.executable, "-m", "embodyrl.cli", "collect", "gymnasium", "env.id=Hopper-v5", "env.num_envs=8"]

@@ -42,6 +42,7 @@ class RobotState:
         force: (3,) external force at the hand in N, or None where the robot does not estimate it.
         reflex: what the robot's own controller stopped for; empty while it runs.
         trouble: what is wrong with the way by which states come and commands go; empty while all is well.
+        hand: (3,) where the robot believes its tool centre point to be, or None where it does not say.
     """
 
     stamp: float
@@ -51,6 +52,7 @@ class RobotState:
     force: Array | None = None
     reflex: str = ""
     trouble: str = ""
+    hand: Array | None = None
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,13 @@ from embodyrl.errors import UserError
 from embodyrl.real_robot import kinematics, limits
 from embodyrl.real_robot.actions import DeltaDecoder, action_space
 from embodyrl.real_robot.executor import ExecutorConfig
-from embodyrl.real_robot.safety import SafetyConfig
+from embodyrl.real_robot.messages import Array, RobotState, Target
+from embodyrl.real_robot.safety import SafetyConfig, SafetyFilter
 from embodyrl.real_robot.server import check_observation
 from embodyrl.real_robot.transports import Robot
 
+CALIBRATED = 0.005
+"""m by which robot and program may differ in where the hand is."""
 PACKAGES = ("numpy", "ruckig", "msgpack", "websockets", "mcap", "mcap-ros2-support")
 
 
@@ -56,8 +59,10 @@ def preflight(
     checks.append(_check("robot state", lambda: _state(robot)))
     checks.append(_check(f"joint limits ({safety.robot})", lambda: _limits(safety, state.q)))
     checks.append(_check("workspace", lambda: _workspace(safety, state.q)))
+    checks.append(_check("calibration", lambda: _calibration(state)))
     if not all(c.ok for c in checks):
         return checks
+    checks.append(_check("emergency stop", lambda: _stop(safety, state.q)))
     decoder = DeltaDecoder(action_space(metadata), execution.control_hz, safety.box_low, safety.box_high)
     decoder.start(state.stamp, state)
     checks.append(_check("cameras and proprio", lambda: _observation(robot.observe(decoder), metadata)))
@@ -121,6 +126,36 @@ def _workspace(safety: SafetyConfig, q: np.ndarray) -> str:
     if (place < safety.box_low).any() or (place > safety.box_high).any():
         raise UserError(f"Outside: {said}.")
     return said
+
+
+def _calibration(state: RobotState) -> str:
+    """Whether the robot and this program mean the same place by the same angles."""
+    if state.hand is None:
+        return "the robot does not say where it believes its hand to be"
+    away = float(np.linalg.norm(state.hand - kinematics.tip(state.q.tolist())))
+    said = f"the robot believes its hand {away * 1e3:.1f} mm from where its angles put it"
+    if away > CALIBRATED:
+        raise UserError(
+            f"{said}, more than {CALIBRATED * 1e3:.0f}. Is safety.robot its model, and the tool that is set in Desk "
+            "Franka's hand?"
+        )
+    return said
+
+
+def _stop(safety: SafetyConfig, q: Array) -> str:
+    """Presses stop in the filter, on an arm that moves towards the middle of the workspace in here alone."""
+    guard, pressed, dq = SafetyFilter(safety), 0.3, np.zeros(7)
+    guard.start(0.0, RobotState(0.0, q, dq))
+    guard.run(0.0)
+    middle, rotation = (np.array(safety.box_low) + safety.box_high) / 2, kinematics.forward(q)[1]
+    for now in np.arange(1, round(1.5 / safety.tick)) * safety.tick:
+        if now > pressed:
+            guard.estop()
+        command = guard.tick(now, RobotState(now, q, dq), Target(now, middle, rotation, 0.0))
+        q, dq = command.q, command.dq
+        if now > pressed and np.abs(dq).max() < 1e-6:
+            return f"by software at rest in {(now - pressed) * 1e3:.0f} ms; the robot's own button is a person's to try"
+    raise UserError("The arm would not come to rest within 1 s. Is safety.tick right, and the workspace wide enough?")
 
 
 def _observation(observation: dict[str, Any], metadata: Mapping[str, Any]) -> str:

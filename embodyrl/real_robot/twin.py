@@ -15,6 +15,8 @@ from embodyrl.sims.mujoco import kinematics
 from embodyrl.sims.mujoco.env import WORKSPACE_HIGH, WORKSPACE_LOW, Config, MujocoEnv
 
 BOX = {"box_low": tuple(WORKSPACE_LOW.tolist()), "box_high": tuple(WORKSPACE_HIGH.tolist())}
+TIP = 0.1034
+"""m from the hand's frame to the point between its fingers."""
 _STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS
 
 
@@ -61,7 +63,13 @@ class MujocoTwin(MujocoEnv):
     def state(self) -> RobotState:
         """See ``Robot``; there is no estimate of the external force."""
         width = float(self.data.qpos[7:9].sum())
-        return RobotState(self._now, self.data.qpos[:7].copy(), self.data.qvel[:7].copy(), width, None, self.reflex)
+        q, dq = self.data.qpos[:7].copy(), self.data.qvel[:7].copy()
+        return RobotState(self._now, q, dq, width, None, self.reflex, hand=self.hand())
+
+    def hand(self) -> Array:
+        """(3,) the tool centre point, by MuJoCo's own kinematics."""
+        hand = self.data.body("hand")
+        return hand.xpos + TIP * hand.xmat[2::3]  # along its z
 
     def send(self, command: Command, tick: float = 0.01) -> None:
         """See ``Robot``; the command is reached ``tick`` s from now."""

@@ -21,6 +21,7 @@ from embodyrl.config import compose
 from embodyrl.real_robot.client import PolicyClient
 from embodyrl.real_robot.executor import ExecutorConfig
 from embodyrl.real_robot.log import read
+from embodyrl.real_robot.messages import RobotState
 from embodyrl.real_robot.preflight import preflight
 from embodyrl.real_robot.ros.config import load_robot
 from embodyrl.real_robot.tracking import SafetyConfig
@@ -73,6 +74,18 @@ def test_dry_run_and_refusals(saved: Path, tmp_path: Path, capsys: pytest.Captur
         assert words in " ".join(capsys.readouterr().err.split()), arguments
 
 
+class Moved:
+    """An arm that believes its hand to be a centimetre higher, as with a longer tool."""
+
+    def __init__(self, robot: MujocoTwin) -> None:
+        self._robot = robot
+
+    def state(self) -> RobotState:
+        state = self._robot.state()
+        assert state.hand is not None
+        return replace(state, hand=state.hand + np.array([0.0, 0.0, 0.01]))
+
+
 def test_preflight_is_red_where_it_should_be(saved: Path) -> None:
     from embodyrl.real_robot.policy_side import CheckpointPolicy
 
@@ -90,6 +103,7 @@ def test_preflight_is_red_where_it_should_be(saved: Path) -> None:
         return " ".join(f"{c.name}: {c.found}" for c in checks if not c.ok)
 
     assert red() == ""
+    assert "more than 5" in red(robot=Moved(twin))
     assert "Outside" in red(safety=replace(safety, box_low=(0.6, 0.2, 0.1)))
     assert "not known to a robot" in red(metadata=policy.metadata | {"control_mode": "joints"})
     assert "cameras must be" in red(metadata=policy.metadata | {"cameras": {"front": [8, 8]}})

@@ -11,7 +11,6 @@ from PIL import Image
 
 from embodyrl.errors import UserError
 from embodyrl.real_robot import kinematics, limits
-from embodyrl.real_robot.messages import Command, Mode
 from embodyrl.real_robot.ros import fields
 from embodyrl.real_robot.ros.config import PRESETS, Topics, load_robot
 from embodyrl.real_robot.ros.robot import Stamps
@@ -65,8 +64,7 @@ def test_a_picture_is_cut_to_shape_and_scaled() -> None:
 
 def test_the_pose_is_the_commands_hand() -> None:
     q = kinematics.HOME + 0.1
-    command = Command(0.0, q, np.zeros(7), np.zeros(7), 0.0, Mode.RUN)
-    told = fields.pose(command, "base", 2.0, 2)["pose"]
+    told = fields.pose(q, "base", 2.0, 2)["pose"]
     position, rotation, _ = kinematics.forward(q)
     np.testing.assert_allclose(list(told["position"].values()), position)
     x, y, z, w = (told["orientation"][axis] for axis in "xyzw")

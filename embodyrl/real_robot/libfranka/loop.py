@@ -182,7 +182,7 @@ class Loop:
                 (self._home,) = rest
 
     def _tell(self, state: Any, reflex: str) -> None:
-        measured = list(state.q), self._dq, list(state.O_F_ext_hat_K[:3])
+        measured = list(state.q), self._dq, list(state.O_F_ext_hat_K[:3]), list(state.O_T_EE[12:15])
         rate, homing = state.control_command_success_rate, self._home is not None
         self._link.say("state", self._time, time.monotonic(), *measured, reflex, rate, homing)
 

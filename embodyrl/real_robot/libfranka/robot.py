@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,10 +98,11 @@ class LibfrankaRobot:
             if word == "trouble":
                 self._trouble = self._trouble or rest[0]
             elif word == "state":
-                t, sent, q, dq, force, reflex, self.success_rate, self._homing = rest
+                t, sent, q, dq, force, hand, reflex, self.success_rate, self._homing = rest
                 self._seen = sent
                 self._now = max(self._now, t)
-                self._state = RobotState(t, np.array(q), np.array(dq), self._width, np.array(force), reflex)
+                q, dq, force, hand = (np.array(x) for x in (q, dq, force, hand))
+                self._state = RobotState(t, q, dq, self._width, force, reflex, hand=hand)
         for word, value in self._hand.heard() if self._hand is not None else ():
             if word == "width":
                 self._width = value
@@ -155,8 +157,7 @@ class LibfrankaRobot:
         self._hear()
         state = self._state
         assert state is not None
-        trouble = self._trouble
-        return RobotState(state.stamp, state.q, state.dq, self._width, state.force, state.reflex, trouble)
+        return replace(state, width=self._width, trouble=self._trouble)
 
     def send(self, command: Command) -> None:
         """See ``Robot``."""

@@ -30,6 +30,8 @@ class Topics:
         states: ``sensor_msgs/JointState``, of the arm, at least as often as the filter ticks.
         finger_states: the same of the fingers; empty where ``states`` has them.
         wrench: ``geometry_msgs/WrenchStamped``, external force in the base's frame; empty where there is none.
+        pose: ``geometry_msgs/PoseStamped``, where the robot believes its tool centre point to be; empty where it says
+            nothing of it.
         command: what takes the commands.
         command_type: ``joint_trajectory`` (its later points are a stop, so that the arm brakes within its limits when
             nothing comes any more), ``joint_state``, or ``pose`` (``geometry_msgs/PoseStamped`` of the hand).
@@ -51,6 +53,7 @@ class Topics:
     states: str = "/joint_states"
     finger_states: str = ""
     wrench: str = ""
+    pose: str = ""
     command: str = "/joint_trajectory_controller/joint_trajectory"
     command_type: str = "joint_trajectory"
     frame: str = "base"
@@ -75,6 +78,7 @@ PRESETS: dict[str, Topics] = {
     "twin": Topics(
         joints=_joints("panda"),
         fingers=_fingers("panda"),
+        pose="/current_pose",
         gripper="/gripper/command",
         cameras={"front": "/camera/front/image_raw", "wrist": "/camera/wrist/image_raw"},
         instruction="/task/instruction",
@@ -82,7 +86,9 @@ PRESETS: dict[str, Topics] = {
         reset="/task/reset",
         init="/task/init",
     ),
-    "franka_ros2": Topics(finger_states="/fr3_gripper/joint_states"),
+    "franka_ros2": Topics(
+        finger_states="/fr3_gripper/joint_states", pose="/franka_robot_state_broadcaster/current_pose"
+    ),
     "crisp": Topics(command="/target_joint", command_type="joint_state"),
     "serl": Topics(
         joints=_joints("panda"),

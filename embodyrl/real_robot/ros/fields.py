@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from embodyrl.errors import UserError
 from embodyrl.real_robot import kinematics
-from embodyrl.real_robot.messages import Array, Command
+from embodyrl.real_robot.messages import Array
 from embodyrl.real_robot.ros.bus import Fields
 
 Image = NDArray[np.uint8]
@@ -44,9 +44,9 @@ def trajectory(names: tuple[str, ...], times: Array, q: Array, dq: Array, ros: i
     return {"joint_names": list(names), "points": points}
 
 
-def pose(command: Command, frame: str, stamp: float, ros: int) -> Fields:
-    """The command's hand as a ``geometry_msgs/PoseStamped`` in the base's frame."""
-    position, rotation, _ = kinematics.forward(command.q)
+def pose(q: Array, frame: str, stamp: float, ros: int) -> Fields:
+    """The hand at joint angles q (7,) as a ``geometry_msgs/PoseStamped`` in the base's frame."""
+    position, rotation, _ = kinematics.forward(q)
     vector = kinematics.rotation_vector(rotation)
     angle = float(np.linalg.norm(vector))
     x, y, z = (vector * (np.sin(angle / 2) / angle if angle > 1e-9 else 0.5)).tolist()

@@ -90,7 +90,7 @@ class RosRobot:
         self._stopper = Stopper(limits.find(model).inside())
         self._prompt, self._trouble = prompt, ""
         self._state: RobotState | None = None
-        self._width, self._force = 0.0, None
+        self._width, self._force, self._hand = 0.0, None, None
         self._images: dict[str, tuple[float, fields.Image]] = {}
         self._cameras = dict(cameras)
         self._success, self._init, self._since = False, None, -math.inf
@@ -113,6 +113,8 @@ class RosRobot:
             subscribe(topics.finger_states, "sensor_msgs/JointState", self._guarded(self._on_fingers))
         if topics.wrench:
             subscribe(topics.wrench, "geometry_msgs/WrenchStamped", self._guarded(self._on_wrench))
+        if topics.pose:
+            subscribe(topics.pose, "geometry_msgs/PoseStamped", self._guarded(self._on_pose))
         for name in self._cameras:
             topic = topics.cameras[name]
             kind = "CompressedImage" if topic.endswith("/compressed") else "Image"
@@ -147,13 +149,16 @@ class RosRobot:
                 return
         if (stamp := self._joint_stamps.measured(message["header"], now)) is not None:
             q, dq = (fields.by_name(message, names, what) for what in ("position", "velocity"))
-            self._state = RobotState(stamp, q, dq, self._width, self._force)
+            self._state = RobotState(stamp, q, dq, self._width, self._force, hand=self._hand)
 
     def _on_fingers(self, message: Fields) -> None:
         self._width = float(fields.by_name(message, self._topics.fingers, "position").sum())
 
     def _on_wrench(self, message: Fields) -> None:
         self._force = np.array([message["wrench"]["force"][axis] for axis in "xyz"], dtype=float)
+
+    def _on_pose(self, message: Fields) -> None:
+        self._hand = np.array([message["pose"]["position"][axis] for axis in "xyz"], dtype=float)
 
     def _on_image(self, name: str, message: Fields) -> None:
         now = self._clock.now()
@@ -224,7 +229,7 @@ class RosRobot:
         elif topics.command_type == "joint_state":
             self._command(fields.joint_state(topics.joints, command.q, command.dq, time.time(), ros))
         else:
-            self._command(fields.pose(command, topics.frame, time.time(), ros))
+            self._command(fields.pose(command.q, topics.frame, time.time(), ros))
         if self._gripper is not None and command.width != self._last_width:
             self._gripper({"data": float(command.width)})
             self._last_width = command.width

@@ -33,6 +33,7 @@ class TwinNode:
         bus.subscribe(topics.gripper, "std_msgs/Float32", lambda m: setattr(self, "_width", float(m["data"])))
         bus.subscribe(topics.reset, "std_msgs/Int64", lambda m: setattr(self, "_reset", int(m["data"])))
         self._states = bus.advertise(topics.states, "sensor_msgs/JointState")
+        self._pose = bus.advertise(topics.pose, "geometry_msgs/PoseStamped")
         self._cameras = {name: bus.advertise(topics.cameras[name], "sensor_msgs/Image") for name in twin.spec.cameras}
         self._task = {
             topic: bus.advertise(topic, f"std_msgs/{kind}")
@@ -80,6 +81,9 @@ class TwinNode:
         data, topics = self._twin.data, self._topics
         names = (*topics.joints, *topics.fingers)
         self._states(fields.joint_state(names, data.qpos[:9], data.qvel[:9], time.time(), self._bus.ros))
+        pose = fields.pose(data.qpos[:7], topics.frame, time.time(), self._bus.ros)
+        pose["pose"]["position"] = dict(zip("xyz", self._twin.hand().tolist(), strict=True))
+        self._pose(pose)
 
     def _publish_scene(self, init: int) -> None:
         stamp, twin, topics = time.time(), self._twin, self._topics
