@@ -58,7 +58,7 @@ def make(name: str, seed: int, policy: dict, algorithm: dict, env: dict | None =
         "algorithm": algorithm,
         "run": {**common, "eval_episodes": 16, "keep_checkpoints": 1, **run},
     }
-    return resolve(sections | ({"data": {"path": data}} if data else {}))
+    return resolve(sections | ({"data": {"path": data, "keep": "all"}} if data else {}))
 
 
 def demonstrate() -> str:
@@ -74,7 +74,7 @@ def demonstrate() -> str:
     path = OUT / "demos"
     if not path.exists():
         command = [sys.executable, "-m", "embodyrl.cli", "collect", "gymnasium", "env.id=Hopper-v5", "env.num_envs=8"]
-        options = ["--policy", str(OUT / "medium"), "--keep-failures", "--episodes", "200", "--noise", "0.1"]
+        options = ["--policy", str(OUT / "medium"), "--keep-failures", "--episodes", "200"]
         subprocess.run([*command, *options, "--out", str(path)], check=True)
     return str(path)
 

@@ -36,6 +36,8 @@ class DataConfig:
     Attributes:
         path: a LeRobotDataset v3, own or someone else's. Relative to the working directory.
         episodes: use only the first that many (of each data set); 0 means all.
+        keep: ``success`` leaves out the episodes of which the data set says that they failed; ``all`` does not, as for
+            tasks that know no success.
         more: further data sets to learn from as well.
         weights: how often each is drawn, ``path`` first, then ``more``; empty means by its number of frames.
         intervention_weight: how many times as often as others those frames are drawn in which a person had taken over.
@@ -44,6 +46,7 @@ class DataConfig:
 
     path: str = ""
     episodes: int = 0
+    keep: str = "success"
     more: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
     intervention_weight: float = 1.0

@@ -34,7 +34,7 @@ def load_demos(config: Config, algorithm: Any, spec: EnvSpec) -> Any:
 
     parts = []
     for path in (data.path, *data.more):
-        part = Demonstrations.load(path, config.policy.horizon, spec=spec, episodes=data.episodes)
+        part = Demonstrations.load(path, config.policy.horizon, spec=spec, episodes=data.episodes, keep=data.keep)
         part.intervention_weight = data.intervention_weight
         parts.append(part)
     weights = list(data.weights)

@@ -308,7 +308,10 @@ def _rows(data: DatasetFiles, success: np.ndarray, keep: str, episodes: int) -> 
     mask = success if keep == "success" else np.ones(len(episode), dtype=bool)
     kept = np.unique(episode[mask])
     if len(kept) == 0:
-        raise UserError(f"None of the {len(np.unique(episode))} episodes of {data.path} is marked as a success.")
+        raise UserError(
+            f"None of the {len(np.unique(episode))} episodes of {data.path} is marked as a success. To imitate failed "
+            "ones too, or those of a task that knows no success, set data.keep=all."
+        )
     if episodes > len(kept):
         raise UserError(f"{episodes} episodes were asked for, but {data.path} has only {len(kept)} of that kind.")
     if episodes:

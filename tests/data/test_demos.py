@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from embodyrl.algorithms.demos import load_demos
+from embodyrl.algorithms.sft import SFT
+from embodyrl.config import resolve
 from embodyrl.data.collect import collect_episodes
 from embodyrl.data.demos import Demonstrations, Statistics
 from embodyrl.data.frames import decode_camera
@@ -49,6 +52,19 @@ def test_what_is_read_is_what_was_recorded(dataset, spec_and_recordings):
         error = ((demos.images[camera] - original) ** 2).mean(axis=(1, 2, 3))
         assert 10 * np.log10(255**2 / error.max()) > 36  # dB, of the worst frame
         assert error.argmax() >= 0 and np.abs(demos.images[camera] - original).mean() < 2.5
+
+
+def test_a_run_may_imitate_failures_too(dataset, spec_and_recordings):
+    spec, recordings = spec_and_recordings
+    number = {}
+    for keep in ("success", "all"):
+        sections = {
+            "env": {"name": "mujoco", "task": "pick,push", "cameras": ["front", "wrist"]},
+            "algorithm": {"name": "sft"},
+        }
+        config = resolve({**sections, "policy": {"name": "flow_vla"}, "data": {"path": str(dataset), "keep": keep}})
+        number[keep] = load_demos(config, SFT, spec).num_episodes
+    assert number == {"success": sum(r.success for r in recordings), "all": 8}
 
 
 def test_lerobot_reads_the_same_frames(dataset):
