@@ -101,11 +101,13 @@ def points(config: Config) -> list[dict[str, Any]]:
     """A run as its evaluations."""
     folder = config.run.folder
     metrics, rows = read_metrics(folder / "metrics.jsonl"), []
+    commit = json.loads((folder / "meta.json").read_text())["commit"]
     person = bool(config.env.corrector)  # type: ignore[attr-defined]
     for file in (folder / "evals").glob("*.json"):
         found = json.loads(file.read_text())
         human = sum(row["human_chunks"] for row in metrics if row["iteration"] <= found["iteration"] and person)
         row = {"seed": config.run.seed, "person": person, "iteration": found["iteration"], "human_chunks": int(human)}
+        row |= {"commit": commit}
         row |= {"arm_minutes": round(found["env_steps"] / (SPEED * HZ) / 60, 2), "minutes": round(found["minutes"], 2)}
         solved, played = sum(e["success"] for e in found["episodes"]), len(found["episodes"])
         rows.append(row | {"success": round(solved / played, 3), "interval": wilson(solved, played)})

@@ -142,14 +142,14 @@ def train(
 def prepare(run: Run) -> None:
     """Goes to where the run stopped, makes ready what it learns from, and the folder."""
     config, envs, algorithm = run.config, run.envs, run.algorithm
-    run.at = resume(run)
     if algorithm.source == "transitions":
         check_episodes_end(config, envs.spec.max_episode_steps)
     run.demos = load_demos(config, algorithm, envs.spec)
     if algorithm.source != "demos":
         run.rollouts = envs.rollouts or InProcess(envs.train, config.run.seed, run.device)
         if run.demos is not None:
-            algorithm.add_demos(run.demos)
+            algorithm.add_demos(run.demos)  # before its state comes back, which holds corrections beside them
+    run.at = resume(run)
     run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / "config.yaml").write_text(to_yaml(config))
     drop_evaluations(run.folder, run.at.iteration)

@@ -32,6 +32,8 @@ POLICY = {"name": "flow_vla", "width": 32, "layers": 1, "heads": 2, "text_layers
 PPO = {"name": "ppo", "num_chunks": 10, "minibatch_size": 40, "epochs": 2, "critic_epochs": 1, "warmup_iterations": 1}
 GRPO = {"name": "grpo", "num_episodes": 8, "group_size": 4, "minibatch_size": 40, "epochs": 2, "keep_max": 1.0}
 GRPO |= {"keep_min": 0.0, "max_rounds": 1, "rewards": ["return"], "lr_schedule": "adaptive", "target_kl": 0.02}
+RLPD = {"name": "rlpd", "num_chunks": 10, "capacity": 500, "warmup_chunks": 20, "batch_size": 8, "utd": 0.05}
+RLPD |= {"critic_width": 16, "num_critics": 2, "policy_delay": 2, "critic_warmup": 2}
 SFT = {"name": "sft", "steps_per_iteration": 4, "batch_size": 16}
 RUN = {
     "iterations": 6, "eval_every": 2, "eval_episodes": 8, "checkpoint_every": 2, "keep_checkpoints": 0,
@@ -178,6 +180,15 @@ def demos(tmp_path_factory) -> str:
     settings = {k: v for k, v in ENV.items() if k != "num_envs"}
     collect_dataset(MujocoConfig(**settings, num_envs=4), path, num_episodes=4)
     return str(path)
+
+
+def test_what_learns_from_demonstrations_and_its_own_episodes_resumes_exactly(demos, tmp_path):
+    noisy = ("policy.transition=flow_noise", "policy.critic=shared")
+    whole = train(make(tmp_path / "a", RLPD, *noisy, data=demos))
+    assert read_metrics(whole / "metrics.jsonl")[-1]["gradient_steps"] > 10
+    shutil.copytree(whole, tmp_path / "b" / "run")
+    forget_after(tmp_path / "b" / "run", 4)
+    assert_equal(result(train(make(tmp_path / "b", RLPD, *noisy, data=demos))), result(whole))
 
 
 def test_supervised_fine_tuning_resumes_exactly_and_hands_its_policy_to_ppo(demos, tmp_path):
