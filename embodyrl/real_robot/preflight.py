@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ def preflight(
     checks.append(_check("robot state", lambda: _state(robot)))
     checks.append(_check(f"joint limits ({safety.robot})", lambda: _limits(safety, state.q)))
     checks.append(_check("workspace", lambda: _workspace(safety, state.q)))
-    checks.append(_check("calibration", lambda: _calibration(state)))
+    checks.append(_check("calibration", lambda: _calibration(robot)))
     if not all(c.ok for c in checks):
         return checks
     checks.append(_check("emergency stop", lambda: _stop(safety, state.q)))
@@ -128,11 +129,15 @@ def _workspace(safety: SafetyConfig, q: np.ndarray) -> str:
     return said
 
 
-def _calibration(state: RobotState) -> str:
+def _calibration(robot: Robot) -> str:
     """Whether the robot and this program mean the same place by the same angles."""
-    if state.hand is None:
-        return "the robot does not say where it believes its hand to be"
-    away = float(np.linalg.norm(state.hand - kinematics.tip(state.q.tolist())))
+    away, end = math.inf, time.monotonic() + 1.0
+    while away > CALIBRATED and time.monotonic() < end:  # angles and place may come by different messages
+        state = robot.state()
+        if state.hand is None:
+            return "the robot does not say where it believes its hand to be"
+        away = float(np.linalg.norm(state.hand - kinematics.tip(state.q.tolist())))
+        time.sleep(0.02)
     said = f"the robot believes its hand {away * 1e3:.1f} mm from where its angles put it"
     if away > CALIBRATED:
         raise UserError(

@@ -102,6 +102,8 @@ class LibfrankaRobot:
                 self._seen = sent
                 self._now = max(self._now, t)
                 q, dq, force, hand = (np.array(x) for x in (q, dq, force, hand))
+                # Without Franka's hand its end effector is some other point than ours.
+                hand = hand if self._arm.gripper else None
                 self._state = RobotState(t, q, dq, self._width, force, reflex, hand=hand)
         for word, value in self._hand.heard() if self._hand is not None else ():
             if word == "width":
