@@ -66,7 +66,7 @@ def main() -> None:
     base = min(args.workers)
     result = {
         "what": "env steps per second of the rollouts" if not args.lag else "env steps per second, updates included",
-        "settings": vars(args),
+        "settings": {k: v for k, v in vars(args).items() if k != "out"},
         "env_steps_per_second": seen,
         "median": medians,
         "efficiency": {w: medians[w] / medians[base] / (w / base) for w in medians},
