@@ -184,6 +184,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     os.environ.setdefault("MUJOCO_GL", "egl")
+    threads = torch.get_num_threads()
     busy = psutil.cpu_percent(interval=5)
     out: dict[str, Any] = {"suite": args.suite, "horizon": HORIZON, "num_envs": args.num_envs, "workers": args.workers}
     out["cores_busy_with_other_work_beforehand"] = round(busy / 100 * (os.cpu_count() or 1), 2)
@@ -208,6 +209,7 @@ def main() -> None:
         for row, measure in measures.items():
             if args.only and row not in args.only:
                 continue
+            torch.set_num_threads(threads)  # the others' envs, as processes run them, set one
             rows[row] = measure()
             print(name, row, json.dumps(rows[row]), flush=True)
         out[name] = rows

@@ -75,8 +75,8 @@ class RunConfig:
         threads: of torch on CPU; 0 leaves torch's default.
         compile: the policy's denoising step is compiled for sampling, and on a GPU replayed as a CUDA graph.
         workers: shards that the envs are dealt to, each with its own rollout; ``--launcher ray`` makes each a process.
-        max_lag: updates by which a rollout's weights may be older than the learner's, so that both can be at work; a
-            lag needs ``algorithm.behaviour_cap``.
+        max_lag: updates by which a rollout's weights may be older than the learner's, so that both can be at work; on
+            policy, a lag needs ``algorithm.behaviour_cap``.
         loggers: any of ``tensorboard``, ``trackio``, ``wandb``; ``metrics.jsonl`` is always written.
     """
 
@@ -113,6 +113,10 @@ class RunConfig:
     def folder(self) -> Path:
         """Where everything of this run lies."""
         return Path(self.out) / self.name
+
+    def last_pause(self, iteration: int) -> int:
+        """The newest of the iterations up to this one that a checkpoint or an evaluation stands before."""
+        return max(iteration // every * every for every in (self.checkpoint_every, self.eval_every) if every)
 
 
 @dataclass(frozen=True)

@@ -188,28 +188,25 @@ class Player:
 
 
 class InProcess(Player):
-    """Plays a run's training episodes here; those who play them elsewhere are in ``scale`` and ``real_robot``."""
+    """Plays a run's training episodes, or a shard of them; those who play them elsewhere are in ``real_robot``."""
 
-    def __init__(self, env: VecEnv, seed: int, device: torch.device) -> None:
+    def __init__(self, env: VecEnv, seed: int, device: torch.device, shard: int = 0) -> None:
         super().__init__(env, device)
-        self.seed = seed
+        self.seed, self.shard = seed, shard
 
     def collect(self, algorithm: Any, iteration: int, *, device: torch.device, **options: Any) -> Any:
-        """What ``algorithm`` learns from in an iteration; ``options`` are those of the functions above."""
-        if algorithm.source != "transitions":
-            return play(algorithm, self.env, self.seed, iteration, device=device, **options)
+        """What ``algorithm`` learns from in an iteration; ``options`` are those of the functions in this module.
+
+        The episodes that begin take initial states that depend on (seed, iteration, shard) alone.
+        """
+        now = (self.env, self.seed, iteration, self.shard)
+        if algorithm.source == "groups":
+            return algorithm.collect(self.env, initial_states(*now), device=device, **options)
         num_chunks = algorithm.config.num_chunks
-        inits = draw_inits(self.env, num_chunks, self.seed, iteration)
-        return collect_transitions(self, algorithm.act, num_chunks, inits=inits, **options)
-
-
-def play(algorithm: Any, env: VecEnv, seed: int, iteration: int, shard: int = 0, **options: Any) -> Any:
-    """A rollout, or groups, from initial states that depend on (seed, iteration, shard) alone."""
-    if algorithm.source == "groups":
-        return algorithm.collect(env, initial_states(env, seed, iteration, shard), **options)
-    num_chunks = algorithm.config.num_chunks
-    inits = draw_inits(env, num_chunks, seed, iteration, shard)
-    return collect(env, algorithm.policy, num_chunks, inits=inits, **options)
+        inits = draw_inits(self.env, num_chunks, *now[1:])
+        if algorithm.source == "transitions":
+            return collect_transitions(self, algorithm.act, num_chunks, inits=inits, **options)
+        return collect(self.env, algorithm.policy, num_chunks, inits=inits, device=device, **options)
 
 
 class _Queue:

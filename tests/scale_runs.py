@@ -13,6 +13,8 @@ POLICY = {"name": "flow_mlp", "horizon": 2, "num_denoise_steps": 2, "width": 16,
 PPO = {"name": "ppo", "num_chunks": 6, "minibatch_size": 24, "epochs": 1, "critic_epochs": 1, "warmup_iterations": 1}
 GRPO = {"name": "grpo", "num_episodes": 8, "group_size": 2, "minibatch_size": 40, "epochs": 1, "keep_max": 1.0}
 GRPO |= {"keep_min": 0.0, "max_rounds": 1, "rewards": ["return"]}
+SAC = {"name": "sac_flow", "num_chunks": 12, "capacity": 512, "warmup_chunks": 120, "batch_size": 16, "utd": 0.05}
+SAC |= {"critic_width": 16}
 RUN = {
     "iterations": 4, "eval_every": 0, "eval_episodes": 8, "eval_before": False, "checkpoint_every": 2,
     "keep_checkpoints": 0, "device": "cpu", "threads": 1, "videos": 0,
@@ -21,7 +23,8 @@ CLOCKS = ("minutes", "rollout_seconds", "env_steps_per_second", "worker_restarts
 
 
 def make(out: Path, *overrides: str, algorithm=PPO) -> Config:
-    sections = {"env": ENV, "policy": POLICY, "algorithm": algorithm, "run": RUN}
+    noise = {"transition": "flow_noise"} if algorithm["name"] == "sac_flow" else {}
+    sections = {"env": ENV, "policy": POLICY | noise, "algorithm": algorithm, "run": RUN}
     return resolve(sections, [f"run.out={out}", "env.reward=dense", *overrides])
 
 

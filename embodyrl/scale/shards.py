@@ -2,7 +2,8 @@
 
 What a shard plays is a function of (weights, iteration, shard) alone, like every rollout here. So it does not matter
 where it is computed, in which order, or how often: shards in this process and in Ray's actors give the same bits, and
-so does a worker that died and plays its shard anew. One shard gives what the plain training loop gives.
+so does a worker that died and plays its shard anew. One shard gives what the plain training loop gives. Off-policy
+algorithms go on with the episodes of the iteration before; there a worker that died begins new ones.
 
 With ``run.max_lag`` L, iteration i is played with the weights of iteration i - L, while the learner is at work on those
 before it. That is fixed, not a race, so such a run can be repeated too. Every checkpoint and evaluation lets the
@@ -23,16 +24,17 @@ from torch import Tensor
 
 from embodyrl import registry
 from embodyrl.algorithms.grpo import GroupBatch
-from embodyrl.buffers import EpisodeBatch, RolloutBatch
+from embodyrl.buffers import Episode, EpisodeBatch, RolloutBatch, Transitions
 from embodyrl.build import Envs, build_algorithm, pick_device
 from embodyrl.config import Config
 from embodyrl.draws import seeded
 from embodyrl.errors import UserError
-from embodyrl.rollout import play
+from embodyrl.rollout import InProcess
 from embodyrl.types import DenoisingTrace, EnvSpec, Obs, TensorData
 
 State = dict[str, Any]
 Between = Callable[[], None]
+COLLECTED = "collected"  # beside the weights: chunks so far, for algorithms that act otherwise while they warm up
 
 
 @dataclasses.dataclass
@@ -42,11 +44,13 @@ class Piece:
     Attributes:
         batch: a ``RolloutBatch`` or ``GroupBatch``, on the CPU.
         generator: the state of its noise's generator afterwards.
+        episodes: that ended meanwhile, where the batch does not hold them (``Transitions``).
         player: the process that played it; empty for this one.
     """
 
     batch: Any
     generator: Tensor
+    episodes: list[Episode] = dataclasses.field(default_factory=list)
     player: str = ""
 
 
@@ -96,6 +100,8 @@ def share(config: Config, shard: int) -> Config:
                 f"{algorithm.group_size}. Make it a multiple of {count * algorithm.group_size}."
             )
         algorithm = dataclasses.replace(algorithm, num_episodes=episodes // count)
+    if hasattr(algorithm, "capacity"):
+        algorithm = dataclasses.replace(algorithm, capacity=1)  # the learner alone has a replay buffer
     run = dataclasses.replace(config.run, init_checkpoint="")  # the learner sends weights
     return dataclasses.replace(config, env=env, algorithm=algorithm, run=run)
 
@@ -107,6 +113,8 @@ class Shard:
         self.config, self.shard, self.device = share(config, shard), shard, device
         self.envs = Envs(self.config)
         self._algorithm: Any = None
+        self._player: InProcess | None = None
+        self._next = 0
 
     @property
     def spec(self) -> EnvSpec:
@@ -123,7 +131,10 @@ class Shard:
         fresh = not self.has_weights
         if fresh:
             self._algorithm = build_algorithm(self.config, self.envs, self.device)
-        self._algorithm.policy.load_state_dict(weights, strict=fresh)
+        policy = {name: value for name, value in weights.items() if name != COLLECTED}
+        self._algorithm.policy.load_state_dict(policy, strict=fresh)
+        if COLLECTED in weights:
+            self._algorithm.collected = int(weights[COLLECTED])
 
     def act_for(self, algorithm: Any) -> None:
         """Plays with the policy of ``algorithm`` itself from now on, not a replica, and only this shard's share."""
@@ -132,11 +143,17 @@ class Shard:
 
     def play(self, iteration: int, between: Between = lambda: None) -> Piece:
         """One iteration's rollout; ``between`` is called before every chunk, and may raise to give it up."""
-        seed, shard = self.config.run.seed, self.shard
-        generator = seeded(seed, iteration, shard)
-        options: dict[str, Any] = {"generator": generator, "device": self.device, "between": between}
-        batch = play(self._algorithm, self.envs.train, seed, iteration, shard, **options)
-        return Piece(moved(batch, "cpu"), generator.get_state())
+        run = self.config.run
+        if self._player is None:
+            self._player = InProcess(self.envs.train, run.seed, self.device, self.shard)
+        # As the plain loop: episodes begin anew after a checkpoint, so that a run which goes on from it does the same.
+        self._player.fresh |= iteration == run.last_pause(iteration) or iteration != self._next
+        self._next = iteration + 1
+        generator = seeded(run.seed, iteration, self.shard)
+        batch = self._player.collect(
+            self._algorithm, iteration, generator=generator, device=self.device, between=between
+        )
+        return Piece(moved(batch, "cpu"), generator.get_state(), self._player.take_episodes())
 
 
 class LocalPool:
@@ -192,6 +209,7 @@ class Rollouts:
         self.config, self.pool, self.spec = config, pool, pool.spec
         self._first: int | None = None
         self._jobs: dict[int, list[Any]] = {}
+        self._episodes: list[Episode] = []
 
     def collect(
         self, algorithm: Any, iteration: int, *, generator: torch.Generator, device: torch.device, between: Between
@@ -214,7 +232,13 @@ class Rollouts:
                 self._jobs[j] = [self.pool.submit(k, weights, j) for k in range(self.config.run.workers)]
         pieces = [self.pool.wait(job, between) for job in self._jobs.pop(iteration)]
         generator.set_state(pieces[0].generator)
+        self._episodes += [episode for piece in pieces for episode in piece.episodes]
         return moved(merge([piece.batch for piece in pieces]), device)
+
+    def take_episodes(self) -> list[Episode]:
+        """The episodes that ended since the last call, where the batches do not hold them."""
+        episodes, self._episodes = self._episodes, []
+        return episodes
 
     @property
     def restarts(self) -> int:
@@ -224,8 +248,7 @@ class Rollouts:
     def _weights_of(self, iteration: int) -> int:
         """The iteration before whose update the weights are taken that play ``iteration``."""
         run = self.config.run
-        pauses = [iteration // every * every for every in (run.checkpoint_every, run.eval_every) if every]
-        return max([self._first or 0, iteration - run.max_lag, *pauses])
+        return max(self._first or 0, iteration - run.max_lag, run.last_pause(iteration))
 
     def close(self) -> None:
         """Frees everything."""
@@ -236,16 +259,14 @@ def check(config: Config) -> None:
     """Refuses what cannot be played in shards.
 
     Raises:
-        UserError: an algorithm that learns from a stream of transitions or from demonstrations, or one that takes
-            rollouts for the current policy's where they are older.
+        UserError: an algorithm that learns from demonstrations alone, or one that takes rollouts for the current
+            policy's where they are older.
     """
     name, run = config.algorithm.name, config.run
     source = registry.load("algorithms", name).source
-    if source not in ("rollout", "groups"):
-        raise UserError(
-            f"{name} has no rollouts to share among workers: ppo, grpo and nft have. Leave run.workers at 1."
-        )
-    if run.max_lag and not getattr(config.algorithm, "behaviour_cap", 0.0):
+    if source == "demos":
+        raise UserError(f"{name} has no rollouts to share among workers. Leave run.workers at 1.")
+    if run.max_lag and source != "transitions" and not getattr(config.algorithm, "behaviour_cap", 0.0):
         raise UserError(
             f"run.max_lag={run.max_lag} lets {name} learn from rollouts of older weights, which it would take for the "
             "current ones. Set algorithm.behaviour_cap=5 (ppo and grpo have it), or run.max_lag=0."
@@ -260,9 +281,11 @@ def local_rollouts(config: Config) -> Rollouts:
 
 
 def _split(algorithm: Any) -> tuple[State, State]:
-    """The weights of the policy that acts: those that no update changes, and the others."""
+    """What a replica acts with: weights that no update changes, and everything else."""
     frozen = {k for k, p in algorithm.result.named_parameters(remove_duplicate=False) if not p.requires_grad}
     state = algorithm.policy.state_dict()
+    if algorithm.source == "transitions":
+        state[COLLECTED] = torch.tensor(algorithm.collected)
     return {k: v for k, v in state.items() if k in frozen}, {k: v for k, v in state.items() if k not in frozen}
 
 
@@ -280,6 +303,8 @@ def merge(parts: list[Any]) -> Any:
     """The batch of all shards: envs one shard after the other, or groups."""
     if len(parts) == 1:
         return parts[0]
+    if isinstance(parts[0], Transitions):
+        return Transitions.cat(parts)
     if isinstance(parts[0], GroupBatch):
         kept = EpisodeBatch.cat([p.kept for p in parts])
         episodes = [e for p in parts for e in p.episodes]

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from scale_runs import GRPO, assert_same, make, rows
+from scale_runs import GRPO, PPO, SAC, assert_same, make, rows
 
 from embodyrl.algorithms.grpo import GroupBatch
 from embodyrl.buffers import Episode, EpisodeBatch, RolloutBatch
@@ -29,10 +29,10 @@ def rollout(config: Config, shard: int) -> RolloutBatch:
     return batch
 
 
-@pytest.mark.parametrize("algorithm", [{}, {"algorithm": GRPO}])
+@pytest.mark.parametrize("algorithm", [PPO, GRPO, SAC], ids=lambda a: a["name"])
 def test_one_shard_gives_the_bits_of_the_plain_loop(tmp_path, algorithm):
-    config = make(tmp_path / "shard", **algorithm)
-    assert_same(train(make(tmp_path / "plain", **algorithm)), train(config, rollouts=lambda: local_rollouts(config)))
+    config, plain = (make(tmp_path / where, algorithm=algorithm) for where in ("shard", "plain"))
+    assert_same(train(plain), train(config, rollouts=lambda: local_rollouts(config)))
 
 
 def test_two_shards_share_the_envs_and_play_different_episodes(tmp_path):
@@ -67,13 +67,37 @@ def test_shards_in_threads_play_what_each_plays_alone_and_can_be_stopped(tmp_pat
     one.envs.close()
 
 
-@pytest.mark.parametrize("lag", [(), LAG])
-def test_a_run_in_shards_that_lost_its_tail_computes_it_again(tmp_path, lag):
-    config = make(tmp_path / "a", "run.workers=2", *lag)
-    whole = train(config)
+@pytest.mark.parametrize(("lag", "algorithm"), [((), PPO), (LAG, PPO), ((), SAC), (LAG[:1], SAC)])
+def test_a_run_in_shards_that_lost_its_tail_computes_it_again(tmp_path, lag, algorithm):
+    a, b = (make(tmp_path / where, "run.workers=2", *lag, algorithm=algorithm) for where in ("a", "b"))
+    whole = train(a)
     shutil.copytree(whole, tmp_path / "b" / "run")
     shutil.rmtree(tmp_path / "b" / "run" / "checkpoints" / "step_000004")
-    assert_same(train(make(tmp_path / "b", "run.workers=2", *lag)), whole)
+    assert_same(train(b), whole)
+
+
+def test_off_policy_shards_go_on_with_their_episodes_and_warm_up_together(tmp_path):
+    config = make(
+        tmp_path, "run.workers=2", "run.max_lag=1", "run.iterations=8", "run.checkpoint_every=4", algorithm=SAC
+    )
+    rollouts = local_rollouts(config)
+    whole, options = Shard(config, 0, torch.device("cpu")), {"device": torch.device("cpu"), "between": lambda: None}
+    algorithm, batches, ended = build_algorithm(whole.config, whole.envs, whole.device), [], []
+    for iteration in range(5):
+        batches.append(rollouts.collect(algorithm, iteration, generator=torch.Generator(), **options))
+        ended.append(len(rollouts.take_episodes()))
+        algorithm.collected = 1000  # no longer uniform actions
+    rollouts.close()
+    whole.envs.close()
+    assert all(len(batch) == 8 * 12 for batch in batches)
+    last, following = batches[0].next_obs.proprio, batches[1].obs.proprio
+    for shard in (0, 48):  # rows of the first shard, then of the second
+        assert torch.equal(last[shard + 44 : shard + 48], following[shard : shard + 4])
+    assert not torch.equal(batches[3].next_obs.proprio[44:48], batches[4].obs.proprio[:4])  # a checkpoint between
+    uniform = [float(batch.choice.abs().mean()) for batch in batches]
+    assert uniform[:2] == pytest.approx([0.5, 0.5], abs=0.05)  # a lag of one: the second too
+    assert all(abs(u - uniform[0]) > 0.05 for u in uniform[2:])
+    assert sum(ended) >= 8
 
 
 def test_a_lag_delays_what_is_learned_and_the_pipeline_runs_dry_at_checkpoints(tmp_path):
