@@ -1,11 +1,11 @@
 """What LIBERO's backends are to a policy: whether it scores the same in each, and how long its training takes in each.
 
-    python benchmarks/libero_backends.py score runs/libero_object_ppo --backends native robosuite
-    python benchmarks/libero_backends.py time --iterations 3
+    python benchmarks/libero_backends.py score runs/bench/libero_object/0/sft --backends native robosuite
+    python benchmarks/libero_backends.py time runs/bench/libero_object/0/sft --iterations 3
 
 ``score`` evaluates one checkpoint on the same official initial states in each backend: successes with their intervals,
-and in how many states two backends agree. ``time`` runs a few iterations of the preset ``libero_object_ppo`` in each,
-from a policy that knows nothing, and writes the median minutes of one. ``minutes_to_success`` is that times the
+and in how many states two backends agree. ``time`` runs a few iterations of the preset ``libero_object_ppo`` in each, from
+the policy that imitation left, and writes the median minutes of one. ``minutes_to_success`` is that times the
 iterations after which the run of ``libero_object.json`` had reached its final success: an extrapolation, which holds
 because both backends' physics are equal; what learning from OpenGL's pictures instead of the ray caster's changes is
 not in it.
@@ -56,11 +56,11 @@ def iterations_to_success() -> int:
     return next(e["iteration"] for e in evals if e["successes"] >= evals[-1]["successes"])
 
 
-def time_training(backend: str, iterations: int, overrides: list[str]) -> dict[str, Any]:
+def time_training(start: str, backend: str, iterations: int, overrides: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         settings = [
             f"env.backend={backend}", f"env.num_workers={WORKERS[backend]}", f"run.out={folder}",
-            "run.init_checkpoint=", f"run.iterations={iterations + 1}", "run.eval_every=0", "run.eval_before=false",
+            f"run.init_checkpoint={start}", f"run.iterations={iterations + 1}", "run.eval_every=0", "run.eval_before=false",
             "run.eval_episodes=1", "run.checkpoint_every=1000", "run.videos=0",
         ]  # fmt: skip
         rows = read_metrics(train(compose("libero_object_ppo", [*settings, *overrides])) / "metrics.jsonl")
@@ -79,22 +79,20 @@ def time_training(backend: str, iterations: int, overrides: list[str]) -> dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("score", "time"))
-    parser.add_argument("run", nargs="?", help="a run's folder or a checkpoint, to score")
+    parser.add_argument("run", help="a run's folder or a checkpoint: to score, or to start from")
     parser.add_argument("--backends", nargs="+", choices=sorted(WORKERS), default=["native", "robosuite"])
     parser.add_argument("--episodes", type=int, default=90)
     parser.add_argument("--iterations", type=int, default=3)
     parser.add_argument("--overrides", nargs="*", default=[], help="of the config, e.g. env.num_envs=8")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     a = parser.parse_args()
-    if a.part == "score" and not a.run:
-        parser.error("score needs a run's folder")
     found = json.loads(a.out.read_text()) if a.out.exists() else {}
     if a.part == "score":
         found["score"] = score(a.run, a.backends, a.overrides, a.episodes)
     else:
         found["time"] = {"load_before": os.getloadavg()[0]}
         for backend in a.backends:
-            found["time"][backend] = time_training(backend, a.iterations, a.overrides)
+            found["time"][backend] = time_training(a.run, backend, a.iterations, a.overrides)
             print(backend, json.dumps(found["time"][backend]), flush=True)
     found |= {"commit": git_commit(), "versions": versions(), "hardware": hardware()}
     a.out.write_text(json.dumps(found, indent=1) + "\n")
