@@ -4,8 +4,8 @@
     python benchmarks/libero_backends.py time runs/bench/libero_object/0/sft --iterations 3
 
 ``score`` evaluates one checkpoint on the same official initial states in each backend: successes with their intervals,
-and in how many states two backends agree. ``time`` runs a few iterations of the preset ``libero_object_ppo`` in each, from
-the policy that imitation left, and writes the median minutes of one. ``minutes_to_success`` is that times the
+and in how many states two backends agree. ``time`` runs a few iterations of the preset ``libero_object_ppo`` in each,
+from the policy that imitation left, and writes the median minutes of one. ``minutes_to_success`` is that times the
 iterations after which the run of ``libero_object.json`` had reached its final success: an extrapolation, which holds
 because both backends' physics are equal; what learning from OpenGL's pictures instead of the ray caster's changes is
 not in it.
@@ -60,8 +60,8 @@ def time_training(start: str, backend: str, iterations: int, overrides: list[str
     with tempfile.TemporaryDirectory() as folder:
         settings = [
             f"env.backend={backend}", f"env.num_workers={WORKERS[backend]}", f"run.out={folder}",
-            f"run.init_checkpoint={start}", f"run.iterations={iterations + 1}", "run.eval_every=0", "run.eval_before=false",
-            "run.eval_episodes=1", "run.checkpoint_every=1000", "run.videos=0",
+            f"run.init_checkpoint={start}", f"run.iterations={iterations + 1}", "run.eval_every=0",
+            "run.eval_before=false", "run.eval_episodes=1", "run.checkpoint_every=1000", "run.videos=0",
         ]  # fmt: skip
         rows = read_metrics(train(compose("libero_object_ppo", [*settings, *overrides])) / "metrics.jsonl")
     # Each row's time less the one before: the first iteration also builds scenes and compiles.

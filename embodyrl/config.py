@@ -68,6 +68,7 @@ class RunConfig:
         eval_episodes: initial states of the ``eval_split`` per evaluation, always the first ones.
         eval_split: initial states never trained on.
         eval_before: evaluate the policy that the run starts from as well.
+        patience: evaluations in a row without a new best after which the run ends; 0 goes on to the last iteration.
         videos: episodes per evaluation, the first ones, that are saved as video (before and after training).
         checkpoint_every: iterations between checkpoints.
         keep_checkpoints: older ones are deleted.
@@ -90,6 +91,7 @@ class RunConfig:
     eval_episodes: int = 128
     eval_split: str = "eval"
     eval_before: bool = True
+    patience: int = 0
     videos: int = 8
     checkpoint_every: int = 25
     keep_checkpoints: int = 2
@@ -105,9 +107,13 @@ class RunConfig:
         for key in ("iterations", "checkpoint_every", "eval_episodes", "workers"):
             if getattr(self, key) < 1:
                 raise UserError(f"run.{key} is {getattr(self, key)}; it must be at least 1.")
-        for key in ("minutes", "eval_every", "videos", "keep_checkpoints", "threads", "max_lag"):
+        for key in ("minutes", "eval_every", "patience", "videos", "keep_checkpoints", "threads", "max_lag"):
             if getattr(self, key) < 0:
                 raise UserError(f"run.{key} is {getattr(self, key)}; it must not be negative.")
+        if self.patience and not self.eval_every:
+            raise UserError(
+                f"run.patience={self.patience} waits for evaluations, and there are none: set run.eval_every."
+            )
 
     @property
     def folder(self) -> Path:

@@ -35,7 +35,9 @@ def finished(folder: Path) -> bool:
 
 
 # What an existing run may change; the first two may only rise.
-CHANGEABLE = ("iterations", "minutes", "eval_every", "checkpoint_every", "keep_checkpoints", "loggers", "compile")
+CHANGEABLE = (
+    "iterations", "minutes", "eval_every", "patience", "checkpoint_every", "keep_checkpoints", "loggers", "compile",
+)  # fmt: skip
 
 
 def check_folder(folder: Path, config: Config, say: Callable[[str], None] = print) -> None:
@@ -99,6 +101,24 @@ def save_evaluation(folder: Path, name: str, at: Position, result: Evaluation, f
         rows.append(row)
     payload = {"env_steps": at.env_steps, "minutes": at.minutes, "iteration": at.iteration, "episodes": rows}
     _write(folder / "evals" / f"{name}.json", payload)
+
+
+def stalled(folder: Path, patience: int) -> bool:
+    """Whether so many evaluations in a row have brought no new best; never with a patience of 0.
+
+    More successes are better, and among as many the higher mean return, which is all that a task without success has.
+    """
+    pages = sorted((json.loads(p.read_text()) for p in (folder / "evals").glob("*.json")), key=lambda p: p["iteration"])
+    scores = []
+    for page in pages:
+        rows = page["episodes"]
+        scores.append((sum(row["success"] for row in rows), sum(row["return"] for row in rows) / len(rows)))
+    return bool(scores) and 0 < patience <= len(scores) - 1 - scores.index(max(scores))
+
+
+def close(folder: Path, name: str) -> None:
+    """An evaluation on the way becomes the last one; the inverse of ``reopen``."""
+    os.replace(folder / "evals" / f"{name}.json", folder / "evals" / "after.json")
 
 
 def reopen(folder: Path) -> None:

@@ -31,7 +31,16 @@ from embodyrl.interrupt import Interrupt, Interrupted
 from embodyrl.loggers import LiveTable, MetricsWriter
 from embodyrl.provenance import describe_run, finish_run
 from embodyrl.rollout import InProcess
-from embodyrl.run_folder import Position, check_folder, drop_evaluations, finished, reopen, save_evaluation
+from embodyrl.run_folder import (
+    Position,
+    check_folder,
+    close,
+    drop_evaluations,
+    finished,
+    reopen,
+    save_evaluation,
+    stalled,
+)
 
 if TYPE_CHECKING:
     from embodyrl.scale.fsdp import Ranks
@@ -52,6 +61,7 @@ class Run:
         at: how far it has come.
         rollouts: who plays the training episodes; None for an algorithm that learns from ``demos`` alone.
         demos: the demonstrations; None where the algorithm reads none.
+        stalled: whether ``run.patience`` is used up.
     """
 
     config: Config
@@ -63,12 +73,13 @@ class Run:
     at: Position = field(default_factory=Position)
     rollouts: Any = None
     demos: Any = None
+    stalled: bool = False
 
     @property
     def over(self) -> bool:
-        """Whether no iteration is left, or no time."""
+        """Whether no iteration is left, or no time, or no patience."""
         run, at = self.config.run, self.at
-        return at.iteration >= run.iterations or (run.minutes > 0 and at.minutes >= run.minutes)
+        return self.stalled or at.iteration >= run.iterations or (run.minutes > 0 and at.minutes >= run.minutes)
 
     @property
     def evaluation_due(self) -> str:
@@ -153,6 +164,7 @@ def prepare(run: Run) -> None:
     run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / "config.yaml").write_text(to_yaml(config))
     drop_evaluations(run.folder, run.at.iteration)
+    run.stalled = stalled(run.folder, config.run.patience)
     if not run.over:
         reopen(run.folder)
     if run.ranks is not None:
@@ -174,6 +186,9 @@ def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTabl
                 result = score(run, due, interrupt, table)
                 save_evaluation(run.folder, due, at, result, fps=run.envs.spec.control_hz)
                 table.evaluated(result.successes, len(result.episodes))
+                if due != "after" and stalled(run.folder, run.config.run.patience):
+                    close(run.folder, due)
+                    due = "after"
             if due == "after":
                 break
             interrupt.check()
@@ -233,7 +248,8 @@ def score(run: Run, name: str, interrupt: Interrupt, table: LiveTable) -> Evalua
         return elsewhere(run.algorithm, inits, settings.seed, interrupt.check)
     env, policy = run.envs.eval, run.algorithm.result
     inits = first_inits(env.spec, settings.eval_episodes)
-    filmed = inits[: settings.videos] if name in ("before", "after") and env.spec.cameras else []
+    last = name in ("before", "after") or settings.patience  # with patience, any may turn out to be the last
+    filmed = inits[: settings.videos] if last and env.spec.cameras else []
 
     def show(done: int, successes: int) -> None:
         table.evaluating(done, successes)

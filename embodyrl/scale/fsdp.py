@@ -249,6 +249,8 @@ def share(config: Config, count: int) -> Config:
         )
     if run.max_lag:
         raise UserError("run.max_lag is for workers beside a learner; under torchrun every process is both. Leave it.")
+    if run.patience:
+        raise UserError("run.patience does not go with torchrun yet. Leave it out.")
     if run.compile:
         raise UserError("run.compile does not go with torchrun yet: weights move between steps. Leave one of them out.")
     if source == "demos":

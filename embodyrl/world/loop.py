@@ -3,8 +3,9 @@
 A policy that is trained in a dream finds where the dream errs. So each round records what the newest policy really
 does, and replays of its successes with a nudge (``embodyrl.data.replays``), goes on training the world model with it,
 and then trains the best policy so far in the dream anew. Every few updates the real env is asked, and a round is over
-when it sees no progress. Before the first dream the policy learns from its demonstrations once more, half of them as
-the model's codec shows them: one that has never seen such pictures solves less in them, whatever the dynamics.
+when it sees no progress (``run.patience``). A policy that has never seen the codec's pictures solves less in them,
+whatever the dynamics: an algorithm that imitates demonstrations beside RL gets half of them as the codec shows them,
+and before one that does not, ``imitation`` learns from them so once more.
 
 The initial states that decide what is kept are of the training split; the last evaluation alone is on held-out ones.
 Every stage leaves its result under ``out`` and is not repeated: the same command goes on where the last one stopped.
@@ -21,8 +22,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from embodyrl.build import make_env
 from embodyrl.config import build, compose, env_config, merge, read_preset
@@ -61,8 +60,8 @@ class LoopConfig:
         world: overrides of the first world model's training (``embodyrl world train``).
         refresh: of each later one's, in which the newest episodes count ``newest`` times.
         newest: see there.
-        demos: demonstrations of the policy's task, for it to get used to the dream's pictures; none skips that.
-        imitation: preset of that training.
+        demos: demonstrations of the policy's task, for it to get used to the dream's pictures.
+        imitation: preset of such a training on its own, before the first dream; none skips that.
         imitation_overrides: of it.
         dream: preset of the training in the dream.
         dream_overrides: of it.
@@ -119,10 +118,20 @@ def read(preset: str, overrides: Sequence[str]) -> LoopConfig:
     if not path.is_file():
         raise UserError(f"There is no loop {preset!r}, nor a file of that name. {did_you_mean(preset, known)}")
     config = build("loop", LoopConfig, merge(read_preset(str(path)), overrides))
-    for key in ("policy", "env", "dream", *(["imitation"] if config.demos else [])):
+    for key in ("policy", "env", "dream"):
         if not getattr(config, key):
             raise UserError(f"{key} is empty: {'give policy=RUN' if key == 'policy' else 'the preset must name it'}.")
+    if not config.demos and (config.imitation or imitates(config)):
+        raise UserError(
+            f"demos is empty, but {config.imitation or config.dream} imitates: give demos=DATA, the demonstrations "
+            "that the policy was trained on, or name presets that do without."
+        )
     return config
+
+
+def imitates(config: LoopConfig) -> bool:
+    """Whether the training in the dream imitates demonstrations beside RL."""
+    return getattr(compose(config.dream, config.dream_overrides).algorithm, "bc_coef", 0.0) > 0
 
 
 def loop(config: LoopConfig, *, command: str = "") -> dict[str, Any] | None:
@@ -153,7 +162,7 @@ def loop(config: LoopConfig, *, command: str = "") -> dict[str, Any] | None:
         if trained is None:
             return None
         model, first = trained, []
-        if config.demos and not number:
+        if config.imitation and not number:
             with book.stage("the dream's pictures"):
                 first = _show(config, where, model, command)
             if not first:
@@ -229,25 +238,20 @@ def _dream(config: LoopConfig, where: Path, model: str, policy: str, command: st
 
     It looks at the policy as it came, too, unless how that does is ``known``.
     """
-    folder, looks = where / "dream", list[Look]()
-    for segment in range(1, config.segments + 1):
-        iterations = segment * config.segment
-        run = [
-            f"env.model={model}", f"run.init_checkpoint={policy}", f"run.out={where}", "run.name=dream",
-            f"run.seed={config.seed}", f"run.iterations={iterations}", "run.eval_every=0", "run.videos=0",
-            f"run.eval_episodes={config.select_episodes}", "run.eval_split=train",
-            f"run.eval_before={'false' if known else 'true'}", f"run.checkpoint_every={config.segment}",
-            "run.keep_checkpoints=1000",
-        ]  # fmt: skip
-        if not (folder / "checkpoints" / f"step_{iterations:06d}").exists() or not finished(folder):
-            train(compose(config.dream, [*config.dream_overrides, *run]), command=command)
-            if not finished(folder):
-                return None
-        looks = _looks(folder, policy)
-        top = int(np.argmax([look.solved for look in looks]))
-        if len(looks) - 1 - top >= config.patience:
-            break
-    return looks
+    run = [
+        f"env.model={model}", f"run.init_checkpoint={policy}", f"run.out={where}", "run.name=dream",
+        f"run.seed={config.seed}", f"run.iterations={config.segment * config.segments}",
+        f"run.eval_every={config.segment}", f"run.patience={config.patience}", "run.videos=0",
+        f"run.eval_episodes={config.select_episodes}", "run.eval_split=train",
+        f"run.eval_before={'false' if known else 'true'}", f"run.checkpoint_every={config.segment}",
+        "run.keep_checkpoints=1000",
+    ]  # fmt: skip
+    if imitates(config):
+        run += [f"data.path={config.demos}", f"data.codec={model}"]
+    folder = where / "dream"
+    if not finished(folder):
+        train(compose(config.dream, [*config.dream_overrides, *run]), command=command)
+    return _looks(folder, policy) if finished(folder) else None
 
 
 def _looks(folder: Path, policy: str) -> list[Look]:

@@ -18,16 +18,24 @@ def test_what_makes_no_sense_is_refused(tmp_path) -> None:
         ("mujoco_pick", ["policy=x", "round=2"], "has no key 'round'.*'rounds'"),
         ("mujoco_pick", ["policy=x", "near=1.0"], r"near is 1\.0"),
         ("mujoco_pick", ["policy=x", "rounds=0"], "rounds is 0"),
-        ("mujoco_pick", ["policy=x", "demos=y", "imitation="], "imitation is empty: the preset must name it"),
+        ("mujoco_pick", ["policy=x", "dream="], "dream is empty: the preset must name it"),
+        ("mujoco_pick", ["policy=x"], "demos is empty, but mujoco_pick_dream_sac imitates"),
+        (
+            "mujoco_pick",
+            ["policy=x", "dream=mujoco_pick_dream_ppo", "imitation=mujoco_pick_sft"],
+            "demos is empty, but",
+        ),
     ):
         with pytest.raises(UserError, match=said):
             read(preset, overrides)
-    config = read("mujoco_pick", ["policy=x", f"out={tmp_path}"])
-    assert config.env == "mujoco_pick_sft" and config.dream == "mujoco_pick_dream_ppo" and config.world
+    given = ["policy=x", "demos=y", f"out={tmp_path}"]
+    config = read("mujoco_pick", given)
+    assert config.env == "mujoco_pick_sft" and config.dream == "mujoco_pick_dream_sac" and config.world
+    assert not read("mujoco_pick", ["policy=x", "dream=mujoco_pick_dream_ppo"]).demos  # which needs none
     _claim(tmp_path, config)
-    _claim(tmp_path, read("mujoco_pick", ["policy=x", f"out={tmp_path}", "rounds=9"]))  # it may last longer
+    _claim(tmp_path, read("mujoco_pick", [*given, "rounds=9"]))  # it may last longer
     with pytest.raises(UserError, match=r"holds a loop with other settings \(episodes was 200, now 7"):
-        _claim(tmp_path, read("mujoco_pick", ["policy=x", f"out={tmp_path}", "episodes=7"]))
+        _claim(tmp_path, read("mujoco_pick", [*given, "episodes=7"]))
 
 
 def test_looks_are_in_order_and_minutes_add_up(tmp_path) -> None:
@@ -58,7 +66,7 @@ def test_from_nothing_and_beside_the_simulator(tmp_path) -> None:
     subprocess.run(command, check=True)
     result = json.loads((tmp_path / "out" / "imagination.json").read_text())
     seed = result["seeds"][0]
-    assert set(result["iqm"]) == {"imitated", "shown", "dream", "same_steps", "same_minutes"}
+    assert set(result["iqm"]) == {"imitated", "dream", "same_steps", "same_minutes"}
     assert list(seed["loop"]["rounds"]) == ["round_0", "round_1"] and seed["loop"]["real_steps"] > 24 * 5
     assert seed["world"]["as_evaluator"]["policies"][0]["believed"][0]["after"] == 0
     minutes = seed["minutes"]
