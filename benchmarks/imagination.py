@@ -77,7 +77,7 @@ def collect(folder: Path, name: str, *arguments: str) -> Path:
     return folder / name
 
 
-def run(folder: Path, seed: int, size: dict) -> dict:
+def run(folder: Path, seed: int, size: dict, beside: list[str]) -> dict:
     """One seed, or what is left of it."""
     folder.mkdir(parents=True, exist_ok=True)
     sft, loop = folder / "sft", folder / "loop"
@@ -98,10 +98,11 @@ def run(folder: Path, seed: int, size: dict) -> dict:
         "same_steps": [f"run.iterations={size['iterations'] or -(-steps // STEPS)}"],
         "same_minutes": ["run.iterations=100000", f"run.minutes={size['minutes'] or minutes}"],
     }
+    world = measure(folder, seed, book, sft, size)
     simulator = {}
-    for name, budget in budgets.items():
+    for name in beside:
         start = [f"run.init_checkpoint={sft}", f"run.name={name}", f"data.path={demos}"]
-        embodyrl(folder, name, "train", "mujoco_pick_sac_flow", *common, *start, *budget, *size["simulator"])
+        embodyrl(folder, name, "train", "mujoco_pick_sac_flow", *common, *start, *budgets[name], *size["simulator"])
         last = json.loads((folder / name / "evals" / "after.json").read_text())
         solved = sum(e["success"] for e in last["episodes"])
         simulator[name] = {
@@ -113,7 +114,7 @@ def run(folder: Path, seed: int, size: dict) -> dict:
         "minutes": json.loads((folder / "minutes.json").read_text()),
         "loop": book,
         "simulator": simulator,
-        "world": measure(folder, seed, book, sft, size),
+        "world": world,
     }
 
 
@@ -182,6 +183,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/imagination"))
+    parser.add_argument(
+        "--beside", nargs="*", choices=("same_steps", "same_minutes"), default=["same_steps", "same_minutes"],
+        help="which runs in the simulator to compare with (default: both)",
+    )  # fmt: skip
     parser.add_argument("--tiny", action="store_true", help="so small that it means nothing; results stay in --out")
     parser.add_argument("overrides", nargs="*", help="of the loop, e.g. rounds=4")
     a = parser.parse_args()
@@ -189,7 +194,7 @@ def main() -> None:
     size = size | {"loop": [*size["loop"], *a.overrides]}
     seeds, where = [], a.out if a.tiny else HERE
     for seed in a.seeds:
-        seeds.append(run(a.out / str(seed), seed, size))
+        seeds.append(run(a.out / str(seed), seed, size, a.beside))
         every = [rates(s) for s in seeds]
         result = {
             "title": "Better by what is imagined: pick up the named block, pixels",

@@ -277,6 +277,19 @@ def test_the_time_limit_ends_a_run_for_good(tmp_path):
     assert last_checkpoint(folder) == 1
 
 
+def test_patience_ends_a_run_that_gets_no_better_and_more_of_it_goes_on(tmp_path):
+    still, short = "algorithm.lr=1e-12", [f"run.out={tmp_path}", "run.patience=2"]
+    folder = train(make(tmp_path, PPO, still, *short))
+    names = {p.stem: json.loads(p.read_text())["iteration"] for p in (folder / "evals").glob("*.json")}
+    assert names == {"before": 0, "iter_000002": 2, "after": 4} and finished(folder)
+    before = (folder / "metrics.jsonl").read_bytes()
+    train(make(tmp_path, PPO, still, *short))
+    assert (folder / "metrics.jsonl").read_bytes() == before
+    assert_equal(result(train(make(tmp_path, PPO, still))), result(train(make(tmp_path / "b", PPO, still))))
+    with pytest.raises(UserError, match=r"run\.patience=2 waits for evaluations"):
+        make(tmp_path, PPO, "run.patience=2", "run.eval_every=0")
+
+
 def test_the_policys_settings_come_from_the_initial_checkpoint(straight, tmp_path):
     preset = tmp_path / "more.yaml"
     preset.write_text(
