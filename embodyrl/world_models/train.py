@@ -54,12 +54,8 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
     """
     folder = Path(config.out)
     _check_folder(folder, config)
-    if (folder / "model" / "world.json").exists():
-        if WorldModel.read_meta(folder / "model")["calibration"]["threshold"] >= 1.0:
-            raise UserError(
-                f"{folder / 'model'} was trained, but its success head was of no use and calls nothing solved. Train "
-                "with more episodes or more steps in another out=FOLDER, or judge its frames by env.reflector=FOLDER."
-            )
+    made = folder / "model" / "world.json"
+    if made.exists() and WorldModel.read_meta(made.parent)["calibration"]["threshold"] < 1.0:
         return folder / "model"
     device = pick_device(config.device)
     if config.threads:
@@ -92,7 +88,8 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
         model.save(folder / "model")
         raise UserError(
             f"{folder / 'model'} is trained, but its success head is of no use, and will call nothing solved: {error} "
-            "Until then a reflector can judge its frames: env.reflector=FOLDER."
+            "Or allow more by max_false_positives, and the same command fits the head's threshold again; or let a "
+            "reflector judge the frames: env.reflector=FOLDER."
         ) from error
     (folder / "held_out.json").write_text(json.dumps(report, indent=1))
     model.save(folder / "model")
@@ -258,7 +255,7 @@ def _check_folder(folder: Path, config: WorldTrainConfig) -> None:
     if not path.exists():
         return
     old, new = json.loads(path.read_text()), json.loads(json.dumps(dataclasses.asdict(config)))
-    free = ("checkpoint_every", "device", "threads", "out")
+    free = ("checkpoint_every", "device", "threads", "out", "max_false_positives")
     if wrong := [k for k in new if k not in free and k in old and old[k] != new[k]]:
         listed = "; ".join(f"{k} was {old.get(k)!r}, now {new[k]!r}" for k in wrong[:4])
         raise UserError(
