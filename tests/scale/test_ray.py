@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import psutil
 import pytest
-from scale_runs import assert_same, make
+from scale_runs import SAC, assert_same, make
 
 from embodyrl.cli import main
 from embodyrl.config import to_yaml
@@ -41,6 +41,11 @@ def test_ray_gives_the_bits_of_one_process_and_goes_on_when_a_worker_is_killed(t
     assert killed and not killed[0].is_running() and not workers()
     assert read_metrics(remote / "metrics.jsonl")[-1]["worker_restarts"] == 1
     assert_same(remote, train(make(tmp_path / "local", *LAG)))
+
+
+def test_off_policy_workers_give_the_bits_of_one_process_too(tmp_path):
+    ray, local = (make(tmp_path / where, *LAG[:2], algorithm=SAC) for where in ("ray", "local"))
+    assert_same(train(ray, rollouts=lambda: ray_rollouts(ray, cpus=0.5)), train(local))
 
 
 def test_the_command_line_refuses_more_workers_than_there_are_cores(tmp_path, capsys):
