@@ -15,6 +15,8 @@ GRPO = {"name": "grpo", "num_episodes": 8, "group_size": 2, "minibatch_size": 40
 GRPO |= {"keep_min": 0.0, "max_rounds": 1, "rewards": ["return"]}
 SAC = {"name": "sac_flow", "num_chunks": 12, "capacity": 512, "warmup_chunks": 120, "batch_size": 16, "utd": 0.05}
 SAC |= {"critic_width": 16}
+DSRL, FPO = SAC | {"name": "dsrl"}, {"name": "fpo", "num_chunks": 6, "minibatch_size": 24, "epochs": 1}
+NEEDS = {"sac_flow": {"transition": "flow_noise"}, "dsrl": {"steer_width": 16}}
 RUN = {
     "iterations": 4, "eval_every": 0, "eval_episodes": 8, "eval_before": False, "checkpoint_every": 2,
     "keep_checkpoints": 0, "device": "cpu", "threads": 1, "videos": 0,
@@ -23,8 +25,8 @@ CLOCKS = ("minutes", "rollout_seconds", "env_steps_per_second", "worker_restarts
 
 
 def make(out: Path, *overrides: str, algorithm=PPO) -> Config:
-    noise = {"transition": "flow_noise"} if algorithm["name"] == "sac_flow" else {}
-    sections = {"env": ENV, "policy": POLICY | noise, "algorithm": algorithm, "run": RUN}
+    policy = POLICY | NEEDS.get(algorithm["name"], {})
+    sections = {"env": ENV, "policy": policy, "algorithm": algorithm, "run": RUN}
     return resolve(sections, [f"run.out={out}", "env.reward=dense", *overrides])
 
 
