@@ -1,13 +1,15 @@
 """A policy made better by what is imagined, from nothing, beside RL in the simulator that it imagines.
 
-    python benchmarks/imagination.py --seeds 0 1 2
+    python benchmarks/imagination.py --seeds 0 1 2                           # pick up the named block, MuJoCo
+    python benchmarks/imagination.py --task maniskill_pushcube_rgb
+    python benchmarks/imagination.py --task libero_object                    # two 128x128 cameras: better on a GPU
     python benchmarks/imagination.py --seeds 0 --tiny --out /tmp/tried       # the whole way in minutes, for nothing
 
 Each seed: demonstrations and imitation (as in the quickstart); a noisy expert's episodes and ``embodyrl world loop``
 (the policy's own, world model, SAC-Flow in the dream, round after round); the world model's measures on episodes of
 its own; and, from the same imitated policy, SAC-Flow in the simulator with as many real steps as the loop took in all,
-and with as many minutes. Everything goes to ``OUT/SEED``, can be interrupted and goes on with the same command; the
-result is ``benchmarks/imagination.json`` and ``.png``.
+and with as many minutes. Everything goes to ``OUT/TASK/SEED``, can be interrupted and goes on with the same command;
+the result is ``benchmarks/imagination_TASK.json`` and ``.png``.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
@@ -25,17 +28,55 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from embodyrl.config import compose
 from embodyrl.provenance import git_commit, hardware, versions
 from embodyrl.stats import bootstrap_iqm, wilson
 
 HERE = Path(__file__).parent
-ENV = ("env.max_blocks=2", "--keep-failures", "--past-success", "5")
-STEPS = 64 * 4 * 5
-"""Real steps of an iteration of SAC-Flow in the simulator: envs, chunks, actions."""
+TRIED = ("--keep-failures", "--past-success", "5")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A real env and how much is asked of it.
+
+    Attributes:
+        title: of the figure.
+        collect: what ``embodyrl collect`` calls it.
+        imitation: preset.
+        simulator: preset of SAC-Flow in the real env.
+        env: its settings in both of them.
+        demos: demonstrations.
+        shown: a noisy expert's episodes, failures among them, that the world model learns from besides.
+    """
+
+    title: str
+    collect: tuple[str, ...]
+    imitation: str
+    simulator: str
+    env: tuple[str, ...] = ()
+    demos: int = 100
+    shown: int = 200
+
+
+TASKS = {
+    "mujoco_pick": Task(
+        "pick up the named block, pixels", ("mujoco", "env.task=pick", "env.max_blocks=2"), "mujoco_pick_sft",
+        "mujoco_pick_sac_flow",
+    ),
+    "maniskill_pushcube_rgb": Task(
+        "ManiSkill's PushCube-v1, pixels", ("maniskill", "env.task=PushCube-v1", "env.obs=rgb", "env.num_envs=32"),
+        "maniskill_pushcube_rgb_sft", "maniskill_pushcube_rgb_sac_flow", demos=16, shown=100,
+    ),
+    "libero_object": Task(
+        "three tasks of LIBERO-Object, two 128x128 cameras",
+        ("libero", "env.suite=libero_object", "env.task_ids=[0,1,2]", "env.image_size=128", "env.num_envs=24"),
+        "libero_object_sft", "libero_object_sac_flow", ("env.image_size=128",), demos=30,
+    ),
+}  # fmt: skip
+"""The name is also that of the loop's preset."""
 TINY = {
-    "demos": 8,
-    "shown": 16,
-    "held_out": 12,
+    "demos": 8, "shown": 16, "held_out": 12,
     "sft": ["run.iterations=1", "run.eval_episodes=8", "algorithm.steps_per_iteration=20"],
     "loop": [
         "rounds=2", "first_episodes=24", "episodes=12", "segment=8", "segments=1", "select_episodes=8",
@@ -53,7 +94,7 @@ TINY = {
     "minutes": 0.05,
 }  # fmt: skip
 FULL = {
-    "demos": 100, "shown": 200, "held_out": 200, "sft": [], "loop": [], "world_episodes": 128,
+    "held_out": 200, "sft": [], "loop": [], "world_episodes": 128,
     # More gradient steps per env step than the preset: real steps are what is counted here.
     "simulator": ["run.eval_every=0", "algorithm.utd=0.5", "algorithm.warmup_chunks=1024"],
     "iterations": 0, "minutes": 0.0,
@@ -70,42 +111,44 @@ def embodyrl(folder: Path, stage: str, *arguments: str) -> None:
     path.write_text(json.dumps(minutes | {stage: minutes.get(stage, 0.0) + (time.monotonic() - began) / 60}))
 
 
-def collect(folder: Path, name: str, *arguments: str) -> Path:
+def collect(folder: Path, name: str, task: Task, *arguments: str) -> Path:
     """A data set, unless it is there."""
     if not (folder / name).exists():
-        embodyrl(folder, "data", "collect", "mujoco", "env.task=pick", *arguments, "--out", str(folder / name))
+        embodyrl(folder, "data", "collect", *task.collect, *arguments, "--out", str(folder / name))
     return folder / name
 
 
-def run(folder: Path, seed: int, size: dict, beside: list[str]) -> dict:
-    """One seed, or what is left of it."""
+def run(folder: Path, name: str, seed: int, size: dict, beside: list[str]) -> dict:
+    """One seed of a task, or what is left of it."""
     folder.mkdir(parents=True, exist_ok=True)
-    sft, loop = folder / "sft", folder / "loop"
-    demos = collect(
-        folder, "demos", "env.max_blocks=2", "--episodes", str(size["demos"]), "--noise", "0.15", "--seed", str(seed)
-    )
-    common = [f"run.out={folder}", f"run.seed={seed}"]
+    task, sft, loop = TASKS[name], folder / "sft", folder / "loop"
+    asked = {"demos": size.get("demos", task.demos), "shown": size.get("shown", task.shown)}
+    careful = ("--noise", "0.15", "--episodes", str(asked["demos"]), "--seed", str(seed))
+    demos = collect(folder, "demos", task, *careful)
+    common = [f"run.out={folder}", f"run.seed={seed}", *task.env]
     imitate = [*common, "run.name=sft", f"data.path={demos}", f"env.seed={seed}", *size["sft"]]
-    embodyrl(folder, "imitation", "train", "mujoco_pick_sft", *imitate)
-    noisy = ("--noise", "0.5", "--episodes", str(size["shown"]), "--seed", str(200 + seed))
-    shown = collect(folder, "shown", *ENV, *noisy)
+    embodyrl(folder, "imitation", "train", task.imitation, *imitate)
+    noisy = ("--noise", "0.5", "--episodes", str(asked["shown"]), "--seed", str(200 + seed))
+    shown = collect(folder, "shown", task, *TRIED, *noisy)
     how = [f"policy={sft}", f"data=[{shown}]", f"demos={demos}", f"out={loop}", f"seed={seed}", *size["loop"]]
-    embodyrl(folder, "loop", "world", "loop", "mujoco_pick", *how)
+    embodyrl(folder, "loop", "world", "loop", name, *how)
     book = json.loads((loop / "loop.json").read_text())
 
     steps, minutes = book["real_steps"] + book["eval_steps"], sum(book["minutes"].values())
+    preset = compose(task.simulator, [])
+    an_iteration = preset.env.num_envs * preset.algorithm.num_chunks * preset.policy.horizon
     budgets = {
-        "same_steps": [f"run.iterations={size['iterations'] or -(-steps // STEPS)}"],
+        "same_steps": [f"run.iterations={size['iterations'] or -(-steps // an_iteration)}"],
         "same_minutes": ["run.iterations=100000", f"run.minutes={size['minutes'] or minutes}"],
     }
-    world = measure(folder, seed, book, sft, size)
+    world = measure(folder, task, seed, book, sft, size)
     simulator = {}
-    for name in beside:
-        start = [f"run.init_checkpoint={sft}", f"run.name={name}", f"data.path={demos}"]
-        embodyrl(folder, name, "train", "mujoco_pick_sac_flow", *common, *start, *budgets[name], *size["simulator"])
-        last = json.loads((folder / name / "evals" / "after.json").read_text())
+    for budget in beside:
+        start = [f"run.init_checkpoint={sft}", f"run.name={budget}", f"data.path={demos}"]
+        embodyrl(folder, budget, "train", task.simulator, *common, *start, *budgets[budget], *size["simulator"])
+        last = json.loads((folder / budget / "evals" / "after.json").read_text())
         solved = sum(e["success"] for e in last["episodes"])
-        simulator[name] = {
+        simulator[budget] = {
             "solved": solved, "episodes": len(last["episodes"]), "interval": wilson(solved, len(last["episodes"])),
             "real_steps": last["env_steps"], "minutes": last["minutes"],
         }  # fmt: skip
@@ -118,21 +161,12 @@ def run(folder: Path, seed: int, size: dict, beside: list[str]) -> dict:
     }
 
 
-def measure(folder: Path, seed: int, book: dict, sft: Path, size: dict) -> dict:
+def measure(folder: Path, task: Task, seed: int, book: dict, sft: Path, size: dict) -> dict:
     """What the last world model is worth, on episodes and policies of its own."""
     path = folder / "world_eval.json"
     if not path.exists():
-        tried = (
-            "--policy",
-            str(sft),
-            "--derail",
-            "0.4",
-            "--episodes",
-            str(size["held_out"]),
-            "--seed",
-            str(300 + seed),
-        )
-        held_out = collect(folder, "held_out", *ENV, *tried)
+        tried = ("--episodes", str(size["held_out"]), "--seed", str(300 + seed))
+        held_out = collect(folder, "held_out", task, *TRIED, "--policy", str(sft), "--derail", "0.4", *tried)
         model = folder / "loop" / list(book["rounds"])[-1] / "world" / "model"
         looks = [look["checkpoint"] for looks in book["rounds"].values() for look in looks]
         policies = [looks[i] for i in sorted({round(x) for x in np.linspace(0, len(looks) - 1, 6)})]
@@ -181,6 +215,7 @@ def plot(seeds: list[dict], path: Path) -> None:
 def main() -> None:
     """Runs all seeds, then writes JSON and figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=TASKS, default="mujoco_pick")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/imagination"))
     parser.add_argument(
@@ -194,18 +229,18 @@ def main() -> None:
     size = size | {"loop": [*size["loop"], *a.overrides]}
     seeds, where = [], a.out if a.tiny else HERE
     for seed in a.seeds:
-        seeds.append(run(a.out / str(seed), seed, size, a.beside))
+        seeds.append(run(a.out / a.task / str(seed), a.task, seed, size, a.beside))
         every = [rates(s) for s in seeds]
         result = {
-            "title": "Better by what is imagined: pick up the named block, pixels",
+            "title": f"Better by what is imagined: {TASKS[a.task].title}",
             "iqm": {name: bootstrap_iqm([x[name] for x in every]) for name in every[0]},
             "seeds": seeds,
             "commit": git_commit(),
             "versions": versions(),
             "hardware": hardware(),
         }
-        (where / "imagination.json").write_text(json.dumps(result, indent=1))
-        plot(seeds, where / "imagination.png")
+        (where / f"imagination_{a.task}.json").write_text(json.dumps(result, indent=1))
+        plot(seeds, where / f"imagination_{a.task}.png")
         print(json.dumps({"iqm": result["iqm"]}), flush=True)
 
 

@@ -19,10 +19,10 @@ def test_what_makes_no_sense_is_refused(tmp_path) -> None:
         ("mujoco_pick", ["policy=x", "near=1.0"], r"near is 1\.0"),
         ("mujoco_pick", ["policy=x", "rounds=0"], "rounds is 0"),
         ("mujoco_pick", ["policy=x", "dream="], "dream is empty: the preset must name it"),
-        ("mujoco_pick", ["policy=x"], "demos is empty, but mujoco_pick_dream_sac imitates"),
+        ("mujoco_pick", ["policy=x"], "demos is empty, but dream_sac_flow imitates"),
         (
             "mujoco_pick",
-            ["policy=x", "dream=mujoco_pick_dream_ppo", "imitation=mujoco_pick_sft"],
+            ["policy=x", "dream=dream_ppo", "imitation=mujoco_pick_sft"],
             "demos is empty, but",
         ),
     ):
@@ -30,8 +30,8 @@ def test_what_makes_no_sense_is_refused(tmp_path) -> None:
             read(preset, overrides)
     given = ["policy=x", "demos=y", f"out={tmp_path}"]
     config = read("mujoco_pick", given)
-    assert config.env == "mujoco_pick_sft" and config.dream == "mujoco_pick_dream_sac" and config.world
-    assert not read("mujoco_pick", ["policy=x", "dream=mujoco_pick_dream_ppo"]).demos  # which needs none
+    assert config.env == "mujoco_pick_sft" and config.dream == "dream_sac_flow" and config.world
+    assert not read("mujoco_pick", ["policy=x", "dream=dream_ppo"]).demos  # which needs none
     _claim(tmp_path, config)
     _claim(tmp_path, read("mujoco_pick", [*given, "rounds=9"]))  # it may last longer
     with pytest.raises(UserError, match=r"holds a loop with other settings \(episodes was 200, now 7"):
@@ -64,12 +64,12 @@ def test_from_nothing_and_beside_the_simulator(tmp_path) -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "imagination.py"
     command = [sys.executable, str(script), "--tiny", "--seeds", "0", "--out", str(tmp_path / "out")]
     subprocess.run(command, check=True)
-    result = json.loads((tmp_path / "out" / "imagination.json").read_text())
+    result = json.loads((tmp_path / "out" / "imagination_mujoco_pick.json").read_text())
     seed = result["seeds"][0]
     assert set(result["iqm"]) == {"imitated", "dream", "same_steps", "same_minutes"}
     assert list(seed["loop"]["rounds"]) == ["round_0", "round_1"] and seed["loop"]["real_steps"] > 24 * 5
     assert seed["world"]["as_evaluator"]["policies"][0]["believed"][0]["after"] == 0
     minutes = seed["minutes"]
     subprocess.run(command, check=True)  # nothing is done twice
-    again = json.loads((tmp_path / "out" / "imagination.json").read_text())["seeds"][0]
+    again = json.loads((tmp_path / "out" / "imagination_mujoco_pick.json").read_text())["seeds"][0]
     assert again["minutes"]["data"] == minutes["data"] and again["loop"]["best"] == seed["loop"]["best"]
