@@ -40,11 +40,15 @@ class WorldTrainConfig:
         codec_steps: of the codec.
         codec_lr: its AdamW's.
         state_steps: of the state model.
+        state_members: nets of the state model (``StateModel``). With more than one a dream in which they differ more
+            than in 99% of held-out ones is in doubt, and masked.
         steps: of the dynamics.
         muon_lr: of the transformer's matrices (Muon).
         lr: of everything else (AdamW).
         pushforward_from: share of ``steps`` after which clips may start in the model's own dreams.
         max_unroll: chunks imagined in a row at the most, the last of which is learned from.
+        unroll_growth: share of the steps after ``pushforward_from`` in which that number grows from 1, a curriculum; 0
+            has it from the first of them on.
         context_noise: the most noise on the context; half of the clips have some, and the model is told how much.
         held_out: share of the episodes kept for the calibration and for ``world eval``.
         max_false_positives: the most failing held-out dreams, as a share, that may be judged a success.
@@ -72,11 +76,13 @@ class WorldTrainConfig:
     codec_steps: int = 1200
     codec_lr: float = 2e-3
     state_steps: int = 2000
+    state_members: int = 1
     steps: int = 4000
     muon_lr: float = 6e-3
     lr: float = 3e-3
     pushforward_from: float = 0.6
     max_unroll: int = 4
+    unroll_growth: float = 0.0
     context_noise: float = 0.3
     held_out: float = 0.1
     max_false_positives: float = 0.05
@@ -88,13 +94,14 @@ class WorldTrainConfig:
     def __post_init__(self) -> None:
         if not 0 < self.held_out <= 0.5:
             raise UserError(f"held_out is {self.held_out}; it must lie above 0 and not above 0.5.")
-        if not 0 <= self.pushforward_from <= 1:
-            raise UserError(f"pushforward_from is {self.pushforward_from}; it must lie in [0, 1].")
+        for key in ("pushforward_from", "unroll_growth"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise UserError(f"{key} is {getattr(self, key)}; it must lie in [0, 1].")
         if self.state and self.wan:
             raise UserError("A Wan does not draw what a state model says: leave state out, or wan empty.")
         if self.weights and (len(self.weights) != len(self.data) or min(self.weights) < 1):
             raise UserError(f"weights is {self.weights}; it takes one number, 1 or more, for each of {self.data}.")
-        for key in ("horizon", "max_unroll", "steps", "state_steps", "codec_steps", "batch_size", "checkpoint_every"):
+        for key in ("horizon", "max_unroll", "steps", "state_steps", "state_members", "codec_steps", "batch_size", "checkpoint_every"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1.")
 

@@ -210,6 +210,8 @@ class WorldModelEnv:
                 doubted[rows] = disagreement(after, other) > self.model.doubt
             else:
                 after = self.model.imagine(self._dream[rows], actions[rows], count[rows])
+        if self.model.spread and after.spread is not None:
+            doubted[rows] |= after.spread > self.model.spread
         self._dream = after if len(rows) == len(count) else self._replaced(rows, after)
         return doubted
 

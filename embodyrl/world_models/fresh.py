@@ -41,7 +41,7 @@ def build(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> WorldModel:
                 **dims,
             )  # fmt: skip
         success = SuccessHead(num_views=views, latent_channels=c, proprio_dim=clips.spec.proprio_dim)
-        model = WorldModel(codec, backbone, success, clips.spec, _state_model(clips, rows) if config.state else None)
+        model = WorldModel(codec, backbone, success, clips.spec, _state_model(config, clips, rows) if config.state else None)
     model.env = clips.env
     model.proprio_mean.copy_(clips.proprio[rows].mean(0))
     model.proprio_std.copy_(clips.proprio[rows].std(0).clamp_min(1e-3))
@@ -61,7 +61,7 @@ def go_on(config: WorldTrainConfig, clips: Clips) -> WorldModel:
         torch.manual_seed(config.seed)
         if config.state and model.state is None:
             frames = torch.arange(len(clips))[~clips.held_out(config.held_out)]
-            model.state, more["body_dim"] = _state_model(clips, frames), _body_dim(clips)
+            model.state, more["body_dim"] = _state_model(config, clips, frames), _body_dim(clips)
         if more:
             old, new = model.backbone, cast(Any, ChunkTransformer.from_config(model.backbone.config, **more))
             new.load_state_dict(old.state_dict(), strict=False)  # what it lacks begins at zero
@@ -87,11 +87,11 @@ def with_state(config: WorldTrainConfig, clips: Clips) -> bool:
     return has or asked
 
 
-def _state_model(clips: Clips, rows: Tensor) -> StateModel:
+def _state_model(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> StateModel:
     rows = rows[rows + 1 < clips.end[rows]]
     body, after = clips.body(rows), clips.body(rows + 1)
     assert body is not None and after is not None
-    state = StateModel(_body_dim(clips), clips.spec.action_dim)
+    state = StateModel(_body_dim(clips), clips.spec.action_dim, members=config.state_members)
     state.fit_linear(body, clips.actions[rows], after)
     return state
 

@@ -103,6 +103,12 @@ def probabilities(
     return torch.stack([model.solved(dream) for dream in dreams]).cpu(), lasted
 
 
+def spread_limit(dreams: list[Dream], lasted: Tensor, quantile: float = 0.99) -> float:
+    """How far the state model's nets differ in all but 1% of the chunks of held-out episodes dreamt again (``replay``)."""
+    spreads = torch.stack([dream.spread for dream in dreams if dream.spread is not None])
+    return float(spreads.cpu()[lasted].quantile(quantile))
+
+
 @torch.no_grad()
 def doubt_limit(model: WorldModel, clips: Clips, starts: Tensor, seed: int = 0, quantile: float = 0.99) -> float:
     """How far two draws of a next moment differ in all but 1% of the chunks of held-out episodes dreamt again."""

@@ -55,12 +55,15 @@ class Dream(TensorData):
         proprio: (N, P) in the model's normalised units.
         words: (N, E) embedding of the instruction.
         body: (N, P + S) proprio and the simulator's state in the env's units; None without a state model.
+        spread: (N,) how far the state model's nets differ about the last chunk (``StateModel.roll``); None as before,
+            or where the body was given.
     """
 
     context: Tensor
     proprio: Tensor
     words: Tensor
     body: Tensor | None = None
+    spread: Tensor | None = None
 
     @property
     def latent(self) -> Tensor:
@@ -74,7 +77,8 @@ class Dream(TensorData):
             return torch.where(mask.view(-1, *[1] * (mine.ndim - 1)), theirs, mine)
 
         body = None if self.body is None or other.body is None else pick(self.body, other.body)
-        return Dream(pick(self.context, other.context), pick(self.proprio, other.proprio), self.words, body)
+        spread = None if self.spread is None or other.spread is None else pick(self.spread, other.spread)
+        return Dream(pick(self.context, other.context), pick(self.proprio, other.proprio), self.words, body, spread)
 
 
 class WorldModel(nn.Module):
@@ -86,6 +90,7 @@ class WorldModel(nn.Module):
         calibration: how the success head's probability becomes a verdict; fitted on held-out episodes (``train``).
         doubt: how far two samples of one next moment differ (``disagreement``) in all but 1% of held-out dreams; more
             than that and a dream is not to be believed. 0 for a deterministic model.
+        spread: the same of how far the nets of the state model differ (``Dream.spread``); 0 for a single net.
         keyframes: real moments that a dream can start from: ``context`` (M, 3, V, c, y, x) half (see ``begin``),
             ``proprio`` (M, P), ``sentence`` (M,) index into ``sentences``, ``init`` (M,) the episode's initial state or
             -1, ``age`` (M,) actions since its start, ``held_out`` (M,) bool, whether it was kept from training, and
@@ -101,7 +106,7 @@ class WorldModel(nn.Module):
     ) -> None:
         super().__init__()
         self.codec, self.backbone, self.success, self.state = codec, backbone, success, state
-        self.spec, self.env, self.calibration, self.doubt = spec, {}, Calibration(), 0.0
+        self.spec, self.env, self.calibration, self.doubt, self.spread = spec, {}, Calibration(), 0.0, 0.0
         self.keyframes: dict[str, Tensor] = {}
         self.sentences: list[str] = []
         self.register_buffer("proprio_mean", torch.zeros(spec.proprio_dim))
@@ -153,7 +158,8 @@ class WorldModel(nn.Module):
                     "to begin without one. Train another with state=false."
                 )
             body = torch.cat([proprio, privileged], dim=1)
-        return Dream(context, self._normalized(proprio), words, body)
+        spread = None if body is None else body.new_zeros(len(body))
+        return Dream(context, self._normalized(proprio), words, body, spread)
 
     def _normalized(self, proprio: Tensor) -> Tensor:
         return (proprio - self.proprio_mean) / self.proprio_std
@@ -181,11 +187,14 @@ class WorldModel(nn.Module):
             body: what the chunk makes of the body, where that is known; None asks the state model, if there is one.
         """
         noise = actions.new_zeros(len(actions)) if noise is None else noise
+        spread = None
         if self.state is not None and dream.body is not None and body is None:
-            body = self.state.roll(dream.body, actions, count)
+            body, spread = self.state.roll(dream.body, actions, count)
         given = (dream, actions, count, noise, body)
         change, moved = self.change(*given) if sample is None else self._denoise(given, sample, steps)
-        return self.after(dream, change, moved, body)
+        after = self.after(dream, change, moved, body)
+        after.spread = spread
+        return after
 
     def change(
         self,
@@ -256,6 +265,7 @@ class WorldModel(nn.Module):
             "env": self.env,
             "calibration": asdict(self.calibration),
             "doubt": self.doubt,
+            "spread": self.spread,
             "sentences": self.sentences,
         }
         (partial / "world.json").write_text(json.dumps(meta, indent=1))
@@ -296,7 +306,7 @@ class WorldModel(nn.Module):
             Calibration(**meta["calibration"]),
             meta["sentences"],
         )
-        model.doubt = meta.get("doubt", 0.0)
+        model.doubt, model.spread = meta.get("doubt", 0.0), meta.get("spread", 0.0)
         tensors = load_file(folder / "world.safetensors")
         model.keyframes = {k.removeprefix("keyframes."): v for k, v in tensors.items() if k.startswith("keyframes.")}
         for name in ("proprio_mean", "proprio_std"):

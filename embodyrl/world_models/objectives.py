@@ -97,7 +97,7 @@ def state_loss(model: WorldModel, clips: Clips, words: Tensor, rows: Tensor) -> 
     device = model.device
     body, after = _body(clips, rows, device), _body(clips, rows + 1, device)
     error = model.state.error(body, clips.actions[rows].to(device), after)
-    moved = F.smooth_l1_loss(error, torch.zeros_like(error), beta=0.5)
+    moved = F.smooth_l1_loss(error, torch.zeros_like(error), beta=0.5) * len(error)  # each net learns for itself
     said = words[clips.sentence[rows]].to(device)
     logit = model.state.logit(after, said)
     judged = F.binary_cross_entropy_with_logits(logit, clips.solved[rows + 1].float().to(device))

@@ -29,6 +29,8 @@ class StateModel(ModelMixin, ConfigMixin):
         word_dim: E, of the instruction's embedding.
         width: of the net.
         layers: hidden ones.
+        members: E nets, alike but for their first weights (arXiv:1612.01474). Their mean is what is believed; where they
+            differ, the data said nothing.
     """
 
     mean: Tensor
@@ -44,9 +46,11 @@ class StateModel(ModelMixin, ConfigMixin):
         word_dim: int = 256,
         width: int = 256,
         layers: int = 3,
+        members: int = 1,
     ) -> None:
         super().__init__()
         self.net = _mlp(body_dim + action_dim, body_dim, width, layers)
+        self.others = nn.ModuleList(_mlp(body_dim + action_dim, body_dim, width, layers) for _ in range(members - 1))
         self.judge = _mlp(body_dim + word_dim, 1, 64, 2)
         self.register_buffer("mean", torch.zeros(body_dim))
         self.register_buffer("std", torch.ones(body_dim))
@@ -69,26 +73,38 @@ class StateModel(ModelMixin, ConfigMixin):
         """Standardised and cut off."""
         return ((body - self.mean) / self.std).clamp(-FAR, FAR)
 
-    def error(self, body: Float[Tensor, "b d"], actions: Tensor, after: Tensor) -> Float[Tensor, "b d"]:
-        """How far the net is off, in the units of what the linear model leaves."""
+    @property
+    def members(self) -> list[nn.Module]:
+        """The E nets."""
+        return [self.net, *self.others]
+
+    def error(self, body: Float[Tensor, "b d"], actions: Tensor, after: Tensor) -> Float[Tensor, "e b d"]:
+        """How far each net is off, in the units of what the linear model leaves."""
         x = self._inputs(body, actions)
         with torch.autocast(body.device.type, enabled=False):
             wanted = ((after - body) / self.std - x @ self.linear) / self.scale
-        return self.net(x[:, :-1]).float() - wanted
+        return torch.stack([net(x[:, :-1]).float() - wanted for net in self.members])
 
-    def forward(self, body: Float[Tensor, "n d"], actions: Float[Tensor, "n a"]) -> Float[Tensor, "n d"]:
-        """The body after one action."""
-        x = self._inputs(body, actions)
-        return body + (x @ self.linear + self.net(x[:, :-1]) * self.scale) * self.std
+    def forward(self, bodies: Float[Tensor, "e n d"], actions: Float[Tensor, "n a"]) -> Float[Tensor, "e n d"]:
+        """The bodies after one action, each by the net that it belongs to."""
+        x = self._inputs(bodies, actions.expand(len(bodies), -1, -1))
+        said = torch.stack([net(one[:, :-1]) for net, one in zip(self.members, x, strict=True)])
+        return bodies + (x @ self.linear + said * self.scale) * self.std
 
     def roll(
         self, body: Float[Tensor, "n d"], actions: Float[Tensor, "n h a"], count: Int[Tensor, " n"]
-    ) -> Float[Tensor, "n d"]:
-        """The body after the first ``count`` of the actions."""
+    ) -> tuple[Float[Tensor, "n d"], Float[Tensor, " n"]]:
+        """The body after the first ``count`` of the actions, and how far the nets differ about it.
+
+        Each net goes its own way for as long; the difference is a standard deviation, in those of the data, root mean
+        square over the body. It is 0 for a single net.
+        """
+        bodies = body.expand(len(self.members), -1, -1)
         with torch.autocast(body.device.type, enabled=False):  # millimetres do not survive bfloat16
             for step in range(actions.shape[1]):
-                body = torch.where((step < count)[:, None], self(body, actions[:, step]), body)
-        return body
+                bodies = torch.where((step < count)[:, None], self(bodies, actions[:, step]), bodies)
+            spread = (bodies.std(0, correction=0) / self.std).square().mean(-1).sqrt()
+        return bodies.mean(0), spread
 
     def logit(self, body: Float[Tensor, "n d"], words: Float[Tensor, "n e"]) -> Float[Tensor, " n"]:
         """Whether the task of the instruction is solved."""

@@ -32,7 +32,7 @@ from embodyrl.words import embed_sentences
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.config import WorldTrainConfig
 from embodyrl.world_models.fresh import build, go_on, with_state
-from embodyrl.world_models.judge import doubt_limit, fit_calibration
+from embodyrl.world_models.judge import doubt_limit, fit_calibration, replay, spread_limit
 from embodyrl.world_models.model import WorldModel, use_bf16
 from embodyrl.world_models.objectives import codec_loss, draw_clips, dynamics_loss, state_loss
 from embodyrl.world_models.reflectors.calibration import Calibration
@@ -80,6 +80,8 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
     model.eval()
     if model.stochastic:
         model.doubt = doubt_limit(model, clips, starts, config.seed)
+    if model.state is not None and len(model.state.members) > 1:
+        model.spread = spread_limit(*replay(model, clips, starts))
     add_keyframes(model, clips, held_out, config.seed)
     try:
         model.calibration, report = fit_calibration(model, clips, starts, config.max_false_positives)
@@ -168,7 +170,7 @@ def fit(
         generator = _seeded(config.seed, 2, step)
         unroll = 1
         if step >= config.pushforward_from * config.steps:
-            unroll = int(torch.randint(1, config.max_unroll + 1, (1,), generator=generator))
+            unroll = int(torch.randint(1, longest_unroll(config, step) + 1, (1,), generator=generator))
         drawn = draw_clips(clips, rows, config.batch_size, model.horizon, unroll, generator)
         return dynamics_loss(model, clips, words, *drawn, unroll, config.context_noise, generator)
 
@@ -186,6 +188,13 @@ def fit(
         except Interrupted:
             save()
             raise
+
+
+def longest_unroll(config: WorldTrainConfig, step: int) -> int:
+    """Chunks imagined in a row at the most, in a step after ``pushforward_from``: they grow with ``unroll_growth``."""
+    first = config.pushforward_from * config.steps
+    grown = (step - first) / max(1.0, config.unroll_growth * (config.steps - first))
+    return min(config.max_unroll, 1 + int(grown * config.max_unroll)) if config.unroll_growth else config.max_unroll
 
 
 @torch.no_grad()

@@ -97,6 +97,37 @@ def test_a_model_without_it_learns_it(folder, tmp_path, monkeypatch) -> None:
         WorldTrainConfig(state=True, wan="folder")
 
 
+def test_an_ensemble_doubts_what_no_data_say(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(100, 0, state=True)))
+    path = hardly_trained(WorldTrainConfig(**SETTINGS, state_members=3, out=str(tmp_path / "run")))
+    model, clips = WorldModel.load(path), squares(40, 99, state=True)
+    assert len(model.state.members) == 3 and model.spread > 0
+    clips.latents = training.encode(model, clips)
+    dreams, lasted = replay(model, clips, clips.starts)
+    spread = torch.stack([dream.spread for dream in dreams])[lasted]
+    assert (spread > model.spread).float().mean() < 0.1
+    env = WorldModelEnv(WorldModelConfig(model=path, num_envs=4, precision="f32"))
+    env.model.calibration = NEVER
+    env.reset(init=[0, 1, 2, 3])
+    right = torch.tensor([0.0, 1.0]).expand(4, 3, 2)
+    assert not env.step(right).log["doubt"].any()
+    env._dream.body[:2, -1] += 40 * SIZE  # where no square has ever been
+    step = env.step(right)
+    assert step.log["doubt"].tolist() == [True, True, False, False]
+    assert not step.valid[:2].any() and step.truncated[:2].all() and step.valid[2:].all()
+    assert not step.log["fault"].any() and len(WorldModel.load(path).state.members) == 3
+
+
+def test_the_longest_dream_in_training_grows() -> None:
+    config = WorldTrainConfig(steps=100, pushforward_from=0.6, max_unroll=4, unroll_growth=0.5)
+    grown = [training.longest_unroll(config, step) for step in range(60, 100)]
+    assert grown == sorted(grown) and grown[0] == 1 and set(grown) == {1, 2, 3, 4} and grown.count(4) == 25
+    fixed = dataclasses.replace(config, unroll_growth=0.0)
+    assert {training.longest_unroll(fixed, step) for step in range(60, 100)} == {4}
+    with pytest.raises(UserError, match=r"unroll_growth is 2\.0; it must lie in"):
+        WorldTrainConfig(unroll_growth=2.0)
+
+
 def test_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(60, 0, state=True)))
     settings = SETTINGS | {"codec_steps": 4, "state_steps": 6, "steps": 4}
