@@ -36,6 +36,8 @@ class Clips:
         weight: (F,) how often each frame counts among those that are learned from.
         latents: (F, V, c, y, x) half, once they have been computed.
         privileged: (F, S) the simulator's state; None where a data set does not hold it.
+        picture: (F,) the row of ``images`` that each frame is; None where that is its own number.
+        colours: (F, 2, 3) gain and offset of its red, green and blue, 1 being their range; None leaves them alone.
     """
 
     images: dict[str, np.ndarray]
@@ -52,6 +54,8 @@ class Clips:
     weight: Tensor
     latents: Tensor | None = None
     privileged: Tensor | None = None
+    picture: Tensor | None = None
+    colours: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -133,8 +137,12 @@ class Clips:
 
     def frames(self, rows: Tensor) -> UInt8[Tensor, "b v h w 3"]:
         """The frames of ``rows``, the cameras in the order of ``images``."""
-        index = rows.numpy()
-        return torch.stack([torch.from_numpy(np.ascontiguousarray(v[index])) for v in self.images.values()], dim=1)
+        index = (rows if self.picture is None else self.picture[rows]).numpy()
+        seen = torch.stack([torch.from_numpy(np.ascontiguousarray(v[index])) for v in self.images.values()], dim=1)
+        if self.colours is None:
+            return seen
+        gain, offset = self.colours[rows].view(-1, 2, 1, 1, 1, 3).unbind(1)
+        return (seen * gain + 255.0 * offset).round().clamp(0, 255).to(torch.uint8)
 
     def body(self, rows: Tensor) -> Tensor | None:
         """(..., P + S): proprio and the simulator's state, where the data hold it."""

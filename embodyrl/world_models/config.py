@@ -49,6 +49,7 @@ class WorldTrainConfig:
         max_unroll: chunks imagined in a row at the most, the last of which is learned from.
         unroll_growth: share of the steps after ``pushforward_from`` in which that number grows from 1, a curriculum; 0
             has it from the first of them on.
+        styles: so many times every episode is also shown in another light (``embodyrl.world_models.styles``).
         context_noise: the most noise on the context; half of the clips have some, and the model is told how much.
         held_out: share of the episodes kept for the calibration and for ``world eval``.
         max_false_positives: the most failing held-out dreams, as a share, that may be judged a success.
@@ -83,6 +84,7 @@ class WorldTrainConfig:
     pushforward_from: float = 0.6
     max_unroll: int = 4
     unroll_growth: float = 0.0
+    styles: int = 0
     context_noise: float = 0.3
     held_out: float = 0.1
     max_false_positives: float = 0.05
@@ -101,7 +103,10 @@ class WorldTrainConfig:
             raise UserError("A Wan does not draw what a state model says: leave state out, or wan empty.")
         if self.weights and (len(self.weights) != len(self.data) or min(self.weights) < 1):
             raise UserError(f"weights is {self.weights}; it takes one number, 1 or more, for each of {self.data}.")
-        for key in ("horizon", "max_unroll", "steps", "state_steps", "state_members", "codec_steps", "batch_size", "checkpoint_every"):
+        if self.styles < 0:
+            raise UserError(f"styles is {self.styles}; it must be 0 or more.")
+        counts = ("horizon", "max_unroll", "steps", "state_steps", "state_members", "codec_steps", "batch_size")
+        for key in (*counts, "checkpoint_every"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1.")
 

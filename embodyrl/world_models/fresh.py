@@ -41,7 +41,9 @@ def build(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> WorldModel:
                 **dims,
             )  # fmt: skip
         success = SuccessHead(num_views=views, latent_channels=c, proprio_dim=clips.spec.proprio_dim)
-        model = WorldModel(codec, backbone, success, clips.spec, _state_model(config, clips, rows) if config.state else None)
+        model = WorldModel(
+            codec, backbone, success, clips.spec, _state_model(config, clips, rows) if config.state else None
+        )
     model.env = clips.env
     model.proprio_mean.copy_(clips.proprio[rows].mean(0))
     model.proprio_std.copy_(clips.proprio[rows].std(0).clamp_min(1e-3))

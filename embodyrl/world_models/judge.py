@@ -104,7 +104,7 @@ def probabilities(
 
 
 def spread_limit(dreams: list[Dream], lasted: Tensor, quantile: float = 0.99) -> float:
-    """How far the state model's nets differ in all but 1% of the chunks of held-out episodes dreamt again (``replay``)."""
+    """How far the nets of the state model differ in all but 1% of the chunks of a ``replay`` of held-out episodes."""
     spreads = torch.stack([dream.spread for dream in dreams if dream.spread is not None])
     return float(spreads.cpu()[lasted].quantile(quantile))
 

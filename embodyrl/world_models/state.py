@@ -29,8 +29,8 @@ class StateModel(ModelMixin, ConfigMixin):
         word_dim: E, of the instruction's embedding.
         width: of the net.
         layers: hidden ones.
-        members: E nets, alike but for their first weights (arXiv:1612.01474). Their mean is what is believed; where they
-            differ, the data said nothing.
+        members: E nets, alike but for their first weights (arXiv:1612.01474). Their mean is what is believed; where
+            they differ, the data said nothing.
     """
 
     mean: Tensor

@@ -37,6 +37,7 @@ from embodyrl.world_models.model import WorldModel, use_bf16
 from embodyrl.world_models.objectives import codec_loss, draw_clips, dynamics_loss, state_loss
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.stage import Stage
+from embodyrl.world_models.styles import restyled
 
 STATE_BATCH, STATE_LR = 256, 3e-3
 KEYFRAMES = 4096
@@ -71,12 +72,16 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=1))
     describe_run(folder / "meta.json", command=command, seed=config.seed, device=device)
+    shown = restyled(clips, config.styles, config.seed) if config.styles else clips
+    rows = torch.cat([rows + copy * len(clips) for copy in range(config.styles + 1)])
     try:
         with Interrupt() as interrupt:
-            fit(config, folder, model, clips, rows, interrupt.check)
+            fit(config, folder, model, shown, rows, interrupt.check)
     except Interrupted:
         print("Stopped; the same command goes on from there.")
         return None
+    assert shown.latents is not None
+    clips.latents = shown.latents[: len(clips)]
     model.eval()
     if model.stochastic:
         model.doubt = doubt_limit(model, clips, starts, config.seed)
