@@ -19,8 +19,10 @@ from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
 from embodyrl.world_models.evaluate import by_depth, speed, swapped
 from embodyrl.world_models.judge import outcomes, probabilities, solved_after
+from embodyrl.world_models.judged import judged
 from embodyrl.world_models.measures import mmrv, pearson, spearman
 from embodyrl.world_models.model import WorldModel
+from embodyrl.world_models.reflectors.folder import load_reflector
 from embodyrl.world_models.train import encode
 
 AFTER = (0, 2)
@@ -28,7 +30,13 @@ AFTER = (0, 2)
 
 
 def evaluate_world(
-    path: str, data: Sequence[str], policies: Sequence[str] = (), *, held_out: float = 0.0, episodes: int = 256
+    path: str,
+    data: Sequence[str],
+    policies: Sequence[str] = (),
+    *,
+    held_out: float = 0.0,
+    episodes: int = 256,
+    reflector: str = "",
 ) -> dict[str, Any]:
     """All measures of a world model.
 
@@ -38,8 +46,13 @@ def evaluate_world(
         policies: checkpoints to compare in the dream and in the real env; none skips it.
         held_out: as in training; 0 uses all episodes.
         episodes: per policy.
+        reflector: folder of one to score beside the model's own success head.
+
+    Raises:
+        UserError: no world model, no data, or no reflector there, or it looks at other cameras.
     """
     model = WorldModel.load(path)
+    beside = load_reflector(reflector) if reflector else None
     clips = Clips.load(data, spec=None)
     starts = clips.starts
     if held_out:
@@ -52,6 +65,7 @@ def evaluate_world(
         "model": path,
         "by_depth": by_depth(model, clips, starts),
         "outcomes": outcomes(model.calibration, prob, lasted, solved.any(0)),
+        "judged": judged(model, clips, starts, beside),
     }
     train_split = make_env(dataclasses.replace(real, split=model.env["split"]))
     try:
@@ -178,6 +192,14 @@ def print_world(result: dict[str, Any]) -> None:
         f"outcomes of {seen['episodes']} held-out episodes: {seen['solved']:.0%} solved, {seen['imagined']:.0%} in the "
         f"dream; F1 {seen['f1']:.2f}, AUROC {seen['auroc']:.2f}, {seen['false_terminations']:.0%} false successes"
     )
+    for judge, kinds in result["judged"].items():
+        for kind, found in kinds.items():
+            values = {name: found[name.lower()]["value"] for name in ("F1", "AUROC", "ECE")}
+            known = ", ".join(f"{name} {value:.3f}" for name, value in values.items() if value is not None)
+            ended = found["false_terminations"]
+            print(
+                f"the {judge} on {kind} moments: {known}; {ended['k']} of {ended['n']} failing episodes ended as solved"
+            )
     wrong = result["swapped_actions"]
     print(f"other episodes' actions: {wrong['solved']:.0%} solved, {wrong['imagined']:.0%} in the dream")
     if judged := result.get("as_evaluator"):

@@ -17,6 +17,7 @@ from embodyrl.world_models import train as training
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
 from embodyrl.world_models.judge import probabilities, replay
+from embodyrl.world_models.judged import judged
 from embodyrl.world_models.measures import psnr
 from embodyrl.world_models.model import WorldModel, disagreement
 from embodyrl.world_models.objectives import draw_clips
@@ -24,6 +25,19 @@ from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.reflectors.metrics import auroc
 from embodyrl.world_models.seen import seen_in_dreams
 from embodyrl.world_models.train import WorldTrainConfig, train_world
+
+
+class KnowsTheEdge:
+    """A reflector that measures where the red square is."""
+
+    window, cameras, calibration = 3, ("front",), Calibration(threshold=0.5)
+
+    def judge(self, frames, instruction, new=0):
+        assert len(instruction) == len(frames["front"]) and frames["front"].shape[1] == self.window
+        red = (frames["front"][..., 0].float() - frames["front"][..., 1].float()).clamp_min(0).sum(2)  # n t w
+        where = (red * torch.arange(SIZE)).sum(-1) / red.sum(-1).clamp_min(1e-6)
+        return ((where - (SIZE - 9.25)) * 2).sigmoid()
+
 
 NEVER = Calibration(bias=-50.0, threshold=1.0)
 SETTINGS = {"data": ("memory",), "horizon": 3, "channels": 32, "width": 32, "layers": 2, "latent_channels": 8}
@@ -40,6 +54,24 @@ def trained(tmp_path_factory) -> WorldModel:
     patch.undo()
     assert model is not None
     return WorldModel.load(model)
+
+
+def test_judges_are_judged_on_real_and_on_imagined_moments(trained) -> None:
+    clips = squares(40, 99)
+    clips.latents = training.encode(trained, clips)
+    found = judged(trained, clips, clips.starts, KnowsTheEdge())
+    chunks = (T - 1) // 3
+    for kinds in found.values():
+        for one in kinds.values():
+            assert one["episodes"] == 40 and one["frames"] == 40 * (chunks + 1) and one["unjudged"] == 40
+    after = clips.starts[:, None] + 3 * torch.arange(1, chunks + 1)
+    assert found["head"]["real"]["solved"] == int(clips.solved[after].any(1).sum())
+    assert found["reflector"]["real"]["auroc"]["value"] > 0.99  # it cannot be wrong about what it sees
+    assert found["reflector"]["imagined"]["auroc"]["value"] < found["reflector"]["real"]["auroc"]["value"]
+    assert found["head"]["real"]["auroc"]["value"] > 0.95 and found["head"]["imagined"]["auroc"]["value"] > 0.8
+    # The same episodes, dreamt by actions that were not theirs, come out otherwise: labels go with the right moment.
+    mixed = dataclasses.replace(clips, actions=clips.actions.flip(0))
+    assert judged(trained, mixed, clips.starts)["head"]["imagined"]["auroc"]["value"] < 0.8
 
 
 def test_it_predicts_where_the_square_goes_and_when_it_has_arrived(trained) -> None:

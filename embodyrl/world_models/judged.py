@@ -1,0 +1,85 @@
+"""How well what judges dreams judges: the same held-out episodes, as they were and as they are dreamt again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodyrl.words import embed_sentences
+from embodyrl.world_models.backbone import CONTEXT
+from embodyrl.world_models.clips import Clips
+from embodyrl.world_models.judge import replay
+from embodyrl.world_models.model import Dream, WorldModel
+from embodyrl.world_models.reflectors.base import Reflector
+from embodyrl.world_models.reflectors.calibration import Calibration
+from embodyrl.world_models.reflectors.episodes import Episodes
+from embodyrl.world_models.reflectors.evaluate import judge_episodes, score
+
+
+@torch.no_grad()
+def judged(model: WorldModel, clips: Clips, starts: Tensor, reflector: Reflector | None = None) -> dict[str, Any]:
+    """The success head, and a reflector, on the moments after each chunk.
+
+    Args:
+        model: the world model.
+        clips: with latents.
+        starts: (E,) first frames; the episodes' own actions are dreamt.
+        reflector: to be scored besides.
+
+    Returns:
+        ``head`` and, where one is given, ``reflector``, each with ``real`` and ``imagined``; see
+        ``reflectors.evaluate.score``. What is solved is what was so in the real episode.
+    """
+    dreams, lasted = replay(model, clips, starts)
+    last = clips.end[starts] - 1
+    rows = torch.stack([starts, *(torch.minimum(starts + model.horizon * (k + 1), last) for k in range(len(dreams)))])
+    kept = torch.cat([torch.ones(1, len(starts), dtype=torch.bool), lasted])
+    # Everything below is episode after episode: its first frame, then the one after each chunk.
+    flat, keep = rows.T.flatten(), kept.T.flatten()
+    frames = flat[keep]
+
+    def in_order(first: Tensor, later: list[Tensor]) -> np.ndarray:
+        every = torch.stack([first.cpu(), *(x.cpu() for x in later)])
+        return every.transpose(0, 1).flatten(0, 1)[keep].numpy()
+
+    unseen = torch.full((len(starts),), float("nan"))
+    heads = {
+        "real": in_order(unseen, [model.solved(_real(model, clips, row)) for row in rows[1:]]),
+        "imagined": in_order(unseen, [model.solved(dream) for dream in dreams]),
+    }
+    label = (clips.solved[frames] & (frames != clips.start[frames])).numpy()  # first frames are not judged
+    order = np.repeat(np.arange(len(starts)), kept.sum(0).numpy())
+    sentence = clips.sentence[frames].numpy()
+
+    def episodes(pictures: dict[str, np.ndarray]) -> Episodes:
+        return Episodes(pictures, np.arange(len(label)), label, order, sentence, clips.sentences)
+
+    def scored(prob: np.ndarray, calibration: Calibration) -> dict[str, Any]:
+        return score(prob.astype(np.float64), episodes({}), calibration)
+
+    result = {"head": {kind: scored(prob, model.calibration) for kind, prob in heads.items()}}
+    if reflector is None:
+        return result
+    first, every = clips.frames(starts), list(model.spec.cameras)
+    shown = [model.codec.decode(dream.latent) for dream in dreams]
+    films = {"real": clips.frames(frames).numpy(), "imagined": in_order(first, shown)}
+    result["reflector"] = {}
+    for kind, film in films.items():
+        seen = episodes({name: film[:, every.index(name)] for name in every})
+        prob = judge_episodes(reflector, seen, chunk=1)
+        prob[seen.first_frames] = np.nan
+        result["reflector"][kind] = scored(prob, reflector.calibration)
+    return result
+
+
+def _real(model: WorldModel, clips: Clips, rows: Tensor) -> Dream:
+    """Dreams that stand where these real frames are."""
+    assert clips.latents is not None
+    device = model.device
+    context = clips.latents[rows].to(device).float()[:, None].expand(-1, CONTEXT, -1, -1, -1, -1)
+    words = embed_sentences(clips.sentences).to(device)[clips.sentence[rows]]
+    state = None if clips.privileged is None else clips.privileged[rows].to(device)
+    return model.begin(context, clips.proprio[rows].to(device), words, state)
