@@ -26,7 +26,7 @@ def build(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> WorldModel:
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
         if config.wan:
-            from embodyrl.world_models.wan import load_wan
+            from embodyrl.world_models.pretrained import load_wan
 
             codec, backbone = load_wan(config.wan, views, (height, width), stochastic=config.stochastic, **dims)
             c, y, x = codec.latent_shape
