@@ -24,6 +24,7 @@ FAR = {
     "num_attention_heads": 2, "attention_head_dim": 16, "in_channels": 4, "out_channels": 4, "text_dim": 16,
     "freq_dim": 16, "ffn_dim": 64, "num_layers": 2,
 }  # fmt: skip
+TOY = {"num_attention_heads": 4, "freq_dim": 64, "ffn_dim": 128, "num_layers": 1, "full_chunk_limit": 4}
 DIMS = {"action_dim": 2, "horizon": 3, "proprio_dim": 2}
 
 
@@ -120,10 +121,10 @@ def test_shortcuts_stand_where_sampling_asks_and_leave_the_mean_alone() -> None:
 def test_few_steps_of_the_learned_flow_map_find_one_of_two_futures() -> None:
     """The next frame is all 1 or all -1, by chance: one step of the flow itself can only go to the middle."""
     torch.manual_seed(0)
-    net = AnyFlowBackbone(1, **DIMS, wan_config=FAR | {"num_layers": 1, "full_chunk_limit": 4}, stochastic=True)
+    net = AnyFlowBackbone(1, **DIMS, wan_config=FAR | TOY, stochastic=True)
     rows, generator = 64, torch.Generator().manual_seed(0)
     given = (torch.zeros(rows, 3, 1, 4, 2, 2), torch.zeros(rows, 2), torch.zeros(rows, 3, 2), torch.full((rows,), 3))
-    given, steps = (*given, torch.zeros(rows)), 120
+    given, steps = (*given, torch.zeros(rows)), 300
     matrices = [p for name, p in net.blocks.named_parameters() if p.ndim == 2]
     x = torch.randn(rows, 1, 4, 2, 2, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -131,19 +132,20 @@ def test_few_steps_of_the_learned_flow_map_find_one_of_two_futures() -> None:
     stage, losses = Stage(net, matrices, (0.02, 0.01), steps), []
     for _ in range(steps):
         future = torch.randint(0, 2, (rows, 1, 1, 1, 1), generator=generator).mul(2.0).sub(1).expand(rows, 1, 4, 2, 2)
-        *noisy, goal = net.shortcuts(*given, future, *noisy_change(future, generator), generator)
+        time = torch.rand(rows, generator=generator).clamp_min(1e-3)
+        t, noise = time.view(-1, 1, 1, 1, 1), torch.randn(future.shape, generator=generator)
+        *noisy, goal = net.shortcuts(*given, future, (1 - t) * future + t * noise, time, generator)
         loss = (net(*given, *noisy)[0] - goal).square().mean()
         stage.step(loss)
         losses.append(float(loss.detach()))
-    # Half of the rows ask for the mean, and miss by 1 whatever they say: 0.5 of the loss cannot be learned.
-    assert sum(losses[-20:]) / 20 - 0.5 < 0.5 * (sum(losses[:20]) / 20 - 0.5)
+    assert sum(losses[-20:]) < 0.5 * sum(losses[:20])
     stage.finish()
     with torch.no_grad():
         flow = net(*given, x, torch.ones(rows))[0]
         made = [net.denoise(*given, x, n)[0] for n in (1, 4)]
     # The mean square distance to the nearer of the two; it is 1 from the middle.
     before, flow, one, four = (float((change.abs() - 1).square().mean()) for change in (before, flow, *made))
-    assert one < 0.5 * before and four < 0.85 * flow, (before, flow, one, four)
+    assert one < 0.5 * before and one < 0.5 * flow and four < 0.4 * flow, (before, flow, one, four)
 
 
 def test_it_learns_is_saved_and_dreams(anyflow, tmp_path) -> None:
