@@ -60,6 +60,8 @@ class LoopConfig:
         world: overrides of the first world model's training (``embodyrl world train``).
         refresh: of each later one's, in which the newest episodes count ``newest`` times.
         newest: see there.
+        max_false_positives: the most failing held-out dreams, as a share, that may be judged a success. More may be
+            allowed, by the same command, of a loop whose world model was refused for it.
         demos: demonstrations of the policy's task, for it to get used to the dream's pictures.
         imitation: preset of such a training on its own, before the first dream; none skips that.
         imitation_overrides: of it.
@@ -88,6 +90,7 @@ class LoopConfig:
     world: tuple[str, ...] = ()
     refresh: tuple[str, ...] = ()
     newest: int = 4
+    max_false_positives: float = 0.05
     demos: str = ""
     imitation: str = ""
     imitation_overrides: tuple[str, ...] = ()
@@ -204,7 +207,10 @@ def _record(config: LoopConfig, real: EnvConfig, policy: str, where: Path, numbe
 def _train_world(
     config: LoopConfig, data: list[str], weights: list[int], previous: str, out: Path, command: str
 ) -> str | None:
-    ours = {"data": data, "weights": weights, "init": previous, "out": str(out), "seed": config.seed}
+    ours = {
+        "data": data, "weights": weights, "init": previous, "out": str(out), "seed": config.seed,
+        "max_false_positives": config.max_false_positives,
+    }  # fmt: skip
     given = merge(ours, config.refresh if previous else config.world)
     path = train_world(build("world", WorldTrainConfig, given), command=command)
     return None if path is None else str(path)
@@ -321,7 +327,7 @@ def _claim(folder: Path, config: LoopConfig) -> None:
     path, mine = folder / "loop_config.json", json.loads(json.dumps(dataclasses.asdict(config)))
     if path.exists():
         theirs = json.loads(path.read_text())
-        free = ("out", "rounds", "segments", "patience", "eval_episodes")
+        free = ("out", "rounds", "segments", "patience", "eval_episodes", "max_false_positives")
         if wrong := [k for k in mine if k not in free and theirs.get(k) != mine[k]]:
             raise UserError(
                 f"{folder} holds a loop with other settings ({wrong[0]} was {theirs.get(wrong[0])!r}, now "

@@ -11,6 +11,8 @@ arXiv:2212.09748, for the modulation by the actions; Alonso et al., arXiv:2405.1
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -20,6 +22,39 @@ from embodyrl.world_models.saved import ConfigMixin, ModelMixin, register_to_con
 
 CONTEXT = 3
 """Frames: first of the episode, previous, current."""
+
+
+@runtime_checkable
+class FlowMap(Protocol):
+    """A backbone that samples in its own way, and learns that; see ``AnyFlowBackbone``."""
+
+    def denoise(
+        self,
+        context: Tensor,
+        proprio: Tensor,
+        actions: Tensor,
+        count: Tensor,
+        noise: Tensor,
+        sample: Tensor,
+        steps: int,
+    ) -> tuple[Tensor, Tensor]:
+        """The changes of latent and proprio that the noise ``sample`` becomes."""
+        ...
+
+    def shortcuts(
+        self,
+        context: Tensor,
+        proprio: Tensor,
+        actions: Tensor,
+        count: Tensor,
+        noise: Tensor,
+        change: Tensor,
+        sample: Tensor,
+        time: Tensor,
+        generator: torch.Generator,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Samples, times, the times until which they shall be told of, and the changes to be told."""
+        ...
 
 
 class ChunkTransformer(ModelMixin, ConfigMixin):

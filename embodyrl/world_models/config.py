@@ -22,8 +22,9 @@ class WorldTrainConfig:
         data: LeRobot data sets, failures included.
         weights: how often each of them counts; empty means once.
         init: a world model to go on from. Its codec stays as it is, and sizes are its own.
-        wan: folder or hub id of a pretrained Wan in diffusers' layout, whose codec and transformer take the small ones'
-            place (``embodyrl.world_models.wan``); then only ``horizon`` and ``stochastic`` are read of the sizes.
+        wan: folder or hub id of a pretrained Wan or AnyFlow in diffusers' layout, whose codec and transformer take the
+            small ones' place (``embodyrl.world_models.pretrained``); then only ``horizon`` and ``stochastic`` are read
+            of the sizes.
         out: folder of the run; the model is its ``model/``.
         seed: of weights and minibatches.
         horizon: H, the most actions of one prediction.

@@ -26,7 +26,7 @@ def build(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> WorldModel:
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
         if config.wan:
-            from embodyrl.world_models.wan import load_wan
+            from embodyrl.world_models.pretrained import load_wan
 
             codec, backbone = load_wan(config.wan, views, (height, width), stochastic=config.stochastic, **dims)
             c, y, x = codec.latent_shape
@@ -65,7 +65,7 @@ def go_on(config: WorldTrainConfig, clips: Clips) -> WorldModel:
             frames = torch.arange(len(clips))[~clips.held_out(config.held_out)]
             model.state, more["body_dim"] = _state_model(config, clips, frames), _body_dim(clips)
         if more:
-            old, new = model.backbone, cast(Any, ChunkTransformer.from_config(model.backbone.config, **more))
+            old, new = model.backbone, cast(Any, type(model.backbone).from_config(model.backbone.config, **more))
             new.load_state_dict(old.state_dict(), strict=False)  # what it lacks begins at zero
             model.backbone = new
     return model.train()

@@ -25,21 +25,26 @@ from torch import Tensor, nn
 from embodyrl.checkpoint import spec_from_json, spec_to_json
 from embodyrl.errors import UserError
 from embodyrl.types import EnvSpec, TensorData
-from embodyrl.world_models.backbone import ChunkTransformer
+from embodyrl.world_models.backbone import ChunkTransformer, FlowMap
 from embodyrl.world_models.codec import FrameCodec
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.state import StateModel
 from embodyrl.world_models.success import SuccessHead
 
 if TYPE_CHECKING:  # Wan's part of diffusers takes seconds to import
-    from embodyrl.world_models.wan import WanBackbone, WanCodec
+    from embodyrl.world_models.video import VideoBackbone
+    from embodyrl.world_models.wan import WanCodec
 
     type Codec = FrameCodec | WanCodec
-    type Backbone = ChunkTransformer | WanBackbone
+    type Backbone = ChunkTransformer | VideoBackbone
 
 PARTS = {
     "codec": {"FrameCodec": "embodyrl.world_models.codec", "WanCodec": "embodyrl.world_models.wan"},
-    "backbone": {"ChunkTransformer": "embodyrl.world_models.backbone", "WanBackbone": "embodyrl.world_models.wan"},
+    "backbone": {
+        "ChunkTransformer": "embodyrl.world_models.backbone",
+        "WanBackbone": "embodyrl.world_models.wan",
+        "AnyFlowBackbone": "embodyrl.world_models.anyflow",
+    },
     "success": {"SuccessHead": "embodyrl.world_models.success"},
     "state": {"StateModel": "embodyrl.world_models.state"},
 }
@@ -183,7 +188,7 @@ class WorldModel(nn.Module):
             noise: (N,) level of the noise on the context; None means none.
             sample: Gaussian noise (N, V, c, y, x) that a stochastic model makes one of the possible next moments from;
                 None gives the mean of them all.
-            steps: of denoising, Euler's.
+            steps: of denoising: Euler's, or the backbone's own (``AnyFlowBackbone``).
             body: what the chunk makes of the body, where that is known; None asks the state model, if there is one.
         """
         noise = actions.new_zeros(len(actions)) if noise is None else noise
@@ -205,9 +210,12 @@ class WorldModel(nn.Module):
         body: Tensor | None,
         sample: Tensor | None = None,
         time: Tensor | None = None,
+        until: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """What the backbone says of a chunk that makes ``body`` of the body; see there."""
         given = (dream.context, dream.proprio, actions, count, noise, sample, time)
+        if until is not None:
+            return self.backbone(*given, until)
         if self.state is None or dream.body is None or body is None:
             return self.backbone(*given)
         return self.backbone(*given, torch.cat([self.state.normalize(b) for b in (dream.body, body)], dim=1))
@@ -224,6 +232,9 @@ class WorldModel(nn.Module):
         self, given: tuple[Dream, Tensor, Tensor, Tensor, Tensor | None], sample: Tensor, steps: int
     ) -> tuple[Tensor, Tensor]:
         """The change that ``sample`` flows to, and the proprio's."""
+        if isinstance(self.backbone, FlowMap):
+            dream, actions, count, noise, _ = given
+            return self.backbone.denoise(dream.context, dream.proprio, actions, count, noise, sample, steps)
         moved, time = given[0].proprio, torch.ones(len(sample), device=sample.device)
         for left in range(steps, 0, -1):
             clean, moved = self.change(*given, sample, time * left / steps)

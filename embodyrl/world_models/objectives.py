@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from embodyrl.world_models.backbone import FlowMap
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.model import Dream, WorldModel
 
@@ -77,11 +78,16 @@ def dynamics_loss(
             rows, level = rows + count, torch.zeros_like(level)
     current, target = _latents(clips, rows, device), _latents(clips, rows + count, device)
     proprio = _proprio(model, clips, rows + count)
-    sampled = noisy_change(target - dream.latent, generator) if model.stochastic else ()
     actions, body = clips.chunk(rows, model.horizon).to(device), _true(model, clips, rows + count)
+    sampled = noisy_change(target - dream.latent, generator) if model.stochastic else ()
+    wanted = target
+    if sampled and isinstance(model.backbone, FlowMap):
+        given = (dream.context, dream.proprio, actions, sent, level, target - dream.latent)
+        *sampled, change = model.backbone.shortcuts(*given, *sampled, generator)
+        wanted = dream.latent + change
     dream = model.after(dream, *model.change(dream, actions, sent, level, body, *sampled), body)
     changed = ((target - current).abs().amax(2, keepdim=True) > CHANGED).float()
-    picture = ((1.0 + (CHANGE_WEIGHT - 1.0) * changed) * (dream.latent - target).square()).mean()
+    picture = ((1.0 + (CHANGE_WEIGHT - 1.0) * changed) * (dream.latent - wanted).square()).mean()
     moved = (dream.proprio - proprio).square().mean()
     # The head sees what was imagined and what was real, and leaves the dynamics alone.
     latent, state = torch.cat([dream.latent.detach(), target]), torch.cat([dream.proprio.detach(), proprio])

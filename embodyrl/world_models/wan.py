@@ -1,25 +1,25 @@
 """Wan's video networks in the small ones' places: ``AutoencoderKLWan`` as codec, ``WanTransformer3DModel`` inside.
 
 They have the small ones' interfaces, so that training, the env and the measures are the same code. Weights of a
-pretrained Wan come from a local folder or the hub in diffusers' layout (``transformer/``, ``vae/``); what is new beside
-them, the encoding of the actions and the head for proprioception, starts at zero or at random. Several cameras lie side
-by side in one picture, which is what these networks know.
+pretrained Wan come from a local folder or the hub in diffusers' layout (``load_wan`` in ``pretrained.py``); what is new
+beside them (``VideoBackbone``) starts at zero or at random. Several cameras lie side by side in one picture, which is
+what these networks know.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false
 # diffusers says of from_config and from_pretrained that they may also give tuples, which only other arguments make.
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int, UInt8
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.world_models.backbone import CONTEXT
 from embodyrl.world_models.saved import ConfigMixin, ModelMixin, register_to_config
+from embodyrl.world_models.video import TIMESTEPS, VideoBackbone, per_row
 
 try:
     from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
@@ -28,9 +28,6 @@ except ImportError as error:
     raise MissingDependencyError(
         "This version of diffusers has no Wan models. Install a newer one: pip install -U 'embodyrl[wm]'."
     ) from error
-
-TIMESTEPS = 1000.0
-"""Wan counts denoising time from 0 (data) to this (noise)."""
 
 
 class WanCodec(ModelMixin, ConfigMixin):
@@ -74,12 +71,12 @@ class WanCodec(ModelMixin, ConfigMixin):
         return frames.permute(0, 2, 3, 1).unflatten(0, latents.shape[:2])
 
 
-class WanBackbone(ModelMixin, ConfigMixin):
+class WanBackbone(VideoBackbone):
     """A Wan transformer that sees first, previous and current frame and the next one's noisy latent, and cleans that.
 
-    The actions take the place of the sentence: each is a token that is attended to. Every frame has its own noise level
-    (Wan 2.2's timestep per token): that of the context is what ``noise`` says, the next frame's is ``time``. See
-    ``ChunkTransformer`` for the interface; without a sample the next frame is asked for at full noise that is zero.
+    Every frame has its own noise level (Wan 2.2's timestep per token): that of the context is what ``noise`` says, the
+    next frame's is ``time``. See ``ChunkTransformer`` for the interface; without a sample the next frame is asked for
+    at full noise that is zero.
 
     Args:
         num_views: V cameras.
@@ -101,21 +98,7 @@ class WanBackbone(ModelMixin, ConfigMixin):
         stochastic: bool = False,
     ) -> None:
         super().__init__()
-        self.wan = WanTransformer3DModel.from_config(wan_config)
-        c = self.wan.config
-        text, channels = c["text_dim"], c["in_channels"]
-        self.to_tokens = nn.Linear(action_dim + 1 + proprio_dim, text)
-        self.place = nn.Parameter(torch.randn(horizon, text) * 0.02)
-        self.to_proprio = nn.Sequential(
-            nn.Linear(channels + horizon * (action_dim + 1) + proprio_dim, 128), nn.SiLU(), nn.Linear(128, proprio_dim)
-        )
-        nn.init.zeros_(self.to_proprio[-1].weight)  # pyright: ignore[reportArgumentType]
-        nn.init.zeros_(self.to_proprio[-1].bias)  # pyright: ignore[reportArgumentType]
-
-    @property
-    def blocks(self) -> nn.ModuleList:
-        """Those whose matrices Muon trains."""
-        return self.wan.blocks
+        self._attach(WanTransformer3DModel.from_config(wan_config), action_dim, horizon, proprio_dim)
 
     def forward(
         self,
@@ -133,61 +116,14 @@ class WanBackbone(ModelMixin, ConfigMixin):
         sample = torch.zeros_like(current) if sample is None else sample
         # A row whose time is 0 asks for the mean, which is what remains to be said at full noise.
         level = torch.where(time > 0, time, 1.0)
-        kept = (1.0 - level).view(-1, 1, 1, 1, 1)
-        frames = torch.cat([context, (kept * current + sample)[:, None]], dim=1)  # b 4 v c y x
+        frames = torch.cat([context, (per_row(1.0 - level) * current + sample)[:, None]], dim=1)  # b 4 v c y x
         video = frames.permute(0, 3, 1, 4, 2, 5).flatten(4, 5)  # b c 4 y (v x)
         _, p_h, p_w = self.wan.config["patch_size"]
         cells = (video.shape[3] // p_h) * (video.shape[4] // p_w)
         levels = torch.cat([noise[:, None].expand(-1, CONTEXT), level[:, None]], dim=1) * TIMESTEPS
-        executed = (torch.arange(actions.shape[1], device=actions.device) < count[:, None])[..., None].to(actions.dtype)
-        taken = torch.cat([actions * executed, executed], dim=-1)
-        tokens = self.to_tokens(torch.cat([taken, proprio[:, None].expand(-1, taken.shape[1], -1)], dim=-1))
-        velocity = self.wan(video, levels.repeat_interleave(cells, dim=1), tokens + self.place, return_dict=False)[0]
+        tokens, taken = self.tokens(actions, count, proprio)
+        velocity = self.wan(video, levels.repeat_interleave(cells, dim=1), tokens, return_dict=False)[0]
         velocity = velocity[:, :, -1].unflatten(3, (current.shape[1], -1)).permute(0, 3, 1, 2, 4)
         # The velocity is noise - data, as everywhere here and in Wan.
-        change = frames[:, -1] - level.view(-1, 1, 1, 1, 1) * velocity - current
-        return change, self.to_proprio(torch.cat([change.mean((1, 3, 4)), taken.flatten(1), proprio], dim=1))
-
-
-def load_wan(
-    path: str | Path,
-    num_views: int,
-    size: tuple[int, int],
-    *,
-    action_dim: int,
-    horizon: int,
-    proprio_dim: int,
-    stochastic: bool = False,
-) -> tuple[WanCodec, WanBackbone]:
-    """Codec and backbone with the weights of a pretrained Wan.
-
-    Args:
-        path: folder or hub id in diffusers' layout, with ``transformer/`` and ``vae/``.
-        num_views: V cameras.
-        size: (height, width) of a frame.
-        action_dim: A.
-        horizon: H.
-        proprio_dim: P.
-        stochastic: see ``WanBackbone``.
-
-    Raises:
-        UserError: it is not there, or the transformer takes other latents than the autoencoder gives.
-    """
-    try:
-        vae = AutoencoderKLWan.from_pretrained(path, subfolder="vae")
-        wan = WanTransformer3DModel.from_pretrained(path, subfolder="transformer")
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} holds no Wan in diffusers' layout (transformer/ and vae/): {error}") from error
-    if wan.config["in_channels"] != vae.config["z_dim"] or wan.config["out_channels"] != vae.config["z_dim"]:
-        raise UserError(
-            f"The transformer of {path} takes {wan.config['in_channels']} latent channels and gives "
-            f"{wan.config['out_channels']}, where its autoencoder has {vae.config['z_dim']}: take a text-to-video "
-            "model, not one that also takes a picture's channels."
-        )
-    codec = WanCodec(num_views, *size, vae_config=dict(vae.config))
-    backbone = WanBackbone(
-        num_views, action_dim, horizon, proprio_dim, wan_config=dict(wan.config), stochastic=stochastic
-    )
-    codec.vae.load_state_dict(vae.state_dict())
-    backbone.wan.load_state_dict(wan.state_dict())
-    return codec, backbone
+        change = frames[:, -1] - per_row(level) * velocity - current
+        return change, self.moved(change, taken, proprio)

@@ -95,7 +95,7 @@ def test_every_action_and_camera_counts_and_those_not_executed_do_not(wan) -> No
 
 
 def test_what_is_no_wan_or_does_not_fit_is_refused(wan, tmp_path) -> None:
-    from embodyrl.world_models.wan import load_wan
+    from embodyrl.world_models.pretrained import load_wan
 
     dims = {"action_dim": 2, "horizon": 3, "proprio_dim": 2}
     with pytest.raises(UserError, match="holds no Wan in diffusers' layout"):
