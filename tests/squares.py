@@ -9,6 +9,11 @@ from embodyrl.types import EnvSpec
 from embodyrl.world_models.clips import Clips
 
 T, SIZE = 16, 32
+VAE = {
+    "base_dim": 8, "z_dim": 4, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1, "latents_mean": [0.1] * 4,
+    "latents_std": [2.0] * 4,
+}  # fmt: skip
+"""Of an ``AutoencoderKLWan`` that is quick to build."""
 SPEC = EnvSpec("test/square", 1, 2, 2, "ee_delta_pos", 10.0, T - 1, {"front": (SIZE, SIZE)})
 
 
@@ -54,3 +59,12 @@ def squares(episodes: int, seed: int, *, state: bool = False) -> Clips:
         torch.ones(len(number), dtype=torch.long),
         privileged=privileged,
     )
+
+
+def two_views() -> Clips:
+    """Twelve episodes seen by two cameras, the second one upside down."""
+    clips = squares(12, 0)
+    front = clips.images["front"]
+    cameras = {"front": (SIZE, SIZE), "side": (SIZE, SIZE)}
+    images = {"front": front, "side": front[:, ::-1].copy()}
+    return dataclasses.replace(clips, images=images, spec=dataclasses.replace(clips.spec, cameras=cameras))

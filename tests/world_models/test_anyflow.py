@@ -6,8 +6,7 @@ import pytest
 import torch
 from diffusers import AnyFlowFARTransformer3DModel, AutoencoderKLWan
 from diffusers.models.transformers.transformer_anyflow_far import AnyFlowCausalAttnProcessor
-from squares import SIZE, squares
-from test_wan import VAE, two_views
+from squares import SIZE, VAE, squares, two_views
 
 from embodyrl.errors import UserError
 from embodyrl.world_models import train as training

@@ -1,26 +1,20 @@
 """Wan's networks, built small from a config, in the small ones' places: two cameras, trained, saved and played."""
 
-import dataclasses
 import json
 
 import pytest
 import torch
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
-from squares import SIZE, squares
+from squares import SIZE, VAE, two_views
 
 from embodyrl import checks
 from embodyrl.errors import UserError
 from embodyrl.world_models import train as training
-from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.train import WorldTrainConfig
 
-VAE = {
-    "base_dim": 8, "z_dim": 4, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1, "latents_mean": [0.1] * 4,
-    "latents_std": [2.0] * 4,
-}  # fmt: skip
 WAN = {
     "num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4, "out_channels": 4, "text_dim": 16,
     "freq_dim": 16, "ffn_dim": 32, "num_layers": 1,
@@ -35,14 +29,6 @@ def wan(tmp_path_factory) -> str:
     AutoencoderKLWan(**VAE).save_pretrained(folder / "vae")
     WanTransformer3DModel(**WAN).save_pretrained(folder / "transformer")
     return str(folder)
-
-
-def two_views() -> Clips:
-    clips = squares(12, 0)
-    front = clips.images["front"]
-    cameras = {"front": (SIZE, SIZE), "side": (SIZE, SIZE)}
-    images = {"front": front, "side": front[:, ::-1].copy()}
-    return dataclasses.replace(clips, images=images, spec=dataclasses.replace(clips.spec, cameras=cameras))
 
 
 def test_it_learns_is_saved_and_dreams_in_two_views(wan, tmp_path) -> None:
@@ -92,6 +78,16 @@ def test_every_action_and_camera_counts_and_those_not_executed_do_not(wan) -> No
         assert not torch.allclose(model.imagine(dream, first, two).latent, base, atol=1e-6)
         other = model.begin(view, torch.rand(1, 2), torch.zeros(1, 256))
         assert not torch.allclose(model.imagine(other, actions, two).latent[:, 0], base[:, 0], atol=1e-6)
+
+
+def test_one_that_knew_the_mean_goes_on_and_learns_to_draw(wan, tmp_path) -> None:
+    clips = two_views()
+    config = WorldTrainConfig(data=("m",), wan=wan, horizon=3)
+    old = training.build(config, clips, torch.arange(len(clips)))
+    old.save(tmp_path / "old")
+    new = training.go_on(WorldTrainConfig(data=("m",), init=str(tmp_path / "old"), stochastic=True), clips)
+    assert not old.stochastic and new.stochastic and type(new.backbone) is type(old.backbone)
+    assert all(torch.equal(v, old.backbone.state_dict()[k]) for k, v in new.backbone.state_dict().items())
 
 
 def test_what_is_no_wan_or_does_not_fit_is_refused(wan, tmp_path) -> None:
