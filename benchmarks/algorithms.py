@@ -12,7 +12,6 @@ interquartile mean over seeds of the RL; all of them start from one checkpoint.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from shared import HERE, complete, evaluations, write
+from shared import HERE, complete, gathered, write
 
 from embodyrl.config import compose, resolve
 from embodyrl.run_folder import finished
@@ -157,30 +156,29 @@ def run(task: str, name: str, seed: int, env_steps: int, minutes: float) -> None
 
 def summarise(settings: dict) -> dict:
     """JSON and figure of all runs that are finished."""
+    folders = {"/".join((p.parent.name, *p.name.rsplit("_", 1))): p for p in sorted(OUT.glob("*/*_[0-9]*"))}
+    runs = gathered("algorithms", settings, folders)
     tasks: dict[str, dict] = {}
     for task in TASKS:
         for name, algorithm in ALGORITHMS.items():
-            runs = {p.name.rsplit("_", 1)[1]: p for p in sorted(folder(task).glob(f"{name}_[0-9]*")) if finished(p)}
-            curves = {seed: evaluations(path) for seed, path in runs.items()}
+            curves = [run["evaluations"] for key, run in runs.items() if key.startswith(f"{task}/{name}/")]
             if not curves:
                 continue
             tasks.setdefault(task, {})[name] = {
                 "title": algorithm.title,
-                "before": bootstrap_iqm([c[0]["success"] for c in curves.values()]),
-                "after": bootstrap_iqm([c[-1]["success"] for c in curves.values()]),
-                "env_steps": [c[-1]["env_steps"] for c in curves.values()],
-                "minutes": [c[-1]["minutes"] for c in curves.values()],
-                "seeds": curves,
-                "commit": [json.loads((p / "meta.json").read_text())["commit"] for p in runs.values()],
+                "seeds": len(curves),
+                "before": bootstrap_iqm([c[0]["success"] for c in curves]),
+                "after": bootstrap_iqm([c[-1]["success"] for c in curves]),
+                "env_steps": [c[-1]["env_steps"] for c in curves],
+                "minutes": [c[-1]["minutes"] for c in curves],
             }
-    result = {"settings": settings, "tasks": tasks}
-    write("algorithms", result)
+    write("algorithms", {"settings": settings, "tasks": tasks, "runs": runs})
     if tasks:
-        plot(tasks, HERE / "algorithms.png")
-    return result
+        plot(tasks, runs, HERE / "algorithms.png")
+    return tasks
 
 
-def plot(tasks: dict, path: Path) -> None:
+def plot(tasks: dict, runs: dict, path: Path) -> None:
     """Interquartile mean over seeds with its bootstrap interval, against env steps and against minutes."""
     figure, axes = plt.subplots(len(tasks), 2, figsize=(11, 4.2 * len(tasks)), squeeze=False, sharey=True)
     colours = dict(zip(ALGORITHMS, plt.get_cmap("tab20").colors, strict=False))  # type: ignore[attr-defined]
@@ -189,7 +187,7 @@ def plot(tasks: dict, path: Path) -> None:
             row, (("env_steps", 1000, "env steps (thousands)"), ("minutes", 1, "minutes on one core")), strict=True
         ):
             for name, entry in algorithms.items():
-                curves = list(entry["seeds"].values())
+                curves = [run["evaluations"] for key, run in runs.items() if key.startswith(f"{task}/{name}/")]
                 points = range(min(map(len, curves)))
                 x = [sum(c[i][key] for c in curves) / len(curves) / unit for i in points]
                 y = [[100 * v for v in bootstrap_iqm([c[i]["success"] for c in curves])] for i in points]
@@ -223,7 +221,7 @@ def main() -> None:
                 if not finished(folder(task) / f"{name}_{seed}"):
                     run(task, name, seed, a.env_steps, a.minutes)
                     summarise(settings)
-    for task, algorithms in summarise(settings)["tasks"].items():
+    for task, algorithms in summarise(settings).items():
         for name, entry in algorithms.items():
             print(task, name, entry["before"], entry["after"], entry["env_steps"], entry["minutes"])
 

@@ -27,7 +27,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
-from shared import HERE, complete, evaluations, write
+from shared import HERE, complete, gathered, write
 
 from embodyrl import registry
 from embodyrl.algorithms.common import Means
@@ -36,7 +36,6 @@ from embodyrl.build import make_env, make_policy
 from embodyrl.config import Config, resolve
 from embodyrl.draws import draw_inits, seeded
 from embodyrl.rollout import Player, collect_transitions
-from embodyrl.run_folder import finished
 from embodyrl.stats import bootstrap_iqm
 
 OUT = Path("runs/bench/locomotion")
@@ -133,33 +132,28 @@ def speed(width: int, batch: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def summarise(settings: dict, seeds: list[int]) -> None:
+def summarise(settings: dict) -> None:
     """JSON and figure of all runs that are finished."""
-    curves: dict[str, dict[str, dict[int, list]]] = {}
-    minutes = {}
+    names = [(env, variant, path) for env in ENVS for variant in VARIANTS for path in OUT.glob(f"{variant}_{env}_*")]
+    runs = gathered("locomotion", settings, {f"{e}/{v}/{path.name.rsplit('_', 1)[1]}": path for e, v, path in names})
+    curves: dict[str, dict[str, list]] = {}
     for env in ENVS:
         for variant in VARIANTS:
-            for seed in seeds:
-                folder = OUT / f"{variant}_{env}_{seed}"
-                if finished(folder):
-                    rows = evaluations(folder)
-                    curve = [[row["env_steps"], row["return"]] for row in rows]
-                    curves.setdefault(env, {}).setdefault(variant, {})[seed] = curve
-                    minutes[folder.name] = rows[-1]["minutes"]
+            found = [run["evaluations"] for key, run in runs.items() if key.startswith(f"{env}/{variant}/")]
+            if found:
+                curves.setdefault(env, {})[variant] = found
     final = {
         env: {
-            variant: dict(zip(("iqm", "low", "high"), bootstrap_iqm([c[-1][1] for c in runs.values()]), strict=True))
-            for variant, runs in variants.items()
+            variant: {
+                "seeds": len(found),
+                **dict(zip(("iqm", "low", "high"), bootstrap_iqm([c[-1]["return"] for c in found]), strict=True)),
+                "minutes": [c[-1]["minutes"] for c in found],
+            }
+            for variant, found in variants.items()
         }
         for env, variants in curves.items()
     }
-    result = {
-        "settings": settings,
-        "final_return": final,
-        "minutes": minutes,
-        "curves": curves,
-    }
-    write("locomotion", result)
+    write("locomotion", {"settings": settings, "final_return": final, "runs": runs})
     print(json.dumps(final, indent=1))
     if curves:
         plot(curves, HERE / "locomotion.png")
@@ -170,8 +164,8 @@ def plot(curves: dict, path: Path) -> None:
     figure, axes = plt.subplots(1, len(curves), figsize=(4.5 * len(curves), 3.4), squeeze=False)
     for axis, (env, variants) in zip(axes[0], curves.items(), strict=True):
         for variant, runs in variants.items():
-            points = [bootstrap_iqm([r[i][1] for r in runs.values()]) for i in range(min(map(len, runs.values())))]
-            steps = [row[0] for row in next(iter(runs.values()))][: len(points)]
+            points = [bootstrap_iqm([r[i]["return"] for r in runs]) for i in range(min(map(len, runs)))]
+            steps = [row["env_steps"] for row in runs[0]][: len(points)]
             axis.plot(steps, [p[0] for p in points], label=VARIANTS[variant][0])
             axis.fill_between(steps, [p[1] for p in points], [p[2] for p in points], alpha=0.15)
         axis.set_title(env)
@@ -214,7 +208,7 @@ def main() -> None:
         for variant, env, seed in todo:
             complete(make_config(variant, env, seed, a.steps, a.width, a.batch, a.utd))
     if len(todo) > 1:
-        summarise({"steps": a.steps, "width": a.width, "batch": a.batch, "utd": a.utd}, a.seeds)
+        summarise({"steps": a.steps, "width": a.width, "batch": a.batch, "utd": a.utd})
 
 
 if __name__ == "__main__":

@@ -38,6 +38,21 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["iteration"])
 
 
+def gathered(name: str, settings: dict[str, Any], folders: dict[str, Path]) -> dict[str, dict[str, Any]]:
+    """Evaluations and commit of every run that is finished, by its key, after those that the JSON has from elsewhere.
+
+    So seeds may be run on other machines or days; the JSON's runs are left out if their settings were others.
+    """
+    path = HERE / f"{name}.json"
+    earlier = json.loads(path.read_text()) if path.exists() else {}
+    runs = dict(earlier.get("runs", {})) if earlier.get("settings") == settings else {}
+    for key, folder in folders.items():
+        if finished(folder):
+            commit = json.loads((folder / "meta.json").read_text())["commit"]
+            runs[key] = {"commit": commit, "evaluations": evaluations(folder)}
+    return runs
+
+
 def write(name: str, result: dict[str, Any]) -> None:
     """``benchmarks/NAME.json``, with what it was measured on."""
     about = {"commit": git_commit(), "versions": versions(), "hardware": hardware()}

@@ -34,8 +34,8 @@ class FlowMLPConfig:
         velocity: ``plain``, ``gated``, ``decoded`` (see ``policies/velocity.py``), or ``gaussian`` for plain SAC.
         width: of the hidden layers.
         layers: hidden layers, or blocks of the decoder.
-        transition: how a step draws noise: ``flow_sde_learned`` keeps the ODE's marginals, ``flow_noise`` does not
-            correct its drift.
+        transition: how a step draws noise: ``flow_noise`` around the ODE's step, or ``flow_sde_learned``, whose drift
+            keeps the ODE's marginals where the noise is small (``noise_max`` of .3 or less).
         noise_min: the std of one step lies in [noise_min, noise_max] / sqrt(K), before squashing.
         noise_max: see there.
         squash: actions are tanh of the path's end; otherwise they are its end in the data's units, clipped.
@@ -50,7 +50,7 @@ class FlowMLPConfig:
     velocity: str = "gated"
     width: int = 256
     layers: int = 2
-    transition: str = "flow_sde_learned"
+    transition: str = "flow_noise"
     noise_min: float = 0.05
     noise_max: float = 1.0
     squash: bool = True
