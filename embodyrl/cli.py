@@ -16,6 +16,7 @@ from embodyrl import __version__
 from embodyrl.cli_data import add_data_verbs
 from embodyrl.cli_world import add_world
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.interrupt import INTERRUPTED
 from embodyrl.real_robot.cli import add_robot_verbs, robot_commands
 
 QUICKSTART_HELP = """examples:
@@ -71,7 +72,7 @@ LIST_HELP = """examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit status: 0, 1 for a user's error, 130 for Ctrl-C."""
+    """Runs a command and returns its exit status: 0, 1 for a user's error, 130 where it was interrupted."""
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         if not given:
@@ -90,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         print("\nembodyrl: stopped.", file=sys.stderr)
-        return 130
+        return INTERRUPTED
 
 
 class _Parser(argparse.ArgumentParser):
@@ -230,7 +231,7 @@ def _quickstart(a: argparse.Namespace) -> int:
     result = quickstart(a.out, a.seed, command=a.command_line)
     if a.json:
         print(json.dumps(result))
-    return 0
+    return 0 if result else INTERRUPTED
 
 
 def _list(a: argparse.Namespace) -> int:
@@ -259,6 +260,7 @@ def _train(a: argparse.Namespace) -> int:
 
             print("# " + table(estimate(config, spec_of(config))).replace("\n", "\n# "))
         return 0
+    from embodyrl.run_folder import finished
     from embodyrl.runner import train
 
     how: dict[str, Any] = {}
@@ -278,6 +280,10 @@ def _train(a: argparse.Namespace) -> int:
         elif a.launcher == "robot":
             how["rollouts"] = robot_commands().remote_actor(config, a.listen, a.token_file)
         folder = train(config, command=a.command_line, **how)
+        if "ranks" in how and not how["ranks"].first:
+            return 0
+        if not finished(folder):
+            return INTERRUPTED
         print(f"Done: {folder}. Look at it with: embodyrl report {folder}")
     return 0
 

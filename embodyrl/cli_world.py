@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from embodyrl.interrupt import INTERRUPTED
 from embodyrl.world_models.reflectors.commands import add_parser
 
 Verb = Callable[..., argparse.ArgumentParser]
@@ -80,8 +81,9 @@ def _train(a: argparse.Namespace) -> int:
     from embodyrl.world_models.train import WorldTrainConfig, train_world
 
     model = train_world(build("world", WorldTrainConfig, OmegaConf.from_dotlist(a.overrides)), command=a.command_line)
-    if model is not None:
-        print(f"Done: {model}. Measure it with: embodyrl world eval {model} --data FOLDER")
+    if model is None:
+        return INTERRUPTED
+    print(f"Done: {model}. Measure it with: embodyrl world eval {model} --data FOLDER")
     return 0
 
 
@@ -112,7 +114,7 @@ def _loop(a: argparse.Namespace) -> int:
     page = loop(read(a.preset, a.overrides), command=a.command_line)
     if page is None:
         print("Stopped; the same command goes on from there.")
-        return 0
+        return INTERRUPTED
     before, after = (format_rate(page[k]["solved"], page[k]["episodes"]) for k in ("before", "after"))
     print(
         f"Real success {before} -> {after} with {page['real_steps']:,} real steps to learn from and "

@@ -8,6 +8,10 @@ from types import FrameType
 from typing import Any, Self
 
 
+INTERRUPTED = 130
+"""Exit status of a command that was interrupted, as a shell gives it: what follows it in a script must not go on."""
+
+
 class Interrupted(Exception):
     """Raised by ``Interrupt.check`` once a signal asked for an end."""
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from embodyrl import checkpoint
-from embodyrl.config import Config, compose, resolve, to_dict
+from embodyrl.config import Config, compose, resolve, to_yaml
 from embodyrl.draws import draw_inits
 from embodyrl.errors import UserError
 from embodyrl.evaluate import evaluate_checkpoint
@@ -115,11 +115,10 @@ def test_groups_are_played_again_bit_for_bit(tmp_path):
 
 def start(config: Config, folder: Path, rows: int) -> subprocess.Popen:
     """The run in a process of its own, once it has written that many rows."""
-    code = "import json, sys; from embodyrl.config import resolve; from embodyrl.runner import train; "
-    code += "train(resolve(json.loads(sys.argv[1])))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, json.dumps(to_dict(config))], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    preset = folder.with_suffix(".yaml")
+    preset.write_text(to_yaml(config))
+    command = [sys.executable, "-m", "embodyrl.cli", "train", str(preset)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     metrics, deadline = folder / "metrics.jsonl", time.monotonic() + 250
     while process.poll() is None and time.monotonic() < deadline:
         if metrics.exists() and metrics.read_bytes().count(b"\n") >= rows:
@@ -138,8 +137,8 @@ def test_ctrl_c_saves_at_once_and_the_same_command_goes_on(straight, tmp_path):
     process = start(make(tmp_path), folder, rows=1)
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=120)[0].decode()
-    assert process.returncode == 0, output
-    assert "the same command goes on from there" in output and "Traceback" not in output
+    assert process.returncode == 130, output
+    assert "the same command goes on from there" in output and "Traceback" not in output and "Done" not in output
     assert 1 <= last_checkpoint(folder) < 6 and not finished(folder)
     train(make(tmp_path))
     straight_states, straight_rows, straight_evals = result(straight)
