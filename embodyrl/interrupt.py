@@ -7,7 +7,6 @@ import threading
 from types import FrameType
 from typing import Any, Self
 
-
 INTERRUPTED = 130
 """Exit status of a command that was interrupted, as a shell gives it: what follows it in a script must not go on."""
 

@@ -4,8 +4,7 @@ A policy that is trained in a dream finds where the dream errs. So each round re
 does, and replays of its successes with a nudge (``embodyrl.data.replays``), goes on training the world model with it,
 and then trains the best policy so far in the dream anew. Every few updates the real env is asked, and a round is over
 when it sees no progress (``run.patience``). A policy that has never seen the codec's pictures solves less in them,
-whatever the dynamics: an algorithm that imitates demonstrations beside RL gets half of them as the codec shows them,
-and before one that does not, ``imitation`` learns from them so once more.
+whatever the dynamics: an algorithm that imitates demonstrations beside RL gets half of them as the codec shows them.
 
 The initial states that decide what is kept are of the training split; the last evaluation alone is on held-out ones.
 Every stage leaves its result under ``out`` and is not repeated: the same command goes on where the last one stopped.
@@ -62,9 +61,7 @@ class LoopConfig:
         newest: see there.
         max_false_positives: the most failing held-out dreams, as a share, that may be judged a success. More may be
             allowed, by the same command, of a loop whose world model was refused for it.
-        demos: demonstrations of the policy's task, for it to get used to the dream's pictures.
-        imitation: preset of such a training on its own, before the first dream; none skips that.
-        imitation_overrides: of it.
+        demos: demonstrations of the policy's task, where ``dream`` imitates, which gets used to its pictures so.
         dream: preset of the training in the dream.
         dream_overrides: of it.
         segment: its updates between two evaluations in the real env.
@@ -92,8 +89,6 @@ class LoopConfig:
     newest: int = 4
     max_false_positives: float = 0.05
     demos: str = ""
-    imitation: str = ""
-    imitation_overrides: tuple[str, ...] = ()
     dream: str = ""
     dream_overrides: tuple[str, ...] = ()
     segment: int = 10
@@ -124,10 +119,10 @@ def read(preset: str, overrides: Sequence[str]) -> LoopConfig:
     for key in ("policy", "env", "dream"):
         if not getattr(config, key):
             raise UserError(f"{key} is empty: {'give policy=RUN' if key == 'policy' else 'the preset must name it'}.")
-    if not config.demos and (config.imitation or imitates(config)):
+    if not config.demos and imitates(config):
         raise UserError(
-            f"demos is empty, but {config.imitation or config.dream} imitates: give demos=DATA, the demonstrations "
-            "that the policy was trained on, or name presets that do without."
+            f"demos is empty, but {config.dream} imitates: give demos=DATA, the demonstrations that the policy was "
+            "trained on, or a dream that does without."
         )
     return config
 
@@ -142,8 +137,7 @@ def loop(config: LoopConfig, *, command: str = "") -> dict[str, Any] | None:
 
     Returns:
         What ``loop.json`` then holds: ``rounds``, ``real_steps``, ``eval_steps``, ``minutes`` by stage, the ``best``
-        checkpoint, and ``before``, ``shown`` (used to the dream's pictures) and ``after`` on held-out states. None when
-        it was interrupted.
+        checkpoint, and ``before`` and ``after`` on held-out states. None when it was interrupted.
 
     Raises:
         UserError: see ``collect_dataset``, ``train_world`` and ``runner.train``; or ``out`` holds another loop.
@@ -153,7 +147,6 @@ def loop(config: LoopConfig, *, command: str = "") -> dict[str, Any] | None:
     real = env_config(config.env, config.env_overrides)
     book = Book(folder)
     best, best_solved, newest, data, model = config.policy, 0, config.policy, list(config.data), ""
-    scored = {"before": config.policy}
     for number in range(config.rounds):
         where = folder / f"round_{number}"
         with book.stage("real episodes"):
@@ -164,18 +157,11 @@ def loop(config: LoopConfig, *, command: str = "") -> dict[str, Any] | None:
             trained = _train_world(config, data, weights, model, where / "world", command)
         if trained is None:
             return None
-        model, first = trained, []
-        if config.imitation and not number:
-            with book.stage("the dream's pictures"):
-                first = _show(config, where, model, command)
-            if not first:
-                return None
-            best = scored["shown"] = first[0].checkpoint
+        model = trained
         with book.stage("dream"):
-            looks = _dream(config, where, model, best, command, known=bool(number or first))
+            looks = _dream(config, where, model, best, command, known=number > 0)
         if looks is None:
             return None
-        looks = first + looks
         book.note(f"round_{number}", looks, data)
         print(f"Round {number}: " + ", ".join(format_rate(look.solved, look.episodes) for look in looks))
         best_solved = best_solved if number else looks[0].solved
@@ -183,7 +169,7 @@ def loop(config: LoopConfig, *, command: str = "") -> dict[str, Any] | None:
         if top.solved > best_solved:
             best, best_solved = top.checkpoint, top.solved
     with book.stage("last evaluation"):
-        for when, path in (scored | {"after": best}).items():
+        for when, path in (("before", config.policy), ("after", best)):
             book.score(when, path, config, real)
     return book.finish(best)
 
@@ -224,19 +210,6 @@ class Look:
     solved: int
     episodes: int
     steps: int
-
-
-def _show(config: LoopConfig, where: Path, model: str, command: str) -> list[Look]:
-    """The policy after its demonstrations as the dream shows them, and how it does; nothing when it was interrupted."""
-    folder = where / "shown"
-    if not finished(folder):
-        run = [
-            f"data.path={config.demos}", f"data.codec={model}", f"run.init_checkpoint={config.policy}",
-            f"run.out={where}", "run.name=shown", f"run.seed={config.seed}", "run.eval_every=0", "run.videos=0",
-            f"run.eval_episodes={config.select_episodes}", "run.eval_split=train",
-        ]  # fmt: skip
-        train(compose(config.imitation, [*config.imitation_overrides, *run]), command=command)
-    return _looks(folder, config.policy) if finished(folder) else []
 
 
 def _dream(config: LoopConfig, where: Path, model: str, policy: str, command: str, *, known: bool) -> list[Look] | None:

@@ -20,11 +20,6 @@ def test_what_makes_no_sense_is_refused(tmp_path) -> None:
         ("mujoco_pick", ["policy=x", "rounds=0"], "rounds is 0"),
         ("mujoco_pick", ["policy=x", "dream="], "dream is empty: the preset must name it"),
         ("mujoco_pick", ["policy=x"], "demos is empty, but dream_sac_flow imitates"),
-        (
-            "mujoco_pick",
-            ["policy=x", "dream=dream_ppo", "imitation=mujoco_pick_sft"],
-            "demos is empty, but",
-        ),
     ):
         with pytest.raises(UserError, match=said):
             read(preset, overrides)
