@@ -2,7 +2,7 @@
 
     python benchmarks/locomotion_authors.py --repo SAC-FLOW --python VENV/bin/python      # 2 envs, one seed
 
-``VENV`` needs jax, flax 0.10, optax, gymnasium[mujoco] 0.29, numpy below 2, torch, tyro and tensorboard. In their Flow-G
+``VENV`` needs jax, flax 0.10, optax, gymnasium[mujoco] 0.29, numpy below 2, torch, tyro, tensorboard. In their Flow-G
 file only the widths change (1,024 and 512 would take days on a CPU). Its other settings are theirs: CrossQ with
 batch renormalisation, one gradient step per env step (ours: one per two), the policy every third. They log the returns
 of training alone, so this compares those, of the episodes that ended in the last tenth of the steps, with our own of
