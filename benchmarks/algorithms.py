@@ -67,7 +67,7 @@ OFF_POLICY = {
 }
 LEARNED_NOISE = {"transition": "flow_noise", "noise_min": 0.1, "noise_max": 0.5}
 # Without demonstrations in its loss the actor runs off after critics that have learned for 300 steps alone.
-SAC = {**OFF_POLICY, "critic_warmup": 1000, "alpha": 1e-3, "lr": 5e-5}
+SAC = {**OFF_POLICY, "critic_warmup": 1000, "alpha": 1e-3, "lr": 5e-5, "entropy": "path"}
 HELD = {"critic_warmup": 300, "lr": 1e-4, "bc_coef": 1.0}
 
 

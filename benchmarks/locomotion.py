@@ -1,6 +1,6 @@
-"""SAC-Flow on MuJoCo locomotion: the right path density, the one that published code has, and plain SAC.
+"""SAC-Flow on MuJoCo locomotion: the entropy of the action or of the path, the published density, and plain SAC.
 
-    python benchmarks/locomotion.py                       # 3 variants, 2 envs, 3 seeds, 200,000 steps each
+    python benchmarks/locomotion.py                       # 4 variants, 2 envs, 3 seeds, 200,000 steps each
     python benchmarks/locomotion.py --jobs 2              # two runs side by side, one thread each
     python benchmarks/locomotion.py --speed               # env steps/s and updates/s of this machine, nothing else
 
@@ -41,10 +41,12 @@ from embodyrl.stats import bootstrap_iqm
 OUT = Path("runs/bench/locomotion")
 ENVS = ("Hopper-v5", "HalfCheetah-v5")
 GAUSSIAN = {"velocity": "gaussian", "num_denoise_steps": 1, "transition": "flow_noise"}
+GATED, PATH = {"velocity": "gated"}, {"entropy": "path"}
 VARIANTS = {
-    "sac_flow": ("SAC-Flow (Flow-G, K = 4)", {"velocity": "gated"}),
-    "published": ("the same without -log(std)", {"velocity": "gated"}),
-    "sac": ("plain SAC (Gaussian)", GAUSSIAN),
+    "sac_flow": ("SAC-Flow (Flow-G, K = 4)", GATED, {"name": "sac_flow"}),
+    "path": ("the same, entropy of the path", GATED, {"name": "sac_flow", **PATH}),
+    "published": ("the same without -log(std)", GATED, {"name": "published_density", **PATH}),
+    "sac": ("plain SAC (Gaussian)", GAUSSIAN, {"name": "sac_flow"}),
 }
 NUM_ENVS, NUM_CHUNKS = 4, 16
 ALONE = {"OMP_NUM_THREADS": "1"}
@@ -77,7 +79,7 @@ def make_config(variant: str, env: str, seed: int, steps: int, width: int, batch
             "env": {"name": "gymnasium", "id": env, "num_envs": NUM_ENVS, "seed": 1000 * seed},
             "policy": {"name": "flow_mlp", "width": width, **VARIANTS[variant][1]},
             "algorithm": {
-                "name": "published_density" if variant == "published" else "sac_flow",
+                **VARIANTS[variant][2],
                 "num_chunks": NUM_CHUNKS,
                 "capacity": steps,
                 "batch_size": batch,

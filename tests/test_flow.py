@@ -313,6 +313,20 @@ def test_10_path_entropy_against_action_entropy(transition):
     action = unit + math.log(toy_result(transition, log_std)[1])
     rest = covariance[:4, :4] - covariance[:4, 4:] @ covariance[4:, :4] / covariance[4, 4]
     assert path - action == pytest.approx(4 * unit + 0.5 * float(torch.logdet(rest)))
+    assert unit + math.log(float(lower[4, 4])) < action  # H(a | x_{K-1}) bounds H(a) from below
+
+
+def test_10_a_path_may_be_noisy_and_its_end_exact():
+    """What a last step does with velocity K x: it forgets where it came from, with whatever noise."""
+    transition, log_std = Transition("flow_noise", 2), torch.tensor([1.0, -3.0], dtype=F64)
+    x, generator = torch.zeros(20_000, 1, 1, dtype=F64), torch.Generator().manual_seed(0)
+    for k in range(2):
+        mean, std = transition.mean_std(x, 2 * x, k, log_std[k].expand_as(x))
+        x = mean + std * randn(x.shape, generator).to(F64)
+    unit = 0.5 * math.log(2 * math.pi * math.e)
+    assert float(unit + x.std().log()) == pytest.approx(unit - 3.0, abs=0.02)  # of the action
+    two = torch.zeros(1, 2, 1, 1, dtype=F64)
+    assert float(transition.entropy(two, two, torch.arange(2), log_std.view(1, 2, 1, 1)).sum()) > 0
 
 
 def test_entropy_is_the_expected_surprise():

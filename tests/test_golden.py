@@ -47,6 +47,7 @@ TRACES = {
     "fpo": ({"eta": 0.0}, FPOConfig(**PPO_SETTINGS, num_pairs=4)),
     "grpo": ({}, GRPOConfig(**GRPO_SETTINGS)),
     "sac_flow": ({"transition": "flow_noise"}, SACFlowConfig(**SAC_SETTINGS)),
+    "sac_flow_path": ({"transition": "flow_noise"}, SACFlowConfig(**SAC_SETTINGS, entropy="path")),
 }
 ALGORITHMS = {FPOConfig: FPO, GRPOConfig: GRPO, PPOConfig: PPO, SACFlowConfig: SACFlow}
 

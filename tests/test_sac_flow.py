@@ -22,7 +22,7 @@ from embodyrl.policies.path import integrate, sample_path
 from embodyrl.policies.velocity import VELOCITIES, DecodedVelocity, GatedVelocity
 from embodyrl.rollout import Player, collect_transitions
 from embodyrl.sims.gymnasium.env import GymnasiumConfig, GymnasiumEnv
-from embodyrl.types import EnvSpec, Obs
+from embodyrl.types import DenoisingTrace, EnvSpec, Obs
 from tests.defects_offpolicy import DEFECTS
 
 SPEC = EnvSpec("test/legs", 5, 2, 7, "torque", 50.0, 20, {})
@@ -50,7 +50,7 @@ GAUSSIAN = {"velocity": "gaussian", "num_denoise_steps": 1, "transition": "flow_
 KINDS = [{"velocity": v} for v in ("plain", "gated", "decoded")] + [GAUSSIAN]
 
 
-@pytest.mark.parametrize("settings", [*KINDS, {"squash": False}, {"transition": "flow_noise", "horizon": 3}])
+@pytest.mark.parametrize("settings", [*KINDS, {"squash": False}, {"transition": "flow_sde_learned", "horizon": 3}])
 def test_promises_of_a_policy(settings):
     check_policy(policy(**settings), observation(), SPEC)
 
@@ -307,6 +307,21 @@ def run(env, algorithm, iterations, first=0, player=None):
     return row
 
 
+@pytest.mark.parametrize("entropy", ["action", "path"])
+def test_whose_entropy_the_temperature_holds(entropy):
+    """The log-probability is that of the last step, given the one before it, or of all steps."""
+    env, algorithm = setup(entropy=entropy)
+    p, obs = algorithm.policy, env.reset([0, 1])
+    choice, logprob, _ = algorithm._propose(obs, gen(1))
+    start, steps = randn((2, 2, 1), generator := gen(1)), 2 if entropy == "path" else 1
+    path = sample_path(partial(p.step_inputs, p.encode(obs)), p.transition, start, generator)
+    torch.testing.assert_close(choice, torch.tanh(path.end))
+    trace = DenoisingTrace(path.x, torch.ones(2, 2, dtype=torch.bool))
+    scored = p.evaluate(obs, trace).logprob[:, -steps:].sum(1)
+    torch.testing.assert_close(logprob, scored - TanhSquash().log_det(path.end))
+    assert algorithm.target_entropy == -2 * steps  # H A dims, and K
+
+
 @pytest.mark.parametrize("norm", ["none", "layer", "batch"])
 def test_a_few_updates_move_everything(norm):
     env, algorithm = setup(critic_norm=norm)
@@ -360,6 +375,7 @@ def test_resume_repeats_the_run(save_replay):
         ({"critic_norm": "batch", "tau": 0.01}, "has no target nets"),
         ({"alpha_lr": 0.0, "target_entropy": -2.0}, "leaves the temperature as it is"),
         ({"critic_norm": "layers"}, "Did you mean 'layer'"),
+        ({"entropy": "paths"}, "Did you mean 'path'"),
         ({"num_critics": 1}, "at least 2"),
         ({"critic_shift": 2}, "own_encoder=false shifts no pictures"),
         ({"own_encoder": True, "critic_shift": -1}, "a number of pixels"),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, refuse_unread
 from embodyrl.flow import randn
 from embodyrl.types import Obs
 
@@ -34,6 +34,7 @@ class DSRLConfig(SACFlowConfig):
             raise UserError("DSRL warms up with its base policy: algorithm.random_warmup must be false.")
         if self.bc_coef:
             raise UserError("DSRL leaves the flow as it is, so nothing would read algorithm.bc_coef; it must be 0.")
+        refuse_unread(self, "algorithm", ("entropy",), "DSRL's action is the noise that it chooses")
 
 
 class DSRL(SACFlow):

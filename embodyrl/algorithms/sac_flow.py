@@ -1,11 +1,13 @@
 """SAC-Flow: soft actor-critic on a flow policy, its gradient reparameterised through all K denoising steps.
 
-SAC Flow is arXiv:2509.25756, SAC arXiv:1812.05905. The noise-augmented rollout x_{k+1} = mean_k + std_k e_k has the
-density prod_k N(x_{k+1}; mean_k, std_k^2), times |dx/da| for the action a that its end becomes. That joint density of
-the path takes the place of pi(a|s), which has no closed form:
+SAC Flow is arXiv:2509.25756, SAC arXiv:1812.05905. The noise-augmented rollout x_{k+1} = mean_k + std_k e_k ends in
+the action a. Its density pi(a|s) has no closed form; two others take its place (``SACFlowConfig.entropy``):
 
-    log pi = sum_k log N(x_{k+1}; mean_k, std_k^2) - log |da/dx_K|      (the initial noise's own term is a constant)
+    path      log pi = sum_k log N(x_{k+1}; mean_k, std_k^2) - log |da/dx_K|      (the initial noise's is a constant)
+    action    log pi = log N(x_K; mean_{K-1}, std_{K-1}^2) - log |da/dx_K|        (of a, given x_{K-1})
 
+The second is a bound, H(a|s) >= H(a|x_{K-1}, s), so an entropy that it reaches is the action's. That of the path is
+not: a policy may be noisy on the way and exact at the end.
 One decision is a chunk of H actions: critics see whole chunks, and a TD target spans what was executed of one.
 RLPD, WSRL and DSRL are this loop with other data or another actor.
 """
@@ -37,6 +39,8 @@ from embodyrl.types import Obs
 if TYPE_CHECKING:
     from embodyrl.data.demos import Demonstrations
 
+ENTROPIES = ("action", "path")
+
 
 @dataclass(frozen=True)
 class SACFlowConfig:
@@ -58,8 +62,9 @@ class SACFlowConfig:
         critic_lr: of the critics (Adam).
         alpha_lr: of the temperature (Adam).
         alpha: the temperature at the start; it stays there if ``alpha_lr`` is 0.
-        target_entropy: in nats per action dim and denoising step, negative: the temperature holds the path's joint
-            entropy, in the units of actions, at target_entropy * K * H * A.
+        entropy: whose the temperature holds, of the ``action`` or of the joint ``path``; see the module.
+        target_entropy: at how many nats per action dim, for the path also per denoising step; negative. In all that is
+            target_entropy * H * A, or target_entropy * K * H * A, in the units of actions.
         entropy_backup: whether TD targets hold the entropy bonus of the next decision.
         bc_coef: weight of the flow matching loss on ``data.path`` in the actor's loss (offline-to-online).
         num_critics: E; a target is the smaller value of two of them, drawn for every step (REDQ, arXiv:2101.05982).
@@ -90,6 +95,7 @@ class SACFlowConfig:
     critic_lr: float = 1e-3
     alpha_lr: float = 1e-3
     alpha: float = 0.2
+    entropy: str = "action"
     target_entropy: float = -1.0
     entropy_backup: bool = True
     bc_coef: float = 0.0
@@ -114,6 +120,8 @@ class SACFlowConfig:
                 f"algorithm.target_entropy is {self.target_entropy}; the entropy of actions in [-1, 1] is a negative "
                 "number of nats per dim for all but near-uniform noise. SAC's usual target is -1."
             )
+        if self.entropy not in ENTROPIES:
+            raise UserError(f"There is no entropy of {self.entropy!r}. {did_you_mean(self.entropy, ENTROPIES)}")
         if self.critic_norm not in NORMS:
             raise UserError(f"There is no critic_norm {self.critic_norm!r}. {did_you_mean(self.critic_norm, NORMS)}")
         if not self.own_encoder:
@@ -191,7 +199,8 @@ class SACFlow:
     def _decision_size(self) -> int:
         """What target_entropy is multiplied with."""
         p = self.policy
-        return p.transition.num_steps * p.config.horizon * p.spec.action_dim
+        steps = p.transition.num_steps if self.config.entropy == "path" else 1
+        return steps * p.config.horizon * p.spec.action_dim
 
     def _actor_parameters(self) -> list[nn.Parameter]:
         return list(self.policy.actor_parameters())
@@ -203,7 +212,8 @@ class SACFlow:
         start = randn((len(obs), p.config.horizon, p.spec.action_dim), generator, self.device)
         path = self.sample_path(partial(p.step_inputs, context), p.transition, start, generator)
         choice = p.normalize_action.inverse(path.end).clamp(-1.0, 1.0)
-        logprob = path.logprob.sum(1) - p.normalize_action.log_det(path.end)
+        logprob = path.logprob.sum(1) if self.config.entropy == "path" else path.logprob[:, -1]
+        logprob = logprob - p.normalize_action.log_det(path.end)
         with torch.no_grad():
             features = self._critic_features(obs, context)
         return choice, logprob, features
