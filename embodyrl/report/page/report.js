@@ -48,7 +48,7 @@ function facts(run) {
   const add = (label, value) => { if (value !== undefined && value !== null && value !== "") list.append(node("dt", {}, label), node("dd", {}, value)); };
   const hardware = run.meta.hardware || {};
   const steps = last(run.curves.env_steps);
-  add("Environment", [setting(run, "env.name"), setting(run, "env.task")].filter(Boolean).join(" / "));
+  add("Environment", [setting(run, "env.name"), setting(run, "env.task"), setting(run, "env.id")].filter(Boolean).join(" / "));
   add("Algorithm", setting(run, "algorithm.name"));
   add("Policy", setting(run, "policy.name"));
   add("Training", last(run.curves.minutes) === undefined ? null : `${duration(last(run.curves.minutes))}, ${last(run.curves.iteration)} iterations`);
