@@ -71,7 +71,7 @@ function hero(run) {
       node("span", { class: "now" }, valueText(after))));
     left.append(node("p", { class: "muted" }, `on ${after.n} ${held ? "held-out " : ""}initial states` + (split && split !== "eval" ? ` (split ${split})` : "") +
       (run.after === "after" ? "" : `, as of iteration ${after.iteration ?? "?"}`)));
-    const line = (label, e, tint) => node("div", { class: "range" }, node("span", {}, label), rangeBar(e, tint, limits), node("span", { class: "num" }, scoreText(e)));
+    const line = (label, e, tint) => node("div", { class: run.reports_success ? "range" : "range long" }, node("span", {}, label), rangeBar(e, tint, limits), node("span", { class: "num" }, scoreText(e)));
     left.append(node("div", { class: "ranges" }, before && line("before", before, "var(--before)"), line(before ? "after" : "now", after, "var(--after)")));
     if (before) {
       const apart = after.lo > before.hi || after.hi < before.lo;

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import mujoco
 
@@ -57,13 +57,14 @@ class GymnasiumEnv(FromGymnasium):
 @contextmanager
 def no_deprecations() -> Iterator[None]:
     """Leaves out MuJoCo's warnings, once per env, that Gymnasium's own XML is of an old kind; others are printed."""
+    api: Any = mujoco  # whose type stubs lack these functions
     said: list[str] = []
-    before = mujoco.get_mju_user_warning()
-    mujoco.set_mju_user_warning(said.append)
+    before = api.get_mju_user_warning()
+    api.set_mju_user_warning(said.append)
     try:
         yield
     finally:
-        mujoco.set_mju_user_warning(before)
+        api.set_mju_user_warning(before)
         for text in said:
             if "is deprecated" not in text:
                 print(f"WARNING: {text}", file=sys.stderr)
