@@ -14,6 +14,9 @@ from embodyrl.env import EnvConfig, SteppedVecEnv, Tick, VecEnv
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.types import EnvSpec, Obs
 
+SUCCESS = ("success", "is_success")
+"""The keys of ``info`` by which Gymnasium envs say that a task is solved."""
+
 
 class AsGymnasium(VectorEnv):
     """A VecEnv behind gymnasium's vector API, one action per step, autoreset in the same step.
@@ -82,13 +85,20 @@ class FromGymnasium(SteppedVecEnv):
     """Gymnasium envs with flat observations and a box of actions, as a VecEnv (for example MuJoCo's Hopper-v5).
 
     The flat observation is both proprio and privileged state; actions in [-1, 1] are scaled to the env's box; an
-    initial state is the seed of the env's reset.
+    initial state is the seed of the env's reset. Success is what ``info`` holds under one of ``SUCCESS``.
     """
 
     Config = EnvConfig
 
-    def __init__(self, env_id: str, config: EnvConfig, **kwargs: Any) -> None:
+    def __init__(self, env_id: str, config: EnvConfig, reports_success: bool | None = None, **kwargs: Any) -> None:
         """Makes the envs.
+
+        Args:
+            env_id: Gymnasium's own.
+            config: number of envs, split, seed and device.
+            reports_success: whether its ``info`` says if a task is solved. None looks: a first
+                step is taken and its ``info`` read, since nothing in Gymnasium's API tells.
+            kwargs: of ``gymnasium.make``.
 
         Raises:
             UserError: no such env, a split it does not have, or spaces that are not flat, continuous and bounded.
@@ -113,6 +123,11 @@ class FromGymnasium(SteppedVecEnv):
         self._action_shape = action.shape
         self._obs = np.zeros((config.num_envs, dim), np.float32)
         self._instruction = [env_id] * config.num_envs
+        self._looked = reports_success is None
+        if reports_success is None:
+            self._envs[0].reset(seed=0)
+            info = self._envs[0].step(((action.low + action.high) / 2).astype(action.dtype))[-1]
+            reports_success = any(key in info for key in SUCCESS)
         super().__init__(
             EnvSpec(
                 name=f"gymnasium/{env_id}",
@@ -125,6 +140,7 @@ class FromGymnasium(SteppedVecEnv):
                 cameras={},
                 privileged_dim=dim,
                 tasks=(env_id,),
+                reports_success=reports_success,
             ),
             config,
         )
@@ -149,7 +165,13 @@ class FromGymnasium(SteppedVecEnv):
                 )
             self._obs[k] = np.asarray(obs, np.float32).ravel()
             reward[k], terminated[k] = float(r), bool(term)
-            success[k] = bool(info.get("success", False))
+            said = [info[key] for key in SUCCESS if key in info]
+            if said and self._looked and not self.spec.reports_success:
+                raise UserError(
+                    f"{self.spec.name} reports success, but did not at the first step, which was tried to find out. "
+                    "Say what holds: env.reports_success=true, or false to score it by its return."
+                )
+            success[k] = self.spec.reports_success and bool(said and said[0])
             fault[k] = not np.isfinite(self._obs[k]).all()
         device = self.device
         return Tick(reward.to(device), terminated.to(device), success.to(device), fault.to(device))

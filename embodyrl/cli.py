@@ -52,6 +52,7 @@ EVAL_HELP = """examples:
   embodyrl eval runs/ppo env.split=ood_camera     with a camera that was never trained on
   embodyrl eval runs/ppo --episodes 500 --json
   embodyrl eval runs/ppo --base runs/sft --guidance 1.5   half as far again as training went from runs/sft
+The score is the success rate, or the mean return where the env reports no success; --json has both.
 """
 EXPORT_HELP = """examples:
   embodyrl export runs/ppo out/my_smolvla       then: lerobot-eval --policy.path=out/my_smolvla ...

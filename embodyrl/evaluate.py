@@ -18,7 +18,7 @@ from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
 from embodyrl.policies.guidance import GuidedPolicy
 from embodyrl.policy import Policy
-from embodyrl.stats import format_rate, wilson
+from embodyrl.stats import format_rate, format_return, mean_interval, wilson
 from embodyrl.types import EnvSpec, Obs
 
 
@@ -50,7 +50,7 @@ def evaluate(
     seed: int = 0,
     film: Sequence[int] = (),
     device: torch.device | str = "cpu",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[list[Episode]], None] | None = None,
 ) -> Evaluation:
     """Scores a policy on each of ``inits`` once.
 
@@ -64,7 +64,7 @@ def evaluate(
         seed: of the noise.
         film: those of ``inits`` that are filmed, at one frame per action; the outcome stays the same.
         device: of the policy.
-        progress: called with (episodes done, successes so far).
+        progress: called with the episodes done so far.
 
     Raises:
         UserError: ``inits`` is empty or names a state twice, or the simulator broke far too often.
@@ -104,8 +104,9 @@ def evaluate_checkpoint(
         guidance: 0 acts as ``base``, 1 as the checkpoint itself, more goes further.
 
     Returns:
-        ``env``, ``split``, ``episodes``, ``successes``, ``success_rate``, ``interval`` (95% Wilson) and ``tasks``, the
-        same per task; ``results`` lists every episode.
+        ``env``, ``split``, ``reports_success``, ``episodes``, ``successes``, ``success_rate``, ``interval`` (95%
+        Wilson), ``return_mean``, ``return_interval`` (95% Student's t, None for one episode) and ``tasks``, the same
+        per task; ``results`` lists every episode.
     """
     config = load_config(path, overrides)
     if not any(o.startswith("env.split=") for o in overrides):
@@ -126,6 +127,7 @@ def evaluate_checkpoint(
         "checkpoint": str(path),
         "env": env.spec.name,
         "split": config.env.split,
+        "reports_success": env.spec.reports_success,
         **_summary(result.episodes),
         "tasks": {name: _summary(part) for name, part in tasks.items() if part},
         "results": [dataclasses.asdict(e) for e in result.episodes],
@@ -144,23 +146,34 @@ def first_inits(spec: EnvSpec, count: int) -> list[int]:
     return list(range(count if spec.num_init_states is None else min(count, spec.num_init_states)))
 
 
+def score_text(episodes: Sequence[Episode], reports_success: bool) -> str:
+    """The success rate of some episodes as text, or their mean return where the env reports no success."""
+    if reports_success:
+        return format_rate(sum(e.success for e in episodes), len(episodes))
+    return f"return {format_return([e.reward for e in episodes])}" if episodes else "no episodes"
+
+
 def _summary(episodes: list[Episode]) -> dict[str, Any]:
     solved = sum(e.success for e in episodes)
     rate = solved / len(episodes)
+    mean, low, high = mean_interval([e.reward for e in episodes])
     return {
         "episodes": len(episodes),
         "successes": solved,
         "success_rate": rate,
         "interval": wilson(solved, len(episodes)),
+        "return_mean": mean,
+        "return_interval": (low, high) if len(episodes) > 1 else None,
     }
 
 
 def print_evaluation(result: dict[str, Any]) -> None:
     """The figures of ``evaluate_checkpoint`` as text."""
-    print(f"{result['env']}, split {result['split']}: {format_rate(result['successes'], result['episodes'])}")
+    episodes, reports = [Episode(**row) for row in result["results"]], result["reports_success"]
+    print(f"{result['env']}, split {result['split']}: {score_text(episodes, reports)}")
     if len(result["tasks"]) > 1:
-        for name, part in result["tasks"].items():
-            print(f"  {name}: {format_rate(part['successes'], part['episodes'])}")
+        for name in result["tasks"]:
+            print(f"  {name}: {score_text([e for e in episodes if e.task == name], reports)}")
 
 
 def _run(
@@ -171,7 +184,7 @@ def _run(
     frames: dict[int, Tensor] | None,
     seed: int,
     device: torch.device | str,
-    progress: Callable[[int, int], None] | None,
+    progress: Callable[[list[Episode]], None] | None,
 ) -> int:
     """Works off ``waiting`` with as many envs as there are; returns the number of faults (those states wait again)."""
     n = env.spec.num_envs
@@ -205,7 +218,7 @@ def _run(
                 generators[k] = _generator(seed, slots[k] or 0)
                 restart.append(k)
         if progress is not None:
-            progress(len(done), sum(e.success for e in done.values()))
+            progress(list(done.values()))
         if restart:
             obs = env.reset(restart, init=[slots[k] or 0 for k in restart])
             if reel is not None:

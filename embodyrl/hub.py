@@ -17,7 +17,7 @@ from typing import Any
 
 from embodyrl import checkpoint
 from embodyrl.errors import MissingDependencyError, UserError
-from embodyrl.stats import format_rate
+from embodyrl.stats import format_rate, format_return
 
 CARD = """---
 library_name: embodyrl
@@ -131,12 +131,19 @@ def card(repo: str, meta: dict[str, Any], evaluations: dict[str, Any], run: Path
     """The repository's README: what it is, what was measured, and the command that made it."""
     config, spec = meta["config"], meta["spec"]
     about = json.loads((run / "meta.json").read_text()) if (run / "meta.json").exists() else {}
+    reports_success = checkpoint.spec_from_json(spec).reports_success
+
+    def score(episodes: list[dict[str, Any]]) -> str:
+        if reports_success:
+            return format_rate(sum(bool(e["success"]) for e in episodes), len(episodes))
+        return format_return([e["return"] for e in episodes])
+
     rows = [
-        f"| {name} | {e['env_steps']:,} | {e['minutes']:.1f} | "
-        f"{format_rate(sum(bool(r['success']) for r in e['episodes']), len(e['episodes']))} |"
+        f"| {name} | {e['env_steps']:,} | {e['minutes']:.1f} | {score(e['episodes'])} |"
         for name, e in evaluations.items()
     ]
-    head = ["| evaluation | env steps | minutes of training | success, 95% interval |", "| --- | --- | --- | --- |"]
+    what = "success" if reports_success else "mean return"
+    head = [f"| evaluation | env steps | minutes of training | {what}, 95% interval |", "| --- | --- | --- | --- |"]
     split = f"Initial states of the split `{config['run']['eval_split']}`, which it was never trained on:"
     base = config["policy"].get("pretrained")
     hardware = about.get("hardware", {})

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
-from embodyrl.stats import format_rate
+from embodyrl.stats import format_rate, short
 
 Row = Mapping[str, float | int]
 
@@ -225,14 +225,14 @@ class LiveTable:
             self._said = now
             self.console.print(self._line(), highlight=False, markup=False)
 
-    def evaluating(self, done: int, successes: int) -> None:
-        """Shows how far an evaluation is."""
-        self._activity = f"evaluating: {done} episodes, {format_rate(successes, done)}"
+    def evaluating(self, done: int, score: str) -> None:
+        """Shows how far an evaluation is, and the score of the episodes done."""
+        self._activity = f"evaluating: {done} episodes, {score}"
 
-    def evaluated(self, successes: int, episodes: int) -> None:
+    def evaluated(self, score: str) -> None:
         """Shows the result of an evaluation."""
         self._activity = ""
-        self._evals.append(format_rate(successes, episodes))
+        self._evals.append(score)
         self._evals = [self._evals[0], *self._evals[1:][-4:]]
         if self._live is None:
             text = f"{self.name}  evaluation after iteration {self.row['iteration']}: {self._evals[-1]}"
@@ -261,8 +261,12 @@ class LiveTable:
             out.append(("env steps", f"{row['env_steps']:,}{rate}"))
         if row.get("train_episodes"):
             count = int(row["train_episodes"])
-            solved = round(float(row.get("train_success") or 0.0) * count)
-            out.append(("train success", format_rate(solved, count)))
+            if "train_success" in row:
+                solved = round(float(row["train_success"] or 0.0) * count)
+                out.append(("train success", format_rate(solved, count)))
+            else:  # the env reports no success
+                episodes = f"{count} episodes" if count > 1 else "1 episode"
+                out.append(("train return", f"{short(row['train_return'])} ({episodes})"))
         names = {"loss": "loss", "approx_kl": "KL", "clip_fraction": "clipped", "explained_variance": "value explains"}
         for key, label in names.items():
             if isinstance(value := row.get(key), (int, float)) and math.isfinite(value):

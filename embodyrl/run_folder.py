@@ -17,6 +17,7 @@ from embodyrl.config import Config, read_preset, to_yaml
 from embodyrl.errors import UserError
 from embodyrl.evaluate import Evaluation
 from embodyrl.report.video import write_video
+from embodyrl.types import EnvSpec
 
 
 @dataclass
@@ -89,17 +90,18 @@ def _lowered(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
         yield "run.minutes"
 
 
-def save_evaluation(folder: Path, name: str, at: Position, result: Evaluation, fps: float) -> None:
-    """Writes ``evals/NAME.json`` and the videos it names, which play at ``fps`` actions per second."""
+def save_evaluation(folder: Path, name: str, at: Position, result: Evaluation, spec: EnvSpec) -> None:
+    """Writes ``evals/NAME.json`` and the videos it names, which play in the real time of the env of that ``spec``."""
     rows = []
     for episode in result.episodes:
         row = {**dataclasses.asdict(episode), "return": episode.reward, "video": None}
         row.pop("reward")
         if episode.init in result.frames:
             row["video"] = f"videos/{name}_{episode.init:04d}.mp4"
-            write_video(result.frames[episode.init], folder / row["video"], fps)
+            write_video(result.frames[episode.init], folder / row["video"], spec.control_hz)
         rows.append(row)
-    payload = {"env_steps": at.env_steps, "minutes": at.minutes, "iteration": at.iteration, "episodes": rows}
+    position = {"env_steps": at.env_steps, "minutes": at.minutes, "iteration": at.iteration}
+    payload = {**position, "reports_success": spec.reports_success, "episodes": rows}
     _write(folder / "evals" / f"{name}.json", payload)
 
 

@@ -21,12 +21,12 @@ import torch
 
 from embodyrl import checkpoint
 from embodyrl.algorithms.demos import load_demos
-from embodyrl.buffers import mean_return, success_rate
+from embodyrl.buffers import Episode, mean_return, success_rate
 from embodyrl.build import Envs, build_algorithm, pick_device
 from embodyrl.config import Config, to_yaml
 from embodyrl.draws import seeded
 from embodyrl.errors import UserError
-from embodyrl.evaluate import Evaluation, evaluate, first_inits
+from embodyrl.evaluate import Evaluation, evaluate, first_inits, score_text
 from embodyrl.interrupt import Interrupt, Interrupted
 from embodyrl.loggers import LiveTable, MetricsWriter
 from embodyrl.provenance import describe_run, finish_run
@@ -184,8 +184,8 @@ def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTabl
                 saved = at.iteration
             if due and not run.evaluated(due):
                 result = score(run, due, interrupt, table)
-                save_evaluation(run.folder, due, at, result, fps=run.envs.spec.control_hz)
-                table.evaluated(result.successes, len(result.episodes))
+                save_evaluation(run.folder, due, at, result, run.envs.spec)
+                table.evaluated(score_text(result.episodes, run.envs.spec.reports_success))
                 if due != "after" and stalled(run.folder, run.config.run.patience):
                     close(run.folder, due)
                     due = "after"
@@ -226,7 +226,7 @@ def iterate(run: Run, between: Callable[[], None]) -> dict[str, Any]:
         row = algorithm.update(batch, **options)
         at.env_steps += batch.env_steps
         row |= {
-            "train_success": success_rate(episodes),
+            **({"train_success": success_rate(episodes)} if run.envs.spec.reports_success else {}),
             "train_return": mean_return(episodes),
             "train_episodes": len(episodes),
             "rollout_seconds": rollout_seconds,
@@ -251,8 +251,8 @@ def score(run: Run, name: str, interrupt: Interrupt, table: LiveTable) -> Evalua
     last = name in ("before", "after") or settings.patience  # with patience, any may turn out to be the last
     filmed = inits[: settings.videos] if last and env.spec.cameras else []
 
-    def show(done: int, successes: int) -> None:
-        table.evaluating(done, successes)
+    def show(done: list[Episode]) -> None:
+        table.evaluating(len(done), score_text(done, env.spec.reports_success))
         if ranks is None:  # else they stop together
             interrupt.check()
 
@@ -294,18 +294,15 @@ def save(run: Run) -> None:
 
 
 def short_rollout(run: Run) -> str | None:
-    """What to say where episodes may outlast a rollout: those that succeed end within it, those that fail may not."""
+    """What to say where episodes may outlast a rollout: those that succeed (or fall) end within it, others may not."""
     if run.algorithm.source != "rollout":
         return None
     steps, most = run.config.algorithm.num_chunks * run.config.policy.horizon, run.envs.spec.max_episode_steps
-    return (
-        None
-        if steps >= most
-        else (
-            f"A rollout has {steps} actions and an episode up to {most}, so the train success counts early "
-            "successes and few failures; the evaluations count all."
-        )
-    )
+    if steps >= most:
+        return None
+    reports = run.envs.spec.reports_success
+    what = "success counts early successes and few failures" if reports else "return is mostly that of short episodes"
+    return f"A rollout has {steps} actions and an episode up to {most}, so the train {what}; the evaluations count all."
 
 
 def check_episodes_end(config: Config, max_episode_steps: int) -> None:

@@ -1,9 +1,10 @@
-"""Intervals for success rates and for scores over training seeds."""
+"""Intervals for success rates, for mean returns and for scores over training seeds."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from statistics import NormalDist
 
 import numpy as np
@@ -40,6 +41,57 @@ def format_rate(k: int, n: int) -> str:
         return "no episodes"
     low, high = wilson(k, n)
     return f"{k / n:.0%} [{low * 100:.0f}, {high * 100:.0f}] ({k}/{n})"
+
+
+def mean_interval(scores: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
+    """Mean with Student's t interval, which is honest for few episodes.
+
+    Args:
+        scores: (n,), for example the returns of an evaluation's episodes.
+        confidence: of the two-sided interval.
+
+    Returns:
+        The mean, and the lower and upper bound; they are infinite for one score.
+    """
+    n = len(scores)
+    if n == 0:
+        raise UserError("There is no mean of no scores.")
+    mean = math.fsum(scores) / n
+    if n == 1:
+        return mean, -math.inf, math.inf
+    error = math.sqrt(math.fsum((x - mean) ** 2 for x in scores) / (n - 1) / n)
+    half = t_quantile(n - 1, confidence) * error
+    return mean, mean - half, mean + half
+
+
+@cache
+def t_quantile(dof: int, confidence: float = 0.95) -> float:
+    """The t within which Student's distribution holds ``confidence``: Abramowitz & Stegun 26.7.3-4, by bisection."""
+    low, high, odd = 0.0, math.pi / 2, dof % 2
+    for _ in range(60):
+        angle = (low + high) / 2
+        term, total = math.cos(angle) ** odd, 0.0
+        for k in range(1, dof // 2 + 1):
+            total += term
+            term *= (2 * k - 1 + odd) / (2 * k + odd) * math.cos(angle) ** 2
+        inside = math.sin(angle) * total
+        inside = 2 / math.pi * (angle + inside) if odd else inside
+        low, high = (angle, high) if inside < confidence else (low, angle)
+    return math.sqrt(dof) * math.tan((low + high) / 2)
+
+
+def format_return(scores: Sequence[float]) -> str:
+    """A mean return with its 95% interval, e.g. ``"2,934 [2,810, 3,058] (8 episodes)"``."""
+    n = len(scores)
+    if n == 0:
+        return "no episodes"
+    mean, *bounds = map(short, mean_interval(scores))
+    return f"{mean} [{bounds[0]}, {bounds[1]}] ({n} episodes)" if n > 1 else f"{mean} (1 episode)"
+
+
+def short(x: float) -> str:
+    """A return as text with some three digits, e.g. ``"2,934"`` or ``"-4.21"``."""
+    return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.3g}"
 
 
 def interquartile_mean(scores: Sequence[float] | np.ndarray) -> float:

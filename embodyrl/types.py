@@ -186,6 +186,8 @@ class EnvSpec:
         privileged_dim: S, or 0.
         tasks: task names. Initial state i is the (i // len(tasks))-th state of task i % len(tasks).
         num_init_states: how many initial states there are in all, or None where any non-negative number is one.
+        reports_success: whether it says which episodes are solved; where not, ``Step.success`` is always False, and
+            scores are mean returns.
     """
 
     name: str
@@ -199,6 +201,7 @@ class EnvSpec:
     privileged_dim: int = 0
     tasks: tuple[str, ...] = ("task",)
     num_init_states: int | None = None
+    reports_success: bool = True
 
     def task_of(self, init: int) -> str:
         """The task that initial state ``init`` belongs to."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -169,6 +170,60 @@ def test_splits_share_no_state() -> None:
 def test_envs_that_do_not_fit(env_id: str, split: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         FromGymnasium(env_id, EnvConfig(num_envs=1, split=split))
+
+
+class Says(gymnasium.Env[np.ndarray, np.ndarray]):
+    """Three steps long; success stands in ``info`` under ``key``, ``always`` or at the last step alone."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, key: str = "success", always: bool = True) -> None:
+        self.key, self.always, self.steps = key, always, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        over = self.steps == 3
+        return np.zeros(2, np.float32), 1.0, over, False, {self.key: over} if over or self.always else {}
+
+
+@pytest.fixture
+def says() -> Iterator[str]:
+    gymnasium.register("embodyrl_tests/Says-v0", Says)
+    yield "embodyrl_tests/Says-v0"
+    del gymnasium.registry["embodyrl_tests/Says-v0"]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "reports", "success"),
+    [
+        ({"key": "success"}, True, True),
+        ({"key": "is_success"}, True, True),
+        ({"key": "speed"}, False, False),
+        ({"key": "success", "reports_success": False}, False, False),
+        ({"key": "success", "always": False, "reports_success": True}, True, True),
+        ({"key": "success", "always": False, "reports_success": False}, False, False),
+    ],
+)
+def test_success_is_what_info_says(says: str, kwargs: dict[str, Any], reports: bool, success: bool) -> None:
+    env = FromGymnasium(says, EnvConfig(num_envs=2), disable_env_checker=True, **kwargs)
+    assert env.spec.reports_success is reports
+    env.reset(init=[0, 1])
+    step = env.step(torch.zeros(2, 4, 1))  # the step that looked is not one of the episode
+    assert step.terminated.all() and step.valid.sum(1).tolist() == [3, 3]
+    assert step.success.tolist() == [success] * 2
+
+
+def test_success_that_comes_as_a_surprise_is_refused(says: str) -> None:
+    env = FromGymnasium(says, EnvConfig(num_envs=1), disable_env_checker=True, always=False)
+    env.reset()
+    with pytest.raises(UserError, match=r"Says-v0 reports success.*env\.reports_success=true"):
+        env.step(torch.zeros(1, 4, 1))
 
 
 class CutsShort(gymnasium.Env[np.ndarray, np.ndarray]):

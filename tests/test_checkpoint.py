@@ -294,6 +294,14 @@ def test_spec_round_trip_and_unknown_key():
         checkpoint.spec_from_json({"name": "x"})
 
 
+def test_the_spec_of_an_older_checkpoint_reported_success():
+    data = checkpoint.spec_to_json(dataclasses.replace(SPEC, reports_success=False))
+    checkpoint.check_compatible(data, SPEC)
+    assert not checkpoint.spec_from_json(data).reports_success
+    del data["reports_success"]
+    assert checkpoint.spec_from_json(data).reports_success
+
+
 def test_compatible_specs_pass():
     other = dataclasses.replace(
         SPEC, name="mujoco/push", num_envs=1, tasks=("c",), max_episode_steps=9, privileged_dim=0

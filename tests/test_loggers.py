@@ -109,14 +109,25 @@ def test_plain_lines_without_a_terminal():
     with LiveTable("demo", 10, file=out, every_seconds=0.0) as table:
         for i in range(1, 4):
             table.update(row(i, train_success=0.25, train_episodes=8, approx_kl=0.0123, env_steps_per_second=3100.0))
-        table.evaluating(3, 1)
-        table.evaluated(36, 100)
+        table.evaluating(3, "33% [6, 79] (1/3)")
+        table.evaluated("36% [27, 46] (36/100)")
         table.say("stopped [here]")
     text = out.getvalue()
     assert len(text.splitlines()) == 5 and "\x1b" not in text
     assert "demo  3/10" in text and "25% [7, 59] (2/8)" in text and "KL 0.0123" in text and "3,100/s" in text
     assert "left about 0:42" in text  # 7 iterations of 0.1 minutes
     assert "36% [27, 46] (36/100)" in text and "stopped [here]" in text
+
+
+def test_the_return_stands_where_success_is_not_known():
+    out = io.StringIO()
+    with LiveTable("demo", 10, file=out, every_seconds=0.0) as table:
+        table.update(row(1, train_return=float("nan"), train_episodes=0))
+        table.update(row(2, train_return=-41.27, train_episodes=1))
+        table.update(row(3, train_return=2934.4, train_episodes=4))
+    first, second, third = out.getvalue().splitlines()
+    assert "train" not in first and "train return -41.3 (1 episode)" in second
+    assert "train return 2,934 (4 episodes)" in third and "success" not in out.getvalue()
 
 
 def test_few_plain_lines_in_a_log():
@@ -137,9 +148,9 @@ def test_live_table_on_a_terminal(monkeypatch):
     out = Terminal()
     with LiveTable("demo", 4, file=out) as table:
         table.update(row(1, train_success=float("nan"), train_episodes=0, loss=0.5))
-        table.evaluated(1, 4)
+        table.evaluated("25% [5, 70] (1/4)")
         table.update(row(2, train_success=0.5, train_episodes=4, loss=0.25))
-        table.evaluated(3, 4)
+        table.evaluated("75% [30, 95] (3/4)")
     text = out.getvalue()
     assert "\x1b[" in text and "2/4" in text and "25% [5, 70] (1/4)  →  75% [30, 95] (3/4)" in text
 

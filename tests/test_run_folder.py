@@ -7,7 +7,7 @@ import pytest
 
 from embodyrl.config import Config, resolve, to_yaml
 from embodyrl.errors import UserError
-from embodyrl.run_folder import check_folder, reopen
+from embodyrl.run_folder import check_folder, reopen, stalled
 
 SECTIONS = {
     "env": {"name": "mujoco", "task": "reach", "renderer": "none"},
@@ -67,6 +67,22 @@ def test_a_setting_that_an_older_version_did_not_write_was_its_default(folder):
 def test_nothing_else_may_change(folder, override, words):
     with pytest.raises(UserError, match=rf"another config \({words}\).*run\.name=.*made longer"):
         check_folder(folder, config(override), lambda text: pytest.fail(text))
+
+
+def test_the_best_evaluation_has_most_successes_and_among_as_many_the_highest_return(tmp_path):
+    (tmp_path / "evals").mkdir()
+    assert not stalled(tmp_path, 1)
+
+    def evaluated(iteration: int, success: int, reward: float) -> None:
+        rows = [{"success": i < success, "return": reward + i} for i in range(2)]
+        text = json.dumps({"iteration": iteration, "episodes": rows})
+        (tmp_path / "evals" / f"iter_{iteration:06d}.json").write_text(text)
+
+    for iteration, reward in ((0, -300.0), (1, -20.0), (2, -50.0)):  # as of an env that reports no success
+        evaluated(iteration, 0, reward)
+    assert stalled(tmp_path, 1) and not stalled(tmp_path, 2)
+    evaluated(3, 1, -400.0)
+    assert not stalled(tmp_path, 1)
 
 
 def test_the_last_evaluation_becomes_one_on_the_way(tmp_path):

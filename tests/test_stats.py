@@ -1,9 +1,17 @@
 import numpy as np
 import pytest
-from scipy.stats import binomtest, trim_mean
+from scipy.stats import binomtest, t, trim_mean
 
 from embodyrl.errors import UserError
-from embodyrl.stats import bootstrap_iqm, format_rate, interquartile_mean, wilson
+from embodyrl.stats import (
+    bootstrap_iqm,
+    format_rate,
+    format_return,
+    interquartile_mean,
+    mean_interval,
+    t_quantile,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 1), (1, 1), (0, 50), (50, 50), (3, 10), (83, 100), (213, 256)])
@@ -32,6 +40,31 @@ def test_wilson_covers_the_truth_as_often_as_it_says():
 def test_format_rate():
     assert format_rate(213, 256) == "83% [78, 87] (213/256)"
     assert format_rate(0, 0) == "no episodes"
+
+
+@pytest.mark.parametrize("dof", [1, 2, 3, 7, 30, 255])
+@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
+def test_students_t_equals_scipys(dof, confidence):
+    assert t_quantile(dof, confidence) == pytest.approx(t.ppf(0.5 + confidence / 2, dof), rel=1e-9)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_the_interval_of_a_mean_covers_the_truth_as_often_as_it_says(n):
+    draws = np.random.default_rng(n).normal(3000.0, 400.0, size=(2000, n))
+    hits = [low <= 3000 <= high for _, low, high in map(mean_interval, draws.tolist())]
+    assert 0.935 < np.mean(hits) < 0.965
+
+
+def test_the_interval_of_few_returns():
+    assert mean_interval([2.0, 2.0, 2.0]) == (2.0, 2.0, 2.0)
+    assert mean_interval([5.0]) == (5.0, float("-inf"), float("inf"))
+    with pytest.raises(UserError, match="no mean of no scores"):
+        mean_interval([])
+
+
+def test_format_return():
+    assert format_return([2800.0, 3000.0, 3001.7]) == "2,934 [2,646, 3,222] (3 episodes)"
+    assert format_return([-4.2149]) == "-4.21 (1 episode)" and format_return([]) == "no episodes"
 
 
 @pytest.mark.parametrize("n", [4, 8, 20])

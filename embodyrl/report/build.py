@@ -91,11 +91,11 @@ def _unique_names(runs: list[dict[str, Any]], folders: list[Path]) -> None:
 
 
 def _across(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Interquartile mean of the final success over several runs of one config that differ in their seeds alone."""
+    """Interquartile mean of the final scores of several runs of one config that differ in their seeds alone."""
     own = ("run.seed", "run.name", "run.out", "run.init_checkpoint", "data.path", "env.seed")
     configs = [[pair for pair in run["config"] if pair[0] not in own] for run in runs]
     finals = [next(e for e in run["evals"] if e["name"] == run["after"]) for run in runs if run["after"]]
     if len(finals) < 2 or len(finals) < len(runs) or any(config != configs[0] for config in configs):
         return None
-    mean, low, high = bootstrap_iqm([e["k"] / e["n"] if e["n"] else 0.0 for e in finals])
+    mean, low, high = bootstrap_iqm([e["value"] for e in finals])
     return {"runs": len(finals), "iqm": mean, "lo": low, "hi": high}

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from embodyrl.errors import UserError
 from embodyrl.loggers import read_metrics
-from embodyrl.stats import wilson
+from embodyrl.stats import mean_interval, wilson
 
 MAX_POINTS = 1000  # of a curve; more would not be seen
 
@@ -26,25 +26,40 @@ def read_run(folder: Path) -> dict[str, Any]:
     """
     if not (folder / "config.yaml").is_file() and not (folder / "metrics.jsonl").is_file():
         raise UserError(f"{folder} is no run's folder: it holds neither config.yaml nor metrics.jsonl.")
+    curves = _curves(read_metrics(folder / "metrics.jsonl"))
     evals = _read_evals(folder)
+    # The newest evaluation says it; those of older versions do not, and were of success.
+    reports = evals[-1]["reports_success"] if evals else "train_success" in curves or "train_return" not in curves
+    evals = [{**e, **score(e["episodes"], reports)} for e in evals]
     before, after = _ends(evals)
     return {
         "name": folder.resolve().name,
         "meta": _read_json(folder / "meta.json") if (folder / "meta.json").is_file() else {},
         "config": _read_config(folder / "config.yaml"),
-        "curves": _curves(read_metrics(folder / "metrics.jsonl")),
+        "curves": curves,
+        "reports_success": reports,
         "evals": [{key: value for key, value in e.items() if key != "episodes"} for e in evals],
         "before": before and before["name"],
         "after": after and after["name"],
-        "tasks": _tasks(before, after),
-        "episodes": _pairs(before, after),
+        "tasks": _tasks(before, after, reports),
+        "episodes": _pairs(before, after, reports),
     }
 
 
-def rate(k: int, n: int) -> dict[str, Any]:
-    """Counts with their 95% Wilson interval."""
-    low, high = wilson(k, n)
-    return {"k": k, "n": n, "lo": low, "hi": high}
+def score(episodes: list[dict[str, Any]], reports_success: bool) -> dict[str, Any]:
+    """The success rate ``value`` (``k`` of ``n``) with Wilson's 95% interval, or the mean return with Student's t."""
+    n = len(episodes)
+    if reports_success:
+        k = sum(bool(e["success"]) for e in episodes)
+        low, high = wilson(k, n)
+        return {"k": k, "n": n, "value": k / max(1, n), "lo": low, "hi": high}
+    value, low, high = mean_interval([_return(e) for e in episodes]) if episodes else (math.nan,) * 3
+    return {"n": n, "value": value, "lo": low, "hi": high}
+
+
+def _return(episode: dict[str, Any]) -> float:
+    """Of an episode; reading turned NaN and infinity into None."""
+    return math.nan if episode["return"] is None else float(episode["return"])
 
 
 def embed_videos(folder: Path, run: dict[str, Any], budget: int) -> int:
@@ -60,7 +75,7 @@ def embed_videos(folder: Path, run: dict[str, Any], budget: int) -> int:
     """
     used = left_out = 0
     # Where not all fit, those that training changed are worth more than those it did not.
-    order = {"fixed": 0, "broken": 1, "failed": 2, "solved": 3}
+    order = {"fixed": 0, "broken": 1, "failed": 2, "solved": 3, "better": 0, "worse": 1, "scored": 2}
     for pair in sorted(run["episodes"], key=lambda p: order[p["group"]]):
         sides = [pair[side] for side in ("before", "after") if pair[side] and pair[side]["video"]]
         files = [_inside(folder, side["video"]) for side in sides]
@@ -120,16 +135,14 @@ def _read_evals(folder: Path) -> list[dict[str, Any]]:
     evals = []
     for file in sorted((folder / "evals").glob("*.json")):
         raw = _read_json(file)
-        episodes = raw.get("episodes") or []
-        solved = sum(bool(e["success"]) for e in episodes)
         evals.append(
             {
                 "name": file.stem,
                 "iteration": raw.get("iteration"),
                 "env_steps": raw.get("env_steps") or 0,
                 "minutes": raw.get("minutes") or 0.0,
-                **rate(solved, len(episodes)),
-                "episodes": episodes,
+                "reports_success": raw.get("reports_success", True),
+                "episodes": raw.get("episodes") or [],
             }
         )
     rank = {"before": 0, "after": 2}
@@ -144,39 +157,47 @@ def _ends(evals: list[dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str,
     return (before if before is not after else None), after
 
 
-def _tasks(before: dict[str, Any] | None, after: dict[str, Any] | None) -> list[dict[str, Any]]:
-    def count(evaluation: dict[str, Any] | None, task: str) -> dict[str, Any] | None:
+def _tasks(before: dict[str, Any] | None, after: dict[str, Any] | None, reports_success: bool) -> list[dict[str, Any]]:
+    def scored(evaluation: dict[str, Any] | None, task: str) -> dict[str, Any] | None:
         if evaluation is None:
             return None
-        results = [bool(e["success"]) for e in evaluation["episodes"] if e["task"] == task]
-        return rate(sum(results), len(results)) if results else None
+        episodes = [e for e in evaluation["episodes"] if e["task"] == task]
+        return score(episodes, reports_success) if episodes else None
 
     names = dict.fromkeys(e["task"] for part in (before, after) if part for e in part["episodes"])
-    return [{"task": name, "before": count(before, name), "after": count(after, name)} for name in names]
+    return [{"task": name, "before": scored(before, name), "after": scored(after, name)} for name in names]
 
 
-def _pairs(before: dict[str, Any] | None, after: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _pairs(before: dict[str, Any] | None, after: dict[str, Any] | None, reports_success: bool) -> list[dict[str, Any]]:
     """One row per initial state, with what happened there before and after training."""
     sides = [{e["init"]: e for e in (part or {"episodes": []})["episodes"]} for part in (before, after)]
     keys = ("success", "length", "return", "video")
     rows = []
     for init in sorted(set(sides[0]) | set(sides[1])):
         old, new = (side.get(init) for side in sides)
-        won_old, won_new = (None if e is None else bool(e["success"]) for e in (old, new))
-        last = won_old if won_new is None else won_new
-        group = "solved" if last else "failed"
-        if won_old is not None and won_new is not None and won_old != won_new:
-            group = "fixed" if won_new else "broken"
         rows.append(
             {
                 "init": init,
                 "task": (new or old or {})["task"],
-                "group": group,
+                "group": (_group if reports_success else _group_by_return)(old, new),
                 "before": old and {k: old.get(k) for k in keys},
                 "after": new and {k: new.get(k) for k in keys},
             }
         )
     return rows
+
+
+def _group(old: dict[str, Any] | None, new: dict[str, Any] | None) -> str:
+    won_old, won_new = (None if e is None else bool(e["success"]) for e in (old, new))
+    if won_old is not None and won_new is not None and won_old != won_new:
+        return "fixed" if won_new else "broken"
+    return "solved" if (won_old if won_new is None else won_new) else "failed"
+
+
+def _group_by_return(old: dict[str, Any] | None, new: dict[str, Any] | None) -> str:
+    if old is None or new is None:
+        return "scored"
+    return "better" if _return(new) > _return(old) else "worse"
 
 
 def _curves(rows: list[dict[str, Any]]) -> dict[str, list[float | None]]:

@@ -1,4 +1,7 @@
-"""Run folders whose evaluations are real: the scripted expert with much noise before, and with less after."""
+"""Run folders whose evaluations are real: the scripted expert with much noise before, and with less after.
+
+And one of a short training in an env that reports no success.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from embodyrl.config import resolve
 from embodyrl.data.collect import collect_episodes
 from embodyrl.loggers import MetricsWriter
 from embodyrl.report.video import write_video
+from embodyrl.runner import train
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 from embodyrl.sims.mujoco.experts import ScriptedExpert
 
@@ -66,3 +71,18 @@ def runs(tmp_path_factory) -> list[Path]:
     made = [make_run(root / f"seed{seed}", env, seed, noises) for seed in (0, 1)]
     env.close()
     return made
+
+
+PENDULUM = {
+    "env": {"name": "gymnasium", "id": "Pendulum-v1", "num_envs": 2, "max_episode_steps": 10},
+    "policy": {"name": "flow_mlp", "width": 16, "layers": 1, "critic_width": 8, "num_denoise_steps": 2},
+    "algorithm": {
+        "name": "sac_flow", "num_chunks": 10, "capacity": 64, "warmup_chunks": 20, "batch_size": 16, "critic_width": 16,
+    },
+    "run": {"name": "pendulum", "iterations": 4, "eval_every": 2, "eval_episodes": 6, "device": "cpu", "threads": 1},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def pendulum(tmp_path_factory) -> Path:
+    return train(resolve(PENDULUM, [f"run.out={tmp_path_factory.mktemp('runs')}", "run.checkpoint_every=2"]))

@@ -50,6 +50,28 @@ def test_headline_curves_and_table(open_page, runs):
     assert after in page.locator(".chart.wide .tip").inner_text()
 
 
+def test_a_run_without_success_shows_its_return(open_page, pendulum):
+    page = open_page([pendulum])
+    before, after = (page.locator(f"#headline .{side}").inner_text() for side in ("was", "now"))
+    assert float(before) < 0 and float(after) < 0 and page.get_by_text("Mean return before and after").count() == 1
+    assert page.locator(".chart.wide h3").all_inner_texts() == ["Mean return"]
+    assert page.locator('[data-metric="train_return"]').count() == 0  # it is in that chart
+    assert after in page.locator("#tasks tbody tr").inner_text() and page.locator("#tasks .bar circle").count() == 2
+    assert page.locator(".mosaic .cell").count() == 6
+    words = page.locator("#page").text_content()
+    assert "Success" not in words and "solved" not in words and "NaN" not in words
+    assert page.get_by_text("Pendulum-v1").count() and page.get_by_text("Student's t").count() == 1
+
+
+def test_runs_with_and_without_success_side_by_side(open_page, runs, pendulum):
+    page = open_page([runs[0], pendulum])
+    assert page.locator(".chart.wide h3").all_inner_texts() == ["Success", "Mean return"]
+    first, second = page.locator("#comparison tbody tr").all_inner_texts()
+    assert "%" in first and "%" not in second
+    page.get_by_role("button", name="pendulum").click()
+    assert float(page.locator("#headline .now").inner_text()) < 0
+
+
 def test_videos_play(open_page, runs):
     page = open_page(runs[:1])
     assert page.locator("video").count() == 12

@@ -7,7 +7,7 @@ import pytest
 from embodyrl.errors import UserError
 from embodyrl.report import build_report
 from embodyrl.report.read import read_run
-from embodyrl.stats import wilson
+from embodyrl.stats import mean_interval, wilson
 
 
 def data_of(page):
@@ -34,6 +34,32 @@ def test_the_figures_are_those_of_the_evaluations(runs, tmp_path):
     assert {p["init"]: p["group"] for p in run["episodes"]} == {i: groups[old[i], new[i]] for i in old}
     assert run["curves"]["train_success"][2] is None and len(run["curves"]["iteration"]) == 10
     assert dict(run["config"])["algorithm.gamma"] == "0.99"
+
+
+def test_the_figures_of_a_run_without_success_are_mean_returns(pendulum, runs, tmp_path):
+    run = data_of(build_report([pendulum], tmp_path / "report.html"))["runs"][0]
+    raw = {
+        name: json.loads((pendulum / "evals" / f"{name}.json").read_text())["episodes"] for name in ("before", "after")
+    }
+    for name, episodes in raw.items():
+        found = next(e for e in run["evals"] if e["name"] == name)
+        figures = (found["value"], found["lo"], found["hi"])
+        assert figures == pytest.approx(mean_interval([e["return"] for e in episodes])) and "k" not in found
+    old, new = ({e["init"]: e["return"] for e in raw[name]} for name in ("before", "after"))
+    assert {p["init"]: p["group"] for p in run["episodes"]} == {
+        i: "better" if new[i] > old[i] else "worse" for i in old
+    }
+    assert not run["reports_success"] and "train_success" not in run["curves"] and run["tasks"][0]["after"]["n"] == 6
+    both = data_of(build_report([pendulum, pendulum], tmp_path / "report.html"))
+    assert both["across"]["iqm"] == pytest.approx(run["tasks"][0]["after"]["value"])
+
+    young = tmp_path / "young"
+    shutil.copytree(pendulum, young)
+    for path in (young / "evals").iterdir():
+        path.unlink() if path.stem != "before" else None
+    assert {p["group"] for p in read_run(young)["episodes"]} == {"scored"}
+    shutil.rmtree(young / "evals")
+    assert not read_run(young)["reports_success"] and read_run(runs[0])["reports_success"]
 
 
 def test_several_runs_have_an_interquartile_mean(runs, tmp_path):

@@ -1,14 +1,26 @@
 """Gymnasium's envs through the registry: promises, time limit, workers, and PPO on a flow of states."""
 
+import contextlib
+import io
+import json
+from pathlib import Path
+
+import mujoco
 import pytest
 import torch
 
+from embodyrl import checkpoint
 from embodyrl.algorithms.ppo import PPO, PPOConfig
 from embodyrl.build import make_env, make_policy
 from embodyrl.checks import check_env
+from embodyrl.config import resolve
+from embodyrl.evaluate import evaluate_checkpoint, print_evaluation
+from embodyrl.hub import card
+from embodyrl.loggers import read_metrics
 from embodyrl.policies.flow_mlp import FlowMLPConfig
 from embodyrl.rollout import collect
-from embodyrl.sims.gymnasium.env import GymnasiumConfig
+from embodyrl.runner import train
+from embodyrl.sims.gymnasium.env import GymnasiumConfig, no_deprecations
 from embodyrl.sims.gymnasium.tasks import TASKS
 
 
@@ -63,3 +75,68 @@ def test_ppo_runs_on_a_flow_of_states():
     batch = collect(env, policy, 5, inits=torch.arange(30), generator=generator)
     row = ppo.update(batch, progress=0.0, generator=generator)
     assert row["ratio"] == pytest.approx(1.0, abs=1e-4) and row["grad_norm"] > 0
+
+
+RUN = {
+    "env": {"name": "gymnasium", "id": "HalfCheetah-v5", "num_envs": 2, "max_episode_steps": 20},
+    "policy": {"name": "flow_mlp", "width": 16, "layers": 1, "critic_width": 8, "num_denoise_steps": 2},
+    "algorithm": {
+        "name": "sac_flow", "num_chunks": 20, "capacity": 64, "warmup_chunks": 20, "batch_size": 16, "critic_width": 16,
+    },
+    "run": {
+        "name": "cheetah", "iterations": 2, "eval_every": 1, "eval_episodes": 3, "checkpoint_every": 1, "videos": 0,
+        "device": "cpu", "threads": 1,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cheetah(tmp_path_factory) -> tuple[Path, str]:
+    """A run's folder, and what it said."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        folder = train(resolve(RUN, [f"run.out={tmp_path_factory.mktemp('runs')}"]))
+    return folder, out.getvalue()
+
+
+def test_a_run_without_success_speaks_of_its_return(cheetah):
+    folder, said = cheetah
+    assert said.count("evaluation after iteration") == 3 and said.count("(3 episodes)") == 3
+    assert "train return" in said and "success" not in said and "%" not in said
+    rows = read_metrics(folder / "metrics.jsonl")
+    assert all("train_return" in row and "train_success" not in row for row in rows)
+    page = json.loads((folder / "evals" / "after.json").read_text())
+    assert page["reports_success"] is False and len(page["episodes"]) == 3
+    _, meta = checkpoint.load(checkpoint.find(folder))
+    assert not checkpoint.spec_from_json(meta["spec"]).reports_success
+    text = card("me/cheetah", meta, {"after": page}, folder)
+    assert "| mean return, 95% interval |" in text and "(3 episodes) |" in text and "success" not in text
+
+
+def test_its_checkpoint_is_scored_by_its_return(cheetah, capsys):
+    scored = evaluate_checkpoint(str(cheetah[0]))
+    returns = [e["reward"] for e in scored["results"]]
+    assert scored["return_mean"] == pytest.approx(sum(returns) / 3) and scored["success_rate"] == 0.0
+    low, high = scored["return_interval"]
+    assert low < scored["return_mean"] < high
+    print_evaluation(scored)
+    said = capsys.readouterr().out
+    assert said.startswith("gymnasium/HalfCheetah-v5, split eval: return ") and said.endswith("(3 episodes)\n")
+    assert evaluate_checkpoint(str(cheetah[0]), episodes=1)["return_interval"] is None
+
+
+def test_only_what_is_deprecated_in_gymnasiums_xml_is_not_said(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it stands
+    xml = (
+        '<mujoco><compiler settotalmass="14"/><worldbody><body><freejoint/><geom size="1"/></body></worldbody></mujoco>'
+    )
+    make_env(GymnasiumConfig(id="HalfCheetah-v5", num_envs=2)).close()
+    with no_deprecations():
+        mujoco.MjModel.from_xml_string(xml)
+    out, err = capfd.readouterr()
+    assert out + err == "" and list(tmp_path.iterdir()) == [] and mujoco.get_mju_user_warning() is None
+    with no_deprecations():
+        broken = mujoco.MjData(model := mujoco.MjModel.from_xml_string(xml.replace(' settotalmass="14"', "")))
+        broken.qpos[0] = float("nan")
+        mujoco.mj_step(model, broken)
+    assert "WARNING: " in capfd.readouterr().err

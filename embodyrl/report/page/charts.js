@@ -90,7 +90,7 @@ function paint(plot, tip, box, series, { width, height, yRange, format, xFormat 
 function paintSeries(plot, s, X, Y) {
   const real = s.points.filter((p) => p[1] !== null && p[1] !== undefined);
   const at = (x, y) => `${X(x).toFixed(1)},${Y(y).toFixed(1)}`;
-  if (real.length && real[0].length > 2) {
+  if (real.length && real.every((p) => p.length > 2)) {
     const band = "M" + real.map((p) => at(p[0], p[3])).join("L") + "L" + real.map((p) => at(p[0], p[2])).reverse().join("L") + "Z";
     plot.append(node("path", { d: band, style: { fill: s.color, opacity: 0.14 } }));
   }
@@ -104,7 +104,7 @@ function paintSeries(plot, s, X, Y) {
   plot.append(node("path", { d, style: look }));
   if (s.dots) {
     for (const p of real) {
-      plot.append(node("line", { x1: X(p[0]), x2: X(p[0]), y1: Y(p[2]), y2: Y(p[3]), style: { stroke: s.color, strokeWidth: 1.5, opacity: 0.55 } }));
+      if (p.length > 2) plot.append(node("line", { x1: X(p[0]), x2: X(p[0]), y1: Y(p[2]), y2: Y(p[3]), style: { stroke: s.color, strokeWidth: 1.5, opacity: 0.55 } }));
       plot.append(node("circle", { cx: X(p[0]), cy: Y(p[1]), r: 4, style: { fill: s.color, stroke: "var(--card)", strokeWidth: 2 } }));
     }
   }
@@ -141,14 +141,32 @@ function hover(plot, tip, box, series, { X, Y, x0, x1, area, format, xFormat }) 
   catcher.addEventListener("pointerleave", hide);
 }
 
-// A rate with its interval on a line from 0 to 100%.
-function rangeBar(rate, color) {
-  const x = (v) => `${(100 * v).toFixed(2)}%`;
-  const wide = `${(100 * (rate.hi - rate.lo)).toFixed(2)}%`;
-  return node("svg", { class: "bar", role: "img", "aria-label": rateText(rate) },
-    node("rect", { x: 0, y: 7, width: "100%", height: 2, rx: 1, style: { fill: "var(--line)" } }),
-    node("rect", { x: x(rate.lo), y: 4, width: wide, height: 8, rx: 4, style: { fill: color, opacity: 0.3 } }),
-    node("circle", { cx: x(rate.k / Math.max(1, rate.n)), cy: 8, r: 5, style: { fill: color } }));
+// A score is a success rate, with k, or a mean return; the interval of a mean of one episode is null.
+const isRate = (score) => score.k !== undefined;
+const amount = (x) => (x === null ? "–" : Math.abs(x) >= 100 ? Math.round(x).toLocaleString("en") : String(+x.toPrecision(3)));
+const valueText = (score) => (isRate(score) ? percent(score.value) : amount(score.value));
+
+function scoreText(score) {
+  if (!score.n) return "–";
+  const bound = isRate(score) ? (x) => (100 * x).toFixed(0) : amount;
+  return valueText(score) + (score.lo === null ? "" : ` [${bound(score.lo)}, ${bound(score.hi)}]`);
 }
 
-const rateText = (r) => r.n ? `${percent(r.k / r.n)} [${(100 * r.lo).toFixed(0)}, ${(100 * r.hi).toFixed(0)}]` : "–";
+// What the bars of some scores span: 0 to 100%, or all mean returns with their intervals.
+function span(scores) {
+  const known = scores.filter(Boolean);
+  if (known.every(isRate)) return [0, 1];
+  const [low, high] = range(known.flatMap((s) => [s.value, s.lo, s.hi]), [0, 1]);
+  const room = (high - low) * 0.05 || 1;
+  return [low - room, high + room];
+}
+
+// A score with its interval on a line.
+function rangeBar(score, color, [low, high]) {
+  const x = (v) => `${(100 * (v - low) / (high - low)).toFixed(2)}%`;
+  const wide = `${(100 * (score.hi - score.lo) / (high - low)).toFixed(2)}%`;
+  return node("svg", { class: "bar", role: "img", "aria-label": scoreText(score) },
+    node("rect", { x: 0, y: 7, width: "100%", height: 2, rx: 1, style: { fill: "var(--line)" } }),
+    score.lo !== null && node("rect", { x: x(score.lo), y: 4, width: wide, height: 8, rx: 4, style: { fill: color, opacity: 0.3 } }),
+    score.value !== null && node("circle", { cx: x(score.value), cy: 8, r: 5, style: { fill: color } }));
+}

@@ -34,6 +34,7 @@ function themeButton() {
 
 const evaluation = (run, name) => run.evals.find((e) => e.name === name) || null;
 const setting = (run, key) => (run.config.find(([k]) => k === key) || [])[1];
+const measure = (run) => (run.reports_success ? "Success" : "Mean return");
 const last = (list) => (list && list.length ? list[list.length - 1] : undefined);
 
 function duration(minutes) {
@@ -47,7 +48,7 @@ function facts(run) {
   const add = (label, value) => { if (value !== undefined && value !== null && value !== "") list.append(node("dt", {}, label), node("dd", {}, value)); };
   const hardware = run.meta.hardware || {};
   const steps = last(run.curves.env_steps);
-  add("Environment", [setting(run, "env.name"), setting(run, "env.task")].filter(Boolean).join(" / "));
+  add("Environment", [setting(run, "env.name"), setting(run, "env.task"), setting(run, "env.id")].filter(Boolean).join(" / "));
   add("Algorithm", setting(run, "algorithm.name"));
   add("Policy", setting(run, "policy.name"));
   add("Training", last(run.curves.minutes) === undefined ? null : `${duration(last(run.curves.minutes))}, ${last(run.curves.iteration)} iterations`);
@@ -63,20 +64,21 @@ function hero(run) {
   if (!after) {
     left.append(node("p", { class: "muted" }, "This run has not been evaluated yet."));
   } else {
-    const pct = (e) => percent(e.k / Math.max(1, e.n));
+    const limits = span([before, after]);
     const split = setting(run, "run.eval_split"), held = !split || split !== setting(run, "env.split");
-    left.append(node("p", { class: "eyebrow" }, before ? "Success before and after training" : "Success"));
-    left.append(node("div", { class: "big", id: "headline" }, before && [node("span", { class: "was" }, pct(before)), node("span", { class: "arrow" }, "→")],
-      node("span", { class: "now" }, pct(after))));
+    left.append(node("p", { class: "eyebrow" }, before ? `${measure(run)} before and after training` : measure(run)));
+    left.append(node("div", { class: "big", id: "headline" }, before && [node("span", { class: "was" }, valueText(before)), node("span", { class: "arrow" }, "→")],
+      node("span", { class: "now" }, valueText(after))));
     left.append(node("p", { class: "muted" }, `on ${after.n} ${held ? "held-out " : ""}initial states` + (split && split !== "eval" ? ` (split ${split})` : "") +
       (run.after === "after" ? "" : `, as of iteration ${after.iteration ?? "?"}`)));
-    const line = (label, e, tint) => node("div", { class: "range" }, node("span", {}, label), rangeBar(e, tint), node("span", { class: "num" }, `${rateText(e)}`));
+    const line = (label, e, tint) => node("div", { class: run.reports_success ? "range" : "range long" }, node("span", {}, label), rangeBar(e, tint, limits), node("span", { class: "num" }, scoreText(e)));
     left.append(node("div", { class: "ranges" }, before && line("before", before, "var(--before)"), line(before ? "after" : "now", after, "var(--after)")));
     if (before) {
       const apart = after.lo > before.hi || after.hi < before.lo;
-      const points = 100 * (after.k / Math.max(1, after.n) - before.k / Math.max(1, before.n));
-      left.append(node("p", { class: "muted small", style: { marginTop: "14px" } },
-        `${points >= 0 ? "+" : "−"}${Math.abs(points).toFixed(1)} points. The 95% Wilson intervals ${apart ? "do not overlap" : "overlap: this difference may be chance"}.`));
+      const gained = after.value - before.value, sign = gained >= 0 ? "+" : "−";
+      const [by, which] = run.reports_success ? [`${Math.abs(100 * gained).toFixed(1)} points`, "95% Wilson"] : [amount(Math.abs(gained)), "95%"];
+      const meaning = ` The ${which} intervals ${apart ? "do not overlap" : "overlap: this difference may be chance"}.`;
+      left.append(node("p", { class: "muted small", style: { marginTop: "14px" } }, `${sign}${by}.${before.lo === null || after.lo === null ? "" : meaning}`));
     }
   }
   return node("div", { class: "card hero" }, left, node("div", { class: "facts" }, facts(run)));
@@ -84,17 +86,19 @@ function hero(run) {
 
 function comparison() {
   if (RUNS.length < 2) return null;
+  const limits = [true, false].map((reports) => span(RUNS.filter((run) => run.reports_success === reports)
+    .flatMap((run) => [evaluation(run, run.before), evaluation(run, run.after)])));
   const rows = RUNS.map((run, k) => {
     const before = evaluation(run, run.before), after = evaluation(run, run.after);
     return node("tr", {}, node("td", { class: "name" }, node("span", { class: "dot", style: { background: color(k) } }), run.name),
-      node("td", { class: "num" }, before ? rateText(before) : "–"), node("td", { class: "num" }, after ? rateText(after) : "–"),
-      node("td", { class: "wide" }, after ? rangeBar(after, color(k)) : null),
+      node("td", { class: "num" }, before ? scoreText(before) : "–"), node("td", { class: "num" }, after ? scoreText(after) : "–"),
+      node("td", { class: "wide" }, after ? rangeBar(after, color(k), limits[run.reports_success ? 0 : 1]) : null),
       node("td", { class: "num" }, duration(last(run.curves.minutes))), node("td", { class: "num" }, compact(last(run.curves.env_steps))));
   });
   if (DATA.across) {
-    const a = DATA.across;
+    const a = DATA.across, rate = RUNS[0].reports_success;
     rows.push(node("tr", { class: "total" }, node("td", {}, `Interquartile mean of ${a.runs} seeds`), node("td", {}), node("td", { class: "num" },
-      `${percent(a.iqm)} [${(100 * a.lo).toFixed(0)}, ${(100 * a.hi).toFixed(0)}]`), node("td", {}), node("td", {}), node("td", {})));
+      scoreText({ n: a.runs, k: rate ? a.runs : undefined, value: a.iqm, lo: a.lo, hi: a.hi })), node("td", {}), node("td", {}), node("td", {})));
   }
   const head = ["Run", "Before", "After", "", "Time", "Env steps"].map((t, k) => node("th", { class: k && k !== 3 ? "num" : "" }, t));
   const table = node("div", { class: "card scroll" }, node("table", { id: "comparison" }, node("thead", {}, node("tr", {}, head)), node("tbody", {}, rows)));
@@ -117,13 +121,16 @@ function curves() {
   const axes = [...(hasSteps ? [["env_steps", "Env steps"]] : []), ["minutes", "Minutes"], ["iteration", "Iterations"]];
   if (!hasSteps && state.axis === "env_steps") state.axis = "minutes";
   const fill = () => {
-    const wide = node("div", { class: "card chart wide" }), small = node("div", { class: "charts" }), more = node("div", { class: "charts" });
+    const main = node("div", { class: "charts" }), small = node("div", { class: "charts" }), more = node("div", { class: "charts" });
     const along = (run, key) => (run.curves[state.axis] || []).map((x, i) => [x, run.curves[key][i]]);
     const xFormat = state.axis === "minutes" ? (x) => `${compact(x)} min` : (x) => compact(x);
     box.replaceChildren(node("div", { class: "row between head" }, node("h2", {}, "Curves"), tabs(axes, state.axis, (v) => { state.axis = v; fill(); }, "Horizontal axis")),
-      node("div", { class: "charts" }, wide), node("div", { style: { height: "14px" } }), small);
-    success(wide, along, xFormat);
+      main, node("div", { style: { height: "14px" } }), small);
+    for (const reports of [true, false]) {
+      if (RUNS.some((run) => run.reports_success === reports)) main.append(scores(reports, along, xFormat));
+    }
     const known = METRICS.map(([key]) => key);
+    if (RUNS.every((run) => !run.reports_success)) known.push("train_return"); // it is in the chart above
     const others = [...new Set(RUNS.flatMap((run) => Object.keys(run.curves)))].filter((key) => !known.includes(key) && !POSITION.includes(key)).map((key) => [key, key.replaceAll("_", " ")]);
     const addAll = (list, into) => {
       for (const [key, title] of list) {
@@ -143,40 +150,46 @@ function curves() {
   return box;
 }
 
-function success(card, along, xFormat) {
-  const series = [], legend = node("div", { class: "legend" });
+function scores(reports, along, xFormat) {
+  const card = node("div", { class: "card chart wide" }), trained = reports ? "train_success" : "train_return";
+  const title = reports ? "Success" : "Mean return", series = [], legend = node("div", { class: "legend" });
   const key = (label, tint, faint) => legend.append(node("span", {}, node("i", { class: faint ? "faint" : "", style: { color: tint, opacity: faint ? 0.6 : 1 } }), label));
   RUNS.forEach((run, k) => {
+    if (run.reports_success !== reports) return;
     const name = RUNS.length > 1 ? `${run.name}, ` : "";
     const held = run.evals.filter((e) => e.n && e[state.axis] !== null && e[state.axis] !== undefined)
-      .map((e) => [e[state.axis], e.k / e.n, e.lo, e.hi]);
-    if (run.curves.train_success) series.push({ label: `${name}training`, color: color(k), points: along(run, "train_success"), faint: true, join: true });
+      .map((e) => [e[state.axis], e.value, ...(e.lo === null ? [] : [e.lo, e.hi])]);
+    if (run.curves[trained]) series.push({ label: `${name}training`, color: color(k), points: along(run, trained), faint: true, join: true });
     if (held.length) series.push({ label: `${name}held out`, color: color(k), points: held, dots: true });
     if (RUNS.length > 1) key(run.name, color(k));
   });
   if (RUNS.length === 1) key("held out: noise-free policy, with its 95% interval", color(0));
-  if (RUNS.some((run) => run.curves.train_success)) key(RUNS.length > 1 ? "thin: training, with exploration noise" : "training: with exploration noise", RUNS.length > 1 ? "var(--muted)" : color(0), true);
-  card.append(node("div", { class: "row between", style: { marginBottom: "10px" } }, node("h3", {}, "Success"), legend));
-  if (!series.length) return card.append(node("p", { class: "empty" }, "Nothing was measured yet."));
-  drawChart(card, series, { title: "Success", height: 300, yRange: [0, 1], format: percent, xFormat });
+  if (series.some((s) => s.faint)) key(RUNS.length > 1 ? "thin: training, with exploration noise" : "training: with exploration noise", RUNS.length > 1 ? "var(--muted)" : color(0), true);
+  card.append(node("div", { class: "row between", style: { marginBottom: "10px" } }, node("h3", {}, title), legend));
+  if (series.length) drawChart(card, series, { title, height: 300, yRange: reports ? [0, 1] : null, format: reports ? percent : compact, xFormat });
+  else card.append(node("p", { class: "empty" }, "Nothing was measured yet."));
+  return card;
 }
 
 const FILTERS = [["all", "All", () => true], ["fixed", "Fixed by training", (p) => p.group === "fixed"], ["broken", "Broken by training", (p) => p.group === "broken"],
   ["failures", "Failures", (p) => p.group === "failed" || p.group === "broken"]];
-const MEANING = { fixed: "failed before, solved now", solved: "solved", broken: "solved before, fails now", failed: "fails" };
+const BY_RETURN = [FILTERS[0], ["better", "Better by training", (p) => p.group === "better"], ["worse", "No better by training", (p) => p.group === "worse"]];
+const MEANING = { fixed: "failed before, solved now", solved: "solved", broken: "solved before, fails now", failed: "fails",
+  better: "higher return than before", worse: "no higher return than before", scored: "played" };
 
 function episodes(run) {
   const box = node("section", { id: "episodes" });
   if (!run.episodes.length) return box;
   const paired = run.episodes.some((p) => p.before && p.after);
-  const offered = paired ? FILTERS : [FILTERS[0], FILTERS[3]];
+  const filters = run.reports_success ? FILTERS : BY_RETURN;
+  const offered = paired ? filters : run.reports_success ? [FILTERS[0], FILTERS[3]] : [FILTERS[0]];
   if (!offered.some(([name]) => name === state.filter)) state.filter = "all";
   const fill = () => {
-    const keep = FILTERS.find(([name]) => name === state.filter)[2];
+    const keep = filters.find(([name]) => name === state.filter)[2];
     const films = run.episodes.filter((p) => (p.before && p.before.video) || (p.after && p.after.video));
     const shown = films.filter(keep);
     const cells = run.episodes.map((p) => {
-      const film = films.includes(p), title = `state ${p.init}, ${p.task}: ${MEANING[p.group]}`;
+      const film = films.includes(p), title = `state ${p.init}, ${p.task}: ${run.reports_success ? MEANING[p.group] : returns(p)}`;
       const look = { class: `cell ${p.group}${keep(p) ? "" : " off"}`, title, "aria-label": title, "data-init": p.init };
       return film ? node("button", { ...look, type: "button", onclick: () => jump(p, keep(p) ? null : fill) }) : node("span", look);
     });
@@ -187,7 +200,7 @@ function episodes(run) {
       node("div", { class: "row between head" }, node("h2", {}, "Every episode"),
         tabs(offered.map(([name, text, test]) => [name, text, run.episodes.filter(test).length]), state.filter, (v) => { state.filter = v; fill(); }, "Filter")),
       node("div", { class: "card" }, node("div", { class: "mosaic" }, cells), keys),
-      shown.length ? node("div", { class: "films" }, shown.map(film)) :
+      shown.length ? node("div", { class: "films" }, shown.map((p) => film(run, p))) :
         films.length ? node("p", { class: "empty" }, "None of the filmed episodes is of this kind.") : null,
       run.videos_left_out ? node("p", { class: "muted small", style: { marginTop: "12px" } }, `${run.videos_left_out} more filmed episodes were left out to keep this file small.`) : null].filter(Boolean));
   };
@@ -208,12 +221,16 @@ function toggle(event) {
   if (video.paused) video.play().catch(() => {}); else video.pause();
 }
 
-function film(p) {
+const returns = (p) => `return ${[p.before, p.after].filter(Boolean).map((e) => amount(e.return)).join(" → ")}`;
+
+function film(run, p) {
+  const mark = (e) => (run.reports_success ? node("span", { class: `mark ${e.success ? "yes" : "no"}` }, e.success ? `✓ solved in ${e.length}` : "✗ failed") :
+    node("span", { class: "mark" }, `return ${amount(e.return)} in ${e.length}`));
   const side = (label, e) => e && node("figure", {}, e.video ?
     node("video", { muted: true, loop: true, playsinline: true, preload: "auto", tabindex: 0, title: "click to stop or go on", "data-film": e.video,
       "aria-label": `${label}, state ${p.init}`, onclick: toggle, onkeydown: (k) => { if (k.key === " " || k.key === "Enter") { k.preventDefault(); toggle(k); } } }) :
     node("div", { class: "nofilm" }, "not filmed"),
-    node("figcaption", {}, node("span", {}, label), node("span", { class: `mark ${e.success ? "yes" : "no"}` }, e.success ? `✓ solved in ${e.length}` : "✗ failed")));
+    node("figcaption", {}, node("span", {}, label), mark(e)));
   const card = node("article", { class: "card film-card", id: `film-${p.init}`, "data-group": p.group },
     node("header", {}, node("span", { title: p.task }, p.task), node("span", { class: "muted" }, `state ${p.init}`)),
     node("div", { class: "pair" }, side("before", p.before), side(p.before ? "after" : "now", p.after)));
@@ -234,10 +251,11 @@ const watcher = new IntersectionObserver((entries) => {
 function tasks(run) {
   if (!run.tasks.length) return null;
   const before = evaluation(run, run.before), after = evaluation(run, run.after);
+  const limits = span(run.tasks.flatMap((t) => [t.before, t.after]));
   const row = (name, b, a, total) => node("tr", { class: total ? "total" : "" }, node("td", {}, name), node("td", { class: "num" }, (a || b).n),
-    before && [node("td", { class: "num" }, b ? rateText(b) : "–"), node("td", { class: "wide" }, b && rangeBar(b, "var(--before)"))],
-    node("td", { class: "num" }, a ? rateText(a) : "–"), node("td", { class: "wide" }, a && rangeBar(a, "var(--after)")));
-  const head = [["Task"], ["Episodes", "num"], ...(before ? [["Before", "num"], [""]] : []), [before ? "After" : "Success", "num"], [""]];
+    before && [node("td", { class: "num" }, b ? scoreText(b) : "–"), node("td", { class: "wide" }, b && rangeBar(b, "var(--before)", limits))],
+    node("td", { class: "num" }, a ? scoreText(a) : "–"), node("td", { class: "wide" }, a && rangeBar(a, "var(--after)", limits)));
+  const head = [["Task"], ["Episodes", "num"], ...(before ? [["Before", "num"], [""]] : []), [before ? "After" : measure(run), "num"], [""]];
   return node("section", { id: "tasks" }, node("div", { class: "head" }, node("h2", {}, run.tasks.length > 1 ? "Tasks" : "Task")),
     node("div", { class: "card scroll" }, node("table", {}, node("thead", {}, node("tr", {}, head.map(([t, c]) => node("th", { class: c || "" }, t)))),
       node("tbody", {}, run.tasks.map((t) => row(t.task, t.before, t.after)), run.tasks.length > 1 && after ? row("All", before, after, true) : null))));
@@ -277,7 +295,9 @@ function build() {
   page.replaceChildren(...parts.filter(Boolean));
   page.append(curves());
   page.append(...[episodes(run), tasks(run), config(run)].filter(Boolean));
-  page.append(node("footer", {}, "Success rates are those of the noise-free policy, each initial state scored once, with 95% Wilson score intervals; over several runs, the interquartile mean with a bootstrap interval. ",
+  const what = [RUNS.some((r) => r.reports_success) && ["Success rates", "Wilson score"], RUNS.some((r) => !r.reports_success) && ["Mean returns", "Student's t"]].filter(Boolean);
+  page.append(node("footer", {}, what.map(([name, interval]) => `${name} are those of the noise-free policy, each initial state scored once, with 95% ${interval} intervals; `).join("") +
+    "over several runs, the interquartile mean with a bootstrap interval. ",
     `Written by embodyrl ${DATA.version}; this file works offline and loads nothing.`));
 }
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
+
+import mujoco
 
 from embodyrl.adapters import FromGymnasium
 from embodyrl.env import EnvConfig
@@ -19,6 +24,8 @@ class GymnasiumConfig(EnvConfig):
         id: Gymnasium's own, e.g. ``"Hopper-v5"``.
         max_episode_steps: time limit; 0 leaves the env's own.
         num_workers: processes that share the envs; 1 runs them in this one, which is faster for few of them.
+        reports_success: whether its ``info`` says if a task is solved (``adapters.SUCCESS``); where not, runs are
+            scored by their mean return. None takes a first step to see.
     """
 
     name: str = "gymnasium"
@@ -26,6 +33,7 @@ class GymnasiumConfig(EnvConfig):
     num_envs: int = 1
     max_episode_steps: int = 0
     num_workers: int = 1
+    reports_success: bool | None = None
 
 
 class GymnasiumEnv(FromGymnasium):
@@ -42,4 +50,21 @@ class GymnasiumEnv(FromGymnasium):
     def __init__(self, config: GymnasiumConfig) -> None:
         # The passive checker repeats on every step what check_env and the masks of the chunk do.
         limit = {"max_episode_steps": config.max_episode_steps} if config.max_episode_steps else {}
-        super().__init__(config.id, config, disable_env_checker=True, **limit)
+        with no_deprecations():
+            super().__init__(config.id, config, config.reports_success, disable_env_checker=True, **limit)
+
+
+@contextmanager
+def no_deprecations() -> Iterator[None]:
+    """Leaves out MuJoCo's warnings, once per env, that Gymnasium's own XML is of an old kind; others are printed."""
+    api: Any = mujoco  # whose type stubs lack these functions
+    said: list[str] = []
+    before = api.get_mju_user_warning()
+    api.set_mju_user_warning(said.append)
+    try:
+        yield
+    finally:
+        api.set_mju_user_warning(before)
+        for text in said:
+            if "is deprecated" not in text:
+                print(f"WARNING: {text}", file=sys.stderr)
