@@ -126,7 +126,7 @@ def test_a_broken_simulation_costs_its_group(tmp_path, monkeypatch):
 class Tracing:
     """Gives a policy what GRPO's actor asks for, without training it."""
 
-    transition = make_policy(TINY, SPEC, seed=0).transition
+    spec, transition = SPEC, make_policy(TINY, SPEC, seed=0).transition
 
     def __init__(self, policy):
         self.sample = policy.sample

@@ -123,6 +123,11 @@ class GRPO:
     source = "groups"
 
     def __init__(self, config: GRPOConfig, policy: Any) -> None:
+        if "success" in config.rewards and not policy.spec.reports_success:
+            raise UserError(
+                f"{policy.spec.name} reports no success, so a group's episodes would all be worth the same. Set "
+                "algorithm.rewards=[return]."
+            )
         self.config, self.policy, self.result = config, policy, policy
         self.actor = ClippedActor(config, policy)
 

@@ -83,6 +83,11 @@ class NFT:
     def __init__(self, config: NFTConfig, policy: Any) -> None:
         if config.target == "step" and policy.transition.num_noisy == 0:
             raise UserError("algorithm.target=step needs noisy denoising steps, but policy.eta is 0.")
+        if not policy.spec.reports_success:
+            raise UserError(
+                f"NFT learns from which episodes succeed, and {policy.spec.name} reports no success. Use another "
+                "algorithm, such as grpo with algorithm.rewards=[return]."
+            )
         self.config, self.result = config, policy
         self.policy = copy.deepcopy(policy).requires_grad_(False)  # the old one, which acts
         self.optimizer = GuardedAdam(policy.actor_parameters(), config.lr, config.max_grad_norm, "policy")

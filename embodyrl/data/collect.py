@@ -304,6 +304,11 @@ def collect_dataset(
         config if past_success is None else replace(config, terminate_on_success=False)
     )
     try:
+        if not (keep_failures or env.spec.reports_success):
+            raise UserError(
+                f"{env.spec.name} reports no success, and only episodes that succeed would be kept. Keep all of them "
+                "with --keep-failures, and imitate all with data.keep=all."
+            )
         # How many episodes run at once, and where, changes none of them.
         common = {
             k: v for k, v in asdict(config).items() if k not in ("num_envs", "num_workers", "num_threads", "device")

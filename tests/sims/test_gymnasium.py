@@ -10,17 +10,21 @@ import pytest
 import torch
 
 from embodyrl import checkpoint
+from embodyrl.algorithms.grpo import GRPO
+from embodyrl.algorithms.nft import NFT
 from embodyrl.algorithms.ppo import PPO, PPOConfig
 from embodyrl.build import make_env, make_policy
 from embodyrl.checks import check_env
 from embodyrl.config import resolve
+from embodyrl.data.collect import collect_dataset
+from embodyrl.errors import UserError
 from embodyrl.evaluate import evaluate_checkpoint, print_evaluation
 from embodyrl.hub import card
 from embodyrl.loggers import read_metrics
 from embodyrl.policies.flow_mlp import FlowMLPConfig
 from embodyrl.rollout import collect
 from embodyrl.runner import train
-from embodyrl.sims.gymnasium.env import GymnasiumConfig, no_deprecations
+from embodyrl.sims.gymnasium.env import GymnasiumConfig, GymnasiumEnv, no_deprecations
 from embodyrl.sims.gymnasium.tasks import TASKS
 
 
@@ -140,3 +144,16 @@ def test_only_what_is_deprecated_in_gymnasiums_xml_is_not_said(capfd, tmp_path, 
         broken.qpos[0] = float("nan")
         mujoco.mj_step(model, broken)
     assert "WARNING: " in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("algorithm", [GRPO, NFT])
+def test_what_learns_from_success_refuses_an_env_that_reports_none(algorithm):
+    env = GymnasiumEnv(GymnasiumConfig(id="Pendulum-v1"))
+    policy = make_policy(FlowMLPConfig(width=8, critic_width=8), env.spec, 0)
+    with pytest.raises(UserError, match=r"reports no success.*algorithm\.rewards=\[return\]"):
+        algorithm(algorithm.Config(), policy)
+
+
+def test_successes_cannot_be_collected_where_there_are_none(tmp_path):
+    with pytest.raises(UserError, match=r"reports no success.*--keep-failures"):
+        collect_dataset(GymnasiumConfig(id="Pendulum-v1"), tmp_path / "data", num_episodes=1, policy="run")
