@@ -77,7 +77,8 @@ class SACFlowConfig:
         critic_layers: hidden layers.
         critic_norm: ``none``, ``layer`` (LayerNorm), or ``batch``: CrossQ, which has no target nets.
         tau: share by which target nets follow at each step; not read by CrossQ.
-        max_grad_norm: of the actor and of the critics, each; 0 means no bound.
+        max_grad_norm: of the actor and of the critics, each; 0 means no bound. The critics' norms grow with the returns,
+            and a bound that always binds makes all batches weigh the same.
     """
 
     name: str = "sac_flow"
@@ -107,7 +108,7 @@ class SACFlowConfig:
     critic_layers: int = 2
     critic_norm: str = "none"
     tau: float = 0.005
-    max_grad_norm: float = 10.0
+    max_grad_norm: float = 0.0
 
     def __post_init__(self) -> None:
         if self.utd <= 0:
