@@ -77,7 +77,7 @@ class SACFlowConfig:
         critic_layers: hidden layers.
         critic_norm: ``none``, ``layer`` (LayerNorm), or ``batch``: CrossQ, which has no target nets.
         tau: share by which target nets follow at each step; not read by CrossQ.
-        max_grad_norm: of the actor and of the critics, each; 0 means no bound. The critics' norms grow with the returns,
+        max_grad_norm: of the actor and of the critics, each; 0 means no bound. The critics' norms grow with returns,
             and a bound that always binds makes all batches weigh the same.
     """
 
