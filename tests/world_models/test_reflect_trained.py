@@ -135,8 +135,11 @@ def test_saved_and_loaded_it_judges_alike(trained, tmp_path):
     again = load_reflector(tmp_path / "r")
     assert again.calibration == reflector.calibration and again.window == 4 and again.cameras == ("front",)
     images, sentences = {"front": held_out.window("front", np.array([8, 17]), 4)}, list(held_out.sentences)
+    weights, saved = again.state_dict(), reflector.state_dict()
+    assert weights.keys() == saved.keys() and all(torch.equal(weights[k], saved[k]) for k in saved)
+    # Loaded weights lie elsewhere in memory, and on some processors products of unaligned ones round otherwise.
     judged = [r.judge(images, sentences)[:, 1:] for r in (again, reflector)]
-    assert torch.equal(*judged)
+    torch.testing.assert_close(*judged, rtol=0, atol=1e-7)
     with pytest.raises(UserError, match="trained on frames"):
         again.judge({"front": torch.zeros(1, 4, 32, 32, 3, dtype=torch.uint8)}, ["x"])
     weights = tmp_path / "r" / "diffusion_pytorch_model.safetensors"
