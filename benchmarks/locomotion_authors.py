@@ -15,12 +15,13 @@ import argparse
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import time
 from pathlib import Path
 
-from locomotion import ENVS, OUT
+from locomotion import ENVS, OUT, VARIANTS
 from shared import HERE, write
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -39,7 +40,8 @@ def narrowed(source: str, width: int) -> str:
 def run(repo: Path, python: str, env: str, seed: int, steps: int, width: int, batch: int) -> float:
     """One run of theirs; its minutes."""
     folder = (OUT / f"authors_{env}_{seed}").resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # theirs cannot go on where it was interrupted
+    folder.mkdir(parents=True)
     (folder / "run.py").write_text(narrowed((repo / THEIRS).read_text(), width))
     sizes = ["--total-timesteps", str(steps), "--batch-size", str(batch), "--learning-starts", "5000"]
     command = [python, "run.py", "--env-id", env.replace("-v5", "-v4"), "--seed", str(seed), *sizes]
@@ -79,7 +81,7 @@ def main() -> None:
     result = json.loads(path.read_text())["train_return"] if path.exists() else {}
     for env in a.envs:
         minutes = run(a.repo, a.python, env, a.seed, a.steps, a.width, a.batch)
-        runs = {v: OUT / f"{v}_{env}_{a.seed}" for v in ("sac_flow", "published", "sac")}
+        runs = {v: OUT / f"{v}_{env}_{a.seed}" for v in VARIANTS}
         result[env] = {
             "authors": theirs(env, a.seed, a.steps),
             "authors_minutes": minutes,

@@ -172,19 +172,31 @@ def test_envs_that_do_not_fit(env_id: str, split: str, said: str) -> None:
         FromGymnasium(env_id, EnvConfig(num_envs=1, split=split))
 
 
-class Says(gymnasium.Env[np.ndarray, np.ndarray]):
-    """Three steps long; success stands in ``info`` under ``key``, ``always`` or at the last step alone."""
+class CutsShort(gymnasium.Env[np.ndarray, np.ndarray]):
+    """Ends its episodes by itself after three steps."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
 
-    def __init__(self, key: str = "success", always: bool = True) -> None:
-        self.key, self.always, self.steps = key, always, 0
+    def __init__(self, bound: float = 1.0) -> None:
+        self.action_space = gymnasium.spaces.Box(-bound, bound, (1,), np.float32)
+        self.steps = 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.steps = 0
         return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(2, np.float32), 0.0, False, self.steps == 3, {}
+
+
+class Says(CutsShort):
+    """Ends after three steps; success stands in ``info`` under ``key``, ``always`` or at the last step alone."""
+
+    def __init__(self, key: str = "success", always: bool = True) -> None:
+        super().__init__()
+        self.key, self.always = key, always
 
     def step(self, action):
         self.steps += 1
@@ -224,25 +236,6 @@ def test_success_that_comes_as_a_surprise_is_refused(says: str) -> None:
     env.reset()
     with pytest.raises(UserError, match=r"Says-v0 reports success.*env\.reports_success=true"):
         env.step(torch.zeros(1, 4, 1))
-
-
-class CutsShort(gymnasium.Env[np.ndarray, np.ndarray]):
-    """Ends its episodes by itself after three steps."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-
-    def __init__(self, bound: float = 1.0) -> None:
-        self.action_space = gymnasium.spaces.Box(-bound, bound, (1,), np.float32)
-        self.steps = 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self.steps += 1
-        return np.zeros(2, np.float32), 0.0, False, self.steps == 3, {}
 
 
 def test_what_cannot_be_said_in_chunks_is_refused() -> None:
