@@ -90,6 +90,7 @@ def improve(seed: int, demos: str, iterations: int) -> None:
         "epochs": 5,
         "critic_epochs": 10,
         "lr": 1e-4,
+        "lr_end": 0.1,
         "gae_lambda": 0.95,
         "entropy_coef": 0.01,
     }

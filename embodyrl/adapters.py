@@ -112,9 +112,14 @@ class FromGymnasium(SteppedVecEnv):
         except gymnasium.error.UnregisteredEnv as error:
             near = did_you_mean(env_id, gymnasium.registry)
             raise UserError(f"Gymnasium has no env {env_id!r}. {near}") from error
+        except (gymnasium.error.Error, ImportError) as error:  # a package is missing, or the version is gone
+            raise UserError(f"Gymnasium cannot make {env_id!r}: {error}") from error
         observation, action = self._envs[0].observation_space, self._envs[0].action_space
         if not isinstance(observation, gymnasium.spaces.Box) or not isinstance(action, gymnasium.spaces.Box):
-            raise UserError(f"{env_id} has no flat observations and continuous actions: {observation}, {action}.")
+            raise UserError(
+                f"{env_id} has no flat observations and continuous actions, which is what a flow policy needs: "
+                f"{observation}, {action}. Choose an env that has both (Hopper-v5), or wrap and register it."
+            )
         if not (np.isfinite(action.low).all() and np.isfinite(action.high).all()):
             raise UserError(f"The actions of {env_id} have no bounds to scale [-1, 1] to: {action}.")
         limit = self._envs[0].spec.max_episode_steps if self._envs[0].spec else None
