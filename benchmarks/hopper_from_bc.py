@@ -91,6 +91,7 @@ def improve(seed: int, demos: str, iterations: int) -> None:
         "critic_epochs": 10,
         "lr": 1e-4,
         "lr_end": 0.1,
+        "gamma": 0.9975,  # per action; ReinFlow discounts chunks of four by .99
         "gae_lambda": 0.95,
         "entropy_coef": 0.01,
     }
