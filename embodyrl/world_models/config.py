@@ -43,6 +43,8 @@ class WorldTrainConfig:
         state_steps: of the state model.
         state_members: nets of the state model (``StateModel``). With more than one a dream in which they differ more
             than in 99% of held-out ones is in doubt, and masked.
+        state_noise: the most noise on what they start from, in standard deviations of the data: where a dream of many
+            actions runs away, .05 may hold it.
         steps: of the dynamics.
         muon_lr: of the transformer's matrices (Muon).
         lr: of everything else (AdamW).
@@ -79,6 +81,7 @@ class WorldTrainConfig:
     codec_lr: float = 2e-3
     state_steps: int = 2000
     state_members: int = 1
+    state_noise: float = 0.0
     steps: int = 4000
     muon_lr: float = 6e-3
     lr: float = 3e-3
@@ -104,8 +107,9 @@ class WorldTrainConfig:
             raise UserError("A Wan does not draw what a state model says: leave state out, or wan empty.")
         if self.weights and (len(self.weights) != len(self.data) or min(self.weights) < 1):
             raise UserError(f"weights is {self.weights}; it takes one number, 1 or more, for each of {self.data}.")
-        if self.styles < 0:
-            raise UserError(f"styles is {self.styles}; it must be 0 or more.")
+        for key in ("styles", "state_noise"):
+            if getattr(self, key) < 0:
+                raise UserError(f"{key} is {getattr(self, key)}; it must be 0 or more.")
         counts = ("horizon", "max_unroll", "steps", "state_steps", "state_members", "codec_steps", "batch_size")
         for key in (*counts, "checkpoint_every"):
             if getattr(self, key) < 1:

@@ -97,11 +97,20 @@ def dynamics_loss(
     return picture + moved + judged, {"picture": picture, "proprio": moved, "success": judged}
 
 
-def state_loss(model: WorldModel, clips: Clips, words: Tensor, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of the state model, on B frames that have a next one."""
+def state_loss(
+    model: WorldModel, clips: Clips, words: Tensor, rows: Tensor, noise: float, generator: torch.Generator
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of the state model, on B frames that have a next one.
+
+    A body that is off by up to ``noise`` of the data's standard deviations is to be led to the true one after it, so
+    that errors do not grow from action to action (arXiv:2002.09405).
+    """
     assert model.state is not None
     device = model.device
     body, after = _body(clips, rows, device), _body(clips, rows + 1, device)
+    if noise:
+        size = noise * torch.rand((len(body), 1), generator=generator)
+        body = body + (size * torch.randn(body.shape, generator=generator)).to(device) * model.state.std
     error = model.state.error(body, clips.actions[rows].to(device), after)
     moved = F.smooth_l1_loss(error, torch.zeros_like(error), beta=0.5) * len(error)  # each net learns for itself
     said = words[clips.sentence[rows]].to(device)

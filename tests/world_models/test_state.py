@@ -118,6 +118,23 @@ def test_an_ensemble_doubts_what_no_data_say(tmp_path, monkeypatch) -> None:
     assert not step.log["fault"].any() and len(WorldModel.load(path).state.members) == 3
 
 
+def test_trained_with_noise_it_leads_a_dream_back(folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(100, 0, state=True)))
+    noisy = hardly_trained(WorldTrainConfig(**SETTINGS, state_noise=0.5, out=str(tmp_path / "run")))
+    clips = squares(40, 99, state=True)
+    rows = clips.starts
+    body, after = clips.body(rows), clips.body(rows + 1)
+    off = []
+    for path in (folder, noisy):
+        model = WorldModel.load(path).state
+        near = body + 0.25 * model.std * torch.randn(body.shape, generator=torch.Generator().manual_seed(0))
+        error = (model.roll(near, clips.actions[rows][:, None], torch.ones_like(rows))[0] - after) / model.std
+        off.append(float(error.detach().square().mean().sqrt()))
+    assert off[1] < 0.85 * off[0] and off[0] > 0.2
+    with pytest.raises(UserError, match=r"state_noise is -0\.1; it must be 0 or more"):
+        WorldTrainConfig(state_noise=-0.1)
+
+
 def test_the_longest_dream_in_training_grows() -> None:
     config = WorldTrainConfig(steps=100, pushforward_from=0.6, max_unroll=4, unroll_growth=0.5)
     grown = [training.longest_unroll(config, step) for step in range(60, 100)]
