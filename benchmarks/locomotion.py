@@ -44,8 +44,8 @@ GAUSSIAN = {"velocity": "gaussian", "num_denoise_steps": 1, "transition": "flow_
 GATED, PATH = {"velocity": "gated"}, {"entropy": "path"}
 VARIANTS = {
     "sac_flow": ("SAC-Flow (Flow-G, K = 4)", GATED, {"name": "sac_flow"}),
-    "path": ("the same, entropy of the path", GATED, {"name": "sac_flow", **PATH}),
-    "published": ("the same without -log(std)", GATED, {"name": "published_density", **PATH}),
+    "path": ("SAC-Flow, entropy of the path", GATED, {"name": "sac_flow", **PATH}),
+    "published": ("SAC-Flow without -log(std)", GATED, {"name": "published_density", **PATH}),
     "sac": ("plain SAC (Gaussian)", GAUSSIAN, {"name": "sac_flow"}),
 }
 NUM_ENVS, NUM_CHUNKS = 4, 16
@@ -163,19 +163,21 @@ def summarise(settings: dict) -> None:
 
 def plot(curves: dict, path: Path) -> None:
     """Interquartile mean over seeds with its bootstrap interval, against env steps."""
-    figure, axes = plt.subplots(1, len(curves), figsize=(4.5 * len(curves), 3.4), squeeze=False)
+    figure, axes = plt.subplots(1, len(curves), figsize=(4.5 * len(curves), 3.6), squeeze=False)
+    shown: dict = {}
     for axis, (env, variants) in zip(axes[0], curves.items(), strict=True):
         for variant, runs in variants.items():
             points = [bootstrap_iqm([r[i]["return"] for r in runs]) for i in range(min(map(len, runs)))]
             steps = [row["env_steps"] for row in runs[0]][: len(points)]
-            axis.plot(steps, [p[0] for p in points], label=VARIANTS[variant][0])
-            axis.fill_between(steps, [p[1] for p in points], [p[2] for p in points], alpha=0.15)
+            title, colour = VARIANTS[variant][0], f"C{list(VARIANTS).index(variant)}"
+            (shown[title],) = axis.plot(steps, [p[0] for p in points], color=colour)
+            axis.fill_between(steps, [p[1] for p in points], [p[2] for p in points], color=colour, alpha=0.15)
         axis.set_title(env)
         axis.set_xlabel("env steps")
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("return")
-    axes[0][0].legend()
-    figure.tight_layout()
+    figure.legend(shown.values(), shown, loc="lower center", ncols=len(shown), frameon=False, fontsize=8)
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
     figure.savefig(path, dpi=130)
 
 
