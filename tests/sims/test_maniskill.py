@@ -99,6 +99,29 @@ def test_same_init_gives_the_same_episode_whatever_ran_before(pick):
     assert torch.equal(first, again.flip(0))
 
 
+def test_a_pushed_cube_goes_the_same_way_whatever_ran_before():
+    """A touch makes centimetres of the last bit, so nothing at all may be left of the episodes before."""
+    env = make(task="PushCube-v1", num_envs=6, max_episode_steps=30)
+    expert = env.make_expert(noise=0.5, seed=5)
+
+    def episodes(actions=()):
+        env.reset(init=range(6))
+        expert.reset()
+        states, taken = [], []
+        for t in range(29):
+            taken.append(actions[t] if len(actions) else expert.act()[:, None])
+            states.append(env.step(taken[-1]).obs.privileged)
+        return torch.stack(states), taken
+
+    first, actions = episodes()
+    assert (first[-1] - first[0])[:, -7:-4].norm(dim=1).max() > 0.05, "no cube was pushed"
+    for _ in range(3):
+        assert torch.equal(episodes(actions)[0], first)
+        env.reset()
+        env.step(torch.zeros(6, 5, 4) - 0.3)
+    env.close()
+
+
 def test_a_reset_touches_no_other_env(pick):
     pick.reset(init=[1, 2])
     pick.step(torch.zeros(2, 3, 4))

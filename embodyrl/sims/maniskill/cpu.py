@@ -19,7 +19,6 @@ from embodyrl.env import Tick
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.sims.maniskill import fast
 from embodyrl.sims.maniskill.build import make_base_env
-from embodyrl.sims.maniskill.tasks import REBUILT_EACH_EPISODE
 
 if TYPE_CHECKING:
     from embodyrl.sims.maniskill.env import ManiSkillConfig
@@ -142,19 +141,17 @@ class SingleEnv:
         self.task = task
         self.reward = reward
         self._info: dict[str, Any] | None = None
-        self._always_rebuild = self._rebuild = task.startswith(REBUILT_EACH_EPISODE)
+        self._rebuild = False
         self._agent: object = None
         self._controller: fast.EEDeltaPosController | None = None
 
     def reset(self, seed: int) -> None:
         """Puts the env into the initial state of ``seed``, whatever ran before."""
-        if isinstance(self.base.scene.px, FreshContacts):
-            self.base.scene.px.stepped = False
+        calm(self.base)
         # A scene that held NaN is not trusted to be clean again: it is built anew.
         self.base.reset(seed=seed, options={"reconfigure": True} if self._rebuild else None)
-        if not isinstance(self.base.scene.px, FreshContacts):
-            self.base.scene.px = FreshContacts(self.base.scene.px)
-        self._rebuild, self._info = self._always_rebuild, None
+        forget_physics(self.base)
+        self._rebuild, self._info = False, None
         if self._agent is not self.base.agent:  # tasks that build new shapes for each episode make a new robot, too
             self._agent = self.base.agent
             self._controller = fast.controller_for(self.base)
@@ -213,31 +210,35 @@ class SingleEnv:
         return info
 
 
-class FreshContacts:
-    """A physics system that reports no contacts between a reset and the first step.
+def calm(base: Any) -> None:
+    """Stops what moves; set to zero while it moves, a speed leaves something behind in PhysX."""
+    for actor in base.scene.actors.values():
+        for entity in actor._objs:
+            for body in entity.components:
+                if hasattr(body, "put_to_sleep") and not body.kinematic:
+                    body.put_to_sleep()
 
-    PhysX itself goes on reporting those of the last step, so that an episode would begin with the grasp or the touch
-    that the one before it ended with.
 
-    Args:
-        system: SAPIEN's physics system; everything else is passed on to it.
+def forget_physics(base: Any) -> None:
+    """Puts the bodies of a ManiSkill env into a new physics system.
+
+    PhysX keeps more from one episode to the next than poses and speeds (contacts, their order, the solver's first
+    guesses), and a contact makes of the last bit of it a centimetre within a second.
     """
+    import sapien
 
-    def __init__(self, system: Any) -> None:
-        self._system = system
-        self.stepped = False
-
-    def get_contacts(self) -> list[Any]:
-        """The contacts of the last step of this episode."""
-        return self._system.get_contacts() if self.stepped else []
-
-    def step(self) -> None:
-        """One physics step."""
-        self.stepped = True
-        self._system.step()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._system, name)
+    old = base.scene.sub_scenes[0]
+    base._set_scene_config()
+    physics = sapien.physx.PhysxCpuSystem()
+    physics.timestep = old.physx_system.timestep
+    drawn = [old.render_system] if base.scene.can_render() else []
+    new = sapien.Scene([physics, *drawn])
+    entities = list(old.entities)
+    for entity in entities:
+        old.remove_entity(entity)
+    for entity in entities:
+        new.add_entity(entity)
+    base.scene.sub_scenes[0], base.scene.px = new, physics
 
 
 def visual_proprio(base: Any, info: dict[str, Any]) -> Tensor:

@@ -58,9 +58,6 @@ INSTRUCTIONS = {
 # ManiSkill gives these tasks 50 steps, which a controller of 0.1 m a step at 20 Hz does not need.
 EPISODE_STEPS = {"PickCube-v1": 40, "PushCube-v1": 40, "PullCube-v1": 40}
 
-# In these a reset begins with bodies in touch, where PhysX remembers the episode before: only a new scene forgets it.
-REBUILT_EACH_EPISODE = ("RotateSingleObjectInHand", "UnitreeG1Stand", "UnitreeH1Stand", "UnitreeGo2", "AnymalC")
-
 # Needed, though the task's registration does not say so: its robot's or its scene's files.
 _IMPLIED_ASSETS = {
     "AnymalC": ("anymal_c",),
