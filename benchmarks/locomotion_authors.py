@@ -53,7 +53,7 @@ def run(repo: Path, python: str, env: str, seed: int, steps: int, width: int, ba
 
 
 def theirs(env: str, seed: int, steps: int) -> float:
-    """Mean return of the episodes that ended in the last tenth of their run."""
+    """Mean return of the episodes that ended in the last tenth of ``steps``."""
     (events,) = (OUT / f"authors_{env}_{seed}").glob("runs/*")
     log = EventAccumulator(str(events)).Reload()
     return statistics.mean(e.value for e in log.Scalars("charts/episodic_return") if e.step > LAST * steps)
@@ -62,7 +62,7 @@ def theirs(env: str, seed: int, steps: int) -> float:
 def ours(folder: Path, steps: int) -> float:
     """The same of a run of ours."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    late = [r for r in rows if r.get("env_steps", 0) > LAST * steps and r.get("train_episodes")]
+    late = [r for r in rows if LAST * steps < r.get("env_steps", 0) <= steps and r.get("train_episodes")]
     return sum(r["train_return"] * r["train_episodes"] for r in late) / sum(r["train_episodes"] for r in late)
 
 

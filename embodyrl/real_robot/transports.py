@@ -65,6 +65,10 @@ class Clock(Protocol):
         ...
 
 
+CATCH_UP = 0.05
+"""Seconds behind the wall's clock that are made up for; more would be a rush in which a person's keys come too late."""
+
+
 class PacedClock:
     """A simulated clock that goes no faster than the wall's, so that a person can act in it."""
 
@@ -78,7 +82,7 @@ class PacedClock:
     def sleep_until(self, stamp: float) -> None:
         """See ``Clock``."""
         self._clock.sleep_until(stamp)
-        self._wall = max(self._wall + max(stamp - self._stamp, 0.0), time.monotonic() - 0.5)
+        self._wall = max(self._wall + max(stamp - self._stamp, 0.0), time.monotonic() - CATCH_UP)
         self._stamp = stamp
         if (left := self._wall - time.monotonic()) > 0:
             time.sleep(left)
