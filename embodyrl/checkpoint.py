@@ -242,8 +242,9 @@ def spec_from_json(data: Mapping[str, Any]) -> EnvSpec:
     try:
         values["cameras"] = {name: (int(size[0]), int(size[1])) for name, size in data["cameras"].items()}
         values["tasks"] = tuple(data.get("tasks", EnvSpec.tasks))
+        values["layout"] = tuple((kind, int(start), int(numbers)) for kind, start, numbers in data.get("layout", ()))
         return EnvSpec(**values)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"The env spec is incomplete: {error}.") from error
 
 

@@ -188,6 +188,9 @@ class EnvSpec:
         num_init_states: how many initial states there are in all, or None where any non-negative number is one.
         reports_success: whether it says which episodes are solved; where not, ``Step.success`` is always False, and
             scores are mean returns.
+        layout: what positions lie in proprio and privileged, one after the other: (``"hand"``, ``"object"`` or
+            ``"mark"``, first number, how many). The first three of a hand's or an object's numbers are metres in the
+            world. A mark is a goal, or anything else that is painted and touches nothing. May be empty.
     """
 
     name: str
@@ -202,6 +205,7 @@ class EnvSpec:
     tasks: tuple[str, ...] = ("task",)
     num_init_states: int | None = None
     reports_success: bool = True
+    layout: tuple[tuple[str, int, int], ...] = ()
 
     def task_of(self, init: int) -> str:
         """The task that initial state ``init`` belongs to."""

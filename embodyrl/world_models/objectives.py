@@ -108,11 +108,11 @@ def state_loss(
     assert model.state is not None
     device = model.device
     body, after = _body(clips, rows, device), _body(clips, rows + 1, device)
+    seen = body
     if noise:
         size = noise * torch.rand((len(body), 1), generator=generator)
-        body = body + (size * torch.randn(body.shape, generator=generator)).to(device) * model.state.std
-    error = model.state.error(body, clips.actions[rows].to(device), after)
-    moved = F.smooth_l1_loss(error, torch.zeros_like(error), beta=0.5) * len(error)  # each net learns for itself
+        seen = body + (size * torch.randn(body.shape, generator=generator)).to(device) * model.state.std
+    moved = model.state.loss(seen, body, clips.actions[rows].to(device), after)
     said = words[clips.sentence[rows]].to(device)
     logit = model.state.logit(after, said)
     judged = F.binary_cross_entropy_with_logits(logit, clips.solved[rows + 1].float().to(device))

@@ -3,10 +3,15 @@
 Whether a hand closes on a block or beside it is decided by millimetres that a small latent map does not hold, but a few
 dozen numbers do. They are predicted one action at a time, by a small net that adds to a linear model. The pictures of a
 dream follow them (``ChunkTransformer``), and critics may see them.
+
+An object rests until it is touched, wherever in the room that is. Where it is known which numbers are positions
+(``EnvSpec.layout``), each object has a net of its own that sees positions relative to it, and is told no goals: a net
+that sees everything learns instead that objects go to goals when hands do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -16,6 +21,8 @@ from torch import Tensor, nn
 
 from embodyrl.world_models.saved import ConfigMixin, ModelMixin, register_to_config
 
+RESTS = 0.02
+"""Share of an object's usual movement in one action below which it rests."""
 FAR = 5.0
 """Standard deviations at which inputs are cut off, so that a dream that left the data goes nowhere."""
 
@@ -31,12 +38,14 @@ class StateModel(ModelMixin, ConfigMixin):
         layers: hidden ones.
         members: E nets, alike but for their first weights (arXiv:1612.01474). Their mean is what is believed; where
             they differ, the data said nothing.
+        layout: what positions lie in the body (``EnvSpec.layout``).
     """
 
     mean: Tensor
     std: Tensor
     linear: Tensor
     scale: Tensor
+    reach: Tensor
 
     @register_to_config
     def __init__(
@@ -47,15 +56,26 @@ class StateModel(ModelMixin, ConfigMixin):
         width: int = 256,
         layers: int = 3,
         members: int = 1,
+        layout: Sequence[tuple[str, int, int]] = (),
     ) -> None:
         super().__init__()
+        self.places = [start for kind, start, _ in layout if kind in ("hand", "object")]
+        self.objects = [slice(start, start + numbers) for kind, start, numbers in layout if kind == "object"]
+        self.marks = [slice(start, start + numbers) for kind, start, numbers in layout if kind == "mark"]
         self.net = _mlp(body_dim + action_dim, body_dim, width, layers)
         self.others = nn.ModuleList(_mlp(body_dim + action_dim, body_dim, width, layers) for _ in range(members - 1))
+        self.movers = nn.ModuleList(
+            _mlp(body_dim + action_dim, 1 + part.stop - part.start, width, layers)
+            for _ in range(members)
+            for part in self.objects
+        )
         self.judge = _mlp(body_dim + word_dim, 1, 64, 2)
         self.register_buffer("mean", torch.zeros(body_dim))
         self.register_buffer("std", torch.ones(body_dim))
         self.register_buffer("linear", torch.zeros(body_dim + action_dim + 1, body_dim))
         self.register_buffer("scale", torch.ones(body_dim))
+        if self.objects:
+            self.register_buffer("reach", torch.ones(len(self.objects), len(self.places), 3))
 
     @torch.no_grad()
     def fit_linear(
@@ -64,9 +84,14 @@ class StateModel(ModelMixin, ConfigMixin):
         """Normalisation, and the linear model by least squares; what is left is the net's to learn."""
         self.mean.copy_(body.mean(0))
         self.std.copy_(body.std(0).clamp_min(1e-3))
+        for i, part in enumerate(self.objects):
+            away = torch.stack([(body[:, k : k + 3] - _point(body, part)).std(0) for k in self.places])
+            self.reach[i] = away.clamp_min(1e-3)
         x, y = self._inputs(body, actions).double(), ((after - body) / self.std).double()
         ridge = 1e-2 * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
         self.linear.copy_(torch.linalg.solve(x.T @ x + ridge, x.T @ y))
+        for part in self.objects:
+            self.linear[:, part] = 0.0
         self.scale.copy_((y - x @ self.linear.double()).std(0).clamp_min(2e-3))
 
     def normalize(self, body: Tensor) -> Tensor:
@@ -78,17 +103,37 @@ class StateModel(ModelMixin, ConfigMixin):
         """The E nets."""
         return [self.net, *self.others]
 
-    def error(self, body: Float[Tensor, "b d"], actions: Tensor, after: Tensor) -> Float[Tensor, "e b d"]:
-        """How far each net is off, in the units of what the linear model leaves."""
-        x = self._inputs(body, actions)
+    def loss(
+        self, seen: Float[Tensor, "b d"], body: Float[Tensor, "b d"], actions: Tensor, after: Tensor
+    ) -> Float[Tensor, ""]:
+        """How far the nets are off, in the units of what the linear model leaves, each net for itself.
+
+        From ``seen``, which may be off, they are to lead to the true body ``after``; an object rests if it did so from
+        the true one before, ``body``.
+        """
+        x = self._inputs(seen, actions)
         with torch.autocast(body.device.type, enabled=False):
-            wanted = ((after - body) / self.std - x @ self.linear) / self.scale
-        return torch.stack([net(x[:, :-1]).float() - wanted for net in self.members])
+            wanted = ((after - seen) / self.std - x @ self.linear) / self.scale
+            change = ((after - body) / self.std / self.scale).abs()
+        total = x.new_zeros(())
+        for member, net in enumerate(self.members):
+            said = net(x[:, :-1]).float()
+            for i, part in enumerate(self.objects):
+                goes, moves = self._moved(member, i, seen, x)
+                moved = change[:, part].amax(-1) > RESTS
+                said[:, part] = torch.where(moved[:, None], goes, wanted[:, part])
+                total = total + F.binary_cross_entropy_with_logits(moves, moved.float())
+            total = total + F.smooth_l1_loss(said, wanted, beta=0.5)
+        return total
 
     def forward(self, bodies: Float[Tensor, "e n d"], actions: Float[Tensor, "n a"]) -> Float[Tensor, "e n d"]:
         """The bodies after one action, each by the net that it belongs to."""
         x = self._inputs(bodies, actions.expand(len(bodies), -1, -1))
         said = torch.stack([net(one[:, :-1]) for net, one in zip(self.members, x, strict=True)])
+        for member, (body, one) in enumerate(zip(bodies, x, strict=True)):
+            for i, part in enumerate(self.objects):
+                goes, moves = self._moved(member, i, body, one)
+                said[member, :, part] = goes * (moves > 0)[:, None]
         return bodies + (x @ self.linear + said * self.scale) * self.std
 
     def roll(
@@ -113,6 +158,21 @@ class StateModel(ModelMixin, ConfigMixin):
 
     def _inputs(self, body: Tensor, actions: Tensor) -> Tensor:
         return torch.cat([self.normalize(body), actions, torch.ones_like(actions[..., :1])], dim=-1)
+
+    def _moved(self, member: int, i: int, body: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(n, numbers) how object i moves if it does, in the units of ``scale``, and (n,) the logit that it does."""
+        part, seen = self.objects[i], x[:, :-1].clone()
+        for mark in self.marks:
+            seen[:, mark] = 0.0
+        for place, reach in zip(self.places, self.reach[i], strict=True):
+            seen[:, place : place + 3] = ((body[:, place : place + 3] - _point(body, part)) / reach).clamp(-FAR, FAR)
+        seen[:, part.start + 2] = x[:, part.start + 2]  # its own height: what it stands on is everywhere as high
+        said = self.movers[member * len(self.objects) + i](seen).float()
+        return said[:, 1:], said[:, 0]
+
+
+def _point(body: Tensor, part: slice) -> Tensor:
+    return body[:, part.start : part.start + 3]
 
 
 class Residual(nn.Module):

@@ -9,6 +9,16 @@ from embodyrl.report import build_report
 pytest.importorskip("playwright.sync_api")
 
 
+# Not wait_for_function, whose polling evaluates a string in the page, which the page's policy forbids.
+SOON = """(v, [test, seconds]) => new Promise((done, late) => {
+  const end = performance.now() + 1000 * seconds;
+  const tests = { decoded: () => v.readyState >= 2, moves: () => v.currentTime > 0.05 };
+  const said = () => `not ${test}: ${v.readyState}, paused ${v.paused}, at ${v.currentTime} of ${v.duration}`;
+  const ask = () => tests[test]() ? done() : performance.now() > end ? late(new Error(said())) : setTimeout(ask, 20);
+  ask();
+})"""
+
+
 @pytest.fixture
 def open_page(chromium, tmp_path):
     """Opens a report; at the end, nothing may have gone wrong in it."""
@@ -78,14 +88,11 @@ def test_videos_play(open_page, runs):
     page.locator("#episodes").scroll_into_view_if_needed()
     for video in page.locator("video").all():
         video.scroll_into_view_if_needed()
-        video.evaluate("v => v.readyState >= 2 || new Promise(r => v.addEventListener('loadeddata', r, {once: true}))")
+        video.evaluate(SOON, ["decoded", 60])
         assert video.evaluate("v => v.error === null && v.videoWidth === 256 && v.duration > 0.2")
     first = page.locator("video").first
     first.scroll_into_view_if_needed()
-    # Not wait_for_function, whose polling evaluates a string in the page, which the page's policy forbids.
-    first.evaluate(
-        "v => new Promise(r => { const ask = () => v.currentTime > 0.05 ? r() : setTimeout(ask, 20); ask() })"
-    )
+    first.evaluate(SOON, ["moves", 60])
     first.click()
     assert first.evaluate("v => v.paused")
 

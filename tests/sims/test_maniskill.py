@@ -318,6 +318,24 @@ def test_contacts_of_the_last_episode_are_forgotten():
     env.close()
 
 
+@pytest.mark.parametrize("task, rgb", [("PushCube-v1", True), ("PickCube-v1", False), ("StackCube-v1", True)])
+def test_the_layout_says_where_hand_and_objects_are(task, rgb):
+    env = make(task=task, num_workers=1, **({"obs": "rgb", "image_size": 16} if rgb else {}))
+    obs = env.reset(init=[2, 5])
+    body = torch.cat([obs.proprio, obs.privileged], dim=1)
+    found = {}
+    for kind, start, numbers in env.spec.layout:
+        assert numbers == (7 if kind in ("hand", "object") else 3)
+        found.setdefault(kind, []).append(body[:, start : start + 3].numpy())
+    assert all(np.allclose(hand, env.engine.tool(), atol=1e-6) for hand in found["hand"])
+    names = {"PushCube-v1": ["obj"], "PickCube-v1": ["cube"], "StackCube-v1": ["cubeA", "cubeB"]}[task]
+    objects = found["object"][: len(names)]
+    assert all(np.array_equal(p, env.engine.position(n)) for p, n in zip(objects, names, strict=True))
+    assert len(found["hand"]) == 2 and len(found["object"]) == (len(names) if rgb else 2 * len(names))
+    assert ("mark" in found) == (task != "StackCube-v1")
+    env.close()
+
+
 def test_no_expert_is_a_sentence():
     env = make(task="RollBall-v1", num_envs=1)
     with pytest.raises(UserError, match="no scripted expert"):

@@ -17,6 +17,7 @@ from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
 from embodyrl.world_models.judge import replay
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.reflectors.calibration import Calibration
+from embodyrl.world_models.state import StateModel
 from embodyrl.world_models.train import WorldTrainConfig, train_world
 
 NEVER = Calibration(bias=-50.0, threshold=1.0)
@@ -133,6 +134,66 @@ def test_trained_with_noise_it_leads_a_dream_back(folder, tmp_path, monkeypatch)
     assert off[1] < 0.85 * off[0] and off[0] > 0.2
     with pytest.raises(UserError, match=r"state_noise is -0\.1; it must be 0 or more"):
         WorldTrainConfig(state_noise=-0.1)
+
+
+LAYOUT = (("hand", 0, 3), ("object", 3, 3), ("mark", 6, 3))
+BODY, REACH = 9, 0.04
+
+
+def pushed(count: int, seed: int, shift: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A hand near a block, an action in cm and what becomes of them: the block moves along where the hand is at it."""
+    draw = torch.Generator().manual_seed(seed)
+    block = torch.cat([0.1 * torch.randn(count, 2, generator=draw) + shift, torch.full((count, 1), 0.02)], dim=1)
+    hand = block + torch.randn(count, 3, generator=draw) * torch.tensor([0.08, 0.08, 0.01])
+    action = torch.rand(count, 3, generator=draw) * 2 - 1
+    body = torch.cat([hand, block, block + torch.tensor([0.2, 0.0, 0.0])], dim=1)
+    after = body.clone()
+    after[:, :3] += 0.01 * action
+    held = (hand - block).norm(dim=1) < REACH
+    after[held, 3:5] += 0.01 * action[held, :2]
+    return body, action, after
+
+
+def test_an_object_rests_until_it_is_touched_wherever_that_is() -> None:
+    body, action, after = pushed(6000, 0, 0.0)
+    missed, ghosts = [], []
+    for layout in (LAYOUT, ()):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = StateModel(BODY, 3, word_dim=1, width=64, layers=2, layout=layout)
+        model.fit_linear(body, action, after)
+        adam = torch.optim.Adam(model.parameters(), lr=3e-3)
+        for step in range(400):
+            rows = torch.randint(len(body), (256,), generator=torch.Generator().manual_seed(step))
+            adam.zero_grad()
+            model.loss(body[rows], body[rows], action[rows], after[rows]).backward()
+            adam.step()
+        elsewhere, moves, there = pushed(2000, 1, 0.5)  # five standard deviations from where it ever was
+        with torch.no_grad():
+            said = model(elsewhere[None], moves)[0]
+        wrong = (said - there)[:, 3:6].abs().amax(1)
+        touched = (there - elsewhere)[:, 3:6].abs().amax(1) > 1e-4
+        missed.append(float((wrong[touched] > 3e-3).float().mean()))
+        ghosts.append(float((wrong[~touched] > 1e-6).float().mean()))
+    assert missed[0] < 0.15 and ghosts[0] < 0.05
+    assert missed[1] > 0.5 and ghosts[1] > 0.9
+
+
+def test_what_an_object_does_depends_on_no_mark_and_no_place_in_the_room(tmp_path: Path) -> None:
+    body, action, after = pushed(300, 0, 0.0)
+    model = StateModel(BODY, 3, word_dim=1, width=32, layers=2, members=2, layout=LAYOUT)
+    model.fit_linear(body, action, after)
+    draw = torch.Generator().manual_seed(0)
+    for parameter in model.movers.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=draw)
+    model.save_pretrained(tmp_path)
+    model = StateModel.from_pretrained(tmp_path)
+    aside = body + torch.tensor([0.03, -0.02, 0.0] * 3)
+    goal = body.clone()
+    goal[:, 6:] += 0.1
+    moved = [(model(x.expand(2, -1, -1), action) - x)[..., 3:6] for x in (body, aside, goal)]
+    assert torch.allclose(moved[0], moved[1], atol=1e-5) and torch.equal(moved[0], moved[2])
+    assert 0 < (moved[0] != 0).any(-1).float().mean() < 1 and not torch.equal(moved[0][0], moved[0][1])
 
 
 def test_the_longest_dream_in_training_grows() -> None:

@@ -242,13 +242,18 @@ def forget_physics(base: Any) -> None:
 
 
 def visual_proprio(base: Any, info: dict[str, Any]) -> Tensor:
-    """(N, P) ManiSkill's state without what only the simulator knows; tasks ask the observation mode what that is."""
+    """(N, P) ``visual_state``, flat."""
+    return _flatten(visual_state(base, info), base.num_envs)
+
+
+def visual_state(base: Any, info: dict[str, Any]) -> dict[str, Any]:
+    """ManiSkill's state without what only the simulator knows; tasks ask the observation mode what that is."""
     from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
 
     kept = base._obs_mode, base.obs_mode_struct
     base._obs_mode, base.obs_mode_struct = "rgb", parse_obs_mode_to_struct("rgb")
     try:
-        return _flatten(base._get_obs_state_dict(info), base.num_envs)
+        return base._get_obs_state_dict(info)
     finally:
         base._obs_mode, base.obs_mode_struct = kept
 

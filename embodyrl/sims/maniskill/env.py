@@ -13,6 +13,7 @@ from torch import Tensor
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.sims.maniskill import build
+from embodyrl.sims.maniskill.layout import layout
 from embodyrl.sims.maniskill.tasks import ManiSkillTask, require_task
 from embodyrl.sims.workers import PooledVecEnv
 from embodyrl.types import EnvSpec, Obs
@@ -141,6 +142,7 @@ class ManiSkillEnv(SteppedVecEnv):
             cameras={name: (image.shape[1], image.shape[2]) for name, image in images.items()},
             privileged_dim=state.shape[1],
             tasks=(config.task,),
+            layout=layout(self.engine.base, config.obs == "rgb"),
         )
         super().__init__(spec, config)
 
