@@ -76,7 +76,7 @@ TASKS = {
 }  # fmt: skip
 """The name is also that of the loop's preset."""
 TINY = {
-    "demos": 8, "shown": 16, "held_out": 12,
+    "demos": 8, "shown": 16, "held_out": 12, "env": ("env.num_envs=8",),
     "sft": ["run.iterations=1", "run.eval_episodes=8", "algorithm.steps_per_iteration=20"],
     "loop": [
         "rounds=2", "first_episodes=24", "episodes=12", "segment=8", "segments=1", "select_episodes=8",
@@ -94,7 +94,7 @@ TINY = {
     "minutes": 0.05,
 }  # fmt: skip
 FULL = {
-    "held_out": 200, "sft": [], "loop": [], "world_episodes": 128,
+    "held_out": 200, "env": (), "sft": [], "loop": [], "world_episodes": 128,
     # More gradient steps per env step than the preset: real steps are what is counted here.
     "simulator": ["run.eval_every=0", "algorithm.utd=0.5", "algorithm.warmup_chunks=1024"],
     "iterations": 0, "minutes": 0.0,
@@ -123,14 +123,16 @@ def run(folder: Path, name: str, seed: int, size: dict, beside: list[str]) -> di
     folder.mkdir(parents=True, exist_ok=True)
     task, sft, loop = TASKS[name], folder / "sft", folder / "loop"
     asked = {"demos": size.get("demos", task.demos), "shown": size.get("shown", task.shown)}
+    env = [*task.env, *size["env"]]
     careful = ("--noise", "0.15", "--episodes", str(asked["demos"]), "--seed", str(seed))
-    demos = collect(folder, "demos", task, *careful)
-    common = [f"run.out={folder}", f"run.seed={seed}", *task.env]
+    demos = collect(folder, "demos", task, *size["env"], *careful)
+    common = [f"run.out={folder}", f"run.seed={seed}", *env]
     imitate = [*common, "run.name=sft", f"data.path={demos}", f"env.seed={seed}", *size["sft"]]
     embodyrl(folder, "imitation", "train", task.imitation, *imitate)
     noisy = ("--noise", "0.5", "--episodes", str(asked["shown"]), "--seed", str(200 + seed))
-    shown = collect(folder, "shown", task, *TRIED, *noisy)
-    how = [f"policy={sft}", f"data=[{shown}]", f"demos={demos}", f"out={loop}", f"seed={seed}", *size["loop"]]
+    shown = collect(folder, "shown", task, *size["env"], *TRIED, *noisy)
+    how = [f"policy={sft}", f"data=[{shown}]", f"demos={demos}", f"out={loop}", f"seed={seed}"]
+    how += [f"env_overrides=[{','.join(env)}]"] * bool(env) + size["loop"]
     embodyrl(folder, "loop", "world", "loop", name, *how)
     book = json.loads((loop / "loop.json").read_text())
 
@@ -166,7 +168,9 @@ def measure(folder: Path, task: Task, seed: int, book: dict, sft: Path, size: di
     path = folder / "world_eval.json"
     if not path.exists():
         tried = ("--episodes", str(size["held_out"]), "--seed", str(300 + seed))
-        held_out = collect(folder, "held_out", task, *TRIED, "--policy", str(sft), "--derail", "0.4", *tried)
+        held_out = collect(
+            folder, "held_out", task, *size["env"], *TRIED, "--policy", str(sft), "--derail", "0.4", *tried
+        )
         model = folder / "loop" / list(book["rounds"])[-1] / "world" / "model"
         looks = [look["checkpoint"] for looks in book["rounds"].values() for look in looks]
         policies = [looks[i] for i in sorted({round(x) for x in np.linspace(0, len(looks) - 1, 6)})]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 def make_env(config: EnvConfig) -> VecEnv:
     """The env that a config names."""
     return registry.load("envs", config.name)(config)
+
+
+def for_episodes(config: EnvConfig, episodes: int) -> EnvConfig:
+    """With no more envs than there will be episodes: one of LIBERO's takes seconds and 100 MB."""
+    return dataclasses.replace(config, num_envs=min(config.num_envs, episodes))
 
 
 def make_policy(config: Any, spec: EnvSpec, seed: int, device: torch.device | str = "cpu") -> Any:
@@ -58,7 +64,7 @@ class Envs:
         self.rollouts = rollouts
         self._configs = {
             "train": config.env,
-            "eval": config.env.for_evaluation(config.run.eval_split),
+            "eval": for_episodes(config.env.for_evaluation(config.run.eval_split), config.run.eval_episodes),
         }
         self._built: dict[str, VecEnv] = {}
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embodyrl import checkpoint
 from embodyrl.buffers import Episode
-from embodyrl.build import load_config, make_env, make_policy, pick_device
+from embodyrl.build import for_episodes, load_config, make_env, make_policy, pick_device
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
 from embodyrl.policies.guidance import GuidedPolicy
@@ -111,14 +111,14 @@ def evaluate_checkpoint(
     config = load_config(path, overrides)
     if not any(o.startswith("env.split=") for o in overrides):
         config = dataclasses.replace(config, env=config.env.for_evaluation(config.run.eval_split))
-    device = pick_device(config.run.device)
-    env = make_env(config.env)
+    device, episodes = pick_device(config.run.device), episodes or config.run.eval_episodes
+    env = make_env(for_episodes(config.env, episodes))
     try:
         policy: Any = make_policy(config.policy, env.spec, config.run.seed, device)
         checkpoint.load_policy(path, policy, env.spec)
         if base:
             policy = GuidedPolicy(policy, _base_policy(base, env.spec, device), guidance)
-        inits = first_inits(env.spec, episodes or config.run.eval_episodes)
+        inits = first_inits(env.spec, episodes)
         result = evaluate(env, policy, inits, seed=seed, device=device)
     finally:
         env.close()

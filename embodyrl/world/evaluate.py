@@ -58,7 +58,7 @@ def evaluate_world(
     if held_out:
         starts = starts[clips.held_out(held_out)[starts]]
     clips.latents = encode(model, clips)
-    real = dataclasses.replace(WorldModelConfig(model=path).for_evaluation("eval"), num_envs=64)
+    real = dataclasses.replace(WorldModelConfig(model=path).for_evaluation("eval"), num_envs=min(64, episodes))
     prob, lasted = probabilities(model, clips, starts)
     solved = solved_after(clips, starts, model.horizon, len(prob)) & lasted
     result: dict[str, Any] = {

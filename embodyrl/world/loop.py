@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embodyrl.build import make_env
+from embodyrl.build import for_episodes, make_env
 from embodyrl.config import build, compose, env_config, merge, read_preset
 from embodyrl.data.collect import collect_dataset
 from embodyrl.data.lerobot_read import open_dataset
@@ -273,7 +273,7 @@ class Book:
         """A policy on held-out initial states, unless that is known."""
         if self.page.get(when, {}).get("checkpoint") == path:
             return
-        env = make_env(dataclasses.replace(real, split="eval"))
+        env = make_env(for_episodes(dataclasses.replace(real, split="eval"), config.eval_episodes))
         try:
             result = score_policy(env, path, config.eval_episodes, config.seed)
         finally:
