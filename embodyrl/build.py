@@ -27,7 +27,7 @@ def make_env(config: EnvConfig) -> VecEnv:
 
 
 def for_episodes(config: EnvConfig, episodes: int) -> EnvConfig:
-    """With no more envs than there will be episodes: one of LIBERO's takes seconds and 100 MB."""
+    """With no more envs than there will be episodes: one of LIBERO's takes seconds to build."""
     return dataclasses.replace(config, num_envs=min(config.num_envs, episodes))
 
 
