@@ -76,10 +76,10 @@ TASKS = {
 }  # fmt: skip
 """The name is also that of the loop's preset."""
 TINY = {
-    "demos": 8, "shown": 16, "held_out": 12, "env": ("env.num_envs=8",),
+    "demos": 8, "shown": 16, "held_out": 8, "env": ("env.num_envs=8",),
     "sft": ["run.iterations=1", "run.eval_episodes=8", "algorithm.steps_per_iteration=20"],
     "loop": [
-        "rounds=2", "first_episodes=24", "episodes=12", "segment=8", "segments=1", "select_episodes=8",
+        "rounds=2", "first_episodes=8", "episodes=8", "segment=8", "segments=1", "select_episodes=8",
         "eval_episodes=8", "near=0.5",
         "world=[steps=300,codec_steps=60,state_steps=200,batch_size=32,width=32,layers=1,channels=32,max_false_positives=1.0,held_out=0.5]",
         "refresh=[steps=5,max_false_positives=1.0,held_out=0.5]",
