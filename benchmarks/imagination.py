@@ -48,6 +48,7 @@ class Task:
         env: its settings in both of them.
         demos: demonstrations.
         shown: a noisy expert's episodes, failures among them, that the world model learns from besides.
+        noise: of that expert, such that it fails about half of the time.
     """
 
     title: str
@@ -57,6 +58,7 @@ class Task:
     env: tuple[str, ...] = ()
     demos: int = 100
     shown: int = 200
+    noise: float = 0.5
 
 
 TASKS = {
@@ -71,7 +73,7 @@ TASKS = {
     "libero_object": Task(
         "three tasks of LIBERO-Object, two 128x128 cameras",
         ("libero", "env.suite=libero_object", "env.task_ids=[0,1,2]", "env.image_size=128", "env.num_envs=24"),
-        "libero_object_sft", "libero_object_sac_flow", ("env.image_size=128",), demos=30,
+        "libero_object_sft", "libero_object_sac_flow", ("env.image_size=128",), demos=30, noise=0.2,
     ),
 }  # fmt: skip
 """The name is also that of the loop's preset."""
@@ -129,7 +131,7 @@ def run(folder: Path, name: str, seed: int, size: dict, beside: list[str]) -> di
     common = [f"run.out={folder}", f"run.seed={seed}", *env]
     imitate = [*common, "run.name=sft", f"data.path={demos}", f"env.seed={seed}", *size["sft"]]
     embodyrl(folder, "imitation", "train", task.imitation, *imitate)
-    noisy = ("--noise", "0.5", "--episodes", str(asked["shown"]), "--seed", str(200 + seed))
+    noisy = ("--noise", str(task.noise), "--episodes", str(asked["shown"]), "--seed", str(200 + seed))
     shown = collect(folder, "shown", task, *size["env"], *TRIED, *noisy)
     how = [f"policy={sft}", f"data=[{shown}]", f"demos={demos}", f"out={loop}", f"seed={seed}"]
     how += [f"env_overrides=[{','.join(env)}]"] * bool(env) + size["loop"]
