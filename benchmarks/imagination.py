@@ -104,13 +104,17 @@ FULL = {
 """0 iterations and minutes mean as many as the loop took."""
 
 
-def embodyrl(folder: Path, stage: str, *arguments: str) -> None:
-    """Runs a command; its minutes are added to the stage's, also over interruptions."""
+def embodyrl(folder: Path, stage: str, *arguments: str, capture: bool = False) -> str:
+    """Runs a command and returns its output where that is captured; its minutes are added to the stage's."""
     path = folder / "minutes.json"
     minutes = json.loads(path.read_text()) if path.exists() else {}
     began = time.monotonic()
-    subprocess.run([sys.executable, "-m", "embodyrl.cli", *arguments], check=True)
+    output = subprocess.PIPE if capture else None
+    done = subprocess.run([sys.executable, "-m", "embodyrl.cli", *arguments], check=False, stdout=output, text=True)
     path.write_text(json.dumps(minutes | {stage: minutes.get(stage, 0.0) + (time.monotonic() - began) / 60}))
+    if done.returncode:
+        raise SystemExit(f"{folder}: stopped at {stage}, see above. The same command goes on from there.")
+    return done.stdout or ""
 
 
 def collect(folder: Path, name: str, task: Task, *arguments: str) -> Path:
@@ -176,14 +180,9 @@ def measure(folder: Path, task: Task, seed: int, book: dict, sft: Path, size: di
         model = folder / "loop" / list(book["rounds"])[-1] / "world" / "model"
         looks = [look["checkpoint"] for looks in book["rounds"].values() for look in looks]
         policies = [looks[i] for i in sorted({round(x) for x in np.linspace(0, len(looks) - 1, 6)})]
-        done = subprocess.run(
-            [
-                sys.executable, "-m", "embodyrl.cli", "world", "eval", str(model), "--data", str(held_out), "--json",
-                "--episodes", str(size["world_episodes"]), "--policies", *policies,
-            ],
-            check=True, capture_output=True, text=True,
-        )  # fmt: skip
-        path.write_text(done.stdout.splitlines()[-1])
+        how = ["--data", str(held_out), "--episodes", str(size["world_episodes"]), "--policies", *policies, "--json"]
+        found = embodyrl(folder, "measures", "world", "eval", str(model), *how, capture=True)
+        path.write_text(found.splitlines()[-1])
     return json.loads(path.read_text())
 
 
