@@ -83,6 +83,9 @@ def as_evaluator(
 ) -> dict[str, Any]:
     """Policies scored in the dream and in the real env: does the dream put them in the right order?
 
+    Both begin at the real env's initial states. A model's own keyframes would be others: those of replays are the ones
+    that some policy has solved.
+
     Args:
         model_path: folder of the world model.
         policies: at least three checkpoints or runs of different quality.
@@ -96,18 +99,18 @@ def as_evaluator(
     """
     if len(policies) < 3:
         raise UserError(f"A correlation over {len(policies)} policies says nothing; give at least three checkpoints.")
-    rows = []
-    config = WorldModelConfig(model=model_path, num_envs=64, split="eval")
-    envs: dict[str, Any] = {"imagined": WorldModelEnv(config), "real": make_env(real)}
+    rows, world = [], make_env(real)
+    dream = WorldModelEnv(WorldModelConfig(model=model_path, num_envs=world.spec.num_envs, split="eval"))
     try:
         for path in policies:
-            results = {name: score_policy(env, path, episodes, seed) for name, env in envs.items()}
-            rates = {name: result.successes / len(result.episodes) for name, result in results.items()}
-            dreams = [believed(path, envs["real"], model_path, after, seed) for after in AFTER]
-            rows.append({"policy": path, **rates, "believed": dreams})
+            result = score_policy(world, path, episodes, seed)
+            rates = {
+                "imagined": imagined_successes(path, world, dream, episodes, seed) / episodes,
+                "real": result.successes / len(result.episodes),
+            }
+            rows.append({"policy": path, **rates, "believed": [believed(path, world, dream, k, seed) for k in AFTER]})
     finally:
-        for env in envs.values():
-            env.close()
+        world.close()
     imagined, truth = (torch.tensor([row[k] for row in rows]) for k in ("imagined", "real"))
     return {
         "policies": rows,
@@ -137,13 +140,24 @@ def score_policy(env: VecEnv, path: str, episodes: int, seed: int) -> Evaluation
     return evaluate(env, load(path, env, seed), first_inits(env.spec, episodes), seed=seed)
 
 
-def believed(path: str, real: VecEnv, model_path: str, after: int = 0, seed: int = 0) -> dict[str, float]:
+def imagined_successes(path: str, real: VecEnv, dream: WorldModelEnv, episodes: int, seed: int = 0) -> int:
+    """How many of the real env's first initial states a checkpoint or run solves in dreams that begin there."""
+    n, policy, generator = real.spec.num_envs, load(path, real), torch.Generator().manual_seed(seed)
+    solved, inits = 0, first_inits(real.spec, episodes)
+    for first in range(0, episodes, n):
+        some = inits[first : first + n]
+        obs = dream.dream_from(real.reset(init=[*some, *some[-1:] * (n - len(some))]))
+        solved += int(_dreamt(dream, policy, obs, torch.arange(n) < len(some), generator)[0].sum())
+    return solved
+
+
+def believed(path: str, real: VecEnv, dream: WorldModelEnv, after: int = 0, seed: int = 0) -> dict[str, float]:
     """How much of what a policy achieves in dreams is true: the same actions are carried out in the real env.
 
     Args:
         path: checkpoint or run.
         real: N real envs.
-        model_path: folder of the world model.
+        dream: as many dreams.
         after: chunks that the policy acts in the real env before the dream begins where that stands.
         seed: of the policy's noise.
 
@@ -152,34 +166,37 @@ def believed(path: str, real: VecEnv, model_path: str, after: int = 0, seed: int
         and ``both``: dreams that were solved and truly so, by the end of the same chunk.
     """
     n, policy, generator = real.spec.num_envs, load(path, real), torch.Generator().manual_seed(seed)
-    env = WorldModelEnv(WorldModelConfig(model=model_path, num_envs=n, split="eval"))
-
-    def act(obs: Obs) -> Tensor:
-        return policy.sample(obs, generator=generator, mode="eval").actions
-
     inits = first_inits(real.spec, n)
     seen, taken, over = [real.reset(init=inits)], [], torch.zeros(n, dtype=torch.bool)
     for _ in range(after):
-        taken.append(act(seen[-1]))
+        taken.append(policy.sample(seen[-1], generator=generator, mode="eval").actions)
         step = real.step(taken[-1])
         seen.append(step.obs)
         over |= step.done
     horizon = sum(chunk.shape[1] for chunk in taken)
-    obs = env.dream_from(seen[-1], first=seen[0], previous=seen[max(0, after - 1)], age=horizon)
-    imagined, running, dreamt = torch.zeros_like(over), ~over, []
-    while running.any():
-        dreamt.append((act(obs), running))
-        step = env.step(dreamt[-1][0])
-        obs, imagined = step.obs, imagined | (step.success & running)
-        running = running & ~step.done
+    obs = dream.dream_from(seen[-1], first=seen[0], previous=seen[max(0, after - 1)], age=horizon)
+    imagined, chunks = _dreamt(dream, policy, obs, ~over, generator)
     real.reset(init=inits)
     for chunk in taken:
         real.step(chunk)
     true = torch.zeros_like(over)
-    for chunk, going in dreamt:
+    for chunk, going in chunks:
         true |= real.step(chunk).success & going
-    counts = {"imagined": imagined & ~over, "true": true & ~over, "both": imagined & true & ~over}
+    counts = {"imagined": imagined, "true": true, "both": imagined & true}
     return {"after": after, "episodes": int((~over).sum()), **{k: int(v.sum()) for k, v in counts.items()}}
+
+
+def _dreamt(
+    dream: WorldModelEnv, policy: Any, obs: Obs, running: Tensor, generator: torch.Generator
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """Dreams until all that run are over: (N,) bool which were solved, and every chunk with (N,) bool which ran."""
+    solved, chunks = torch.zeros_like(running), []
+    while running.any():
+        chunks.append((policy.sample(obs, generator=generator, mode="eval").actions, running))
+        step = dream.step(chunks[-1][0])
+        obs, solved = step.obs, solved | (step.success & running)
+        running = running & ~step.done
+    return solved, chunks
 
 
 def print_world(result: dict[str, Any]) -> None:
