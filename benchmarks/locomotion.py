@@ -47,6 +47,7 @@ VARIANTS = {
     "path": ("SAC-Flow, entropy of the path", GATED, {"name": "sac_flow", **PATH}),
     "published": ("SAC-Flow without -log(std)", GATED, {"name": "published_density", **PATH}),
     "sac": ("plain SAC (Gaussian)", GAUSSIAN, {"name": "sac_flow"}),
+    "crossq": ("SAC-Flow, CrossQ's critics", GATED, {"name": "sac_flow", "critic_norm": "batch", "policy_delay": 3}),
 }
 NUM_ENVS, NUM_CHUNKS = 4, 16
 ALONE = {"OMP_NUM_THREADS": "1"}
