@@ -13,9 +13,10 @@ import time
 from typing import IO, Any
 
 from embodyrl import errors
+from embodyrl.checkpoint import spec_from_json
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError
-from embodyrl.sims.worker_process import config_to_json, receive_message, send_message, spec_from_json
+from embodyrl.sims.worker_process import config_to_json, receive_message, send_message
 from embodyrl.types import EnvSpec
 
 

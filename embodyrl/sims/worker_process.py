@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from embodyrl import registry
+from embodyrl.checkpoint import spec_from_json
 from embodyrl.errors import UserError
 from embodyrl.types import EnvSpec, Obs, Step
 
@@ -122,12 +123,6 @@ def _restore(hint: Any, value: Any) -> Any:
     if origin is dict and len(args) == 2:
         return {key: _restore(args[1], item) for key, item in value.items()}
     return value
-
-
-def spec_from_json(data: dict[str, Any]) -> EnvSpec:
-    """An ``EnvSpec`` from plain data."""
-    cameras = {name: (int(size[0]), int(size[1])) for name, size in data["cameras"].items()}
-    return EnvSpec(**{**data, "cameras": cameras, "tasks": tuple(data["tasks"])})
 
 
 class _Host:
