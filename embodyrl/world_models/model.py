@@ -348,4 +348,4 @@ def use_bf16(precision: str, device: torch.device) -> bool:
         return precision == "bf16"
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported()
-    return bool(torch.cpu._is_amx_tile_supported())
+    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
