@@ -1,10 +1,12 @@
 """``FrameCodec``: camera frames to small latent maps and back, one frame at a time.
 
-What is in the background of every frame (the median over the training data) is not encoded: a latent holds what differs
-from it, and the loss counts that more, or blocks of a few pixels would be lost among thousands of the table.
+A frame is painted over the background, which is the median of the training data: the decoder says colours and how much
+of the background they hide, so that a latent need not hold the grain of a table.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +37,7 @@ class FrameCodec(ModelMixin, ConfigMixin):
         super().__init__()
         half = channels // 2
         self.encoder = nn.Sequential(
-            nn.Conv2d(3, half, 8, stride=4, padding=2),
+            nn.Conv2d(6, half, 8, stride=4, padding=2),
             Residual(half),
             nn.Conv2d(half, channels, 4, stride=2, padding=1),
             Residual(channels),
@@ -48,7 +50,7 @@ class FrameCodec(ModelMixin, ConfigMixin):
             nn.Conv2d(channels, 4 * half, 1),
             nn.PixelShuffle(2),
             Residual(half),
-            nn.Conv2d(half, 3 * 16, 3, padding=1),
+            nn.Conv2d(half, 4 * 16, 3, padding=1),
             nn.PixelShuffle(4),
         )
         self.register_buffer("background", torch.zeros(num_views, 3, height, width))
@@ -61,31 +63,35 @@ class FrameCodec(ModelMixin, ConfigMixin):
         c = self.config
         return c["latent_channels"], c["height"] // FACTOR, c["width"] // FACTOR
 
-    def residual(self, frames: UInt8[Tensor, "b v h w 3"]) -> Float[Tensor, "b v 3 h w"]:
-        """Frames minus the background, 1 being the whole range of brightness."""
-        return frames.permute(0, 1, 4, 2, 3).float() / 255.0 - self.background
-
     def encode(self, frames: UInt8[Tensor, "b v h w 3"]) -> Float[Tensor, "b v c y x"]:
         """Latents of B frames of every view."""
-        z = self.encoder(self.residual(frames).flatten(0, 1).to(memory_format=torch.channels_last))
+        seen = brightness(frames)
+        seen = torch.cat([seen - self.background, seen - 0.5], dim=2)
+        z = self.encoder(seen.flatten(0, 1).contiguous(memory_format=torch.channels_last))
         return ((z - self.shift) / self.scale).unflatten(0, frames.shape[:2])
 
     def decode(self, latents: Float[Tensor, "b v c y x"]) -> UInt8[Tensor, "b v h w 3"]:
         """The frames that latents stand for."""
-        pixels = self.decode_residual(latents).float() + self.background
-        return (pixels * 255.0).round().clamp(0, 255).to(torch.uint8).permute(0, 1, 3, 4, 2)
+        return (self.paint(latents) * 255.0).round().clamp(0, 255).to(torch.uint8).permute(0, 1, 3, 4, 2)
 
-    def decode_residual(self, latents: Float[Tensor, "b v c y x"]) -> Float[Tensor, "b v 3 h w"]:
-        """What ``residual`` gives, from latents."""
+    def paint(self, latents: Float[Tensor, "b v c y x"]) -> Float[Tensor, "b v 3 h w"]:
+        """What latents stand for as ``brightness``, which may leave [0, 1] by a little."""
         z = (latents * self.scale + self.shift).flatten(0, 1).to(memory_format=torch.channels_last)
-        return self.decoder(z).unflatten(0, latents.shape[:2])
+        colour, hides = self.decoder(z).unflatten(0, latents.shape[:2]).float().split([3, 1], dim=2)
+        return self.background.lerp(colour + 0.5, (hides - 2.0).sigmoid())  # at first it hides little
+
+
+def brightness(frames: UInt8[Tensor, "b v h w 3"]) -> Float[Tensor, "b v 3 h w"]:
+    """Bytes as numbers from 0 to 1."""
+    return frames.permute(0, 1, 4, 2, 3).float() / 255.0
 
 
 class Residual(nn.Module):
-    """x + two convolutions of it."""
+    """x + two convolutions of it, normalised."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
+        self.norm = nn.GroupNorm(math.gcd(8, channels), channels)
         self.first = nn.Conv2d(channels, channels, 3, padding=1)
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
         nn.init.zeros_(self.second.weight)
@@ -93,4 +99,4 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The same shape."""
-        return x + self.second(F.silu(self.first(F.silu(x))))
+        return x + self.second(F.silu(self.first(F.silu(self.norm(x)))))

@@ -9,28 +9,50 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from embodyrl.world_models.backbone import FlowMap
 from embodyrl.world_models.clips import Clips
+from embodyrl.world_models.codec import brightness
 from embodyrl.world_models.model import Dream, WorldModel
 
 OFF_BACKGROUND, BACKGROUND_WEIGHT = 0.08, 9.0
-"""A pixel that differs so much from the background counts so much more: small objects are few pixels."""
+"""A pixel that differs so much from the background counts so much more, on average: see ``colour_weights``."""
+BINS, EVEN = 8, 0.9
+"""Parts of each colour's range, and how much of a colour's frequency is taken to be that of all others."""
 CHANGED, CHANGE_WEIGHT = 0.5, 5.0
 """The same for a latent cell that changes over the chunk."""
 
 
-def codec_loss(model: WorldModel, clips: Clips, rows: Tensor) -> Tensor:
-    """Weighted error of the reconstruction of B frames, in units of brightness."""
-    device = model.device
-    target = model.codec.residual(clips.frames(rows).to(device))
-    views = target.shape[1]
-    latent = model.codec.encoder(target.flatten(0, 1).contiguous(memory_format=torch.channels_last))
-    error = model.codec.decode_residual(latent.unflatten(0, (-1, views))).float() - target
-    off = (target.abs().amax(2, keepdim=True) > OFF_BACKGROUND).float()
-    weight = 1.0 + (BACKGROUND_WEIGHT - 1.0) * off
-    return (weight * (error.square() + 0.1 * error.abs())).mean()
+def codec_loss(model: WorldModel, clips: Clips, rows: Tensor, colours: Tensor) -> Tensor:
+    """Weighted error of the reconstruction of B frames, in units of brightness; ``colours`` from ``colour_weights``."""
+    frames = clips.frames(rows).to(model.device)
+    target, off = brightness(frames), _off_background(model, frames)
+    error = model.codec.paint(model.codec.encode(frames)) - target
+    weight = torch.where(off, BACKGROUND_WEIGHT * colours.to(model.device)[_colour(frames)], 1.0)
+    return (weight[:, :, None] * (error.square() + 0.1 * error.abs())).mean()
+
+
+def colour_weights(model: WorldModel, clips: Clips, rows: Tensor) -> Float[Tensor, " colours"]:
+    """How much a pixel that is not background counts by its colour; 1 on average.
+
+    A block is few pixels where a robot is many, so rare colours count more (class rebalancing, arXiv:1603.08511).
+    """
+    frames = clips.frames(rows[:: max(1, len(rows) // 500)]).to(model.device)
+    shown = _colour(frames)[_off_background(model, frames)]
+    share = torch.bincount(shown, minlength=BINS**3).double().cpu() / max(1, len(shown))
+    weight = 1.0 / ((1.0 - EVEN) * share + EVEN / BINS**3)
+    return (weight / (weight * share).sum().clamp_min(1e-9)).float()
+
+
+def _off_background(model: WorldModel, frames: Tensor) -> Bool[Tensor, "b v h w"]:
+    return (brightness(frames) - model.codec.background).abs().amax(2) > OFF_BACKGROUND
+
+
+def _colour(frames: UInt8[Tensor, "b v h w 3"]) -> Int[Tensor, "b v h w"]:
+    red, green, blue = (frames.long() * BINS // 256).unbind(-1)
+    return (red * BINS + green) * BINS + blue
 
 
 def dynamics_loss(

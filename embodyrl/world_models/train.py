@@ -34,7 +34,7 @@ from embodyrl.world_models.config import WorldTrainConfig
 from embodyrl.world_models.fresh import build, go_on, with_state
 from embodyrl.world_models.judge import doubt_limit, fit_calibration, replay, spread_limit
 from embodyrl.world_models.model import WorldModel, use_bf16
-from embodyrl.world_models.objectives import codec_loss, draw_clips, dynamics_loss, state_loss
+from embodyrl.world_models.objectives import codec_loss, colour_weights, draw_clips, dynamics_loss, state_loss
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.stage import Stage
 from embodyrl.world_models.styles import restyled
@@ -164,8 +164,7 @@ def fit(
 
     def codec_step(step: int) -> tuple[Tensor, dict[str, Tensor]]:
         chosen = rows[torch.randint(len(rows), (config.batch_size,), generator=_seeded(config.seed, 1, step))]
-        loss = codec_loss(model, clips, chosen)
-        return loss, {}
+        return codec_loss(model, clips, chosen, colours), {}
 
     def state_step(step: int) -> tuple[Tensor, dict[str, Tensor]]:
         generator = _seeded(config.seed, 3, step)
@@ -182,6 +181,7 @@ def fit(
 
     followed = rows[rows + 1 < clips.end[rows]]
     words = embed_sentences(clips.sentences).to(device)
+    colours = colour_weights(model, clips, rows) if codec.done < codec.steps else torch.ones(0)
     with MetricsWriter(folder, (), total()) as metrics:
         try:
             run("codec", codec, codec_step)
