@@ -60,6 +60,9 @@ def add_world(verb: Verb, adder: Callable[[Any], Verb]) -> None:
     sub.add_argument("--policies", nargs="+", default=[], help="checkpoints or runs to score in the dream and for real")
     sub.add_argument("--episodes", type=int, default=256, help="per policy (default: %(default)s)")
     sub.add_argument("--reflector", default="", help="folder of a reflector to score beside the model's success head")
+    sub.add_argument(
+        "--pictures", default="", metavar="FILE.png", help="draws some of the episodes beside their dreams"
+    )
     sub.add_argument("--json", action="store_true", help="for a machine to read")
 
     sub = verb("play", _play, "Drive a dream by keyboard, beside the real env given the same actions.", PLAY_HELP)
@@ -91,7 +94,13 @@ def _eval(a: argparse.Namespace) -> int:
     from embodyrl.world.evaluate import evaluate_world, print_world
 
     result = evaluate_world(
-        a.model, a.data, a.policies, held_out=a.held_out, episodes=a.episodes, reflector=a.reflector
+        a.model,
+        a.data,
+        a.policies,
+        held_out=a.held_out,
+        episodes=a.episodes,
+        reflector=a.reflector,
+        pictures=a.pictures,
     )
     if a.json:
         print(json.dumps(result))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -47,6 +47,11 @@ class EnvConfig:
     def for_evaluation(self, split: str) -> EnvConfig:
         """The env that a policy is scored in; a world model names the real one here."""
         return replace(self, split=split)
+
+    def lasting(self, steps: int) -> EnvConfig:
+        """The same env with this time limit, where it has a setting for that."""
+        has_one = any(field.name == "max_episode_steps" for field in fields(self))
+        return replace(self, max_episode_steps=steps) if has_one else self  # pyright: ignore[reportCallIssue]
 
 
 @runtime_checkable

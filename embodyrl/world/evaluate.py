@@ -15,6 +15,7 @@ from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
 from embodyrl.evaluate import Evaluation, evaluate, first_inits
 from embodyrl.types import Obs
+from embodyrl.world.pictures import draw_dreams
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
 from embodyrl.world_models.evaluate import by_depth, speed, swapped
@@ -37,6 +38,7 @@ def evaluate_world(
     held_out: float = 0.0,
     episodes: int = 256,
     reflector: str = "",
+    pictures: str = "",
 ) -> dict[str, Any]:
     """All measures of a world model.
 
@@ -47,6 +49,7 @@ def evaluate_world(
         held_out: as in training; 0 uses all episodes.
         episodes: per policy.
         reflector: folder of one to score beside the model's own success head.
+        pictures: where to draw some of the episodes beside their dreams; empty draws none.
 
     Raises:
         UserError: no world model, no data, or no reflector there, or it looks at other cameras.
@@ -58,6 +61,8 @@ def evaluate_world(
     if held_out:
         starts = starts[clips.held_out(held_out)[starts]]
     clips.latents = encode(model, clips)
+    if pictures:
+        draw_dreams(model, clips, starts, pictures)
     real = dataclasses.replace(WorldModelConfig(model=path).for_evaluation("eval"), num_envs=min(64, episodes))
     prob, lasted = probabilities(model, clips, starts)
     solved = solved_after(clips, starts, model.horizon, len(prob)) & lasted
@@ -67,7 +72,8 @@ def evaluate_world(
         "outcomes": outcomes(model.calibration, prob, lasted, solved.any(0)),
         "judged": judged(model, clips, starts, beside),
     }
-    train_split = make_env(dataclasses.replace(real, split=model.env["split"]))
+    longest = max(model.spec.max_episode_steps, int((clips.end[starts] - starts).max()))
+    train_split = make_env(dataclasses.replace(real, split=model.env["split"]).lasting(longest))
     try:
         result["swapped_actions"] = swapped(model, clips, starts, train_split)
     finally:

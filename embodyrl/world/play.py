@@ -56,10 +56,7 @@ class SideBySide:
         self.dream = WorldModelEnv(config)
         self.real: VecEnv | None = None
         if WorldModel.read_meta(model)["env"]:
-            real = dataclasses.replace(config.for_evaluation("eval"), num_envs=1)
-            if hasattr(real, "max_episode_steps"):
-                real = dataclasses.replace(real, max_episode_steps=steps)  # pyright: ignore[reportCallIssue]
-            self.real = make_env(real)
+            self.real = make_env(dataclasses.replace(config.for_evaluation("eval").lasting(steps), num_envs=1))
         self.hz = self.dream.spec.control_hz or 10.0
         self.begin(0)
 
