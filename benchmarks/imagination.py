@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -34,6 +35,8 @@ from embodyrl.stats import bootstrap_iqm, wilson
 
 HERE = Path(__file__).parent
 TRIED = ("--keep-failures", "--past-success", "5")
+DEPTH = 80
+"""Actions of the longest dreams whose pictures are measured."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ TINY = {
         "dream_overrides=[env.num_envs=4,algorithm.num_chunks=2,algorithm.warmup_chunks=16,algorithm.batch_size=8]",
     ],
     "world_episodes": 8,
+    "deep": 8,
     "simulator": [
         "env.num_envs=4", "algorithm.num_chunks=8", "algorithm.warmup_chunks=32", "algorithm.batch_size=8",
         "run.eval_episodes=8", "run.videos=0",
@@ -96,7 +100,7 @@ TINY = {
     "minutes": 0.05,
 }  # fmt: skip
 FULL = {
-    "held_out": 200, "env": (), "sft": [], "loop": [], "world_episodes": 128,
+    "held_out": 200, "env": (), "sft": [], "loop": [], "world_episodes": 128, "deep": 64,
     # More gradient steps per env step than the preset: real steps are what is counted here.
     "simulator": ["run.eval_every=0", "algorithm.utd=0.5", "algorithm.warmup_chunks=1024"],
     "iterations": 0, "minutes": 0.0,
@@ -149,7 +153,8 @@ def run(folder: Path, name: str, seed: int, size: dict, beside: list[str]) -> di
         "same_steps": [f"run.iterations={size['iterations'] or -(-steps // an_iteration)}"],
         "same_minutes": ["run.iterations=100000", f"run.minutes={size['minutes'] or minutes}"],
     }
-    world = measure(folder, task, seed, book, sft, size)
+    last_world = folder / "loop" / list(book["rounds"])[-1] / "world" / "model"
+    world = measure(folder, task, seed, book, sft, size, last_world)
     simulator = {}
     for budget in beside:
         start = [f"run.init_checkpoint={sft}", f"run.name={budget}", f"data.path={demos}"]
@@ -166,10 +171,11 @@ def run(folder: Path, name: str, seed: int, size: dict, beside: list[str]) -> di
         "loop": book,
         "simulator": simulator,
         "world": world,
+        "deep": dream_deep(folder, task, seed, sft, size, last_world),
     }
 
 
-def measure(folder: Path, task: Task, seed: int, book: dict, sft: Path, size: dict) -> dict:
+def measure(folder: Path, task: Task, seed: int, book: dict, sft: Path, size: dict, model: Path) -> dict:
     """What the last world model is worth, on episodes and policies of its own."""
     path = folder / "world_eval.json"
     if not path.exists():
@@ -186,6 +192,19 @@ def measure(folder: Path, task: Task, seed: int, book: dict, sft: Path, size: di
     return json.loads(path.read_text())
 
 
+def dream_deep(folder: Path, task: Task, seed: int, sft: Path, size: dict, model: Path) -> dict:
+    """Pictures by depth, on a few episodes that last longer than the task allows, and ``dreams.png`` of them."""
+    path = folder / "deep_eval.json"
+    if not path.exists():
+        tried = ("--policy", str(sft), "--derail", "0.4", "--episodes", str(size["deep"]), "--seed", str(400 + seed))
+        deep = collect(folder, "deep", task, *size["env"], f"env.max_episode_steps={DEPTH}", *TRIED, *tried)
+        how = ["--data", str(deep), "--pictures", str(folder / "dreams.png"), "--json"]
+        found = embodyrl(folder, "measures", "world", "eval", str(model), *how, capture=True)
+        path.write_text(found.splitlines()[-1])
+    found = json.loads(path.read_text())
+    return {"by_depth": found["by_depth"], "outcomes": found["outcomes"]}
+
+
 def rates(result: dict) -> dict[str, float]:
     """Real success on held-out states: the imitated policy, the loop's, the simulator's."""
     loop = result["loop"]
@@ -200,7 +219,7 @@ def plot(seeds: list[dict], path: Path) -> None:
         found = rates(result)
         names = [name.replace("_", "\n") for name in found]
         axes[0].plot(names, [100 * x for x in found.values()], "o", label=f"seed {result['seed']}")
-        depth = result["world"]["by_depth"]
+        depth = result["deep"]["by_depth"]
         axes[1].plot([d["steps"] for d in depth], [d["psnr"] for d in depth], label=f"seed {result['seed']}")
         axes[1].plot([d["steps"] for d in depth], [d["psnr_still"] for d in depth], color="grey", linewidth=0.8)
         rows = result["world"]["as_evaluator"]["policies"]
@@ -246,6 +265,7 @@ def main() -> None:
         }
         (where / f"imagination_{a.task}.json").write_text(json.dumps(result, indent=1))
         plot(seeds, where / f"imagination_{a.task}.png")
+        shutil.copy(a.out / a.task / str(a.seeds[0]) / "dreams.png", where / f"imagination_{a.task}_dreams.png")
         print(json.dumps({"iqm": result["iqm"]}), flush=True)
 
 

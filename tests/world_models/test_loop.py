@@ -64,6 +64,10 @@ def test_from_nothing_and_beside_the_simulator(tmp_path) -> None:
     assert set(result["iqm"]) == {"imitated", "dream", "same_steps", "same_minutes"}
     assert list(seed["loop"]["rounds"]) == ["round_0", "round_1"] and seed["loop"]["real_steps"] > 24 * 5
     assert seed["world"]["as_evaluator"]["policies"][0]["believed"][0]["after"] == 0
+    assert (
+        seed["deep"]["by_depth"][-1]["steps"] > 64
+        and (tmp_path / "out" / "imagination_mujoco_pick_dreams.png").exists()
+    )
     minutes = seed["minutes"]
     subprocess.run(command, check=True)  # nothing is done twice
     again = json.loads((tmp_path / "out" / "imagination_mujoco_pick.json").read_text())["seeds"][0]

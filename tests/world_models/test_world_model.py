@@ -4,8 +4,10 @@ import dataclasses
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from squares import SIZE, SPEC, T, squares
 
 from embodyrl import checks
@@ -13,14 +15,16 @@ from embodyrl.data.demos import Demonstrations
 from embodyrl.errors import UserError
 from embodyrl.types import Obs
 from embodyrl.words import embed_sentences
+from embodyrl.world.pictures import EDGE, GAP, MARGIN, draw_dreams
 from embodyrl.world_models import train as training
 from embodyrl.world_models.clips import Clips
+from embodyrl.world_models.codec import brightness
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
 from embodyrl.world_models.judge import probabilities, replay
 from embodyrl.world_models.judged import judged
 from embodyrl.world_models.measures import psnr
 from embodyrl.world_models.model import WorldModel, disagreement
-from embodyrl.world_models.objectives import draw_clips
+from embodyrl.world_models.objectives import BINS, OFF_BACKGROUND, colour_weights, draw_clips
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.reflectors.metrics import auroc
 from embodyrl.world_models.seen import seen_in_dreams
@@ -96,6 +100,35 @@ def test_it_predicts_where_the_square_goes_and_when_it_has_arrived(trained) -> N
         place = (place + 4 * clips.actions[starts.roll(1) + t]).clamp(4, SIZE - 4)
     imagined = trained.proprio(other[-1]) * SIZE
     assert (imagined - place).abs().mean() < 0.4 * (clips.proprio[starts] * SIZE - place).abs().mean()
+
+
+def test_episodes_are_drawn_beside_their_dreams(trained, tmp_path) -> None:
+    clips = squares(12, 98)
+    clips.latents = training.encode(trained, clips)
+    draw_dreams(trained, clips, clips.starts, tmp_path / "new" / "dreams.png", episodes=4, columns=3)
+    picture = np.asarray(Image.open(tmp_path / "new" / "dreams.png"))
+    scale = -(-EDGE // SIZE)
+    cell = SIZE * scale
+    assert picture.shape == (20 + 4 * (2 * cell + GAP), MARGIN + 3 * cell, 3)
+    solved = [bool(clips.solved[a : clips.end[a]].any()) for a in clips.starts.tolist()]
+    shown = [clips.starts[[i for i, s in enumerate(solved) if s is kind][:2]] for kind in (True, False)]
+    for number, start in enumerate(torch.cat(shown)):
+        seen = picture[20 + number * (2 * cell + GAP) :, MARGIN:][:cell:scale, :cell:scale]
+        assert (seen == clips.frames(start[None])[0, 0].numpy()).all()
+        dreamt = picture[20 + number * (2 * cell + GAP) + cell :, MARGIN:][:cell:scale, :cell:scale]
+        assert 15 < float(psnr(torch.tensor(dreamt)[None], torch.tensor(seen)[None])) < 100  # through the codec
+
+
+def test_rare_colours_count_more(trained) -> None:
+    clips = squares(40, 97)
+    weights = colour_weights(trained, clips, torch.arange(len(clips)))
+    frames = clips.frames(torch.arange(len(clips)))
+    off = (brightness(frames) - trained.codec.background).abs().amax(2) > OFF_BACKGROUND
+    bins = (frames.long() * BINS // 256) @ torch.tensor([BINS**2, BINS, 1])
+    assert abs(float(weights[bins[off]].mean()) - 1.0) < 0.05  # of all frames, by weights that saw some of them
+    share = torch.bincount(bins[off], minlength=BINS**3)
+    common, rare = int(share.argmax()), int(share.where(share > 0, len(off) ** 3).argmin())
+    assert weights[rare] >= weights[common] > 0 and weights[share == 0].max() >= weights[rare]
 
 
 def test_saved_and_loaded_it_is_the_same(trained, tmp_path) -> None:
