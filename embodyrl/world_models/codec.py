@@ -72,13 +72,18 @@ class FrameCodec(ModelMixin, ConfigMixin):
 
     def decode(self, latents: Float[Tensor, "b v c y x"]) -> UInt8[Tensor, "b v h w 3"]:
         """The frames that latents stand for."""
-        return (self.paint(latents) * 255.0).round().clamp(0, 255).to(torch.uint8).permute(0, 1, 3, 4, 2)
+        return (self.paint(latents)[0] * 255.0).round().clamp(0, 255).to(torch.uint8).permute(0, 1, 3, 4, 2)
 
-    def paint(self, latents: Float[Tensor, "b v c y x"]) -> Float[Tensor, "b v 3 h w"]:
-        """What latents stand for as ``brightness``, which may leave [0, 1] by a little."""
+    def paint(self, latents: Float[Tensor, "b v c y x"]) -> tuple[Tensor, Float[Tensor, "b v h w"]]:
+        """(B, V, 3, h, w) what latents stand for as ``brightness``, which it may leave by a little.
+
+        Returns:
+            That, and by pixel the logit of how much of the background is hidden.
+        """
         z = (latents * self.scale + self.shift).flatten(0, 1).to(memory_format=torch.channels_last)
         colour, hides = self.decoder(z).unflatten(0, latents.shape[:2]).float().split([3, 1], dim=2)
-        return self.background.lerp(colour + 0.5, (hides - 2.0).sigmoid())  # at first it hides little
+        hides = hides - 2.0  # at first little is
+        return self.background.lerp(colour + 0.5, hides.sigmoid()), hides[:, :, 0]
 
 
 def brightness(frames: UInt8[Tensor, "b v h w 3"]) -> Float[Tensor, "b v 3 h w"]:

@@ -78,7 +78,7 @@ class WorldTrainConfig:
     stochastic: bool = False
     batch_size: int = 64
     codec_steps: int = 1200
-    codec_lr: float = 5e-3
+    codec_lr: float = 3e-3
     state_steps: int = 2000
     state_members: int = 1
     state_noise: float = 0.0

@@ -21,6 +21,8 @@ OFF_BACKGROUND, BACKGROUND_WEIGHT = 0.08, 9.0
 """A pixel that differs so much from the background counts so much more, on average: see ``colour_weights``."""
 BINS, EVEN = 8, 0.9
 """Parts of each colour's range, and how much of a colour's frequency is taken to be that of all others."""
+MASK_WEIGHT = 0.02
+"""Of telling where the background is hidden, beside the pictures themselves."""
 CHANGED, CHANGE_WEIGHT = 0.5, 5.0
 """The same for a latent cell that changes over the chunk."""
 
@@ -29,9 +31,12 @@ def codec_loss(model: WorldModel, clips: Clips, rows: Tensor, colours: Tensor) -
     """Weighted error of the reconstruction of B frames, in units of brightness; ``colours`` from ``colour_weights``."""
     frames = clips.frames(rows).to(model.device)
     target, off = brightness(frames), _off_background(model, frames)
-    error = model.codec.paint(model.codec.encode(frames)) - target
+    painted, hides = model.codec.paint(model.codec.encode(frames))
+    error = painted - target
     weight = torch.where(off, BACKGROUND_WEIGHT * colours.to(model.device)[_colour(frames)], 1.0)
-    return (weight[:, :, None] * (error.square() + 0.1 * error.abs())).mean()
+    # Where all of the background is shown nothing else has a gradient, so what is hidden is also learned by itself.
+    masked = F.binary_cross_entropy_with_logits(hides, off.float())
+    return (weight[:, :, None] * (error.square() + 0.1 * error.abs())).mean() + MASK_WEIGHT * masked
 
 
 def colour_weights(model: WorldModel, clips: Clips, rows: Tensor) -> Float[Tensor, " colours"]:
