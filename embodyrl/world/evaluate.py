@@ -211,9 +211,11 @@ def print_world(result: dict[str, Any]) -> None:
     print(f"pictures after {last['steps']} steps: {last['psnr']:.1f} dB PSNR, {last['ssim']:.3f} SSIM")
     print(f"  (a still picture has {last['psnr_still']:.1f} dB, the codec alone {last['psnr_codec']:.1f} dB)")
     seen = result["outcomes"]
+    wrong = seen["false_terminations"]
+    failing = "" if wrong is None else f", {wrong:.0%} false successes"
     print(
         f"outcomes of {seen['episodes']} held-out episodes: {seen['solved']:.0%} solved, {seen['imagined']:.0%} in the "
-        f"dream; F1 {seen['f1']:.2f}, AUROC {seen['auroc']:.2f}, {seen['false_terminations']:.0%} false successes"
+        f"dream; F1 {seen['f1']:.2f}, AUROC {seen['auroc']:.2f}{failing}"
     )
     for judge, kinds in result["judged"].items():
         for kind, found in kinds.items():
