@@ -307,7 +307,7 @@ class WorldModel(nn.Module):
         """Reads what ``save`` wrote.
 
         Raises:
-            UserError: there is no world model.
+            UserError: there is no world model, or its weights do not fit.
         """
         folder, meta = Path(folder), cls.read_meta(folder)
         parts = {n: _load_part(folder / n, c) for n, c in PARTS.items() if n != "state" or (folder / n).exists()}
@@ -334,7 +334,15 @@ def _load_part(folder: Path, classes: dict[str, str]) -> Any:
         raise UserError(
             f"{folder} is damaged: its config.json names none of {', '.join(classes)} ({error})."
         ) from error
-    return getattr(importlib.import_module(module), name).from_pretrained(folder)
+    wrong = "is damaged, or of another version of embodyrl; train the world model again"
+    try:
+        loader = getattr(importlib.import_module(module), name).from_pretrained
+        net, found = loader(folder, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"{folder} {wrong} ({str(error).splitlines()[0][:200]}).") from error
+    if lost := [*found["missing_keys"], *found["unexpected_keys"]]:
+        raise UserError(f"{folder} {wrong} (its weights and its config do not agree on {lost[0]}).")
+    return net
 
 
 def disagreement(a: Dream, b: Dream) -> Float[Tensor, " n"]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from squares import SIZE, SPEC, T, squares
 
 from embodyrl import checks
@@ -142,6 +143,20 @@ def test_saved_and_loaded_it_is_the_same(trained, tmp_path) -> None:
     assert copy.calibration == trained.calibration and copy.spec == SPEC and copy.sentences == trained.sentences
     with pytest.raises(UserError, match="no world model"):
         WorldModel.load(tmp_path / "b")
+
+
+def test_weights_that_do_not_fit_are_refused(trained, tmp_path) -> None:
+    trained.save(tmp_path / "model")
+    path = tmp_path / "model" / "codec" / "diffusion_pytorch_model.safetensors"
+    whole = load_file(path)
+    for change in (
+        {"decoder.0.bias": None},
+        {"decoder.0.bias": torch.zeros(5)},
+        {"new": torch.zeros(5)},
+    ):
+        save_file({k: v for k, v in {**whole, **change}.items() if v is not None}, path)
+        with pytest.raises(UserError, match="codec is damaged, or of another version"):
+            WorldModel.load(tmp_path / "model")
 
 
 @pytest.fixture
