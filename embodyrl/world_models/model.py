@@ -8,7 +8,6 @@ One with a state model also has the simulator's state; the pictures then follow 
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import secrets
@@ -28,6 +27,7 @@ from embodyrl.types import EnvSpec, TensorData
 from embodyrl.world_models.backbone import ChunkTransformer, FlowMap
 from embodyrl.world_models.codec import FrameCodec
 from embodyrl.world_models.reflectors.calibration import Calibration
+from embodyrl.world_models.saved import load_part
 from embodyrl.world_models.state import StateModel
 from embodyrl.world_models.success import SuccessHead
 
@@ -310,7 +310,7 @@ class WorldModel(nn.Module):
             UserError: there is no world model, or its weights do not fit.
         """
         folder, meta = Path(folder), cls.read_meta(folder)
-        parts = {n: _load_part(folder / n, c) for n, c in PARTS.items() if n != "state" or (folder / n).exists()}
+        parts = {n: load_part(folder / n, c) for n, c in PARTS.items() if n != "state" or (folder / n).exists()}
         model = cls(spec=spec_from_json(meta["spec"]), **parts)
         model.env, model.calibration, model.sentences = (
             meta["env"],
@@ -323,26 +323,6 @@ class WorldModel(nn.Module):
         for name in ("proprio_mean", "proprio_std"):
             model.get_buffer(name).copy_(tensors[name])
         return model.eval().to(device)
-
-
-def _load_part(folder: Path, classes: dict[str, str]) -> Any:
-    """The net in ``folder``, of the class that its config names."""
-    try:
-        name = json.loads((folder / "config.json").read_text())["_class_name"]
-        module = classes[name]
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            f"{folder} is damaged: its config.json names none of {', '.join(classes)} ({error})."
-        ) from error
-    wrong = "is damaged, or of another version of embodyrl; train the world model again"
-    try:
-        loader = getattr(importlib.import_module(module), name).from_pretrained
-        net, found = loader(folder, output_loading_info=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"{folder} {wrong} ({str(error).splitlines()[0][:200]}).") from error
-    if lost := [*found["missing_keys"], *found["unexpected_keys"]]:
-        raise UserError(f"{folder} {wrong} (its weights and its config do not agree on {lost[0]}).")
-    return net
 
 
 def disagreement(a: Dream, b: Dream) -> Float[Tensor, " n"]:
