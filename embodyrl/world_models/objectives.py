@@ -24,7 +24,7 @@ BINS, EVEN = 8, 0.9
 MASK_WEIGHT = 0.02
 """Of telling where the background is hidden, beside the pictures themselves."""
 CHANGED, CHANGE_WEIGHT = 0.5, 5.0
-"""The same for a latent cell that changes over the chunk."""
+"""A latent cell that changes so much over the chunk counts so much more."""
 
 
 def codec_loss(model: WorldModel, clips: Clips, rows: Tensor, colours: Tensor) -> Tensor:
