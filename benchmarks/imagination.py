@@ -30,6 +30,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from embodyrl.config import compose
+from embodyrl.data.lerobot_read import open_dataset
+from embodyrl.loggers import read_metrics
 from embodyrl.provenance import git_commit, hardware, versions
 from embodyrl.stats import bootstrap_iqm, wilson
 
@@ -170,6 +172,7 @@ def run(folder: Path, name: str, seed: int, size: dict, beside: list[str]) -> di
         "minutes": json.loads((folder / "minutes.json").read_text()),
         "loop": book,
         "simulator": simulator,
+        "by_real_steps": by_real_steps(folder, book, simulator),
         "world": world,
         "deep": dream_deep(folder, task, seed, sft, size, last_world),
     }
@@ -205,6 +208,34 @@ def dream_deep(folder: Path, task: Task, seed: int, sft: Path, size: dict, model
     return {"by_depth": found["by_depth"], "outcomes": found["outcomes"]}
 
 
+def by_real_steps(folder: Path, book: dict, simulator: dict) -> dict[str, list]:
+    """(real env steps, success) on the way: the loop's looks at the real env, and the simulator's training episodes.
+
+    The loop's steps are those that it has learned from and looked with until then. The simulator's success is that of
+    five iterations' episodes, with exploration noise.
+    """
+
+    def recorded(path: Path) -> int:
+        return len(open_dataset(path).columns["episode_index"]) if path.exists() else 0
+
+    found: dict[str, list] = {"loop": []}
+    steps = recorded(folder / "shown")
+    for name, looks in book["rounds"].items():
+        steps += sum(recorded(folder / "loop" / name / kind) for kind in ("tried", "near"))
+        for look in looks:
+            steps += look["steps"]
+            found["loop"].append((steps, look["solved"] / look["episodes"]))
+    for budget in simulator:
+        rows = [row for row in read_metrics(folder / budget / "metrics.jsonl") if "train_success" in row]
+        found[budget] = []
+        for last in range(min(5, len(rows)), len(rows) + 1):
+            some = rows[max(0, last - 5) : last]
+            solved = sum(row["train_success"] * row["train_episodes"] for row in some)
+            share = solved / sum(row["train_episodes"] for row in some)
+            found[budget].append((some[-1]["env_steps"], share))
+    return found
+
+
 def rates(result: dict) -> dict[str, float]:
     """Real success on held-out states: the imitated policy, the loop's, the simulator's."""
     loop = result["loop"]
@@ -213,25 +244,29 @@ def rates(result: dict) -> dict[str, float]:
 
 
 def plot(seeds: list[dict], path: Path) -> None:
-    """Real success, pictures by depth, and policies in the dream against the real env."""
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.4))
-    for result in seeds:
-        found = rates(result)
-        names = [name.replace("_", "\n") for name in found]
-        axes[0].plot(names, [100 * x for x in found.values()], "o", label=f"seed {result['seed']}")
+    """Real success by real steps, pictures by depth, and policies in the dream against the real env."""
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), width_ratios=(1.5, 1, 1))
+    for number, result in enumerate(seeds):
+        ends, loop = rates(result), result["loop"]
+        last = {"loop": (loop["real_steps"] + loop["eval_steps"], ends["dream"])}
+        last |= {name: (run["real_steps"], ends[name]) for name, run in result["simulator"].items()}
+        for (name, way), line in zip(result["by_real_steps"].items(), ("o-", "--", ":"), strict=False):
+            label = f"{'dream' if name == 'loop' else name.replace('same_', 'simulator, same ')}, seed {result['seed']}"
+            steps, share = np.array(way).T
+            axes[0].plot(steps / 1000, 100 * share, line, color=f"C{number}", markersize=3, linewidth=1, label=label)
+            axes[0].plot(last[name][0] / 1000, 100 * last[name][1], "*", color=f"C{number}", markersize=9)
         depth = result["deep"]["by_depth"]
         axes[1].plot([d["steps"] for d in depth], [d["psnr"] for d in depth], label=f"seed {result['seed']}")
         axes[1].plot([d["steps"] for d in depth], [d["psnr_still"] for d in depth], color="grey", linewidth=0.8)
         rows = result["world"]["as_evaluator"]["policies"]
         axes[2].scatter([100 * r["imagined"] for r in rows], [100 * r["real"] for r in rows], s=16)
-    axes[0].set(ylabel="real success (%)", ylim=(0, 100))
-    axes[0].tick_params(axis="x", labelsize=8)
+    axes[0].set(xlabel="real env steps (thousands); stars: held-out states", ylabel="real success (%)", ylim=(0, 100))
     axes[1].set(xlabel="steps into the dream", ylabel="PSNR (dB); grey: a still picture")
     axes[2].plot([0, 100], [0, 100], color="grey", linewidth=0.8)
     axes[2].set(xlabel="success in the dream (%)", ylabel="real success (%)", xlim=(0, 100), ylim=(0, 100))
     for axis in axes:
         axis.grid(alpha=0.3)
-    axes[0].legend()
+    axes[0].legend(fontsize=6)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
 
