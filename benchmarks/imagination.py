@@ -228,7 +228,7 @@ def by_real_steps(folder: Path, book: dict, simulator: dict) -> dict[str, list]:
     for budget in simulator:
         rows = [row for row in read_metrics(folder / budget / "metrics.jsonl") if "train_success" in row]
         found[budget] = []
-        for last in range(min(5, len(rows)), len(rows) + 1):
+        for last in range(max(1, min(5, len(rows))), len(rows) + 1):
             some = rows[max(0, last - 5) : last]
             solved = sum(row["train_success"] * row["train_episodes"] for row in some)
             share = solved / sum(row["train_episodes"] for row in some)
@@ -252,8 +252,8 @@ def plot(seeds: list[dict], path: Path) -> None:
         last |= {name: (run["real_steps"], ends[name]) for name, run in result["simulator"].items()}
         for (name, way), line in zip(result["by_real_steps"].items(), ("o-", "--", ":"), strict=False):
             label = f"{'dream' if name == 'loop' else name.replace('same_', 'simulator, same ')}, seed {result['seed']}"
-            steps, share = np.array(way).T
-            axes[0].plot(steps / 1000, 100 * share, line, color=f"C{number}", markersize=3, linewidth=1, label=label)
+            steps, share = [x / 1000 for x, _ in way], [100 * y for _, y in way]  # none where no episode ended
+            axes[0].plot(steps, share, line, color=f"C{number}", markersize=3, linewidth=1, label=label)
             axes[0].plot(last[name][0] / 1000, 100 * last[name][1], "*", color=f"C{number}", markersize=9)
         depth = result["deep"]["by_depth"]
         axes[1].plot([d["steps"] for d in depth], [d["psnr"] for d in depth], label=f"seed {result['seed']}")
