@@ -27,6 +27,7 @@ from embodyrl.config import Config, to_yaml
 from embodyrl.draws import seeded
 from embodyrl.errors import UserError
 from embodyrl.evaluate import Evaluation, evaluate, first_inits, score_text
+from embodyrl.held import held
 from embodyrl.interrupt import Interrupt, Interrupted
 from embodyrl.loggers import LiveTable, MetricsWriter
 from embodyrl.provenance import describe_run, finish_run
@@ -116,7 +117,8 @@ def train(
         ranks: the processes that train together, of which the first one writes; None for this one alone.
 
     Raises:
-        UserError: the folder holds a run with another config, or checkpoint and env do not fit; nothing was written.
+        UserError: the folder holds a run with another config, another process is writing into it, or checkpoint and
+            env do not fit; nothing was written.
     """
     settings, first = config.run, ranks is None or ranks.first
     check_folder(settings.folder, config)
@@ -136,22 +138,24 @@ def train(
         folder = Path(place)
         run = Run(config, folder, device, envs, build_algorithm(config, envs, device, ranks), ranks)
         prepare(run)
-        if run.over and run.evaluated("after"):
-            if first and not finished(folder):
-                finish_run(folder / "meta.json")
-            return settings.folder
-        describe_run(folder / "meta.json", command=command, seed=settings.seed, device=device)
-        with (
-            Interrupt() as interrupt,
-            MetricsWriter(folder, settings.loggers if first else (), run.at.iteration) as metrics,
-            LiveTable(settings.name, settings.iterations, run.at.iteration) as table,
-        ):
-            loop(run, interrupt, metrics, table)
+        with held(folder):
+            settle(run)
+            if run.over and run.evaluated("after"):
+                if first and not finished(folder):
+                    finish_run(folder / "meta.json")
+                return settings.folder
+            describe_run(folder / "meta.json", command=command, seed=settings.seed, device=device)
+            with (
+                Interrupt() as interrupt,
+                MetricsWriter(folder, settings.loggers if first else (), run.at.iteration) as metrics,
+                LiveTable(settings.name, settings.iterations, run.at.iteration) as table,
+            ):
+                loop(run, interrupt, metrics, table)
     return settings.folder
 
 
 def prepare(run: Run) -> None:
-    """Goes to where the run stopped, makes ready what it learns from, and the folder."""
+    """Makes ready what it learns from, and goes to where it stopped; writes nothing."""
     config, envs, algorithm = run.config, run.envs, run.algorithm
     if algorithm.source == "transitions":
         check_episodes_end(config, envs.spec.max_episode_steps)
@@ -161,10 +165,13 @@ def prepare(run: Run) -> None:
         if run.demos is not None:
             algorithm.add_demos(run.demos)  # before its state comes back, which holds corrections beside them
     run.at = resume(run)
-    run.folder.mkdir(parents=True, exist_ok=True)
-    (run.folder / "config.yaml").write_text(to_yaml(config))
+
+
+def settle(run: Run) -> None:
+    """Makes the folder one of a run that stands where this one does."""
+    (run.folder / "config.yaml").write_text(to_yaml(run.config))
     drop_evaluations(run.folder, run.at.iteration)
-    run.stalled = stalled(run.folder, config.run.patience)
+    run.stalled = stalled(run.folder, run.config.run.patience)
     if not run.over:
         reopen(run.folder)
     if run.ranks is not None:

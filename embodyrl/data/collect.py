@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
@@ -14,11 +15,12 @@ from torch import Tensor
 
 from embodyrl import registry
 from embodyrl.data.actor import PolicyActor, load_actor
-from embodyrl.data.parts import EpisodeParts
+from embodyrl.data.parts import EpisodeParts, parts_folder
 from embodyrl.data.recording import Recording
 from embodyrl.data.replays import ReplayActor, load_replays
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
+from embodyrl.held import held
 from embodyrl.types import EnvSpec, Obs, Step
 
 Keep = Literal["success", "failure", "all"]
@@ -286,7 +288,7 @@ def collect_dataset(
 
     Raises:
         UserError: the env has no scripted expert, the policy does not fit it, ``out`` exists, ``OUT.parts`` was
-            collected with other settings, or see ``collect_episodes``.
+            collected with other settings or is being written by another process, or see ``collect_episodes``.
     """
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
@@ -303,7 +305,8 @@ def collect_dataset(
     env = registry.load("envs", config.name)(
         config if past_success is None else replace(config, terminate_on_success=False)
     )
-    try:
+    with ExitStack() as stack:
+        stack.callback(env.close)
         if not (keep_failures or env.spec.reports_success):
             raise UserError(
                 f"{env.spec.name} reports no success, and only episodes that succeed would be kept. Keep all of them "
@@ -315,6 +318,7 @@ def collect_dataset(
         }
         how = {"noise": noise, "keep_failures": keep_failures, "past_success": past_success, "seed": seed}
         how |= {"replay": replay, "perturb": perturb} if replay else {}
+        stack.enter_context(held(parts_folder(out)))
         parts = EpisodeParts(out, common | how | {"policy": policy, "derail": derail})
         done = len(parts)
         fresh = seed + 1_000_003 * done
@@ -342,8 +346,6 @@ def collect_dataset(
                     writer.add(recording)
                     bar.advance(line)
         parts.remove()
-    finally:
-        env.close()
     return stats
 
 

@@ -17,6 +17,12 @@ from embodyrl.errors import UserError
 IMAGE = "image/"
 
 
+def parts_folder(path: str | Path) -> Path:
+    """``PATH.parts``."""
+    path = Path(path)
+    return path.with_name(path.name + ".parts")
+
+
 class EpisodeParts:
     """The folder ``PATH.parts`` beside a data set to be: ``settings.json`` and ``000000.npz``, ``000001.npz``, ...
 
@@ -32,8 +38,7 @@ class EpisodeParts:
     """
 
     def __init__(self, path: str | Path, settings: Mapping[str, Any]) -> None:
-        path = Path(path)
-        self.folder = path.with_name(path.name + ".parts")
+        self.folder = parts_folder(path)
         self.folder.mkdir(parents=True, exist_ok=True)
         mine, said = json.loads(json.dumps(settings)), self.folder / "settings.json"
         if said.exists():

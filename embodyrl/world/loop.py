@@ -28,6 +28,7 @@ from embodyrl.data.collect import collect_dataset
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.held import held
 from embodyrl.run_folder import finished
 from embodyrl.runner import train
 from embodyrl.stats import format_rate, wilson
@@ -140,10 +141,16 @@ def loop(config: LoopConfig, *, command: str = "") -> dict[str, Any] | None:
         checkpoint, and ``before`` and ``after`` on held-out states. None when it was interrupted.
 
     Raises:
-        UserError: see ``collect_dataset``, ``train_world`` and ``runner.train``; or ``out`` holds another loop.
+        UserError: see ``collect_dataset``, ``train_world`` and ``runner.train``; or ``out`` holds another loop, or one
+            that another process is at.
     """
     folder = Path(config.out)
-    _claim(folder, config)
+    with held(folder):
+        _claim(folder, config)
+        return _rounds(folder, config, command)
+
+
+def _rounds(folder: Path, config: LoopConfig, command: str) -> dict[str, Any] | None:
     real = env_config(config.env, config.env_overrides)
     book = Book(folder)
     best, best_solved, newest, data, model = config.policy, 0, config.policy, list(config.data), ""
@@ -296,7 +303,6 @@ class Book:
 
 def _claim(folder: Path, config: LoopConfig) -> None:
     """Refuses a folder that holds a loop with other settings."""
-    folder.mkdir(parents=True, exist_ok=True)
     path, mine = folder / "loop_config.json", json.loads(json.dumps(dataclasses.asdict(config)))
     if path.exists():
         theirs = json.loads(path.read_text())

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from embodyrl import checkpoint
 from embodyrl.build import pick_device
 from embodyrl.errors import UserError
+from embodyrl.held import held
 from embodyrl.interrupt import Interrupt, Interrupted
 from embodyrl.loggers import LiveTable, MetricsWriter
 from embodyrl.provenance import describe_run, finish_run
@@ -51,7 +52,7 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
         The model's folder, or None when it was interrupted.
 
     Raises:
-        UserError: unusable data, or the folder holds a run with other settings.
+        UserError: unusable data, or the folder holds a run with other settings, or one that another process is at.
     """
     folder = Path(config.out)
     _check_folder(folder, config)
@@ -63,26 +64,33 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
         torch.set_num_threads(config.threads)
     clips = Clips.load(config.data, weights=config.weights)
     held_out = clips.held_out(config.held_out)
-    starts = clips.starts[held_out[clips.starts]]
-    _check_both_kinds(clips, starts)
+    _check_both_kinds(clips, clips.starts[held_out[clips.starts]])
     resolved = dataclasses.replace(config, state=with_state(config, clips))
     rows = (~held_out).nonzero().flatten()
     rows = rows.repeat_interleave(clips.weight[rows])
     model = (go_on(resolved, clips) if config.init else build(resolved, clips, rows)).to(device)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=1))
-    describe_run(folder / "meta.json", command=command, seed=config.seed, device=device)
-    shown = restyled(clips, config.styles, config.seed) if config.styles else clips
-    rows = torch.cat([rows + copy * len(clips) for copy in range(config.styles + 1)])
-    try:
-        with Interrupt() as interrupt:
-            fit(config, folder, model, shown, rows, interrupt.check)
-    except Interrupted:
-        print("Stopped; the same command goes on from there.")
-        return None
-    assert shown.latents is not None
-    clips.latents = shown.latents[: len(clips)]
+    with held(folder):
+        (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=1))
+        describe_run(folder / "meta.json", command=command, seed=config.seed, device=device)
+        shown = restyled(clips, config.styles, config.seed) if config.styles else clips
+        rows = torch.cat([rows + copy * len(clips) for copy in range(config.styles + 1)])
+        try:
+            with Interrupt() as interrupt:
+                fit(config, folder, model, shown, rows, interrupt.check)
+        except Interrupted:
+            print("Stopped; the same command goes on from there.")
+            return None
+        assert shown.latents is not None
+        clips.latents = shown.latents[: len(clips)]
+        conclude(config, folder, model, clips, held_out)
+        finish_run(folder / "meta.json")
+    return folder / "model"
+
+
+def conclude(config: WorldTrainConfig, folder: Path, model: WorldModel, clips: Clips, held_out: Tensor) -> None:
+    """What a trained model must know of its data: where to doubt it, what to start from, when a task is solved."""
     model.eval()
+    starts = clips.starts[held_out[clips.starts]]
     if model.stochastic:
         model.doubt = doubt_limit(model, clips, starts, config.seed)
     if model.state is not None and len(model.state.members) > 1:
@@ -100,8 +108,6 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
         ) from error
     (folder / "held_out.json").write_text(json.dumps(report, indent=1))
     model.save(folder / "model")
-    finish_run(folder / "meta.json")
-    return folder / "model"
 
 
 def fit(

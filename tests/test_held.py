@@ -1,0 +1,74 @@
+"""Two processes never write into one folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from embodyrl.config import compose
+from embodyrl.data.collect import collect_dataset
+from embodyrl.errors import UserError
+from embodyrl.held import held
+from embodyrl.runner import train
+from embodyrl.sims.mujoco.config import Config as MujocoConfig
+from embodyrl.world.loop import LoopConfig, loop
+
+HOLD = """
+import sys
+from pathlib import Path
+from embodyrl.held import held
+with held(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def another(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds a folder until it is killed."""
+    command = [sys.executable, "-c", HOLD, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_folder_is_free_again_when_its_process_was_killed(tmp_path: Path) -> None:
+    with another(tmp_path / "a") as process:
+        with (
+            pytest.raises(UserError, match=rf"process \({process.pid} on .*\) is writing into .*/a,"),
+            held(tmp_path / "a"),
+        ):
+            pass
+        with held(tmp_path / "b"):
+            pass
+    with held(tmp_path / "a"):
+        pass
+
+
+def test_train_leaves_a_folder_alone_that_is_being_written(tmp_path: Path) -> None:
+    with another(tmp_path / "x"):
+        with pytest.raises(UserError, match="is writing into"):
+            train(compose("mujoco_pick_ppo", [f"run.out={tmp_path}", "run.name=x", "run.init_checkpoint=''"]))
+        assert [path.name for path in (tmp_path / "x").iterdir()] == [".held"]
+
+
+def test_collect_leaves_a_folder_alone_that_is_being_written(tmp_path: Path) -> None:
+    with another(tmp_path / "data.parts"):
+        with pytest.raises(UserError, match="is writing into"):
+            collect_dataset(MujocoConfig(num_envs=2), tmp_path / "data", num_episodes=2)
+        assert [path.name for path in (tmp_path / "data.parts").iterdir()] == [".held"]
+
+
+def test_a_loop_leaves_a_folder_alone_that_is_being_written(tmp_path: Path) -> None:
+    with another(tmp_path):
+        with pytest.raises(UserError, match="is writing into"):
+            loop(LoopConfig(policy="p", env="mujoco_pick_sft", out=str(tmp_path)))
+        assert [path.name for path in tmp_path.iterdir()] == [".held"]
