@@ -2,7 +2,8 @@
 
     python benchmarks/imagination.py --seeds 0 1 2                           # pick up the named block, MuJoCo
     python benchmarks/imagination.py --task maniskill_pushcube_rgb
-    python benchmarks/imagination.py --task libero_object                    # two 128x128 cameras: better on a GPU
+    python benchmarks/imagination.py --task libero_object                    # three tasks, two 64x64 cameras
+    python benchmarks/imagination.py --task libero_object_128                # from 128x128: better on a GPU
     python benchmarks/imagination.py --seeds 0 --tiny --out /tmp/tried       # the whole way in minutes, for nothing
 
 Each seed: demonstrations and imitation (as in the quickstart); a noisy expert's episodes and ``embodyrl world loop``
@@ -66,6 +67,7 @@ class Task:
     noise: float = 0.5
 
 
+LIBERO = ("libero", "env.suite=libero_object", "env.task_ids=[0,1,2]", "env.num_envs=24")
 TASKS = {
     "mujoco_pick": Task(
         "pick up the named block, pixels", ("mujoco", "env.task=pick", "env.max_blocks=2"), "mujoco_pick_sft",
@@ -76,9 +78,12 @@ TASKS = {
         "maniskill_pushcube_rgb_sft", "maniskill_pushcube_rgb_sac_flow", demos=16, shown=100,
     ),
     "libero_object": Task(
-        "three tasks of LIBERO-Object, two 128x128 cameras",
-        ("libero", "env.suite=libero_object", "env.task_ids=[0,1,2]", "env.image_size=128", "env.num_envs=24"),
-        "libero_object_sft", "libero_object_sac_flow", ("env.image_size=128",), demos=30, noise=0.2,
+        "three tasks of LIBERO-Object, two 64x64 cameras", (*LIBERO, "env.image_size=64"), "libero_object_sft",
+        "libero_object_sac_flow", demos=15, shown=60, noise=0.15,
+    ),
+    "libero_object_128": Task(
+        "three tasks of LIBERO-Object, two 128x128 cameras", (*LIBERO, "env.image_size=128"), "libero_object_sft",
+        "libero_object_sac_flow", ("env.image_size=128",), demos=30, noise=0.2,
     ),
 }  # fmt: skip
 """The name is also that of the loop's preset."""
