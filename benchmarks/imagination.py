@@ -34,7 +34,7 @@ from embodyrl.config import compose
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.loggers import read_metrics
 from embodyrl.provenance import git_commit, hardware, versions
-from embodyrl.stats import bootstrap_iqm, wilson
+from embodyrl.stats import bootstrap_iqm, format_rate, wilson
 
 HERE = Path(__file__).parent
 TRIED = ("--keep-failures", "--past-success", "5")
@@ -276,6 +276,57 @@ def plot(seeds: list[dict], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
+def table(seeds: list[dict]) -> str:
+    """What the JSON says, a column a seed, in Markdown."""
+    rows: dict[str, list[str]] = {}
+    for result in seeds:
+        loop, world, said = result["loop"], result["world"], {}
+        said["imitation"] = format_rate(loop["before"]["solved"], loop["before"]["episodes"])
+        said["`world loop`"] = format_rate(loop["after"]["solved"], loop["after"]["episodes"])
+        said["its real env steps, to learn from and to choose by"] = f"{loop['real_steps']:,} + {loop['eval_steps']:,}"
+        minutes = loop["minutes"]
+        said["its minutes, of them world model and dream"] = (
+            f"{sum(minutes.values()):.0f}: {minutes['world model']:.0f} + {minutes['dream']:.0f}"
+        )
+        for name, run in result["simulator"].items():
+            said[f"simulator, {name.replace('_', ' ')}"] = (
+                f"{format_rate(run['solved'], run['episodes'])}, {run['real_steps']:,} steps"
+            )
+        judge = world["as_evaluator"]
+        said["policies in the dream and really: Pearson, Spearman, MMRV, mean error"] = ", ".join(
+            short(judge[k]) for k in ("pearson", "spearman", "mmrv", "mean_error")
+        )
+        swapped = world["swapped_actions"]
+        said["other episodes' actions solve, in the dream and really"] = (
+            f"{swapped['imagined']:.1%}, {swapped['solved']:.1%}"
+        )
+        for at, after in enumerate((0, 2)):
+            looks = [policy["believed"][at] for policy in judge["policies"]]
+            both, all_ = (sum(look[k] for look in looks) for k in ("both", "imagined"))
+            said[f"of the successes dreamt after {after} real chunks, true"] = f"{both} of {all_}"
+        for kind in ("real", "imagined"):
+            head = world["judged"]["head"][kind]
+            ends = head["false_terminations"]
+            said[f"success head on {kind} frames: F1, AUROC, ECE; failures that it ends"] = (
+                ", ".join(short(head[k]["value"]) for k in ("f1", "auroc", "ece")) + f"; {ends['k']} of {ends['n']}"
+            )
+        for depth in result["deep"]["by_depth"]:
+            if depth["steps"] in (5, 35, 65):
+                said[f"pictures after {depth['steps']} actions: PSNR, SSIM; PSNR of the codec, of a still picture"] = (
+                    f"{depth['psnr']:.1f}, {short(depth['ssim'])}; {depth['psnr_codec']:.1f}, {depth['psnr_still']:.1f}"
+                )
+        for name, value in said.items():
+            rows.setdefault(name, []).append(value)
+    head = ["", *(f"seed {result['seed']}" for result in seeds)]
+    lines = [head, ["---"] * len(head), *([name, *values] for name, values in rows.items())]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def short(number: float) -> str:
+    """Two digits, without a zero before the point."""
+    return f"{number:.2f}".replace("0.", ".", 1)
+
+
 def main() -> None:
     """Runs all seeds, then writes JSON and figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -306,7 +357,9 @@ def main() -> None:
         (where / f"imagination_{a.task}.json").write_text(json.dumps(result, indent=1))
         plot(seeds, where / f"imagination_{a.task}.png")
         shutil.copy(a.out / a.task / str(a.seeds[0]) / "dreams.png", where / f"imagination_{a.task}_dreams.png")
-        print(json.dumps({"iqm": result["iqm"]}), flush=True)
+    print(table(seeds))
+    for name, (iqm, low, high) in result["iqm"].items():
+        print(f"{name}: {iqm:.0%} [{low:.0%}, {high:.0%}], interquartile mean and its bootstrap interval")
 
 
 if __name__ == "__main__":
