@@ -134,3 +134,19 @@ def test_light_that_would_bleach_the_table_is_lowered():
     assert np.allclose(model.light_diffuse, [[0.2] * 3, [0.3] * 3], atol=1e-6)
     _limit_directional_light(model)
     assert np.allclose(model.light_diffuse[0], 0.2, atol=1e-6)
+
+
+def test_the_layout_says_where_hand_and_objects_are(pair):
+    native, _ = pair
+    obs = native.reset(init=[0, 1])
+    body = torch.cat([obs.proprio, obs.privileged], dim=1).double().numpy()
+    places = [body[:, start : start + 3] for _, start, _ in native.spec.layout]
+    hands = [places[i] for i, (kind, *_) in enumerate(native.spec.layout) if kind == "hand"]
+    objects = [places[i] for i, (kind, *_) in enumerate(native.spec.layout) if kind == "object"]
+    assert len(hands) == 2 and np.allclose(hands[0], hands[1], atol=0.02)  # the one is a moment older
+    for k in range(2):
+        simulation = native.scene(k)
+        names = [*simulation.blueprint.observed]
+        for name, place in zip(names, objects, strict=False):
+            assert np.allclose(place[k], simulation.position(name), atol=1e-6), name
+        assert all((place[k] == 0).all() for place in objects[len(names) :])

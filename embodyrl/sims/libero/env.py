@@ -12,7 +12,7 @@ from embodyrl.env import EnvConfig, SteppedVecEnv
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.sims.libero import suites
 from embodyrl.sims.libero.render import CAMERAS
-from embodyrl.sims.libero.scene import PRIVILEGED_DIM, PROPRIO_DIM, Scene, Start
+from embodyrl.sims.libero.scene import LAYOUT, PRIVILEGED_DIM, PROPRIO_DIM, Scene, Start
 from embodyrl.sims.workers import PooledVecEnv
 from embodyrl.types import EnvSpec
 
@@ -104,6 +104,7 @@ class LiberoEnv(SteppedVecEnv):
             privileged_dim=PRIVILEGED_DIM,
             tasks=tuple(task.name for task in self.tasks),
             num_init_states=num_states,
+            layout=LAYOUT,
         )
         super().__init__(spec, config)
 

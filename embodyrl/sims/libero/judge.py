@@ -148,7 +148,7 @@ class Judge:
         is_site = (kind == 2)[..., None]
         pos = torch.where(is_site, poses.site_xpos[rows, site], poses.xpos[rows, body])
         quat = torch.where(is_site, _region_quat(poses.site_xmat[rows, site]), poses.xquat[rows, body])
-        objects = torch.cat([pos, pos - eef[:, None], quat], dim=2)
+        objects = torch.cat([pos, quat, pos - eef[:, None]], dim=2)
         out[:, 23 : 23 + 10 * MAX_OBJECTS] = torch.where((kind > 0)[..., None], objects, 0.0).flatten(1)
         joints = plan.observed_joints
         out[:, 23 + 10 * MAX_OBJECTS : 23 + 10 * MAX_OBJECTS + len(joints)] = poses.qpos[:, joints]

@@ -127,7 +127,7 @@ class Simulation:
             else:
                 pos, quat = d.xpos[item.body], d.xquat[item.body]
             at = 23 + 10 * slot
-            out[at : at + 10] = np.concatenate([pos, pos - eef, quat])
+            out[at : at + 10] = np.concatenate([pos, quat, pos - eef])
         at = 23 + 10 * MAX_OBJECTS
         joints = self.blueprint.observed_joints
         out[at : at + len(joints)] = d.qpos[joints]

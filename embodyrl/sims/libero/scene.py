@@ -25,6 +25,12 @@ from embodyrl.sims.libero.suites import Task, quiet
 PROPRIO_DIM = 8  # position, axis-angle and fingers, as the published LIBERO policies take them
 MAX_OBJECTS, MAX_JOINTS = 10, 8
 PRIVILEGED_DIM = 23 + 10 * MAX_OBJECTS + MAX_JOINTS
+LAYOUT = (
+    ("hand", 0, 3),
+    ("hand", PROPRIO_DIM + 16, 7),
+    *(("object", PROPRIO_DIM + 23 + 10 * slot, 7) for slot in range(MAX_OBJECTS)),
+)
+"""``EnvSpec.layout``: see ``Scene.privileged``; slots that a task does not fill stay 0."""
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 _CACHED = ("ee_pos", "ee_ori_mat", "ee_pos_vel", "ee_ori_vel", "joint_pos", "joint_vel", "J_pos", "J_ori", "J_full")
 _CONTROLLER = (*_CACHED, "mass_matrix", "goal_pos", "goal_ori", "new_update")
@@ -183,7 +189,10 @@ class Scene:
         return np.concatenate([self.data.site_xpos[self._eef_site], axis_angle(quat), fingers]).astype(np.float32)
 
     def privileged(self) -> np.ndarray:
-        """(PRIVILEGED_DIM,) robot, the objects that matter for the goal, the other objects, drawers and knobs."""
+        """(PRIVILEGED_DIM,) robot, the objects that matter for the goal, the others, drawers and knobs; see ``LAYOUT``.
+
+        An object is its position, its quaternion, and its position seen from the hand.
+        """
         data, out = self.data, np.zeros(PRIVILEGED_DIM, dtype=np.float32)
         eef = data.site_xpos[self._eef_site]
         joints, fingers = self.robot._ref_joint_pos_indexes, self._gripper_qpos
@@ -192,7 +201,7 @@ class Scene:
         for slot, item in enumerate(self._objects):
             pose = item.get_geom_state()
             at = 23 + 10 * slot
-            out[at : at + 10] = np.concatenate([pose["pos"], pose["pos"] - eef, pose["quat"]])
+            out[at : at + 10] = np.concatenate([pose["pos"], pose["quat"], pose["pos"] - eef])
         at = 23 + 10 * MAX_OBJECTS
         out[at : at + len(self.observed_joints)] = data.qpos[self.observed_joints]
         return out
