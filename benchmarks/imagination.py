@@ -357,9 +357,9 @@ def main() -> None:
         (where / f"imagination_{a.task}.json").write_text(json.dumps(result, indent=1))
         plot(seeds, where / f"imagination_{a.task}.png")
         shutil.copy(a.out / a.task / str(a.seeds[0]) / "dreams.png", where / f"imagination_{a.task}_dreams.png")
-    print(table(seeds))
-    for name, (iqm, low, high) in result["iqm"].items():
-        print(f"{name}: {iqm:.0%} [{low:.0%}, {high:.0%}], interquartile mean and its bootstrap interval")
+        print(table(seeds))
+        for name, (iqm, low, high) in result["iqm"].items():
+            print(f"{name}: {iqm:.0%} [{low:.0%}, {high:.0%}], interquartile mean and its bootstrap interval")
 
 
 if __name__ == "__main__":
