@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,16 +20,12 @@ def held(folder: Path) -> Iterator[None]:
         UserError: another process is at work there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / NAME).open("a+") as file:
+    with (folder / NAME).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            file.seek(0)
             raise UserError(
-                f"Another process ({file.read() or 'unknown'}) is writing into {folder}, and two would spoil each "
-                "other's work. Wait until it is done, end it, or choose another folder."
+                f"Another process is writing into {folder}, and two would spoil each other's work. Wait until it is "
+                f"done, end it (`fuser {folder / NAME}` says which it is), or choose another folder."
             ) from error
-        file.truncate(0)
-        file.write(f"{os.getpid()} on {os.uname().nodename}")
-        file.flush()
         yield
