@@ -42,7 +42,7 @@ class WorldTrainConfig:
         codec_lr: its AdamW's.
         state_steps: of the state model.
         state_members: nets of the state model (``StateModel``). With more than one a dream in which they differ more
-            than in 99% of held-out ones is in doubt, and masked.
+            than on the way to 9 of 10 held-out successes is in doubt, and has failed.
         state_noise: the most noise on what they start from, in standard deviations of the data: where a dream of many
             actions runs away, .05 may hold it.
         steps: of the dynamics.
@@ -131,7 +131,7 @@ class WorldModelConfig(EnvConfig):
         length: actions after which a dream is broken off, and bootstrapped; 0 lets it last until the episode's time is
             up.
         sampling_steps: of a stochastic model: 0 imagines the mean, 1 or more draws what comes next in that many steps,
-            and masks a dream whose second draw differs too much from the first (``WorldModel.doubt``).
+            and a dream whose second draw differs too much from the first (``WorldModel.doubt``) has failed.
         real_envs: so many of the ``num_envs`` are no dreams but the real env (``MixedEnv``).
         split: ``train`` starts dreams from the moments that the model was trained on, ``eval`` from held-out ones.
         precision: ``bf16`` or ``f32`` of the model's products; ``auto`` takes bf16 where the machine is fast at it.

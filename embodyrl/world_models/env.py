@@ -24,8 +24,8 @@ class WorldModelEnv:
 
     A dream starts from a real keyframe, ends when the model's success head or the reflector says that the task is
     solved, and is truncated when its time is up. One whose latents are no numbers, or leave the range of all that was
-    seen in training, or that the reflector could not judge, broke: its chunk does not count, as with a simulator. So it
-    is with one that is in doubt (``log["doubt"]``), which is no fault, however often it happens.
+    seen in training, or that the reflector could not judge, broke: its chunk does not count, as with a simulator. One
+    that is in doubt (``log["doubt"]``) has failed: what the data do not say is not worth going to (arXiv:2005.05951).
     """
 
     Config: ClassVar = WorldModelConfig
@@ -162,7 +162,7 @@ class WorldModelEnv:
         n, horizon = actions.shape[:2]
         reward = torch.zeros(n, horizon, device=self.device)
         valid = torch.zeros(n, horizon, dtype=torch.bool, device=self.device)
-        terminated, truncated, fault, doubt = (torch.zeros_like(self._running) for _ in range(4))
+        success, truncated, fault, doubt = (torch.zeros_like(self._running) for _ in range(4))
         before, started = self._dream, self._running.nonzero().flatten()
         judged = torch.zeros(n, device=self.device)
         for first in range(0, horizon, self.model.horizon):
@@ -171,33 +171,32 @@ class WorldModelEnv:
             count = torch.where(self._running, left, 0)
             if not self._running.any():
                 break
-            doubted = self._advance(piece, count)
+            doubted = self._advance(piece, count) & self._running
             solved, prob = self._judge()
             judged = torch.where(self._running, prob, judged)
             broke = self._running & (prob.isnan() | ~plausible(self._dream))
-            lost = broke | (self._running & doubted)
-            solved &= self._running & ~lost
+            doubted &= ~broke
+            solved &= self._running & ~broke & ~doubted
             steps = torch.arange(piece.shape[1], device=self.device)
             valid[:, first : first + piece.shape[1]] = steps < count[:, None]
             rows = solved.nonzero().flatten()
             reward[rows, first + count[rows] - 1] = 1.0
             self._elapsed += count
             late = self._elapsed >= self._end
-            terminated |= solved
-            truncated |= self._running & ~solved & late
-            fault, doubt = fault | broke, doubt | (lost & ~broke)
-            self._running &= ~(solved | late | lost)
-        if (masked := fault | doubt).any():
-            valid[masked], reward[masked] = False, 0.0
-            terminated, truncated = terminated & ~masked, truncated | masked
-            self._dream = self._dream.where(masked, before)
-        if self._reflector is None or masked.any():  # a reflector has had them drawn
+            success, doubt, fault = success | solved, doubt | doubted, fault | broke
+            truncated |= self._running & ~solved & ~doubted & late
+            self._running &= ~(solved | doubted | broke | late)
+        if fault.any():
+            valid[fault], reward[fault] = False, 0.0
+            truncated |= fault
+            self._dream = self._dream.where(fault, before)
+        if self._reflector is None or fault.any():  # a reflector has had them drawn
             self._draw(started)
         log = {"fault": fault, "doubt": doubt, "steps": valid.sum(1), "judged": judged}
-        return Step(self._observe(), reward, terminated, truncated, valid, terminated, log)
+        return Step(self._observe(), reward, success | doubt, truncated, valid, success, log)
 
     def _advance(self, actions: Tensor, count: Tensor) -> Tensor:
-        """Imagines the chunk in the envs that run; (N,) bool: where two draws of what comes next differ too much."""
+        """Imagines the chunk in the envs that run; (N,) bool: where two draws, or two nets, differ too much."""
         assert self._dream is not None
         rows = (count > 0).nonzero().flatten()
         short = self.model.horizon - actions.shape[1]
@@ -210,8 +209,7 @@ class WorldModelEnv:
                 doubted[rows] = disagreement(after, other) > self.model.doubt
             else:
                 after = self.model.imagine(self._dream[rows], actions[rows], count[rows])
-        if self.model.spread and after.spread is not None:
-            doubted[rows] |= after.spread > self.model.spread
+        doubted[rows] |= self.model.doubted(after)
         self._dream = after if len(rows) == len(count) else self._replaced(rows, after)
         return doubted
 

@@ -83,7 +83,7 @@ def outcomes(calibration: Calibration, prob: Tensor, lasted: Tensor, truth: Tens
     """
     hit, _ = successes(prob.T, calibration, torch.zeros(len(truth), dtype=torch.long))
     hit = (hit.T & lasted).any(0)
-    peak = torch.where(lasted, prob, 0.0).amax(0)
+    peak = torch.where(lasted, prob, 0.0).nan_to_num(0.0).amax(0)
     return {
         "episodes": len(truth),
         "solved": float(truth.float().mean()),
@@ -98,15 +98,28 @@ def outcomes(calibration: Calibration, prob: Tensor, lasted: Tensor, truth: Tens
 def probabilities(
     model: WorldModel, clips: Clips, starts: Tensor, actions_of: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The success head's probability after each chunk of ``replay``, (chunks, E), and where there was one."""
+    """Of success after each chunk of ``replay``, (chunks, E), see ``believed``, and where there was one."""
     dreams, lasted = replay(model, clips, starts, actions_of)
-    return torch.stack([model.solved(dream) for dream in dreams]).cpu(), lasted
+    return believed(model, dreams), lasted
 
 
-def spread_limit(dreams: list[Dream], lasted: Tensor, quantile: float = 0.99) -> float:
-    """How far the nets of the state model differ in all but 1% of the chunks of a ``replay`` of held-out episodes."""
-    spreads = torch.stack([dream.spread for dream in dreams if dream.spread is not None])
-    return float(spreads.cpu()[lasted].quantile(quantile))
+def believed(model: WorldModel, dreams: list[Dream]) -> Tensor:
+    """(chunks, E) the success head's probability; NaN, which is no success, from where a dream was doubted on."""
+    doubted = torch.stack([model.doubted(dream) for dream in dreams]).cumsum(0) > 0
+    return torch.stack([model.solved(dream) for dream in dreams]).masked_fill(doubted, torch.nan).cpu()
+
+
+def spread_limit(model: WorldModel, clips: Clips, starts: Tensor, quantile: float = 0.9) -> float:
+    """How far the nets of the state model differ at most, on the way to success, in 9 of 10 held-out successes.
+
+    Their actions are dreamt again. Failures do not count, for they end where nobody need go; without a success they do.
+    """
+    dreams, lasted = replay(model, clips, starts)
+    spreads = torch.stack([dream.spread for dream in dreams if dream.spread is not None]).cpu()
+    solved = solved_after(clips, starts, model.horizon, len(dreams)) & lasted
+    before = (solved.cumsum(0) - solved.int() == 0) & lasted
+    peak = torch.where(before, spreads, 0.0).amax(0)
+    return float(peak[solved.any(0) if solved.any() else slice(None)].quantile(quantile))
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from torch import Tensor
 from embodyrl.words import embed_sentences
 from embodyrl.world_models.backbone import CONTEXT
 from embodyrl.world_models.clips import Clips
-from embodyrl.world_models.judge import replay
+from embodyrl.world_models.judge import believed, replay
 from embodyrl.world_models.model import Dream, WorldModel
 from embodyrl.world_models.reflectors.base import Reflector
 from embodyrl.world_models.reflectors.calibration import Calibration
@@ -48,7 +48,7 @@ def judged(model: WorldModel, clips: Clips, starts: Tensor, reflector: Reflector
     unseen = torch.full((len(starts),), float("nan"))
     heads = {
         "real": in_order(unseen, [model.solved(_real(model, clips, row)) for row in rows[1:]]),
-        "imagined": in_order(unseen, [model.solved(dream) for dream in dreams]),
+        "imagined": in_order(unseen, list(believed(model, dreams))),
     }
     label = (clips.solved[frames] & (frames != clips.start[frames])).numpy()  # first frames are not judged
     order = np.repeat(np.arange(len(starts)), kept.sum(0).numpy())

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -93,9 +93,10 @@ class WorldModel(nn.Module):
         spec: of the real env that it was trained on; the cameras' order is that of the views.
         env: that env's config, as plain data.
         calibration: how the success head's probability becomes a verdict; fitted on held-out episodes (``train``).
-        doubt: how far two samples of one next moment differ (``disagreement``) in all but 1% of held-out dreams; more
+        doubt: how far two samples of one next moment differ (``disagreement``) in all but 1% of held-out chunks; more
             than that and a dream is not to be believed. 0 for a deterministic model.
-        spread: the same of how far the nets of the state model differ (``Dream.spread``); 0 for a single net.
+        spread: how far the nets of the state model differ (``Dream.spread``) on the way to 9 of 10 held-out successes;
+            0 for a single net.
         keyframes: real moments that a dream can start from: ``context`` (M, 3, V, c, y, x) half (see ``begin``),
             ``proprio`` (M, P), ``sentence`` (M,) index into ``sentences``, ``init`` (M,) the episode's initial state or
             -1, ``age`` (M,) actions since its start, ``held_out`` (M,) bool, whether it was kept from training, and
@@ -246,6 +247,12 @@ class WorldModel(nn.Module):
         if self.state is not None and dream.body is not None:
             return self.state.logit(dream.body, dream.words).sigmoid()
         return self.success(dream.latent, dream.proprio, dream.words).float().sigmoid()
+
+    def doubted(self, dream: Dream) -> Bool[Tensor, " n"]:
+        """Where the nets of the state model differ so much about the last chunk that the data said nothing of it."""
+        if dream.spread is None or not self.spread:
+            return torch.zeros(len(dream.proprio), dtype=torch.bool, device=self.device)
+        return dream.spread > self.spread
 
     def frames(self, dream: Dream) -> dict[str, UInt8[Tensor, "n h w 3"]]:
         """What the cameras see."""

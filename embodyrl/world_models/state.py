@@ -141,15 +141,18 @@ class StateModel(ModelMixin, ConfigMixin):
     ) -> tuple[Float[Tensor, "n d"], Float[Tensor, " n"]]:
         """The body after the first ``count`` of the actions, and how far the nets differ about it.
 
-        Each net goes its own way for as long; the difference is a standard deviation, in those of the data, root mean
-        square over the body. It is 0 for a single net.
+        Each net goes its own way for as long; the difference is a standard deviation: of the position of the object
+        that they differ most about, in metres, or where no object is known that of the body, in those of the data
+        (root mean square). It is 0 for a single net.
         """
         bodies = body.expand(len(self.members), -1, -1)
         with torch.autocast(body.device.type, enabled=False):  # millimetres do not survive bfloat16
             for step in range(actions.shape[1]):
                 bodies = torch.where((step < count)[:, None], self(bodies, actions[:, step]), bodies)
-            spread = (bodies.std(0, correction=0) / self.std).square().mean(-1).sqrt()
-        return bodies.mean(0), spread
+            spread = bodies.std(0, correction=0)
+        if not self.objects:
+            return bodies.mean(0), (spread / self.std).square().mean(-1).sqrt()
+        return bodies.mean(0), torch.stack([_point(spread, part).norm(dim=-1) for part in self.objects]).amax(0)
 
     def logit(self, body: Float[Tensor, "n d"], words: Float[Tensor, "n e"]) -> Float[Tensor, " n"]:
         """Whether the task of the instruction is solved."""

@@ -33,7 +33,7 @@ from embodyrl.words import embed_sentences
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.config import WorldTrainConfig
 from embodyrl.world_models.fresh import build, go_on, with_state
-from embodyrl.world_models.judge import doubt_limit, fit_calibration, replay, spread_limit
+from embodyrl.world_models.judge import doubt_limit, fit_calibration, spread_limit
 from embodyrl.world_models.model import WorldModel, use_bf16
 from embodyrl.world_models.objectives import codec_loss, colour_weights, draw_clips, dynamics_loss, state_loss
 from embodyrl.world_models.reflectors.calibration import Calibration
@@ -94,7 +94,7 @@ def conclude(config: WorldTrainConfig, folder: Path, model: WorldModel, clips: C
     if model.stochastic:
         model.doubt = doubt_limit(model, clips, starts, config.seed)
     if model.state is not None and len(model.state.members) > 1:
-        model.spread = spread_limit(*replay(model, clips, starts))
+        model.spread = spread_limit(model, clips, starts)
     add_keyframes(model, clips, held_out, config.seed)
     try:
         model.calibration, report = fit_calibration(model, clips, starts, config.max_false_positives)

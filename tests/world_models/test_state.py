@@ -115,7 +115,7 @@ def test_an_ensemble_doubts_what_no_data_say(tmp_path, monkeypatch) -> None:
     env._dream.body[:2, -1] += 40 * SIZE  # where no square has ever been
     step = env.step(right)
     assert step.log["doubt"].tolist() == [True, True, False, False]
-    assert not step.valid[:2].any() and step.truncated[:2].all() and step.valid[2:].all()
+    assert step.terminated.tolist() == [True, True, False, False] and step.valid.all() and not step.success.any()
     assert not step.log["fault"].any() and len(WorldModel.load(path).state.members) == 3
 
 

@@ -381,7 +381,7 @@ def test_a_stochastic_model_starts_as_the_mean_and_draws_around_it(trained, draw
     assert 0 < float(disagreement(one, two).mean()) < still
 
 
-def test_two_draws_that_differ_too_much_end_a_dream_and_mask_it(drawn) -> None:
+def test_a_dream_whose_two_draws_differ_too_much_has_failed(drawn) -> None:
     def env(**settings) -> WorldModelEnv:
         env = WorldModelEnv(WorldModelConfig(model=drawn, num_envs=3, precision="f32", **settings))
         env.model.calibration = NEVER
@@ -398,7 +398,8 @@ def test_two_draws_that_differ_too_much_end_a_dream_and_mask_it(drawn) -> None:
     assert torch.allclose(alone.step(actions[:1]).obs.proprio[0], first.obs.proprio[2], atol=1e-4)
     doubtful.reset(init=[0, 1, 2])
     step = doubtful.step(actions)
-    assert step.log["doubt"].all() and step.truncated.all() and not step.valid.any() and not step.reward.any()
+    assert step.log["doubt"].all() and step.terminated.all() and step.valid.all()
+    assert not step.success.any() and not step.truncated.any() and not step.reward.any()
     assert not step.log["fault"].any()  # it is no broken simulator, which would stop a run
 
 
