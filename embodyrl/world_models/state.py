@@ -23,6 +23,9 @@ from embodyrl.world_models.saved import ConfigMixin, ModelMixin, register_to_con
 
 RESTS = 0.02
 """Share of an object's usual movement in one action below which it rests."""
+STEADY = 0.03
+"""Noise, in standard deviations, that the linear model is to bear. Without, numbers that go together, such as a hand's
+position and the joints that decide it, get large weights of opposite signs, and a long dream runs away."""
 FAR = 5.0
 """Standard deviations at which inputs are cut off, so that a dream that left the data goes nowhere."""
 
@@ -81,15 +84,21 @@ class StateModel(ModelMixin, ConfigMixin):
     def fit_linear(
         self, body: Float[Tensor, "b d"], actions: Float[Tensor, "b a"], after: Float[Tensor, "b d"]
     ) -> None:
-        """Normalisation, and the linear model by least squares; what is left is the net's to learn."""
+        """Normalisation, and the linear model by least squares; what is left is the net's to learn.
+
+        The squares are those expected with noise of ``STEADY`` on the body that it leads away from, and back.
+        """
         self.mean.copy_(body.mean(0))
         self.std.copy_(body.std(0).clamp_min(1e-3))
         for i, part in enumerate(self.objects):
             away = torch.stack([(body[:, k : k + 3] - _point(body, part)).std(0) for k in self.places])
             self.reach[i] = away.clamp_min(1e-3)
         x, y = self._inputs(body, actions).double(), ((after - body) / self.std).double()
-        ridge = 1e-2 * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
-        self.linear.copy_(torch.linalg.solve(x.T @ x + ridge, x.T @ y))
+        square, product = x.T @ x + 1e-2 * torch.eye(x.shape[1], dtype=x.dtype, device=x.device), x.T @ y
+        noise = len(x) * STEADY**2
+        square.diagonal()[: y.shape[1]] += noise
+        product.diagonal()[: y.shape[1]] -= noise
+        self.linear.copy_(torch.linalg.solve(square, product))
         for part in self.objects:
             self.linear[:, part] = 0.0
         self.scale.copy_((y - x @ self.linear.double()).std(0).clamp_min(2e-3))

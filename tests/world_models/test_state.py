@@ -11,13 +11,14 @@ from squares import SIZE, SPEC, T, squares
 from embodyrl import checks
 from embodyrl.errors import UserError
 from embodyrl.types import Obs
+from embodyrl.world_models import state as state_model
 from embodyrl.world_models import train as training
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
 from embodyrl.world_models.judge import replay
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.reflectors.calibration import Calibration
-from embodyrl.world_models.state import StateModel
+from embodyrl.world_models.state import STEADY, StateModel
 from embodyrl.world_models.train import WorldTrainConfig, train_world
 
 NEVER = Calibration(bias=-50.0, threshold=1.0)
@@ -119,15 +120,18 @@ def test_an_ensemble_doubts_what_no_data_say(tmp_path, monkeypatch) -> None:
     assert not step.log["fault"].any() and len(WorldModel.load(path).state.members) == 3
 
 
-def test_trained_with_noise_it_leads_a_dream_back(folder, tmp_path, monkeypatch) -> None:
+def test_trained_with_noise_it_leads_a_dream_back(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(100, 0, state=True)))
-    noisy = hardly_trained(WorldTrainConfig(**SETTINGS, state_noise=0.5, out=str(tmp_path / "run")))
+    monkeypatch.setattr(state_model, "STEADY", 0.0)  # the linear model does the same, and does it well here
+    runs = {
+        noise: WorldTrainConfig(**SETTINGS, state_noise=noise, out=str(tmp_path / f"{noise}")) for noise in (0.0, 0.5)
+    }
     clips = squares(40, 99, state=True)
     rows = clips.starts
     body, after = clips.body(rows), clips.body(rows + 1)
     off = []
-    for path in (folder, noisy):
-        model = WorldModel.load(path).state
+    for run in runs.values():
+        model = WorldModel.load(hardly_trained(run)).state
         near = body + 0.25 * model.std * torch.randn(body.shape, generator=torch.Generator().manual_seed(0))
         error = (model.roll(near, clips.actions[rows][:, None], torch.ones_like(rows))[0] - after) / model.std
         off.append(float(error.detach().square().mean().sqrt()))
@@ -177,6 +181,21 @@ def test_an_object_rests_until_it_is_touched_wherever_that_is() -> None:
         ghosts.append(float((wrong[~touched] > 1e-6).float().mean()))
     assert missed[0] < 0.15 and ghosts[0] < 0.05
     assert missed[1] > 0.5 and ghosts[1] > 0.9
+
+
+def test_the_linear_model_is_that_of_noisy_bodies() -> None:
+    draw = torch.Generator().manual_seed(0)
+    hand = torch.randn(500, 2, generator=draw)
+    body = torch.cat([hand, hand + 1e-3 * torch.randn(500, 2, generator=draw)], 1)  # the same place, seen twice
+    action = torch.randn(500, 2, generator=draw)
+    after = body + 0.1 * action.repeat(1, 2) + 0.01 * torch.randn(500, 4, generator=draw)
+    model = StateModel(4, 2, word_dim=1, width=8, layers=1)
+    model.fit_linear(body, action, after)
+    noise = STEADY * torch.randn(200, 500, 4, generator=draw)
+    x = torch.cat([(body - model.mean) / model.std + noise, action.expand(200, -1, -1), torch.ones(200, 500, 1)], -1)
+    wanted = (after - body) / model.std - noise
+    fitted = torch.linalg.lstsq(x.flatten(0, 1), wanted.flatten(0, 1)).solution
+    assert torch.allclose(model.linear, fitted, atol=0.02)
 
 
 def test_what_an_object_does_depends_on_no_mark_and_no_place_in_the_room(tmp_path: Path) -> None:
