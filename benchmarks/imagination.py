@@ -55,6 +55,7 @@ class Task:
         demos: demonstrations.
         shown: a noisy expert's episodes, failures among them, that the world model learns from besides.
         noise: of that expert, such that it fails about half of the time.
+        judged: episodes of each policy that is compared in the dream and really.
     """
 
     title: str
@@ -65,6 +66,7 @@ class Task:
     demos: int = 100
     shown: int = 200
     noise: float = 0.5
+    judged: int = 128
 
 
 LIBERO = ("libero", "env.suite=libero_object", "env.task_ids=[0,1,2]", "env.num_envs=24")
@@ -79,7 +81,7 @@ TASKS = {
     ),
     "libero_object": Task(
         "three tasks of LIBERO-Object, two 64x64 cameras", (*LIBERO, "env.image_size=64"), "libero_object_sft",
-        "libero_object_sac_flow", demos=15, shown=60, noise=0.15,
+        "libero_object_sac_flow", demos=15, shown=60, noise=0.15, judged=48,
     ),
     "libero_object_128": Task(
         "three tasks of LIBERO-Object, two 128x128 cameras", (*LIBERO, "env.image_size=128"), "libero_object_sft",
@@ -107,7 +109,7 @@ TINY = {
     "minutes": 0.05,
 }  # fmt: skip
 FULL = {
-    "held_out": 200, "env": (), "sft": [], "loop": [], "world_episodes": 128, "deep": 64,
+    "held_out": 200, "env": (), "sft": [], "loop": [], "deep": 64,
     # More gradient steps per env step than the preset: real steps are what is counted here.
     "simulator": ["run.eval_every=0", "algorithm.utd=0.5", "algorithm.warmup_chunks=1024"],
     "iterations": 0, "minutes": 0.0,
@@ -191,10 +193,10 @@ def measure(folder: Path, task: Task, seed: int, book: dict, sft: Path, size: di
         held_out = collect(
             folder, "held_out", task, *size["env"], *TRIED, "--policy", str(sft), "--derail", "0.4", *tried
         )
-        model = folder / "loop" / list(book["rounds"])[-1] / "world" / "model"
         looks = [look["checkpoint"] for looks in book["rounds"].values() for look in looks]
         policies = [looks[i] for i in sorted({round(x) for x in np.linspace(0, len(looks) - 1, 6)})]
-        how = ["--data", str(held_out), "--episodes", str(size["world_episodes"]), "--policies", *policies, "--json"]
+        episodes = str(size.get("world_episodes", task.judged))
+        how = ["--data", str(held_out), "--episodes", episodes, "--policies", *policies, "--json"]
         found = embodyrl(folder, "measures", "world", "eval", str(model), *how, capture=True)
         path.write_text(found.splitlines()[-1])
     return json.loads(path.read_text())
