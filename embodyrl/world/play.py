@@ -93,9 +93,9 @@ class SideBySide:
         if bool(step.success[0]):
             self._over[side] = "solved"
         elif bool(step.done[0]) and not self._over[side]:
-            why = {"broke": "fault", "in doubt": "doubt"}
-            said = [word for word, key in why.items() if key in step.log and bool(step.log[key][0])]
-            self._over[side] = said[0] if said else "time is up"
+            why = {"fault": "broke", "doubt": "in doubt"}
+            said = (word for key, word in why.items() if key in step.log and bool(step.log[key][0]))
+            self._over[side] = next(said, "time is up")
 
     @property
     def images(self) -> dict[str, NDArray[np.uint8]]:
