@@ -15,7 +15,7 @@ from embodyrl.world_models import state as state_model
 from embodyrl.world_models import train as training
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
-from embodyrl.world_models.judge import replay
+from embodyrl.world_models.judge import believed, replay, spread_limit
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.state import STEADY, StateModel
@@ -106,8 +106,19 @@ def test_an_ensemble_doubts_what_no_data_say(tmp_path, monkeypatch) -> None:
     assert len(model.state.members) == 3 and model.spread > 0
     clips.latents = training.encode(model, clips)
     dreams, lasted = replay(model, clips, clips.starts)
-    spread = torch.stack([dream.spread for dream in dreams])[lasted]
-    assert (spread > model.spread).float().mean() < 0.1
+    spread = torch.stack([dream.spread for dream in dreams])
+    assert (spread[lasted] > model.spread).float().mean() < 0.1
+    peaks = []
+    for i, start in enumerate(clips.starts.tolist()):  # a success is judged up to its first solved frame
+        frames = range(start + 3, start + T - 1 + 3, 3)
+        hits = [k for k, row in enumerate(frames) if clips.solved[min(row, start + T - 1)]]
+        peaks += [float(spread[: hits[0] + 1, i].max())] if hits else []
+    assert 0 < len(peaks) < 40
+    limit = spread_limit(model, clips, clips.starts)
+    assert abs(limit - float(torch.tensor(peaks).quantile(0.9))) < 1e-6
+    model.spread = limit
+    doubted = [bool((spread[: k + 1, i] > limit).any()) for k in range(len(spread)) for i in range(40)]
+    assert torch.equal(believed(model, dreams).isnan(), torch.tensor(doubted).view(-1, 40)) and any(doubted)
     env = WorldModelEnv(WorldModelConfig(model=path, num_envs=4, precision="f32"))
     env.model.calibration = NEVER
     env.reset(init=[0, 1, 2, 3])
@@ -213,6 +224,26 @@ def test_what_an_object_does_depends_on_no_mark_and_no_place_in_the_room(tmp_pat
     moved = [(model(x.expand(2, -1, -1), action) - x)[..., 3:6] for x in (body, aside, goal)]
     assert torch.allclose(moved[0], moved[1], atol=1e-5) and torch.equal(moved[0], moved[2])
     assert 0 < (moved[0] != 0).any(-1).float().mean() < 1 and not torch.equal(moved[0][0], moved[0][1])
+
+
+def test_nets_differ_by_metres_about_the_object_they_know_least() -> None:
+    body, action, after = pushed(50, 0, 0.0)
+    body, after = (torch.cat([x, x[:, 3:6] + 1.0], dim=1) for x in (body, after))
+    layout = (*LAYOUT, ("object", BODY, 3))
+    model = StateModel(BODY + 3, 3, word_dim=1, width=16, layers=1, members=2, layout=layout)
+    model.fit_linear(body, action, after)
+    draw = torch.Generator().manual_seed(0)
+    for parameter in model.movers.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=draw)
+    mean, spread = model.roll(body, action[:, None].expand(-1, 4, -1), torch.arange(50) % 5)
+    ways = body.expand(2, -1, -1)
+    for step in range(4):
+        ways = torch.where((step < torch.arange(50) % 5)[:, None], model(ways, action), ways)
+    apart = (ways[0] - ways[1]).norm(dim=-1) / 2  # of two, each is half of the way from their mean
+    objects = [(ways[0] - ways[1])[:, part].norm(dim=-1) / 2 for part in (slice(3, 6), slice(9, 12))]
+    assert torch.allclose(mean, ways.mean(0)) and (spread[::5] == 0).all()
+    assert torch.allclose(spread, torch.stack(objects).amax(0), atol=1e-6)
+    assert (objects[0] > objects[1]).any() and (objects[1] > objects[0]).any() and (spread < apart).any()
 
 
 def test_the_longest_dream_in_training_grows() -> None:
