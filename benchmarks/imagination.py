@@ -10,7 +10,8 @@ Each seed: demonstrations and imitation (as in the quickstart); a noisy expert's
 (the policy's own, world model, SAC-Flow in the dream, round after round); the world model's measures on episodes of
 its own; and, from the same imitated policy, SAC-Flow in the simulator with as many real steps as the loop took in all,
 and with as many minutes. Everything goes to ``OUT/TASK/SEED``, can be interrupted and goes on with the same command;
-the result is ``benchmarks/imagination_TASK.json`` and ``.png``.
+the result is ``benchmarks/imagination_TASK.json`` and ``.png``. Seeds that are in that file already stay in it, so they
+may be run one after the other or side by side, on several machines too.
 """
 
 from __future__ import annotations
@@ -281,7 +282,7 @@ def plot(seeds: list[dict], path: Path) -> None:
 def table(seeds: list[dict]) -> str:
     """What the JSON says, a column a seed, in Markdown."""
     rows: dict[str, list[str]] = {}
-    for result in seeds:
+    for column, result in enumerate(seeds):
         loop, world, said = result["loop"], result["world"], {}
         said["imitation"] = format_rate(loop["before"]["solved"], loop["before"]["episodes"])
         said["`world loop`"] = format_rate(loop["after"]["solved"], loop["after"]["episodes"])
@@ -318,7 +319,7 @@ def table(seeds: list[dict]) -> str:
                     f"{depth['psnr']:.1f}, {short(depth['ssim'])}; {depth['psnr_codec']:.1f}, {depth['psnr_still']:.1f}"
                 )
         for name, value in said.items():
-            rows.setdefault(name, []).append(value)
+            rows.setdefault(name, [""] * len(seeds))[column] = value
     head = ["", *(f"seed {result['seed']}" for result in seeds)]
     lines = [head, ["---"] * len(head), *([name, *values] for name, values in rows.items())]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -330,7 +331,7 @@ def short(number: float) -> str:
 
 
 def main() -> None:
-    """Runs all seeds, then writes JSON and figure."""
+    """Runs seeds, and writes JSON and figure after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=TASKS, default="mujoco_pick")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -344,24 +345,29 @@ def main() -> None:
     a = parser.parse_args()
     size = TINY if a.tiny else FULL
     size = size | {"loop": [*size["loop"], *a.overrides]}
-    seeds, where = [], a.out if a.tiny else HERE
     for seed in a.seeds:
-        seeds.append(run(a.out / a.task / str(seed), a.task, seed, size, a.beside))
-        every = [rates(s) for s in seeds]
-        result = {
-            "title": f"Better by what is imagined: {TASKS[a.task].title}",
-            "iqm": {name: bootstrap_iqm([x[name] for x in every]) for name in every[0]},
-            "seeds": seeds,
-            "commit": git_commit(),
-            "versions": versions(),
-            "hardware": hardware(),
-        }
-        (where / f"imagination_{a.task}.json").write_text(json.dumps(result, indent=1))
-        plot(seeds, where / f"imagination_{a.task}.png")
-        shutil.copy(a.out / a.task / str(a.seeds[0]) / "dreams.png", where / f"imagination_{a.task}_dreams.png")
-        print(table(seeds))
-        for name, (iqm, low, high) in result["iqm"].items():
-            print(f"{name}: {iqm:.0%} [{low:.0%}, {high:.0%}], interquartile mean and its bootstrap interval")
+        folder = a.out / a.task / str(seed)
+        done = run(folder, a.task, seed, size, a.beside)
+        done |= {"commit": git_commit(), "versions": versions(), "hardware": hardware()}
+        publish(done, a.task, folder / "dreams.png", a.out if a.tiny else HERE)
+
+
+def publish(done: dict, task: str, dreams: Path, where: Path) -> None:
+    """Adds a seed to what is known of its task, and draws and prints that anew."""
+    path = where / f"imagination_{task}.json"
+    known = json.loads(path.read_text())["seeds"] if path.exists() else []
+    others = [result for result in known if result["seed"] != done["seed"]]
+    seeds = sorted([*others, done], key=lambda result: result["seed"])
+    every = [rates(result) for result in seeds]
+    iqm = {name: bootstrap_iqm([x[name] for x in every]) for name in every[0] if all(name in x for x in every)}
+    title = f"Better by what is imagined: {TASKS[task].title}"
+    path.write_text(json.dumps({"title": title, "iqm": iqm, "seeds": seeds}, indent=1))
+    plot(seeds, path.with_suffix(".png"))
+    if done is seeds[0]:
+        shutil.copy(dreams, where / f"imagination_{task}_dreams.png")
+    print(table(seeds))
+    for name, (middle, low, high) in iqm.items():
+        print(f"{name}: {middle:.0%} [{low:.0%}, {high:.0%}], interquartile mean and its bootstrap interval")
 
 
 if __name__ == "__main__":
