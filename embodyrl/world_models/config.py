@@ -45,6 +45,9 @@ class WorldTrainConfig:
             than on the way to 9 of 10 held-out successes is in doubt, and has failed.
         state_noise: the most noise on what they start from, in standard deviations of the data: where a dream of many
             actions runs away, .05 may hold it.
+        judges: nets of the state model that say what is solved, the least sure of which counts (``StateModel``).
+        judge_noise: on what they learn from, in standard deviations of the data. With few judges and no noise a policy
+            trained in a long dream learns to fool them rather than to solve the task.
         steps: of the dynamics.
         muon_lr: of the transformer's matrices (Muon).
         lr: of everything else (AdamW).
@@ -82,6 +85,8 @@ class WorldTrainConfig:
     state_steps: int = 2000
     state_members: int = 1
     state_noise: float = 0.0
+    judges: int = 1
+    judge_noise: float = 0.0
     steps: int = 4000
     muon_lr: float = 6e-3
     lr: float = 3e-3
@@ -107,11 +112,11 @@ class WorldTrainConfig:
             raise UserError("A Wan does not draw what a state model says: leave state out, or wan empty.")
         if self.weights and (len(self.weights) != len(self.data) or min(self.weights) < 1):
             raise UserError(f"weights is {self.weights}; it takes one number, 1 or more, for each of {self.data}.")
-        for key in ("styles", "state_noise"):
+        for key in ("styles", "state_noise", "judge_noise"):
             if getattr(self, key) < 0:
                 raise UserError(f"{key} is {getattr(self, key)}; it must be 0 or more.")
-        counts = ("horizon", "max_unroll", "steps", "state_steps", "state_members", "codec_steps", "batch_size")
-        for key in (*counts, "checkpoint_every"):
+        counts = ("horizon", "max_unroll", "steps", "state_steps", "state_members", "judges", "codec_steps")
+        for key in (*counts, "batch_size", "checkpoint_every"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1.")
 

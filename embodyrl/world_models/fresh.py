@@ -93,7 +93,7 @@ def _state_model(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> StateM
     rows = rows[rows + 1 < clips.end[rows]]
     body, after = clips.body(rows), clips.body(rows + 1)
     assert body is not None and after is not None
-    given = {"members": config.state_members, "layout": clips.spec.layout}
+    given = {"members": config.state_members, "layout": clips.spec.layout, "judges": config.judges}
     state = StateModel(_body_dim(clips), clips.spec.action_dim, **given)
     state.fit_linear(body, clips.actions[rows], after)
     return state

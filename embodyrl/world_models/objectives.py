@@ -125,12 +125,19 @@ def dynamics_loss(
 
 
 def state_loss(
-    model: WorldModel, clips: Clips, words: Tensor, rows: Tensor, noise: float, generator: torch.Generator
+    model: WorldModel,
+    clips: Clips,
+    words: Tensor,
+    rows: Tensor,
+    noise: float,
+    judge_noise: float,
+    generator: torch.Generator,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of the state model, on B frames that have a next one.
 
     A body that is off by up to ``noise`` of the data's standard deviations is to be led to the true one after it, so
-    that errors do not grow from action to action (arXiv:2002.09405).
+    that errors do not grow from action to action (arXiv:2002.09405). What is solved is learned from bodies that are off
+    by ``judge_noise`` of them, so that no corner between the data counts as solved.
     """
     assert model.state is not None
     device = model.device
@@ -141,8 +148,11 @@ def state_loss(
         seen = body + (size * torch.randn(body.shape, generator=generator)).to(device) * model.state.std
     moved = model.state.loss(seen, body, clips.actions[rows].to(device), after)
     said = words[clips.sentence[rows]].to(device)
-    logit = model.state.logit(after, said)
-    judged = F.binary_cross_entropy_with_logits(logit, clips.solved[rows + 1].float().to(device))
+    if judge_noise:
+        after = after + judge_noise * torch.randn(after.shape, generator=generator).to(device) * model.state.std
+    logits = model.state.verdicts(after, said)
+    solved = clips.solved[rows + 1].float().to(device).expand_as(logits)
+    judged = len(logits) * F.binary_cross_entropy_with_logits(logits, solved)  # each judge for itself
     return moved + judged, {"state": moved, "state_success": judged}
 
 

@@ -42,6 +42,9 @@ class StateModel(ModelMixin, ConfigMixin):
         members: E nets, alike but for their first weights (arXiv:1612.01474). Their mean is what is believed; where
             they differ, the data said nothing.
         layout: what positions lie in the body (``EnvSpec.layout``).
+        judges: nets that say whether the task is solved; the least sure of them counts. A policy that is trained in a
+            dream finds bodies that one net takes for solved, and seldom those that all take for it. None sees the
+            robot's own numbers where the layout names them: a hand can go anywhere, whatever the objects do.
     """
 
     mean: Tensor
@@ -49,6 +52,7 @@ class StateModel(ModelMixin, ConfigMixin):
     linear: Tensor
     scale: Tensor
     reach: Tensor
+    judged: Tensor
 
     @register_to_config
     def __init__(
@@ -60,6 +64,7 @@ class StateModel(ModelMixin, ConfigMixin):
         layers: int = 3,
         members: int = 1,
         layout: Sequence[tuple[str, int, int]] = (),
+        judges: int = 1,
     ) -> None:
         super().__init__()
         self.places = [start for kind, start, _ in layout if kind in ("hand", "object")]
@@ -73,6 +78,11 @@ class StateModel(ModelMixin, ConfigMixin):
             for part in self.objects
         )
         self.judge = _mlp(body_dim + word_dim, 1, 64, 2)
+        self.jury = nn.ModuleList(_mlp(body_dim + word_dim, 1, 64, 2) for _ in range(judges - 1))
+        judged = torch.ones(body_dim)
+        for kind, start, numbers in layout:
+            judged[start : start + numbers] *= kind != "robot"
+        self.register_buffer("judged", judged, persistent=False)
         self.register_buffer("mean", torch.zeros(body_dim))
         self.register_buffer("std", torch.ones(body_dim))
         self.register_buffer("linear", torch.zeros(body_dim + action_dim + 1, body_dim))
@@ -164,9 +174,14 @@ class StateModel(ModelMixin, ConfigMixin):
         return bodies.mean(0), torch.stack([_point(spread, part).norm(dim=-1) for part in self.objects]).amax(0)
 
     def logit(self, body: Float[Tensor, "n d"], words: Float[Tensor, "n e"]) -> Float[Tensor, " n"]:
-        """Whether the task of the instruction is solved."""
+        """Whether the task of the instruction is solved, by the least sure of the judges."""
+        return self.verdicts(body, words).amin(0)
+
+    def verdicts(self, body: Float[Tensor, "n d"], words: Float[Tensor, "n e"]) -> Float[Tensor, "j n"]:
+        """The logit of each of the judges."""
         with torch.autocast(body.device.type, enabled=False):
-            return self.judge(torch.cat([self.normalize(body), words], dim=-1))[..., 0]
+            seen = torch.cat([self.normalize(body) * self.judged, words], dim=-1)
+            return torch.stack([judge(seen)[..., 0] for judge in (self.judge, *self.jury)])
 
     def _inputs(self, body: Tensor, actions: Tensor) -> Tensor:
         return torch.cat([self.normalize(body), actions, torch.ones_like(actions[..., :1])], dim=-1)

@@ -175,7 +175,7 @@ def fit(
     def state_step(step: int) -> tuple[Tensor, dict[str, Tensor]]:
         generator = _seeded(config.seed, 3, step)
         chosen = followed[torch.randint(len(followed), (STATE_BATCH,), generator=generator)]
-        return state_loss(model, clips, words, chosen, config.state_noise, generator)
+        return state_loss(model, clips, words, chosen, config.state_noise, config.judge_noise, generator)
 
     def dynamics_step(step: int) -> tuple[Tensor, dict[str, Tensor]]:
         generator = _seeded(config.seed, 2, step)

@@ -11,12 +11,15 @@ from squares import SIZE, SPEC, T, squares
 from embodyrl import checks
 from embodyrl.errors import UserError
 from embodyrl.types import Obs
+from embodyrl.words import embed_sentences
 from embodyrl.world_models import state as state_model
 from embodyrl.world_models import train as training
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
+from embodyrl.world_models.fresh import build
 from embodyrl.world_models.judge import believed, replay, spread_limit
 from embodyrl.world_models.model import WorldModel
+from embodyrl.world_models.objectives import state_loss
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.state import STEADY, StateModel
 from embodyrl.world_models.train import WorldTrainConfig, train_world
@@ -244,6 +247,62 @@ def test_nets_differ_by_metres_about_the_object_they_know_least() -> None:
     assert torch.allclose(mean, ways.mean(0)) and (spread[::5] == 0).all()
     assert torch.allclose(spread, torch.stack(objects).amax(0), atol=1e-6)
     assert (objects[0] > objects[1]).any() and (objects[1] > objects[0]).any() and (spread < apart).any()
+
+
+def test_judges_do_not_see_the_robot_and_the_least_sure_of_them_counts(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    block = torch.rand(2000, 3, generator=draw)
+    body = torch.cat([block + 0.02 * torch.randn(2000, 3, generator=draw), block], dim=1)  # the hand is at the block
+    solved, words = (block[:, 0] > 0.8).float(), torch.zeros(2000, 1)
+    away = torch.cat([body[:, :3].flip(0), block], dim=1)  # and now it is where it was with another block
+    fooled = []
+    for robot in ((), (("robot", 0, 3),)):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = StateModel(6, 2, word_dim=1, width=8, layers=1, layout=(*robot, ("hand", 0, 3)), judges=3)
+        model.fit_linear(body, torch.zeros(2000, 2), body)
+        adam = torch.optim.Adam(model.parameters(), lr=3e-3)
+        for _ in range(200):
+            adam.zero_grad()
+            logits = model.verdicts(body, words)
+            torch.nn.functional.binary_cross_entropy_with_logits(logits, solved.expand_as(logits)).backward()
+            adam.step()
+        model.save_pretrained(tmp_path)
+        model = StateModel.from_pretrained(tmp_path)
+        said = model.verdicts(away, words)
+        assert said.shape == (3, 2000) and torch.equal(model.logit(away, words), said.amin(0))
+        assert not torch.equal(said[0], said[1])
+        right = ((model.logit(body, words) > 0) == solved.bool()).float().mean()
+        assert right > 0.97
+        fooled.append(float(((model.logit(away, words) > 0) != solved.bool()).float().mean()))
+    assert fooled[0] > 0.08 and fooled[1] < 0.03
+
+
+def test_judges_that_learned_with_noise_are_sure_of_less() -> None:
+    """Of two numbers that go together in the data either would do; with noise a net asks both."""
+    clips = squares(100, 0, state=True)
+    rows = torch.arange(len(clips))[torch.arange(len(clips)) + 1 < clips.end]
+    assert clips.privileged is not None
+    sure = []
+    for noise in (0.0, 1.0):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = build(WorldTrainConfig(**SETTINGS, state=True, judges=2), clips, rows)
+        adam = torch.optim.Adam(model.parameters(), lr=3e-3)
+        for step in range(300):
+            generator = torch.Generator().manual_seed(step)
+            some = rows[torch.randint(len(rows), (256,), generator=generator)]
+            adam.zero_grad()
+            loss, figures = state_loss(model, clips, embed_sentences(clips.sentences), some, 0.0, noise, generator)
+            loss.backward()
+            adam.step()
+            assert set(figures) == {"state", "state_success"}
+        words = embed_sentences(clips.sentences)[clips.sentence[rows]]
+        sure.append(float(model.state.logit(clips.body(rows), words).detach().abs().mean()))
+    assert 0 < sure[1] < 0.6 * sure[0]
+    for wrong in ({"judge_noise": -0.1}, {"judges": 0}):
+        with pytest.raises(UserError, match=next(iter(wrong))):
+            WorldTrainConfig(**wrong)
 
 
 def test_the_longest_dream_in_training_grows() -> None:

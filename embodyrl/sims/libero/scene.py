@@ -26,6 +26,7 @@ PROPRIO_DIM = 8  # position, axis-angle and fingers, as the published LIBERO pol
 MAX_OBJECTS, MAX_JOINTS = 10, 8
 PRIVILEGED_DIM = 23 + 10 * MAX_OBJECTS + MAX_JOINTS
 LAYOUT = (
+    ("robot", 0, PROPRIO_DIM + 23),
     ("hand", 0, 3),
     ("hand", PROPRIO_DIM + 16, 7),
     *(("object", PROPRIO_DIM + 23 + 10 * slot, 7) for slot in range(MAX_OBJECTS)),
