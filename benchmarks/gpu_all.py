@@ -6,9 +6,9 @@
 ManiSkill (promises checked, steps per second by number of envs), LIBERO-Spatial's ten tasks in one batch and the MuJoCo
 pick task by backend and number of envs with and without pictures, beside it MuJoCo Playground's Panda (with
 ``--playground DIR``), PPO on the pick task with a fresh policy, the evaluation of what came of it, the policy's
-throughput, and SmolVLA and pi0 in their real sizes beside LeRobot's own code (``gpu_vla.py``). A part that fails says
-so in the file, and the exit status is then 1. Where a command may take ten minutes only, ``--only`` names parts; they
-are added to what the file has.
+throughput, SmolVLA and pi0 in their real sizes beside LeRobot's own code (``gpu_vla.py``), and world models, Wan's 1.3 B
+parameters among them (``gpu_world.py``). A part that fails says so in the file, and the exit status is then 1. Where a
+command may take ten minutes only, ``--only`` names parts; they are added to what the file has.
 
     pip install --target DIR playground brax flax ml_collections mediapy lxml orbax-checkpoint
     git clone https://github.com/google-deepmind/mujoco_menagerie DIR/mujoco_playground/external_deps/mujoco_menagerie
@@ -30,6 +30,7 @@ from typing import Any
 import gpu_vla
 import torch
 from gpu_vla import seconds
+from gpu_world import WORLD_SIZES, world
 
 from embodyrl.bench import bench_env
 from embodyrl.build import make_env, make_policy
@@ -231,7 +232,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=sorted(SIZES), default="cuda")
     parser.add_argument("--out", default=str(Path(__file__).with_suffix(".json")))
-    parts = ("throughput", "maniskill", "mujoco", "libero", "playground", "training", "vla")
+    parts = ("throughput", "maniskill", "mujoco", "libero", "playground", "training", "vla", "world")
     parser.add_argument("--only", nargs="*", choices=parts, default=[])
     parser.add_argument("--playground", type=Path, help="folder of MuJoCo Playground, see above")
     a = parser.parse_args()
@@ -253,6 +254,7 @@ def main() -> int:
             "playground": lambda: playground(size, a.playground),
             "training": lambda: training(size, folder),
             "vla": lambda: vla(size, device, folder),
+            "world": lambda: world(WORLD_SIZES[a.device], device, size.repeats),
         }
         for name, part in work.items():
             if (a.only and name not in a.only) or (name == "playground" and not a.playground):

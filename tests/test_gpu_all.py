@@ -35,7 +35,22 @@ def check(found: dict) -> None:
             assert all(
                 isinstance(r[f"{k}_s"], float) for r in rows["train"] for k in ("ppo", "imitation", "lerobot_forward")
             )
+    check_world(found["world"]["result"])
     assert found["versions"]["torch"] and found["hardware"]["cpu"]
+
+
+def check_world(found: dict) -> None:
+    for model in ("embedded", "wan"):
+        assert {row["sampling_steps"] for row in found[model]["speed"]} == {0, 1, 2, 4}
+        assert all(
+            row["latent_frames_per_second"] > 0 and row["frames_per_second"] > 0 for row in found[model]["speed"]
+        )
+        assert found[model]["training_step_s"] > 0 and found[model]["parameters"] > 1e5
+
+
+def test_world_models_dream_in_both_sizes(tmp_path):
+    found = run(tmp_path / "out.json", "--device", "cpu", "--only", "world")
+    check_world(found["world"]["result"])
 
 
 @pytest.mark.slow
