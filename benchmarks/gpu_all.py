@@ -6,7 +6,7 @@
 ManiSkill (promises checked, steps per second by number of envs), LIBERO-Spatial's ten tasks in one batch and the MuJoCo
 pick task by backend and number of envs with and without pictures, beside it MuJoCo Playground's Panda (with
 ``--playground DIR``), PPO on the pick task with a fresh policy, the evaluation of what came of it, the policy's
-throughput, SmolVLA and pi0 in their real sizes beside LeRobot's own code (``gpu_vla.py``), and world models, Wan's 1.3 B
+throughput, SmolVLA and pi0 in their real sizes beside LeRobot's own code (``gpu_vla.py``), world models, Wan's 1.3 B
 parameters among them (``gpu_world.py``). A part that fails says so in the file, and the exit status is then 1. Where a
 command may take ten minutes only, ``--only`` names parts; they are added to what the file has.
 
