@@ -18,7 +18,7 @@ from embodyrl.types import Obs
 from embodyrl.world.pictures import draw_dreams
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
-from embodyrl.world_models.evaluate import by_depth, speed, swapped
+from embodyrl.world_models.evaluate import by_depth, followed, speed, swapped
 from embodyrl.world_models.judge import outcomes, probabilities, solved_after
 from embodyrl.world_models.judged import judged
 from embodyrl.world_models.measures import mmrv, pearson, spearman
@@ -72,6 +72,8 @@ def evaluate_world(
         "outcomes": outcomes(model.calibration, prob, lasted, solved.any(0)),
         "judged": judged(model, clips, starts, beside),
     }
+    if model.inverse is not None:
+        result["followed"] = followed(model, clips, starts)
     longest = max(model.spec.max_episode_steps, int((clips.end[starts] - starts).max()))
     train_split = make_env(dataclasses.replace(real, split=model.env["split"]).lasting(longest))
     try:
@@ -225,6 +227,11 @@ def print_world(result: dict[str, Any]) -> None:
             print(
                 f"the {judge} on {kind} moments: {known}; {ended['k']} of {ended['n']} failing episodes ended as solved"
             )
+    if seen := result.get("followed"):
+        print(
+            f"pictures show the actions that were commanded to within {seen['own']:.1f} times what is usual of real "
+            f"ones, and another episode's to within {seen['others']:.1f} times"
+        )
     wrong = result["swapped_actions"]
     print(f"other episodes' actions: {wrong['solved']:.0%} solved, {wrong['imagined']:.0%} in the dream")
     if judged := result.get("as_evaluator"):

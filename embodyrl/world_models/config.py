@@ -48,6 +48,7 @@ class WorldTrainConfig:
         judges: nets of the state model that say what is solved, the least sure of which counts (``StateModel``).
         judge_noise: on what they learn from, in standard deviations of the data. With few judges and no noise a policy
             trained in a long dream learns to fool them rather than to solve the task.
+        inverse_steps: of the inverse dynamics, which say what actions pictures show (``env.follow``, ``world eval``).
         steps: of the dynamics.
         muon_lr: of the transformer's matrices (Muon).
         lr: of everything else (AdamW).
@@ -87,6 +88,7 @@ class WorldTrainConfig:
     state_noise: float = 0.0
     judges: int = 1
     judge_noise: float = 0.0
+    inverse_steps: int = 600
     steps: int = 4000
     muon_lr: float = 6e-3
     lr: float = 3e-3
@@ -115,8 +117,8 @@ class WorldTrainConfig:
         for key in ("styles", "state_noise", "judge_noise"):
             if getattr(self, key) < 0:
                 raise UserError(f"{key} is {getattr(self, key)}; it must be 0 or more.")
-        counts = ("horizon", "max_unroll", "steps", "state_steps", "state_members", "judges", "codec_steps")
-        for key in (*counts, "batch_size", "checkpoint_every"):
+        counts = ("horizon", "max_unroll", "steps", "state_steps", "state_members", "judges", "inverse_steps")
+        for key in (*counts, "codec_steps", "batch_size", "checkpoint_every"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1.")
 
@@ -137,6 +139,8 @@ class WorldModelConfig(EnvConfig):
             up.
         sampling_steps: of a stochastic model: 0 imagines the mean, 1 or more draws what comes next in that many steps,
             and a dream whose second draw differs too much from the first (``WorldModel.doubt``) has failed.
+        follow: a dream whose pictures do not show what was commanded, by more than on the way to 9 of 10 held-out
+            successes (``WorldModel.strayed``), has failed.
         real_envs: so many of the ``num_envs`` are no dreams but the real env (``MixedEnv``).
         split: ``train`` starts dreams from the moments that the model was trained on, ``eval`` from held-out ones.
         precision: ``bf16`` or ``f32`` of the model's products; ``auto`` takes bf16 where the machine is fast at it.
@@ -149,6 +153,7 @@ class WorldModelConfig(EnvConfig):
     starts: str = "first"
     length: int = 0
     sampling_steps: int = 0
+    follow: bool = False
     real_envs: int = 0
     precision: str = "auto"
 

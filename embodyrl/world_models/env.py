@@ -15,7 +15,7 @@ from embodyrl.errors import UserError
 from embodyrl.types import Obs, Step
 from embodyrl.words import embed_sentences
 from embodyrl.world_models.config import WorldModelConfig, model_folder
-from embodyrl.world_models.model import Dream, WorldModel, disagreement, use_bf16
+from embodyrl.world_models.model import NO_INVERSE, Dream, WorldModel, disagreement, use_bf16
 from embodyrl.world_models.reflectors.base import Reflector, successes
 
 
@@ -51,6 +51,8 @@ class WorldModelEnv:
                 f"{config.model} is deterministic, so there is nothing to sample: leave env.sampling_steps 0, or train "
                 "it with stochastic=true."
             )
+        if config.follow and model.inverse is None:
+            raise UserError(NO_INVERSE)
         wanted = {"train": False, "eval": True}
         if config.split not in wanted:
             raise UserError(f"A world model has the splits train and eval, not {config.split!r}.")
@@ -196,7 +198,7 @@ class WorldModelEnv:
         return Step(self._observe(), reward, success | doubt, truncated, valid, success, log)
 
     def _advance(self, actions: Tensor, count: Tensor) -> Tensor:
-        """Imagines the chunk in the envs that run; (N,) bool: where two draws, or two nets, differ too much."""
+        """Imagines the chunk in the envs that run; (N,) bool: where draws, nets, or pictures and actions differ."""
         assert self._dream is not None
         rows = (count > 0).nonzero().flatten()
         short = self.model.horizon - actions.shape[1]
@@ -209,6 +211,8 @@ class WorldModelEnv:
                 doubted[rows] = disagreement(after, other) > self.model.doubt
             else:
                 after = self.model.imagine(self._dream[rows], actions[rows], count[rows])
+            if self.config.follow:
+                doubted[rows] |= self.model.strays(after, actions[rows], count[rows]) > self.model.strayed
         doubted[rows] |= self.model.doubted(after)
         self._dream = after if len(rows) == len(count) else self._replaced(rows, after)
         return doubted

@@ -13,7 +13,7 @@ from torch import Tensor
 from embodyrl.env import VecEnv
 from embodyrl.world_models.backbone import CONTEXT
 from embodyrl.world_models.clips import Clips
-from embodyrl.world_models.judge import outcomes, probabilities, replay
+from embodyrl.world_models.judge import outcomes, probabilities, replay, strayed
 from embodyrl.world_models.measures import psnr, ssim
 from embodyrl.world_models.model import WorldModel
 
@@ -43,6 +43,18 @@ def by_depth(model: WorldModel, clips: Clips, starts: Tensor) -> list[dict[str, 
             }
         )
     return rows
+
+
+def followed(model: WorldModel, clips: Clips, starts: Tensor) -> dict[str, float]:
+    """Whether dreams show what was commanded: how far pictures stray from the actions, 1 being usual for real ones.
+
+    Returns:
+        ``own`` of held-out episodes dreamt again, and ``others``: the same dreams beside another episode's actions,
+        which is what pictures would have that take no notice of theirs. Means over chunks.
+    """
+    own, lasted = strayed(model, clips, starts)
+    others, _ = strayed(model, clips, starts, starts.roll(1))
+    return {"own": float(own[lasted].mean()), "others": float(others[lasted].mean())}
 
 
 def swapped(model: WorldModel, clips: Clips, starts: Tensor, real: VecEnv) -> dict[str, float]:

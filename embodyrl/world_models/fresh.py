@@ -14,6 +14,7 @@ from embodyrl.world_models.backbone import ChunkTransformer
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.codec import FrameCodec
 from embodyrl.world_models.config import WorldTrainConfig
+from embodyrl.world_models.inverse import InverseDynamics
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.state import StateModel
 from embodyrl.world_models.success import SuccessHead
@@ -41,9 +42,9 @@ def build(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> WorldModel:
                 **dims,
             )  # fmt: skip
         success = SuccessHead(num_views=views, latent_channels=c, proprio_dim=clips.spec.proprio_dim)
-        model = WorldModel(
-            codec, backbone, success, clips.spec, _state_model(config, clips, rows) if config.state else None
-        )
+        state = _state_model(config, clips, rows) if config.state else None
+        model = WorldModel(codec, backbone, success, clips.spec, state)
+        model.inverse = _inverse(model)
     model.env = clips.env
     model.proprio_mean.copy_(clips.proprio[rows].mean(0))
     model.proprio_std.copy_(clips.proprio[rows].std(0).clamp_min(1e-3))
@@ -64,6 +65,7 @@ def go_on(config: WorldTrainConfig, clips: Clips) -> WorldModel:
         if config.state and model.state is None:
             frames = torch.arange(len(clips))[~clips.held_out(config.held_out)]
             model.state, more["body_dim"] = _state_model(config, clips, frames), _body_dim(clips)
+        model.inverse = model.inverse or _inverse(model)
         if more:
             old, new = model.backbone, cast(Any, type(model.backbone).from_config(model.backbone.config, **more))
             new.load_state_dict(old.state_dict(), strict=False)  # what it lacks begins at zero
@@ -97,6 +99,11 @@ def _state_model(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> StateM
     state = StateModel(_body_dim(clips), clips.spec.action_dim, **given)
     state.fit_linear(body, clips.actions[rows], after)
     return state
+
+
+def _inverse(model: WorldModel) -> InverseDynamics:
+    c, y, x = model.codec.latent_shape
+    return InverseDynamics(len(model.spec.cameras), c, y, x, model.spec.action_dim)
 
 
 def _body_dim(clips: Clips) -> int:

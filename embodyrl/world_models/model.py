@@ -26,6 +26,7 @@ from embodyrl.errors import UserError
 from embodyrl.types import EnvSpec, TensorData
 from embodyrl.world_models.backbone import ChunkTransformer, FlowMap
 from embodyrl.world_models.codec import FrameCodec
+from embodyrl.world_models.inverse import InverseDynamics
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.saved import load_part
 from embodyrl.world_models.state import StateModel
@@ -47,8 +48,15 @@ PARTS = {
     },
     "success": {"SuccessHead": "embodyrl.world_models.success"},
     "state": {"StateModel": "embodyrl.world_models.state"},
+    "inverse": {"InverseDynamics": "embodyrl.world_models.inverse"},
 }
-"""Folder -> the classes that it may hold, and where they are; the last need not be there."""
+"""Folder -> the classes that it may hold, and where they are."""
+OPTIONAL = ("state", "inverse")
+"""Folders that need not be there."""
+NO_INVERSE = (
+    "This world model cannot tell which actions its pictures show: it was trained before there was inverse dynamics. "
+    "Go on training it (init=FOLDER), or train it again."
+)
 
 
 @dataclass
@@ -97,6 +105,9 @@ class WorldModel(nn.Module):
             than that and a dream is not to be believed. 0 for a deterministic model.
         spread: how far the nets of the state model differ (``Dream.spread``) on the way to 9 of 10 held-out successes;
             0 for a single net.
+        inverse: says which actions pictures show (``InverseDynamics``); None in a model of before there was one.
+        strayed: how far pictures are from showing what was commanded (``InverseDynamics.error``) on the way to 9 of 10
+            held-out successes.
         keyframes: real moments that a dream can start from: ``context`` (M, 3, V, c, y, x) half (see ``begin``),
             ``proprio`` (M, P), ``sentence`` (M,) index into ``sentences``, ``init`` (M,) the episode's initial state or
             -1, ``age`` (M,) actions since its start, ``held_out`` (M,) bool, whether it was kept from training, and
@@ -108,11 +119,18 @@ class WorldModel(nn.Module):
     proprio_std: Tensor
 
     def __init__(
-        self, codec: Codec, backbone: Backbone, success: SuccessHead, spec: EnvSpec, state: StateModel | None = None
+        self,
+        codec: Codec,
+        backbone: Backbone,
+        success: SuccessHead,
+        spec: EnvSpec,
+        state: StateModel | None = None,
+        inverse: InverseDynamics | None = None,
     ) -> None:
         super().__init__()
-        self.codec, self.backbone, self.success, self.state = codec, backbone, success, state
-        self.spec, self.env, self.calibration, self.doubt, self.spread = spec, {}, Calibration(), 0.0, 0.0
+        self.codec, self.backbone, self.success, self.state, self.inverse = codec, backbone, success, state, inverse
+        self.spec, self.env, self.calibration = spec, {}, Calibration()
+        self.doubt = self.spread = self.strayed = 0.0
         self.keyframes: dict[str, Tensor] = {}
         self.sentences: list[str] = []
         self.register_buffer("proprio_mean", torch.zeros(spec.proprio_dim))
@@ -254,6 +272,16 @@ class WorldModel(nn.Module):
             return torch.zeros(len(dream.proprio), dtype=torch.bool, device=self.device)
         return dream.spread > self.spread
 
+    def strays(self, dream: Dream, actions: Tensor, count: Tensor) -> Float[Tensor, " n"]:
+        """How far the pictures of the last chunk are from showing these actions; see ``InverseDynamics.error``.
+
+        Raises:
+            UserError: the model has no inverse dynamics.
+        """
+        if self.inverse is None:
+            raise UserError(NO_INVERSE)
+        return self.inverse.error(dream.context[:, -2], dream.latent, actions, count)
+
     def frames(self, dream: Dream) -> dict[str, UInt8[Tensor, "n h w 3"]]:
         """What the cameras see."""
         pixels = self.codec.decode(dream.latent)
@@ -284,6 +312,7 @@ class WorldModel(nn.Module):
             "calibration": asdict(self.calibration),
             "doubt": self.doubt,
             "spread": self.spread,
+            "strayed": self.strayed,
             "sentences": self.sentences,
         }
         (partial / "world.json").write_text(json.dumps(meta, indent=1))
@@ -317,14 +346,14 @@ class WorldModel(nn.Module):
             UserError: there is no world model, or its weights do not fit.
         """
         folder, meta = Path(folder), cls.read_meta(folder)
-        parts = {n: load_part(folder / n, c) for n, c in PARTS.items() if n != "state" or (folder / n).exists()}
+        parts = {n: load_part(folder / n, c) for n, c in PARTS.items() if n not in OPTIONAL or (folder / n).exists()}
         model = cls(spec=spec_from_json(meta["spec"]), **parts)
         model.env, model.calibration, model.sentences = (
             meta["env"],
             Calibration(**meta["calibration"]),
             meta["sentences"],
         )
-        model.doubt, model.spread = meta.get("doubt", 0.0), meta.get("spread", 0.0)
+        model.doubt, model.spread, model.strayed = (meta.get(key, 0.0) for key in ("doubt", "spread", "strayed"))
         tensors = load_file(folder / "world.safetensors")
         model.keyframes = {k.removeprefix("keyframes."): v for k, v in tensors.items() if k.startswith("keyframes.")}
         for name in ("proprio_mean", "proprio_std"):

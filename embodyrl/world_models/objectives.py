@@ -2,6 +2,7 @@
 
 codec_loss      frames -> latents -> frames
 state_loss      a body and one action -> the body after it
+inverse_loss    two moments -> the actions between them
 dynamics_loss   a moment and 1 to H actions -> the moment after them, and whether the task is solved then
 """
 
@@ -154,6 +155,14 @@ def state_loss(
     solved = clips.solved[rows + 1].float().to(device).expand_as(logits)
     judged = len(logits) * F.binary_cross_entropy_with_logits(logits, solved)  # each judge for itself
     return moved + judged, {"state": moved, "state_success": judged}
+
+
+def inverse_loss(model: WorldModel, clips: Clips, rows: Tensor, count: Tensor) -> Tensor:
+    """The loss of the inverse dynamics, on B real chunks of ``count`` actions that start at ``rows``."""
+    assert model.inverse is not None
+    device = model.device
+    pair = _latents(clips, rows, device), _latents(clips, rows + count, device)
+    return model.inverse.loss(*pair, clips.chunk(rows, model.horizon).to(device), count.to(device))
 
 
 def noisy_change(change: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:

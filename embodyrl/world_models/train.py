@@ -33,14 +33,22 @@ from embodyrl.words import embed_sentences
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.config import WorldTrainConfig
 from embodyrl.world_models.fresh import build, go_on, with_state
-from embodyrl.world_models.judge import doubt_limit, fit_calibration, spread_limit
+from embodyrl.world_models.judge import doubt_limit, fit_calibration, fit_inverse, spread_limit
 from embodyrl.world_models.model import WorldModel, use_bf16
-from embodyrl.world_models.objectives import codec_loss, colour_weights, draw_clips, dynamics_loss, state_loss
+from embodyrl.world_models.objectives import (
+    codec_loss,
+    colour_weights,
+    draw_clips,
+    dynamics_loss,
+    inverse_loss,
+    state_loss,
+)
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.stage import Stage
 from embodyrl.world_models.styles import restyled
 
 STATE_BATCH, STATE_LR = 256, 3e-3
+INVERSE_BATCH, INVERSE_LR = 128, 2e-3
 KEYFRAMES = 4096
 """First frames that dreams can start from, at the most, and as many later moments."""
 
@@ -95,6 +103,7 @@ def conclude(config: WorldTrainConfig, folder: Path, model: WorldModel, clips: C
         model.doubt = doubt_limit(model, clips, starts, config.seed)
     if model.state is not None and len(model.state.members) > 1:
         model.spread = spread_limit(model, clips, starts)
+    model.strayed = fit_inverse(model, clips, starts)
     add_keyframes(model, clips, held_out, config.seed)
     try:
         model.calibration, report = fit_calibration(model, clips, starts, config.max_false_positives)
@@ -133,6 +142,8 @@ def fit(
     stages = {"codec": codec, "dynamics": dynamics}
     if model.state is not None:
         stages["state_model"] = Stage(model.state, [], (0.0, STATE_LR), config.state_steps)
+    assert model.inverse is not None
+    stages["inverse"] = Stage(model.inverse, [], (0.0, INVERSE_LR), config.inverse_steps)
     if config.init or config.wan:
         codec.done = codec.steps  # it has been trained
     newest = checkpoint.latest(folder / "checkpoints")
@@ -177,6 +188,11 @@ def fit(
         chosen = followed[torch.randint(len(followed), (STATE_BATCH,), generator=generator)]
         return state_loss(model, clips, words, chosen, config.state_noise, config.judge_noise, generator)
 
+    def inverse_step(step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        generator = _seeded(config.seed, 4, step)
+        chosen, count, _ = draw_clips(clips, rows, INVERSE_BATCH, model.horizon, 1, generator)
+        return inverse_loss(model, clips, chosen, count), {}
+
     def dynamics_step(step: int) -> tuple[Tensor, dict[str, Tensor]]:
         generator = _seeded(config.seed, 2, step)
         unroll = 1
@@ -196,6 +212,7 @@ def fit(
             clips.latents = encode(model, clips)
             if "state_model" in stages:
                 run("state model", stages["state_model"], state_step)
+            run("inverse dynamics", stages["inverse"], inverse_step)
             run("dynamics", dynamics, dynamics_step)
         except Interrupted:
             save()

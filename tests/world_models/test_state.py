@@ -1,12 +1,11 @@
 """A world model that also predicts the simulator's state."""
 
-import contextlib
 import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
-from squares import SIZE, SPEC, T, squares
+from squares import NEVER, SETTINGS, SIZE, SPEC, T, hardly_trained, squares
 
 from embodyrl import checks
 from embodyrl.errors import UserError
@@ -20,22 +19,8 @@ from embodyrl.world_models.fresh import build
 from embodyrl.world_models.judge import believed, replay, spread_limit
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.objectives import state_loss
-from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.state import STEADY, StateModel
 from embodyrl.world_models.train import WorldTrainConfig, train_world
-
-NEVER = Calibration(bias=-50.0, threshold=1.0)
-SETTINGS = {
-    "data": ("memory",), "horizon": 3, "channels": 16, "width": 32, "layers": 1, "latent_channels": 4,
-    "codec_steps": 20, "steps": 30, "state_steps": 200, "max_false_positives": 1.0,
-}  # fmt: skip
-
-
-def hardly_trained(config: WorldTrainConfig) -> str:
-    """A model all the same, where training complains that so few steps do not tell it what a success is."""
-    with contextlib.suppress(UserError):
-        train_world(config)
-    return str(Path(config.out) / "model")
 
 
 @pytest.fixture(scope="module")

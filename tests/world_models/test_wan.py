@@ -46,7 +46,7 @@ def test_it_learns_is_saved_and_dreams_in_two_views(wan, tmp_path) -> None:
     (tmp_path / "run").mkdir()
     training.fit(config, tmp_path / "run", model, clips, rows, lambda: None)
     written = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert written[-1]["iteration"] == 3 + config.codec_steps and written[-1]["picture"] > 0
+    assert written[-1]["iteration"] == 3 + config.codec_steps + config.inverse_steps and written[-1]["picture"] > 0
     assert not torch.equal(kept, model.backbone.wan.patch_embedding.weight)  # and the codec is as it was
     assert all(torch.equal(v, model.codec.vae.state_dict()[k]) for k, v in before.items())
 

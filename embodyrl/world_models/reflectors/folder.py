@@ -1,7 +1,7 @@
 """Reflectors as folders: ``reflector.json`` says of which kind, beside weights and ``calibration.json``.
 
-A ``trained`` or ``goal`` reflector is written by ``save_reflector``. Of a ``vlm`` or a ``server`` there is nothing to
-save: its ``reflector.json`` is written by hand, e.g.
+A ``trained`` or ``goal`` reflector is written by ``save_reflector``. Of the other kinds there is nothing to save:
+their ``reflector.json`` is written by hand, e.g.
 ``{"kind": "server", "url": "http://127.0.0.1:8000/v1", "model": "..."}``.
 """
 
@@ -16,10 +16,11 @@ from safetensors import SafetensorError
 
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.world_models.reflectors.base import Reflector
+from embodyrl.world_models.reflectors.calibration import FILE as CALIBRATION
 from embodyrl.world_models.reflectors.calibration import Calibration
 
 FILE = "reflector.json"
-KINDS = ("trained", "goal", "vlm", "server")
+KINDS = ("trained", "goal", "vlm", "server", "executable")
 
 
 def load_reflector(path: str | Path, device: str = "cpu") -> Reflector:
@@ -50,7 +51,8 @@ def load_reflector(path: str | Path, device: str = "cpu") -> Reflector:
         raise UserError(
             f"The reflector in {folder} cannot be read ({error}). Train it again, or copy it again."
         ) from error
-    reflector.calibration = Calibration.load(folder)
+    if kind != "executable" or (folder / CALIBRATION).exists():  # without its own it goes by that of what it asks
+        reflector.calibration = Calibration.load(folder)
     return reflector
 
 
@@ -68,6 +70,11 @@ def _load(kind: str, folder: Path, told: dict[str, Any], device: str) -> Any:
         from embodyrl.world_models.reflectors.vlm import VLMConfig, VLMReflector
 
         return VLMReflector(_settings(VLMConfig, told, folder), device)
+    if kind == "executable":
+        from embodyrl.world_models.reflectors.executable import ExecutableConfig, ExecutableReflector
+
+        config = _settings(ExecutableConfig, told, folder)
+        return ExecutableReflector(config, load_reflector(config.reflector, device), device)
     from embodyrl.world_models.reflectors.server import ServerConfig, ServerReflector
 
     return ServerReflector(_settings(ServerConfig, told, folder))
