@@ -47,8 +47,9 @@ from embodyrl.provenance import git_commit, hardware, versions
 from embodyrl.types import EnvSpec
 from embodyrl.world_models.backbone import CONTEXT, ChunkTransformer
 from embodyrl.world_models.codec import FrameCodec
+from embodyrl.world_models.dream import Dream
 from embodyrl.world_models.evaluate import speed
-from embodyrl.world_models.model import Dream, WorldModel, use_bf16
+from embodyrl.world_models.model import WorldModel, use_bf16
 from embodyrl.world_models.success import SuccessHead
 
 SPEC = EnvSpec("speed", 1, 4, 7, "ee_delta_pos", 25.0, 40, {"front": (64, 64)})

@@ -15,7 +15,8 @@ from embodyrl.errors import UserError
 from embodyrl.types import Obs, Step
 from embodyrl.words import embed_sentences
 from embodyrl.world_models.config import WorldModelConfig, model_folder
-from embodyrl.world_models.model import NO_INVERSE, Dream, WorldModel, disagreement, use_bf16
+from embodyrl.world_models.dream import Dream, disagreement, plausible
+from embodyrl.world_models.model import NO_INVERSE, WorldModel, use_bf16
 from embodyrl.world_models.reflectors.base import Reflector, successes
 
 
@@ -294,9 +295,3 @@ def _reflector(config: WorldModelConfig) -> Reflector | None:
     from embodyrl.world_models.reflectors.folder import load_reflector
 
     return load_reflector(config.reflector, config.device)
-
-
-def plausible(dream: Dream, limit: float = 12.0) -> Tensor:
-    """(N,) bool: finite, and within so many standard deviations of what the codec gives for real frames."""
-    latent = dream.latent.flatten(1)
-    return torch.isfinite(latent).all(1) & (latent.abs().amax(1) < limit) & torch.isfinite(dream.proprio).all(1)

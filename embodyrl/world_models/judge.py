@@ -10,7 +10,8 @@ from torch import Tensor
 from embodyrl.words import embed_sentences
 from embodyrl.world_models.backbone import CONTEXT
 from embodyrl.world_models.clips import Clips
-from embodyrl.world_models.model import Dream, WorldModel, disagreement
+from embodyrl.world_models.dream import Dream, disagreement
+from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.reflectors.base import successes
 from embodyrl.world_models.reflectors.calibration import Calibration, fit
 from embodyrl.world_models.reflectors.metrics import auroc, f1

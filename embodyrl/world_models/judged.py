@@ -11,8 +11,9 @@ from torch import Tensor
 from embodyrl.words import embed_sentences
 from embodyrl.world_models.backbone import CONTEXT
 from embodyrl.world_models.clips import Clips
+from embodyrl.world_models.dream import Dream
 from embodyrl.world_models.judge import believed, replay
-from embodyrl.world_models.model import Dream, WorldModel
+from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.reflectors.base import Reflector
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.reflectors.episodes import Episodes

@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,10 @@ from torch import Tensor, nn
 
 from embodyrl.checkpoint import spec_from_json, spec_to_json
 from embodyrl.errors import UserError
-from embodyrl.types import EnvSpec, TensorData
+from embodyrl.types import EnvSpec
 from embodyrl.world_models.backbone import ChunkTransformer, FlowMap
 from embodyrl.world_models.codec import FrameCodec
+from embodyrl.world_models.dream import Dream
 from embodyrl.world_models.inverse import InverseDynamics
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.saved import load_part
@@ -57,41 +58,6 @@ NO_INVERSE = (
     "This world model cannot tell which actions its pictures show: it was trained before there was inverse dynamics. "
     "Go on training it (init=FOLDER), or train it again."
 )
-
-
-@dataclass
-class Dream(TensorData):
-    """Where N imagined episodes stand.
-
-    Attributes:
-        context: (N, 3, V, c, y, x) latents of the first, the previous and the current frame.
-        proprio: (N, P) in the model's normalised units.
-        words: (N, E) embedding of the instruction.
-        body: (N, P + S) proprio and the simulator's state in the env's units; None without a state model.
-        spread: (N,) how far the state model's nets differ about the last chunk (``StateModel.roll``); None as before,
-            or where the body was given.
-    """
-
-    context: Tensor
-    proprio: Tensor
-    words: Tensor
-    body: Tensor | None = None
-    spread: Tensor | None = None
-
-    @property
-    def latent(self) -> Tensor:
-        """(N, V, c, y, x) of the current frame."""
-        return self.context[:, -1]
-
-    def where(self, mask: Tensor, other: Dream) -> Dream:
-        """These dreams, but those of ``other`` where ``mask`` (N,) is True."""
-
-        def pick(mine: Tensor, theirs: Tensor) -> Tensor:
-            return torch.where(mask.view(-1, *[1] * (mine.ndim - 1)), theirs, mine)
-
-        body = None if self.body is None or other.body is None else pick(self.body, other.body)
-        spread = None if self.spread is None or other.spread is None else pick(self.spread, other.spread)
-        return Dream(pick(self.context, other.context), pick(self.proprio, other.proprio), self.words, body, spread)
 
 
 class WorldModel(nn.Module):
@@ -359,11 +325,6 @@ class WorldModel(nn.Module):
         for name in ("proprio_mean", "proprio_std"):
             model.get_buffer(name).copy_(tensors[name])
         return model.eval().to(device)
-
-
-def disagreement(a: Dream, b: Dream) -> Float[Tensor, " n"]:
-    """Mean square difference of two dreams' frames and proprio, in the model's units."""
-    return (a.latent - b.latent).square().flatten(1).mean(1) + (a.proprio - b.proprio).square().mean(1)
 
 
 def use_bf16(precision: str, device: torch.device) -> bool:

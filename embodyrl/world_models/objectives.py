@@ -16,7 +16,8 @@ from torch import Tensor
 from embodyrl.world_models.backbone import FlowMap
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.codec import brightness
-from embodyrl.world_models.model import Dream, WorldModel
+from embodyrl.world_models.dream import Dream
+from embodyrl.world_models.model import WorldModel
 
 OFF_BACKGROUND, BACKGROUND_WEIGHT = 0.08, 9.0
 """A pixel that differs so much from the background counts so much more, on average: see ``colour_weights``."""

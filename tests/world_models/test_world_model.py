@@ -21,11 +21,12 @@ from embodyrl.world_models import judge
 from embodyrl.world_models import train as training
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.codec import brightness
+from embodyrl.world_models.dream import disagreement
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
 from embodyrl.world_models.judge import probabilities, replay, solved_after
 from embodyrl.world_models.judged import judged
 from embodyrl.world_models.measures import psnr
-from embodyrl.world_models.model import WorldModel, disagreement
+from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.objectives import BINS, OFF_BACKGROUND, colour_weights, draw_clips
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.reflectors.metrics import auroc
