@@ -48,7 +48,7 @@ def test_it_sees_what_real_pictures_show(folder) -> None:
     said = model.inverse(before, after, count / model.horizon)
     moved = (clips.proprio[rows + count] - clips.proprio[rows]) * SIZE / 4 / count[:, None]
     free = (moved - mean_action(actions, count)).abs().amax(1) < 0.01  # of walls
-    assert free.sum() > 15 and (said - moved)[free].abs().mean() < 0.15
+    assert free.sum() > 10 and (said - moved)[free].abs().mean() < 0.15
 
 
 def test_pictures_that_stand_still_are_told_from_real_ones(folder) -> None:
