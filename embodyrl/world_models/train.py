@@ -191,7 +191,8 @@ def fit(
     def inverse_step(step: int) -> tuple[Tensor, dict[str, Tensor]]:
         generator = _seeded(config.seed, 4, step)
         chosen, count, _ = draw_clips(clips, rows, INVERSE_BATCH, model.horizon, 1, generator)
-        return inverse_loss(model, clips, chosen, count), {}
+        loss = inverse_loss(model, clips, chosen, count)
+        return loss, {"inverse": loss}
 
     def dynamics_step(step: int) -> tuple[Tensor, dict[str, Tensor]]:
         generator = _seeded(config.seed, 2, step)
