@@ -149,6 +149,11 @@ def fit(
     newest = checkpoint.latest(folder / "checkpoints")
     if newest is not None:
         states, _ = checkpoint.load(newest, device=device)
+        if states.keys() != {"model", *stages} or states["model"].keys() != model.state_dict().keys():
+            raise UserError(
+                f"{newest} was written by another version of embodyrl, whose world model has other parts, and cannot "
+                "be gone on with. Train anew in another folder (out=FOLDER), or with that version."
+            )
         model.load_state_dict(states["model"])
         for name, stage in stages.items():
             stage.load_state_dict(states[name])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from squares import NEVER, SETTINGS, SIZE, SPEC, T, hardly_trained, squares
 
-from embodyrl import checks
+from embodyrl import checkpoint, checks
 from embodyrl.errors import UserError
 from embodyrl.types import Obs
 from embodyrl.words import embed_sentences
@@ -316,5 +316,11 @@ def test_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch
     with monkeypatch.context() as m:
         m.setattr(training.Interrupt, "check", check)
         assert train_world(parts) is None
+    newest = checkpoint.latest(tmp_path / "parts" / "checkpoints")
+    states, meta = checkpoint.load(newest)
+    checkpoint.save(newest, {name: state for name, state in states.items() if name != "inverse"}, meta)
+    with pytest.raises(UserError, match="another version of embodyrl"):
+        train_world(parts)
+    checkpoint.save(newest, states, meta)
     a, b = (WorldModel.load(path).state_dict() for path in (whole, hardly_trained(parts)))
     assert all(torch.equal(a[k], b[k]) for k in a)
