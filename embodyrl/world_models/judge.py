@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -32,13 +34,8 @@ def replay(
     Returns:
         The dreams after each chunk, and (chunks, E) bool: whether the recorded actions lasted until then.
     """
-    assert clips.latents is not None
     device, source = model.device, starts if actions_of is None else actions_of
-    words = embed_sentences(clips.sentences).to(device)[clips.sentence[starts]]
-    first = clips.latents[starts].to(device).float()[:, None].expand(-1, CONTEXT, -1, -1, -1, -1)
-    state = None if clips.privileged is None else clips.privileged[starts].to(device)
-    dream = model.begin(first, clips.proprio[starts].to(device), words, state)
-    dreams, lasted = [], []
+    dream, dreams, lasted = stand(model, clips, starts), [], []
     for first in range(0, int((clips.end[source] - source).max()) - 1, model.horizon):
         count = (clips.end[source] - 1 - source - first).clamp(0, model.horizon)
         rows = torch.minimum(source + first, clips.end[source] - 1)
@@ -55,11 +52,15 @@ def fit_calibration(
 ) -> tuple[Calibration, dict[str, Any]]:
     """What makes of the success head's probabilities in dreams a verdict.
 
+    A threshold that makes up for a dream's errors, by calling solved what is only nearly so, is what a policy learns to
+    exploit. So it is no lower than the real moments of the same episodes ask for.
+
     Args:
         model: the world model.
         clips: with latents.
         starts: (E,) first frames of held-out episodes; their actions are dreamt again.
-        max_false_positives: the greatest share of failing episodes that may be taken for a success.
+        max_false_positives: the greatest share of failing episodes that may be taken for a success in a dream; and of
+            all of them that may be so really, before they are solved.
 
     Returns:
         The calibration, and how these dreams come out under it (see ``outcomes``).
@@ -70,6 +71,12 @@ def fit_calibration(
     kept = lasted.T.flatten()
     columns = [x.T.flatten()[kept].numpy() for x in (prob, label, episode)]
     calibration = fit(*columns, max_false_positive_rate=max_false_positives, hits=1)
+    real = torch.stack([model.solved(stand(model, clips, rows)) for rows in after_chunks(clips, starts, model.horizon, len(prob))])
+    yet = (label.cumsum(0) == 0) & lasted
+    early = calibration.apply(real.cpu()).where(yet, 0.0).amax(0).sort(descending=True).values
+    allowed = min(math.floor(max_false_positives * len(early)), len(early) - 1)
+    lowest = math.nextafter(float(early[allowed]), 1.0)
+    calibration = dataclasses.replace(calibration, threshold=max(calibration.threshold, lowest))
     return calibration, outcomes(calibration, prob, lasted, label.any(0))
 
 
@@ -193,5 +200,20 @@ def doubt_limit(model: WorldModel, clips: Clips, starts: Tensor, seed: int = 0, 
 
 def solved_after(clips: Clips, starts: Tensor, horizon: int, chunks: int) -> Tensor:
     """(chunks, E) bool: the real episode is solved in the frame after each chunk, or by the end of one cut short."""
+    return clips.solved[after_chunks(clips, starts, horizon, chunks)]
+
+
+def after_chunks(clips: Clips, starts: Tensor, horizon: int, chunks: int) -> Tensor:
+    """(chunks, E) the real frame after each chunk, or the last one of an episode that is over by then."""
     after = starts + horizon * torch.arange(1, chunks + 1)[:, None]
-    return clips.solved[torch.minimum(after, clips.end[starts] - 1)]
+    return torch.minimum(after, clips.end[starts] - 1)
+
+
+def stand(model: WorldModel, clips: Clips, rows: Tensor) -> Dream:
+    """Dreams that stand where these real frames are."""
+    assert clips.latents is not None
+    device = model.device
+    context = clips.latents[rows].to(device).float()[:, None].expand(-1, CONTEXT, -1, -1, -1, -1)
+    words = embed_sentences(clips.sentences).to(device)[clips.sentence[rows]]
+    state = None if clips.privileged is None else clips.privileged[rows].to(device)
+    return model.begin(context, clips.proprio[rows].to(device), words, state)

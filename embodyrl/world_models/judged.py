@@ -8,11 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodyrl.words import embed_sentences
-from embodyrl.world_models.backbone import CONTEXT
 from embodyrl.world_models.clips import Clips
-from embodyrl.world_models.dream import Dream
-from embodyrl.world_models.judge import believed, replay
+from embodyrl.world_models.judge import after_chunks, believed, replay, stand
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.reflectors.base import Reflector
 from embodyrl.world_models.reflectors.calibration import Calibration
@@ -35,8 +32,7 @@ def judged(model: WorldModel, clips: Clips, starts: Tensor, reflector: Reflector
         ``reflectors.evaluate.score``. What is solved is what was so in the real episode.
     """
     dreams, lasted = replay(model, clips, starts)
-    last = clips.end[starts] - 1
-    rows = torch.stack([starts, *(torch.minimum(starts + model.horizon * (k + 1), last) for k in range(len(dreams)))])
+    rows = torch.cat([starts[None], after_chunks(clips, starts, model.horizon, len(dreams))])
     kept = torch.cat([torch.ones(1, len(starts), dtype=torch.bool), lasted])
     # Everything below is episode after episode: its first frame, then the one after each chunk.
     flat, keep = rows.T.flatten(), kept.T.flatten()
@@ -48,7 +44,7 @@ def judged(model: WorldModel, clips: Clips, starts: Tensor, reflector: Reflector
 
     unseen = torch.full((len(starts),), float("nan"))
     heads = {
-        "real": in_order(unseen, [model.solved(_real(model, clips, row)) for row in rows[1:]]),
+        "real": in_order(unseen, [model.solved(stand(model, clips, row)) for row in rows[1:]]),
         "imagined": in_order(unseen, list(believed(model, dreams))),
     }
     label = (clips.solved[frames] & (frames != clips.start[frames])).numpy()  # first frames are not judged
@@ -74,13 +70,3 @@ def judged(model: WorldModel, clips: Clips, starts: Tensor, reflector: Reflector
         prob[seen.first_frames] = np.nan
         result["reflector"][kind] = scored(prob, reflector.calibration)
     return result
-
-
-def _real(model: WorldModel, clips: Clips, rows: Tensor) -> Dream:
-    """Dreams that stand where these real frames are."""
-    assert clips.latents is not None
-    device = model.device
-    context = clips.latents[rows].to(device).float()[:, None].expand(-1, CONTEXT, -1, -1, -1, -1)
-    words = embed_sentences(clips.sentences).to(device)[clips.sentence[rows]]
-    state = None if clips.privileged is None else clips.privileged[rows].to(device)
-    return model.begin(context, clips.proprio[rows].to(device), words, state)
