@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodyrl.errors import UserError
 from embodyrl.words import embed_sentences
 from embodyrl.world_models.backbone import CONTEXT
 from embodyrl.world_models.clips import Clips
@@ -71,13 +72,27 @@ def fit_calibration(
     kept = lasted.T.flatten()
     columns = [x.T.flatten()[kept].numpy() for x in (prob, label, episode)]
     calibration = fit(*columns, max_false_positive_rate=max_false_positives, hits=1)
-    real = torch.stack([model.solved(stand(model, clips, rows)) for rows in after_chunks(clips, starts, model.horizon, len(prob))])
-    yet = (label.cumsum(0) == 0) & lasted
-    early = calibration.apply(real.cpu()).where(yet, 0.0).amax(0).sort(descending=True).values
-    allowed = min(math.floor(max_false_positives * len(early)), len(early) - 1)
-    lowest = math.nextafter(float(early[allowed]), 1.0)
+    unsolved = (label.cumsum(0) == 0) & lasted
+    lowest = _lowest_threshold(model, clips, starts, unsolved, calibration, max_false_positives)
+    if lowest > float(calibration.apply(prob[lasted & label]).nan_to_num(0.0).amax()):
+        raise UserError(
+            f"In more than {max_false_positives:.1%} of the held-out episodes the success head is as sure of a real "
+            "moment before success as of any success that is dreamt. Train it on more episodes, failures among them."
+        )
     calibration = dataclasses.replace(calibration, threshold=max(calibration.threshold, lowest))
     return calibration, outcomes(calibration, prob, lasted, label.any(0))
+
+
+@torch.no_grad()
+def _lowest_threshold(
+    model: WorldModel, clips: Clips, starts: Tensor, unsolved: Tensor, calibration: Calibration, share: float
+) -> float:
+    """Below it more than that share of the episodes would count as solved in a real moment that is ``unsolved``."""
+    rows = after_chunks(clips, starts, model.horizon, len(unsolved))
+    real = torch.stack([model.solved(stand(model, clips, row)) for row in rows]).cpu()
+    sure = calibration.apply(real).where(unsolved, 0.0).amax(0).sort(descending=True).values
+    allowed = math.floor(share * len(sure))
+    return math.nextafter(float(sure[allowed]), 1.0) if allowed < len(sure) else 0.0
 
 
 def outcomes(calibration: Calibration, prob: Tensor, lasted: Tensor, truth: Tensor) -> dict[str, Any]:

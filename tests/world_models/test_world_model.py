@@ -28,7 +28,7 @@ from embodyrl.world_models.judged import judged
 from embodyrl.world_models.measures import psnr
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.objectives import BINS, OFF_BACKGROUND, colour_weights, draw_clips
-from embodyrl.world_models.reflectors.calibration import Calibration
+from embodyrl.world_models.reflectors.calibration import Calibration, fit
 from embodyrl.world_models.reflectors.metrics import auroc
 from embodyrl.world_models.seen import seen_in_dreams
 from embodyrl.world_models.train import WorldTrainConfig, train_world
@@ -61,6 +61,29 @@ def trained(tmp_path_factory) -> WorldModel:
     patch.undo()
     assert model is not None
     return WorldModel.load(model)
+
+
+def test_the_threshold_does_not_make_up_for_what_a_dream_gets_wrong(trained, monkeypatch) -> None:
+    clips, share = squares(100, 99), 0.2
+    clips.latents = training.encode(trained, clips)
+    furthest = clips.proprio[:, 1].view(-1, T).amax(1)
+    solved = clips.solved.view(-1, T)[:, 1:].any(1)
+    starts = clips.starts[solved | (furthest < 0.55)]  # failures that are far off, so they speak against no threshold
+    clips.actions *= 0.4  # and dreams that end short of the edge, where the real square has reached it
+    prob, lasted = probabilities(trained, clips, starts)
+    label = solved_after(clips, starts, trained.horizon, len(prob)) & lasted
+    episode = torch.arange(len(starts)).expand_as(prob)
+    columns = [x.T[lasted.T].numpy() for x in (prob, label, episode)]
+
+    def really_too_early(calibration: Calibration) -> float:
+        monkeypatch.setattr(trained, "calibration", calibration)
+        found = judged(trained, clips, starts)["head"]["real"]
+        return (found["premature"]["k"] + found["false_terminations"]["k"]) / len(starts)
+
+    by_dreams_alone = fit(*columns, max_false_positive_rate=share, hits=1)
+    fitted, report = judge.fit_calibration(trained, clips, starts, share)
+    assert really_too_early(by_dreams_alone) > 1.4 * share and really_too_early(fitted) <= share
+    assert fitted.threshold > by_dreams_alone.threshold and report["imagined"] > 0
 
 
 def test_judges_are_judged_on_real_and_on_imagined_moments(trained) -> None:
