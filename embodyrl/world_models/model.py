@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from embodyrl.checkpoint import spec_from_json, spec_to_json
 from embodyrl.errors import UserError
+from embodyrl.provenance import hardware
 from embodyrl.types import EnvSpec
 from embodyrl.world_models.backbone import ChunkTransformer, FlowMap
 from embodyrl.world_models.codec import FrameCodec
@@ -328,9 +329,13 @@ class WorldModel(nn.Module):
 
 
 def use_bf16(precision: str, device: torch.device) -> bool:
-    """Whether products are computed in bfloat16: as asked, or where the machine is fast at it."""
+    """Whether products are computed in bfloat16: as asked, or where the machine is faster so than in float32.
+
+    By AVX512-BF16 alone AMD's processors are, 1.7 times, and Intel's are slower (docs/log.md, 2026-11-25).
+    """
     if precision != "auto":
         return precision == "bf16"
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported()
-    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    amd = torch.cpu._is_avx512_bf16_supported() and "AMD" in hardware()["cpu"]
+    return torch.cpu._is_amx_tile_supported() or amd

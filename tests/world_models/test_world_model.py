@@ -18,6 +18,7 @@ from embodyrl.types import Obs
 from embodyrl.words import embed_sentences
 from embodyrl.world.pictures import EDGE, GAP, MARGIN, draw_dreams
 from embodyrl.world_models import judge
+from embodyrl.world_models import model as world_model
 from embodyrl.world_models import train as training
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.codec import brightness
@@ -372,6 +373,20 @@ def test_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch
     assert rows == sorted(set(rows))
     with pytest.raises(UserError, match="steps was 10, now 11"):
         train_world(dataclasses.replace(config, out=str(tmp_path / "parts"), steps=11))
+
+
+@pytest.mark.parametrize(
+    ("amx", "avx", "name", "wanted"),
+    [(True, True, "Intel(R) Xeon(R)", True), (False, True, "Intel(R) Xeon(R)", False),
+     (False, True, "AMD EPYC 9R14", True), (False, False, "AMD EPYC 7R13", False)],
+)  # fmt: skip
+def test_bfloat16_is_for_processors_that_are_faster_so(monkeypatch, amx, avx, name, wanted) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx)
+    monkeypatch.setattr(world_model, "hardware", lambda: {"cpu": name})
+    cpu = torch.device("cpu")
+    assert world_model.use_bf16("auto", cpu) is wanted
+    assert world_model.use_bf16("bf16", cpu) and not world_model.use_bf16("f32", cpu)
 
 
 @pytest.fixture
