@@ -110,6 +110,7 @@ def test_an_ensemble_doubts_what_no_data_say(tmp_path, monkeypatch) -> None:
     assert torch.equal(believed(model, dreams).isnan(), torch.tensor(doubted).view(-1, 40)) and any(doubted)
     env = WorldModelEnv(WorldModelConfig(model=path, num_envs=4, precision="f32"))
     env.model.calibration = NEVER
+    env.model.spread = 1.5 * float(spread[lasted].max())  # above whatever is near the data
     env.reset(init=[0, 1, 2, 3])
     right = torch.tensor([0.0, 1.0]).expand(4, 3, 2)
     assert not env.step(right).log["doubt"].any()
