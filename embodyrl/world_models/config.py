@@ -59,7 +59,8 @@ class WorldTrainConfig:
         styles: so many times every episode is also shown in another light (``embodyrl.world_models.styles``).
         context_noise: the most noise on the context; half of the clips have some, and the model is told how much.
         held_out: share of the episodes kept for the calibration and for ``world eval``.
-        max_false_positives: the most failing held-out dreams, as a share, that may be judged a success.
+        max_false_positives: the most failing held-out dreams, as a share, that may be judged a success; and the most
+            held-out episodes that may be so in a real moment before it.
         checkpoint_every: steps.
         device: ``auto`` takes the GPU where there is one.
         precision: ``bf16`` or ``f32``; ``auto`` takes bf16 where the machine is fast at it.
