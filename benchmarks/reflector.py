@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from embodyrl.data.collect import collect_episodes, initial_states, make_expert
+from embodyrl.data.collect import initial_states, make_expert
+from embodyrl.data.episodes import collect_episodes
 from embodyrl.errors import UserError
 from embodyrl.provenance import git_commit, hardware, versions
 from embodyrl.sims.mujoco.env import Config, MujocoEnv

@@ -19,8 +19,9 @@ from embodyrl.algorithms.grpo import GRPO, GRPOConfig
 from embodyrl.algorithms.ppo import PPO, PPOConfig
 from embodyrl.algorithms.sft import SFT, SFTConfig
 from embodyrl.build import make_policy
-from embodyrl.data.collect import collect_episodes, make_expert
+from embodyrl.data.collect import make_expert
 from embodyrl.data.demos import Demonstrations
+from embodyrl.data.episodes import collect_episodes
 from embodyrl.draws import draw_inits, initial_states, seeded
 from embodyrl.evaluate import evaluate
 from embodyrl.policies.flow_vla import FlowVLA, FlowVLAConfig

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from embodyrl.data.collect import CollectStats, collect_dataset, collect_episodes, initial_states
+from embodyrl.data.collect import collect_dataset, initial_states
+from embodyrl.data.episodes import CollectStats, collect_episodes
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.data.parts import EpisodeParts
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from embodyrl.config import resolve
-from embodyrl.data.collect import collect_episodes
+from embodyrl.data.episodes import collect_episodes
 from embodyrl.loggers import MetricsWriter
 from embodyrl.report.video import write_video
 from embodyrl.runner import train

@@ -87,6 +87,17 @@ def test_the_threshold_does_not_make_up_for_what_a_dream_gets_wrong(trained, mon
     assert fitted.threshold > by_dreams_alone.threshold and report["imagined"] > 0
 
 
+def test_a_head_that_is_surer_of_what_is_nearly_solved_than_of_any_dreamt_success_is_refused(trained) -> None:
+    clips = squares(100, 99)
+    clips.latents = training.encode(trained, clips)
+    where = clips.proprio[:, 1].view(-1, T)
+    solved = clips.solved.view(-1, T)[:, 1:].any(1)
+    starts = clips.starts[(solved & (where[:, 0] < 0.5)) | (where.amax(1) < 0.3)]
+    clips.actions *= 0.1  # dreamt squares hardly move, and the real ones come close to the edge before they reach it
+    with pytest.raises(UserError, match=r"In more than 2\.0% of the held-out episodes .* real moment before success"):
+        judge.fit_calibration(trained, clips, starts, 0.02)
+
+
 def test_judges_are_judged_on_real_and_on_imagined_moments(trained) -> None:
     clips = squares(40, 99)
     clips.latents = training.encode(trained, clips)
