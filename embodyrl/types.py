@@ -188,10 +188,11 @@ class EnvSpec:
         num_init_states: how many initial states there are in all, or None where any non-negative number is one.
         reports_success: whether it says which episodes are solved; where not, ``Step.success`` is always False, and
             scores are mean returns.
-        layout: what lies in proprio and privileged, one after the other: (``"hand"``, ``"object"``, ``"mark"`` or
-            ``"robot"``, first number, how many). The first three of a hand's or an object's numbers are metres in the
-            world. A mark is a goal, or anything else that is painted and touches nothing. ``"robot"`` are numbers of
-            the robot alone, its hands' among them, where no task is about those. May be empty.
+        layout: what lies in proprio and privileged, one after the other: (``"hand"``, ``"object"``, ``"relative"``,
+            ``"mark"`` or ``"robot"``, first number, how many). The first three of a hand's or an object's numbers are
+            metres in the world; a relative object is given as metres from the first hand. A mark is a goal, or
+            anything else that is painted and touches nothing. ``"robot"`` are numbers of the robot alone, its hands'
+            among them, where no task is about those. May be empty.
     """
 
     name: str

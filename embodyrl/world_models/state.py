@@ -67,8 +67,11 @@ class StateModel(ModelMixin, ConfigMixin):
         judges: int = 1,
     ) -> None:
         super().__init__()
-        self.places = [start for kind, start, _ in layout if kind in ("hand", "object")]
-        self.objects = [slice(start, start + numbers) for kind, start, numbers in layout if kind == "object"]
+        self.places = [start for kind, start, _ in layout if kind in ("hand", "object", "relative")]
+        things = [(start, numbers) for kind, start, numbers in layout if kind in ("object", "relative")]
+        self.objects = [slice(start, start + numbers) for start, numbers in things]
+        self.hand = next((start for kind, start, _ in layout if kind == "hand"), 0)
+        self.relative = [start for kind, start, _ in layout if kind == "relative"]
         self.marks = [slice(start, start + numbers) for kind, start, numbers in layout if kind == "mark"]
         self.net = _mlp(body_dim + action_dim, body_dim, width, layers)
         self.others = nn.ModuleList(_mlp(body_dim + action_dim, body_dim, width, layers) for _ in range(members - 1))
@@ -98,12 +101,13 @@ class StateModel(ModelMixin, ConfigMixin):
 
         The squares are those expected with noise of ``STEADY`` on the body that it leads away from, and back.
         """
+        inputs, body, after = body, self._in_room(body), self._in_room(after)
         self.mean.copy_(body.mean(0))
         self.std.copy_(body.std(0).clamp_min(1e-3))
         for i, part in enumerate(self.objects):
             away = torch.stack([(body[:, k : k + 3] - _point(body, part)).std(0) for k in self.places])
             self.reach[i] = away.clamp_min(1e-3)
-        x, y = self._inputs(body, actions).double(), ((after - body) / self.std).double()
+        x, y = self._inputs(inputs, actions).double(), ((after - body) / self.std).double()
         square, product = x.T @ x + 1e-2 * torch.eye(x.shape[1], dtype=x.dtype, device=x.device), x.T @ y
         noise = len(x) * STEADY**2
         square.diagonal()[: y.shape[1]] += noise
@@ -115,7 +119,7 @@ class StateModel(ModelMixin, ConfigMixin):
 
     def normalize(self, body: Tensor) -> Tensor:
         """Standardised and cut off."""
-        return ((body - self.mean) / self.std).clamp(-FAR, FAR)
+        return ((self._in_room(body) - self.mean) / self.std).clamp(-FAR, FAR)
 
     @property
     def members(self) -> list[nn.Module]:
@@ -131,6 +135,7 @@ class StateModel(ModelMixin, ConfigMixin):
         the true one before, ``body``.
         """
         x = self._inputs(seen, actions)
+        seen, body, after = (self._in_room(b) for b in (seen, body, after))
         with torch.autocast(body.device.type, enabled=False):
             wanted = ((after - seen) / self.std - x @ self.linear) / self.scale
             change = ((after - body) / self.std / self.scale).abs()
@@ -148,12 +153,13 @@ class StateModel(ModelMixin, ConfigMixin):
     def forward(self, bodies: Float[Tensor, "e n d"], actions: Float[Tensor, "n a"]) -> Float[Tensor, "e n d"]:
         """The bodies after one action, each by the net that it belongs to."""
         x = self._inputs(bodies, actions.expand(len(bodies), -1, -1))
+        bodies = self._in_room(bodies)
         said = torch.stack([net(one[:, :-1]) for net, one in zip(self.members, x, strict=True)])
         for member, (body, one) in enumerate(zip(bodies, x, strict=True)):
             for i, part in enumerate(self.objects):
                 goes, moves = self._moved(member, i, body, one)
                 said[member, :, part] = goes * (moves > 0)[:, None]
-        return bodies + (x @ self.linear + said * self.scale) * self.std
+        return self._in_room(bodies + (x @ self.linear + said * self.scale) * self.std, back=True)
 
     def roll(
         self, body: Float[Tensor, "n d"], actions: Float[Tensor, "n h a"], count: Int[Tensor, " n"]
@@ -168,7 +174,7 @@ class StateModel(ModelMixin, ConfigMixin):
         with torch.autocast(body.device.type, enabled=False):  # millimetres do not survive bfloat16
             for step in range(actions.shape[1]):
                 bodies = torch.where((step < count)[:, None], self(bodies, actions[:, step]), bodies)
-            spread = bodies.std(0, correction=0)
+            spread = self._in_room(bodies).std(0, correction=0)
         if not self.objects:
             return bodies.mean(0), (spread / self.std).square().mean(-1).sqrt()
         return bodies.mean(0), torch.stack([_point(spread, part).norm(dim=-1) for part in self.objects]).amax(0)
@@ -182,6 +188,18 @@ class StateModel(ModelMixin, ConfigMixin):
         with torch.autocast(body.device.type, enabled=False):
             seen = torch.cat([self.normalize(body) * self.judged, words], dim=-1)
             return torch.stack([judge(seen)[..., 0] for judge in (self.judge, *self.jury)])
+
+    def _in_room(self, body: Tensor, back: bool = False) -> Tensor:
+        """Objects that are given as seen from the hand (``"relative"``) where they are in the room; and back.
+
+        There they rest, and it is there that nets differ about them.
+        """
+        if not self.relative:
+            return body
+        body, hand = body.clone(), body[..., self.hand : self.hand + 3]
+        for start in self.relative:
+            body[..., start : start + 3] += -hand if back else hand
+        return body
 
     def _inputs(self, body: Tensor, actions: Tensor) -> Tensor:
         return torch.cat([self.normalize(body), actions, torch.ones_like(actions[..., :1])], dim=-1)

@@ -184,6 +184,27 @@ def test_an_object_rests_until_it_is_touched_wherever_that_is() -> None:
     assert missed[1] > 0.5 and ghosts[1] > 0.9
 
 
+def test_what_is_given_as_seen_from_the_hand_rests_in_the_room() -> None:
+    body, action, after = pushed(300, 0, 0.0)
+    seen = torch.eye(BODY)
+    seen[[0, 1, 2], [3, 4, 5]] = -1.0  # the block minus the hand
+    given = [("relative", *rest) if kind == "object" else (kind, *rest) for kind, *rest in LAYOUT]
+    models = [StateModel(BODY, 3, word_dim=1, width=32, layers=2, members=2, layout=x) for x in (LAYOUT, given)]
+    said = []
+    for model, view in zip(models, (torch.eye(BODY), seen), strict=True):
+        model.fit_linear(body @ view, action, after @ view)
+        draw = torch.Generator().manual_seed(0)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.3, generator=draw)
+        rows, chunk, count = body[:50] @ view, action[:50, None].expand(-1, 4, -1), torch.arange(50) % 5
+        said.append((model.roll(rows, chunk, count), model.loss(rows, rows, action[:50], after[:50] @ view)))
+    ((mean, spread), loss), ((other, differ), as_seen) = said
+    assert torch.allclose(mean @ seen, other, atol=1e-5) and torch.allclose(spread, differ, atol=1e-6)
+    assert torch.allclose(loss, as_seen, rtol=1e-4) and spread[1:].max() > 0
+    rests = ((mean - body[:50])[:, 3:6] == 0).all(1) & (count > 0)
+    assert rests.any() and ((other - body[:50] @ seen)[rests, 3:6].abs() > 1e-4).any()
+
+
 def test_the_linear_model_is_that_of_noisy_bodies() -> None:
     draw = torch.Generator().manual_seed(0)
     hand = torch.randn(500, 2, generator=draw)

@@ -64,6 +64,7 @@ class MujocoEnv(SteppedVecEnv):
             cameras={name: (config.image_size, config.image_size) for name in cameras},
             privileged_dim=privileged_dim,
             tasks=tuple(task.name for task in self.tasks),
+            layout=self._layout(proprio_dim if cameras else proprio_dim + privileged_dim),
         )
         super().__init__(spec, config)
         threads = config.num_threads or usable_cores()
@@ -270,6 +271,16 @@ class MujocoEnv(SteppedVecEnv):
             np.eye(len(tasks.TASKS))[[list(tasks.TASKS).index(self.tasks[t].name) for t in self._task_id]],
         ]  # fmt: skip
         return np.concatenate([blocks.reshape(num, -1), *rest], axis=1)
+
+    def _layout(self, start: int) -> tuple[tuple[str, int, int], ...]:
+        """``EnvSpec.layout`` where ``_privileged`` begins at ``start``: what every episode of every task has."""
+        after = start + 3 * MAX_BLOCKS
+        blocks = min(fewest for fewest, _ in self._block_range)
+        found = [("hand", 0, 3), ("hand", 3, 3), ("hand", after, 3)]
+        found += [("relative", start + 3 * k, 3) for k in range(blocks)]
+        found += [("mark", after + 6, 3)] * all(task.marker is not None for task in self.tasks)
+        found += [("relative", after + 9, 3)] * all(task.drawer for task in self.tasks)
+        return tuple(found)
 
     def make_expert(self, noise: float = 0.0, seed: int = 0) -> Any:
         """The tasks' scripted expert, acting in this env; see ``experts.ScriptedExpert``."""
