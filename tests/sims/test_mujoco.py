@@ -199,6 +199,26 @@ def test_dense_reward_is_the_change_of_a_potential():
     np.testing.assert_allclose(total, env._potential - first, atol=1e-5)
 
 
+@pytest.mark.parametrize("task", ["pick", "push", "open_drawer", "pick,stack,push"])
+def test_the_layout_says_where_hands_objects_and_marks_are(task):
+    env = state_env(3, task=task)
+    env.reset(init=[1, 2, 3])
+    obs = env.step(random_actions(3, 4)[0]).obs
+    body, view = torch.cat([obs.proprio, obs.privileged], dim=1).numpy(), env.view()
+    found = {}
+    for kind, start, numbers in env.spec.layout:
+        assert numbers == 3
+        found.setdefault(kind, []).append(body[:, start : start + 3])
+    hand, commanded, again = found["hand"]
+    assert np.allclose(hand, view.ee) and np.array_equal(hand, again) and np.allclose(commanded, env.commanded)
+    blocks = {"pick": 2, "push": 1, "open_drawer": 0, "pick,stack,push": 1}[task]
+    places = [*view.blocks.swapaxes(0, 1)[:blocks], *[view.handle] * (task == "open_drawer")]
+    assert np.allclose([seen + hand for seen in found["relative"]], places, atol=1e-6)
+    assert all(np.allclose(seen + hand, view.goal, atol=1e-6) for seen in found.get("mark", []))
+    assert ("mark" in found) == (task == "push")
+    env.close()
+
+
 def test_the_privileged_state_does_not_tell_the_time():
     """A critic that saw it would be bootstrapped, at the time limit, from a state that it was never trained on."""
     short, long = state_env(1, max_episode_steps=10), state_env(1, max_episode_steps=40)
