@@ -234,7 +234,7 @@ def by_real_steps(folder: Path, book: dict, simulator: dict) -> dict[str, list]:
             steps += look["steps"]
             found["loop"].append((steps, look["solved"] / look["episodes"]))
     for budget in simulator:
-        rows = [row for row in read_metrics(folder / budget / "metrics.jsonl") if "train_success" in row]
+        rows = [row for row in read_metrics(folder / budget / "metrics.jsonl") if row.get("train_episodes")]
         found[budget] = []
         for last in range(max(1, min(5, len(rows))), len(rows) + 1):
             some = rows[max(0, last - 5) : last]
