@@ -220,7 +220,8 @@ def by_real_steps(folder: Path, book: dict, simulator: dict) -> dict[str, list]:
     """(real env steps, success) on the way: the loop's looks at the real env, and the simulator's training episodes.
 
     The loop's steps are those that it has learned from and looked with until then. The simulator's success is that of
-    five iterations' episodes, with exploration noise.
+    five iterations' episodes, or more until they are 64 (where they are long, the first to end are the solved ones),
+    with exploration noise.
     """
 
     def recorded(path: Path) -> int:
@@ -236,11 +237,15 @@ def by_real_steps(folder: Path, book: dict, simulator: dict) -> dict[str, list]:
     for budget in simulator:
         rows = [row for row in read_metrics(folder / budget / "metrics.jsonl") if row.get("train_episodes")]
         found[budget] = []
-        for last in range(max(1, min(5, len(rows))), len(rows) + 1):
-            some = rows[max(0, last - 5) : last]
-            solved = sum(row["train_success"] * row["train_episodes"] for row in some)
-            share = solved / sum(row["train_episodes"] for row in some)
-            found[budget].append((some[-1]["env_steps"], share))
+        for last in range(1, len(rows) + 1):
+            first, episodes = last, 0
+            while first and (last - first < 5 or episodes < 64):
+                first -= 1
+                episodes += rows[first]["train_episodes"]
+            if last - first < 5 or episodes < 64:  # so early that there are no more
+                continue
+            solved = sum(row["train_success"] * row["train_episodes"] for row in rows[first:last])
+            found[budget].append((rows[last - 1]["env_steps"], solved / episodes))
     return found
 
 
@@ -313,11 +318,11 @@ def table(seeds: list[dict]) -> str:
             said[f"success head on {kind} frames: F1, AUROC, ECE; failures that it ends"] = (
                 ", ".join(short(head[k]["value"]) for k in ("f1", "auroc", "ece")) + f"; {ends['k']} of {ends['n']}"
             )
-        for depth in result["deep"]["by_depth"]:
-            if depth["steps"] in (5, 35, 65):
-                said[f"pictures after {depth['steps']} actions: PSNR, SSIM; PSNR of the codec, of a still picture"] = (
-                    f"{depth['psnr']:.1f}, {short(depth['ssim'])}; {depth['psnr_codec']:.1f}, {depth['psnr_still']:.1f}"
-                )
+        for about in (5, 35, 65):
+            depth = min(result["deep"]["by_depth"], key=lambda d: abs(d["steps"] - about))
+            said[f"pictures after {depth['steps']} actions: PSNR, SSIM; PSNR of the codec, of a still picture"] = (
+                f"{depth['psnr']:.1f}, {short(depth['ssim'])}; {depth['psnr_codec']:.1f}, {depth['psnr_still']:.1f}"
+            )
         for name, value in said.items():
             rows.setdefault(name, [""] * len(seeds))[column] = value
     head = ["", *(f"seed {result['seed']}" for result in seeds)]
