@@ -92,6 +92,13 @@ class Clips:
                     raise UserError(
                         f"The data sets differ in their {what}: {path} has {mine}, {paths[0]} has {theirs}."
                     )
+        layouts = {path: _layout(part) for path, part in zip(paths, parts, strict=True) if part.privileged is not None}
+        for path, layout in layouts.items():
+            if layout != layouts[next(iter(layouts))]:
+                raise UserError(
+                    f"{path} and {next(iter(layouts))} name other numbers of the simulator's state as hand and objects "
+                    "(EnvSpec.layout): one of them was collected by an older version. Collect it anew."
+                )
         if not first.images:
             raise UserError(f"{paths[0]} has no camera, and a world model dreams in pictures.")
         if len(sizes := {v.shape[1:3] for v in first.images.values()}) > 1:
@@ -162,6 +169,10 @@ def _spec(path: str, data: Demonstrations) -> EnvSpec:
     cameras = {name: (int(v.shape[1]), int(v.shape[2])) for name, v in data.images.items()}
     a, p = data.actions.shape[1], data.proprio.shape[1]
     return EnvSpec(str(path), 1, a, p, data.control_mode or "unknown", 0.0, longest, cameras)
+
+
+def _layout(data: Demonstrations) -> tuple[tuple[str, int, int], ...]:
+    return spec_from_json(data.origin["spec"]).layout if "spec" in data.origin else ()
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:

@@ -59,6 +59,11 @@ def go_on(config: WorldTrainConfig, clips: Clips) -> WorldModel:
     """
     model = WorldModel.load(config.init)
     checkpoint.check_compatible(model.spec, clips.spec)
+    if model.state is not None and model.spec.layout != clips.spec.layout:
+        raise UserError(
+            f"{config.init} and the data name other numbers of the simulator's state as hand and objects "
+            "(EnvSpec.layout): one of them is of an older version. Collect the data anew, or train from nothing."
+        )
     more: dict[str, Any] = {"stochastic": True} if config.stochastic and not model.stochastic else {}
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)

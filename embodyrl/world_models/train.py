@@ -74,6 +74,11 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
     held_out = clips.held_out(config.held_out)
     _check_both_kinds(clips, clips.starts[held_out[clips.starts]])
     resolved = dataclasses.replace(config, state=with_state(config, clips))
+    if resolved.state and not clips.spec.layout:
+        print(
+            "The data do not say which numbers of the simulator's state are objects (EnvSpec.layout), so nothing rests "
+            "in these dreams, and they are the worse for it. MuJoCo, ManiSkill and LIBERO say it: collect anew."
+        )
     rows = (~held_out).nonzero().flatten()
     rows = rows.repeat_interleave(clips.weight[rows])
     model = (go_on(resolved, clips) if config.init else build(resolved, clips, rows)).to(device)

@@ -1,6 +1,7 @@
 """Data sets written with LeRobot's own library, and read back by it and by us."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from embodyrl.data.lerobot_write import DatasetWriter, write_dataset
 from embodyrl.errors import UserError
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 from embodyrl.sims.mujoco.experts import ScriptedExpert
+from embodyrl.world_models.clips import Clips
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +217,15 @@ def test_data_of_another_kind_is_refused(dataset, spec_and_recordings, tmp_path)
     (tmp_path / "meta" / "info.json").write_text(json.dumps({"codebase_version": "v2.1"}))
     with pytest.raises(UserError, match=r"v2\.1.*convert_dataset_v21_to_v30"):
         Demonstrations.load(tmp_path, 2)
+
+
+def test_data_sets_whose_states_mean_something_else_are_not_mixed(dataset, tmp_path):
+    older = shutil.copytree(dataset, tmp_path / "older")
+    page = json.loads((older / "meta" / "embodyrl.json").read_text())
+    assert Clips.load([str(dataset), str(dataset)]).spec.layout and page["spec"].pop("layout")
+    (older / "meta" / "embodyrl.json").write_text(json.dumps(page))
+    with pytest.raises(UserError, match=r"older and .*demo name other numbers .*EnvSpec\.layout.*Collect it anew"):
+        Clips.load([str(dataset), str(older)])
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])

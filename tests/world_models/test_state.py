@@ -87,6 +87,18 @@ def test_a_model_without_it_learns_it(folder, tmp_path, monkeypatch) -> None:
         WorldTrainConfig(state=True, wan="folder")
 
 
+def test_data_that_name_no_objects_are_told_and_go_with_their_own_models(folder, tmp_path, monkeypatch, capsys) -> None:
+    data = squares(60, 3, state=True)
+    monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: data))
+    hardly_trained(WorldTrainConfig(**SETTINGS, out=str(tmp_path / "plain")))
+    assert "collect anew" in capsys.readouterr().out
+    data.spec = dataclasses.replace(data.spec, layout=(("hand", 0, 2),))
+    hardly_trained(WorldTrainConfig(**SETTINGS, out=str(tmp_path / "named")))
+    assert "collect anew" not in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"name other numbers .*EnvSpec\.layout"):
+        train_world(WorldTrainConfig(**SETTINGS, init=folder, out=str(tmp_path / "more")))
+
+
 def test_an_ensemble_doubts_what_no_data_say(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(100, 0, state=True)))
     path = hardly_trained(WorldTrainConfig(**SETTINGS, state_members=3, out=str(tmp_path / "run")))
