@@ -45,6 +45,9 @@ class WorldTrainConfig:
             than on the way to 9 of 10 held-out successes is in doubt, and has failed.
         state_noise: the most noise on what they start from, in standard deviations of the data: where a dream of many
             actions runs away, .05 may hold it.
+        state_unroll: actions at the most, a number that grows from 0 in the first half of its steps, through which
+            they have come by themselves to what they start from. It costs about twice the time; dreams of many actions
+            are the truer for it, where hands touch things above all, and hardly need ``state_noise``.
         judges: nets of the state model that say what is solved, the least sure of which counts (``StateModel``).
         judge_noise: on what they learn from, in standard deviations of the data. With few judges and no noise a policy
             trained in a long dream learns to fool them rather than to solve the task.
@@ -87,6 +90,7 @@ class WorldTrainConfig:
     state_steps: int = 2000
     state_members: int = 1
     state_noise: float = 0.0
+    state_unroll: int = 0
     judges: int = 1
     judge_noise: float = 0.0
     inverse_steps: int = 600
@@ -115,7 +119,7 @@ class WorldTrainConfig:
             raise UserError("A Wan does not draw what a state model says: leave state out, or wan empty.")
         if self.weights and (len(self.weights) != len(self.data) or min(self.weights) < 1):
             raise UserError(f"weights is {self.weights}; it takes one number, 1 or more, for each of {self.data}.")
-        for key in ("styles", "state_noise", "judge_noise"):
+        for key in ("styles", "state_noise", "state_unroll", "judge_noise"):
             if getattr(self, key) < 0:
                 raise UserError(f"{key} is {getattr(self, key)}; it must be 0 or more.")
         counts = ("horizon", "max_unroll", "steps", "state_steps", "state_members", "judges", "inverse_steps")

@@ -131,23 +131,30 @@ def state_loss(
     clips: Clips,
     words: Tensor,
     rows: Tensor,
+    unroll: int,
     noise: float,
     judge_noise: float,
     generator: torch.Generator,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of the state model, on B frames that have a next one.
 
-    A body that is off by up to ``noise`` of the data's standard deviations is to be led to the true one after it, so
-    that errors do not grow from action to action (arXiv:2002.09405). What is solved is learned from bodies that are off
-    by ``judge_noise`` of them, so that no corner between the data counts as solved.
+    It starts from bodies to which it has come by itself in up to ``unroll`` actions (pushforward, arXiv:2202.03376),
+    and which are off by up to ``noise`` of the data's standard deviations besides. From there it is to come to the true
+    body, so that errors do not grow from action to action (arXiv:2002.09405). What is solved is learned from bodies
+    that are off by ``judge_noise`` of them, so that no corner between the data counts as solved.
     """
     assert model.state is not None
     device = model.device
     body, after = _body(clips, rows, device), _body(clips, rows + 1, device)
     seen = body
+    if back := int(torch.randint(unroll + 1, (1,), generator=generator)):
+        first = torch.maximum(clips.start[rows], rows - back)
+        actions, count = clips.chunk(first, back).to(device), (rows - first).to(device)
+        with torch.no_grad():
+            seen, _ = model.state.roll(_body(clips, first, device), actions, count)
     if noise:
         size = noise * torch.rand((len(body), 1), generator=generator)
-        seen = body + (size * torch.randn(body.shape, generator=generator)).to(device) * model.state.std
+        seen = seen + (size * torch.randn(body.shape, generator=generator)).to(device) * model.state.std
     moved = model.state.loss(seen, body, clips.actions[rows].to(device), after)
     said = words[clips.sentence[rows]].to(device)
     if judge_noise:

@@ -196,7 +196,8 @@ def fit(
     def state_step(step: int) -> tuple[Tensor, dict[str, Tensor]]:
         generator = _seeded(config.seed, 3, step)
         chosen = followed[torch.randint(len(followed), (STATE_BATCH,), generator=generator)]
-        return state_loss(model, clips, words, chosen, config.state_noise, config.judge_noise, generator)
+        unroll = round(config.state_unroll * min(1.0, 2.0 * step / config.state_steps))
+        return state_loss(model, clips, words, chosen, unroll, config.state_noise, config.judge_noise, generator)
 
     def inverse_step(step: int) -> tuple[Tensor, dict[str, Tensor]]:
         generator = _seeded(config.seed, 4, step)

@@ -88,15 +88,15 @@ def test_a_model_without_it_learns_it(folder, tmp_path, monkeypatch) -> None:
 
 
 def test_data_that_name_no_objects_are_told_and_go_with_their_own_models(folder, tmp_path, monkeypatch, capsys) -> None:
-    data = squares(60, 3, state=True)
+    data, quick = squares(60, 3, state=True), SETTINGS | {"steps": 2, "state_steps": 2, "inverse_steps": 2}
     monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: data))
-    hardly_trained(WorldTrainConfig(**SETTINGS, out=str(tmp_path / "plain")))
+    hardly_trained(WorldTrainConfig(**quick, out=str(tmp_path / "plain")))
     assert "collect anew" in capsys.readouterr().out
     data.spec = dataclasses.replace(data.spec, layout=(("hand", 0, 2),))
-    hardly_trained(WorldTrainConfig(**SETTINGS, out=str(tmp_path / "named")))
+    hardly_trained(WorldTrainConfig(**quick, out=str(tmp_path / "named")))
     assert "collect anew" not in capsys.readouterr().out
     with pytest.raises(UserError, match=r"name other numbers .*EnvSpec\.layout"):
-        train_world(WorldTrainConfig(**SETTINGS, init=folder, out=str(tmp_path / "more")))
+        train_world(WorldTrainConfig(**quick, init=folder, out=str(tmp_path / "more")))
 
 
 def test_an_ensemble_doubts_what_no_data_say(tmp_path, monkeypatch) -> None:
@@ -151,6 +151,35 @@ def test_trained_with_noise_it_leads_a_dream_back(tmp_path, monkeypatch) -> None
     assert off[1] < 0.85 * off[0] and off[0] > 0.2
     with pytest.raises(UserError, match=r"state_noise is -0\.1; it must be 0 or more"):
         WorldTrainConfig(state_noise=-0.1)
+
+
+def test_it_learns_from_where_it_comes_by_itself(monkeypatch) -> None:
+    clips = squares(20, 0, state=True)
+    rows = torch.arange(len(clips))[torch.arange(len(clips)) + 1 < clips.end]
+    model = build(WorldTrainConfig(**SETTINGS, state=True, state_members=2), clips, rows)
+    given = []
+    loss = StateModel.loss
+    monkeypatch.setattr(StateModel, "loss", lambda self, *told: given.append(told) or loss(self, *told))
+    words, backs = embed_sentences(clips.sentences), set()
+    for seed in range(20):
+        state_loss(model, clips, words, rows, 3, 0.0, 0.0, torch.Generator().manual_seed(seed))
+        seen, body, actions, after = given[-1]
+        assert torch.equal(body, clips.body(rows)) and torch.equal(after, clips.body(rows + 1))
+        assert torch.equal(actions, clips.actions[rows]) and not seen.requires_grad
+        ways = []
+        for back in range(4):
+            first = torch.maximum(rows - back, clips.start[rows])  # an episode has nothing before its first frame
+            bodies = clips.body(first).expand(2, -1, -1).clone()
+            for step in range(back):
+                going = first + step < rows
+                bodies[:, going] = model.state(bodies[:, going], clips.actions[first + step][going]).detach()
+            ways.append(bodies.mean(0))
+        fits = [back for back in range(4) if torch.allclose(seen, ways[back], atol=1e-5)]
+        assert len(fits) == 1
+        backs |= set(fits)
+    assert backs == {0, 1, 2, 3}
+    with pytest.raises(UserError, match=r"state_unroll is -1; it must be 0 or more"):
+        WorldTrainConfig(state_unroll=-1)
 
 
 LAYOUT = (("hand", 0, 3), ("object", 3, 3), ("mark", 6, 3))
@@ -313,7 +342,7 @@ def test_judges_that_learned_with_noise_are_sure_of_less() -> None:
             generator = torch.Generator().manual_seed(step)
             some = rows[torch.randint(len(rows), (256,), generator=generator)]
             adam.zero_grad()
-            loss, figures = state_loss(model, clips, embed_sentences(clips.sentences), some, 0.0, noise, generator)
+            loss, figures = state_loss(model, clips, embed_sentences(clips.sentences), some, 0, 0.0, noise, generator)
             loss.backward()
             adam.step()
             assert set(figures) == {"state", "state_success"}
