@@ -330,9 +330,9 @@ def table(seeds: list[dict]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def short(number: float) -> str:
-    """Two digits, without a zero before the point."""
-    return f"{number:.2f}".replace("0.", ".", 1)
+def short(number: float | None) -> str:
+    """Two digits, without a zero before the point; a dash where there is none, as of F1 where nothing was solved."""
+    return "-" if number is None else f"{number:.2f}".replace("0.", ".", 1)
 
 
 def main() -> None:
