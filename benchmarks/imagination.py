@@ -165,6 +165,7 @@ def run(folder: Path, name: str, seed: int, size: dict, beside: list[str]) -> di
     }
     last_world = folder / "loop" / list(book["rounds"])[-1] / "world" / "model"
     world = measure(folder, task, seed, book, sft, size, last_world)
+    deep = dream_deep(folder, task, seed, sft, size, last_world)
     simulator = {}
     for budget in beside:
         start = [f"run.init_checkpoint={sft}", f"run.name={budget}", f"data.path={demos}"]
@@ -182,7 +183,7 @@ def run(folder: Path, name: str, seed: int, size: dict, beside: list[str]) -> di
         "simulator": simulator,
         "by_real_steps": by_real_steps(folder, book, simulator),
         "world": world,
-        "deep": dream_deep(folder, task, seed, sft, size, last_world),
+        "deep": deep,
     }
 
 
