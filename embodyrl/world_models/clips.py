@@ -92,11 +92,11 @@ class Clips:
                     raise UserError(
                         f"The data sets differ in their {what}: {path} has {mine}, {paths[0]} has {theirs}."
                     )
-        layouts = {path: _layout(part) for path, part in zip(paths, parts, strict=True) if part.privileged is not None}
-        for path, layout in layouts.items():
-            if layout != layouts[next(iter(layouts))]:
+        named = [(path, _layout(part)) for path, part in zip(paths, parts, strict=True) if part.privileged is not None]
+        for path, layout in named:
+            if layout != named[0][1]:
                 raise UserError(
-                    f"{path} and {next(iter(layouts))} name other numbers of the simulator's state as hand and objects "
+                    f"{path} and {named[0][0]} name other numbers of the simulator's state as hand and objects "
                     "(EnvSpec.layout): one of them was collected by an older version. Collect it anew."
                 )
         if not first.images:

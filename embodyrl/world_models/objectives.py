@@ -147,7 +147,7 @@ def state_loss(
     device = model.device
     body, after = _body(clips, rows, device), _body(clips, rows + 1, device)
     seen = body
-    if back := int(torch.randint(unroll + 1, (1,), generator=generator)):
+    if unroll and (back := int(torch.randint(unroll + 1, (1,), generator=generator))):
         first = torch.maximum(clips.start[rows], rows - back)
         actions, count = clips.chunk(first, back).to(device), (rows - first).to(device)
         with torch.no_grad():
