@@ -96,8 +96,8 @@ TINY = {
     "loop": [
         "rounds=2", "first_episodes=8", "episodes=8", "segment=8", "segments=1", "select_episodes=8",
         "eval_episodes=8", "near=0.5",
-        "world=[steps=300,codec_steps=60,state_steps=2000,batch_size=32,width=32,layers=1,channels=32,max_false_positives=1.0,held_out=0.5]",
-        "refresh=[steps=5,max_false_positives=1.0,held_out=0.5]",
+        "world=[steps=300,codec_steps=60,state_steps=1000,inverse_steps=50,batch_size=32,width=32,layers=1,channels=32,max_false_positives=1.0,held_out=0.5]",
+        "refresh=[steps=5,state_steps=200,inverse_steps=50,max_false_positives=1.0,held_out=0.5]",
         "dream_overrides=[env.num_envs=4,algorithm.num_chunks=2,algorithm.warmup_chunks=16,algorithm.batch_size=8]",
     ],
     "world_episodes": 8,

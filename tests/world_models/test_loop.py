@@ -55,6 +55,7 @@ def test_looks_are_in_order_and_minutes_add_up(tmp_path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # minutes, and a machine may be busy with other things
 def test_from_nothing_and_beside_the_simulator(tmp_path) -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "imagination.py"
     command = [sys.executable, str(script), "--tiny", "--seeds", "0", "--out", str(tmp_path / "out")]

@@ -1,0 +1,141 @@
+"""Which algorithm to take inside a dream: one world model, one imitated policy, as many minutes for each.
+
+    python benchmarks/imagination.py --beside --seeds 0 1 2      # first: the world models and the imitated policies
+    python benchmarks/dream_algorithms.py --seeds 0 1 2
+    python benchmarks/dream_algorithms.py --seeds 0 --algorithms ppo grpo --minutes 5
+
+Every run starts from the imitated policy of ``--worlds``/SEED, in dreams of the world model that the loop trained
+there, has one thread, and ends after ``--minutes`` of training. Success is of the noise-free policy in the simulator,
+on initial states that neither policy nor world model has seen. Runs go to ``runs/bench/dream_algorithms``, can be
+interrupted and resumed; what is finished goes into ``benchmarks/dream_algorithms.json`` and ``.png``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from shared import HERE, complete, gathered, write
+
+from embodyrl.config import compose
+from embodyrl.loggers import read_metrics
+from embodyrl.run_folder import finished
+from embodyrl.stats import bootstrap_iqm
+
+OUT = Path("runs/bench/dream_algorithms")
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A line of the figure: a preset and its overrides; ``every`` iterations there is an evaluation."""
+
+    title: str
+    preset: str
+    every: int
+    overrides: tuple[str, ...] = ()
+    demos: bool = False
+
+
+ALGORITHMS = {
+    "sac_flow": Algorithm("SAC-Flow, with demonstrations", "dream_sac_flow", 40, demos=True),
+    "sac_flow_mixed": Algorithm(
+        "the same, 8 of 64 envs real", "dream_sac_flow", 40, ("env.real_envs=8",), demos=True
+    ),
+    "ppo": Algorithm("PPO", "dream_ppo", 10, ("policy.critic=privileged",)),
+    "grpo": Algorithm("GRPO", "dream_grpo", 10),
+    "sac_flow_follow": Algorithm(
+        "SAC-Flow, dreams that stray have failed", "dream_sac_flow", 40, ("env.follow=true",), demos=True
+    ),
+}  # fmt: skip
+
+
+def run(worlds: Path, name: str, seed: int, minutes: float) -> None:
+    """One algorithm with one seed, or what is left of it."""
+    a, world = ALGORITHMS[name], worlds / str(seed)
+    model = max((world / "loop").glob("round_*"), key=lambda folder: int(folder.name.split("_")[1])) / "world" / "model"
+    data = [f"data.path={world / 'demos'}", f"data.codec={model}"] if a.demos else []
+    settings = [
+        f"env.model={model}", f"env.seed={seed}", f"run.seed={seed}", f"run.init_checkpoint={world / 'sft'}",
+        f"run.out={OUT}", f"run.name={name}_{seed}", f"run.minutes={minutes}", "run.iterations=100000",
+        f"run.eval_every={a.every}", f"run.checkpoint_every={a.every}", "run.keep_checkpoints=1", "run.videos=0",
+        "run.threads=1",
+    ]  # fmt: skip
+    complete(compose(a.preset, [*a.overrides, *data, *settings]))
+
+
+def summarise(settings: dict) -> dict:
+    """JSON and figure of all runs that are finished."""
+    folders = {"/".join(p.name.rsplit("_", 1)): p for p in sorted(OUT.glob("*_[0-9]*"))}
+    runs = gathered("dream_algorithms", settings, folders)
+    for key, folder in folders.items():
+        if key in runs:
+            rows = [row for row in read_metrics(folder / "metrics.jsonl") if row.get("train_episodes")][-10:]
+            episodes = sum(row["train_episodes"] for row in rows)
+            runs[key]["success_while_dreaming"] = sum(r["train_success"] * r["train_episodes"] for r in rows) / episodes
+    algorithms = {}
+    for name, algorithm in ALGORITHMS.items():
+        found = [run for key, run in runs.items() if key.rsplit("/", 1)[0] == name]
+        if not found:
+            continue
+        curves = [run["evaluations"] for run in found]
+        algorithms[name] = {
+            "title": algorithm.title,
+            "seeds": len(found),
+            "before": bootstrap_iqm([c[0]["success"] for c in curves]),
+            "after": bootstrap_iqm([c[-1]["success"] for c in curves]),
+            "dreaming": statistics.mean(run["success_while_dreaming"] for run in found),
+            "env_steps": [c[-1]["env_steps"] for c in curves],
+            "minutes": [c[-1]["minutes"] for c in curves],
+        }
+    write("dream_algorithms", {"settings": settings, "algorithms": algorithms, "runs": runs})
+    if algorithms:
+        plot(runs, HERE / "dream_algorithms.png")
+    return algorithms
+
+
+def plot(runs: dict, path: Path) -> None:
+    """Success in the simulator by dreamt actions and by minutes, a line a run."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True)
+    units = (("env_steps", 1000, "actions, dreamt or real (thousands)"), ("minutes", 1, "minutes on one core"))
+    for axis, (key, unit, label) in zip(axes, units, strict=True):
+        for number, (name, algorithm) in enumerate(ALGORITHMS.items()):
+            curves = [run["evaluations"] for run_key, run in runs.items() if run_key.rsplit("/", 1)[0] == name]
+            for seed, curve in enumerate(curves):
+                axis.plot(
+                    [e[key] / unit for e in curve], [100 * e["success"] for e in curve], marker="o", markersize=3,
+                    color=f"C{number}", label=algorithm.title if seed == 0 else None,
+                )  # fmt: skip
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.3)
+    axes[0].set(ylabel="success in the simulator,\nheld-out states (%)", ylim=(0, 100))
+    axes[1].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Runs what is not finished, then writes JSON and figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worlds", type=Path, default=Path("runs/imagination/mujoco_pick"), help="of imagination.py")
+    parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=list(ALGORITHMS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--minutes", type=float, default=10.0, help="of training")
+    a = parser.parse_args()
+    settings = {"minutes": a.minutes}
+    for seed in a.seeds:
+        for name in a.algorithms:
+            if not finished(OUT / f"{name}_{seed}"):
+                run(a.worlds, name, seed, a.minutes)
+                summarise(settings)
+    for name, entry in summarise(settings).items():
+        print(name, entry["before"], entry["after"], entry["dreaming"], entry["env_steps"], entry["minutes"])
+
+
+if __name__ == "__main__":
+    main()
