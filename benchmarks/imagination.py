@@ -76,6 +76,10 @@ TASKS = {
         "pick up the named block, pixels", ("mujoco", "env.task=pick", "env.max_blocks=2"), "mujoco_pick_sft",
         "mujoco_pick_sac_flow",
     ),
+    "mujoco_pick_few": Task(
+        "the same from a third of the real episodes", ("mujoco", "env.task=pick", "env.max_blocks=2"),
+        "mujoco_pick_sft", "mujoco_pick_sac_flow", shown=60,
+    ),
     "maniskill_pushcube_rgb": Task(
         "ManiSkill's PushCube-v1, pixels", ("maniskill", "env.task=PushCube-v1", "env.obs=rgb", "env.num_envs=32"),
         "maniskill_pushcube_rgb_sft", "maniskill_pushcube_rgb_sac_flow", demos=16, shown=100,
