@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -172,9 +173,9 @@ def _rounds(folder: Path, config: LoopConfig, command: str) -> dict[str, Any] | 
         book.note(f"round_{number}", looks, data)
         print(f"Round {number}: " + ", ".join(format_rate(look.solved, look.episodes) for look in looks))
         best_solved = best_solved if number else looks[0].solved
-        top, newest = max(looks, key=lambda look: look.solved), looks[-1].checkpoint
-        if top.solved > best_solved:
-            best, best_solved = top.checkpoint, top.solved
+        newest = looks[-1].checkpoint
+        if kept := chosen(looks, best_solved):
+            best, best_solved = kept.checkpoint, kept.solved
     with book.stage("last evaluation"):
         for when, path in (("before", config.policy), ("after", best)):
             book.score(when, path, config, real)
@@ -249,6 +250,20 @@ def _looks(folder: Path, policy: str) -> list[Look]:
         solved = sum(e["success"] for e in look["episodes"])
         looks.append(Look(path, solved, len(look["episodes"]), sum(e["length"] for e in look["episodes"])))
     return looks
+
+
+def chosen(looks: Sequence[Look], before: int) -> Look | None:
+    """The look whose policy is kept: None where none solved more than ``before``.
+
+    Of those that did it is the latest within one standard error of the best (Breiman et al. 1984, section 3.4.3): so
+    few episodes do not tell them apart, and the best of many looks owes more to luck than the last one.
+    """
+    better = [look for look in looks if look.solved > before]
+    if not better:
+        return None
+    best = max(better, key=lambda look: look.solved)
+    error = math.sqrt(best.solved * (1 - best.solved / best.episodes))
+    return [look for look in better if look.solved >= best.solved - error][-1]
 
 
 class Book:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from embodyrl.errors import UserError
-from embodyrl.world.loop import Book, Look, _claim, _looks, read
+from embodyrl.world.loop import Book, Look, _claim, _looks, chosen, read
 
 
 def test_what_makes_no_sense_is_refused(tmp_path) -> None:
@@ -54,8 +54,21 @@ def test_looks_are_in_order_and_minutes_add_up(tmp_path) -> None:
     assert book.finish("x")["eval_steps"] == 60 and json.loads((tmp_path / "loop.json").read_text())["best"] == "x"
 
 
+def test_the_latest_of_those_that_cannot_be_told_apart_is_taken() -> None:
+    def kept(*solved: int, before: int) -> int | None:
+        look = chosen([Look(str(at), count, 64, 0) for at, count in enumerate(solved)], before)
+        return None if look is None else int(look.checkpoint)
+
+    assert kept(14, 40, 50, 47, before=14) == 3  # 47 is within sqrt(64 * .78 * .22) = 3.3 of 50
+    assert kept(14, 40, 50, 46, before=14) == 2
+    assert kept(14, 50, 20, 48, 10, before=14) == 3  # not the latest: a policy that has collapsed is worse
+    assert kept(14, 14, 12, before=14) is None
+    assert kept(1, 2, 1, before=1) == 1  # within the error of the best, but no better than before
+    assert kept(60, 64, 63, before=60) == 1  # all solved: there is no error
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # minutes, and a machine may be busy with other things
+@pytest.mark.timeout(1800)  # minutes, and a machine may be busy with other things
 def test_from_nothing_and_beside_the_simulator(tmp_path) -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "imagination.py"
     command = [sys.executable, str(script), "--tiny", "--seeds", "0", "--out", str(tmp_path / "out")]
