@@ -18,6 +18,13 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 FLAGS += ["--disable-component-update", "--disable-sync"]
 
 
+@pytest.fixture(autouse=True)
+def ordinary_priority():
+    """No test makes its process a real-time one: that, and what it starts, would keep all others from a processor."""
+    yield
+    assert not hasattr(os, "sched_getscheduler") or os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
 @pytest.fixture(scope="module")
 def chromium():
     """A headless browser; its pages are in a context of their own."""

@@ -58,10 +58,10 @@ class DatasetWriter:
         shutil.rmtree(self.partial, ignore_errors=True)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         small = all(max(size) < SMALL for size in spec.cameras.values())
-        encoder: dict[str, Any] = {}
-        if spec.cameras and small:
-            # Halving the colour resolution, as video players want, ruins a 64-pixel picture (33 dB against 43 dB).
-            encoder["rgb_encoder"] = lerobot.RGBEncoderConfig(vcodec="h264", pix_fmt="yuv444p", crf=12, g=2)
+        # Halving the colour resolution, as video players want, ruins a 64-pixel picture (33 dB against 43 dB).
+        # LeRobot's own choice, SVT-AV1, gives root's process the highest real-time priority for good, and so whatever
+        # it starts later: an env's workers then keep everything else from their cores.
+        colour = {"pix_fmt": "yuv444p", "crf": 12} if small else {"pix_fmt": "yuv420p", "crf": 20}
         self._dataset = lerobot.LeRobotDataset.create(
             repo_id=f"local/{self.path.name}",
             fps=max(1, round(spec.control_hz)),
@@ -73,7 +73,7 @@ class DatasetWriter:
             # Joining an episode to a file copies the file: small files keep long recordings linear.
             video_files_size_in_mb=16,
             metadata_buffer_size=100,
-            **encoder,
+            rgb_encoder=lerobot.RGBEncoderConfig(vcodec="h264", g=2, **colour),
         )
 
     def __enter__(self) -> DatasetWriter:
@@ -178,7 +178,6 @@ class _LeRobot:
 
 def _import_lerobot() -> _LeRobot:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # creating a local data set never asks the hub
-    os.environ.setdefault("SVT_LOG", "1")
     try:
         import datasets
         from lerobot.configs import RGBEncoderConfig

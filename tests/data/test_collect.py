@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -7,8 +8,10 @@ import pytest
 import torch
 
 from embodyrl.data.collect import collect_dataset, initial_states
+from embodyrl.data.demos import Demonstrations
 from embodyrl.data.episodes import CollectStats, collect_episodes
 from embodyrl.data.lerobot_read import open_dataset
+from embodyrl.data.lerobot_write import DatasetWriter
 from embodyrl.data.parts import EpisodeParts
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
 from embodyrl.errors import UserError
@@ -41,6 +44,21 @@ def test_recordings_hold_what_was_seen_done_and_earned():
             obs = step.obs
         assert bool(step.success[0]) and bool(step.done[0])
     env.close()
+
+
+@pytest.mark.parametrize("size", [64, 256])
+def test_pictures_of_any_size_are_kept_and_the_process_stays_an_ordinary_one(size, tmp_path):
+    env = MujocoEnv(Config(num_envs=1, task="reach", image_size=size))
+    [episode] = collect_episodes(env, ScriptedExpert(env), 1)
+    env.close()
+    with DatasetWriter(tmp_path / "data", env.spec) as writer:
+        writer.add(episode)
+    kept = Demonstrations.load(tmp_path / "data", 1).images["front"].astype(float)
+    seen = episode.images["front"][: len(kept)]
+    psnr = 10 * np.log10(255**2 / ((kept - seen) ** 2).mean())
+    assert psnr > {64: 40, 256: 35}[size], psnr
+    if hasattr(os, "sched_getscheduler"):
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 def test_the_number_of_envs_does_not_choose_the_episodes():
