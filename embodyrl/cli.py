@@ -136,8 +136,8 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--out", default="runs/quickstart", help="where everything is written (default: %(default)s)")
     sub.add_argument("--json", action="store_true", help="print the result as JSON at the end")
 
-    sub = verb("list", _list, "Names of environments, tasks, policies, algorithms and presets.", LIST_HELP)
-    sub.add_argument("what", nargs="?", choices=["envs", "tasks", "policies", "algorithms", "presets"])
+    sub = verb("list", _list, "Names of environments, tasks, policies, algorithms, presets and loops.", LIST_HELP)
+    sub.add_argument("what", nargs="?", choices=["envs", "tasks", "policies", "algorithms", "presets", "loops"])
     sub.add_argument("env", nargs="?", default="", help="only this environment (for envs and tasks)")
     sub.add_argument("--json", action="store_true", help="for a machine to read")
 

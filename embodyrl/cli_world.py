@@ -73,7 +73,7 @@ def add_world(verb: Verb, adder: Callable[[Any], Verb]) -> None:
     sub.add_argument("--steps", type=int, default=400, help="actions of an episode (default: %(default)s)")
 
     sub = verb("loop", _loop, "Policy, real episodes, world model, policy: round after round.", LOOP_HELP)
-    sub.add_argument("preset", help="a name in configs/loops, or a YAML file")
+    sub.add_argument("preset", help="one that `embodyrl list loops` names, or a YAML file")
     sub.add_argument("overrides", nargs="*", metavar="key=value", help="settings; policy=RUN is needed")
 
 

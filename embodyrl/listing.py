@@ -1,4 +1,4 @@
-"""What there is: environments, tasks, policies, algorithms and presets, without importing anything heavy."""
+"""What there is: environments, tasks, policies, algorithms, presets and loops, without importing anything heavy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from embodyrl import registry
 from embodyrl.errors import UserError, did_you_mean
 
-KINDS = ("envs", "tasks", "policies", "algorithms", "presets")
+KINDS = ("envs", "tasks", "policies", "algorithms", "presets", "loops")
 Row = dict[str, Any]
 
 
@@ -40,10 +40,10 @@ def listing(what: str | None = None, env: str = "") -> dict[str, list[Row]]:
             found[kind] = [_env(name, known[name]) for name in envs]
         elif kind == "tasks":
             found[kind] = [row for name in envs for row in _tasks(name)]
-        elif kind == "presets":
+        elif kind in ("presets", "loops"):
             found[kind] = [
                 {"name": name, "summary": _first_comment(path), "file": str(path)}
-                for name, path in registry.preset_names().items()
+                for name, path in registry.preset_names("" if kind == "presets" else kind).items()
             ]
         else:
             found[kind] = [

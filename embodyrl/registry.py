@@ -96,9 +96,9 @@ def load(kind: str, name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def preset_names() -> dict[str, Path]:
-    """Preset name -> file, of the presets that come with the package."""
-    folder = Path(str(importlib.resources.files("embodyrl"))) / "configs"
+def preset_names(kind: str = "") -> dict[str, Path]:
+    """Preset name -> file, of those that come with the package: of runs, or of ``"loops"`` of world models."""
+    folder = Path(str(importlib.resources.files("embodyrl"))) / "configs" / kind
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 

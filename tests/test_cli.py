@@ -177,12 +177,14 @@ def test_list_names_everything() -> None:
     done = embodyrl("list", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert set(found) == {"envs", "tasks", "policies", "algorithms", "presets"}
+    assert set(found) == {"envs", "tasks", "policies", "algorithms", "presets", "loops"}
     for kind in ("envs", "policies", "algorithms"):
         assert {row["name"] for row in found[kind]} == set(registry.names(kind))
         assert all(row["summary"] or row.get("mend") for row in found[kind])
-    assert {row["name"] for row in found["presets"]} == set(registry.preset_names())
-    assert all(row["summary"] for row in found["presets"])
+    for kind, names in (("presets", registry.preset_names()), ("loops", registry.preset_names("loops"))):
+        assert {row["name"] for row in found[kind]} == set(names) and len(names) > 3
+        assert all(row["summary"] for row in found[kind])
+    assert "mujoco_pick" in registry.preset_names("loops") and "mujoco_pick" not in registry.preset_names()
     pick = next(row for row in found["tasks"] if (row["env"], row["name"]) == ("mujoco", "pick"))
     assert pick["available"] and pick["select"] == "env.task=pick" and "<colour> block" in pick["instruction"]
     assert {row["env"] for row in found["tasks"]} == set(registry.names("envs"))

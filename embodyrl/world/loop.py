@@ -30,13 +30,12 @@ from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.held import held
+from embodyrl.registry import preset_names
 from embodyrl.run_folder import finished
 from embodyrl.runner import train
 from embodyrl.stats import format_rate, wilson
 from embodyrl.world.evaluate import score_policy
 from embodyrl.world_models.train import WorldTrainConfig, train_world
-
-PRESETS = Path(__file__).parents[1] / "configs" / "loops"
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def read(preset: str, overrides: Sequence[str]) -> LoopConfig:
     Raises:
         UserError: no such preset, an unknown key, or no policy, env or dream is named.
     """
-    known = {path.stem: path for path in PRESETS.glob("*.yaml")}
+    known = preset_names("loops")
     path = known.get(preset, Path(preset))
     if not path.is_file():
         raise UserError(f"There is no loop {preset!r}, nor a file of that name. {did_you_mean(preset, known)}")
