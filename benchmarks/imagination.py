@@ -194,7 +194,7 @@ def run(folder: Path, name: str, seed: int, size: dict, beside: list[str]) -> di
 
 def measure(folder: Path, task: Task, seed: int, book: dict, sft: Path, size: dict, model: Path) -> dict:
     """What the last world model is worth, on episodes and policies of its own."""
-    path = folder / "world_eval.json"
+    path = folder / f"world_eval_{model.parents[1].name}.json"  # a loop may be given further rounds
     if not path.exists():
         tried = ("--episodes", str(size["held_out"]), "--seed", str(300 + seed))
         held_out = collect(
@@ -211,7 +211,7 @@ def measure(folder: Path, task: Task, seed: int, book: dict, sft: Path, size: di
 
 def dream_deep(folder: Path, task: Task, seed: int, sft: Path, size: dict, model: Path) -> dict:
     """Pictures by depth, on a few episodes that last longer than the task allows, and ``dreams.png`` of them."""
-    path = folder / "deep_eval.json"
+    path = folder / f"deep_eval_{model.parents[1].name}.json"
     if not path.exists():
         tried = ("--policy", str(sft), "--derail", "0.4", "--episodes", str(size["deep"]), "--seed", str(400 + seed))
         deep = collect(folder, "deep", task, *size["env"], f"env.max_episode_steps={DEPTH}", *TRIED, *tried)
