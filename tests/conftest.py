@@ -22,7 +22,7 @@ FLAGS += ["--disable-component-update", "--disable-sync"]
 def ordinary_priority():
     """No test makes its process a real-time one: that, and what it starts, would keep all others from a processor."""
     yield
-    assert not hasattr(os, "sched_getscheduler") or os.sched_getscheduler(0) == os.SCHED_OTHER
+    assert not hasattr(os, "sched_getscheduler") or os.sched_getscheduler(0) not in (os.SCHED_FIFO, os.SCHED_RR)
 
 
 @pytest.fixture(scope="module")
