@@ -3,10 +3,11 @@
     python benchmarks/algorithms.py                                  # both tasks, all algorithms, three seeds
     python benchmarks/algorithms.py --tasks maniskill_pickcube --algorithms ppo grpo --seeds 0
 
-Each run has one thread and ends after ``--env-steps`` or ``--minutes`` of training, whichever is first. Runs go to
-``runs/bench/algorithms`` and can be interrupted and resumed; what is finished goes into ``benchmarks/algorithms.json``
-and ``.png``. Success is of the noise-free policy on initial states never trained on. The interval is of the
-interquartile mean over seeds of the RL; all of them start from one checkpoint.
+Each run has one thread and ends after ``--env-steps`` or ``--minutes`` of training, whichever is
+first. Runs go to ``runs/bench/algorithms`` and can be interrupted and resumed; what is finished
+goes into ``benchmarks/algorithms.json`` and ``.png``. Success is of the noise-free policy on
+initial states never trained on. The interval is of the interquartile mean over seeds of the RL; all
+of them start from one checkpoint.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ import matplotlib.pyplot as plt
 from shared import HERE, complete, gathered, write
 
 from embodyrl.config import compose, resolve
-from embodyrl.run_folder import finished
-from embodyrl.stats import bootstrap_iqm
+from embodyrl.functional.intervals import bootstrap_iqm
+from embodyrl.training.run_folder import finished
 
 OUT = Path("runs/bench/algorithms")
 EVALUATIONS = 5
@@ -45,12 +46,30 @@ class Task:
 TASKS = {
     "mujoco_pick": Task(
         "Quickstart: pick up the named block, pixels",
-        ("mujoco", "env.task=pick", "env.max_blocks=2", "env.num_envs=64", "--episodes", "100", "--noise", "0.15"),
+        (
+            "mujoco",
+            "env.task=pick",
+            "env.max_blocks=2",
+            "env.num_envs=64",
+            "--episodes",
+            "100",
+            "--noise",
+            "0.15",
+        ),
         {},
     ),
     "maniskill_pickcube": Task(
         "ManiSkill PickCube-v1, state",
-        ("maniskill", "env.task=PickCube-v1", "env.obs=state", "env.num_envs=16", "--episodes", "32", "--noise", "0.2"),
+        (
+            "maniskill",
+            "env.task=PickCube-v1",
+            "env.obs=state",
+            "env.num_envs=16",
+            "--episodes",
+            "32",
+            "--noise",
+            "0.2",
+        ),
         {"horizon": 4, "action_patch": 4},
     ),
 }
@@ -66,7 +85,8 @@ OFF_POLICY = {
     "save_replay": False,
 }
 LEARNED_NOISE = {"transition": "flow_noise", "noise_min": 0.1, "noise_max": 0.5}
-# Without demonstrations in its loss the actor runs off after critics that have learned for 300 steps alone.
+# Without demonstrations in its loss the actor runs off after critics that have learned for 300
+# steps alone.
 SAC = {**OFF_POLICY, "critic_warmup": 1000, "alpha": 1e-3, "lr": 5e-5, "entropy": "path"}
 HELD = {"critic_warmup": 300, "lr": 1e-4, "bc_coef": 1.0}
 
@@ -85,7 +105,9 @@ class Algorithm:
 ALGORITHMS = {
     "ppo": Algorithm("PPO, Flow-SDE", PPO, 4900),
     "ppo_one": Algorithm("PPO, Flow-SDE, one step", PPO, 4900, {"trained_steps": "one"}),
-    "ppo_noise": Algorithm("PPO, Flow-Noise", {**PPO, "entropy_coef": 0.005}, 4900, {"transition": "flow_noise"}),
+    "ppo_noise": Algorithm(
+        "PPO, Flow-Noise", {**PPO, "entropy_coef": 0.005}, 4900, {"transition": "flow_noise"}
+    ),
     "ppo_cps": Algorithm("PPO, Flow-CPS", PPO, 4900, {"transition": "flow_cps"}),
     "fpo": Algorithm("FPO", {**PPO, "name": "fpo"}, 4900),
     "grpo": Algorithm("GRPO", {"name": "grpo", **ON_POLICY}, 4000),
@@ -99,10 +121,16 @@ ALGORITHMS = {
     ),
     "rlpd": Algorithm("RLPD", {"name": "rlpd", **SAC, **HELD}, 1280, LEARNED_NOISE, demos=True),
     "rlpd_free": Algorithm(
-        "RLPD without imitation", {"name": "rlpd", **SAC, "bc_coef": 0.0}, 1280, LEARNED_NOISE, demos=True
+        "RLPD without imitation",
+        {"name": "rlpd", **SAC, "bc_coef": 0.0},
+        1280,
+        LEARNED_NOISE,
+        demos=True,
     ),
     "wsrl": Algorithm("WSRL", {"name": "wsrl", **SAC}, 1280, LEARNED_NOISE),
-    "dsrl": Algorithm("DSRL", {"name": "dsrl", **OFF_POLICY, "alpha": 0.01}, 1280, {"steer_width": 128}),
+    "dsrl": Algorithm(
+        "DSRL", {"name": "dsrl", **OFF_POLICY, "alpha": 0.01}, 1280, {"steer_width": 128}
+    ),
 }
 
 
@@ -115,10 +143,23 @@ def imitate(task: str) -> None:
     """The demonstrations and the checkpoint that every algorithm starts from."""
     demos, out = folder(task) / "demos", folder(task)
     if not demos.exists():
-        command = [sys.executable, "-m", "embodyrl.cli", "collect", *TASKS[task].collect, "--seed", "0"]
+        command = [
+            sys.executable,
+            "-m",
+            "embodyrl.cli",
+            "collect",
+            *TASKS[task].collect,
+            "--seed",
+            "0",
+        ]
         subprocess.run([*command, "--out", str(demos)], check=True)
     if not finished(out / "sft"):  # nor if a later version would have asked for more
-        complete(compose(f"{task}_sft", [f"run.out={out}", "run.name=sft", f"data.path={demos}", "run.threads=1"]))
+        complete(
+            compose(
+                f"{task}_sft",
+                [f"run.out={out}", "run.name=sft", f"data.path={demos}", "run.threads=1"],
+            )
+        )
 
 
 def run(task: str, name: str, seed: int, env_steps: int, minutes: float) -> None:
@@ -156,12 +197,16 @@ def run(task: str, name: str, seed: int, env_steps: int, minutes: float) -> None
 
 def summarise(settings: dict) -> dict:
     """JSON and figure of all runs that are finished."""
-    folders = {"/".join((p.parent.name, *p.name.rsplit("_", 1))): p for p in sorted(OUT.glob("*/*_[0-9]*"))}
+    folders = {
+        "/".join((p.parent.name, *p.name.rsplit("_", 1))): p for p in sorted(OUT.glob("*/*_[0-9]*"))
+    }
     runs = gathered("algorithms", settings, folders)
     tasks: dict[str, dict] = {}
     for task in TASKS:
         for name, algorithm in ALGORITHMS.items():
-            curves = [run["evaluations"] for key, run in runs.items() if key.startswith(f"{task}/{name}/")]
+            curves = [
+                run["evaluations"] for key, run in runs.items() if key.startswith(f"{task}/{name}/")
+            ]
             if not curves:
                 continue
             tasks.setdefault(task, {})[name] = {
@@ -180,19 +225,39 @@ def summarise(settings: dict) -> dict:
 
 def plot(tasks: dict, runs: dict, path: Path) -> None:
     """Interquartile mean over seeds with its bootstrap interval, against env steps and against minutes."""
-    figure, axes = plt.subplots(len(tasks), 2, figsize=(11, 4.2 * len(tasks)), squeeze=False, sharey=True)
+    figure, axes = plt.subplots(
+        len(tasks), 2, figsize=(11, 4.2 * len(tasks)), squeeze=False, sharey=True
+    )
     colours = dict(zip(ALGORITHMS, plt.get_cmap("tab20").colors, strict=False))  # type: ignore[attr-defined]
     for row, (task, algorithms) in zip(axes, tasks.items(), strict=True):
         for axis, (key, unit, label) in zip(
-            row, (("env_steps", 1000, "env steps (thousands)"), ("minutes", 1, "minutes on one core")), strict=True
+            row,
+            (("env_steps", 1000, "env steps (thousands)"), ("minutes", 1, "minutes on one core")),
+            strict=True,
         ):
             for name, entry in algorithms.items():
-                curves = [run["evaluations"] for key, run in runs.items() if key.startswith(f"{task}/{name}/")]
+                curves = [
+                    run["evaluations"]
+                    for key, run in runs.items()
+                    if key.startswith(f"{task}/{name}/")
+                ]
                 points = range(min(map(len, curves)))
                 x = [sum(c[i][key] for c in curves) / len(curves) / unit for i in points]
-                y = [[100 * v for v in bootstrap_iqm([c[i]["success"] for c in curves])] for i in points]
-                axis.plot(x, [p[0] for p in y], marker="o", markersize=3, color=colours[name], label=entry["title"])
-                axis.fill_between(x, [p[1] for p in y], [p[2] for p in y], color=colours[name], alpha=0.1)
+                y = [
+                    [100 * v for v in bootstrap_iqm([c[i]["success"] for c in curves])]
+                    for i in points
+                ]
+                axis.plot(
+                    x,
+                    [p[0] for p in y],
+                    marker="o",
+                    markersize=3,
+                    color=colours[name],
+                    label=entry["title"],
+                )
+                axis.fill_between(
+                    x, [p[1] for p in y], [p[2] for p in y], color=colours[name], alpha=0.1
+                )
             axis.set_xlabel(label)
             axis.grid(alpha=0.3)
             axis.set_title(TASKS[task].title, fontsize=10)
@@ -205,9 +270,13 @@ def plot(tasks: dict, runs: dict, path: Path) -> None:
 
 def main() -> None:
     """Runs what is not finished, then writes JSON and figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=list(ALGORITHMS))
+    parser.add_argument(
+        "--algorithms", nargs="+", default=list(ALGORITHMS), choices=list(ALGORITHMS)
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--env-steps", type=int, default=200_000)
     parser.add_argument("--minutes", type=float, default=4.0, help="of training, at most")

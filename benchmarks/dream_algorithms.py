@@ -4,10 +4,11 @@
     python benchmarks/dream_algorithms.py --seeds 0 1 2
     python benchmarks/dream_algorithms.py --seeds 0 --algorithms ppo grpo --minutes 5
 
-Every run starts from the imitated policy of ``--worlds``/SEED, in dreams of the world model that the loop trained
-there, has one thread, and ends after ``--minutes`` of training. Success is of the noise-free policy in the simulator,
-on initial states that neither policy nor world model has seen. Runs go to ``runs/bench/dream_algorithms``, can be
-interrupted and resumed; what is finished goes into ``benchmarks/dream_algorithms.json`` and ``.png``.
+Every run starts from the imitated policy of ``--worlds``/SEED, in dreams of the world model that
+the loop trained there, has one thread, and ends after ``--minutes`` of training. Success is of the
+noise-free policy in the simulator, on initial states that neither policy nor world model has seen.
+Runs go to ``runs/bench/dream_algorithms``, can be interrupted and resumed; what is finished goes
+into ``benchmarks/dream_algorithms.json`` and ``.png``.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ import matplotlib.pyplot as plt
 from shared import HERE, complete, gathered, write
 
 from embodyrl.config import compose
-from embodyrl.loggers import read_metrics
-from embodyrl.run_folder import finished
-from embodyrl.stats import bootstrap_iqm
+from embodyrl.functional.intervals import bootstrap_iqm
+from embodyrl.storage.loggers import read_metrics
+from embodyrl.training.run_folder import finished
 
 OUT = Path("runs/bench/dream_algorithms")
 
@@ -50,7 +51,8 @@ ALGORITHMS = {
     "ppo": Algorithm("PPO", "dream_ppo", 10, ("policy.critic=privileged",)),
     "grpo": Algorithm("GRPO", "dream_grpo", 10),
     "sac_flow_follow": Algorithm(
-        "SAC-Flow, dreams that stray have failed", "dream_sac_flow", 40, ("env.follow=true",), demos=True
+        "SAC-Flow, dreams that stray have "
+        "failed", "dream_sac_flow", 40, ("env.follow=true",), demos=True
     ),
 }  # fmt: skip
 
@@ -58,7 +60,11 @@ ALGORITHMS = {
 def run(worlds: Path, name: str, seed: int, minutes: float) -> None:
     """One algorithm with one seed, or what is left of it."""
     a, world = ALGORITHMS[name], worlds / str(seed)
-    model = max((world / "loop").glob("round_*"), key=lambda folder: int(folder.name.split("_")[1])) / "world" / "model"
+    model = (
+        max((world / "loop").glob("round_*"), key=lambda folder: int(folder.name.split("_")[1]))
+        / "world"
+        / "model"
+    )
     data = [f"data.path={world / 'demos'}", f"data.codec={model}"] if a.demos else []
     settings = [
         f"env.model={model}", f"env.seed={seed}", f"run.seed={seed}", f"run.init_checkpoint={world / 'sft'}",
@@ -75,9 +81,13 @@ def summarise(settings: dict) -> dict:
     runs = gathered("dream_algorithms", settings, folders)
     for key, folder in folders.items():
         if key in runs:
-            rows = [row for row in read_metrics(folder / "metrics.jsonl") if row.get("train_episodes")][-10:]
+            rows = [
+                row for row in read_metrics(folder / "metrics.jsonl") if row.get("train_episodes")
+            ][-10:]
             episodes = sum(row["train_episodes"] for row in rows)
-            runs[key]["success_while_dreaming"] = sum(r["train_success"] * r["train_episodes"] for r in rows) / episodes
+            runs[key]["success_while_dreaming"] = (
+                sum(r["train_success"] * r["train_episodes"] for r in rows) / episodes
+            )
     algorithms = {}
     for name, algorithm in ALGORITHMS.items():
         found = [run for key, run in runs.items() if key.rsplit("/", 1)[0] == name]
@@ -102,10 +112,17 @@ def summarise(settings: dict) -> dict:
 def plot(runs: dict, path: Path) -> None:
     """Success in the simulator by dreamt actions and by minutes, a line a run."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True)
-    units = (("env_steps", 1000, "actions, dreamt or real (thousands)"), ("minutes", 1, "minutes on one core"))
+    units = (
+        ("env_steps", 1000, "actions, dreamt or real (thousands)"),
+        ("minutes", 1, "minutes on one core"),
+    )
     for axis, (key, unit, label) in zip(axes, units, strict=True):
         for number, (name, algorithm) in enumerate(ALGORITHMS.items()):
-            curves = [run["evaluations"] for run_key, run in runs.items() if run_key.rsplit("/", 1)[0] == name]
+            curves = [
+                run["evaluations"]
+                for run_key, run in runs.items()
+                if run_key.rsplit("/", 1)[0] == name
+            ]
             for seed, curve in enumerate(curves):
                 axis.plot(
                     [e[key] / unit for e in curve], [100 * e["success"] for e in curve], marker="o", markersize=3,
@@ -121,9 +138,18 @@ def plot(runs: dict, path: Path) -> None:
 
 def main() -> None:
     """Runs what is not finished, then writes JSON and figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--worlds", type=Path, default=Path("runs/imagination/mujoco_pick"), help="of imagination.py")
-    parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=list(ALGORITHMS))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--worlds",
+        type=Path,
+        default=Path("runs/imagination/mujoco_pick"),
+        help="of imagination.py",
+    )
+    parser.add_argument(
+        "--algorithms", nargs="+", default=list(ALGORITHMS), choices=list(ALGORITHMS)
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--minutes", type=float, default=10.0, help="of training")
     a = parser.parse_args()
@@ -134,7 +160,14 @@ def main() -> None:
                 run(a.worlds, name, seed, a.minutes)
                 summarise(settings)
     for name, entry in summarise(settings).items():
-        print(name, entry["before"], entry["after"], entry["dreaming"], entry["env_steps"], entry["minutes"])
+        print(
+            name,
+            entry["before"],
+            entry["after"],
+            entry["dreaming"],
+            entry["env_steps"],
+            entry["minutes"],
+        )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python benchmarks/film.py runs/quickstart/sft runs/quickstart/rl docs/images/quickstart.gif
 
-The states are the first ones of the evaluation split, whatever the outcome. The policy sees its own small pictures; a
-second env that is given the same actions draws the large ones.
+The states are the first ones of the evaluation split, whatever the outcome. The policy sees its own
+small pictures; a second env that is given the same actions draws the large ones.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from embodyrl import checkpoint
 from embodyrl.build import load_config, make_env, make_policy
+from embodyrl.storage import checkpoint
 
 BORDER = {True: (60, 170, 80), False: (200, 60, 50), None: (120, 120, 120)}
 
@@ -62,7 +62,9 @@ def tile(frames: np.ndarray, states: np.ndarray, t: int, columns: int) -> np.nda
 
 def main() -> None:
     """Films both and writes the GIF."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("before")
     parser.add_argument("after")
     parser.add_argument("out", type=Path)
@@ -81,13 +83,19 @@ def main() -> None:
         canvas.paste(Image.fromarray(body), (0, 26))
         draw = ImageDraw.Draw(canvas)
         for x, (name, (_, states)) in zip(
-            (4, halves[0].shape[1] + 20), zip(("imitation", "imitation + RL"), clips, strict=True), strict=True
+            (4, halves[0].shape[1] + 20),
+            zip(("imitation", "imitation + RL"), clips, strict=True),
+            strict=True,
         ):
             solved = int((states[min(t, len(states) - 1)] == 1).sum())
-            draw.text((x, 6), f"{name}: {solved} of {len(inits)} solved", fill="black", font_size=16)
+            draw.text(
+                (x, 6), f"{name}: {solved} of {len(inits)} solved", fill="black", font_size=16
+            )
         pictures.append(canvas.quantize(128))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    pictures[0].save(arguments.out, save_all=True, append_images=pictures[1:], duration=60, loop=0, optimize=True)
+    pictures[0].save(
+        arguments.out, save_all=True, append_images=pictures[1:], duration=60, loop=0, optimize=True
+    )
 
 
 if __name__ == "__main__":

@@ -3,15 +3,17 @@
     python benchmarks/gpu_all.py                                     writes benchmarks/gpu_all.json
     python benchmarks/gpu_all.py --device cpu --out /tmp/gpu_all.json     the same parts, tiny: shows that they run
 
-ManiSkill (promises checked, steps per second by number of envs), LIBERO-Spatial's ten tasks in one batch and the MuJoCo
-pick task by backend and number of envs with and without pictures, beside it MuJoCo Playground's Panda (with
-``--playground DIR``), PPO on the pick task with a fresh policy, the evaluation of what came of it, the policy's
-throughput, SmolVLA and pi0 in their real sizes beside LeRobot's own code (``gpu_vla.py``), world models, Wan's 1.3 B
-parameters among them (``gpu_world.py``). A part that fails says so in the file, and the exit status is then 1. Where a
+ManiSkill (promises checked, steps per second by number of envs), LIBERO-Spatial's ten tasks in one
+batch and the MuJoCo pick task by backend and number of envs with and without pictures, beside it
+MuJoCo Playground's Panda (with ``--playground DIR``), PPO on the pick task with a fresh policy, the
+evaluation of what came of it, the policy's throughput, SmolVLA and pi0 in their real sizes beside
+LeRobot's own code (``gpu_vla.py``), world models, Wan's 1.3 B parameters among them
+(``gpu_world.py``). A part that fails says so in the file, and the exit status is then 1. Where a
 command may take ten minutes only, ``--only`` names parts; they are added to what the file has.
 
     pip install --target DIR playground brax flax ml_collections mediapy lxml orbax-checkpoint
-    git clone https://github.com/google-deepmind/mujoco_menagerie DIR/mujoco_playground/external_deps/mujoco_menagerie
+    git clone https://github.com/google-deepmind/mujoco_menagerie
+    DIR/mujoco_playground/external_deps/mujoco_menagerie
 """
 
 from __future__ import annotations
@@ -32,16 +34,16 @@ import torch
 from gpu_vla import seconds
 from gpu_world import WORLD_SIZES, world
 
-from embodyrl.bench import bench_env
 from embodyrl.build import make_env, make_policy
 from embodyrl.checks import check_env
+from embodyrl.cli.bench import bench_env
 from embodyrl.config import compose, env_config
 from embodyrl.errors import UserError
-from embodyrl.evaluate import evaluate_checkpoint
-from embodyrl.loggers import read_metrics
 from embodyrl.policies.flow_vla import FlowVLAConfig
-from embodyrl.provenance import git_commit, hardware, versions
-from embodyrl.runner import train
+from embodyrl.storage.loggers import read_metrics
+from embodyrl.storage.provenance import git_commit, hardware, versions
+from embodyrl.training.evaluate import evaluate_checkpoint
+from embodyrl.training.runner import train
 from embodyrl.types import EnvSpec, Obs
 
 
@@ -77,7 +79,12 @@ SIZES = {
         libero_envs=(("native", (16, 64)), ("warp", (1, 16, 64, 256, 1024, 2048, 4096))),
         playground_envs=(1, 64, 1024, 4096),
         chunks=20,
-        training=("env.num_envs=256", "run.iterations=20", "run.eval_episodes=256", "run.device=cuda"),
+        training=(
+            "env.num_envs=256",
+            "run.iterations=20",
+            "run.eval_episodes=256",
+            "run.device=cuda",
+        ),
         episodes=256,
         batches=(1, 64, 1024, 4096),
         repeats=10,
@@ -96,8 +103,19 @@ SIZES = {
         playground_envs=(2,),
         chunks=1,
         training=(
-            *("env.num_envs=2", "env.max_episode_steps=5", "algorithm.num_chunks=1", "algorithm.critic_epochs=1"),
-            *("run.iterations=1", "run.eval_episodes=1", "run.eval_before=false", "run.device=cpu", "run.videos=0"),
+            *(
+                "env.num_envs=2",
+                "env.max_episode_steps=5",
+                "algorithm.num_chunks=1",
+                "algorithm.critic_epochs=1",
+            ),
+            *(
+                "run.iterations=1",
+                "run.eval_episodes=1",
+                "run.eval_before=false",
+                "run.device=cpu",
+                "run.videos=0",
+            ),
         ),
         episodes=1,
         batches=(2,),
@@ -116,7 +134,10 @@ def maniskill(size: Size) -> Any:
         check_env(env)
     finally:
         env.close()
-    return {"checked": True, "speed": [speed("maniskill", size, size.maniskill, n) for n in size.maniskill_envs]}
+    return {
+        "checked": True,
+        "speed": [speed("maniskill", size, size.maniskill, n) for n in size.maniskill_envs],
+    }
 
 
 def mujoco(size: Size) -> Any:
@@ -136,13 +157,25 @@ def mujoco(size: Size) -> Any:
 def libero(size: Size) -> Any:
     """All of LIBERO-Spatial from official states: ten tasks, one scene, so that one batch holds them all."""
     rows = []
-    for cameras, (backend, numbers) in itertools.product(("[]", "[agentview,wrist]"), size.libero_envs):
+    for cameras, (backend, numbers) in itertools.product(
+        ("[]", "[agentview,wrist]"), size.libero_envs
+    ):
         for num_envs in numbers:
-            settings = (f"env.backend={backend}", f"env.cameras={cameras}", "env.split=eval", *size.libero)
+            settings = (
+                f"env.backend={backend}",
+                f"env.cameras={cameras}",
+                "env.split=eval",
+                *size.libero,
+            )
             row = {"backend": backend, "cameras": cameras, "num_envs": num_envs}
             try:
-                row |= speed("libero", size, settings, num_envs, chunk=8, num_chunks=min(4, size.chunks))
-            except (UserError, RuntimeError) as error:  # memory, at the largest; the others are still worth having
+                row |= speed(
+                    "libero", size, settings, num_envs, chunk=8, num_chunks=min(4, size.chunks)
+                )
+            except (
+                UserError,
+                RuntimeError,
+            ) as error:  # memory, at the largest; the others are still worth having
                 row["error"] = str(error)
             print(json.dumps(row), flush=True)
             rows.append(row)
@@ -160,12 +193,16 @@ def playground(size: Size, folder: Path) -> Any:
     env = registry.load("PandaPickCube", config_overrides={"impl": "warp" if on_gpu else "jax"})
     for num_envs in size.playground_envs:
         state = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.PRNGKey(0), num_envs))
-        actions = jax.random.uniform(jax.random.PRNGKey(1), (num_envs, env.action_size), minval=-1.0, maxval=1.0)
+        actions = jax.random.uniform(
+            jax.random.PRNGKey(1), (num_envs, env.action_size), minval=-1.0, maxval=1.0
+        )
         steps = 4 * size.chunks
 
         @jax.jit
         def run(state: Any, actions: Any = actions, steps: int = steps) -> Any:
-            return jax.lax.scan(lambda s, _: (jax.vmap(env.step)(s, actions), None), state, length=steps)[0]
+            return jax.lax.scan(
+                lambda s, _: (jax.vmap(env.step)(s, actions), None), state, length=steps
+            )[0]
 
         times = []
         for _ in range(min(3, size.repeats) + 1):
@@ -173,28 +210,58 @@ def playground(size: Size, folder: Path) -> Any:
             state = jax.block_until_ready(run(state))
             times.append(time.perf_counter() - started)
         median = sorted(times[1:])[len(times[1:]) // 2]
-        rows.append({"num_envs": num_envs, "env_steps_per_s": steps * num_envs / median, "compile_s": times[0]})
+        rows.append(
+            {
+                "num_envs": num_envs,
+                "env_steps_per_s": steps * num_envs / median,
+                "compile_s": times[0],
+            }
+        )
     return rows
 
 
 def speed(
-    name: str, size: Size, settings: tuple[str, ...], num_envs: int, chunk: int = 4, num_chunks: int = 0
+    name: str,
+    size: Size,
+    settings: tuple[str, ...],
+    num_envs: int,
+    chunk: int = 4,
+    num_chunks: int = 0,
 ) -> dict[str, Any]:
     config = env_config(name, [*settings, f"env.num_envs={num_envs}"])
-    row = bench_env(config, chunk=chunk, num_chunks=num_chunks or size.chunks, repeats=min(3, size.repeats))
-    keys = ("num_envs", "env_steps_per_s", "frames_per_s", "reset_all_s", "build_s", "memory_mib", "faults")
+    row = bench_env(
+        config, chunk=chunk, num_chunks=num_chunks or size.chunks, repeats=min(3, size.repeats)
+    )
+    keys = (
+        "num_envs",
+        "env_steps_per_s",
+        "frames_per_s",
+        "reset_all_s",
+        "build_s",
+        "memory_mib",
+        "faults",
+    )
     return {k: row[k] for k in keys}
 
 
 def training(size: Size, out: str) -> Any:
-    config = compose("mujoco_pick_ppo", [f"run.out={out}", "run.init_checkpoint=", "run.eval_every=0", *size.training])
+    config = compose(
+        "mujoco_pick_ppo",
+        [f"run.out={out}", "run.init_checkpoint=", "run.eval_every=0", *size.training],
+    )
     folder = train(config, command=" ".join(sys.argv))
     last = read_metrics(folder / "metrics.jsonl")[-1]
     started = time.perf_counter()
-    result = evaluate_checkpoint(str(folder), [f"run.device={config.run.device}"], episodes=size.episodes)
+    result = evaluate_checkpoint(
+        str(folder), [f"run.device={config.run.device}"], episodes=size.episodes
+    )
     seconds = time.perf_counter() - started
     scored = {k: result[k] for k in ("episodes", "successes", "interval")}
-    return {"last_iteration": last, "evaluation": {**scored, "seconds": seconds}, "env": asdict(config.env)}
+    return {
+        "last_iteration": last,
+        "evaluation": {**scored, "seconds": seconds},
+        "env": asdict(config.env),
+    }
 
 
 def vla(size: Size, device: torch.device, out: str) -> Any:
@@ -207,13 +274,25 @@ def vla(size: Size, device: torch.device, out: str) -> Any:
 
 def throughput(size: Size, device: torch.device) -> Any:
     rows = []
-    for vision, side in (("film_cnn", 64), ("film_cnn", 224), ("efficientnet_lite0", 64), ("efficientnet_lite0", 224)):
-        spec = EnvSpec("bench", 1, 7, 9, "ee_delta_pose", 20.0, 100, {"front": (side, side)}, privileged_dim=16)
+    for vision, side in (
+        ("film_cnn", 64),
+        ("film_cnn", 224),
+        ("efficientnet_lite0", 64),
+        ("efficientnet_lite0", 224),
+    ):
+        spec = EnvSpec(
+            "bench", 1, 7, 9, "ee_delta_pose", 20.0, 100, {"front": (side, side)}, privileged_dim=16
+        )
         policy = make_policy(FlowVLAConfig(vision=vision), spec, 0, device)
         for n in size.batches:
             generator = torch.Generator().manual_seed(0)
             image = torch.randint(256, (n, side, side, 3), dtype=torch.uint8, generator=generator)
-            obs = Obs({"front": image}, torch.randn(n, 9), ["pick up the red block"] * n, torch.randn(n, 16)).to(device)
+            obs = Obs(
+                {"front": image},
+                torch.randn(n, 9),
+                ["pick up the red block"] * n,
+                torch.randn(n, 16),
+            ).to(device)
             trace = policy.sample(obs, generator=generator, mode="train").trace
 
             def score(policy: Any = policy, obs: Obs = obs, trace: Any = trace) -> None:
@@ -223,16 +302,33 @@ def throughput(size: Size, device: torch.device) -> Any:
             def sample(policy: Any = policy, obs: Obs = obs, generator: Any = generator) -> None:
                 policy.sample(obs, generator=generator, mode="eval")
 
-            rates = {name: n / seconds(fn, size.repeats, device) for name, fn in (("sample", sample), ("score", score))}
-            rows.append({"vision": vision, "image": side, "batch": n} | {f"{k}_per_s": v for k, v in rates.items()})
+            rates = {
+                name: n / seconds(fn, size.repeats, device)
+                for name, fn in (("sample", sample), ("score", score))
+            }
+            rows.append(
+                {"vision": vision, "image": side, "batch": n}
+                | {f"{k}_per_s": v for k, v in rates.items()}
+            )
     return rows
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=sorted(SIZES), default="cuda")
     parser.add_argument("--out", default=str(Path(__file__).with_suffix(".json")))
-    parts = ("throughput", "maniskill", "mujoco", "libero", "playground", "training", "vla", "world")
+    parts = (
+        "throughput",
+        "maniskill",
+        "mujoco",
+        "libero",
+        "playground",
+        "training",
+        "vla",
+        "world",
+    )
     parser.add_argument("--only", nargs="*", choices=parts, default=[])
     parser.add_argument("--playground", type=Path, help="folder of MuJoCo Playground, see above")
     a = parser.parse_args()
@@ -266,7 +362,9 @@ def main() -> int:
                 traceback.print_exc()
                 found, failed = {"error": f"{type(error).__name__}: {error}"}, failed + 1
             result[name] = {"seconds": time.perf_counter() - started, "result": found}
-            Path(a.out).write_text(json.dumps(result, indent=1))  # after every part: a later one may be killed
+            Path(a.out).write_text(
+                json.dumps(result, indent=1)
+            )  # after every part: a later one may be killed
             print(f"{name}: {result[name]['seconds']:.0f} s", flush=True)
     return 1 if failed else 0
 

@@ -1,8 +1,9 @@
 """SmolVLA and pi0 in their real sizes with random weights: sampling and training beside LeRobot's own code.
 
-Part of ``gpu_all.py`` (``--only vla``). The same weights, precision (bfloat16 by autocast) and observations for both;
-ours is ``policy.sample`` and a gradient step of PPO or imitation with Adam, LeRobot's is ``predict_action_chunk``
-(which its ``select_action`` calls once per chunk) and ``forward`` with the same Adam.
+Part of ``gpu_all.py`` (``--only vla``). The same weights, precision (bfloat16 by autocast) and
+observations for both; ours is ``policy.sample`` and a gradient step of PPO or imitation with Adam,
+LeRobot's is ``predict_action_chunk`` (which its ``select_action`` calls once per chunk) and
+``forward`` with the same Adam.
 """
 
 from __future__ import annotations
@@ -16,32 +17,53 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from embodyrl.algorithms.common import GuardedAdam
+from embodyrl.algorithms.optim import GuardedAdam
 from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.build import make_policy
-from embodyrl.compiled import compile_sampling
 from embodyrl.config import resolve
-from embodyrl.memory import estimate, total
-from embodyrl.policies.vla.small import make_pi0, make_small_smolvla, make_smolvla
+from embodyrl.policies.compile import compile_sampling
+from embodyrl.policies.vla.make_small import make_pi0, make_small_smolvla, make_smolvla
+from embodyrl.training.memory_estimate import estimate, total
 from embodyrl.types import EnvSpec, Obs
 
 SPEC = EnvSpec(
-    "bench", 1, 7, 8, "ee_delta_pose", 20.0, 280, {"image": (256, 256), "wrist_image": (256, 256)}, privileged_dim=16
+    "bench",
+    1,
+    7,
+    8,
+    "ee_delta_pose",
+    20.0,
+    280,
+    {"image": (256, 256), "wrist_image": (256, 256)},
+    privileged_dim=16,
 )
 SENTENCE = "pick up the alphabet soup and place it in the basket"
 PEAKS = {"H100": (989e12, 3.35e12), "H200": (989e12, 4.8e12), "A100": (312e12, 2.0e12)}
 """Dense bfloat16 flop/s and bytes/s of memory, from NVIDIA's data sheets (SXM)."""
-MAKERS = {"smolvla": ("smolvla", make_smolvla), "pi0": ("pi0", make_pi0), "small": ("smolvla", make_small_smolvla)}
+MAKERS = {
+    "smolvla": ("smolvla", make_smolvla),
+    "pi0": ("pi0", make_pi0),
+    "small": ("smolvla", make_small_smolvla),
+}
 
 
 def vla(
-    models: tuple[str, ...], batches: tuple[int, ...], rows: tuple[int, ...], repeats: int, device: Any, out: str
+    models: tuple[str, ...],
+    batches: tuple[int, ...],
+    rows: tuple[int, ...],
+    repeats: int,
+    device: Any,
+    out: str,
 ) -> Any:
     """Every model; ``batches`` of sampling, ``rows`` of a gradient step."""
-    return {model: _model(model, batches, rows, repeats, device, Path(out) / model) for model in models}
+    return {
+        model: _model(model, batches, rows, repeats, device, Path(out) / model) for model in models
+    }
 
 
-def _model(name: str, batches: Any, rows: Any, repeats: int, device: torch.device, folder: Path) -> dict[str, Any]:
+def _model(
+    name: str, batches: Any, rows: Any, repeats: int, device: torch.device, folder: Path
+) -> dict[str, Any]:
     kind, make = MAKERS[name]
     make(folder, [SENTENCE])
     chunk = 50 if name != "small" else 6
@@ -52,7 +74,10 @@ def _model(name: str, batches: Any, rows: Any, repeats: int, device: torch.devic
     config = resolve({"env": {"name": "mujoco"}, "policy": settings, "algorithm": {"name": "ppo"}})
     policy = make_policy(config.policy, SPEC, 0, device)
     trained = sum(p.numel() for p in policy.actor_parameters())
-    found: dict[str, Any] = {"parameters": sum(p.numel() for p in policy.parameters()), "trained": trained}
+    found: dict[str, Any] = {
+        "parameters": sum(p.numel() for p in policy.parameters()),
+        "trained": trained,
+    }
     found["train"] = [_train(policy, settings, n, repeats, device) for n in rows]
     found["sample"] = [_sample(policy, n, repeats, device) for n in batches]
     if device.type != "cuda":  # a CPU takes minutes to compile even the small one
@@ -60,7 +85,9 @@ def _model(name: str, batches: Any, rows: Any, repeats: int, device: torch.devic
     compile_sampling(policy)
     for row in found["sample"]:
         obs = _observations(row["batch"], device)
-        row["ours_compiled_s"] = _said(lambda obs=obs: seconds(lambda: _ours(policy, obs), repeats, device))
+        row["ours_compiled_s"] = _said(
+            lambda obs=obs: seconds(lambda: _ours(policy, obs), repeats, device)
+        )
     return found
 
 
@@ -75,7 +102,9 @@ def _sample(policy: Any, n: int, repeats: int, device: torch.device) -> dict[str
     flops = _flops(lambda: _ours(policy, obs))
     expert = sum(p.numel() * p.element_size() for p in policy.actor_parameters())
     everything = sum(p.numel() * p.element_size() for p in policy.parameters())
-    moved = everything + (policy.config.num_denoise_steps - 1) * expert  # the weights, each time they are read
+    moved = (
+        everything + (policy.config.num_denoise_steps - 1) * expert
+    )  # the weights, each time they are read
     row = {"batch": n, "flops": flops, "weight_bytes": moved, **_floor(flops, moved, device)}
     row["ours_s"] = _said(lambda: seconds(lambda: _ours(policy, obs), repeats, device))
     row["lerobot_s"] = _said(lambda: seconds(theirs, repeats, device))
@@ -86,10 +115,15 @@ def _ours(policy: Any, obs: Obs) -> None:
     policy.sample(obs, generator=torch.Generator().manual_seed(0), mode="eval")
 
 
-def _train(policy: Any, settings: Any, n: int, repeats: int, device: torch.device) -> dict[str, Any]:
+def _train(
+    policy: Any, settings: Any, n: int, repeats: int, device: torch.device
+) -> dict[str, Any]:
     obs, lerobot = _observations(n, device), policy.net.lerobot
     horizon, dims = policy.config.horizon, SPEC.action_dim
-    actions, mask = torch.zeros(n, horizon, dims, device=device), torch.ones(n, horizon, device=device) > 0
+    actions, mask = (
+        torch.zeros(n, horizon, dims, device=device),
+        torch.ones(n, horizon, device=device) > 0,
+    )
     trace = policy.sample(obs, generator=torch.Generator().manual_seed(0), mode="train").trace
 
     def ppo() -> torch.Tensor:
@@ -113,7 +147,9 @@ def _train(policy: Any, settings: Any, n: int, repeats: int, device: torch.devic
         if (peak := _peak(device)) and isinstance(row[f"{name}_s"], float):
             row[f"{name}_mfu"] = row[f"{name}_flops"] / row[f"{name}_s"] / peak[0]
     said = {"name": "ppo", "minibatch_size": n, "num_chunks": 1}
-    config = resolve({"env": {"name": "mujoco", "num_envs": 1}, "policy": settings, "algorithm": said})
+    config = resolve(
+        {"env": {"name": "mujoco", "num_envs": 1}, "policy": settings, "algorithm": said}
+    )
     row["estimated_peak_bytes"] = total(estimate(config, SPEC))
     return row
 
@@ -127,16 +163,23 @@ def counted(models: tuple[str, ...], out: str) -> Any:
         policy = {"name": kind, "pretrained": str(folder), "random_weights": True, "horizon": 50}
         policy |= {"precision": "bfloat16", "num_denoise_steps": 10}
         algorithm = {"name": "ppo", "minibatch_size": 32}
-        config = resolve({"env": {"name": "mujoco", "num_envs": 16}, "policy": policy, "algorithm": algorithm})
+        config = resolve(
+            {"env": {"name": "mujoco", "num_envs": 16}, "policy": policy, "algorithm": algorithm}
+        )
         found[name] = [vars(need) for need in estimate(config, SPEC)]
     return found
 
 
 def _observations(n: int, device: torch.device) -> Obs:
     g = torch.Generator().manual_seed(0)
-    images = {k: torch.randint(256, (n, *s, 3), dtype=torch.uint8, generator=g) for k, s in SPEC.cameras.items()}
+    images = {
+        k: torch.randint(256, (n, *s, 3), dtype=torch.uint8, generator=g)
+        for k, s in SPEC.cameras.items()
+    }
     privileged = torch.randn(n, SPEC.privileged_dim, generator=g)
-    return Obs(images, torch.randn(n, SPEC.proprio_dim, generator=g), [SENTENCE] * n, privileged).to(device)
+    return Obs(
+        images, torch.randn(n, SPEC.proprio_dim, generator=g), [SENTENCE] * n, privileged
+    ).to(device)
 
 
 def seconds(fn: Callable[[], None], repeats: int, device: torch.device) -> float:

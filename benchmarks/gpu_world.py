@@ -1,6 +1,7 @@
 """World models for ``gpu_all.py``: the embedded default, and Wan 2.1 of 1.3 B parameters from random weights.
 
-How fast both dream, by the number of dreams and of sampling steps, what a step of training takes, and the memory.
+How fast both dream, by the number of dreams and of sampling steps, what a step of training takes,
+and the memory.
 """
 
 from __future__ import annotations
@@ -12,20 +13,26 @@ import torch
 from gpu_vla import seconds
 
 from embodyrl.types import EnvSpec
-from embodyrl.world_models.backbone import CONTEXT, ChunkTransformer
-from embodyrl.world_models.codec import FrameCodec
-from embodyrl.world_models.evaluate import speed
 from embodyrl.world_models.model import WorldModel, use_bf16
-from embodyrl.world_models.objectives import noisy_change
-from embodyrl.world_models.success import SuccessHead
-from embodyrl.world_models.wan import WanBackbone, WanCodec
+from embodyrl.world_models.nets.backbone import CONTEXT, ChunkTransformer
+from embodyrl.world_models.nets.codec import FrameCodec
+from embodyrl.world_models.nets.pretrained.wan import WanBackbone, WanCodec
+from embodyrl.world_models.nets.success import SuccessHead
+from embodyrl.world_models.open_loop import speed
+from embodyrl.world_models.training_losses import noisy_change
 
 WAN_1_3B = {
     "num_attention_heads": 12, "attention_head_dim": 128, "in_channels": 16, "out_channels": 16, "text_dim": 4096,
     "freq_dim": 256, "ffn_dim": 8960, "num_layers": 30,
 }  # fmt: skip
 """``transformer/config.json`` of Wan-AI/Wan2.1-T2V-1.3B-Diffusers; its VAE is diffusers' default."""
-SMALL = WAN_1_3B | {"num_attention_heads": 2, "attention_head_dim": 12, "text_dim": 16, "ffn_dim": 32, "num_layers": 1}
+SMALL = WAN_1_3B | {
+    "num_attention_heads": 2,
+    "attention_head_dim": 12,
+    "text_dim": 16,
+    "ffn_dim": 32,
+    "num_layers": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,12 @@ def world(size: WorldSize, device: torch.device, repeats: int) -> dict[str, Any]
 
 
 def _measured(
-    model: WorldModel, dreams: tuple[int, ...], batch: int, duration: float, device: torch.device, repeats: int
+    model: WorldModel,
+    dreams: tuple[int, ...],
+    batch: int,
+    duration: float,
+    device: torch.device,
+    repeats: int,
 ) -> dict[str, Any]:
     model = model.eval().to(device)
     cuda = device.type == "cuda"
@@ -84,7 +96,9 @@ def _measured(
 def _step(model: WorldModel, batch: int) -> None:
     """Forward and backward pass of the dynamics, half of the clips on the way from noise."""
     device, spec = model.device, model.spec
-    context = torch.randn(batch, CONTEXT, len(spec.cameras), *model.codec.latent_shape, device=device)
+    context = torch.randn(
+        batch, CONTEXT, len(spec.cameras), *model.codec.latent_shape, device=device
+    )
     words = torch.zeros(batch, model.success.config["word_dim"], device=device)
     dream = model.begin(context, torch.zeros(batch, spec.proprio_dim, device=device), words)
     actions = torch.zeros(batch, model.horizon, spec.action_dim, device=device)

@@ -2,10 +2,11 @@
 
     python benchmarks/hopper_from_bc.py --seeds 0 1 2
 
-ReinFlow clones D4RL's hopper-medium-v2, which no package ships, so a half-trained SAC makes the like here: it stops at
-the first evaluation above ``MEDIUM``, and its noisy rollouts are the data. Then flow matching on chunks of four,
-then PPO with Flow-Noise. Runs go to ``runs/bench/hopper`` and can be interrupted and resumed; the result is
-``benchmarks/hopper_from_bc.json`` and ``.png``. Returns are of the noise-free policy on resets never trained on.
+ReinFlow clones D4RL's hopper-medium-v2, which no package ships, so a half-trained SAC makes the
+like here: it stops at the first evaluation above ``MEDIUM``, and its noisy rollouts are the data.
+Then flow matching on chunks of four, then PPO with Flow-Noise. Runs go to ``runs/bench/hopper`` and
+can be interrupted and resumed; the result is ``benchmarks/hopper_from_bc.json`` and ``.png``.
+Returns are of the noise-free policy on resets never trained on.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ import matplotlib.pyplot as plt
 from shared import HERE, complete, evaluations, write
 
 from embodyrl.config import resolve
-from embodyrl.run_folder import finished
-from embodyrl.stats import bootstrap_iqm
+from embodyrl.functional.intervals import bootstrap_iqm
+from embodyrl.training.run_folder import finished
 
 OUT = Path("runs/bench/hopper")
 MEDIUM, PUBLISHED = 1400.0, {"before": 1432, "after": 3206, "env_steps": 80_000_000}
@@ -49,9 +50,24 @@ FLOW = {
 }
 
 
-def make(name: str, seed: int, policy: dict, algorithm: dict, env: dict | None = None, data: str = "", **run: Any):
+def make(
+    name: str,
+    seed: int,
+    policy: dict,
+    algorithm: dict,
+    env: dict | None = None,
+    data: str = "",
+    **run: Any,
+):
     """The config of one run."""
-    common = {"name": name, "out": str(OUT), "seed": seed, "device": "cpu", "threads": 1, "videos": 0}
+    common = {
+        "name": name,
+        "out": str(OUT),
+        "seed": seed,
+        "device": "cpu",
+        "threads": 1,
+        "videos": 0,
+    }
     sections = {
         "env": {**ENV, "seed": 1000 * seed, **(env or {})},
         "policy": policy,
@@ -65,15 +81,31 @@ def demonstrate() -> str:
     """The medium data set: a SAC that stops at ``MEDIUM``, and its rollouts."""
     iterations, algorithm = (
         0,
-        {"name": "sac_flow", "num_chunks": 16, "capacity": 200_000, "utd": 0.5, "critic_width": 128},
+        {
+            "name": "sac_flow",
+            "num_chunks": 16,
+            "capacity": 200_000,
+            "utd": 0.5,
+            "critic_width": 128,
+        },
     )
     while not (rows := evaluations(OUT / "medium")) or max(r["return"] for r in rows) < MEDIUM:
         iterations = max(iterations, rows[-1]["iteration"] if rows else 0) + 125  # 8,000 env steps
         every = {"eval_every": 125, "checkpoint_every": 125}
-        complete(make("medium", 0, GAUSSIAN, algorithm, {"num_envs": 4}, iterations=iterations, **every))
+        complete(
+            make("medium", 0, GAUSSIAN, algorithm, {"num_envs": 4}, iterations=iterations, **every)
+        )
     path = OUT / "demos"
     if not path.exists():
-        command = [sys.executable, "-m", "embodyrl.cli", "collect", "gymnasium", "env.id=Hopper-v5", "env.num_envs=8"]
+        command = [
+            sys.executable,
+            "-m",
+            "embodyrl.cli",
+            "collect",
+            "gymnasium",
+            "env.id=Hopper-v5",
+            "env.num_envs=8",
+        ]
         options = ["--policy", str(OUT / "medium"), "--keep-failures", "--episodes", "200"]
         subprocess.run([*command, *options, "--out", str(path)], check=True)
     return str(path)
@@ -82,10 +114,13 @@ def demonstrate() -> str:
 def improve(seed: int, demos: str, iterations: int) -> None:
     """Behaviour cloning and PPO with one seed."""
     sft = {"name": "sft", "lr": 1e-3, "steps_per_iteration": 500}
-    complete(make(f"bc_{seed}", seed, FLOW, sft, {"num_envs": 16}, demos, iterations=10, eval_every=0))
+    complete(
+        make(f"bc_{seed}", seed, FLOW, sft, {"num_envs": 16}, demos, iterations=10, eval_every=0)
+    )
     ppo = {
         "name": "ppo",
-        "num_chunks": 250,  # a rollout starts new episodes: a shorter one would see their beginnings alone
+        # a rollout starts new episodes: a shorter one would see their beginnings alone
+        "num_chunks": 250,
         "minibatch_size": 400,
         "epochs": 5,
         "critic_epochs": 10,
@@ -101,10 +136,15 @@ def improve(seed: int, demos: str, iterations: int) -> None:
 
 def summarise(seeds: list[int]) -> None:
     """JSON and figure of the seeds that are finished."""
-    curves = {seed: evaluations(OUT / f"ppo_{seed}") for seed in seeds if finished(OUT / f"ppo_{seed}")}
+    curves = {
+        seed: evaluations(OUT / f"ppo_{seed}") for seed in seeds if finished(OUT / f"ppo_{seed}")
+    }
     if not curves:
         return
-    reached = [next((r["env_steps"] for r in c if r["return"] >= PUBLISHED["after"]), None) for c in curves.values()]
+    reached = [
+        next((r["env_steps"] for r in c if r["return"] >= PUBLISHED["after"]), None)
+        for c in curves.values()
+    ]
     result = {
         "published": PUBLISHED,
         "before": bootstrap_iqm([c[0]["return"] for c in curves.values()]),
@@ -117,11 +157,15 @@ def summarise(seeds: list[int]) -> None:
     print(json.dumps({k: result[k] for k in ("before", "after", "env_steps_to_published_return")}))
     figure, axis = plt.subplots(figsize=(6, 3.6))
     for seed, rows in curves.items():
-        axis.plot([r["env_steps"] / 1e6 for r in rows], [r["return"] for r in rows], label=f"seed {seed}")
+        axis.plot(
+            [r["env_steps"] / 1e6 for r in rows], [r["return"] for r in rows], label=f"seed {seed}"
+        )
     axis.axhline(PUBLISHED["after"], color="grey", linestyle="--", linewidth=1)
     axis.text(0, PUBLISHED["after"] + 30, "ReinFlow after 80 M env steps", color="grey", fontsize=8)
     axis.set(
-        xlabel="env steps (millions)", ylabel="return", title="Hopper-v5: PPO with Flow-Noise from behaviour cloning"
+        xlabel="env steps (millions)",
+        ylabel="return",
+        title="Hopper-v5: PPO with Flow-Noise from behaviour cloning",
     )
     axis.grid(alpha=0.3)
     axis.legend()
@@ -131,7 +175,9 @@ def summarise(seeds: list[int]) -> None:
 
 def main() -> None:
     """Runs what is not finished, then writes JSON and figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--iterations", type=int, default=400, help="of PPO, 8,000 env steps each")
     a = parser.parse_args()

@@ -6,12 +6,13 @@
     python benchmarks/imagination.py --task libero_object_128                # from 128x128: better on a GPU
     python benchmarks/imagination.py --seeds 0 --tiny --out /tmp/tried       # the whole way in minutes, for nothing
 
-Each seed: demonstrations and imitation (as in the quickstart); a noisy expert's episodes and ``embodyrl world loop``
-(the policy's own, world model, SAC-Flow in the dream, round after round); the world model's measures on episodes of
-its own; and, from the same imitated policy, SAC-Flow in the simulator with as many real steps as the loop took in all,
-and with as many minutes. Everything goes to ``OUT/TASK/SEED``, can be interrupted and goes on with the same command;
-the result is ``benchmarks/imagination_TASK.json`` and ``.png``. Seeds that are in that file already stay in it, so they
-may be run one after the other or side by side, on several machines too.
+Each seed: demonstrations and imitation (as in the quickstart); a noisy expert's episodes and
+``embodyrl world loop`` (the policy's own, world model, SAC-Flow in the dream, round after round);
+the world model's measures on episodes of its own; and, from the same imitated policy, SAC-Flow in
+the simulator with as many real steps as the loop took in all, and with as many minutes. Everything
+goes to ``OUT/TASK/SEED``, can be interrupted and goes on with the same command; the result is
+``benchmarks/imagination_TASK.json`` and ``.png``. Seeds that are in that file already stay in it,
+so they may be run one after the other or side by side, on several machines too.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ import numpy as np
 
 from embodyrl.config import compose
 from embodyrl.data.lerobot_read import open_dataset
-from embodyrl.loggers import read_metrics
-from embodyrl.provenance import git_commit, hardware, versions
-from embodyrl.stats import bootstrap_iqm, format_rate, wilson
+from embodyrl.functional.intervals import bootstrap_iqm, format_rate, wilson
+from embodyrl.storage.loggers import read_metrics
+from embodyrl.storage.provenance import git_commit, hardware, versions
 
 HERE = Path(__file__).parent
 TRIED = ("--keep-failures", "--past-success", "5")
@@ -54,7 +55,8 @@ class Task:
         simulator: preset of SAC-Flow in the real env.
         env: its settings in both of them.
         demos: demonstrations.
-        shown: a noisy expert's episodes, failures among them, that the world model learns from besides.
+        shown: a noisy expert's episodes, failures among them, that the world model learns from
+            besides.
         noise: of that expert, such that it fails about half of the time.
         judged: episodes of each policy that is compared in the dream and really.
     """
@@ -73,23 +75,28 @@ class Task:
 LIBERO = ("libero", "env.suite=libero_object", "env.task_ids=[0,1,2]", "env.num_envs=24")
 TASKS = {
     "mujoco_pick": Task(
-        "pick up the named block, pixels", ("mujoco", "env.task=pick", "env.max_blocks=2"), "mujoco_pick_sft",
+        "pick up the named block, "
+        "pixels", ("mujoco", "env.task=pick", "env.max_blocks=2"), "mujoco_pick_sft",
         "mujoco_pick_sac_flow",
     ),
     "mujoco_pick_few": Task(
-        "the same from a third of the real episodes", ("mujoco", "env.task=pick", "env.max_blocks=2"),
+        "the same from a third of the real "
+        "episodes", ("mujoco", "env.task=pick", "env.max_blocks=2"),
         "mujoco_pick_sft", "mujoco_pick_sac_flow", shown=60,
     ),
     "maniskill_pushcube_rgb": Task(
-        "ManiSkill's PushCube-v1, pixels", ("maniskill", "env.task=PushCube-v1", "env.obs=rgb", "env.num_envs=32"),
+        "ManiSkill's PushCube-v1, "
+        "pixels", ("maniskill", "env.task=PushCube-v1", "env.obs=rgb", "env.num_envs=32"),
         "maniskill_pushcube_rgb_sft", "maniskill_pushcube_rgb_sac_flow", demos=16, shown=100,
     ),
     "libero_object": Task(
-        "three tasks of LIBERO-Object, two 64x64 cameras", (*LIBERO, "env.image_size=64"), "libero_object_sft",
+        "three tasks of LIBERO-Object, two 64x64 "
+        "cameras", (*LIBERO, "env.image_size=64"), "libero_object_sft",
         "libero_object_sac_flow", demos=15, shown=60, noise=0.15, judged=48,
     ),
     "libero_object_128": Task(
-        "three tasks of LIBERO-Object, two 128x128 cameras", (*LIBERO, "env.image_size=128"), "libero_object_sft",
+        "three tasks of LIBERO-Object, two 128x128 "
+        "cameras", (*LIBERO, "env.image_size=128"), "libero_object_sft",
         "libero_object_sac_flow", ("env.image_size=128",), demos=30, noise=0.2,
     ),
 }  # fmt: skip
@@ -128,10 +135,16 @@ def embodyrl(folder: Path, stage: str, *arguments: str, capture: bool = False) -
     minutes = json.loads(path.read_text()) if path.exists() else {}
     began = time.monotonic()
     output = subprocess.PIPE if capture else None
-    done = subprocess.run([sys.executable, "-m", "embodyrl.cli", *arguments], check=False, stdout=output, text=True)
-    path.write_text(json.dumps(minutes | {stage: minutes.get(stage, 0.0) + (time.monotonic() - began) / 60}))
+    done = subprocess.run(
+        [sys.executable, "-m", "embodyrl.cli", *arguments], check=False, stdout=output, text=True
+    )
+    path.write_text(
+        json.dumps(minutes | {stage: minutes.get(stage, 0.0) + (time.monotonic() - began) / 60})
+    )
     if done.returncode:
-        raise SystemExit(f"{folder}: stopped at {stage}, see above. The same command goes on from there.")
+        raise SystemExit(
+            f"{folder}: stopped at {stage}, see above. The same command goes on from there."
+        )
     return done.stdout or ""
 
 
@@ -153,7 +166,14 @@ def run(folder: Path, name: str, seed: int, size: dict, beside: list[str]) -> di
     common = [f"run.out={folder}", f"run.seed={seed}", *env]
     imitate = [*common, "run.name=sft", f"data.path={demos}", f"env.seed={seed}", *size["sft"]]
     embodyrl(folder, "imitation", "train", task.imitation, *imitate)
-    noisy = ("--noise", str(task.noise), "--episodes", str(asked["shown"]), "--seed", str(200 + seed))
+    noisy = (
+        "--noise",
+        str(task.noise),
+        "--episodes",
+        str(asked["shown"]),
+        "--seed",
+        str(200 + seed),
+    )
     shown = collect(folder, "shown", task, *size["env"], *TRIED, *noisy)
     how = [f"policy={sft}", f"data=[{shown}]", f"demos={demos}", f"out={loop}", f"seed={seed}"]
     how += [f"env_overrides=[{','.join(env)}]"] * bool(env) + size["loop"]
@@ -166,7 +186,10 @@ def run(folder: Path, name: str, seed: int, size: dict, beside: list[str]) -> di
     budgets = {
         "same_steps": [f"run.iterations={size['iterations'] or -(-steps // an_iteration)}"],
         "same_minutes": ["run.iterations=100000", f"run.minutes={size['minutes'] or minutes}"],
-        "quarter_minutes": ["run.iterations=100000", f"run.minutes={(size['minutes'] or minutes) / 4}"],
+        "quarter_minutes": [
+            "run.iterations=100000",
+            f"run.minutes={(size['minutes'] or minutes) / 4}",
+        ],
     }
     last_world = folder / "loop" / list(book["rounds"])[-1] / "world" / "model"
     world = measure(folder, task, seed, book, sft, size, last_world)
@@ -174,7 +197,16 @@ def run(folder: Path, name: str, seed: int, size: dict, beside: list[str]) -> di
     simulator = {}
     for budget in beside:
         start = [f"run.init_checkpoint={sft}", f"run.name={budget}", f"data.path={demos}"]
-        embodyrl(folder, budget, "train", task.simulator, *common, *start, *budgets[budget], *size["simulator"])
+        embodyrl(
+            folder,
+            budget,
+            "train",
+            task.simulator,
+            *common,
+            *start,
+            *budgets[budget],
+            *size["simulator"],
+        )
         last = json.loads((folder / budget / "evals" / "after.json").read_text())
         solved = sum(e["success"] for e in last["episodes"])
         simulator[budget] = {
@@ -192,13 +224,24 @@ def run(folder: Path, name: str, seed: int, size: dict, beside: list[str]) -> di
     }
 
 
-def measure(folder: Path, task: Task, seed: int, book: dict, sft: Path, size: dict, model: Path) -> dict:
+def measure(
+    folder: Path, task: Task, seed: int, book: dict, sft: Path, size: dict, model: Path
+) -> dict:
     """What the last world model is worth, on episodes and policies of its own."""
     path = folder / f"world_eval_{model.parents[1].name}.json"  # a loop may be given further rounds
     if not path.exists():
         tried = ("--episodes", str(size["held_out"]), "--seed", str(300 + seed))
         held_out = collect(
-            folder, "held_out", task, *size["env"], *TRIED, "--policy", str(sft), "--derail", "0.4", *tried
+            folder,
+            "held_out",
+            task,
+            *size["env"],
+            *TRIED,
+            "--policy",
+            str(sft),
+            "--derail",
+            "0.4",
+            *tried,
         )
         looks = [look["checkpoint"] for looks in book["rounds"].values() for look in looks]
         policies = [looks[i] for i in sorted({round(x) for x in np.linspace(0, len(looks) - 1, 6)})]
@@ -213,8 +256,19 @@ def dream_deep(folder: Path, task: Task, seed: int, sft: Path, size: dict, model
     """Pictures by depth, on a few episodes that last longer than the task allows, and ``dreams.png`` of them."""
     path = folder / f"deep_eval_{model.parents[1].name}.json"
     if not path.exists():
-        tried = ("--policy", str(sft), "--derail", "0.4", "--episodes", str(size["deep"]), "--seed", str(400 + seed))
-        deep = collect(folder, "deep", task, *size["env"], f"env.max_episode_steps={DEPTH}", *TRIED, *tried)
+        tried = (
+            "--policy",
+            str(sft),
+            "--derail",
+            "0.4",
+            "--episodes",
+            str(size["deep"]),
+            "--seed",
+            str(400 + seed),
+        )
+        deep = collect(
+            folder, "deep", task, *size["env"], f"env.max_episode_steps={DEPTH}", *TRIED, *tried
+        )
         how = ["--data", str(deep), "--pictures", str(folder / "dreams.png"), "--json"]
         found = embodyrl(folder, "measures", "world", "eval", str(model), *how, capture=True)
         path.write_text(found.splitlines()[-1])
@@ -225,9 +279,9 @@ def dream_deep(folder: Path, task: Task, seed: int, sft: Path, size: dict, model
 def by_real_steps(folder: Path, book: dict, simulator: dict) -> dict[str, list]:
     """(real env steps, success) on the way: the loop's looks at the real env, and the simulator's training episodes.
 
-    The loop's steps are those that it has learned from and looked with until then. The simulator's success is that of
-    five iterations' episodes, or more until they are 64 (where they are long, the first to end are the solved ones),
-    with exploration noise.
+    The loop's steps are those that it has learned from and looked with until then. The simulator's
+    success is that of five iterations' episodes, or more until they are 64 (where they are long,
+    the first to end are the solved ones), with exploration noise.
     """
 
     def recorded(path: Path) -> int:
@@ -241,7 +295,11 @@ def by_real_steps(folder: Path, book: dict, simulator: dict) -> dict[str, list]:
             steps += look["steps"]
             found["loop"].append((steps, look["solved"] / look["episodes"]))
     for budget in simulator:
-        rows = [row for row in read_metrics(folder / budget / "metrics.jsonl") if row.get("train_episodes")]
+        rows = [
+            row
+            for row in read_metrics(folder / budget / "metrics.jsonl")
+            if row.get("train_episodes")
+        ]
         found[budget] = []
         for last in range(1, len(rows) + 1):
             first, episodes = last, 0
@@ -269,20 +327,42 @@ def plot(seeds: list[dict], path: Path) -> None:
         ends, loop = rates(result), result["loop"]
         last = {"loop": (loop["real_steps"] + loop["eval_steps"], ends["dream"])}
         last |= {name: (run["real_steps"], ends[name]) for name, run in result["simulator"].items()}
-        for (name, way), line in zip(result["by_real_steps"].items(), ("o-", "--", ":", "-."), strict=False):
+        for (name, way), line in zip(
+            result["by_real_steps"].items(), ("o-", "--", ":", "-."), strict=False
+        ):
             label = f"{'dream' if name == 'loop' else 'simulator, ' + name.replace('_', ' ')}, seed {result['seed']}"
-            steps, share = [x / 1000 for x, _ in way], [100 * y for _, y in way]  # none where no episode ended
-            axes[0].plot(steps, share, line, color=f"C{number}", markersize=3, linewidth=1, label=label)
-            axes[0].plot(last[name][0] / 1000, 100 * last[name][1], "*", color=f"C{number}", markersize=9)
+            steps, share = (
+                [x / 1000 for x, _ in way],
+                [100 * y for _, y in way],
+            )  # none where no episode ended
+            axes[0].plot(
+                steps, share, line, color=f"C{number}", markersize=3, linewidth=1, label=label
+            )
+            axes[0].plot(
+                last[name][0] / 1000, 100 * last[name][1], "*", color=f"C{number}", markersize=9
+            )
         depth = result["deep"]["by_depth"]
-        axes[1].plot([d["steps"] for d in depth], [d["psnr"] for d in depth], label=f"seed {result['seed']}")
-        axes[1].plot([d["steps"] for d in depth], [d["psnr_still"] for d in depth], color="grey", linewidth=0.8)
+        axes[1].plot(
+            [d["steps"] for d in depth], [d["psnr"] for d in depth], label=f"seed {result['seed']}"
+        )
+        axes[1].plot(
+            [d["steps"] for d in depth],
+            [d["psnr_still"] for d in depth],
+            color="grey",
+            linewidth=0.8,
+        )
         rows = result["world"]["as_evaluator"]["policies"]
         axes[2].scatter([100 * r["imagined"] for r in rows], [100 * r["real"] for r in rows], s=16)
-    axes[0].set(xlabel="real env steps (thousands); stars: held-out states", ylabel="real success (%)", ylim=(0, 100))
+    axes[0].set(
+        xlabel="real env steps (thousands); stars: held-out states",
+        ylabel="real success (%)",
+        ylim=(0, 100),
+    )
     axes[1].set(xlabel="steps into the dream", ylabel="PSNR (dB); grey: a still picture")
     axes[2].plot([0, 100], [0, 100], color="grey", linewidth=0.8)
-    axes[2].set(xlabel="success in the dream (%)", ylabel="real success (%)", xlim=(0, 100), ylim=(0, 100))
+    axes[2].set(
+        xlabel="success in the dream (%)", ylabel="real success (%)", xlim=(0, 100), ylim=(0, 100)
+    )
     for axis in axes:
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=6)
@@ -297,7 +377,9 @@ def table(seeds: list[dict]) -> str:
         loop, world, said = result["loop"], result["world"], {}
         said["imitation"] = format_rate(loop["before"]["solved"], loop["before"]["episodes"])
         said["`world loop`"] = format_rate(loop["after"]["solved"], loop["after"]["episodes"])
-        said["its real env steps, to learn from and to choose by"] = f"{loop['real_steps']:,} + {loop['eval_steps']:,}"
+        said["its real env steps, to learn from and to choose by"] = (
+            f"{loop['real_steps']:,} + {loop['eval_steps']:,}"
+        )
         minutes = loop["minutes"]
         said["its minutes, of them world model and dream"] = (
             f"{sum(minutes.values()):.0f}: {minutes['world model']:.0f} + {minutes['dream']:.0f}"
@@ -322,13 +404,15 @@ def table(seeds: list[dict]) -> str:
             head = world["judged"]["head"][kind]
             ends = head["false_terminations"]
             said[f"success head on {kind} frames: F1, AUROC, ECE; failures that it ends"] = (
-                ", ".join(short(head[k]["value"]) for k in ("f1", "auroc", "ece")) + f"; {ends['k']} of {ends['n']}"
+                ", ".join(short(head[k]["value"]) for k in ("f1", "auroc", "ece"))
+                + f"; {ends['k']} of {ends['n']}"
             )
         for about in (5, 35, 65):
             depth = min(result["deep"]["by_depth"], key=lambda d: abs(d["steps"] - about))
-            said[f"pictures after {depth['steps']} actions: PSNR, SSIM; PSNR of the codec, of a still picture"] = (
-                f"{depth['psnr']:.1f}, {short(depth['ssim'])}; {depth['psnr_codec']:.1f}, {depth['psnr_still']:.1f}"
-            )
+            said[
+                f"pictures after {depth['steps']} actions: PSNR, SSIM; PSNR of the codec, of a "
+                "still picture"
+            ] = f"{depth['psnr']:.1f}, {short(depth['ssim'])}; {depth['psnr_codec']:.1f}, {depth['psnr_still']:.1f}"
         for name, value in said.items():
             rows.setdefault(name, [""] * len(seeds))[column] = value
     head = ["", *(f"seed {result['seed']}" for result in seeds)]
@@ -343,7 +427,9 @@ def short(number: float | None) -> str:
 
 def main() -> None:
     """Runs seeds, and writes JSON and figure after each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--task", choices=TASKS, default="mujoco_pick")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/imagination"))
@@ -353,7 +439,9 @@ def main() -> None:
         help="runs in the simulator to compare with (default: the first two; where the simulator is ahead after a "
         "quarter of the loop's minutes, all of them need not be waited for)",
     )  # fmt: skip
-    parser.add_argument("--tiny", action="store_true", help="so small that it means nothing; results stay in --out")
+    parser.add_argument(
+        "--tiny", action="store_true", help="so small that it means nothing; results stay in --out"
+    )
     parser.add_argument("overrides", nargs="*", help="of the loop, e.g. rounds=4")
     a = parser.parse_args()
     size = TINY if a.tiny else FULL
@@ -372,7 +460,11 @@ def publish(done: dict, task: str, dreams: Path, where: Path) -> None:
     others = [result for result in known if result["seed"] != done["seed"]]
     seeds = sorted([*others, done], key=lambda result: result["seed"])
     every = [rates(result) for result in seeds]
-    iqm = {name: bootstrap_iqm([x[name] for x in every]) for name in every[0] if all(name in x for x in every)}
+    iqm = {
+        name: bootstrap_iqm([x[name] for x in every])
+        for name in every[0]
+        if all(name in x for x in every)
+    }
     title = f"Better by what is imagined: {TASKS[task].title}"
     path.write_text(json.dumps({"title": title, "iqm": iqm, "seeds": seeds}, indent=1))
     plot(seeds, path.with_suffix(".png"))
@@ -380,7 +472,10 @@ def publish(done: dict, task: str, dreams: Path, where: Path) -> None:
         shutil.copy(dreams, where / f"imagination_{task}_dreams.png")
     print(table(seeds))
     for name, (middle, low, high) in iqm.items():
-        print(f"{name}: {middle:.0%} [{low:.0%}, {high:.0%}], interquartile mean and its bootstrap interval")
+        print(
+            f"{name}: {middle:.0%} [{low:.0%}, {high:.0%}], interquartile mean and its bootstrap "
+            "interval"
+        )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 
 _here = os.getcwd()
-os.chdir(tempfile.mkdtemp())  # LeRobot writes logs into the working directory as soon as it is imported
+os.chdir(
+    tempfile.mkdtemp()
+)  # LeRobot writes logs into the working directory as soon as it is imported
 from lerobot.async_inference import policy_server, robot_client  # noqa: E402
 from lerobot.async_inference.configs import PolicyServerConfig  # noqa: E402
 from lerobot.robots.config import RobotConfig  # noqa: E402
@@ -118,13 +120,19 @@ def server_class() -> type:
             state = [raw[f"state_{k}"] for k in range(self.ours.metadata["proprio_dim"])]
             answer = self.ours.infer(
                 {
-                    "images": {name: np.asarray(raw[name]) for name in self.ours.metadata["cameras"]},
+                    "images": {
+                        name: np.asarray(raw[name]) for name in self.ours.metadata["cameras"]
+                    },
                     "proprio": np.array(state, np.float32) / 1e3,
                     "prompt": raw["task"],
                 }
             )
             actions = [torch.from_numpy(action) for action in answer["actions"]]
-            time.sleep(max(0.0, due - time.monotonic()))  # its own latency counts the wait for an observation too
-            return self._time_action_chunk(observation_t.get_timestamp(), actions, observation_t.get_timestep())
+            time.sleep(
+                max(0.0, due - time.monotonic())
+            )  # its own latency counts the wait for an observation too
+            return self._time_action_chunk(
+                observation_t.get_timestamp(), actions, observation_t.get_timestep()
+            )
 
     return Server

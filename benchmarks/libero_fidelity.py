@@ -2,11 +2,12 @@
 
     taskset -c 1 nice -n 15 python benchmarks/libero_fidelity.py
 
-For every task, from an official initial state, both take the same actions: a first chunk of random ones, then the
-scripted expert's (noise .1) where it knows the goal until the task is solved, and elsewhere smooth random ones drawn
-towards what the goal names, so that something is touched. Then the goal's predicates are asked in states into which the
-objects were thrown at random near their places. The JSON is written after every task; what it holds already, measured
-with the same versions, is not measured again. Pictures are compared by ``libero_pictures.py``.
+For every task, from an official initial state, both take the same actions: a first chunk of random
+ones, then the scripted expert's (noise .1) where it knows the goal until the task is solved, and
+elsewhere smooth random ones drawn towards what the goal names, so that something is touched. Then
+the goal's predicates are asked in states into which the objects were thrown at random near their
+places. The JSON is written after every task; what it holds already, measured with the same
+versions, is not measured again. Pictures are compared by ``libero_pictures.py``.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ import mujoco
 import numpy as np
 import torch
 
-from embodyrl.provenance import git_commit, hardware, versions
 from embodyrl.sims.libero import blueprint, suites
 from embodyrl.sims.libero.experts import ScriptedExpert
 from embodyrl.sims.libero.native import Simulation
 from embodyrl.sims.libero.scene import Scene, Start, axis_angle
+from embodyrl.storage.provenance import git_commit, hardware, versions
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 INIT, CHUNK, RANDOM_STEPS = 3, 8, 96
@@ -52,7 +53,11 @@ class Pair:
         env = self.scene.env
         for sensor in env._observables.values():
             sensor.reset()
-        for _ in range(2):  # at the end of robosuite's reset, and of LIBERO's set_init_state: both move its clock on
+        for _ in range(
+            2
+            # at the end of robosuite's reset, and of LIBERO's set_init_state: both move its clock
+            # on
+        ):
             env._update_observables(force=True)
         self.error, self.flags_equal, self.steps, self.success = 0.0, True, 0, False
         self.step(SETTLE)
@@ -66,7 +71,11 @@ class Pair:
         self.flags_equal &= self.success == bool(done)
         self.steps += 1
         hand = np.concatenate(
-            [raw["robot0_eef_pos"], axis_angle(raw["robot0_eef_quat"][[3, 0, 1, 2]]), raw["robot0_gripper_qpos"]]
+            [
+                raw["robot0_eef_pos"],
+                axis_angle(raw["robot0_eef_quat"][[3, 0, 1, 2]]),
+                raw["robot0_gripper_qpos"],
+            ]
         )
         mine, other = self.native.data, self.scene.data
         for a, b in (
@@ -75,11 +84,15 @@ class Pair:
             (self.native.proprio(), hand.astype(np.float32)),
         ):
             self.error = max(self.error, float(np.abs(a - b).max()))
-        self.error = max(self.error, float(np.abs(self.native.privileged() - self.scene.privileged()).max()))
+        self.error = max(
+            self.error, float(np.abs(self.native.privileged() - self.scene.privileged()).max())
+        )
 
 
 def expert_episode(pair: Pair, limit: int) -> None:
-    env: Any = SimpleNamespace(spec=SimpleNamespace(num_envs=1), _running=torch.ones(1), scene=lambda _: pair.native)
+    env: Any = SimpleNamespace(
+        spec=SimpleNamespace(num_envs=1), _running=torch.ones(1), scene=lambda _: pair.native
+    )
     expert = ScriptedExpert(env, noise=0.1)
     while not pair.success and pair.steps < limit:
         pair.step(expert.act()[0].double().numpy())
@@ -90,7 +103,11 @@ def random_episode(pair: Pair, rng: np.random.Generator) -> None:
     names = [goal[1] for goal in pair.native.goals()]
     for t in range(RANDOM_STEPS):
         if t % 8 == 0:
-            noise, grip, name = rng.uniform(-1, 1, 6), rng.choice([-1.0, 1.0]), str(rng.choice(names))
+            noise, grip, name = (
+                rng.uniform(-1, 1, 6),
+                rng.choice([-1.0, 1.0]),
+                str(rng.choice(names)),
+            )
         hand = pair.native.data.site_xpos[pair.native.robot.site]
         towards = ((pair.native.position(name) - hand) / 0.05).clip(-1, 1)
         pair.step(np.concatenate([0.6 * noise[:3] + 0.6 * towards, 0.5 * noise[3:], [grip]]))
@@ -112,7 +129,11 @@ def predicates(pair: Pair, tries: int = 60) -> dict[str, int]:
         for goal in mine.goals():
             body = mine.body(goal[1])
             joint = int(model.body_jntadr[body]) if body >= 0 else -1
-            if len(goal) == 3 and joint >= 0 and model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE:
+            if (
+                len(goal) == 3
+                and joint >= 0
+                and model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE
+            ):
                 address = int(model.jnt_qposadr[joint])
                 if rng.random() < 0.8:
                     qpos[address : address + 3] = mine.position(goal[2]) + 0.03 * rng.normal(size=3)
@@ -158,7 +179,9 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "tasks_that_failed": len(rows) - len(good),
         "steps": sum(row["steps"] for row in good),
         "equal_bit_for_bit": sum(row["largest_error"] == 0 for row in good),
-        "largest_error_first_chunk": max(row["largest_error_first_chunk"] for row in good) if good else None,
+        "largest_error_first_chunk": max(row["largest_error_first_chunk"] for row in good)
+        if good
+        else None,
         "largest_error": max(row["largest_error"] for row in good) if good else None,
         "tasks_with_equal_flags": sum(row["flags_equal"] for row in good),
         "expert_episodes": len(experts),
@@ -170,7 +193,9 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--suites", nargs="+", default=SUITES)
     parser.add_argument("--tasks", type=int, default=0, help="of each suite; 0 means all")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
@@ -191,7 +216,11 @@ def main() -> None:
             try:
                 row = measure(suite, number)
             except Exception as error:  # the other tasks are still worth having
-                row = {"suite": suite, "number": number, "error": f"{type(error).__name__}: {error}"}
+                row = {
+                    "suite": suite,
+                    "number": number,
+                    "error": f"{type(error).__name__}: {error}",
+                }
             gc.collect()  # robosuite's objects know one another in circles, and hold .3 GB each
             rows.append(row)
             print(json.dumps(row), flush=True)

@@ -2,7 +2,8 @@
 
     MUJOCO_GL=egl python benchmarks/libero_pictures.py --picture docs/images/libero_pictures.png
 
-OpenGL's are those that LIBERO's own env gives, pixel for pixel (a test). A task's first run builds it (10 to 20 s).
+OpenGL's are those that LIBERO's own env gives, pixel for pixel (a test). A task's first run builds
+it (10 to 20 s).
 """
 
 from __future__ import annotations
@@ -17,12 +18,18 @@ import numpy as np
 import torch
 from PIL import Image
 
-from embodyrl.provenance import git_commit, hardware, versions
 from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
 from embodyrl.sims.libero.native import Simulation
 from embodyrl.sims.libero.render import Renderer
+from embodyrl.storage.provenance import git_commit, hardware, versions
 
-TASKS = (("libero_spatial", 0), ("libero_object", 0), ("libero_goal", 0), ("libero_10", 0), ("libero_10", 2))
+TASKS = (
+    ("libero_spatial", 0),
+    ("libero_object", 0),
+    ("libero_goal", 0),
+    ("libero_10", 0),
+    ("libero_10", 2),
+)
 CAMERAS, SIZE, STEPS = ("agentview", "wrist"), 128, 16
 
 
@@ -30,7 +37,10 @@ def opengl(scene: Simulation) -> dict[str, np.ndarray]:
     """The pictures of a simulation as OpenGL draws them."""
     model = mujoco.MjModel.from_xml_string(scene.blueprint.xml)
     data, bodies = mujoco.MjData(model), scene.blueprint.fixtures
-    model.body_pos[bodies], model.body_quat[bodies] = scene.fixture_poses[:, :3], scene.fixture_poses[:, 3:]
+    model.body_pos[bodies], model.body_quat[bodies] = (
+        scene.fixture_poses[:, :3],
+        scene.fixture_poses[:, 3:],
+    )
     for site, lit in zip(scene.blueprint.burners, scene.glowing(), strict=True):
         model.site(site).rgba[3] = float(lit)
     data.qpos[:] = scene.seen_qpos
@@ -49,22 +59,32 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", type=int, default=len(TASKS), help="the first so many of the list")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tasks", type=int, default=len(TASKS), help="the first so many of the list"
+    )
     parser.add_argument("--picture", type=Path, help="upper row ours, lower row OpenGL's")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     columns = []
     for suite, number in TASKS[: args.tasks]:
-        config = LiberoConfig(num_envs=1, split="eval", suite=suite, task_ids=(number,), cameras=CAMERAS)
+        config = LiberoConfig(
+            num_envs=1, split="eval", suite=suite, task_ids=(number,), cameras=CAMERAS
+        )
         env = LiberoEnv(config)
         env.reset(init=[0])
         step = env.step(torch.rand(1, STEPS, 7, generator=torch.Generator().manual_seed(0)) * 2 - 1)
         ours = {name: step.obs.images[name][0].numpy() for name in CAMERAS}
         theirs = opengl(env.scene(0))  # type: ignore[arg-type]
         rows.append(
-            {"suite": suite, "task": env.tasks[0].name, **{f"psnr_{c}": psnr(ours[c], theirs[c]) for c in CAMERAS}}
+            {
+                "suite": suite,
+                "task": env.tasks[0].name,
+                **{f"psnr_{c}": psnr(ours[c], theirs[c]) for c in CAMERAS},
+            }
         )
         print(json.dumps(rows[-1]), flush=True)
         columns += [np.concatenate([ours[c], theirs[c]]) for c in CAMERAS]
@@ -72,7 +92,9 @@ def main() -> None:
     about = {"commit": git_commit(), "versions": versions(), "hardware": hardware()}
     args.out.write_text(json.dumps({"size": SIZE, "tasks": rows} | about, indent=1) + "\n")
     if args.picture:
-        Image.fromarray(np.concatenate(columns, axis=1)).quantize(256).save(args.picture, optimize=True)
+        Image.fromarray(np.concatenate(columns, axis=1)).quantize(256).save(
+            args.picture, optimize=True
+        )
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
     python benchmarks/libero_smolvla.py --seeds 0 1 2
     python benchmarks/libero_smolvla.py --seeds 0 --width 128 --layers 4 run.iterations=80
 
-Three tasks of LIBERO-Object, two 64x64 cameras, official initial states that were never trained on. Runs go to
-``runs/bench/libero_smolvla/SEED`` and can be interrupted and resumed; the result is ``benchmarks/libero_smolvla.json``.
+Three tasks of LIBERO-Object, two 64x64 cameras, official initial states that were never trained on.
+Runs go to ``runs/bench/libero_smolvla/SEED`` and can be interrupted and resumed; the result is
+``benchmarks/libero_smolvla.json``.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from pathlib import Path
 
 from post_train import embodyrl, read
 
-from embodyrl.provenance import hardware, versions
-from embodyrl.run_folder import finished
-from embodyrl.stats import bootstrap_iqm
+from embodyrl.functional.intervals import bootstrap_iqm
+from embodyrl.storage.provenance import hardware, versions
+from embodyrl.training.run_folder import finished
 
 HERE = Path(__file__).parent
 ENV = ("env.suite=libero_object", "env.task_ids=[0,1,2]", "env.image_size=64")
@@ -53,13 +54,22 @@ def run(seed: int, args: argparse.Namespace) -> Path:
         return folder
     model = folder / "architecture"
     if not (model / "config.json").exists():
-        from embodyrl.policies.vla.small import make_small_smolvla
+        from embodyrl.policies.vla.make_small import make_small_smolvla
 
         make_small_smolvla(model, instructions(), width=args.width, layers=args.layers)
     for name, text in (("sft", SFT), ("ppo", PPO)):
         (folder / f"{name}.yaml").write_text(PRESET + text)
     if not (folder / "demos").exists():
-        options = ("--episodes", str(args.demos), "--noise", "0.1", "--seed", str(seed), "--out", str(folder / "demos"))
+        options = (
+            "--episodes",
+            str(args.demos),
+            "--noise",
+            "0.1",
+            "--seed",
+            str(seed),
+            "--out",
+            str(folder / "demos"),
+        )
         embodyrl(folder, "collect", "libero", *ENV, "env.num_envs=15", *options)
     common = [f"run.out={folder}", f"run.seed={seed}", f"env.seed={seed}"]
     given = [f"policy.pretrained={model.resolve()}", f"data.path={folder / 'demos'}"]
@@ -71,7 +81,9 @@ def run(seed: int, args: argparse.Namespace) -> Path:
 
 def main() -> None:
     """Runs all seeds, then writes the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--demos", type=int, default=30)
     parser.add_argument("--width", type=int, default=64)

@@ -3,10 +3,10 @@
     pip install --no-deps --target RLINF rlinf==0.3.0 gym==0.26.2 gym_notices     (and ray, which the extra scale has)
     python benchmarks/libero_speed.py --rlinf RLINF --out benchmarks/libero_speed.json
 
-Chunks of 8 actions, with and without two 128x128 cameras. The others draw at every step: their interfaces give no way
-to do without, and LeRobot's and RLinf's have no episodes without pictures. LIBERO's own env and LeRobot's run in
-gymnasium's AsyncVectorEnv, RLinf's in its own processes. How busy the machine was beforehand is written beside the
-numbers.
+Chunks of 8 actions, with and without two 128x128 cameras. The others draw at every step: their
+interfaces give no way to do without, and LeRobot's and RLinf's have no episodes without pictures.
+LIBERO's own env and LeRobot's run in gymnasium's AsyncVectorEnv, RLinf's in its own processes. How
+busy the machine was beforehand is written beside the numbers.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ import psutil
 import torch
 from gymnasium.vector import AsyncVectorEnv
 
-from embodyrl.provenance import git_commit, hardware, versions
 from embodyrl.sims.libero import suites
 from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
+from embodyrl.storage.provenance import git_commit, hardware, versions
 
 HORIZON, SIZE = 8, 128
 CAMERAS = ("agentview", "wrist")
@@ -46,10 +46,16 @@ class One(gymnasium.Env):
         from libero.libero.envs import OffScreenRenderEnv
 
         self._task = suites.load_suite(suite)[0]
-        kwargs = {"camera_heights": SIZE, "camera_widths": SIZE} if cameras else {"use_camera_obs": False}
+        kwargs = (
+            {"camera_heights": SIZE, "camera_widths": SIZE}
+            if cameras
+            else {"use_camera_obs": False}
+        )
         with suites.quiet():
             self._env = OffScreenRenderEnv(bddl_file_name=str(self._task.bddl_file), **kwargs)
-        names = {"agentview": "agentview_image", "wrist": "robot0_eye_in_hand_image"} if cameras else {}
+        names = (
+            {"agentview": "agentview_image", "wrist": "robot0_eye_in_hand_image"} if cameras else {}
+        )
         self._names = names
         box = gymnasium.spaces.Box
         self.observation_space = gymnasium.spaces.Dict(
@@ -87,7 +93,9 @@ def timed(step, control_steps: int, repeats: int) -> float:
     return round(statistics.median(rates[1:]), 1)
 
 
-def ours(suite: str, backend: str, cameras: bool, num_envs: int, workers: int, repeats: int) -> dict[str, float]:
+def ours(
+    suite: str, backend: str, cameras: bool, num_envs: int, workers: int, repeats: int
+) -> dict[str, float]:
     start = time.perf_counter()
     env = LiberoEnv(
         LiberoConfig(
@@ -97,7 +105,9 @@ def ours(suite: str, backend: str, cameras: bool, num_envs: int, workers: int, r
     )  # fmt: skip
     env.reset()
     ready = time.perf_counter() - start
-    actions = torch.rand(num_envs, HORIZON, 7, generator=torch.Generator().manual_seed(0)) * 0.4 - 0.2
+    actions = (
+        torch.rand(num_envs, HORIZON, 7, generator=torch.Generator().manual_seed(0)) * 0.4 - 0.2
+    )
     rate = timed(lambda: env.step(actions), HORIZON * num_envs, repeats)
     start = time.perf_counter()
     env.reset()
@@ -149,7 +159,9 @@ def rlinf(suite: str, num_envs: int, repeats: int, folder: Path) -> dict[str, fl
     return {"steps_per_s": rate}
 
 
-def asynchronous(make: Callable[[], gymnasium.Env], num_envs: int, repeats: int) -> dict[str, float]:
+def asynchronous(
+    make: Callable[[], gymnasium.Env], num_envs: int, repeats: int
+) -> dict[str, float]:
     envs = AsyncVectorEnv([make] * num_envs, context="spawn")
     envs.reset()
     actions = np.full((num_envs, 7), 0.1, np.float32)
@@ -160,13 +172,20 @@ def asynchronous(make: Callable[[], gymnasium.Env], num_envs: int, repeats: int)
 
 def bare(suite: str, num_envs: int, repeats: int) -> dict[str, float]:
     """``mj_step`` alone in threads: the same model, states and physics steps, the last torques held."""
-    env = LiberoEnv(LiberoConfig(num_envs=num_envs, split="eval", suite=suite, task_ids=(0,), cameras=()))
+    env = LiberoEnv(
+        LiberoConfig(num_envs=num_envs, split="eval", suite=suite, task_ids=(0,), cameras=())
+    )
     env.reset()
     scenes = [env.scene(k) for k in range(num_envs)]
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
 
         def step() -> None:
-            list(pool.map(lambda s: mujoco.mj_step(s.model, s.data, HORIZON * s.blueprint.substeps), scenes))
+            list(
+                pool.map(
+                    lambda s: mujoco.mj_step(s.model, s.data, HORIZON * s.blueprint.substeps),
+                    scenes,
+                )
+            )
 
         rate = timed(step, HORIZON * num_envs, repeats)
     env.close()
@@ -174,25 +193,40 @@ def bare(suite: str, num_envs: int, repeats: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--suite", default="libero_spatial")
     parser.add_argument("--num-envs", type=int, default=8)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of all but native")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, help="processes of all but native"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rlinf", type=Path, help="folder that rlinf and gym are installed in")
-    parser.add_argument("--only", nargs="*", default=[], help="measure these alone, e.g. native rlinf")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="measure these alone, e.g. native rlinf"
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     os.environ.setdefault("MUJOCO_GL", "egl")
     threads = torch.get_num_threads()
     busy = psutil.cpu_percent(interval=5)
-    out: dict[str, Any] = {"suite": args.suite, "horizon": HORIZON, "num_envs": args.num_envs, "workers": args.workers}
+    out: dict[str, Any] = {
+        "suite": args.suite,
+        "horizon": HORIZON,
+        "num_envs": args.num_envs,
+        "workers": args.workers,
+    }
     out["cores_busy_with_other_work_beforehand"] = round(busy / 100 * (os.cpu_count() or 1), 2)
     for name, cameras in (("two_cameras", True), ("state", False)):
         measures = {
-            "native": lambda c=cameras: ours(args.suite, "native", c, args.num_envs, 1, args.repeats),
+            "native": lambda c=cameras: ours(
+                args.suite, "native", c, args.num_envs, 1, args.repeats
+            ),
             "native_1_env": lambda c=cameras: ours(args.suite, "native", c, 1, 1, args.repeats),
-            "robosuite": lambda c=cameras: ours(args.suite, "robosuite", c, args.workers, args.workers, args.repeats),
+            "robosuite": lambda c=cameras: ours(
+                args.suite, "robosuite", c, args.workers, args.workers, args.repeats
+            ),
             "offscreen_render_env": lambda c=cameras: plain(args.suite, c, args.repeats),
             "async_vector_env": lambda c=cameras: asynchronous(
                 functools.partial(One, args.suite, c), args.workers, args.repeats
@@ -200,9 +234,13 @@ def main() -> None:
         }
         if cameras:
             lerobot = functools.partial(lerobot_env, args.suite)
-            measures["lerobot"] = lambda make=lerobot: asynchronous(make, args.workers, args.repeats)
+            measures["lerobot"] = lambda make=lerobot: asynchronous(
+                make, args.workers, args.repeats
+            )
             if args.rlinf:
-                measures["rlinf"] = lambda: rlinf(args.suite, args.workers, args.repeats, args.rlinf)
+                measures["rlinf"] = lambda: rlinf(
+                    args.suite, args.workers, args.repeats, args.rlinf
+                )
         else:
             measures["bare_mj_step"] = lambda: bare(args.suite, args.num_envs, args.repeats)
         rows = {}

@@ -2,10 +2,11 @@
 
     taskset -c 1 nice -n 15 python benchmarks/libero_warp.py --out benchmarks/libero_warp.json
 
-``scenes`` loads every scene into mujoco-warp and counts the memory of a world. ``goals`` asks both backends for all
-goals of every task in random states. ``episodes`` takes the scripted expert's actions, chosen in the native one, in
-both, from an official initial state, and says how far apart they are after the first chunks and at the end; without a
-GPU a control step takes seconds, so a few tasks stand for the others. What the JSON holds is not measured again.
+``scenes`` loads every scene into mujoco-warp and counts the memory of a world. ``goals`` asks both
+backends for all goals of every task in random states. ``episodes`` takes the scripted expert's
+actions, chosen in the native one, in both, from an official initial state, and says how far apart
+they are after the first chunks and at the end; without a GPU a control step takes seconds, so a few
+tasks stand for the others. What the JSON holds is not measured again.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ import mujoco
 import numpy as np
 import torch
 
-from embodyrl.provenance import git_commit, hardware, versions
 from embodyrl.sims.libero import blueprint, suites
 from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
 from embodyrl.sims.libero.experts import ScriptedExpert
-from embodyrl.sims.libero.judge import Judge, Poses
+from embodyrl.sims.libero.goals_batch import Judge, Poses
 from embodyrl.sims.libero.native import Simulation
 from embodyrl.sims.libero.scene import Scene, Start
 from embodyrl.sims.libero.worlds import bytes_per_world
 from embodyrl.sims.mujoco.render import import_warp
+from embodyrl.storage.provenance import git_commit, hardware, versions
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 CHUNK, CONTACTS, TRIES = 8, 128, 60
@@ -48,8 +49,15 @@ def scene(model: Any) -> dict[str, Any]:
         return {"refused": str(error)}
     size = bytes_per_world(model, there, CONTACTS)
     moving = (model.geom_contype > 0) | (model.geom_conaffinity > 0)
-    kinds = sorted({mujoco.mjtGeom(k).name.removeprefix("mjGEOM_").lower() for k in model.geom_type[moving]})
-    return {"nv": model.nv, "geoms": model.ngeom, "kinds": kinds, "mib_per_world": round(size / 2**20, 3)}
+    kinds = sorted(
+        {mujoco.mjtGeom(k).name.removeprefix("mjGEOM_").lower() for k in model.geom_type[moving]}
+    )
+    return {
+        "nv": model.nv,
+        "geoms": model.ngeom,
+        "kinds": kinds,
+        "mib_per_world": round(size / 2**20, 3),
+    }
 
 
 def poses_of(s: Simulation) -> Poses:
@@ -65,9 +73,15 @@ def poses_of(s: Simulation) -> Poses:
 def goals(task: suites.Task) -> dict[str, int]:
     """Agreement of all goals of a task in random states, near the places that they speak of."""
     plan, model = plan_of(task)
-    s, judge, rng = Simulation(task, plan, model), Judge(model.ngeom, torch.device("cpu")), np.random.default_rng(0)
+    s, judge, rng = (
+        Simulation(task, plan, model),
+        Judge(model.ngeom, torch.device("cpu")),
+        np.random.default_rng(0),
+    )
     judge.add(plan)
-    fixtures = np.hstack([model.body_pos[plan.fixtures], model.body_quat[plan.fixtures]]).reshape(-1, 7)
+    fixtures = np.hstack([model.body_pos[plan.fixtures], model.body_quat[plan.fixtures]]).reshape(
+        -1, 7
+    )
     s.start(Start(suites.official_states(task)[0], fixtures))
     start, held, wrong = s.data.qpos.copy(), 0, 0
     for _ in range(TRIES):
@@ -80,7 +94,11 @@ def goals(task: suites.Task) -> dict[str, int]:
         for goal in plan.goals:
             body = s.body(goal[1])
             joint = int(model.body_jntadr[body]) if body >= 0 else -1
-            if len(goal) == 3 and joint >= 0 and model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE:
+            if (
+                len(goal) == 3
+                and joint >= 0
+                and model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE
+            ):
                 address = int(model.jnt_qposadr[joint])
                 if rng.random() < 0.8:
                     qpos[address : address + 3] = s.position(goal[2]) + 0.03 * rng.normal(size=3)
@@ -96,8 +114,17 @@ def goals(task: suites.Task) -> dict[str, int]:
 
 def episode(suite: str, number: int, limit: int) -> dict[str, Any]:
     """One expert's episode in both backends, as long as the native one is unsolved."""
-    common: dict[str, Any] = {"num_envs": 1, "split": "eval", "suite": suite, "task_ids": (number,), "cameras": ()}
-    native, warp = LiberoEnv(LiberoConfig(**common)), LiberoEnv(LiberoConfig(**common, backend="warp"))
+    common: dict[str, Any] = {
+        "num_envs": 1,
+        "split": "eval",
+        "suite": suite,
+        "task_ids": (number,),
+        "cameras": (),
+    }
+    native, warp = (
+        LiberoEnv(LiberoConfig(**common)),
+        LiberoEnv(LiberoConfig(**common, backend="warp")),
+    )
     env: Any = SimpleNamespace(spec=native.spec, _running=torch.ones(1), scene=native.scene)
     expert = ScriptedExpert(env, noise=0.1)
     native.reset(init=[3])
@@ -126,9 +153,15 @@ def episode(suite: str, number: int, limit: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=("scenes", "goals", "episodes"), default=["scenes", "goals"])
-    parser.add_argument("--episodes", nargs="+", default=["libero_object:0"], metavar="SUITE:NUMBER")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--parts", nargs="+", choices=("scenes", "goals", "episodes"), default=["scenes", "goals"]
+    )
+    parser.add_argument(
+        "--episodes", nargs="+", default=["libero_object:0"], metavar="SUITE:NUMBER"
+    )
     parser.add_argument("--limit", type=int, default=280, help="control steps of an episode")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     args = parser.parse_args()

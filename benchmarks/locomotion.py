@@ -4,10 +4,10 @@
     python benchmarks/locomotion.py --jobs 2              # two runs side by side, one thread each
     python benchmarks/locomotion.py --speed               # env steps/s and updates/s of this machine, nothing else
 
-Variants have equal width and settings. ``published`` leaves -log(std) out of the path's density, as the authors' Flow-T
-does; it exists here alone. Runs go to ``runs/bench/locomotion`` and can be interrupted and resumed; what is finished
-goes into ``benchmarks/locomotion.json`` and ``.png``. Returns are of the noise-free policy, undiscounted, on resets
-never trained on.
+Variants have equal width and settings. ``published`` leaves -log(std) out of the path's density, as
+the authors' Flow-T does; it exists here alone. Runs go to ``runs/bench/locomotion`` and can be
+interrupted and resumed; what is finished goes into ``benchmarks/locomotion.json`` and ``.png``.
+Returns are of the noise-free policy, undiscounted, on resets never trained on.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ import torch
 from shared import HERE, complete, gathered, write
 
 from embodyrl import registry
-from embodyrl.algorithms.common import Means
+from embodyrl.algorithms.optim import Means
 from embodyrl.algorithms.sac_flow import SACFlow
 from embodyrl.build import make_env, make_policy
 from embodyrl.config import Config, resolve
-from embodyrl.draws import draw_inits, seeded
-from embodyrl.rollout import Player, collect_transitions
-from embodyrl.stats import bootstrap_iqm
+from embodyrl.functional.intervals import bootstrap_iqm
+from embodyrl.rollouts.collect import Player, collect_transitions
+from embodyrl.rollouts.seeding import draw_inits, seeded
 
 OUT = Path("runs/bench/locomotion")
 ENVS = ("Hopper-v5", "HalfCheetah-v5")
@@ -47,7 +47,11 @@ VARIANTS = {
     "path": ("SAC-Flow, entropy of the path", GATED, {"name": "sac_flow", **PATH}),
     "published": ("SAC-Flow without -log(std)", GATED, {"name": "published_density", **PATH}),
     "sac": ("plain SAC (Gaussian)", GAUSSIAN, {"name": "sac_flow"}),
-    "crossq": ("SAC-Flow, CrossQ's critics", GATED, {"name": "sac_flow", "critic_norm": "batch", "policy_delay": 3}),
+    "crossq": (
+        "SAC-Flow, CrossQ's critics",
+        GATED,
+        {"name": "sac_flow", "critic_norm": "batch", "policy_delay": 3},
+    ),
 }
 NUM_ENVS, NUM_CHUNKS = 4, 16
 ALONE = {"OMP_NUM_THREADS": "1"}
@@ -55,7 +59,9 @@ ALONE = {"OMP_NUM_THREADS": "1"}
 
 def defect() -> Callable:
     """The published density, from the tests, which show what is wrong with it."""
-    found = importlib.util.spec_from_file_location("defects_offpolicy", HERE.parent / "tests/defects_offpolicy.py")
+    found = importlib.util.spec_from_file_location(
+        "defects_offpolicy", HERE.parent / "tests/helpers/defects_offpolicy.py"
+    )
     assert found is not None and found.loader is not None
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
@@ -71,10 +77,14 @@ class PublishedDensity(SACFlow):
 registry.BUILT_IN["algorithms"]["published_density"] = f"{__name__}:PublishedDensity"
 
 
-def make_config(variant: str, env: str, seed: int, steps: int, width: int, batch: int, utd: float) -> Config:
+def make_config(
+    variant: str, env: str, seed: int, steps: int, width: int, batch: int, utd: float
+) -> Config:
     """One run; an iteration is 64 env steps."""
     iterations = steps // (NUM_ENVS * NUM_CHUNKS)
-    every = max(iterations // 10, -(-1000 // NUM_CHUNKS))  # no oftener than an episode is long: they begin anew then
+    every = max(
+        iterations // 10, -(-1000 // NUM_CHUNKS)
+    )  # no oftener than an episode is long: they begin anew then
     return resolve(
         {
             "env": {"name": "gymnasium", "id": env, "num_envs": NUM_ENVS, "seed": 1000 * seed},
@@ -130,26 +140,50 @@ def speed(width: int, batch: int) -> dict[str, dict[str, float]]:
             began = time.process_time()
             for _ in range(count):
                 algorithm._gradient_step(generator, Means())
-        found[variant] = {"env_step_ms": 1e3 * acting, "update_ms": 1e3 * (time.process_time() - began) / 100}
+        found[variant] = {
+            "env_step_ms": 1e3 * acting,
+            "update_ms": 1e3 * (time.process_time() - began) / 100,
+        }
         env.close()
     return found
 
 
 def summarise(settings: dict) -> None:
     """JSON and figure of all runs that are finished."""
-    names = [(env, variant, path) for env in ENVS for variant in VARIANTS for path in OUT.glob(f"{variant}_{env}_*")]
-    runs = gathered("locomotion", settings, {f"{e}/{v}/{path.name.rsplit('_', 1)[1]}": path for e, v, path in names})
+    names = [
+        (env, variant, path)
+        for env in ENVS
+        for variant in VARIANTS
+        for path in OUT.glob(f"{variant}_{env}_*")
+    ]
+    runs = gathered(
+        "locomotion",
+        settings,
+        {f"{e}/{v}/{path.name.rsplit('_', 1)[1]}": path for e, v, path in names},
+    )
     curves: dict[str, dict[str, list]] = {}
     for env in ENVS:
         for variant in VARIANTS:
-            found = [run["evaluations"] for key, run in runs.items() if key.startswith(f"{env}/{variant}/")]
-            if found:  # the last regular evaluation is five iterations before the one at the end: a jump in a curve
+            found = [
+                run["evaluations"]
+                for key, run in runs.items()
+                if key.startswith(f"{env}/{variant}/")
+            ]
+            # the last regular evaluation is five iterations before the one at the end: a jump in a
+            # curve
+            if found:
                 curves.setdefault(env, {})[variant] = [[*c[:-2], c[-1]] for c in found]
     final = {
         env: {
             variant: {
                 "seeds": len(found),
-                **dict(zip(("iqm", "low", "high"), bootstrap_iqm([c[-1]["return"] for c in found]), strict=True)),
+                **dict(
+                    zip(
+                        ("iqm", "low", "high"),
+                        bootstrap_iqm([c[-1]["return"] for c in found]),
+                        strict=True,
+                    )
+                ),
                 "minutes": [c[-1]["minutes"] for c in found],
             }
             for variant, found in variants.items()
@@ -168,23 +202,31 @@ def plot(curves: dict, path: Path) -> None:
     shown: dict = {}
     for axis, (env, variants) in zip(axes[0], curves.items(), strict=True):
         for variant, runs in variants.items():
-            points = [bootstrap_iqm([r[i]["return"] for r in runs]) for i in range(min(map(len, runs)))]
+            points = [
+                bootstrap_iqm([r[i]["return"] for r in runs]) for i in range(min(map(len, runs)))
+            ]
             steps = [row["env_steps"] for row in runs[0]][: len(points)]
             title, colour = VARIANTS[variant][0], f"C{list(VARIANTS).index(variant)}"
             (shown[title],) = axis.plot(steps, [p[0] for p in points], color=colour)
-            axis.fill_between(steps, [p[1] for p in points], [p[2] for p in points], color=colour, alpha=0.15)
+            axis.fill_between(
+                steps, [p[1] for p in points], [p[2] for p in points], color=colour, alpha=0.15
+            )
         axis.set_title(env)
         axis.set_xlabel("env steps")
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("return")
-    figure.legend(shown.values(), shown, loc="lower center", ncols=len(shown), frameon=False, fontsize=8)
+    figure.legend(
+        shown.values(), shown, loc="lower center", ncols=len(shown), frameon=False, fontsize=8
+    )
     figure.tight_layout(rect=(0, 0.06, 1, 1))
     figure.savefig(path, dpi=130)
 
 
 def main() -> None:
     """Runs what is not finished, then writes JSON and figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--envs", nargs="+", default=list(ENVS), choices=ENVS)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
@@ -192,21 +234,38 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--utd", type=float, default=0.5, help="gradient steps per env step")
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each with one thread")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="runs side by side, each with one thread"
+    )
     parser.add_argument("--speed", action="store_true", help="only measure the cost of a step")
     a = parser.parse_args()
     if a.speed:
         print(json.dumps(speed(a.width, a.batch), indent=1))
         return
-    todo = [(v, e, s) for s in a.seeds for e in a.envs for v in a.variants]  # a first seed of everything, then more
+    todo = [
+        (v, e, s) for s in a.seeds for e in a.envs for v in a.variants
+    ]  # a first seed of everything, then more
     if a.jobs > 1:
         running: list[subprocess.Popen] = []
         for variant, env, seed in todo:
             while len([p for p in running if p.poll() is None]) >= a.jobs:
                 time.sleep(1)
             one = ["--variants", variant, "--envs", env, "--seeds", str(seed)]
-            size = ["--steps", str(a.steps), "--width", str(a.width), "--batch", str(a.batch), "--utd", str(a.utd)]
-            running.append(subprocess.Popen([sys.executable, __file__, *one, *size], env={**os.environ, **ALONE}))
+            size = [
+                "--steps",
+                str(a.steps),
+                "--width",
+                str(a.width),
+                "--batch",
+                str(a.batch),
+                "--utd",
+                str(a.utd),
+            ]
+            running.append(
+                subprocess.Popen(
+                    [sys.executable, __file__, *one, *size], env={**os.environ, **ALONE}
+                )
+            )
         if failed := [p.args for p in running if p.wait() != 0]:
             raise SystemExit(f"These runs failed: {failed}")
     else:

@@ -2,10 +2,11 @@
 
     python benchmarks/locomotion_authors.py --repo SAC-FLOW --python VENV/bin/python      # 2 envs, one seed
 
-``VENV`` needs jax, flax 0.10, optax, gymnasium[mujoco] 0.29, numpy below 2, torch, tyro, tensorboard. In their Flow-G
-file only the widths change (1,024 and 512 would take days on a CPU). Its other settings are theirs: CrossQ with
-batch renormalisation, one gradient step per env step (ours: one per two), the policy every third. They log the returns
-of training alone, so this compares those, of the episodes that ended in the last tenth of the steps, with our own of
+``VENV`` needs jax, flax 0.10, optax, gymnasium[mujoco] 0.29, numpy below 2, torch, tyro,
+tensorboard. In their Flow-G file only the widths change (1,024 and 512 would take days on a CPU).
+Its other settings are theirs: CrossQ with batch renormalisation, one gradient step per env step
+(ours: one per two), the policy every third. They log the returns of training alone, so this
+compares those, of the episodes that ended in the last tenth of the steps, with our own of
 ``locomotion.py``'s runs. The result is ``benchmarks/locomotion_authors.json``.
 """
 
@@ -33,8 +34,12 @@ def narrowed(source: str, width: int) -> str:
     """Their file with hidden layers of ``width``."""
     wide = r"nn\.Dense\((1024|512)\)|hidden_dim=512"
     if len(re.findall(wide, source)) != 5:
-        raise SystemExit(f"{THEIRS} has changed since this was written: its hidden layers are elsewhere.")
-    return re.sub(wide, lambda m: f"hidden_dim={width}" if "hidden" in m[0] else f"nn.Dense({width})", source)
+        raise SystemExit(
+            f"{THEIRS} has changed since this was written: its hidden layers are elsewhere."
+        )
+    return re.sub(
+        wide, lambda m: f"hidden_dim={width}" if "hidden" in m[0] else f"nn.Dense({width})", source
+    )
 
 
 def run(repo: Path, python: str, env: str, seed: int, steps: int, width: int, batch: int) -> float:
@@ -43,12 +48,25 @@ def run(repo: Path, python: str, env: str, seed: int, steps: int, width: int, ba
     shutil.rmtree(folder, ignore_errors=True)  # theirs cannot go on where it was interrupted
     folder.mkdir(parents=True)
     (folder / "run.py").write_text(narrowed((repo / THEIRS).read_text(), width))
-    sizes = ["--total-timesteps", str(steps), "--batch-size", str(batch), "--learning-starts", "5000"]
+    sizes = [
+        "--total-timesteps",
+        str(steps),
+        "--batch-size",
+        str(batch),
+        "--learning-starts",
+        "5000",
+    ]
     command = [python, "run.py", "--env-id", env.replace("-v5", "-v4"), "--seed", str(seed), *sizes]
-    threads = {"OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "JAX_PLATFORMS": "cpu"}
+    threads = {
+        "OMP_NUM_THREADS": "1",
+        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+        "JAX_PLATFORMS": "cpu",
+    }
     began = time.monotonic()
     environment = {**os.environ, **threads, "PYTHONPATH": str(repo.resolve())}
-    subprocess.run([*command, "--no-track", "--no-save-model"], cwd=folder, env=environment, check=True)
+    subprocess.run(
+        [*command, "--no-track", "--no-save-model"], cwd=folder, env=environment, check=True
+    )
     return (time.monotonic() - began) / 60
 
 
@@ -56,21 +74,31 @@ def theirs(env: str, seed: int, steps: int) -> float:
     """Mean return of the episodes that ended in the last tenth of ``steps``."""
     (events,) = (OUT / f"authors_{env}_{seed}").glob("runs/*")
     log = EventAccumulator(str(events)).Reload()
-    return statistics.mean(e.value for e in log.Scalars("charts/episodic_return") if e.step > LAST * steps)
+    return statistics.mean(
+        e.value for e in log.Scalars("charts/episodic_return") if e.step > LAST * steps
+    )
 
 
 def ours(folder: Path, steps: int) -> float:
     """The same of a run of ours."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    late = [r for r in rows if LAST * steps < r.get("env_steps", 0) <= steps and r.get("train_episodes")]
-    return sum(r["train_return"] * r["train_episodes"] for r in late) / sum(r["train_episodes"] for r in late)
+    late = [
+        r for r in rows if LAST * steps < r.get("env_steps", 0) <= steps and r.get("train_episodes")
+    ]
+    return sum(r["train_return"] * r["train_episodes"] for r in late) / sum(
+        r["train_episodes"] for r in late
+    )
 
 
 def main() -> None:
     """Runs theirs, then compares."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repo", type=Path, required=True, help="a checkout of theirs")
-    parser.add_argument("--python", required=True, help="an interpreter that has what theirs imports")
+    parser.add_argument(
+        "--python", required=True, help="an interpreter that has what theirs imports"
+    )
     parser.add_argument("--envs", nargs="+", default=list(ENVS), choices=ENVS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=200_000)
@@ -85,7 +113,11 @@ def main() -> None:
         result[env] = {
             "authors": theirs(env, a.seed, a.steps),
             "authors_minutes": minutes,
-            **{variant: ours(folder, a.steps) for variant, folder in runs.items() if folder.exists()},
+            **{
+                variant: ours(folder, a.steps)
+                for variant, folder in runs.items()
+                if folder.exists()
+            },
         }
         settings = {"steps": a.steps, "width": a.width, "batch": a.batch, "seed": a.seed}
         write("locomotion_authors", {"settings": settings, "train_return": result})

@@ -1,7 +1,8 @@
 """ManiSkill: control steps and frames per second of the env, beside gymnasium's AsyncVectorEnv over the same task.
 
-usage: python benchmarks/maniskill_speed.py [--num-envs 64] [--workers 2] [--seconds 10] [--images] [--out FILE]
-All of it runs in one process tree, one part after the other, with the same random actions; resets count as time.
+usage: python benchmarks/maniskill_speed.py [--num-envs 64] [--workers 2] [--seconds 10] [--images]
+[--out FILE] All of it runs in one process tree, one part after the other, with the same random
+actions; resets count as time.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 
-from embodyrl.provenance import git_commit, hardware, versions
-from embodyrl.sims.maniskill.build import _import_mani_skill
 from embodyrl.sims.maniskill.env import ManiSkillConfig, ManiSkillEnv
+from embodyrl.sims.maniskill.make_env import _import_mani_skill
+from embodyrl.storage.provenance import git_commit, hardware, versions
 
 
-def ours(num_envs: int, workers: int, horizon: int, seconds: float, obs: str, image_size: int = 64) -> dict[str, float]:
-    config = ManiSkillConfig(num_envs=num_envs, num_workers=workers, backend="cpu", obs=obs, image_size=image_size)
+def ours(
+    num_envs: int, workers: int, horizon: int, seconds: float, obs: str, image_size: int = 64
+) -> dict[str, float]:
+    config = ManiSkillConfig(
+        num_envs=num_envs, num_workers=workers, backend="cpu", obs=obs, image_size=image_size
+    )
     started = time.perf_counter()
     env = ManiSkillEnv(config)
     env.reset()
@@ -34,7 +39,9 @@ def ours(num_envs: int, workers: int, horizon: int, seconds: float, obs: str, im
     steps = chunks = 0
     started = time.perf_counter()
     while time.perf_counter() - started < seconds:
-        step = env.step(torch.rand(num_envs, horizon, env.spec.action_dim, generator=generator) * 2 - 1)
+        step = env.step(
+            torch.rand(num_envs, horizon, env.spec.action_dim, generator=generator) * 2 - 1
+        )
         steps += int(step.valid.sum())
         chunks += num_envs
         if step.done.any():
@@ -42,7 +49,11 @@ def ours(num_envs: int, workers: int, horizon: int, seconds: float, obs: str, im
     wall = time.perf_counter() - started
     env.close()
     frames = chunks * len(env.spec.cameras) / wall
-    return {"steps_per_s": round(steps / wall, 1), "frames_per_s": round(frames, 1), "build_s": round(build, 1)}
+    return {
+        "steps_per_s": round(steps / wall, 1),
+        "frames_per_s": round(frames, 1),
+        "build_s": round(build, 1),
+    }
 
 
 def make_plain(image_size: int = 0) -> object:
@@ -66,7 +77,9 @@ def gymnasium_async(num_envs: int, seconds: float, image_size: int = 0) -> dict[
     import gymnasium
 
     started = time.perf_counter()
-    env = gymnasium.vector.AsyncVectorEnv([functools.partial(make_plain, image_size)] * num_envs, context="spawn")
+    env = gymnasium.vector.AsyncVectorEnv(
+        [functools.partial(make_plain, image_size)] * num_envs, context="spawn"
+    )
     env.reset(seed=0)
     build = time.perf_counter() - started
     rng = np.random.default_rng(0)
@@ -90,10 +103,17 @@ class Results(dict[str, Any]):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--async-envs", type=int, default=4, help="AsyncVectorEnv takes a process and half a GB each")
+    parser.add_argument(
+        "--async-envs",
+        type=int,
+        default=4,
+        help="AsyncVectorEnv takes a process and half a GB each",
+    )
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--images", action="store_true")
     parser.add_argument("--out", type=Path)
@@ -102,7 +122,9 @@ def main() -> None:
     results[f"embodyrl state, {args.num_envs} envs, {args.workers} workers, H=4"] = ours(
         args.num_envs, args.workers, 4, args.seconds, "state"
     )
-    results[f"gymnasium AsyncVectorEnv state, {args.async_envs} envs"] = gymnasium_async(args.async_envs, args.seconds)
+    results[f"gymnasium AsyncVectorEnv state, {args.async_envs} envs"] = gymnasium_async(
+        args.async_envs, args.seconds
+    )
     results["embodyrl state, 1 process, 8 envs, H=4"] = ours(8, 1, 4, args.seconds, "state")
     if args.images:
         for size in (64, 128):

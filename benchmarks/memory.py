@@ -3,9 +3,9 @@
     python benchmarks/memory.py                    all, 10,000 episodes each; writes benchmarks/memory.json
     python benchmarks/memory.py --envs mujoco --episodes 1000 --out /tmp/memory.json
 
-Each number of envs is a process of its own. Episodes last one chunk, so that what is counted are resets. Memory is the
-process tree's anonymous memory, what its allocators took: libraries' pages are shared with whatever else runs. The JSON
-is written after every env.
+Each number of envs is a process of its own. Episodes last one chunk, so that what is counted are
+resets. Memory is the process tree's anonymous memory, what its allocators took: libraries' pages
+are shared with whatever else runs. The JSON is written after every env.
 """
 
 from __future__ import annotations
@@ -23,15 +23,25 @@ import torch
 
 from embodyrl.build import make_env
 from embodyrl.config import env_config
-from embodyrl.provenance import git_commit, hardware, versions
+from embodyrl.storage.provenance import git_commit, hardware, versions
 
 # Overrides, a small and a larger number of envs.
 ENVS = {
     "mujoco": (["env.task=pick", "env.max_episode_steps=2", "env.num_threads=1"], 16, 512),
-    "mujoco_state": (["env.name=mujoco", "env.renderer=none", "env.max_episode_steps=2", "env.num_threads=1"], 16, 512),
+    "mujoco_state": (
+        ["env.name=mujoco", "env.renderer=none", "env.max_episode_steps=2", "env.num_threads=1"],
+        16,
+        512,
+    ),
     "libero_state": (
         [
-            *("env.name=libero", "env.suite=libero_object", "env.task_ids=[0]", "env.cameras=[]", "env.split=eval"),
+            *(
+                "env.name=libero",
+                "env.suite=libero_object",
+                "env.task_ids=[0]",
+                "env.cameras=[]",
+                "env.split=eval",
+            ),
             *("env.settle_steps=0", "env.max_episode_steps=1", "env.num_threads=1"),
         ],
         4,
@@ -76,10 +86,14 @@ def one(name: str, num_envs: int, episodes: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--envs", nargs="+", choices=sorted(ENVS), default=list(ENVS))
     parser.add_argument("--episodes", type=int, default=10_000)
-    parser.add_argument("--one", nargs=3, metavar=("NAME", "NUM_ENVS", "EPISODES"), help="what each process runs")
+    parser.add_argument(
+        "--one", nargs=3, metavar=("NAME", "NUM_ENVS", "EPISODES"), help="what each process runs"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     args = parser.parse_args()
     if args.one:
@@ -90,10 +104,17 @@ def main() -> None:
     for name in args.envs:
         _, few, many = ENVS[name]
         parts = []
-        for num_envs, episodes in ((few, 10 * few), (many, args.episodes)):  # of few, the memory at the start is enough
+        for num_envs, episodes in (
+            (few, 10 * few),
+            (many, args.episodes),
+        ):  # of few, the memory at the start is enough
             command = [sys.executable, __file__, "--one", name, str(num_envs), str(episodes)]
             parts.append(
-                json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
+                json.loads(
+                    subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[
+                        -1
+                    ]
+                )
             )
         small, large = parts
         each = (large["built_mib"] - small["built_mib"]) / (many - few)

@@ -2,7 +2,8 @@
 
     python benchmarks/mujoco_speed.py --out benchmarks/mujoco_speed.json
 
-All run in turn in one process tree, several times; the medians are written, and ours as a multiple of AsyncVectorEnv's.
+All run in turn in one process tree, several times; the medians are written, and ours as a multiple
+of AsyncVectorEnv's.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import torch
 from gymnasium.vector import AsyncVectorEnv
 from mujoco import rollout
 
-from embodyrl.adapters import as_gymnasium
-from embodyrl.bench import bench_env
-from embodyrl.provenance import git_commit, hardware, versions
+from embodyrl.cli.bench import bench_env
+from embodyrl.sims.gymnasium.bridge import as_gymnasium
 from embodyrl.sims.mujoco.env import SUBSTEPS, Config, MujocoEnv
+from embodyrl.storage.provenance import git_commit, hardware, versions
 
 CHUNK = 5
 
@@ -34,7 +35,9 @@ class One(gymnasium.Env):
 
     def __init__(self, renderer: str) -> None:
         torch.set_num_threads(1)
-        self.inner = as_gymnasium(MujocoEnv(Config(num_envs=1, renderer=renderer, num_threads=1, max_blocks=2)))
+        self.inner = as_gymnasium(
+            MujocoEnv(Config(num_envs=1, renderer=renderer, num_threads=1, max_blocks=2))
+        )
         self.observation_space = self.inner.single_observation_space
         self.action_space = self.inner.single_action_space
 
@@ -46,7 +49,13 @@ class One(gymnasium.Env):
     def step(self, action: np.ndarray) -> tuple:
         """One action; pixels are drawn for it, because the interface gives no way to do without."""
         obs, reward, terminated, truncated, _ = self.inner.step(action[None])
-        return {k: v[0] for k, v in obs.items()}, float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+        return (
+            {k: v[0] for k, v in obs.items()},
+            float(reward[0]),
+            bool(terminated[0]),
+            bool(truncated[0]),
+            {},
+        )
 
 
 def floor(num_envs: int, threads: int, repeats: int) -> float:
@@ -83,7 +92,9 @@ def asynchronous(num_envs: int, renderer: str, repeats: int) -> float:
 
 def main() -> None:
     """Measures and writes JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--async-envs", type=int, default=4, help="processes of half a GB each")
     parser.add_argument("--repeats", type=int, default=5)
@@ -93,7 +104,10 @@ def main() -> None:
     result: dict = {"num_envs": n, "chunk": CHUNK, "async_envs": arguments.async_envs}
     for name, renderer in (("state", "none"), ("pixels", "warp")):
         ours = bench_env(
-            Config(num_envs=n, renderer=renderer, max_blocks=2), chunk=CHUNK, num_chunks=16, repeats=repeats
+            Config(num_envs=n, renderer=renderer, max_blocks=2),
+            chunk=CHUNK,
+            num_chunks=16,
+            repeats=repeats,
         )
         theirs = asynchronous(arguments.async_envs, renderer, repeats)
         rate = ours["env_steps_per_s"]["median"]

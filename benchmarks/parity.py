@@ -4,8 +4,9 @@
     uv pip install --target /tmp/peers "ray[default]" sortedcontainers
     python benchmarks/parity.py --peers /tmp/peers --out benchmarks/parity.json
 
-The peers stay out of this project's environment; one that is not installed is left out of the result by name. Their own
-functions are called. The two sides take turns, in CPU time; ``times_faster`` is the median of each pair's ratio.
+The peers stay out of this project's environment; one that is not installed is left out of the
+result by name. Their own functions are called. The two sides take turns, in CPU time;
+``times_faster`` is the median of each pair's ratio.
 """
 
 from __future__ import annotations
@@ -26,23 +27,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodyrl.losses import ppo_policy_loss, value_loss
-from embodyrl.provenance import git_commit, hardware, versions
-from embodyrl.returns import gae, group_advantages
+from embodyrl.functional.losses import ppo_policy_loss, value_loss
+from embodyrl.functional.returns import gae, group_advantages
+from embodyrl.storage.provenance import git_commit, hardware, versions
 
 GAMMA, LAMBDA, T, N, B, GROUPS, SIZE = 0.99, 0.95, 64, 256, 4096, 512, 8
 Result = dict[str, Any]
 
 
 def compare(
-    name: str, ours: Callable[[], Any], theirs: Callable[[], Any], note: str = "", timed: bool = True
+    name: str,
+    ours: Callable[[], Any],
+    theirs: Callable[[], Any],
+    note: str = "",
+    timed: bool = True,
 ) -> Result:
     """Largest difference, and theirs over ours in time."""
     a, b = ours(), theirs()
     pairs = list(zip(a, b, strict=True)) if isinstance(a, tuple) else [(a, b)]
     difference = max(float((x - y).abs().max()) for x, y in pairs)
     scale = max(float(y.abs().max()) for _, y in pairs)
-    row: Result = {"what": name, "max_difference": difference, "equal": difference <= 2e-5 * max(scale, 1.0)}
+    row: Result = {
+        "what": name,
+        "max_difference": difference,
+        "equal": difference <= 2e-5 * max(scale, 1.0),
+    }
     if note:
         row["note"] = note
     if timed:
@@ -53,7 +62,9 @@ def compare(
                 call()
                 times[side].append(time.process_time() - began)
         row |= {f"{side}_ms": 1e3 * statistics.median(values) for side, values in times.items()}
-        row["times_faster"] = statistics.median(t / o for o, t in zip(times["ours"], times["theirs"], strict=True))
+        row["times_faster"] = statistics.median(
+            t / o for o, t in zip(times["ours"], times["theirs"], strict=True)
+        )
     return row
 
 
@@ -67,14 +78,18 @@ def rollout(truncate: bool) -> dict[str, Tensor]:
         "value": value,
         "done": done,
         "terminated": torch.zeros_like(done) if truncate else done,
-        "last_value": torch.where(done, torch.randn(T, N, generator=g), value[1:]),  # of the last observation
+        "last_value": torch.where(
+            done, torch.randn(T, N, generator=g), value[1:]
+        ),  # of the last observation
     }
 
 
 def our_gae(r: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Advantages and returns."""
     discount = torch.full_like(r["reward"], GAMMA)
-    return gae(r["reward"], r["value"][:-1], r["last_value"], discount, r["terminated"], r["done"], LAMBDA)
+    return gae(
+        r["reward"], r["value"][:-1], r["last_value"], discount, r["terminated"], r["done"], LAMBDA
+    )
 
 
 def decisions() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -127,7 +142,9 @@ def against_rlinf() -> list[Result]:
 
     def their_decoupled(x: Tensor, cap: float) -> Tensor:
         options = {"loss_mask": mask, "clip_ratio_c": 3.0, "behave_weight_threshold": cap}
-        return losses.compute_decoupled_ppo_actor_loss(x, old, 0.2, 0.28, advantage, proximal, **options)[0]
+        return losses.compute_decoupled_ppo_actor_loss(
+            x, old, 0.2, 0.28, advantage, proximal, **options
+        )[0]
 
     ended, cut = rollout(truncate=False), rollout(truncate=True)
     return [
@@ -136,7 +153,10 @@ def against_rlinf() -> list[Result]:
             "GAE, every end a time limit",
             partial(our_gae, cut),
             partial(their_gae, cut),
-            "not equal: RLinf has one flag for both ends and never bootstraps; ours does, from the last observation",
+            (
+                "not equal: RLinf has one flag for both ends and never bootstraps; ours does, from "
+                "the last observation"
+            ),
             timed=False,
         ),
         compare(
@@ -166,7 +186,10 @@ def against_rlinf() -> list[Result]:
             "decoupled PPO loss and gradient, cap 1.1",
             lambda: with_gradient(lambda x: our_loss(x, importance.clamp(max=1.1), proximal), new),
             lambda: with_gradient(lambda x: their_decoupled(x, 1.1), new),
-            "not equal: RLinf drops what is above the cap and divides by what is left, ours truncates the weight",
+            (
+                "not equal: RLinf drops what is above the cap and divides by what is left, ours "
+                "truncates the weight"
+            ),
             timed=False,
         ),
         compare(
@@ -192,7 +215,12 @@ def against_rsl_rl() -> list[Result]:
         reward = r["reward"]
         if bootstrap:  # as process_env_step does: by the value of the observation before the step
             reward = reward + GAMMA * r["value"][:-1] * r["done"]
-        names = {"rewards": reward, "values": r["value"][:-1], "dones": r["done"], "returns": torch.zeros(T, N)}
+        names = {
+            "rewards": reward,
+            "values": r["value"][:-1],
+            "dones": r["done"],
+            "returns": torch.zeros(T, N),
+        }
         storage = SimpleNamespace(num_transitions_per_env=T, **names)
 
         class Critic:
@@ -211,14 +239,19 @@ def against_rsl_rl() -> list[Result]:
             "GAE, every end a time limit",
             partial(our_gae, cut),
             partial(their_gae, cut, bootstrap=True),
-            "not equal: rsl_rl bootstraps by the value of the observation before the last step, ours by the last one's",
+            (
+                "not equal: rsl_rl bootstraps by the value of the observation before the last "
+                "step, ours by the last one's"
+            ),
             timed=False,
         ),
     ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peers", default="", help="folder that the peers were installed into")
     parser.add_argument("--out", default="benchmarks/parity.json")
     args = parser.parse_args()
@@ -229,7 +262,9 @@ def main() -> None:
         try:
             out[package] = {"version": importlib.metadata.version(package), "results": run()}
         except (ImportError, importlib.metadata.PackageNotFoundError) as error:
-            out[package] = {"missing": f"{error}; see the head of benchmarks/parity.py for how to install it"}
+            out[package] = {
+                "missing": f"{error}; see the head of benchmarks/parity.py for how to install it"
+            }
     sizes = {"gae": [T, N], "groups": [GROUPS, SIZE], "decisions": B}
     out |= {"sizes": sizes, "commit": git_commit(), "hardware": hardware(), "versions": versions()}
     Path(args.out).write_text(json.dumps(out, indent=1) + "\n")

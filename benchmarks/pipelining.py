@@ -2,10 +2,11 @@
 
     python benchmarks/pipelining.py --out benchmarks/pipelining.json
 
-``shards``: the same envs and policy in one shard and in two (``run.workers=2`` without Ray): while one simulates and
-draws, the policy acts in the other. ``lag``: whole iterations of off-policy training, one after the other and with
-``run.max_lag=1``, where the next rollout is played while the learner learns. What is compared is measured in turn,
-several times; the medians are written. Run it on a machine with nothing else to do.
+``shards``: the same envs and policy in one shard and in two (``run.workers=2`` without Ray): while
+one simulates and draws, the policy acts in the other. ``lag``: whole iterations of off-policy
+training, one after the other and with ``run.max_lag=1``, where the next rollout is played while the
+learner learns. What is compared is measured in turn, several times; the medians are written. Run it
+on a machine with nothing else to do.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from typing import Any
 
 import torch
 
-from embodyrl.build import Envs, build_algorithm
 from embodyrl.config import compose
-from embodyrl.loggers import read_metrics
-from embodyrl.provenance import git_commit, hardware, versions
-from embodyrl.runner import train
-from embodyrl.scale.shards import Rollouts, local_rollouts
+from embodyrl.distributed.shards import Rollouts, local_rollouts
+from embodyrl.storage.loggers import read_metrics
+from embodyrl.storage.provenance import git_commit, hardware, versions
+from embodyrl.training.runner import train
+from embodyrl.training.setup import Envs, build_algorithm
 
 ENVS = {
     "mujoco_pixels": ("mujoco_pick_ppo",),
@@ -41,7 +42,9 @@ def measure(preset: str, overrides: list[str], repeats: int) -> dict[str, Any]:
     pools: dict[int, tuple[Rollouts, Any]] = {}
     rates: dict[int, list[float]] = {1: [], 2: []}
     for workers in rates:
-        config = compose(preset, [*overrides, f"run.workers={workers}", "run.init_checkpoint=", "run.device=cpu"])
+        config = compose(
+            preset, [*overrides, f"run.workers={workers}", "run.init_checkpoint=", "run.device=cpu"]
+        )
         envs = Envs(config)
         algorithm = build_algorithm(config, envs, torch.device("cpu"))
         envs.close()
@@ -50,7 +53,11 @@ def measure(preset: str, overrides: list[str], repeats: int) -> dict[str, Any]:
         for workers, (rollouts, algorithm) in pools.items():
             generator, began = torch.Generator(), time.perf_counter()
             batch = rollouts.collect(
-                algorithm, iteration, generator=generator, device=torch.device("cpu"), between=lambda: None
+                algorithm,
+                iteration,
+                generator=generator,
+                device=torch.device("cpu"),
+                between=lambda: None,
             )
             if iteration:  # the first builds scenes and warms up
                 rates[workers].append(batch.env_steps / (time.perf_counter() - began))
@@ -70,10 +77,17 @@ LEARNING = (
 def seconds(lag: int, iterations: int) -> float:
     """Median of an iteration of the quickstart's SAC-Flow, rollout and learning, from nothing."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = [*LEARNING, f"run.max_lag={lag}", f"run.out={folder}", f"run.iterations={iterations + 2}"]
+        settings = [
+            *LEARNING,
+            f"run.max_lag={lag}",
+            f"run.out={folder}",
+            f"run.iterations={iterations + 2}",
+        ]
         rows = read_metrics(train(compose("mujoco_pick_sac_flow", settings)) / "metrics.jsonl")
     learning = rows[1:-1]  # the first fills the buffer; the last has no rollout beside it
-    return statistics.median(60 * (b["minutes"] - a["minutes"]) for a, b in itertools.pairwise(learning))
+    return statistics.median(
+        60 * (b["minutes"] - a["minutes"]) for a, b in itertools.pairwise(learning)
+    )
 
 
 def measure_lag(repeats: int, iterations: int) -> dict[str, Any]:
@@ -87,7 +101,9 @@ def measure_lag(repeats: int, iterations: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--envs", nargs="+", choices=sorted(ENVS), default=list(ENVS))
     parser.add_argument("--num-envs", type=int, default=32)
     parser.add_argument("--chunks", type=int, default=8)
@@ -95,7 +111,11 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=12, help="of a run with a lag or without")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    out: dict[str, Any] = {"num_envs": args.num_envs, "chunks": args.chunks, "load_before": os.getloadavg()[0]}
+    out: dict[str, Any] = {
+        "num_envs": args.num_envs,
+        "chunks": args.chunks,
+        "load_before": os.getloadavg()[0],
+    }
     for name in args.envs:
         preset, *overrides = ENVS[name]
         overrides += [f"env.num_envs={args.num_envs}", f"algorithm.num_chunks={args.chunks}"]
@@ -104,7 +124,12 @@ def main() -> None:
         print(name, json.dumps(shards[name]), flush=True)
     out["lag"] = {"mujoco_pick_sac_flow": measure_lag(3, args.iterations)}
     print(json.dumps(out["lag"]), flush=True)
-    out |= {"load_after": os.getloadavg()[0], "commit": git_commit(), "versions": versions(), "hardware": hardware()}
+    out |= {
+        "load_after": os.getloadavg()[0],
+        "commit": git_commit(),
+        "versions": versions(),
+        "hardware": hardware(),
+    }
     if args.out:
         args.out.write_text(json.dumps(out, indent=1) + "\n")
 

@@ -3,8 +3,9 @@
     python benchmarks/post_train.py quickstart --seeds 0 1 2
     python benchmarks/post_train.py maniskill_pickcube --seeds 0 1 2
 
-Runs go to ``runs/bench/NAME/SEED`` and can be interrupted and resumed; the result is ``benchmarks/NAME.json`` and
-``.png``. Success is of the noise-free policy on initial states never trained on.
+Runs go to ``runs/bench/NAME/SEED`` and can be interrupted and resumed; the result is
+``benchmarks/NAME.json`` and ``.png``. Success is of the noise-free policy on initial states never
+trained on.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from shared import HERE, evaluations, write
 
-from embodyrl.run_folder import finished
-from embodyrl.stats import bootstrap_iqm, wilson
+from embodyrl.functional.intervals import bootstrap_iqm, wilson
+from embodyrl.training.run_folder import finished
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,29 @@ class Job:
 JOBS = {
     "maniskill_pickcube": Job(
         "ManiSkill PickCube-v1, state",
-        ("maniskill", "env.task=PickCube-v1", "env.obs=state", "env.num_envs=16", "--episodes", "32", "--noise", "0.2"),
+        (
+            "maniskill",
+            "env.task=PickCube-v1",
+            "env.obs=state",
+            "env.num_envs=16",
+            "--episodes",
+            "32",
+            "--noise",
+            "0.2",
+        ),
     ),
     "maniskill_pushcube": Job(
         "ManiSkill PushCube-v1, state",
-        ("maniskill", "env.task=PushCube-v1", "env.obs=state", "env.num_envs=16", "--episodes", "16", "--noise", "0.3"),
+        (
+            "maniskill",
+            "env.task=PushCube-v1",
+            "env.obs=state",
+            "env.num_envs=16",
+            "--episodes",
+            "16",
+            "--noise",
+            "0.3",
+        ),
     ),
     "maniskill_stackcube": Job(
         "ManiSkill StackCube-v1, state",
@@ -61,7 +80,13 @@ JOBS = {
     "libero_object": Job(
         "LIBERO-Object, three tasks, two 64x64 cameras, official initial states",
         (
-            *("libero", "env.suite=libero_object", "env.task_ids=[0,1,2]", "env.image_size=64", "env.num_envs=15"),
+            *(
+                "libero",
+                "env.suite=libero_object",
+                "env.task_ids=[0,1,2]",
+                "env.image_size=64",
+                "env.num_envs=15",
+            ),
             *("--episodes", "15", "--noise", "0.1"),
         ),
     ),
@@ -72,7 +97,9 @@ def embodyrl(folder: Path, *arguments: str) -> None:
     """Runs a command; its minutes are added to those in ``folder``, where an interrupted benchmark finds them again."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-m", "embodyrl.cli", *arguments], check=True)
-    (folder / "minutes.json").write_text(json.dumps(spent(folder) + (time.monotonic() - began) / 60))
+    (folder / "minutes.json").write_text(
+        json.dumps(spent(folder) + (time.monotonic() - began) / 60)
+    )
 
 
 def spent(folder: Path) -> float:
@@ -92,8 +119,18 @@ def run(name: str, seed: int, extra: list[str]) -> Path:
         return folder
     common = [f"run.out={folder}", f"run.seed={seed}", f"env.seed={seed}"]
     if not (folder / "demos").exists():
-        embodyrl(folder, "collect", *JOBS[name].collect, "--seed", str(seed), "--out", str(folder / "demos"))
-    embodyrl(folder, "train", f"{name}_sft", *common, "run.name=sft", f"data.path={folder / 'demos'}")
+        embodyrl(
+            folder,
+            "collect",
+            *JOBS[name].collect,
+            "--seed",
+            str(seed),
+            "--out",
+            str(folder / "demos"),
+        )
+    embodyrl(
+        folder, "train", f"{name}_sft", *common, "run.name=sft", f"data.path={folder / 'demos'}"
+    )
     rl = ["run.name=rl", f"run.init_checkpoint={folder / 'sft'}", *extra]
     embodyrl(folder, "train", f"{name}_ppo", *common, *rl)
     return folder
@@ -105,8 +142,16 @@ def read(folder: Path, seed: int) -> dict:
     first, last = evals[0], evals[-1]
     return {
         "seed": seed,
-        "before": [first["successes"], first["episodes"], *wilson(first["successes"], first["episodes"])],
-        "after": [last["successes"], last["episodes"], *wilson(last["successes"], last["episodes"])],
+        "before": [
+            first["successes"],
+            first["episodes"],
+            *wilson(first["successes"], first["episodes"]),
+        ],
+        "after": [
+            last["successes"],
+            last["episodes"],
+            *wilson(last["successes"], last["episodes"]),
+        ],
         "env_steps": last["env_steps"],
         "minutes_rl": last["minutes"],
         "minutes_all": spent(folder),
@@ -125,7 +170,9 @@ def plot(title: str, seeds: list[dict], path: Path) -> None:
             bands = [wilson(e["successes"], e["episodes"]) for e in result["evals"]]
             x = [e[key] / unit for e in result["evals"]]
             axis.plot(x, rates, marker="o", markersize=3, label=f"seed {result['seed']}")
-            axis.fill_between(x, [100 * b[0] for b in bands], [100 * b[1] for b in bands], alpha=0.15)
+            axis.fill_between(
+                x, [100 * b[0] for b in bands], [100 * b[1] for b in bands], alpha=0.15
+            )
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("success, held-out states (%)")
@@ -138,7 +185,9 @@ def plot(title: str, seeds: list[dict], path: Path) -> None:
 
 def main() -> None:
     """Runs all seeds, then writes JSON and figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", choices=["quickstart", *JOBS])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("overrides", nargs="*", help="for the RL run, e.g. run.iterations=100")
@@ -153,7 +202,8 @@ def main() -> None:
             "title": title,
             "iqm": {w: bootstrap_iqm(x) for w, x in scores.items()},
             "seeds": seeds,
-            "peak_memory_gib_of_one_process": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20,
+            "peak_memory_gib_of_one_process": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+            / 2**20,
         }
         write(arguments.name, result)
         plot(title, seeds, HERE / f"{arguments.name}.png")

@@ -2,10 +2,10 @@
 
     python benchmarks/reflector.py --out benchmarks/reflector.json
 
-The scripted expert acts with four levels of noise, so that many episodes fail, most of them nearly. A reflector is
-trained on 70% of the episodes, calibrated on 15% and measured on the other 15%. The baselines are "always", which calls
-every frame solved, and "clock", the share of training episodes that are solved as of each step. The time is processor
-time of one thread.
+The scripted expert acts with four levels of noise, so that many episodes fail, most of them nearly.
+A reflector is trained on 70% of the episodes, calibrated on 15% and measured on the other 15%. The
+baselines are "always", which calls every frame solved, and "clock", the share of training episodes
+that are solved as of each step. The time is processor time of one thread.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import numpy as np
 import torch
 
 from embodyrl.data.collect import initial_states, make_expert
-from embodyrl.data.episodes import collect_episodes
+from embodyrl.data.record import collect_episodes
 from embodyrl.errors import UserError
-from embodyrl.provenance import git_commit, hardware, versions
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.storage.provenance import git_commit, hardware, versions
 from embodyrl.world_models.reflectors.calibration import Calibration, fit
-from embodyrl.world_models.reflectors.episodes import Episodes
-from embodyrl.world_models.reflectors.evaluate import judge_episodes, score
 from embodyrl.world_models.reflectors.goal import GoalConfig, fit_goals
+from embodyrl.world_models.reflectors.labelled_episodes import Episodes
+from embodyrl.world_models.reflectors.score import judge_episodes, score
+from embodyrl.world_models.reflectors.train_reflector import TrainConfig, counterparts, train
 from embodyrl.world_models.reflectors.trained import TrainedReflector
-from embodyrl.world_models.reflectors.training import TrainConfig, counterparts, train
 
 NOISE = (0.5, 1.0, 1.5, 2.0)
 CAP, HITS = 0.02, 2
@@ -39,14 +39,22 @@ def collect(count: int, seed: int) -> dict[str, np.ndarray]:
     """Episodes one after the other: picture, label, episode, sentence."""
     columns: dict[str, list] = {"picture": [], "label": [], "episode": [], "sentence": []}
     config = Config(
-        num_envs=16, num_threads=1, task="pick", max_blocks=2, image_size=64, terminate_on_success=False, seed=seed
+        num_envs=16,
+        num_threads=1,
+        task="pick",
+        max_blocks=2,
+        image_size=64,
+        terminate_on_success=False,
+        seed=seed,
     )
     env = MujocoEnv(config)
     number = 0
     for k, noise in enumerate(NOISE):
         expert = make_expert(env, noise, seed + k)
         inits = initial_states(env.spec, seed + k)
-        for recording in collect_episodes(env, expert, count // len(NOISE), inits=inits, keep="all", noise=noise):
+        for recording in collect_episodes(
+            env, expert, count // len(NOISE), inits=inits, keep="all", noise=noise
+        ):
             columns["picture"].append(recording.images["front"])
             columns["label"].append(np.append(False, recording.reward[:-1] > 0.5))
             columns["episode"].append(np.full(len(recording), number))
@@ -67,23 +75,31 @@ def load(path: Path | None, count: int, seed: int) -> Episodes:
     sentences, number = np.unique(columns["sentence"], return_inverse=True)
     rows = np.arange(len(number))
     frames = {"front": columns["picture"]}
-    return Episodes(frames, rows, columns["label"], columns["episode"], number, [str(s) for s in sentences])
+    return Episodes(
+        frames, rows, columns["label"], columns["episode"], number, [str(s) for s in sentences]
+    )
 
 
 def asked_about_another(reflector: TrainedReflector, episodes: Episodes) -> float:
     """Share of the solved frames that are called solved when another colour is asked for; right is 0."""
     wrong = [counterparts(sentence, TrainConfig.swap_words)[0] for sentence in episodes.sentences]
-    other = Episodes(episodes.frames, episodes.rows, episodes.label, episodes.episode, episodes.sentence, wrong)
+    other = Episodes(
+        episodes.frames, episodes.rows, episodes.label, episodes.episode, episodes.sentence, wrong
+    )
     prob = reflector.calibration.apply(torch.from_numpy(judge_episodes(reflector, other)))
     return float((prob.numpy()[episodes.label] >= reflector.calibration.threshold).mean())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--episodes", type=int, default=600)
     parser.add_argument("--steps", type=int, default=TrainConfig.steps)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--data", type=Path, help="keeps the episodes in this .npz file, or takes them from there")
+    parser.add_argument(
+        "--data", type=Path, help="keeps the episodes in this .npz file, or takes them from there"
+    )
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
     torch.set_num_threads(1)
@@ -121,7 +137,9 @@ def main() -> None:
     seconds, began = time.process_time() - began, time.process_time()
     prob_tune, prob = judge_episodes(model, tune), judge_episodes(model, test)
     rate = (len(tune) + len(test)) / (time.process_time() - began)
-    model.calibration = fit(prob_tune, tune.label, tune.episode, max_false_positive_rate=CAP, hits=HITS)
+    model.calibration = fit(
+        prob_tune, tune.label, tune.episode, max_false_positive_rate=CAP, hits=HITS
+    )
     figures = {
         "parameters": sum(p.numel() for p in model.parameters()),
         "train_seconds": round(seconds, 1),
@@ -132,7 +150,11 @@ def main() -> None:
     result = {
         "task": "mujoco/pick, 64x64, two blocks",
         "noise": NOISE,
-        "episodes": {"trained": len(learn.numbers), "calibrated": len(tune.numbers), "measured": len(test.numbers)},
+        "episodes": {
+            "trained": len(learn.numbers),
+            "calibrated": len(tune.numbers),
+            "measured": len(test.numbers),
+        },
         "solved_episodes": float(episodes.solved.mean()),
         "max_false_positive_rate": CAP,
         "seed": a.seed,

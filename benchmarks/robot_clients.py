@@ -3,20 +3,23 @@
     pip install openpi-client
     python benchmarks/robot_clients.py runs/sft16 --episodes 16 --out benchmarks/robot_clients.json
 
-The arm is ``embodyrl twin`` behind rosbridge, every action goes through the same safety filter and into the same log,
-from which all numbers are taken. What differs is who asks for chunks and plays them:
+The arm is ``embodyrl twin`` behind rosbridge, every action goes through the same safety filter and
+into the same log, from which all numbers are taken. What differs is who asks for chunks and plays
+them:
 
     rtc, naive, sync     our executor and client, our server
     openpi               openpi-client's Runtime, ActionChunkBroker and WebsocketClientPolicy, our server
     our client           our executor (sync) at openpi's own server (``--openpi SRC``: its websocket_policy_server.py)
     lerobot              LeRobot's RobotClient with its defaults, at LeRobot's PolicyServer, in which only the network
-                         is ours; proprioception is given in mm, for it drops observations whose state changed by less
-                         than 1
+                         is ours; proprioception is given in mm, for it drops observations whose
+                         state changed by less than 1
 
-``--delay`` is added to every inference. Per row: ``success``; ``round_trip_ms``, from an observation to its chunk;
-``missed``, the share of control periods that got no action; ``period_ms``, between two actions; ``wait``, s of an
-episode without an action that was due; ``change``, mean length of the difference of two actions in a row; and of the
-commanded joints ``acceleration`` (rad/s^2) and ``jerk`` (rad/s^3), root mean squares. The first inference is left out.
+``--delay`` is added to every inference. Per row: ``success``; ``round_trip_ms``, from an
+observation to its chunk; ``missed``, the share of control periods that got no action;
+``period_ms``, between two actions; ``wait``, s of an episode without an action that was due;
+``change``, mean length of the difference of two actions in a row; and of the commanded joints
+``acceleration`` (rad/s^2) and ``jerk`` (rad/s^3), root mean squares. The first inference is left
+out.
 """
 
 from __future__ import annotations
@@ -42,32 +45,38 @@ from typing import Any
 import numpy as np
 from robot_transports import twin  # pyright: ignore[reportMissingImports] - beside this file
 
-from embodyrl.provenance import git_commit, hardware, versions
-from embodyrl.real_robot.actions import DeltaDecoder, action_space
-from embodyrl.real_robot.client import PolicyClient
-from embodyrl.real_robot.deploy import drive
-from embodyrl.real_robot.executor import Executor, ExecutorConfig, ThreadInference
-from embodyrl.real_robot.log import RunLog, read
-from embodyrl.real_robot.pilot import Pilot
-from embodyrl.real_robot.rigs import Rig, ros_robot
+from embodyrl.functional.intervals import wilson
+from embodyrl.real_robot.connect import Rig, ros_robot
+from embodyrl.real_robot.control.actions import DeltaDecoder, action_space
+from embodyrl.real_robot.control.executor import Executor, ExecutorConfig, ThreadInference
+from embodyrl.real_robot.control.pilot import Pilot
+from embodyrl.real_robot.control.safety import SafetyFilter
+from embodyrl.real_robot.control.ticker import drive
+from embodyrl.real_robot.env.twin import BOX
+from embodyrl.real_robot.logs.mcap_log import RunLog, read
+from embodyrl.real_robot.policy_link.client import PolicyClient
 from embodyrl.real_robot.ros import rosbridge
-from embodyrl.real_robot.safety import SafetyFilter
-from embodyrl.real_robot.twin import BOX
-from embodyrl.stats import wilson
+from embodyrl.storage.provenance import git_commit, hardware, versions
 
 CLIENTS = ("rtc", "naive", "sync", "openpi", "our client", "lerobot")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--episodes", type=int, default=16)
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 0.2])
     parser.add_argument("--clients", nargs="+", default=CLIENTS, choices=CLIENTS)
     parser.add_argument("--speed", type=float, default=0.25)
-    parser.add_argument("--patience", type=float, default=0.3, help="s that the filter waits for what is late")
+    parser.add_argument(
+        "--patience", type=float, default=0.3, help="s that the filter waits for what is late"
+    )
     parser.add_argument("--openpi", type=Path, help="openpi's websocket_policy_server.py")
-    parser.add_argument("--serve", choices=("embodyrl", "openpi", "lerobot"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--serve", choices=("embodyrl", "openpi", "lerobot"), help=argparse.SUPPRESS
+    )
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
     if a.serve:
@@ -82,8 +91,17 @@ def main() -> None:
                 rows.append({"client": client, "delay_ms": round(delay * 1e3)})
                 rows[-1] |= row(a, client, delay, address, Path(folder))
                 print(json.dumps(rows[-1]), flush=True)
-    result = {"checkpoint": str(a.checkpoint), "speed": a.speed, "rows": rows, "load": [load, os.getloadavg()[0]]}
-    result |= {"commit": git_commit(), "hardware": hardware(), "versions": versions() | other_versions()}
+    result = {
+        "checkpoint": str(a.checkpoint),
+        "speed": a.speed,
+        "rows": rows,
+        "load": [load, os.getloadavg()[0]],
+    }
+    result |= {
+        "commit": git_commit(),
+        "hardware": hardware(),
+        "versions": versions() | other_versions(),
+    }
     if a.out:
         a.out.write_text(json.dumps(result, indent=1) + "\n")
 
@@ -100,14 +118,23 @@ def other_versions() -> dict[str, str]:
     return found
 
 
-def row(a: argparse.Namespace, client: str, delay: float, address: str, folder: Path) -> dict[str, Any]:
+def row(
+    a: argparse.Namespace, client: str, delay: float, address: str, folder: Path
+) -> dict[str, Any]:
     """All episodes of one client."""
     kind = {"lerobot": "lerobot", "our client": "openpi"}.get(client, "embodyrl")
     with server(a, kind, delay) as (at, told):
         cameras = {name: tuple(size) for name, size in told["cameras"].items()}
         # A busy machine is late; what is measured here is how late, not whether the filter notices.
-        wide = {"max_gap": a.patience, "max_state_age": a.patience, "max_target_age": 0.2 + a.patience}
-        topics, file = {"max_image_age": a.patience, "max_clock_jump": 0.5 + a.patience}, folder / "arm.yaml"
+        wide = {
+            "max_gap": a.patience,
+            "max_state_age": a.patience,
+            "max_target_age": 0.2 + a.patience,
+        }
+        topics, file = (
+            {"max_image_age": a.patience, "max_clock_jump": 0.5 + a.patience},
+            folder / "arm.yaml",
+        )
         safety = {**BOX, "robot": "panda", "resume": "fresh_target", **wide}
         file.write_text(json.dumps({"preset": "twin", "topics": topics, "safety": safety}))
         rosbridge.STALL = max(rosbridge.STALL, a.patience)
@@ -140,7 +167,9 @@ class Arm:
 
     def parts(self) -> tuple[DeltaDecoder, SafetyFilter, RunLog]:
         """Fresh ones for an episode."""
-        decoder = DeltaDecoder(action_space(self.told), self.hz, self.safety.box_low, self.safety.box_high)
+        decoder = DeltaDecoder(
+            action_space(self.told), self.hz, self.safety.box_low, self.safety.box_high
+        )
         return decoder, SafetyFilter(self.safety), RunLog(self.file, {}, self.rig.clock.now())
 
     @contextmanager
@@ -230,9 +259,13 @@ def by_our_client(arm: Arm, at: str, *, mode: str) -> bool:
     client.connect()
     decoder, guard, log = arm.parts()
     inference = ThreadInference(timed(client.infer, arm.trips))
-    executor = Executor(ExecutorConfig(told["horizon"], told["action_dim"], arm.hz, mode), inference)
+    executor = Executor(
+        ExecutorConfig(told["horizon"], told["action_dim"], arm.hz, mode), inference
+    )
     try:
-        episode = drive(arm.rig.robot, arm.rig.clock, guard, executor, decoder, log, seconds=arm.seconds)
+        episode = drive(
+            arm.rig.robot, arm.rig.clock, guard, executor, decoder, log, seconds=arm.seconds
+        )
         arm.ended.append(episode.reason)
         return episode.solved
     finally:
@@ -298,7 +331,16 @@ def by_lerobot(arm: Arm, at: str) -> bool:
 @contextmanager
 def server(a: argparse.Namespace, kind: str, delay: float) -> Iterator[tuple[str, dict[str, Any]]]:
     """A policy server in a process of its own: its address, and what it says of the policy."""
-    command = [sys.executable, "-u", __file__, str(a.checkpoint), "--serve", kind, "--delays", str(delay)]
+    command = [
+        sys.executable,
+        "-u",
+        __file__,
+        str(a.checkpoint),
+        "--serve",
+        kind,
+        "--delays",
+        str(delay),
+    ]
     if a.openpi is not None:
         command += ["--openpi", str(a.openpi)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -319,17 +361,24 @@ def serve(kind: str, checkpoint: Path, delay: float, openpi: Path | None) -> Non
     """Serves the checkpoint until it is terminated."""
     import torch
 
-    from embodyrl.real_robot.policy_side import CheckpointPolicy
-    from embodyrl.real_robot.server import PolicyServer
+    from embodyrl.real_robot.policy_link.checkpoint_server import CheckpointPolicy
+    from embodyrl.real_robot.policy_link.server import PolicyServer
 
     torch.set_num_threads(1)
     policy = CheckpointPolicy(str(checkpoint), "cpu")
     told = policy.metadata
-    seen = {"images": {name: np.zeros((*size, 3), np.uint8) for name, size in told["cameras"].items()}}
+    seen = {
+        "images": {name: np.zeros((*size, 3), np.uint8) for name, size in told["cameras"].items()}
+    }
     seen |= {"proprio": np.zeros(told["proprio_dim"], np.float32)}
     policy.infer(seen)  # cold starts are not compared, nor is that of guidance
     policy.infer(
-        {**seen, "previous": np.zeros((told["horizon"], told["action_dim"]), np.float32), "delay": 1, "execute": 2}
+        {
+            **seen,
+            "previous": np.zeros((told["horizon"], told["action_dim"]), np.float32),
+            "delay": 1,
+            "execute": 2,
+        }
     )
 
     def infer(observation: dict[str, Any]) -> dict[str, Any]:
@@ -352,7 +401,10 @@ def serve(kind: str, checkpoint: Path, delay: float, openpi: Path | None) -> Non
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         logging.disable(logging.INFO)
-        policy.infer, port = policy.infer, free_port()  # its server finds out no free port by itself
+        policy.infer, port = (
+            policy.infer,
+            free_port(),
+        )  # its server finds out no free port by itself
         theirs = type("Policy", (), {"infer": staticmethod(infer)})()
         say(port)
         module.WebsocketPolicyServer(theirs, "127.0.0.1", port, policy.metadata).serve_forever()
@@ -362,7 +414,9 @@ def serve(kind: str, checkpoint: Path, delay: float, openpi: Path | None) -> Non
         from lerobot_twin import server_class
 
         service = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
-        services_pb2_grpc.add_AsyncInferenceServicer_to_server(server_class()(policy, delay), service)
+        services_pb2_grpc.add_AsyncInferenceServicer_to_server(
+            server_class()(policy, delay), service
+        )
         port = service.add_insecure_port("127.0.0.1:0")
         service.start()
         say(port)

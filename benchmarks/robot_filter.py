@@ -2,9 +2,10 @@
 
     python benchmarks/robot_filter.py --ticks 1000000 --out benchmarks/robot_filter.json
 
-Half of the ticks run with a workspace box and half without, for both robots and at 100 Hz and 1 kHz. ``peak`` is the
-largest share of each limit that any command used (above 1 is a violation). Times are of ``SafetyFilter.tick`` alone: by
-the wall clock, which on a busy machine (``load``) is that of the others too, and of the processor.
+Half of the ticks run with a workspace box and half without, for both robots and at 100 Hz and 1
+kHz. ``peak`` is the largest share of each limit that any command used (above 1 is a violation).
+Times are of ``SafetyFilter.tick`` alone: by the wall clock, which on a busy machine (``load``) is
+that of the others too, and of the processor.
 """
 
 from __future__ import annotations
@@ -17,28 +18,43 @@ from pathlib import Path
 
 import numpy as np
 
-from embodyrl.provenance import git_commit, hardware, versions
-from embodyrl.real_robot.fuzz import fuzz
+from embodyrl.real_robot.control.fuzz import fuzz
+from embodyrl.storage.provenance import git_commit, hardware, versions
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ticks", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
-    cases = [(robot, tick, wide) for robot in ("fr3", "panda") for tick in (0.01, 0.001) for wide in (False, True)]
+    cases = [
+        (robot, tick, wide)
+        for robot in ("fr3", "panda")
+        for tick in (0.01, 0.001)
+        for wide in (False, True)
+    ]
     rows, durations, load = [], [], os.getloadavg()[0]
     for number, (robot, tick, wide) in enumerate(cases):
         began, took = time.perf_counter(), []
         watch, modes = fuzz(robot, a.ticks // len(cases), a.seed + number, tick, took, wide)
         durations += took
-        row = {"robot": robot, "hz": round(1 / tick), "box": not wide, "ticks": watch.ticks, "modes": modes}
+        row = {
+            "robot": robot,
+            "hz": round(1 / tick),
+            "box": not wide,
+            "ticks": watch.ticks,
+            "modes": modes,
+        }
         row |= {"peak": {k: round(v, 4) for k, v in watch.peak.items()}, "violated": watch.violated}
         rows.append(row | {"seconds": round(time.perf_counter() - began, 1)})
         print(json.dumps(rows[-1]), flush=True)
     percents = np.percentile(np.array(durations) / 1e3, [50, 90, 99], axis=0).round(1).tolist()
-    wall, processor = ({f"p{p}": row[k] for p, row in zip((50, 90, 99), percents, strict=True)} for k in (0, 1))
+    wall, processor = (
+        {f"p{p}": row[k] for p, row in zip((50, 90, 99), percents, strict=True)} for k in (0, 1)
+    )
     result = {
         "ticks": sum(r["ticks"] for r in rows),
         "violations": sum(len(r["violated"]) for r in rows),

@@ -1,11 +1,12 @@
 """A scripted policy on franka-sim's arm, by libfranka: with the safety filter, and without it as a control.
 
-    .venv-ros/bin/python benchmarks/robot_libfranka.py --minutes 10 --out benchmarks/robot_libfranka.json
+    .venv-ros/bin/python benchmarks/robot_libfranka.py --minutes 10 --out
+    benchmarks/robot_libfranka.json
 
-``make test-robot`` makes both environments. franka-sim runs with all its reflexes. Minutes are the robot's own: on a
-busy machine the simulator is slower than the wall (``real_time`` says how much), and the reflexes count its cycles.
-``tracking`` is the difference between command and joints measured 50 ms later, without the last joint,
-which is soft in the simulator.
+``make test-robot`` makes both environments. franka-sim runs with all its reflexes. Minutes are the
+robot's own: on a busy machine the simulator is slower than the wall (``real_time`` says how much),
+and the reflexes count its cycles. ``tracking`` is the difference between command and joints
+measured 50 ms later, without the last joint, which is soft in the simulator.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from embodyrl.provenance import git_commit, hardware, versions
-from embodyrl.real_robot.log import read
+from embodyrl.real_robot.logs.mcap_log import read
+from embodyrl.storage.provenance import git_commit, hardware, versions
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 
 
 def main() -> None:
@@ -34,7 +35,9 @@ def main() -> None:
 
     from embodyrl.real_robot.libfranka.robot import LibfrankaRobot
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
@@ -57,9 +60,13 @@ def main() -> None:
             }
             robot.close()
             messages = read(Path(folder) / "run.mcap")
-        hand, told = (np.array([m["q"] for m in messages[topic]]) for topic in ("/state", "/command"))
+        hand, told = (
+            np.array([m["q"] for m in messages[topic]]) for topic in ("/state", "/command")
+        )
         error = np.abs(hand[5:] - told[:-5])[:, :6].max(1)
-        filtered["tracking"] = {f"p{p}_rad": round(float(np.percentile(error, p)), 4) for p in (50, 99)}
+        filtered["tracking"] = {
+            f"p{p}_rad": round(float(np.percentile(error, p)), 4) for p in (50, 99)
+        }
         print(json.dumps(filtered), flush=True)
         time.sleep(2.0)
         control = {"stopped_by": unfiltered(10.0)}
@@ -68,7 +75,11 @@ def main() -> None:
         sim.kill()
         sim.wait()
     result = {"filtered": filtered, "unfiltered": control, "load": [load, os.getloadavg()[0]]}
-    result |= {"commit": git_commit(), "hardware": hardware(), "versions": versions() | sim_versions()}
+    result |= {
+        "commit": git_commit(),
+        "hardware": hardware(),
+        "versions": versions() | sim_versions(),
+    }
     if a.out:
         a.out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -2,9 +2,9 @@
 
     python benchmarks/robot_log.py --out benchmarks/robot_log.json
 
-``ticker`` is what the thread that moves the arm spends on it, ``all`` what the whole process does: the most that the
-ticker may have to wait for the writer. Each is the best of several runs. A row is added to the file, so that versions
-of the log stand beside each other.
+``ticker`` is what the thread that moves the arm spends on it, ``all`` what the whole process does:
+the most that the ticker may have to wait for the writer. Each is the best of several runs. A row is
+added to the file, so that versions of the log stand beside each other.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from embodyrl.provenance import git_commit, hardware, versions
-from embodyrl.real_robot.log import RunLog, read
-from embodyrl.real_robot.messages import Command, Mode, RobotState
+from embodyrl.real_robot.control.messages import Command, Mode, RobotState
+from embodyrl.real_robot.logs.mcap_log import RunLog, read
+from embodyrl.storage.provenance import git_commit, hardware, versions
 
 
 def cost(ticks: int, pictures: int, size: int, file: Path) -> dict[str, float]:
@@ -31,7 +31,9 @@ def cost(ticks: int, pictures: int, size: int, file: Path) -> dict[str, float]:
     noise = rng.normal(0, 3, (size, size, 3))
     scene = (np.linspace(0, 200, size)[:, None, None] + noise).clip(0, 255).astype(np.uint8)
     # No two alike, or the compression of the file would find them.
-    scenes = [np.roll(scene, k, axis=1) + np.uint8(k % 50) for k in range(-(-ticks // 4) * pictures)]
+    scenes = [
+        np.roll(scene, k, axis=1) + np.uint8(k % 50) for k in range(-(-ticks // 4) * pictures)
+    ]
     action, proprio = rng.normal(size=(2, 7)).astype(np.float32)
     ticker = 0.0
     began = time.process_time()
@@ -41,18 +43,26 @@ def cost(ticks: int, pictures: int, size: int, file: Path) -> dict[str, float]:
         log.tick(command, state)
         if pictures and k % 4 == 0:
             images = {f"camera{c}": scenes[k // 4 * pictures + c] for c in range(pictures)}
-            log.action(command.stamp, action, False, {"images": images, "proprio": proprio, "prompt": "go"})
+            log.action(
+                command.stamp, action, False, {"images": images, "proprio": proprio, "prompt": "go"}
+            )
         ticker += time.thread_time() - at
         while log._items.qsize() > 100:  # as in a run, where the writer keeps up
             time.sleep(0.001)
     log.close()
     whole = time.process_time() - began
     assert len(read(file)["/command"]) == ticks
-    return {"ticker": ticker / ticks * 1e6, "all": whole / ticks * 1e6, "bytes": file.stat().st_size / ticks}
+    return {
+        "ticker": ticker / ticks * 1e6,
+        "all": whole / ticks * 1e6,
+        "bytes": file.stat().st_size / ticks,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ticks", type=int, default=1000)
     parser.add_argument("--size", type=int, default=224, help="of each of the two cameras")
     parser.add_argument("--runs", type=int, default=3)
@@ -61,8 +71,12 @@ def main() -> None:
     row = {"commit": git_commit(), "ticks": a.ticks, "size": a.size}
     with tempfile.TemporaryDirectory() as folder:
         for cameras in (0, 2):
-            runs = [cost(a.ticks, cameras, a.size, Path(folder) / "run.mcap") for _ in range(a.runs)]
-            row[f"{cameras} cameras"] = {what: round(min(run[what] for run in runs), 1) for what in runs[0]}
+            runs = [
+                cost(a.ticks, cameras, a.size, Path(folder) / "run.mcap") for _ in range(a.runs)
+            ]
+            row[f"{cameras} cameras"] = {
+                what: round(min(run[what] for run in runs), 1) for what in runs[0]
+            }
     row |= {"hardware": hardware(), "versions": versions()}
     print(json.dumps(row))
     if a.out:

@@ -3,13 +3,14 @@
     python benchmarks/robot_online.py --seeds 0 1 2 --out benchmarks/robot_online.json
     python benchmarks/robot_online.py --task pick --init runs/sft --data data/pick --iterations 800
 
-RLPD with an imitation term: from states and a few of the expert's demonstrations, or with ``--init`` from pixels and an
-imitated policy (preset ``robot_pick_rlpd``). Each row is a point of a run: chunks that a person moved, minutes of the
-arm's own time, minutes of the wall, and the successes of the policy alone on held-out initial states. The simulated
-arm's time goes by as fast as the machine can; the code is what drives a real one. The person lets the policy act
-``--patience`` times in each episode and then ends it; the control is the same run without them. HIL-SERL
-(arXiv:2410.21845) reports nearly perfect policies after 1 to 2.5 hours on real arms. Runs go to
-``runs/bench/robot_online`` and can be interrupted and resumed. Writes a PNG beside the JSON.
+RLPD with an imitation term: from states and a few of the expert's demonstrations, or with
+``--init`` from pixels and an imitated policy (preset ``robot_pick_rlpd``). Each row is a point of a
+run: chunks that a person moved, minutes of the arm's own time, minutes of the wall, and the
+successes of the policy alone on held-out initial states. The simulated arm's time goes by as fast
+as the machine can; the code is what drives a real one. The person lets the policy act
+``--patience`` times in each episode and then ends it; the control is the same run without them.
+HIL-SERL (arXiv:2410.21845) reports nearly perfect policies after 1 to 2.5 hours on real arms. Runs
+go to ``runs/bench/robot_online`` and can be interrupted and resumed. Writes a PNG beside the JSON.
 """
 
 from __future__ import annotations
@@ -28,20 +29,26 @@ from shared import complete
 
 from embodyrl.config import Config, compose, resolve
 from embodyrl.data.collect import collect_dataset
-from embodyrl.loggers import read_metrics
-from embodyrl.provenance import git_commit, hardware, versions
+from embodyrl.functional.intervals import wilson
 from embodyrl.sims.mujoco.config import Config as TaskConfig
-from embodyrl.stats import wilson
+from embodyrl.storage.loggers import read_metrics
+from embodyrl.storage.provenance import git_commit, hardware, versions
 
 OUT = Path("runs/bench/robot_online")
 SPEED, HZ = 0.25, 25.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--task", default="reach")
-    parser.add_argument("--init", default="", help="a checkpoint that sees; without one a policy from states")
-    parser.add_argument("--data", default="", help="demonstrations (default: the expert's, --demos of them)")
+    parser.add_argument(
+        "--init", default="", help="a checkpoint that sees; without one a policy from states"
+    )
+    parser.add_argument(
+        "--data", default="", help="demonstrations (default: the expert's, --demos of them)"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--demos", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=60)
@@ -60,7 +67,13 @@ def main() -> None:
             collect_dataset(task, a.data, num_episodes=a.demos)
     for seed in a.seeds:
         for corrector in (a.patience, 0) if a.alone else (a.patience,):
-            run = {"seed": seed, "iterations": a.iterations, "eval_every": a.eval_every, "videos": 0, "out": str(out)}
+            run = {
+                "seed": seed,
+                "iterations": a.iterations,
+                "eval_every": a.eval_every,
+                "videos": 0,
+                "out": str(out),
+            }
             run |= {
                 "eval_episodes": a.eval_episodes,
                 "threads": 1,
@@ -72,7 +85,10 @@ def main() -> None:
             for row in points(config):
                 rows.append(row)
                 print(json.dumps(row), flush=True)
-    result = {"settings": {k: v for k, v in vars(a).items() if k not in ("out", "data")}, "rows": rows}
+    result = {
+        "settings": {k: v for k, v in vars(a).items() if k not in ("out", "data")},
+        "rows": rows,
+    }
     result |= {"load": [load, os.getloadavg()[0]], "commit": git_commit()}
     result |= {"hardware": hardware(), "versions": versions()}
     if a.out:
@@ -82,19 +98,48 @@ def main() -> None:
 
 def from_states(a: argparse.Namespace, corrector: int, run: dict[str, Any]) -> Config:
     """A small policy that starts from nothing, and sees the scene's state."""
-    env = {"name": "robot", "task": a.task, "cameras": [], "renderer": "none", "speed": SPEED, "corrector": corrector}
-    policy = {"name": "flow_mlp", "horizon": 5, "transition": "flow_noise", "noise_min": 0.1, "noise_max": 0.5}
-    algorithm = {"name": "rlpd", "num_chunks": 16, "capacity": 20_000, "warmup_chunks": 64, "batch_size": 64}
-    algorithm |= {"utd": 2.0, "policy_delay": 2, "num_critics": 4, "critic_width": 128, "entropy_backup": False}
+    env = {
+        "name": "robot",
+        "task": a.task,
+        "cameras": [],
+        "renderer": "none",
+        "speed": SPEED,
+        "corrector": corrector,
+    }
+    policy = {
+        "name": "flow_mlp",
+        "horizon": 5,
+        "transition": "flow_noise",
+        "noise_min": 0.1,
+        "noise_max": 0.5,
+    }
+    algorithm = {
+        "name": "rlpd",
+        "num_chunks": 16,
+        "capacity": 20_000,
+        "warmup_chunks": 64,
+        "batch_size": 64,
+    }
+    algorithm |= {
+        "utd": 2.0,
+        "policy_delay": 2,
+        "num_critics": 4,
+        "critic_width": 128,
+        "entropy_backup": False,
+    }
     algorithm |= {"critic_warmup": 100, "alpha": 0.001}
-    return resolve({"env": env, "policy": policy, "algorithm": algorithm, "run": run, "data": {"path": a.data}})
+    return resolve(
+        {"env": env, "policy": policy, "algorithm": algorithm, "run": run, "data": {"path": a.data}}
+    )
 
 
 def from_pixels(a: argparse.Namespace, corrector: int, run: dict[str, Any]) -> Config:
     """An imitated policy that sees pictures, improved as the preset does it."""
     env = [f"env.task={a.task}", f"env.speed={SPEED}", f"env.corrector={corrector}"]
     settings = [f"run.{name}={value}" for name, value in run.items()]
-    return compose("robot_pick_rlpd", [*env, *settings, f"run.init_checkpoint={a.init}", f"data.path={a.data}"])
+    return compose(
+        "robot_pick_rlpd", [*env, *settings, f"run.init_checkpoint={a.init}", f"data.path={a.data}"]
+    )
 
 
 def points(config: Config) -> list[dict[str, Any]]:
@@ -105,12 +150,26 @@ def points(config: Config) -> list[dict[str, Any]]:
     person = bool(config.env.corrector)  # type: ignore[attr-defined]
     for file in (folder / "evals").glob("*.json"):
         found = json.loads(file.read_text())
-        human = sum(row["human_chunks"] for row in metrics if row["iteration"] <= found["iteration"] and person)
-        row = {"seed": config.run.seed, "person": person, "iteration": found["iteration"], "human_chunks": int(human)}
+        human = sum(
+            row["human_chunks"]
+            for row in metrics
+            if row["iteration"] <= found["iteration"] and person
+        )
+        row = {
+            "seed": config.run.seed,
+            "person": person,
+            "iteration": found["iteration"],
+            "human_chunks": int(human),
+        }
         row |= {"commit": commit}
-        row |= {"arm_minutes": round(found["env_steps"] / (SPEED * HZ) / 60, 2), "minutes": round(found["minutes"], 2)}
+        row |= {
+            "arm_minutes": round(found["env_steps"] / (SPEED * HZ) / 60, 2),
+            "minutes": round(found["minutes"], 2),
+        }
         solved, played = sum(e["success"] for e in found["episodes"]), len(found["episodes"])
-        rows.append(row | {"success": round(solved / played, 3), "interval": wilson(solved, played)})
+        rows.append(
+            row | {"success": round(solved / played, 3), "interval": wilson(solved, played)}
+        )
     return sorted(rows, key=lambda row: row["iteration"])
 
 
@@ -122,9 +181,13 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
             x, y = [row["arm_minutes"] for row in found], [100 * row["success"] for row in found]
             low, high = ([100 * row["interval"][k] for row in found] for k in (0, 1))
             name = "a person takes over" if person else "alone"
-            axis.plot(x, y, "o-", color=colour, label=name if seed == rows[0]["seed"] and found else None)
+            axis.plot(
+                x, y, "o-", color=colour, label=name if seed == rows[0]["seed"] and found else None
+            )
             axis.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
-    axis.set(xlabel="minutes of the arm's time", ylabel="success of the policy alone (%)", ylim=(0, 102))
+    axis.set(
+        xlabel="minutes of the arm's time", ylabel="success of the policy alone (%)", ylim=(0, 102)
+    )
     axis.legend()
     figure.tight_layout()
     figure.savefig(file, dpi=120)

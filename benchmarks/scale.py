@@ -4,8 +4,9 @@
     python benchmarks/scale.py --workers 1 2 4 8 16  on a larger machine
     python benchmarks/scale.py --lag 1               learner and workers at once
 
-Weak scaling: every worker has --envs envs, so perfect scaling is W times the env steps per second of one worker. The
-first iteration of a run, which builds envs and policies, is left out. Writes scale.json.
+Weak scaling: every worker has --envs envs, so perfect scaling is W times the env steps per second
+of one worker. The first iteration of a run, which builds envs and policies, is left out. Writes
+scale.json.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from embodyrl.config import compose
-from embodyrl.loggers import read_metrics
-from embodyrl.provenance import git_commit, hardware, versions
-from embodyrl.runner import train
-from embodyrl.scale.ray_pool import ray_rollouts
+from embodyrl.distributed.ray_pool import ray_rollouts
+from embodyrl.storage.loggers import read_metrics
+from embodyrl.storage.provenance import git_commit, hardware, versions
+from embodyrl.training.runner import train
 
 
 def one_run(preset: str, workers: int, args: argparse.Namespace, repeat: int) -> list[float]:
@@ -47,7 +48,9 @@ def one_run(preset: str, workers: int, args: argparse.Namespace, repeat: int) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--preset", default="mujoco_pick_ppo")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--envs", type=int, default=32, help="per worker")
@@ -65,7 +68,9 @@ def main() -> None:
     medians = {w: statistics.median(values) for w, values in seen.items()}
     base = min(args.workers)
     result = {
-        "what": "env steps per second of the rollouts" if not args.lag else "env steps per second, updates included",
+        "what": "env steps per second of the rollouts"
+        if not args.lag
+        else "env steps per second, updates included",
         "settings": {k: v for k, v in vars(args).items() if k != "out"},
         "env_steps_per_second": seen,
         "median": medians,

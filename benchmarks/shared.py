@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.config import Config
-from embodyrl.provenance import git_commit, hardware, versions
-from embodyrl.run_folder import finished
-from embodyrl.runner import train
+from embodyrl.storage.provenance import git_commit, hardware, versions
+from embodyrl.training.run_folder import finished
+from embodyrl.training.runner import train
 
 HERE = Path(__file__).resolve().parent
 
@@ -38,10 +38,13 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["iteration"])
 
 
-def gathered(name: str, settings: dict[str, Any], folders: dict[str, Path]) -> dict[str, dict[str, Any]]:
+def gathered(
+    name: str, settings: dict[str, Any], folders: dict[str, Path]
+) -> dict[str, dict[str, Any]]:
     """Evaluations and commit of every run that is finished, by its key, after those that the JSON has from elsewhere.
 
-    So seeds may be run on other machines or days; the JSON's runs are left out if their settings were others.
+    So seeds may be run on other machines or days; the JSON's runs are left out if their settings
+    were others.
     """
     path = HERE / f"{name}.json"
     earlier = json.loads(path.read_text()) if path.exists() else {}

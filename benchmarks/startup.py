@@ -2,7 +2,8 @@
 
     python benchmarks/startup.py
 
-Each command runs in a fresh process, after one run that fills the file cache; writes ``benchmarks/startup.json``.
+Each command runs in a fresh process, after one run that fills the file cache; writes
+``benchmarks/startup.json``.
 """
 
 from __future__ import annotations
@@ -14,14 +15,20 @@ import sys
 import time
 from pathlib import Path
 
-from embodyrl.provenance import hardware, versions
+from embodyrl.storage.provenance import hardware, versions
 
 COMMANDS = {
     "python -c pass": ["-c", "pass"],
     "import embodyrl": ["-c", "import embodyrl"],
     "embodyrl --help": ["-m", "embodyrl.cli", "--help"],
     "embodyrl train no_such_preset": ["-m", "embodyrl.cli", "train", "no_such_preset"],
-    "embodyrl train mujoco_pick_sft --dry-run": ["-m", "embodyrl.cli", "train", "mujoco_pick_sft", "--dry-run"],
+    "embodyrl train mujoco_pick_sft --dry-run": [
+        "-m",
+        "embodyrl.cli",
+        "train",
+        "mujoco_pick_sft",
+        "--dry-run",
+    ],
 }
 REPEATS = 7
 
@@ -42,7 +49,10 @@ def main() -> None:
     for name, arguments in COMMANDS.items():
         times = seconds(arguments)
         result[name] = {"median_s": statistics.median(times), "min_s": times[0], "max_s": times[-1]}
-        print(f"{name:45s} {result[name]['median_s']:.2f} s  [{times[0]:.2f}, {times[-1]:.2f}]", flush=True)
+        print(
+            f"{name:45s} {result[name]['median_s']:.2f} s  [{times[0]:.2f}, {times[-1]:.2f}]",
+            flush=True,
+        )
     payload = {"commands": result, "versions": versions(), "hardware": hardware()}
     Path(__file__).with_suffix(".json").write_text(json.dumps(payload, indent=1))
 

@@ -27,7 +27,9 @@ def check_env(env: VecEnv, *, horizon: int = 4, chunks: int = 3) -> None:
     spec = env.spec
     n = spec.num_envs
     generator = torch.Generator().manual_seed(0)
-    actions = [torch.rand(n, horizon, spec.action_dim, generator=generator) * 2 - 1 for _ in range(chunks)]
+    actions = [
+        torch.rand(n, horizon, spec.action_dim, generator=generator) * 2 - 1 for _ in range(chunks)
+    ]
 
     obs = env.reset(seed=3)
     check_obs(obs, spec, "reset")
@@ -36,20 +38,27 @@ def check_env(env: VecEnv, *, horizon: int = 4, chunks: int = 3) -> None:
     except InvalidActionError:
         pass
     else:
-        raise CheckError("step accepted NaN actions; it must raise InvalidActionError before it steps any env.")
+        raise CheckError(
+            "step accepted NaN actions; it must raise InvalidActionError before it steps any env."
+        )
     try:
         env.step(torch.zeros(n, horizon, spec.action_dim + 1))
     except InvalidActionError:
         pass
     else:
-        raise CheckError("step accepted actions of the wrong shape; it must raise InvalidActionError.")
+        raise CheckError(
+            "step accepted actions of the wrong shape; it must raise InvalidActionError."
+        )
 
     first = _run(env, actions, seed=3)
     for step in first:
         check_step(step, spec, horizon)
     again = _run(env, actions, seed=3)
     for k, (a, b) in enumerate(zip(first, again, strict=True)):
-        _require(_same(a, b), f"The same seed and actions gave another chunk {k}: an episode must repeat exactly.")
+        _require(
+            _same(a, b),
+            f"The same seed and actions gave another chunk {k}: an episode must repeat exactly.",
+        )
 
     # One env's reset must leave the others as they are. Running envs alone can show that.
     obs_before = env.reset(init=_some_inits(spec))
@@ -64,7 +73,10 @@ def check_env(env: VecEnv, *, horizon: int = 4, chunks: int = 3) -> None:
         )
         _require(
             torch.equal(after.proprio[0], obs_before.proprio[0]),
-            "reset(init=i) did not restore initial state i: the same number must always give the same state.",
+            (
+                "reset(init=i) did not restore initial state i: the same number must always give "
+                "the same state."
+            ),
         )
 
     # An ended env stays masked until it is reset.
@@ -73,11 +85,18 @@ def check_env(env: VecEnv, *, horizon: int = 4, chunks: int = 3) -> None:
     for _ in range(-(-spec.max_episode_steps // horizon)):
         step = env.step(actions[0])
         _require(
-            not step.valid[ended].any(), "An env that had ended executed actions; it must stay masked until reset."
+            not step.valid[ended].any(),
+            "An env that had ended executed actions; it must stay masked until reset.",
         )
-        _require(not step.done[ended].any(), "An env that had ended reported its end again; it must do so once.")
+        _require(
+            not step.done[ended].any(),
+            "An env that had ended reported its end again; it must do so once.",
+        )
         ended |= step.done
-    _require(bool(ended.all()), f"Some env still runs after max_episode_steps={spec.max_episode_steps} actions.")
+    _require(
+        bool(ended.all()),
+        f"Some env still runs after max_episode_steps={spec.max_episode_steps} actions.",
+    )
 
 
 def check_obs(obs: Obs, spec: EnvSpec, where: str) -> None:
@@ -91,7 +110,10 @@ def check_obs(obs: Obs, spec: EnvSpec, where: str) -> None:
         image = obs.images[name]
         _require(
             tuple(image.shape) == (n, height, width, 3) and image.dtype == torch.uint8,
-            f"{where}: image {name!r} is {tuple(image.shape)} {image.dtype}, not {(n, height, width, 3)} uint8.",
+            (
+                f"{where}: image {name!r} is {tuple(image.shape)} {image.dtype}, not "
+                f"{(n, height, width, 3)} uint8."
+            ),
         )
         _require(
             bool((image.float().std(dim=(1, 2, 3)) > 0).all()),
@@ -99,10 +121,15 @@ def check_obs(obs: Obs, spec: EnvSpec, where: str) -> None:
         )
     _require(
         tuple(obs.proprio.shape) == (n, spec.proprio_dim) and obs.proprio.dtype == torch.float32,
-        f"{where}: proprio is {tuple(obs.proprio.shape)} {obs.proprio.dtype}, not {(n, spec.proprio_dim)} float32.",
+        (
+            f"{where}: proprio is {tuple(obs.proprio.shape)} {obs.proprio.dtype}, not "
+            f"{(n, spec.proprio_dim)} float32."
+        ),
     )
     _require(bool(torch.isfinite(obs.proprio).all()), f"{where}: proprio is not finite.")
-    _require(len(obs.instruction) == n, f"{where}: {len(obs.instruction)} instructions for {n} envs.")
+    _require(
+        len(obs.instruction) == n, f"{where}: {len(obs.instruction)} instructions for {n} envs."
+    )
     _require(all(obs.instruction), f"{where}: an instruction is empty.")
     if spec.privileged_dim:
         privileged = obs.privileged
@@ -123,15 +150,23 @@ def check_step(step: Step, spec: EnvSpec, horizon: int) -> None:
         _require(shape == (n, horizon), f"step.{name} is {shape}, not {(n, horizon)}.")
     for name in ("terminated", "truncated", "success"):
         value = getattr(step, name)
-        _require(tuple(value.shape) == (n,) and value.dtype == torch.bool, f"step.{name} is not ({n},) bool.")
+        _require(
+            tuple(value.shape) == (n,) and value.dtype == torch.bool,
+            f"step.{name} is not ({n},) bool.",
+        )
     _require(bool(torch.isfinite(step.reward).all()), "step.reward is not finite.")
     _require(
-        not (step.terminated & step.truncated).any(), "An env was terminated and truncated at once; terminated wins."
+        not (step.terminated & step.truncated).any(),
+        "An env was terminated and truncated at once; terminated wins.",
     )
-    _require(bool((step.reward[~step.valid] == 0).all()), "step.reward is not zero where step.valid is False.")
+    _require(
+        bool((step.reward[~step.valid] == 0).all()),
+        "step.reward is not zero where step.valid is False.",
+    )
     running_after_gap = step.valid[:, 1:] & ~step.valid[:, :-1]
     _require(
-        not running_after_gap.any(), "step.valid has a gap: once an env ended, later actions of the chunk are invalid."
+        not running_after_gap.any(),
+        "step.valid has a gap: once an env ended, later actions of the chunk are invalid.",
     )
 
 
@@ -142,7 +177,8 @@ def check_policy(policy: Policy, obs: Obs, spec: EnvSpec, *, tolerance: float = 
         policy: to check.
         obs: of the env that ``spec`` describes.
         spec: what the policy was built for.
-        tolerance: allowed difference of a path's log-probability between ``sample`` and ``evaluate``.
+        tolerance: allowed difference of a path's log-probability between ``sample`` and
+            ``evaluate``.
 
     Raises:
         CheckError: says in words which promise is broken.
@@ -159,20 +195,30 @@ def check_policy(policy: Policy, obs: Obs, spec: EnvSpec, *, tolerance: float = 
     )
     _require(bool((noise_free.actions.abs() <= 1).all()), "actions leave [-1, 1].")
     again = policy.sample(obs, generator=seeds(), mode="eval")
-    _require(torch.equal(noise_free.actions, again.actions), "The same generators gave other actions.")
+    _require(
+        torch.equal(noise_free.actions, again.actions), "The same generators gave other actions."
+    )
     sample = policy.sample(obs, generator=seeds(), mode="train")
     if sample.trace is None or sample.logprob is None:
         raise CheckError("sample(mode='train') returned no trace or no logprob.")
     _require(
         sample.trace.x.shape[0] == n
-        and all(x >= a for x, a in zip(sample.trace.x.shape[2:], sample.actions.shape[1:], strict=True)),
-        "trace.x is not (N, K+1, H, A), nor larger in H and A (what lies beyond the actions is not executed).",
+        and all(
+            x >= a for x, a in zip(sample.trace.x.shape[2:], sample.actions.shape[1:], strict=True)
+        ),
+        (
+            "trace.x is not (N, K+1, H, A), nor larger in H and A (what lies beyond the actions is "
+            "not executed)."
+        ),
     )
     scored = policy.evaluate(obs, sample.trace)
     gap = float((scored.logprob - sample.logprob).abs().max().detach())
     _require(
         gap <= tolerance,
-        f"evaluate's log-probability differs from sample's by {gap:.2g}: the first ratio would not be 1.",
+        (
+            f"evaluate's log-probability differs from sample's by {gap:.2g}: the first ratio would "
+            "not be 1."
+        ),
     )
     _require(scored.logprob.requires_grad, "evaluate's logprob carries no gradient.")
     alone = policy.sample(obs[:1], generator=seeds()[:1], mode="eval")
@@ -192,6 +238,10 @@ def _run(env: VecEnv, actions: list[torch.Tensor], seed: int) -> list[Step]:
 
 def _same(a: Step, b: Step) -> bool:
     same = (
-        torch.equal(a.obs.proprio, b.obs.proprio) and torch.equal(a.reward, b.reward) and torch.equal(a.valid, b.valid)
+        torch.equal(a.obs.proprio, b.obs.proprio)
+        and torch.equal(a.reward, b.reward)
+        and torch.equal(a.valid, b.valid)
     )
-    return same and all(torch.equal(image, b.obs.images[name]) for name, image in a.obs.images.items())
+    return same and all(
+        torch.equal(image, b.obs.images[name]) for name, image in a.obs.images.items()
+    )

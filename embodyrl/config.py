@@ -1,9 +1,10 @@
 """Presets and overrides into frozen dataclasses.
 
-A preset is a short YAML file with the sections ``env``, ``policy``, ``algorithm``, ``run`` and, where it has a data
-set, ``data``. It states only what differs from the defaults of the dataclass that the section's ``name`` selects, and,
-with ``run.init_checkpoint``, from the checkpoint's policy. A key that does not exist, or a value of the wrong type, is
-refused with the nearest valid name.
+A preset is a short YAML file with the sections ``env``, ``policy``, ``algorithm``, ``run`` and,
+where it has a data set, ``data``. It states only what differs from the defaults of the dataclass
+that the section's ``name`` selects, and, with ``run.init_checkpoint``, from the checkpoint's
+policy. A key that does not exist, or a value of the wrong type, is refused with the nearest valid
+name.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from embodyrl import registry
 from embodyrl.errors import UserError, did_you_mean
-from embodyrl.loggers import check_loggers
 from embodyrl.registry import preset_names
+from embodyrl.storage.loggers import check_loggers
 
 if TYPE_CHECKING:  # importing it imports torch, and a mistyped preset should be refused at once
     from embodyrl.env import EnvConfig
@@ -36,12 +37,15 @@ class DataConfig:
     Attributes:
         path: a LeRobotDataset v3, own or someone else's. Relative to the working directory.
         episodes: use only the first that many (of each data set); 0 means all.
-        keep: ``success`` leaves out the episodes of which the data set says that they failed; ``all`` does not, as for
-            tasks that know no success.
+        keep: ``success`` leaves out the episodes of which the data set says that they failed;
+            ``all`` does not, as for tasks that know no success.
         more: further data sets to learn from as well.
-        weights: how often each is drawn, ``path`` first, then ``more``; empty means by its number of frames.
-        intervention_weight: how many times as often as others those frames are drawn in which a person had taken over.
-        codec: a world model through whose codec the frames are shown every other time, for a policy that shall dream.
+        weights: how often each is drawn, ``path`` first, then ``more``; empty means by its number
+            of frames.
+        intervention_weight: how many times as often as others those frames are drawn in which a
+            person had taken over.
+        codec: a world model through whose codec the frames are shown every other time, for a policy
+            that shall dream.
     """
 
     path: str = ""
@@ -63,22 +67,28 @@ class RunConfig:
         seed: of the policy's initial weights, the noise and the order of the data.
         iterations: updates of the algorithm.
         minutes: stop earlier when that much training time is used up; 0 means no limit.
-        init_checkpoint: a checkpoint (or a run folder: its newest) whose policy this run starts from.
+        init_checkpoint: a checkpoint (or a run folder: its newest) whose policy this run starts
+            from.
         eval_every: iterations between evaluations; 0 means only at the end.
         eval_episodes: initial states of the ``eval_split`` per evaluation, always the first ones.
         eval_split: initial states never trained on.
         eval_before: evaluate the policy that the run starts from as well.
-        patience: evaluations in a row without a new best after which the run ends; 0 goes on to the last iteration.
-        videos: episodes per evaluation, the first ones, that are saved as video (before and after training).
+        patience: evaluations in a row without a new best after which the run ends; 0 goes on to the
+            last iteration.
+        videos: episodes per evaluation, the first ones, that are saved as video (before and after
+            training).
         checkpoint_every: iterations between checkpoints.
         keep_checkpoints: older ones are deleted.
         device: ``"auto"`` takes the GPU where there is one.
         threads: of torch on CPU; 0 leaves torch's default.
-        compile: the policy's denoising step is compiled for sampling, and on a GPU replayed as a CUDA graph.
-        workers: shards that the envs are dealt to, each with its own rollout; ``--launcher ray`` makes each a process.
-        max_lag: updates by which a rollout's weights may be older than the learner's, so that both can be at work; on
-            policy, a lag needs ``algorithm.behaviour_cap``.
-        loggers: any of ``tensorboard``, ``trackio``, ``wandb``; ``metrics.jsonl`` is always written.
+        compile: the policy's denoising step is compiled for sampling, and on a GPU replayed as a
+            CUDA graph.
+        workers: shards that the envs are dealt to, each with its own rollout; ``--launcher ray``
+            makes each a process.
+        max_lag: updates by which a rollout's weights may be older than the learner's, so that both
+            can be at work; on policy, a lag needs ``algorithm.behaviour_cap``.
+        loggers: any of ``tensorboard``, ``trackio``, ``wandb``; ``metrics.jsonl`` is always
+            written.
     """
 
     name: str = "run"
@@ -107,12 +117,21 @@ class RunConfig:
         for key in ("iterations", "checkpoint_every", "eval_episodes", "workers"):
             if getattr(self, key) < 1:
                 raise UserError(f"run.{key} is {getattr(self, key)}; it must be at least 1.")
-        for key in ("minutes", "eval_every", "patience", "videos", "keep_checkpoints", "threads", "max_lag"):
+        for key in (
+            "minutes",
+            "eval_every",
+            "patience",
+            "videos",
+            "keep_checkpoints",
+            "threads",
+            "max_lag",
+        ):
             if getattr(self, key) < 0:
                 raise UserError(f"run.{key} is {getattr(self, key)}; it must not be negative.")
         if self.patience and not self.eval_every:
             raise UserError(
-                f"run.patience={self.patience} waits for evaluations, and there are none: set run.eval_every."
+                f"run.patience={self.patience} waits for evaluations, and there are none: set "
+                "run.eval_every."
             )
 
     @property
@@ -122,7 +141,11 @@ class RunConfig:
 
     def last_pause(self, iteration: int) -> int:
         """The newest of the iterations up to this one that a checkpoint or an evaluation stands before."""
-        return max(iteration // every * every for every in (self.checkpoint_every, self.eval_every) if every)
+        return max(
+            iteration // every * every
+            for every in (self.checkpoint_every, self.eval_every)
+            if every
+        )
 
 
 @dataclass(frozen=True)
@@ -139,8 +162,8 @@ class Config:
 def compose(preset: str, overrides: Sequence[str] = ()) -> Config:
     """Reads a preset (a name of ``preset_names`` or a path to a YAML file) and applies ``key.sub=value`` overrides.
 
-    With ``run.init_checkpoint`` the policy section starts from that checkpoint's, so that neither the preset nor the
-    command line need repeat its architecture; their own keys come on top.
+    With ``run.init_checkpoint`` the policy section starts from that checkpoint's, so that neither
+    the preset nor the command line need repeat its architecture; their own keys come on top.
 
     Raises:
         UserError: unknown preset, key or name, or a value of the wrong type.
@@ -151,16 +174,19 @@ def compose(preset: str, overrides: Sequence[str] = ()) -> Config:
 
 def _initial_policy(merged: DictConfig) -> dict[str, Any]:
     """The policy section that ``run.init_checkpoint`` was trained with; empty where there is none, or another kind."""
-    run, own = merged.get("run"), merged.get("policy")
+    run = merged.get("run")
+    own = merged.get("policy")
     path = run.get("init_checkpoint") if isinstance(run, DictConfig) else None
     if not path:
         return {}
-    from embodyrl import checkpoint
+    from embodyrl.storage import checkpoint
 
     try:
         _, meta = checkpoint.load(checkpoint.find(str(path)))
     except UserError:
-        return {}  # such a config can be looked at before the checkpoint is there; training refuses it in these words
+        # such a config can be looked at before the checkpoint is there; training refuses it in
+        # these words
+        return {}
     policy = meta.get("config", {}).get("policy", {})
     wanted = own.get("name") if isinstance(own, DictConfig) else None
     return policy if wanted in (None, policy.get("name")) else {}
@@ -171,14 +197,17 @@ def read_preset(preset: str) -> DictConfig:
     known = preset_names()
     path = known.get(preset, Path(preset))
     if not path.is_file():
-        raise UserError(f"There is no preset {preset!r}, nor a file of that name. {did_you_mean(preset, known)}")
+        raise UserError(
+            f"There is no preset {preset!r}, nor a file of that name. {did_you_mean(preset, known)}"
+        )
     try:
         raw = OmegaConf.load(path)
     except Exception as error:
         raise UserError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(raw, DictConfig):
         raise UserError(
-            f"{path} must hold sections ({', '.join(f.name for f in dataclasses.fields(Config))}), not a list."
+            f"{path} must hold sections ({', '.join(f.name for f in dataclasses.fields(Config))}), "
+            "not a list."
         )
     return raw
 
@@ -189,14 +218,21 @@ def merge(raw: DictConfig | dict[str, Any], overrides: Sequence[str]) -> DictCon
     for item in overrides:
         key, sign, text = item.partition("=")
         if not sign:
-            raise UserError(f"{item!r} is not an override: write key.sub=value, for example run.seed=1.")
+            raise UserError(
+                f"{item!r} is not an override: write key.sub=value, for example run.seed=1."
+            )
         try:
             value = OmegaConf.select(OmegaConf.from_dotlist([item]), key)
         except Exception as error:  # of YAML's parser or OmegaConf's, by what is wrong
-            raise UserError(f"The override {item!r} cannot be read: {str(error).splitlines()[0]}.") from error
-        # "key=" is what a shell leaves of key='' and means the empty string, where YAML would read null. A name like
-        # 0_20 is a number to YAML (16): left as text, it becomes a number only where one is asked for.
-        respelled = isinstance(value, int | float) and not isinstance(value, bool) and str(value) != text
+            raise UserError(
+                f"The override {item!r} cannot be read: {str(error).splitlines()[0]}."
+            ) from error
+        # "key=" is what a shell leaves of key='' and means the empty string, where YAML would read
+        # null. A name like 0_20 is a number to YAML (16): left as text, it becomes a number only
+        # where one is asked for.
+        respelled = (
+            isinstance(value, int | float) and not isinstance(value, bool) and str(value) != text
+        )
         written.append(f"{key}='{text}'" if not text or respelled else item)
     return cast(DictConfig, OmegaConf.merge(raw, OmegaConf.from_dotlist(written)))
 
@@ -206,7 +242,9 @@ def resolve(raw: DictConfig | dict[str, Any], overrides: Sequence[str] = ()) -> 
     known = [f.name for f in dataclasses.fields(Config)]
     merged = merge(raw, overrides)
     if unknown := [str(key) for key in merged if key not in known]:
-        raise UserError(f"There is no section {unknown[0]!r} in a config. {did_you_mean(unknown[0], known)}")
+        raise UserError(
+            f"There is no section {unknown[0]!r} in a config. {did_you_mean(unknown[0], known)}"
+        )
     sections: dict[str, Any] = {}
     for section in known:
         given = merged.get(section) or OmegaConf.create({})
@@ -221,7 +259,10 @@ def config_class(section: str, given: DictConfig) -> type:
     if section not in SECTIONS:
         return {"run": RunConfig, "data": DataConfig}[section]
     if "name" not in given:
-        raise UserError(f"The section {section!r} has no name. {did_you_mean('', registry.names(SECTIONS[section]))}")
+        raise UserError(
+            f"The section {section!r} has no name. "
+            f"{did_you_mean('', registry.names(SECTIONS[section]))}"
+        )
     return registry.load(SECTIONS[section], str(given["name"])).Config
 
 
@@ -233,20 +274,29 @@ def build[T](section: str, cls: type[T], given: DictConfig | dict[str, Any]) -> 
     """
     try:
         merged = OmegaConf.merge(OmegaConf.structured(cls), given)
-        plain = cast(dict[str, Any], OmegaConf.to_container(merged, resolve=True, throw_on_missing=True))
+        plain = cast(
+            dict[str, Any], OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+        )
     except ConfigKeyError as error:
         key = str(error.key)
         valid = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
-        raise UserError(f"{section} has no key {key!r} ({cls.__name__}). {did_you_mean(key, valid)}") from error
+        raise UserError(
+            f"{section} has no key {key!r} ({cls.__name__}). {did_you_mean(key, valid)}"
+        ) from error
     except OmegaConfBaseException as error:
         first = re.sub(r"\s+", " ", str(error).split("\n")[0])
         key = error.full_key or _wrong_key(cls, given)
         where = f"{section}.{key}" if key else section
-        raw = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(cast(Any, given)), resolve=False))
+        raw = cast(
+            dict[str, Any],
+            OmegaConf.to_container(OmegaConf.create(cast(Any, given)), resolve=False),
+        )
         value = raw.get(key)
         if "is not a TupleConfig" in first or "is not a ListConfig" in first:
             first = f"it takes a list, not {value!r}: write {where}=[{value}]"
-        first = first.replace("Value '$VALUE' of type '$VALUE_TYPE'", f"one of {value}")  # OmegaConf leaves it unfilled
+        first = first.replace(
+            "Value '$VALUE' of type '$VALUE_TYPE'", f"one of {value}"
+        )  # OmegaConf leaves it unfilled
         raise UserError(f"{where} is wrong: {first.rstrip('.')}.") from error
     return cls(**{key: _freeze(value) for key, value in plain.items()})
 
@@ -280,7 +330,10 @@ def env_config(name: str, overrides: Sequence[str] = ()) -> EnvConfig:
     envs = registry.names("envs")
     known = {**envs, **preset_names()}
     if name not in known and not Path(name).is_file():
-        raise UserError(f"There is no env or preset {name!r}, nor a file of that name. {did_you_mean(name, known)}")
+        raise UserError(
+            f"There is no env or preset {name!r}, nor a file of that name. "
+            f"{did_you_mean(name, known)}"
+        )
     raw = OmegaConf.create({"env": {"name": name}}) if name in envs else read_preset(name)
     merged = merge({"env": raw.get("env")}, overrides)
     if extra := [str(k) for k in merged if k != "env"]:

@@ -1,8 +1,9 @@
 """The env API: what a simulator, a world model and a robot all look like to a policy.
 
-Actions come and observations go once per chunk of H actions. ``SteppedVecEnv`` is the only place that knows how to turn
-single simulator steps into a chunk; a simulator file only resets, steps and observes. An env that ended waits, masked,
-until its owner resets it, so training, evaluation on a fixed list and groups from one initial state use the same calls.
+Actions come and observations go once per chunk of H actions. ``SteppedVecEnv`` is the only place
+that knows how to turn single simulator steps into a chunk; a simulator file only resets, steps and
+observes. An env that ended waits, masked, until its owner resets it, so training, evaluation on a
+fixed list and groups from one initial state use the same calls.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ class EnvConfig:
     Attributes:
         name: registry name of the simulator.
         num_envs: N, episodes that run in parallel.
-        split: which initial states and appearances are drawn; ``"train"`` and ``"eval"`` never share any.
+        split: which initial states and appearances are drawn; ``"train"`` and ``"eval"`` never
+            share any.
         seed: env k draws its initial states from seed + k.
-        terminate_on_success: whether an episode ends when it succeeds; one that goes on lets the cameras see it solved.
+        terminate_on_success: whether an episode ends when it succeeds; one that goes on lets the
+            cameras see it solved.
         device: where the tensors of Obs and Step live.
     """
 
@@ -71,8 +74,10 @@ class VecEnv(Protocol):
 
         Args:
             env_ids: indices or a (N,) bool mask; None means all.
-            seed: reseeds those envs: an int s gives the k-th of all envs s + k, a sequence gives one to each.
-            init: the initial state of each (see ``EnvSpec.tasks``); None lets each env draw from its own stream.
+            seed: reseeds those envs: an int s gives the k-th of all envs s + k, a sequence gives
+                one to each.
+            init: the initial state of each (see ``EnvSpec.tasks``); None lets each env draw from
+                its own stream.
 
         Returns:
             The observation of all N envs.
@@ -99,7 +104,8 @@ class VecEnv(Protocol):
 class Tick:
     """What one control step did, each (N,): reward float32 and three bools; ``fault`` marks a broken simulation.
 
-    Where a person may take over, ``human`` (N,) says whether they did, and ``taken`` (N, A) what was executed.
+    Where a person may take over, ``human`` (N,) says whether they did, and ``taken`` (N, A) what
+    was executed.
     """
 
     reward: Tensor
@@ -113,7 +119,8 @@ class Tick:
 class SteppedVecEnv(ABC):
     """Chunks out of single steps: masks, time limits, seeds and faults, for every simulator alike.
 
-    A simulator implements ``_reset``, ``_step`` and ``_observe`` and sets ``spec`` before calling ``super().__init__``.
+    A simulator implements ``_reset``, ``_step`` and ``_observe`` and sets ``spec`` before calling
+    ``super().__init__``.
     """
 
     spec: EnvSpec
@@ -178,7 +185,9 @@ class SteppedVecEnv(ABC):
         taken = torch.zeros(self.spec.num_envs, horizon, self.spec.action_dim, device=self.device)
 
         def next_actions(h: int) -> Tensor:
-            taken[:, h] = check_actions(act().to(self.device)[:, None], self.spec, self._running)[:, 0]
+            taken[:, h] = check_actions(act().to(self.device)[:, None], self.spec, self._running)[
+                :, 0
+            ]
             return taken[:, h]
 
         return self._chunk(horizon, next_actions), taken
@@ -200,8 +209,11 @@ class SteppedVecEnv(ABC):
             fault |= tick.fault & active
             if tick.human is not None and tick.taken is not None:
                 human = torch.zeros_like(valid) if human is None else human
-                taken = torch.zeros(num_envs, horizon, self.spec.action_dim) if taken is None else taken
-                human[:, h], taken[:, h] = tick.human & active, tick.taken
+                taken = (
+                    torch.zeros(num_envs, horizon, self.spec.action_dim) if taken is None else taken
+                )
+                human[:, h] = tick.human & active
+                taken[:, h] = tick.taken
             valid[:, h] = active
             reward[:, h] = torch.where(active, tick.reward, 0.0)
             success = torch.where(active, tick.success, success)
@@ -213,9 +225,11 @@ class SteppedVecEnv(ABC):
         previous = self._last_obs
         self._last_obs = obs = self._observe(None)
         if fault.any():
-            # A broken simulation has no state worth learning from: the whole chunk is masked, and the observation is
-            # the last good one, so that the advantage of a masked chunk is zero and the one before it bootstraps.
-            valid[fault], reward[fault] = False, 0.0
+            # A broken simulation has no state worth learning from: the whole chunk is masked, and
+            # the observation is the last good one, so that the advantage of a masked chunk is zero
+            # and the one before it bootstraps.
+            valid[fault] = False
+            reward[fault] = 0.0
             terminated &= ~fault
             truncated |= fault
             success &= ~fault
@@ -276,16 +290,21 @@ def env_index(env_ids: Tensor | Sequence[int] | None, num_envs: int) -> list[int
 
 def check_actions(actions: Tensor, spec: EnvSpec, running: Tensor) -> Tensor:
     """The actions clipped to [-1, 1], or a sentence about what is wrong with them."""
-    if actions.ndim != 3 or actions.shape[0] != spec.num_envs or actions.shape[2] != spec.action_dim:
+    if (
+        actions.ndim != 3
+        or actions.shape[0] != spec.num_envs
+        or actions.shape[2] != spec.action_dim
+    ):
         raise InvalidActionError(
-            f"{spec.name} takes actions of shape (num_envs={spec.num_envs}, H, action_dim={spec.action_dim}), "
-            f"not {tuple(actions.shape)}."
+            f"{spec.name} takes actions of shape (num_envs={spec.num_envs}, H, "
+            f"action_dim={spec.action_dim}), not {tuple(actions.shape)}."
         )
     bad = ~torch.isfinite(actions).all(dim=-1).all(dim=-1) & running
     if bad.any():
         raise InvalidActionError(
-            f"The actions of env {bad.nonzero().flatten().tolist()} hold NaN or infinity, so no env was stepped. "
-            "The policy has most likely diverged: lower the learning rate or go back to an earlier checkpoint."
+            f"The actions of env {bad.nonzero().flatten().tolist()} hold NaN or infinity, so no "
+            "env was stepped. The policy has most likely diverged: lower the learning rate or go "
+            "back to an earlier checkpoint."
         )
     return torch.nan_to_num(actions.float()).clamp(-1.0, 1.0)
 

@@ -1,6 +1,7 @@
 """The one exception that a user's mistake or a missing piece of the machine raises.
 
-The command line prints its text as a plain paragraph (what, why, what to do) and no traceback; all else is a bug.
+The command line prints its text as a plain paragraph (what, why, what to do) and no traceback; all
+else is a bug.
 """
 
 from __future__ import annotations
@@ -52,5 +53,9 @@ def refuse_unread(config: Any, section: str, keys: Iterable[str], why: str) -> N
     defaults = {f.name: f.default for f in fields(config)}
     for key in keys:
         if getattr(config, key) != defaults[key]:
-            given, default = getattr(config, key), defaults[key]
-            raise UserError(f"{section}.{key} is {given!r}, but {why}. Leave it out (its default is {default!r}).")
+            given = getattr(config, key)
+            default = defaults[key]
+            raise UserError(
+                f"{section}.{key} is {given!r}, but {why}. Leave it out (its default is "
+                f"{default!r})."
+            )

@@ -28,7 +28,9 @@ class Interrupt:
             raise Interrupted
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # no other thread may set handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, self._handle)
         return self

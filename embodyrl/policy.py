@@ -16,14 +16,17 @@ Mode = Literal["train", "eval"]
 class Policy(Protocol):
     """A flow or diffusion action-chunk policy (an ``nn.Module`` as well)."""
 
-    def sample(self, obs: Obs, *, generator: torch.Generator | list[torch.Generator], mode: Mode) -> ActionSample:
+    def sample(
+        self, obs: Obs, *, generator: torch.Generator | list[torch.Generator], mode: Mode
+    ) -> ActionSample:
         """Draws a chunk for every row of obs.
 
         Args:
             obs: N observations.
             generator: source of all noise; a list gives each row its own.
-            mode: ``"train"`` follows the stochastic transition and returns the trace, its log-probability and the
-                critic's value; ``"eval"`` integrates the ODE (only the initial noise is random) and returns actions.
+            mode: ``"train"`` follows the stochastic transition and returns the trace, its
+                log-probability and the critic's value; ``"eval"`` integrates the ODE (only the
+                initial noise is random) and returns actions.
         """
         ...
 

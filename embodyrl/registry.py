@@ -1,10 +1,11 @@
 """Names to classes, imported only when asked for.
 
-A third party adds its own by an entry point in the groups ``embodyrl.envs``, ``embodyrl.policies`` and
-``embodyrl.algorithms``; nothing here needs to change. Every registered class has a frozen config dataclass as its
-attribute ``Config`` and is built as ``cls(config)`` (envs), ``cls(config, spec)`` (policies) or
-``cls(config, policy)`` (algorithms). An env's package may have a module ``tasks`` beside the env's own, with a function
-``list_tasks()`` (see ``TaskInfo``) and a ``SPLITS``, both cheap to import: ``embodyrl list`` shows them.
+A third party adds its own by an entry point in the groups ``embodyrl.envs``, ``embodyrl.policies``
+and ``embodyrl.algorithms``; nothing here needs to change. Every registered class has a frozen
+config dataclass as its attribute ``Config`` and is built as ``cls(config)`` (envs),
+``cls(config, spec)`` (policies) or ``cls(config, policy)`` (algorithms). An env's package may have
+a module ``tasks`` beside the env's own, with a function ``list_tasks()`` (see ``TaskInfo``) and a
+``SPLITS``, both cheap to import: ``embodyrl list`` shows them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "mujoco": "embodyrl.sims.mujoco.env:MujocoEnv",
         "maniskill": "embodyrl.sims.maniskill.env:ManiSkillEnv",
         "libero": "embodyrl.sims.libero.env:LiberoEnv",
-        "robot": "embodyrl.real_robot.env:RobotEnv",
+        "robot": "embodyrl.real_robot.env.robot_env:RobotEnv",
         "gymnasium": "embodyrl.sims.gymnasium.env:GymnasiumEnv",
         "world_model": "embodyrl.world_models.env:WorldModelEnv",
     },
@@ -90,7 +91,8 @@ def load(kind: str, name: str) -> Any:
     known = names(kind)
     if name not in known:
         raise UserError(
-            f"There is no {kind[:-1] if kind != 'policies' else 'policy'} {name!r}. {did_you_mean(name, known)}"
+            f"There is no {kind[:-1] if kind != 'policies' else 'policy'} {name!r}. "
+            f"{did_you_mean(name, known)}"
         )
     module, _, attribute = known[name].partition(":")
     return getattr(importlib.import_module(module), attribute)

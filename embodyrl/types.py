@@ -1,7 +1,8 @@
 """The dataclasses of tensors that env, policy, rollout and algorithm hand to one another.
 
-Symbols, the same everywhere: N parallel envs, H actions in a chunk, A action dims, P proprio dims, S privileged dims,
-K denoising steps. All tensors of one object have the same leading dimension (N, or B once flattened into a batch).
+Symbols, the same everywhere: N parallel envs, H actions in a chunk, A action dims, P proprio dims,
+S privileged dims, K denoising steps. All tensors of one object have the same leading dimension (N,
+or B once flattened into a batch).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ class TensorData:
     """Base of the dataclasses below: move, select and concatenate all their tensors at once."""
 
     def _map(self, fn: Any) -> Self:
-        return replace(self, **{f.name: _map_value(getattr(self, f.name), fn) for f in fields(self)})  # type: ignore[type-var]
+        values = {f.name: _map_value(getattr(self, f.name), fn) for f in fields(self)}  # type: ignore[arg-type]
+        return replace(self, **values)  # type: ignore[type-var]
 
     def to(self, device: torch.device | str) -> Self:
         """The same data on another device."""
@@ -93,18 +95,22 @@ class Obs(TensorData):
 class Step:
     """What one chunk of actions did.
 
-    An env that has ended stays as it is, ``valid`` False, until ``reset`` is called for it: ``obs`` is therefore the
-    final observation of the envs that ended in this chunk, and what a truncated one is bootstrapped from.
+    An env that has ended stays as it is, ``valid`` False, until ``reset`` is called for it: ``obs``
+    is therefore the final observation of the envs that ended in this chunk, and what a truncated
+    one is bootstrapped from.
 
     Attributes:
         obs: after the last valid action of the chunk.
         reward: (N, H) float32, zero where not valid.
         terminated: (N,) bool, the task itself ended (success or failure); never bootstrapped.
-        truncated: (N,) bool, the time was up, or the env broke (then no action of the chunk is valid); bootstrapped.
+        truncated: (N,) bool, the time was up, or the env broke (then no action of the chunk is
+            valid); bootstrapped.
         valid: (N, H) bool, the actions that were executed in a running episode.
-        success: (N,) bool, the task was solved in this chunk or, for tasks that do not end on success, is solved now.
+        success: (N,) bool, the task was solved in this chunk or, for tasks that do not end on
+            success, is solved now.
         log: further per-env figures, each (N,).
-        human: (N, H) bool, the actions that a person took instead of the policy; None where nobody can.
+        human: (N, H) bool, the actions that a person took instead of the policy; None where nobody
+            can.
         taken: (N, H, A) the actions that were executed, whoever chose them; None with ``human``.
     """
 
@@ -129,8 +135,9 @@ class DenoisingTrace(TensorData):
     """The path from noise to action that a stochastic sampler took; its log-probability is what PPO's ratio is made of.
 
     Attributes:
-        x: (N, K+1, H, A), x[:, 0] the noise and x[:, K] the action chunk, both in the policy's normalised units. A
-            pretrained model's may be (N, K+1, C, D), longer and wider: its first H rows and A columns are executed.
+        x: (N, K+1, H, A), x[:, 0] the noise and x[:, K] the action chunk, both in the policy's
+            normalised units. A pretrained model's may be (N, K+1, C, D), longer and wider: its
+            first H rows and A columns are executed.
         stochastic: (N, K) bool, the steps that drew noise and are trained.
     """
 
@@ -145,7 +152,8 @@ class ActionSample(TensorData):
     Attributes:
         actions: (N, H, A) in [-1, 1], what ``VecEnv.step`` takes.
         trace: the path that led there; None in noise-free mode.
-        logprob: (N, K) log-probability of each step of the trace, zero where not stochastic; None without a trace.
+        logprob: (N, K) log-probability of each step of the trace, zero where not stochastic; None
+            without a trace.
         value: (N,) the critic's value of obs, or None.
     """
 
@@ -179,20 +187,23 @@ class EnvSpec:
         num_envs: N.
         action_dim: A.
         proprio_dim: P.
-        control_mode: what an action means, e.g. ``"ee_delta_pos"``; two envs with different modes never mix.
+        control_mode: what an action means, e.g. ``"ee_delta_pos"``; two envs with different modes
+            never mix.
         control_hz: actions per second.
         max_episode_steps: actions until truncation.
         cameras: camera name -> (height, width).
         privileged_dim: S, or 0.
         tasks: task names. Initial state i is the (i // len(tasks))-th state of task i % len(tasks).
-        num_init_states: how many initial states there are in all, or None where any non-negative number is one.
-        reports_success: whether it says which episodes are solved; where not, ``Step.success`` is always False, and
-            scores are mean returns.
-        layout: what lies in proprio and privileged, one after the other: (``"hand"``, ``"object"``, ``"relative"``,
-            ``"mark"`` or ``"robot"``, first number, how many). The first three of a hand's or an object's numbers are
-            metres in the world; a relative object is given as metres from the first hand. A mark is a goal, or
-            anything else that is painted and touches nothing. ``"robot"`` are numbers of the robot alone, its hands'
-            among them, where no task is about those. May be empty.
+        num_init_states: how many initial states there are in all, or None where any non-negative
+            number is one.
+        reports_success: whether it says which episodes are solved; where not, ``Step.success`` is
+            always False, and scores are mean returns.
+        layout: what lies in proprio and privileged, one after the other: (``"hand"``, ``"object"``,
+            ``"relative"``, ``"mark"`` or ``"robot"``, first number, how many). The first three of a
+            hand's or an object's numbers are metres in the world; a relative object is given as
+            metres from the first hand. A mark is a goal, or anything else that is painted and
+            touches nothing. ``"robot"`` are numbers of the robot alone, its hands' among them,
+            where no task is about those. May be empty.
     """
 
     name: str

@@ -14,7 +14,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("MPLBACKEND", "agg")
 
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+]
 FLAGS += ["--disable-component-update", "--disable-sync"]
 
 
@@ -22,7 +28,10 @@ FLAGS += ["--disable-component-update", "--disable-sync"]
 def ordinary_priority():
     """No test makes its process a real-time one: that, and what it starts, would keep all others from a processor."""
     yield
-    assert not hasattr(os, "sched_getscheduler") or os.sched_getscheduler(0) not in (os.SCHED_FIFO, os.SCHED_RR)
+    assert not hasattr(os, "sched_getscheduler") or os.sched_getscheduler(0) not in (
+        os.SCHED_FIFO,
+        os.SCHED_RR,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +43,9 @@ def chromium():
     with playwright.sync_playwright() as started:
         own = own or started.chromium.executable_path
         if not os.path.exists(own):
-            pytest.skip("no Chromium here: apt-get install chromium, or playwright install chromium")
+            pytest.skip(
+                "no Chromium here: apt-get install chromium, or playwright install chromium"
+            )
         browser = started.chromium.launch(executable_path=own, args=FLAGS, timeout=180e3)
         yield browser
         browser.close()

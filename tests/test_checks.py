@@ -26,7 +26,10 @@ from embodyrl.types import EnvSpec, Obs, Step
     + [
         ("pick", {"renderer": "warp", "image_size": 32}),
         ("pick,stack", {"renderer": "opengl", "image_size": 32, "cameras": ("front", "wrist")}),
-        ("push", {"renderer": "none", "cameras": (), "control_mode": "ee_delta_pose", "reward": "dense"}),
+        (
+            "push",
+            {"renderer": "none", "cameras": (), "control_mode": "ee_delta_pose", "reward": "dense"},
+        ),
     ],
 )
 def test_mujoco_keeps_its_promises(task: str, settings: dict[str, Any]) -> None:
@@ -38,7 +41,11 @@ def test_mujoco_keeps_its_promises(task: str, settings: dict[str, Any]) -> None:
 def test_policies_keep_their_promises() -> None:
     """Every registered policy, by its default config, on states and on pixels."""
     for cameras in ((), ("front",)):
-        env = MujocoEnv(Config(num_envs=2, renderer="opengl" if cameras else "none", cameras=cameras, image_size=64))
+        env = MujocoEnv(
+            Config(
+                num_envs=2, renderer="opengl" if cameras else "none", cameras=cameras, image_size=64
+            )
+        )
         obs = env.reset(seed=0)
         for name in registry.BUILT_IN["policies"]:
             cls = registry.load("policies", name)
@@ -58,7 +65,9 @@ class Counter(SteppedVecEnv):
     """Counts its steps: the smallest env there is. Its subclasses below each break one promise."""
 
     def __init__(self, num_envs: int = 3) -> None:
-        spec = EnvSpec("counter", num_envs, 2, 3, "count", 10.0, 9, {"eye": (4, 4)}, privileged_dim=1)
+        spec = EnvSpec(
+            "counter", num_envs, 2, 3, "count", 10.0, 9, {"eye": (4, 4)}, privileged_dim=1
+        )
         super().__init__(spec, EnvConfig(num_envs=num_envs))
         self.state = torch.zeros(num_envs, 3)
 
@@ -68,7 +77,9 @@ class Counter(SteppedVecEnv):
 
     def _step(self, actions: Tensor, active: Tensor) -> Tick:
         n = self.spec.num_envs
-        self.state = torch.where(active[:, None], self.state + actions.sum(1, keepdim=True), self.state)
+        self.state = torch.where(
+            active[:, None], self.state + actions.sum(1, keepdim=True), self.state
+        )
         never = torch.zeros(n, dtype=torch.bool)
         return Tick(torch.ones(n), never, never.clone(), never.clone())
 
@@ -143,7 +154,9 @@ class TakesAnyShape(Counter):
 class RewardsTheDead(Counter):
     def step(self, actions: Tensor) -> Step:
         step = super().step(actions)
-        return dataclasses.replace(step, reward=torch.ones_like(step.reward), valid=torch.zeros_like(step.valid))
+        return dataclasses.replace(
+            step, reward=torch.ones_like(step.reward), valid=torch.zeros_like(step.valid)
+        )
 
 
 class EndsTwiceOver(Counter):

@@ -51,7 +51,12 @@ def test_overrides_win_and_keep_types() -> None:
 
 def test_a_name_that_yaml_takes_for_a_number_stays_as_it_was_written() -> None:
     config = resolve(RAW, ["run.name=0_20", "run.out=1e3", "run.seed=1_0", "run.minutes=1e3"])
-    assert (config.run.name, config.run.out, config.run.seed, config.run.minutes) == ("0_20", "1e3", 10, 1000.0)
+    assert (config.run.name, config.run.out, config.run.seed, config.run.minutes) == (
+        "0_20",
+        "1e3",
+        10,
+        1000.0,
+    )
 
 
 def test_a_name_override_chooses_another_class() -> None:
@@ -80,7 +85,10 @@ def test_configs_are_frozen() -> None:
         ("run.seed=1.5", r"run\.seed.*1\.5"),
         ("run.seed=fast", r"run\.seed.*'fast'"),
         ("run.eval_before=perhaps", r"run\.eval_before.*'perhaps'"),
-        ("run.loggers=tensorboard", r"it takes a list, not 'tensorboard': write run\.loggers=\[tensorboard\]"),
+        (
+            "run.loggers=tensorboard",
+            r"it takes a list, not 'tensorboard': write run\.loggers=\[tensorboard\]",
+        ),
         ("run.seed=null", r"run\.seed"),
         ("run=5", "section 'run' must hold keys, not 5"),
         ("env.name=mujco", "no env 'mujco'.*'mujoco'"),
@@ -106,7 +114,10 @@ def test_a_section_without_a_name_is_told_the_names() -> None:
     [
         ("env: [unclosed", "not valid YAML"),
         ("- a\n- b\n", "must hold sections"),
-        ("env: mujoco\npolicy: {name: flow_vla}\nalgorithm: {name: ppo}", "section 'env' must hold keys"),
+        (
+            "env: mujoco\npolicy: {name: flow_vla}\nalgorithm: {name: ppo}",
+            "section 'env' must hold keys",
+        ),
         ("enviroment: {name: mujoco}", "no section 'enviroment'"),
         ("", "has no name"),
     ],
@@ -160,4 +171,10 @@ def test_tuples_and_optional_values() -> None:
 
 
 def test_config_has_the_sections_that_the_documentation_names() -> None:
-    assert [f.name for f in dataclasses.fields(Config)] == ["env", "policy", "algorithm", "run", "data"]
+    assert [f.name for f in dataclasses.fields(Config)] == [
+        "env",
+        "policy",
+        "algorithm",
+        "run",
+        "data",
+    ]

@@ -7,10 +7,16 @@ import pytest
 import torch
 
 from embodyrl.build import make_policy
-from embodyrl.flow import Transition, draw_stochastic_steps, initial_log_prob, randn, timesteps
-from embodyrl.losses import ppo_policy_loss, value_loss
+from embodyrl.functional.flow import (
+    Transition,
+    draw_stochastic_steps,
+    initial_log_prob,
+    randn,
+    timesteps,
+)
+from embodyrl.functional.losses import ppo_policy_loss, value_loss
+from embodyrl.functional.returns import group_advantages
 from embodyrl.policies.flow_vla import FlowVLAConfig
-from embodyrl.returns import group_advantages
 from embodyrl.types import EnvSpec, Obs
 
 F64 = torch.float64
@@ -28,10 +34,16 @@ def toy_velocity(x, t, m=0.5, s=0.3):
 def first_ratio_is_1(sampling_times, scoring_times):
     """The path, scored before anything was learned, has the probability that it was sampled with."""
     for steps in (2, 4):
-        transition, log_std, generator = Transition("flow_noise", steps), torch.full((1, 1), math.log(0.12)), seeded()
+        transition, log_std, generator = (
+            Transition("flow_noise", steps),
+            torch.full((1, 1), math.log(0.12)),
+            seeded(),
+        )
         x, log_ratio = randn((500, 1, 1), generator).to(F64), torch.zeros(500, dtype=F64)
         for k in range(steps):
-            sampled, scored = (toy_velocity(x, float(t(steps)[k])) for t in (sampling_times, scoring_times))
+            sampled, scored = (
+                toy_velocity(x, float(t(steps)[k])) for t in (sampling_times, scoring_times)
+            )
             x_next = x - sampled / steps + log_std.exp() * randn((500, 1, 1), generator)
             log_ratio += transition.log_prob(x, x_next, scored, k, log_std)
             log_ratio -= transition.log_prob(x, x_next, sampled, k, log_std)
@@ -49,7 +61,9 @@ def scores_average_to_0(noise):
 def unlikely_samples_have_a_gradient(log_prob):
     """d log N(x; mu, sigma) / d mu = (x - mu) / sigma^2, 4 sigma away as anywhere."""
     mean = torch.zeros((), requires_grad=True)
-    (gradient,) = torch.autograd.grad(log_prob(torch.distributions.Normal(mean, 0.1).log_prob(torch.tensor(0.4))), mean)
+    (gradient,) = torch.autograd.grad(
+        log_prob(torch.distributions.Normal(mean, 0.1).log_prob(torch.tensor(0.4))), mean
+    )
     assert float(gradient) == pytest.approx(40.0)
 
 
@@ -74,9 +88,13 @@ def clip_range_means_the_joint_ratio(log_ratio):
 
 def rollout_and_training_value_the_same(at_rollout, in_training):
     spec = EnvSpec("test/arm", 5, 4, 6, "ee_delta_pos", 25.0, 20, {}, privileged_dim=3)
-    policy = make_policy(FlowVLAConfig(width=32, layers=1, heads=2, text_layers=0, critic_width=16), spec, seed=0)
+    policy = make_policy(
+        FlowVLAConfig(width=32, layers=1, heads=2, text_layers=0, critic_width=16), spec, seed=0
+    )
     torch.nn.init.normal_(policy.critic[-1].weight, generator=seeded())
-    obs = Obs({}, torch.randn(5, 6, generator=seeded()), ["go"] * 5, torch.randn(5, 3, generator=seeded()))
+    obs = Obs(
+        {}, torch.randn(5, 6, generator=seeded()), ["go"] * 5, torch.randn(5, 3, generator=seeded())
+    )
     trace = policy.sample(obs, generator=seeded(), mode="train").trace
     torch.testing.assert_close(at_rollout(policy, obs, trace), in_training(policy, obs, trace))
 
@@ -87,7 +105,12 @@ def clip_fraction_counts_what_moved(fraction):
 
 
 def dual_clip_bounds_the_loss(loss):
-    arguments = torch.tensor([math.log(10.0)]), torch.zeros(1), torch.tensor([-2.0]), torch.ones(1, dtype=torch.bool)
+    arguments = (
+        torch.tensor([math.log(10.0)]),
+        torch.zeros(1),
+        torch.tensor([-2.0]),
+        torch.ones(1, dtype=torch.bool),
+    )
     assert float(loss(*arguments, 0.2, 0.2, 3.0)[0]) == pytest.approx(6.0)
 
 
@@ -100,7 +123,9 @@ def noise_follows_the_generator(noise):
 
 
 def right_clip_fraction(value, old, clip):
-    return value_loss(value, old, old, torch.ones(4, dtype=torch.bool), clip)[1]["value_clip_fraction"]
+    return value_loss(value, old, old, torch.ones(4, dtype=torch.bool), clip)[1][
+        "value_clip_fraction"
+    ]
 
 
 CASES = [
@@ -111,7 +136,11 @@ CASES = [
     ),
     (scores_average_to_0, (lambda e: e,), (defects.reinflow_clamped_noise,)),
     (unlikely_samples_have_a_gradient, (lambda x: x,), (defects.reinflow_clamped_log_prob,)),
-    (every_step_is_trained_in_a_batch, (draw_stochastic_steps,), (defects.one_step_for_the_whole_batch,)),
+    (
+        every_step_is_trained_in_a_batch,
+        (draw_stochastic_steps,),
+        (defects.one_step_for_the_whole_batch,),
+    ),
     (
         joint_ratio_is_that_of_the_path,
         (lambda initial, steps: initial + steps.sum(1),),
@@ -126,14 +155,20 @@ CASES = [
         ),
         (defects.value_averaged_over_steps, defects.value_at_the_trained_step),
     ),
-    (clip_fraction_counts_what_moved, (right_clip_fraction,), (defects.clip_fraction_after_clipping,)),
+    (
+        clip_fraction_counts_what_moved,
+        (right_clip_fraction,),
+        (defects.clip_fraction_after_clipping,),
+    ),
     (dual_clip_bounds_the_loss, (ppo_policy_loss,), (defects.ppo_loss_that_ignores_dual_clip,)),
     (equal_rewards_teach_nothing, (group_advantages,), (defects.group_advantages_of_rounding,)),
     (noise_follows_the_generator, (randn,), (defects.noise_of_seed_0,)),
 ]
 
 
-@pytest.mark.parametrize(("check", "right", "wrong"), CASES, ids=[case[0].__name__ for case in CASES])
+@pytest.mark.parametrize(
+    ("check", "right", "wrong"), CASES, ids=[case[0].__name__ for case in CASES]
+)
 def test_the_check_passes_what_is_right_and_catches_the_defect(check, right, wrong):
     check(*right)
     with pytest.raises(AssertionError):

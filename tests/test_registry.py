@@ -34,7 +34,11 @@ def test_every_config_key_is_documented() -> None:
     for kind, name in ALL:
         config = registry.load(kind, name).Config
         text = " ".join((base.__doc__ or "") for base in config.__mro__)
-        missing = [f.name for f in dataclasses.fields(config) if f"{f.name}:" not in text and f.name != "name"]
+        missing = [
+            f.name
+            for f in dataclasses.fields(config)
+            if f"{f.name}:" not in text and f.name != "name"
+        ]
         assert not missing, f"{config.__name__} says nothing about {missing}"
 
 
@@ -42,7 +46,11 @@ def test_every_config_key_is_documented() -> None:
     ("kind", "name", "said"),
     [
         ("envs", "mujco", "There is no env 'mujco'. Did you mean 'mujoco'?"),
-        ("policies", "flowvla", "There is no policy 'flowvla'. Did you mean 'flow_vla' or 'flow_mlp'?"),
+        (
+            "policies",
+            "flowvla",
+            "There is no policy 'flowvla'. Did you mean 'flow_vla' or 'flow_mlp'?",
+        ),
         ("algorithms", "ppoo", "There is no algorithm 'ppoo'. Did you mean 'ppo'?"),
     ],
 )
@@ -63,7 +71,9 @@ def test_another_package_adds_its_own_env_and_tasks(tmp_path: Path) -> None:
     package = tmp_path / "balance"
     package.mkdir()
     (package / "__init__.py").write_text('"""A pole to balance."""\n')
-    (package / "env.py").write_text("from embodyrl.env import EnvConfig\nclass Balance:\n    Config = EnvConfig\n")
+    (package / "env.py").write_text(
+        "from embodyrl.env import EnvConfig\nclass Balance:\n    Config = EnvConfig\n"
+    )
     (package / "tasks.py").write_text(
         "from embodyrl.registry import TaskInfo\nSPLITS = {'train': 'all of it'}\n"
         "def list_tasks():\n    return [TaskInfo('up', 'keep the pole up', 'env.task=up')]\n"
@@ -72,12 +82,14 @@ def test_another_package_adds_its_own_env_and_tasks(tmp_path: Path) -> None:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: balance\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[embodyrl.envs]\nbalance = balance.env:Balance\nmujoco = balance.env:Balance\ngone = not_here.env:Env\n"
+        "[embodyrl.envs]\nbalance = balance.env:Balance\nmujoco = balance.env:Balance\ngone = "
+        "not_here.env:Env\n"
     )
     code = (
-        "import json; from embodyrl import registry; from embodyrl.listing import listing\n"
-        "found = listing('envs')['envs'] + listing('tasks', 'balance')['tasks'] + listing('tasks', 'gone')['tasks']\n"
-        "print(json.dumps([found, registry.load('envs', 'balance').__module__, registry.names('envs')['mujoco']]))"
+        "import json; from embodyrl import registry; from embodyrl.cli.listing import "
+        "listing\nfound = listing('envs')['envs'] + listing('tasks', 'balance')['tasks'] + "
+        "listing('tasks', 'gone')['tasks']\nprint(json.dumps([found, registry.load('envs', "
+        "'balance').__module__, registry.names('envs')['mujoco']]))"
     )
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     done = subprocess.run(
@@ -91,7 +103,11 @@ def test_another_package_adds_its_own_env_and_tasks(tmp_path: Path) -> None:
     found, module, mujoco = json.loads(done.stdout)
     assert module == "balance.env" and mujoco.startswith("embodyrl.")
     env = next(row for row in found if row["name"] == "balance")
-    assert env["summary"] == "A pole to balance." and env["splits"] == {"train": "all of it"} and env["tasks"] == 1
+    assert (
+        env["summary"] == "A pole to balance."
+        and env["splits"] == {"train": "all of it"}
+        and env["tasks"] == 1
+    )
     task = next(row for row in found if row["name"] == "up")
     assert task["select"] == "env.task=up" and task["available"]
     gone = [row for row in found if "gone" in (row["name"], row.get("env"))]

@@ -16,24 +16,31 @@ NORMS = ("none", "layer", "batch")
 class Critics(nn.Module):
     """E independent nets, each layer one batched matrix product.
 
-    ``norm="layer"`` bounds the values of actions that were never tried (RLPD, arXiv:2302.02948). ``"batch"`` is that of
-    CrossQ (arXiv:1902.05605): with the statistics of a batch of current and next pairs, no target net is needed.
+    ``norm="layer"`` bounds the values of actions that were never tried (RLPD, arXiv:2302.02948).
+    ``"batch"`` is that of CrossQ (arXiv:1902.05605): with the statistics of a batch of current and
+    next pairs, no target net is needed.
     """
 
-    def __init__(self, features: int, choice: int, count: int, width: int, layers: int, norm: str) -> None:
+    def __init__(
+        self, features: int, choice: int, count: int, width: int, layers: int, norm: str
+    ) -> None:
         super().__init__()
         sizes = [features + choice] + [width] * layers + [1]
-        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
         for a, b in pairwise(sizes):
             bound = 1 / math.sqrt(a)
             self.weights.append(nn.Parameter(torch.empty(count, a, b).uniform_(-bound, bound)))
             self.biases.append(nn.Parameter(torch.empty(count, 1, b).uniform_(-bound, bound)))
-        self.count, self.norm = count, norm
+        self.count = count
+        self.norm = norm
         if norm == "batch":
             dims = [features + choice] + [count * width] * layers
             self.norms = nn.ModuleList(nn.BatchNorm1d(dim, momentum=0.01) for dim in dims)
 
-    def forward(self, features: Float[Tensor, "b f"], choice: Float[Tensor, "b h a"]) -> Float[Tensor, "e b"]:
+    def forward(
+        self, features: Float[Tensor, "b f"], choice: Float[Tensor, "b h a"]
+    ) -> Float[Tensor, "e b"]:
         """The value of each choice by each critic."""
         x = torch.cat([features, choice.flatten(1)], dim=-1)
         if self.norm == "batch":
@@ -53,7 +60,9 @@ class Critics(nn.Module):
         if self.norm == "none":
             return x
         e, b, d = x.shape
-        return self.norms[layer + 1](x.transpose(0, 1).reshape(b, e * d)).view(b, e, d).transpose(0, 1)
+        return (
+            self.norms[layer + 1](x.transpose(0, 1).reshape(b, e * d)).view(b, e, d).transpose(0, 1)
+        )
 
     @torch.no_grad()
     def follow(self, other: Critics, tau: float) -> None:

@@ -1,8 +1,9 @@
 """DSRL: SAC over the noise that a frozen flow policy starts from (arXiv:2506.15799).
 
-The flow maps noise w and observation to an action chunk by its noise-free ODE. Seen from outside, w is the action: a
-small Gaussian policy chooses it, the critics judge (observation, w), and nothing is propagated through the flow, which
-may be as large as it likes, or sit behind an API. With w ~ N(0, I), as in the warm-up, it is the base policy.
+The flow maps noise w and observation to an action chunk by its noise-free ODE. Seen from outside, w
+is the action: a small Gaussian policy chooses it, the critics judge (observation, w), and nothing
+is propagated through the flow, which may be as large as it likes, or sit behind an API. With w ~
+N(0, I), as in the warm-up, it is the base policy.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.errors import UserError, refuse_unread
-from embodyrl.flow import randn
+from embodyrl.functional.flow import randn
 from embodyrl.types import Obs
 
 
@@ -31,9 +32,14 @@ class DSRLConfig(SACFlowConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.random_warmup:
-            raise UserError("DSRL warms up with its base policy: algorithm.random_warmup must be false.")
+            raise UserError(
+                "DSRL warms up with its base policy: algorithm.random_warmup must be false."
+            )
         if self.bc_coef:
-            raise UserError("DSRL leaves the flow as it is, so nothing would read algorithm.bc_coef; it must be 0.")
+            raise UserError(
+                "DSRL leaves the flow as it is, so nothing would read algorithm.bc_coef; it must "
+                "be 0."
+            )
         refuse_unread(self, "algorithm", ("entropy",), "DSRL's action is the noise that it chooses")
 
 
@@ -45,8 +51,9 @@ class DSRL(SACFlow):
     def _check_actor(self) -> None:
         if self.policy.steer is None:
             raise UserError(
-                "DSRL trains a policy over the flow's initial noise, and this policy has none. Set policy.steer_width "
-                "(128 is plenty), and run.init_checkpoint to the policy that is to be steered."
+                "DSRL trains a policy over the flow's initial noise, and this policy has none. "
+                "Set policy.steer_width (128 is plenty), and run.init_checkpoint to the policy "
+                "that is to be steered."
             )
 
     def _decision_size(self) -> int:
@@ -63,10 +70,14 @@ class DSRL(SACFlow):
         return noise, logprob, features
 
     def act(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """See ``rollout.Act``: the choice is the noise, and the actions are what the flow makes of it."""
+        """See ``rollouts.collect.Act``: the choice is the noise, and the actions are what the flow makes of it."""
         context = self.policy.encode(obs)
         if self.collected < self.config.warmup_chunks:
-            noise = randn((len(obs), self.policy.config.horizon, self.policy.spec.action_dim), generator, self.device)
+            noise = randn(
+                (len(obs), self.policy.config.horizon, self.policy.spec.action_dim),
+                generator,
+                self.device,
+            )
         else:
             noise, _ = self.policy.steer.sample(self.policy.features(context), generator)
         return self.policy.decode(context, noise), noise

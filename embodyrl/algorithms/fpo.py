@@ -1,13 +1,13 @@
 """FPO: PPO without likelihoods; its ratio is made of flow matching losses.
 
-Flow matching on an action bounds how likely the policy is to take it, so FPO (arXiv:2507.21053) reads "more likely" off
-the loss. For M pairs of noise e and time t, drawn when the update starts,
+Flow matching on an action bounds how likely the policy is to take it, so FPO (arXiv:2507.21053)
+reads "more likely" off the loss. For M pairs of noise e and time t, drawn when the update starts,
 
     l_m = |v(x_t, t) - (e - a)|^2 summed over the chunk,   x_t = (1 - t) a + t e,   r_m = exp(l_m(old) - l_m(new))
 
-Any sampler may act, with noise in its steps or without, and K does not matter to training. Clipping each r_m by itself
-is FPO++'s (Yi and others 2026, "Flow Policy Gradients for Robot Control"); FPO's own r is the exponential of the mean.
-Everything else is PPO's: returns, critic, epochs.
+Any sampler may act, with noise in its steps or without, and K does not matter to training. Clipping
+each r_m by itself is FPO++'s (Yi and others 2026, "Flow Policy Gradients for Robot Control"); FPO's
+own r is the exponential of the mean. Everything else is PPO's: returns, critic, epochs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embodyrl.algorithms.actor import ClippedActor
+from embodyrl.algorithms.clipped_actor import ClippedActor
 from embodyrl.algorithms.ppo import PPO, PPOConfig
 from embodyrl.errors import UserError, refuse_unread
-from embodyrl.flow import Transition, flow_matching_pair, randn, sample_training_time
+from embodyrl.functional.flow import Transition, flow_matching_pair, randn, sample_training_time
 from embodyrl.types import DenoisingTrace, Obs, PolicyEval, TensorData
 
 
@@ -42,7 +42,10 @@ class FPOConfig(PPOConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_pairs < 1:
-            raise UserError(f"algorithm.num_pairs is {self.num_pairs}; a loss needs at least one pair. 8 is usual.")
+            raise UserError(
+                f"algorithm.num_pairs is {self.num_pairs}; a loss needs at least one pair. 8 is "
+                "usual."
+            )
         why = "FPO takes losses for likelihoods: there are no steps, no density of the rollout and no entropy"
         refuse_unread(self, "algorithm", ("ratio", "behaviour_cap", "entropy_coef"), why)
 
@@ -80,7 +83,9 @@ class FlowMatchingActor(ClippedActor):
         pairs = draw_pairs(trace.x[:, -1], self.config.num_pairs, generator)
         old = self.scores(obs, pairs, rows, self.config.num_pairs)
         advantage = advantage[:, None].expand_as(self._decision(old, pairs))
-        return super().update(obs, pairs, old, advantage, rows, weight=weight, progress=progress, generator=generator)
+        return super().update(
+            obs, pairs, old, advantage, rows, weight=weight, progress=progress, generator=generator
+        )
 
     def _evaluate(self, obs: Obs, trace: Any) -> PolicyEval:
         loss = pair_losses(self.policy, obs, trace)
@@ -100,7 +105,8 @@ class FPO(PPO):
 
 def draw_pairs(action: Float[Tensor, "b c d"], count: int, generator: torch.Generator) -> FlowPairs:
     """``count`` points of the flow towards each chunk."""
-    b, device = len(action), action.device
+    b = len(action)
+    device = action.device
     t = sample_training_time(b * count, generator, device=device).view(b, count)
     return FlowPairs(action, randn((b, count, *action.shape[1:]), generator, device), t)
 
@@ -109,7 +115,11 @@ def pair_losses(policy: Any, obs: Obs, pairs: FlowPairs) -> Float[Tensor, "b m"]
     """The flow matching loss of each pair, summed over the actions that are executed."""
     b, m = pairs.t.shape
     action = pairs.action[:, None].expand_as(pairs.noise)
-    x, target = flow_matching_pair(action.flatten(0, 1), pairs.t.flatten(), pairs.noise.flatten(0, 1))
+    x, target = flow_matching_pair(
+        action.flatten(0, 1), pairs.t.flatten(), pairs.noise.flatten(0, 1)
+    )
     velocity = policy.velocity(policy.encode(obs), x.unflatten(0, (b, m)), pairs.t)
-    error = (velocity - target.unflatten(0, (b, m)))[..., : policy.config.horizon, : policy.spec.action_dim]
+    error = (velocity - target.unflatten(0, (b, m)))[
+        ..., : policy.config.horizon, : policy.spec.action_dim
+    ]
     return (error**2).sum(dim=(-2, -1))

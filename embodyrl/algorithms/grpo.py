@@ -1,10 +1,11 @@
 """GRPO on flow-matching policies: no critic; an episode is as good as it is better than others from the same start.
 
-A group is G episodes from one initial state with one instruction. The advantage of an episode, and of each of its
-chunks, is its outcome compared with its group's: GRPO, arXiv:2402.03300; on VLAs SimpleVLA-RL, 2509.09674; on flow
-policies Flow-GRPO, 2505.05470. Groups that always or never succeed say nothing and are replaced by new ones
-(dynamic sampling, DAPO, arXiv:2503.14476). RLOO (arXiv:2402.14740) is ``baseline=leave_one_out normalize=false``,
-MC-GRPO ``baseline=median``, GDPO (arXiv:2601.05242) ``per_reward=true``; the actor's step is PPO's.
+A group is G episodes from one initial state with one instruction. The advantage of an episode, and
+of each of its chunks, is its outcome compared with its group's: GRPO, arXiv:2402.03300; on VLAs
+SimpleVLA-RL, 2509.09674; on flow policies Flow-GRPO, 2505.05470. Groups that always or never
+succeed say nothing and are replaced by new ones (dynamic sampling, DAPO, arXiv:2503.14476). RLOO
+(arXiv:2402.14740) is ``baseline=leave_one_out normalize=false``, MC-GRPO ``baseline=median``, GDPO
+(arXiv:2601.05242) ``per_reward=true``; the actor's step is PPO's.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodyrl.algorithms.actor import ActorConfig, ClippedActor
-from embodyrl.buffers import Episode, EpisodeBatch
+from embodyrl.algorithms.clipped_actor import ActorConfig, ClippedActor
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError, did_you_mean, refuse_unread
-from embodyrl.returns import BASELINES, combined_group_advantages, equal_episode_weights, group_advantages
-from embodyrl.rollout import collect_episodes
+from embodyrl.functional.returns import (
+    BASELINES,
+    combined_group_advantages,
+    equal_episode_weights,
+    group_advantages,
+)
+from embodyrl.rollouts.batches import Episode, EpisodeBatch
+from embodyrl.rollouts.collect import collect_episodes
 
 REWARDS: dict[str, Callable[[Episode], float]] = {
     "success": lambda e: float(e.success),
@@ -40,13 +46,15 @@ class GRPOConfig(ActorConfig):
         group_size: G, episodes from one initial state; must divide ``num_episodes``.
         keep_min: groups with a smaller share of successes are dropped, and others drawn.
         keep_max: and those with a larger one.
-        max_rounds: how often an iteration draws groups before it makes do with those that it has; 1 replaces none.
+        max_rounds: how often an iteration draws groups before it makes do with those that it has; 1
+            replaces none.
         baseline: ``mean``, ``median`` or ``leave_one_out`` of the group.
         normalize: whether advantages are divided by the group's standard deviation.
-        rewards: what an episode is worth: any of ``success``, ``return`` (sum of the env's rewards) and ``length``
-            (actions; give it a negative weight).
+        rewards: what an episode is worth: any of ``success``, ``return`` (sum of the env's rewards)
+            and ``length`` (actions; give it a negative weight).
         reward_weights: one for each of ``rewards``.
-        per_reward: normalise each reward within the group on its own, and their sum over the batch (GDPO).
+        per_reward: normalise each reward within the group on its own, and their sum over the batch
+            (GDPO).
         until_success: an episode is over with its first success, also in an env that would go on.
         weighting: each ``episode`` counts the same, however long, or each ``chunk``.
     """
@@ -71,15 +79,19 @@ class GRPOConfig(ActorConfig):
         super().__post_init__()
         if self.group_size < 2:
             raise UserError(
-                f"algorithm.group_size is {self.group_size}: an episode alone has nothing to be compared with, so "
-                "every advantage would be 0. Give 2 or more; 8 is usual."
+                f"algorithm.group_size is {self.group_size}: an episode alone has nothing to be "
+                "compared with, so every advantage would be 0. Give 2 or more; 8 is usual."
             )
         if self.num_episodes < 1 or self.num_episodes % self.group_size:
             raise UserError(
-                f"algorithm.group_size {self.group_size} does not divide algorithm.num_episodes {self.num_episodes}."
+                f"algorithm.group_size {self.group_size} does not divide algorithm.num_episodes "
+                f"{self.num_episodes}."
             )
         if not 0 <= self.keep_min <= self.keep_max <= 1:
-            raise UserError("algorithm.keep_min and algorithm.keep_max must satisfy 0 <= keep_min <= keep_max <= 1.")
+            raise UserError(
+                "algorithm.keep_min and algorithm.keep_max must satisfy 0 <= keep_min <= keep_max "
+                "<= 1."
+            )
         if self.max_rounds < 1:
             raise UserError(f"algorithm.max_rounds is {self.max_rounds}; it must be at least 1.")
         for key, valid in (("baseline", BASELINES), ("weighting", WEIGHTINGS)):
@@ -95,7 +107,10 @@ class GRPOConfig(ActorConfig):
             )
         if self.per_reward:
             if len(self.rewards) < 2:
-                raise UserError("algorithm.per_reward=true tells rewards apart, but algorithm.rewards has only one.")
+                raise UserError(
+                    "algorithm.per_reward=true tells rewards apart, but algorithm.rewards has "
+                    "only one."
+                )
             refuse_unread(self, "algorithm", ("normalize",), "per_reward=true always normalises")
 
 
@@ -105,7 +120,8 @@ class GroupBatch:
 
     Attributes:
         kept: the episodes that are learned from, group after group.
-        episodes: all that were played, those of dropped groups too: their success rate is the policy's.
+        episodes: all that were played, those of dropped groups too: their success rate is the
+            policy's.
         env_steps: actions executed in them.
         rounds: how often groups were drawn.
     """
@@ -125,10 +141,12 @@ class GRPO:
     def __init__(self, config: GRPOConfig, policy: Any) -> None:
         if "success" in config.rewards and not policy.spec.reports_success:
             raise UserError(
-                f"{policy.spec.name} reports no success, so a group's episodes would all be worth the same. Set "
-                "algorithm.rewards=[return]."
+                f"{policy.spec.name} reports no success, so a group's episodes would all be worth "
+                "the same. Set algorithm.rewards=[return]."
             )
-        self.config, self.policy, self.result = config, policy, policy
+        self.config = config
+        self.policy = policy
+        self.result = policy
         self.actor = ClippedActor(config, policy)
 
     def collect(self, env: VecEnv, draw: Callable[[int], list[int]], **options: Any) -> GroupBatch:
@@ -137,26 +155,36 @@ class GRPO:
         Args:
             env: N envs, N <= num_episodes.
             draw: gives so many new initial states.
-            options: see ``rollout.collect_episodes``.
+            options: see ``rollouts.collect.collect_episodes``.
         """
         c = self.config
-        wanted, fills_envs = c.num_episodes // c.group_size, -(-env.spec.num_envs // c.group_size)
+        wanted = c.num_episodes // c.group_size
+        fills_envs = -(-env.spec.num_envs // c.group_size)
         if env.spec.num_envs > c.num_episodes:
             raise UserError(
-                f"algorithm.num_episodes {c.num_episodes} cannot keep env.num_envs={env.spec.num_envs} busy: lower "
-                "env.num_envs, or raise algorithm.num_episodes."
+                f"algorithm.num_episodes {c.num_episodes} cannot keep "
+                f"env.num_envs={env.spec.num_envs} busy: lower env.num_envs, or raise "
+                "algorithm.num_episodes."
             )
         kept: list[EpisodeBatch] = []
         episodes: list[Episode] = []
-        missing, rounds = wanted, 0
+        missing = wanted
+        rounds = 0
         while missing > 0 and rounds < c.max_rounds:
             inits = [init for init in draw(max(missing, fills_envs)) for _ in range(c.group_size)]
-            batch = collect_episodes(env, self.policy, inits, until_success=c.until_success, **options)
+            batch = collect_episodes(
+                env, self.policy, inits, until_success=c.until_success, **options
+            )
             groups = [range(i, i + c.group_size) for i in range(0, len(inits), c.group_size)]
-            good = [group for group in groups if self._says_something([batch.episodes[i] for i in group])]
+            good = [
+                group
+                for group in groups
+                if self._says_something([batch.episodes[i] for i in group])
+            ]
             kept.append(batch.select([i for group in good for i in group]))
             episodes += [e for e in batch.episodes if e is not None]
-            missing, rounds = missing - len(good), rounds + 1
+            missing = missing - len(good)
+            rounds = rounds + 1
         whole = EpisodeBatch.cat(kept)
         return GroupBatch(whole, episodes, whole.env_steps, rounds)
 
@@ -166,27 +194,43 @@ class GRPO:
         rate = sum(e.success for e in group if e is not None) / len(group)
         return self.config.keep_min <= rate <= self.config.keep_max
 
-    def update(self, batch: GroupBatch, *, progress: float, generator: torch.Generator) -> dict[str, float]:
+    def update(
+        self, batch: GroupBatch, *, progress: float, generator: torch.Generator
+    ) -> dict[str, float]:
         """One iteration: advantages of the episodes that were kept, then the actor's epochs over their chunks."""
         kept = batch.kept
-        stats = {"groups": len(kept.episodes) / self.config.group_size, "group_rounds": float(batch.rounds)}
+        stats = {
+            "groups": len(kept.episodes) / self.config.group_size,
+            "group_rounds": float(batch.rounds),
+        }
         if not kept.episodes:
-            return stats  # every group was alike: nothing to learn from, and the next iteration draws others
-        advantage = self._advantages([e for e in kept.episodes if e is not None]).to(kept.logprob.device)
+            # every group was alike: nothing to learn from, and the next iteration draws others
+            return stats
+        advantage = self._advantages([e for e in kept.episodes if e is not None]).to(
+            kept.logprob.device
+        )
         rows = torch.arange(len(kept.episode), device=kept.episode.device)
         weight = equal_episode_weights(kept.episode) if self.config.weighting == "episode" else None
         options: dict[str, Any] = {"weight": weight, "progress": progress, "generator": generator}
-        stats |= self.actor.update(kept.obs, kept.trace, kept.logprob, advantage[kept.episode], rows, **options)
-        return stats | {"advantage_std": float(advantage.std()), "skipped_steps": float(self.actor.optimizer.skipped)}
+        stats |= self.actor.update(
+            kept.obs, kept.trace, kept.logprob, advantage[kept.episode], rows, **options
+        )
+        return stats | {
+            "advantage_std": float(advantage.std()),
+            "skipped_steps": float(self.actor.optimizer.skipped),
+        }
 
     def _advantages(self, episodes: list[Episode]) -> Tensor:
         """(E,) of the kept episodes, group after group."""
         c = self.config
         rewards = torch.tensor([[REWARDS[name](e) for e in episodes] for name in c.rewards])
-        rewards, weights = rewards.view(len(c.rewards), -1, c.group_size), torch.tensor(c.reward_weights)
+        rewards = rewards.view(len(c.rewards), -1, c.group_size)
+        weights = torch.tensor(c.reward_weights)
         if c.per_reward:
             return combined_group_advantages(rewards, weights, c.baseline).flatten()
-        return group_advantages((weights[:, None, None] * rewards).sum(0), c.baseline, c.normalize).flatten()
+        return group_advantages(
+            (weights[:, None, None] * rewards).sum(0), c.baseline, c.normalize
+        ).flatten()
 
     def state_dict(self) -> dict[str, Any]:
         """Of the actor's optimiser."""

@@ -1,13 +1,14 @@
 """NFT: no likelihood and no critic; flow matching towards what worked and away from what did not.
 
-Episodes from one initial state are compared as in GRPO; the advantage becomes a probability of being good,
-r = (1 + clip(A, -1, 1)) / 2. The old policy's velocity is then mirrored, v+- = v_old +- beta (v - v_old), and
+Episodes from one initial state are compared as in GRPO; the advantage becomes a probability of
+being good, r = (1 + clip(A, -1, 1)) / 2. The old policy's velocity is then mirrored, v+- = v_old +-
+beta (v - v_old), and
 
     loss = r |x0+ - a|^2 + (1 - r) |x0- - a|^2          x0+- = x_t - t v+-
 
-is flow matching for good chunks and its reflection for bad ones: DiffusionNFT, arXiv:2509.16117. ``target=step``
-supervises each denoising step of the rollout instead, |mean+-(x_k) - x_{k+1}|^2 / std^2, after pi-StepNFT,
-arXiv:2603.02083.
+is flow matching for good chunks and its reflection for bad ones: DiffusionNFT, arXiv:2509.16117.
+``target=step`` supervises each denoising step of the rollout instead, |mean+-(x_k) - x_{k+1}|^2 /
+std^2, after pi-StepNFT, arXiv:2603.02083.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodyrl.algorithms.common import GuardedAdam, Means
 from embodyrl.algorithms.grpo import GroupBatch
-from embodyrl.buffers import EpisodeBatch, minibatches
+from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError, did_you_mean
-from embodyrl.flow import flow_matching_pair, randn, sample_training_time, timesteps
-from embodyrl.losses import nft_branches, nft_loss
-from embodyrl.returns import equal_episode_weights, group_advantages
-from embodyrl.rollout import collect_episodes
+from embodyrl.functional.flow import flow_matching_pair, randn, sample_training_time, timesteps
+from embodyrl.functional.losses import nft_branches, nft_loss
+from embodyrl.functional.returns import equal_episode_weights, group_advantages
+from embodyrl.rollouts.batches import EpisodeBatch, minibatches
+from embodyrl.rollouts.collect import collect_episodes
 from embodyrl.types import DenoisingTrace, Obs
 
 TARGETS = ("action", "step")
@@ -43,11 +44,13 @@ class NFTConfig:
         num_episodes: episodes per iteration.
         group_size: G, episodes from one initial state; must divide ``num_episodes``.
         beta: how far the branches stand from the old policy; smaller means larger steps.
-        target: ``action`` (the chunk that was executed, from noise drawn anew) or ``step`` (the rollout's own path).
+        target: ``action`` (the chunk that was executed, from noise drawn anew) or ``step`` (the
+            rollout's own path).
         epochs: passes over an iteration's chunks.
         minibatch_size: chunks per gradient step.
         lr: of Adam.
-        old_decay: after an iteration the old policy, which acts, keeps this share of itself; 0 makes it the new one.
+        old_decay: after an iteration the old policy, which acts, keeps this share of itself; 0
+            makes it the new one.
         max_grad_norm: 0 means no bound.
     """
 
@@ -65,13 +68,15 @@ class NFTConfig:
     def __post_init__(self) -> None:
         if self.group_size < 2 or self.num_episodes < 1 or self.num_episodes % self.group_size:
             raise UserError(
-                f"algorithm.group_size {self.group_size} must be at least 2, or there is nothing to compare with, and "
-                f"divide algorithm.num_episodes {self.num_episodes}."
+                f"algorithm.group_size {self.group_size} must be at least 2, or there is nothing "
+                f"to compare with, and divide algorithm.num_episodes {self.num_episodes}."
             )
         if self.beta <= 0 or not 0 <= self.old_decay < 1:
             raise UserError("algorithm.beta must be above 0, and algorithm.old_decay in [0, 1).")
         if self.target not in TARGETS:
-            raise UserError(f"algorithm.target is {self.target!r}. {did_you_mean(self.target, TARGETS)}")
+            raise UserError(
+                f"algorithm.target is {self.target!r}. {did_you_mean(self.target, TARGETS)}"
+            )
 
 
 class NFT:
@@ -82,24 +87,33 @@ class NFT:
 
     def __init__(self, config: NFTConfig, policy: Any) -> None:
         if config.target == "step" and policy.transition.num_noisy == 0:
-            raise UserError("algorithm.target=step needs noisy denoising steps, but policy.eta is 0.")
+            raise UserError(
+                "algorithm.target=step needs noisy denoising steps, but policy.eta is 0."
+            )
         if not policy.spec.reports_success:
             raise UserError(
-                f"NFT learns from which episodes succeed, and {policy.spec.name} reports no success. Use another "
-                "algorithm, such as grpo with algorithm.rewards=[return]."
+                f"NFT learns from which episodes succeed, and {policy.spec.name} reports no "
+                "success. Use another algorithm, such as grpo with algorithm.rewards=[return]."
             )
-        self.config, self.result = config, policy
+        self.config = config
+        self.result = policy
         self.policy = copy.deepcopy(policy).requires_grad_(False)  # the old one, which acts
-        self.optimizer = GuardedAdam(policy.actor_parameters(), config.lr, config.max_grad_norm, "policy")
+        self.optimizer = GuardedAdam(
+            policy.actor_parameters(), config.lr, config.max_grad_norm, "policy"
+        )
 
     def collect(self, env: VecEnv, draw: Callable[[int], list[int]], **options: Any) -> GroupBatch:
         """``group_size`` whole episodes of the old policy from each of the initial states that ``draw`` gives."""
         c = self.config
         inits = [init for init in draw(c.num_episodes // c.group_size) for _ in range(c.group_size)]
         batch = collect_episodes(env, self.policy, inits, **options)
-        return GroupBatch(batch, [e for e in batch.episodes if e is not None], batch.env_steps, rounds=1)
+        return GroupBatch(
+            batch, [e for e in batch.episodes if e is not None], batch.env_steps, rounds=1
+        )
 
-    def update(self, batch: GroupBatch, *, progress: float, generator: torch.Generator) -> dict[str, float]:
+    def update(
+        self, batch: GroupBatch, *, progress: float, generator: torch.Generator
+    ) -> dict[str, float]:
         """One iteration: how good each chunk was, the epochs, then the old policy follows."""
         return self._learn(batch.kept, generator)
 
@@ -125,43 +139,67 @@ class NFT:
     def _optimality(self, batch: EpisodeBatch) -> Tensor:
         """(E,) r of each episode: 1/2 in groups that are all alike, or in which a simulation broke.
 
-        Its mean over a group is 1/2. Were it less, the policy would be pushed away from its own actions on the whole,
-        further with each iteration: that is why advantages are scaled, not clipped, and episodes weigh the same.
+        Its mean over a group is 1/2. Were it less, the policy would be pushed away from its own
+        actions on the whole, further with each iteration: that is why advantages are scaled, not
+        clipped, and episodes weigh the same.
         """
         c = self.config
         returns = torch.tensor([0.0 if e is None else float(e.success) for e in batch.episodes])
-        broken = torch.tensor([e is None for e in batch.episodes]).view(-1, c.group_size).any(1, keepdim=True)
+        broken = (
+            torch.tensor([e is None for e in batch.episodes])
+            .view(-1, c.group_size)
+            .any(1, keepdim=True)
+        )
         advantage = torch.where(broken, 0.0, group_advantages(returns.view(-1, c.group_size)))
         largest = advantage.abs().amax(1, keepdim=True)
         return (0.5 + 0.5 * torch.where(largest > 0, advantage / largest, 0.0)).flatten()
 
     def _loss(
-        self, obs: Obs, trace: DenoisingTrace, good: Tensor, weight: Tensor, generator: torch.Generator
+        self,
+        obs: Obs,
+        trace: DenoisingTrace,
+        good: Tensor,
+        weight: Tensor,
+        generator: torch.Generator,
     ) -> Tensor:
         """Of B chunks, at one time or step each."""
-        n, device = len(obs), good.device
+        n = len(obs)
+        device = good.device
         if self.config.target == "action":
-            action, t = trace.x[:, -1], sample_training_time(n, generator, device=device)
+            action = trace.x[:, -1]
+            t = sample_training_time(n, generator, device=device)
             x, _ = flow_matching_pair(action, t, randn(action.shape, generator, device))
             branches, _ = self._branches(obs, x, t)
             plus, minus = (x - t[:, None, None] * branch for branch in branches)
             return nft_loss(*self._executed(plus, minus, action), optimality=good, weight=weight)
-        k = torch.multinomial(trace.stochastic.float().cpu(), 1, generator=generator)[:, 0].to(device)
+        k = torch.multinomial(trace.stochastic.float().cpu(), 1, generator=generator)[:, 0].to(
+            device
+        )
         row = torch.arange(n, device=device)
-        x, t = trace.x[row, k], timesteps(trace.stochastic.shape[1], device)[k]
+        x = trace.x[row, k]
+        t = timesteps(trace.stochastic.shape[1], device)[k]
         branches, log_std = self._branches(obs, x, t)
-        (plus, std), (minus, _) = (self.policy.transition.mean_std(x, branch, k, log_std) for branch in branches)
+        (plus, std), (minus, _) = (
+            self.policy.transition.mean_std(x, branch, k, log_std) for branch in branches
+        )
         return nft_loss(
-            *self._executed(plus / std, minus / std, trace.x[row, k + 1] / std), optimality=good, weight=weight
+            *self._executed(plus / std, minus / std, trace.x[row, k + 1] / std),
+            optimality=good,
+            weight=weight,
         )
 
     def _executed(self, *parts: Tensor) -> Iterator[Tensor]:
         """The actions of each (B, C, D); a pretrained model's chunk may be longer and wider than what is executed."""
         return (x[:, : self.policy.config.horizon, : self.policy.spec.action_dim] for x in parts)
 
-    def _branches(self, obs: Obs, x: Tensor, t: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+    def _branches(
+        self, obs: Obs, x: Tensor, t: Tensor
+    ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
         """The mirrored velocities at x (B, H, A) and t (B,), and the old policy's log-std where it learns one."""
-        new, old, x, t = self.result, self.policy, x[:, None], t[:, None]
+        new = self.result
+        old = self.policy
+        x = x[:, None]
+        t = t[:, None]
         velocity = new.velocity(new.encode(obs), x, t)[:, 0]
         with torch.no_grad():
             before, log_std = old.step_inputs(old.encode(obs), x, t)

@@ -1,9 +1,10 @@
 """RLPD: SAC-Flow whose every batch is half demonstrations, and which learns much from each chunk (arXiv:2302.02948).
 
-Demonstrations are data like any other. What makes that work is symmetric sampling (``demo_fraction``), LayerNorm in the
-critics, which bounds the value of actions that nobody tried, a large ensemble, and a high update-to-data ratio. A
-human's corrections on a robot are demonstrations too (HIL-SERL, arXiv:2410.21845). The paper's policies start from
-nothing and imitate nobody; ours is worth keeping: its loss holds it near demonstrations and corrections (``bc_coef``).
+Demonstrations are data like any other. What makes that work is symmetric sampling
+(``demo_fraction``), LayerNorm in the critics, which bounds the value of actions that nobody tried,
+a large ensemble, and a high update-to-data ratio. A human's corrections on a robot are
+demonstrations too (HIL-SERL, arXiv:2410.21845). The paper's policies start from nothing and imitate
+nobody; ours is worth keeping: its loss holds it near demonstrations and corrections (``bc_coef``).
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from torch import Tensor
 
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.algorithms.sft import imitation_loss
-from embodyrl.buffers import Transitions
 from embodyrl.errors import UserError
-from embodyrl.replay import DEMO, INTERVENTION, ReplayBuffer
+from embodyrl.rollouts.batches import Transitions
+from embodyrl.rollouts.replay_buffer import DEMO, INTERVENTION, ReplayBuffer
 
 if TYPE_CHECKING:
-    from embodyrl.data.demos import Demonstrations
+    from embodyrl.data.demonstrations import Demonstrations
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class RLPDConfig(SACFlowConfig):
 
     Attributes:
         demo_fraction: share of every batch that is drawn from demonstrations and interventions.
-        intervention_capacity: chunks of human corrections that there is room for beside the demonstrations.
+        intervention_capacity: chunks of human corrections that there is room for beside the
+            demonstrations.
     """
 
     name: str = "rlpd"
@@ -51,8 +53,9 @@ class RLPDConfig(SACFlowConfig):
         super().__post_init__()
         if not 0 < round(self.demo_fraction * self.batch_size) < self.batch_size:
             raise UserError(
-                f"algorithm.demo_fraction is {self.demo_fraction}; a batch must hold some of both kinds. Without "
-                "demonstrations use algorithm.name=sac_flow, and without own experience algorithm.name=sft."
+                f"algorithm.demo_fraction is {self.demo_fraction}; a batch must hold some of both "
+                "kinds. Without demonstrations use algorithm.name=sac_flow, and without own "
+                "experience algorithm.name=sft."
             )
 
 
@@ -79,7 +82,8 @@ class RLPD(SACFlow):
         """Fills the second buffer with all chunks of the demonstrations."""
         super().add_demos(demos)
         room = len(demos) + self.config.intervention_capacity
-        spec, horizon = self.policy.spec, self.policy.config.horizon
+        spec = self.policy.spec
+        horizon = self.policy.config.horizon
         self.prior = ReplayBuffer(room, spec, horizon, privileged=False, device=self.device)
         for chunks in demos.transitions():
             self.prior.add(chunks, DEMO)
@@ -89,7 +93,9 @@ class RLPD(SACFlow):
         self._prior.add(chunks, INTERVENTION)
         self.buffer.add(chunks, INTERVENTION)
 
-    def update(self, batch: Transitions, *, progress: float, generator: torch.Generator) -> dict[str, float]:
+    def update(
+        self, batch: Transitions, *, progress: float, generator: torch.Generator
+    ) -> dict[str, float]:
         """As SAC-Flow's; chunks in which a person took over count among the demonstrations too."""
         human = batch.human
         if human is None:
@@ -102,7 +108,10 @@ class RLPD(SACFlow):
     @property
     def _prior(self) -> ReplayBuffer:
         if self.prior is None:
-            raise UserError("RLPD has been given no demonstrations yet: call add_demos first (data.path=FOLDER).")
+            raise UserError(
+                "RLPD has been given no demonstrations yet: call add_demos first "
+                "(data.path=FOLDER)."
+            )
         return self.prior
 
     def _batch(self, generator: torch.Generator) -> Transitions:

@@ -1,15 +1,16 @@
 """SAC-Flow: soft actor-critic on a flow policy, its gradient reparameterised through all K denoising steps.
 
-SAC Flow is arXiv:2509.25756, SAC arXiv:1812.05905. The noise-augmented rollout x_{k+1} = mean_k + std_k e_k ends in
-the action a. Its density pi(a|s) has no closed form; two others take its place (``SACFlowConfig.entropy``):
+SAC Flow is arXiv:2509.25756, SAC arXiv:1812.05905. The noise-augmented rollout x_{k+1} = mean_k +
+std_k e_k ends in the action a. Its density pi(a|s) has no closed form; two others take its place
+(``SACFlowConfig.entropy``):
 
     path      log pi = sum_k log N(x_{k+1}; mean_k, std_k^2) - log |da/dx_K|      (the initial noise's is a constant)
     action    log pi = log N(x_K; mean_{K-1}, std_{K-1}^2) - log |da/dx_K|        (of a, given x_{K-1})
 
-The second is a bound, H(a|s) >= H(a|x_{K-1}, s), so an entropy that it reaches is the action's. That of the path is
-not: a policy may be noisy on the way and exact at the end.
-One decision is a chunk of H actions: critics see whole chunks, and a TD target spans what was executed of one.
-RLPD, WSRL and DSRL are this loop with other data or another actor.
+The second is a bound, H(a|s) >= H(a|x_{K-1}, s), so an entropy that it reaches is the action's.
+That of the path is not: a policy may be noisy on the way and exact at the end.
+One decision is a chunk of H actions: critics see whole chunks, and a TD target spans what was
+executed of one. RLPD, WSRL and DSRL are this loop with other data or another actor.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from embodyrl.algorithms.common import GuardedAdam, Means
 from embodyrl.algorithms.critics import NORMS, Critics
+from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.algorithms.sft import imitation_loss
-from embodyrl.buffers import Transitions
 from embodyrl.errors import UserError, did_you_mean, refuse_unread
-from embodyrl.flow import LEARNED, LOG_2PI, randn
-from embodyrl.losses import sac_actor_loss, td_loss, temperature_loss
-from embodyrl.policies.path import sample_path
+from embodyrl.functional.flow import LEARNED, LOG_2PI, randn
+from embodyrl.functional.losses import sac_actor_loss, td_loss, temperature_loss
+from embodyrl.functional.returns import chunk_td_target
+from embodyrl.policies.sample_path import sample_path
 from embodyrl.policies.vision import random_shift
-from embodyrl.replay import ReplayBuffer
-from embodyrl.returns import chunk_td_target
+from embodyrl.rollouts.batches import Transitions
+from embodyrl.rollouts.replay_buffer import ReplayBuffer
 from embodyrl.types import Obs
 
 if TYPE_CHECKING:
-    from embodyrl.data.demos import Demonstrations
+    from embodyrl.data.demonstrations import Demonstrations
 
 ENTROPIES = ("action", "path")
 
@@ -50,10 +51,13 @@ class SACFlowConfig:
         name: registry name.
         num_chunks: T, chunks per env and iteration.
         capacity: chunks in the replay buffer, allocated at the start.
-        save_replay: whether checkpoints hold the buffer; without it a resumed run collects ``warmup_chunks`` anew.
+        save_replay: whether checkpoints hold the buffer; without it a resumed run collects
+            ``warmup_chunks`` anew.
         warmup_chunks: collected before the first gradient step.
-        random_warmup: those are uniformly random actions, for a policy that starts from nothing, not the policy's own.
-        critic_warmup: gradient steps, the first ones, in which only the critics learn; for a policy worth keeping.
+        random_warmup: those are uniformly random actions, for a policy that starts from nothing,
+            not the policy's own.
+        critic_warmup: gradient steps, the first ones, in which only the critics learn; for a policy
+            worth keeping.
         utd: update-to-data ratio: gradient steps of the critics per chunk collected.
         policy_delay: critic steps per step of the actor and the temperature.
         batch_size: chunks per gradient step.
@@ -62,23 +66,28 @@ class SACFlowConfig:
         critic_lr: of the critics (Adam).
         alpha_lr: of the temperature (Adam).
         alpha: the temperature at the start; it stays there if ``alpha_lr`` is 0.
-        entropy: whose the temperature holds, of the ``action`` or of the joint ``path``; see the module.
-        target_entropy: at how many nats per action dim, for the path also per denoising step; negative. In all that is
-            target_entropy * H * A, or target_entropy * K * H * A, in the units of actions.
+        entropy: whose the temperature holds, of the ``action`` or of the joint ``path``; see the
+            module.
+        target_entropy: at how many nats per action dim, for the path also per denoising step;
+            negative. In all that is target_entropy * H * A, or target_entropy * K * H * A, in the
+            units of actions.
         entropy_backup: whether TD targets hold the entropy bonus of the next decision.
-        bc_coef: weight of the flow matching loss on ``data.path`` in the actor's loss (offline-to-online).
-        num_critics: E; a target is the smaller value of two of them, drawn for every step (REDQ, arXiv:2101.05982).
+        bc_coef: weight of the flow matching loss on ``data.path`` in the actor's loss
+            (offline-to-online).
+        num_critics: E; a target is the smaller value of two of them, drawn for every step (REDQ,
+            arXiv:2101.05982).
         shared_critic: critics see the actor's features, also where ``policy.critic`` is privileged.
-        own_encoder: critics see the features of an encoder of their own instead, whatever ``policy.critic`` is: a copy
-            of the actor's that their loss trains further.
-        critic_shift: pixels, at most, by which pictures are shifted at random before it sees them (DrQ, arXiv:
-            2004.13649).
+        own_encoder: critics see the features of an encoder of their own instead, whatever
+            ``policy.critic`` is: a copy of the actor's that their loss trains further.
+        critic_shift: pixels, at most, by which pictures are shifted at random before it sees them
+            (DrQ, arXiv: 2004.13649).
         critic_width: of their hidden layers.
         critic_layers: hidden layers.
-        critic_norm: ``none``, ``layer`` (LayerNorm), or ``batch``: CrossQ, which has no target nets.
+        critic_norm: ``none``, ``layer`` (LayerNorm), or ``batch``: CrossQ, which has no target
+            nets.
         tau: share by which target nets follow at each step; not read by CrossQ.
-        max_grad_norm: of the actor and of the critics, each; 0 means no bound. The critics' norms grow with returns,
-            and a bound that always binds makes all batches weigh the same.
+        max_grad_norm: of the actor and of the critics, each; 0 means no bound. The critics' norms
+            grow with returns, and a bound that always binds makes all batches weigh the same.
     """
 
     name: str = "sac_flow"
@@ -113,36 +122,55 @@ class SACFlowConfig:
     def __post_init__(self) -> None:
         if self.utd <= 0:
             raise UserError(
-                f"algorithm.utd is {self.utd}, so nothing would be learned: it is the number of gradient steps per "
-                "chunk collected and must be above 0."
+                f"algorithm.utd is {self.utd}, so nothing would be learned: it is the number of "
+                "gradient steps per chunk collected and must be above 0."
             )
         if self.target_entropy >= 0:
             raise UserError(
-                f"algorithm.target_entropy is {self.target_entropy}; the entropy of actions in [-1, 1] is a negative "
-                "number of nats per dim for all but near-uniform noise. SAC's usual target is -1."
+                f"algorithm.target_entropy is {self.target_entropy}; the entropy of actions in "
+                "[-1, 1] is a negative number of nats per dim for all but near-uniform noise. "
+                "SAC's usual target is -1."
             )
         if self.entropy not in ENTROPIES:
-            raise UserError(f"There is no entropy of {self.entropy!r}. {did_you_mean(self.entropy, ENTROPIES)}")
+            raise UserError(
+                f"There is no entropy of {self.entropy!r}. {did_you_mean(self.entropy, ENTROPIES)}"
+            )
         if self.critic_norm not in NORMS:
-            raise UserError(f"There is no critic_norm {self.critic_norm!r}. {did_you_mean(self.critic_norm, NORMS)}")
+            raise UserError(
+                f"There is no critic_norm {self.critic_norm!r}. "
+                f"{did_you_mean(self.critic_norm, NORMS)}"
+            )
         if not self.own_encoder:
-            refuse_unread(self, "algorithm", ("critic_shift",), "own_encoder=false shifts no pictures")
+            refuse_unread(
+                self, "algorithm", ("critic_shift",), "own_encoder=false shifts no pictures"
+            )
         if self.critic_norm == "batch":
-            refuse_unread(self, "algorithm", ("tau",), "critic_norm=batch (CrossQ) has no target nets")
+            refuse_unread(
+                self, "algorithm", ("tau",), "critic_norm=batch (CrossQ) has no target nets"
+            )
         if not self.alpha_lr:
-            refuse_unread(self, "algorithm", ("target_entropy",), "alpha_lr=0 leaves the temperature as it is")
+            refuse_unread(
+                self, "algorithm", ("target_entropy",), "alpha_lr=0 leaves the temperature as it is"
+            )
         if not 0 < self.gamma <= 1 or not 0 < self.tau <= 1:
             raise UserError("algorithm.gamma and algorithm.tau must lie in (0, 1].")
         if self.critic_shift < 0:
-            raise UserError(f"algorithm.critic_shift is {self.critic_shift}; it is a number of pixels, 0 for none.")
+            raise UserError(
+                f"algorithm.critic_shift is {self.critic_shift}; it is a number of pixels, 0 for "
+                "none."
+            )
         if self.num_critics < 2:
-            raise UserError(f"algorithm.num_critics is {self.num_critics}; the smaller value of two needs at least 2.")
+            raise UserError(
+                f"algorithm.num_critics is {self.num_critics}; the smaller value of two needs at "
+                "least 2."
+            )
         for key in ("num_chunks", "policy_delay", "batch_size"):
             if getattr(self, key) < 1:
                 raise UserError(f"algorithm.{key} is {getattr(self, key)}; it must be at least 1.")
         if self.alpha <= 0 or self.warmup_chunks < 0 or self.critic_warmup < 0 or self.bc_coef < 0:
             raise UserError(
-                "algorithm.alpha must be above 0, and warmup_chunks, critic_warmup and bc_coef not below it."
+                "algorithm.alpha must be above 0, and warmup_chunks, critic_warmup and bc_coef "
+                "not below it."
             )
 
 
@@ -154,47 +182,65 @@ class SACFlow:
     sample_path = staticmethod(sample_path)
 
     def __init__(self, config: Any, policy: Any) -> None:
-        self.config, self.policy, self.result = config, policy, policy
-        c, spec, horizon = config, policy.spec, policy.config.horizon
+        self.config = config
+        self.policy = policy
+        self.result = policy
+        c = config
+        spec = policy.spec
+        horizon = policy.config.horizon
         self.device = next(policy.parameters()).device
         self._check_actor()
         self.featured = c.shared_critic or c.own_encoder
         self.privileged = getattr(policy.config, "critic", "") == "privileged" and not self.featured
-        self.buffer = ReplayBuffer(c.capacity, spec, horizon, privileged=self.privileged, device=self.device)
+        self.buffer = ReplayBuffer(
+            c.capacity, spec, horizon, privileged=self.privileged, device=self.device
+        )
         size = (c.num_critics, c.critic_width, c.critic_layers, c.critic_norm)
         features = policy.features_dim if self.featured else policy.critic[0].in_features
         self.critics = Critics(features, horizon * spec.action_dim, *size).to(self.device)
         self.encoder = copy.deepcopy(policy) if c.own_encoder else None
-        self.target = None if c.critic_norm == "batch" else copy.deepcopy(self.critics).requires_grad_(False)
+        self.target = (
+            None if c.critic_norm == "batch" else copy.deepcopy(self.critics).requires_grad_(False)
+        )
         self.log_alpha = nn.Parameter(torch.tensor(math.log(c.alpha), device=self.device))
         self.target_entropy = c.target_entropy * self._decision_size()
         self.actor_optimizer = GuardedAdam(self._actor_parameters(), c.lr, c.max_grad_norm, "actor")
-        judges = [*self.critics.parameters(), *([] if self.encoder is None else self.encoder.parameters())]
+        judges = [
+            *self.critics.parameters(),
+            *([] if self.encoder is None else self.encoder.parameters()),
+        ]
         self.critic_optimizer = GuardedAdam(judges, c.critic_lr, c.max_grad_norm, "critics")
         self.alpha_optimizer = GuardedAdam([self.log_alpha], c.alpha_lr, 0.0, "temperature")
         self.demos: Demonstrations | None = None
-        self.collected, self.gradient_steps, self.owed = 0, 0, 0.0
+        self.collected = 0
+        self.gradient_steps = 0
+        self.owed = 0.0
 
     # The actor: what DSRL replaces.
 
     def _check_actor(self) -> None:
         """Refuses a policy whose noise cannot be tuned, or an entropy that it cannot have."""
-        transition, p = self.policy.transition, self.policy.config
+        transition = self.policy.transition
+        p = self.policy.config
         if transition.kind not in LEARNED:
             raise UserError(
-                f"policy.transition is {transition.kind!r}, whose noise is fixed, so SAC could not tune its entropy. "
-                "Set policy.transition=flow_noise."
+                f"policy.transition is {transition.kind!r}, whose noise is fixed, so SAC could not "
+                "tune its entropy. Set policy.transition=flow_noise."
             )
         unread = [key for key in ("trained_steps", "steer_width") if hasattr(p, key)]
         refuse_unread(
-            p, "policy", unread, f"{self.config.name} does not read it: all K steps draw noise and are trained"
+            p,
+            "policy",
+            unread,
+            f"{self.config.name} does not read it: all K steps draw noise and are trained",
         )
         steps = transition.num_steps
         top = 0.5 * (1 + LOG_2PI) + math.log(p.noise_max) - 0.5 * math.log(steps)
         if self.config.target_entropy >= top:
             raise UserError(
-                f"algorithm.target_entropy is {self.config.target_entropy}, but with policy.noise_max={p.noise_max} "
-                f"and K={steps} no step has more than {top:.2f} nats per dim. Lower the one or raise the other."
+                f"algorithm.target_entropy is {self.config.target_entropy}, but with "
+                f"policy.noise_max={p.noise_max} and K={steps} no step has more than {top:.2f} "
+                "nats per dim. Lower the one or raise the other."
             )
 
     def _decision_size(self) -> int:
@@ -229,7 +275,7 @@ class SACFlow:
             return self.policy.features(self.policy.encode(obs) if context is None else context)
 
     def act(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """See ``rollout.Act``: the noisy policy, or while it warms up from nothing, uniform actions."""
+        """See ``rollouts.collect.Act``: the noisy policy, or while it warms up from nothing, uniform actions."""
         if self.config.random_warmup and self.collected < self.config.warmup_chunks:
             shape = (len(obs), self.policy.config.horizon, self.policy.spec.action_dim)
             choice = (torch.rand(shape, generator=generator) * 2 - 1).to(self.device)
@@ -260,7 +306,9 @@ class SACFlow:
 
     # The loop.
 
-    def update(self, batch: Transitions, *, progress: float, generator: torch.Generator) -> dict[str, float]:
+    def update(
+        self, batch: Transitions, *, progress: float, generator: torch.Generator
+    ) -> dict[str, float]:
         """Stores the chunks, then takes ``utd`` gradient steps for each once the warm-up is over."""
         c = self.config
         self.buffer.add(batch)
@@ -295,13 +343,18 @@ class SACFlow:
         c = self.config
         features = self._critic_features(self._shifted(batch.obs, generator))
         with torch.no_grad():
-            following, logprob, next_features = self._propose(self._shifted(batch.next_obs, generator), generator)
+            following, logprob, next_features = self._propose(
+                self._shifted(batch.next_obs, generator), generator
+            )
         if self.target is None:
-            both = self.critics(torch.cat([features, next_features]), torch.cat([batch.choice, following]))
+            both = self.critics(
+                torch.cat([features, next_features]), torch.cat([batch.choice, following])
+            )
             q, next_q = both.split(len(batch), dim=1)
             next_q = next_q.detach()
         else:
-            q, next_q = self.critics(features, batch.choice), self.target(next_features, following)
+            q = self.critics(features, batch.choice)
+            next_q = self.target(next_features, following)
         two = torch.randperm(c.num_critics, generator=generator)[:2].to(self.device)
         next_value = next_q[two].amin(0)
         if c.entropy_backup:
@@ -328,7 +381,9 @@ class SACFlow:
             stats.add(bc_loss=bc)
         norm = self.actor_optimizer.step(loss)
         if c.alpha_lr:
-            self.alpha_optimizer.step(temperature_loss(self.log_alpha, logprob, self.target_entropy))
+            self.alpha_optimizer.step(
+                temperature_loss(self.log_alpha, logprob, self.target_entropy)
+            )
         stats.add(actor_loss=loss, actor_grad_norm=norm, entropy=-logprob.mean(), q_actor=q.mean())
 
     def _imitation(self, generator: torch.Generator) -> Tensor:

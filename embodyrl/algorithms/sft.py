@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from embodyrl.algorithms.common import Figures, Microbatches, clip_gradient
+from embodyrl.algorithms.optim import Figures, Microbatches, clip_gradient
 from embodyrl.errors import UserError
-from embodyrl.flow import flow_matching_pair, randn, sample_training_time
-from embodyrl.losses import flow_matching_loss
-from embodyrl.policies.flow_policy import pad
-from embodyrl.policies.path import given_prefix
+from embodyrl.functional.flow import flow_matching_pair, randn, sample_training_time
+from embodyrl.functional.losses import flow_matching_loss
+from embodyrl.policies.flow_base import pad
+from embodyrl.policies.sample_path import given_prefix
 from embodyrl.policies.vision import random_shift
 from embodyrl.types import Obs
 
 if TYPE_CHECKING:
-    from embodyrl.data.demos import Demonstrations
+    from embodyrl.data.demonstrations import Demonstrations
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,17 @@ class SFTConfig:
         name: registry name.
         steps_per_iteration: gradient steps between two rows of the log.
         batch_size: action chunks per step.
-        microbatch_size: chunks whose gradient is computed at a time; 0 for all of the batch. Halved by itself when the
-            memory runs out.
+        microbatch_size: chunks whose gradient is computed at a time; 0 for all of the batch. Halved
+            by itself when the memory runs out.
         lr: peak of AdamW's learning rate.
-        warmup: fraction of the run in which it rises from zero; after it, it follows a half cosine to a tenth.
+        warmup: fraction of the run in which it rises from zero; after it, it follows a half cosine
+            to a tenth.
         weight_decay: of AdamW.
         max_grad_norm: of all gradients together.
         ema: decay of the averaged weights, which are what is evaluated and saved.
         shift: images are shifted by up to that many pixels.
-        time: how training times are drawn: ``uniform`` or ``beta`` (more weight near the noise, as pi0).
+        time: how training times are drawn: ``uniform`` or ``beta`` (more weight near the noise, as
+            pi0).
     """
 
     name: str = "sft"
@@ -58,13 +60,20 @@ class SFTConfig:
 
 
 def imitation_loss(
-    policy: Any, obs: Obs, actions: Tensor, mask: Tensor, generator: torch.Generator, time: str = "uniform"
+    policy: Any,
+    obs: Obs,
+    actions: Tensor,
+    mask: Tensor,
+    generator: torch.Generator,
+    time: str = "uniform",
 ) -> Tensor:
     """The flow matching loss of actions (B, H, A), those with ``mask`` (B, H), at times and noise drawn at random."""
     return pair_loss(policy, obs, *noisy_pair(policy, actions, generator, time), mask)
 
 
-def noisy_pair(policy: Any, actions: Tensor, generator: torch.Generator, time: str) -> tuple[Tensor, Tensor, Tensor]:
+def noisy_pair(
+    policy: Any, actions: Tensor, generator: torch.Generator, time: str
+) -> tuple[Tensor, Tensor, Tensor]:
     """Noisy chunks (B, C, D), the times (B,) that they are at, and the velocity (B, H, A) of the actions there."""
     clean = policy.normalize_action(actions)
     clean = pad(clean, getattr(policy, "flow_shape", clean.shape[1:]))
@@ -75,7 +84,9 @@ def noisy_pair(policy: Any, actions: Tensor, generator: torch.Generator, time: s
     return noisy, t, target[:, :h, :a]
 
 
-def pair_loss(policy: Any, obs: Obs, noisy: Tensor, t: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+def pair_loss(
+    policy: Any, obs: Obs, noisy: Tensor, t: Tensor, target: Tensor, mask: Tensor
+) -> Tensor:
     """The flow matching loss of what ``noisy_pair`` drew."""
     velocity = policy.velocity(policy.encode(obs), noisy[:, None], t[:, None])[:, 0]
     h, a = target.shape[1:]
@@ -89,35 +100,48 @@ class SFT:
     source = "demos"
 
     def __init__(self, config: SFTConfig, policy: Any) -> None:
-        self.config, self.policy = config, policy
+        self.config = config
+        self.policy = policy
         self.parameters = list(policy.actor_parameters())
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=config.lr, weight_decay=config.weight_decay)
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=config.lr, weight_decay=config.weight_decay
+        )
         self.result = copy.deepcopy(policy).requires_grad_(False)
         self.microbatches = Microbatches(config.microbatch_size, self.parameters)
         self.iteration = 0
 
-    def update(self, batch: Demonstrations, *, progress: float, generator: torch.Generator) -> dict[str, float]:
+    def update(
+        self, batch: Demonstrations, *, progress: float, generator: torch.Generator
+    ) -> dict[str, float]:
         """``steps_per_iteration`` gradient steps on random chunks of the demonstrations."""
         c = self.config
         if self.iteration == 0:
             self.policy.fit_inputs(batch.proprio, batch.actions)
             self.result.load_state_dict(self.policy.state_dict())
-        rate = min(1.0, 0.2 + progress / c.warmup if c.warmup else 1.0) * (0.55 + 0.45 * math.cos(math.pi * progress))
+        rate = min(1.0, 0.2 + progress / c.warmup if c.warmup else 1.0) * (
+            0.55 + 0.45 * math.cos(math.pi * progress)
+        )
         for group in self.optimizer.param_groups:
             group["lr"] = c.lr * max(rate, 1e-2)
-        losses, norms = [], []
+        losses = []
+        norms = []
         for _ in range(c.steps_per_iteration):
             index = batch.draw(c.batch_size, generator)
             obs, actions, mask = batch.batch(index)
             device = self.parameters[0].device
-            obs, actions, mask = obs.to(device), actions.to(device), mask.to(device)
-            obs = replace(obs, images={n: random_shift(x, c.shift, generator) for n, x in obs.images.items()})
+            obs = obs.to(device)
+            actions = actions.to(device)
+            mask = mask.to(device)
+            obs = replace(
+                obs, images={n: random_shift(x, c.shift, generator) for n, x in obs.images.items()}
+            )
             loss_of = self._loss_of(obs, actions, mask, generator)
             loss, _ = self.microbatches.backward(torch.arange(len(mask), device=device), loss_of)
             norm = clip_gradient(self.parameters, c.max_grad_norm)
             if not math.isfinite(norm):
                 raise UserError(
-                    "The loss of supervised fine-tuning is not finite: lower algorithm.lr or check the data."
+                    "The loss of supervised fine-tuning is not finite: lower algorithm.lr or "
+                    "check the data."
                 )
             self.optimizer.step()
             self._average()
@@ -146,12 +170,15 @@ class SFT:
                 noisy, t = given_prefix(noisy, t, clean, count)
                 mask = mask & (t > 0)  # what is given is not asked for
             given = (noisy, t, target)
-        total, fn = mask.sum(), cast("Callable[..., Tensor]", loss)
+        total = mask.sum()
+        fn = cast("Callable[..., Tensor]", loss)
         return lambda i: (fn(obs[i], *(x[i] for x in given), mask[i]) * (mask[i].sum() / total), {})
 
     @torch.no_grad()
     def _average(self) -> None:
-        for averaged, current in zip(self.result.parameters(), self.policy.parameters(), strict=True):
+        for averaged, current in zip(
+            self.result.parameters(), self.policy.parameters(), strict=True
+        ):
             averaged.lerp_(current, 1.0 - self.config.ema)
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from embodyrl import registry
-from embodyrl.data.actor import load_actor
-from embodyrl.data.episodes import CollectStats, Keep, collect_episodes
-from embodyrl.data.parts import EpisodeParts, parts_folder
-from embodyrl.data.replays import load_replays
+from embodyrl.data.partial import EpisodeParts, parts_folder
+from embodyrl.data.perturbed_replay import load_replays
+from embodyrl.data.policy_actor import load_actor
+from embodyrl.data.record import CollectStats, Keep, collect_episodes
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
-from embodyrl.held import held
+from embodyrl.storage.folder_lock import held
 from embodyrl.types import EnvSpec
 
 
@@ -29,7 +29,9 @@ def make_expert(env: VecEnv, noise: float = 0.0, seed: int = 0) -> Any:
         UserError: none comes with it.
     """
     if not hasattr(env, "make_expert"):
-        raise UserError(f"{env.spec.name} comes with no scripted expert, so it cannot demonstrate its task.")
+        raise UserError(
+            f"{env.spec.name} comes with no scripted expert, so it cannot demonstrate its task."
+        )
     return env.make_expert(noise=noise, seed=seed)  # pyright: ignore[reportAttributeAccessIssue] - looked for above
 
 
@@ -41,14 +43,17 @@ def initial_states(spec: EnvSpec, seed: int, *, repeat: bool = False) -> Iterato
         seed: of the order.
         repeat: go on with a new order when all have been used.
     """
-    rng, tasks = np.random.default_rng(seed), len(spec.tasks)
+    rng = np.random.default_rng(seed)
+    tasks = len(spec.tasks)
     while True:
         if spec.num_init_states is None:
             state = int(rng.integers(2**31 // tasks))
             yield from (state * tasks + task for task in range(tasks))
             continue
         for state in rng.permutation(-(-spec.num_init_states // tasks)).tolist():
-            yield from (i for i in range(state * tasks, (state + 1) * tasks) if i < spec.num_init_states)
+            yield from (
+                i for i in range(state * tasks, (state + 1) * tasks) if i < spec.num_init_states
+            )
         if not repeat:
             return
 
@@ -69,9 +74,10 @@ def collect_dataset(
 ) -> CollectStats:
     """Collects with an env's scripted expert or a policy, writes a LeRobotDataset v3, and shows progress.
 
-    Every episode is on disk (``OUT.parts``) as soon as it is over. However a collection ended, the same call goes on
-    from there; where it asks for fewer episodes than there are, it takes the first ones. Without noise the result is
-    that of a collection that nothing disturbed; with noise, the expert's noise is drawn anew from where it goes on.
+    Every episode is on disk (``OUT.parts``) as soon as it is over. However a collection ended, the
+    same call goes on from there; where it asks for fewer episodes than there are, it takes the
+    first ones. Without noise the result is that of a collection that nothing disturbed; with noise,
+    the expert's noise is drawn anew from where it goes on.
 
     Args:
         config: of the env.
@@ -79,11 +85,14 @@ def collect_dataset(
         num_episodes: how many to keep.
         noise: standard deviation of noise on the expert's actions.
         keep_failures: keep failed episodes as well, marked ``success`` False.
-        past_success: see ``collect_episodes``; the env then goes on when the task is solved, whatever ``config`` says,
-            which is what the data set keeps: the env that a policy is scored in.
-        policy: a checkpoint or run whose policy acts instead of the expert, with its exploration noise.
+        past_success: see ``collect_episodes``; the env then goes on when the task is solved,
+            whatever ``config`` says, which is what the data set keeps: the env that a policy is
+                scored in.
+        policy: a checkpoint or run whose policy acts instead of the expert, with its exploration
+            noise.
         derail: share of the policy's episodes that leave its way at random (see ``PolicyActor``).
-        replay: a data set whose successes are replayed with a nudge (see ``ReplayActor``), instead of either.
+        replay: a data set whose successes are replayed with a nudge (see ``ReplayActor``), instead
+            of either.
         perturb: size of that nudge.
         seed: of the order of initial states and of the noise.
 
@@ -91,8 +100,9 @@ def collect_dataset(
         Figures of this call alone.
 
     Raises:
-        UserError: the env has no scripted expert, the policy does not fit it, ``out`` exists, ``OUT.parts`` was
-            collected with other settings or is being written by another process, or see ``collect_episodes``.
+        UserError: the env has no scripted expert, the policy does not fit it, ``out`` exists,
+            ``OUT.parts`` was collected with other settings or is being written by another process,
+            or see ``collect_episodes``.
     """
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
@@ -104,7 +114,9 @@ def collect_dataset(
     if derail and not policy:
         raise UserError("derail needs a policy to lead astray; give the expert noise instead.")
     if replay and (policy or noise):
-        raise UserError("A replay repeats recorded actions: give neither a policy nor noise with it.")
+        raise UserError(
+            "A replay repeats recorded actions: give neither a policy nor noise with it."
+        )
     stats = CollectStats()
     env = registry.load("envs", config.name)(
         config if past_success is None else replace(config, terminate_on_success=False)
@@ -113,14 +125,21 @@ def collect_dataset(
         stack.callback(env.close)
         if not (keep_failures or env.spec.reports_success):
             raise UserError(
-                f"{env.spec.name} reports no success, and only episodes that succeed would be kept. Keep all of them "
-                "with --keep-failures, and imitate all with data.keep=all."
+                f"{env.spec.name} reports no success, and only episodes that succeed would be "
+                "kept. Keep all of them with --keep-failures, and imitate all with data.keep=all."
             )
         # How many episodes run at once, and where, changes none of them.
         common = {
-            k: v for k, v in asdict(config).items() if k not in ("num_envs", "num_workers", "num_threads", "device")
+            k: v
+            for k, v in asdict(config).items()
+            if k not in ("num_envs", "num_workers", "num_threads", "device")
         }
-        how = {"noise": noise, "keep_failures": keep_failures, "past_success": past_success, "seed": seed}
+        how = {
+            "noise": noise,
+            "keep_failures": keep_failures,
+            "past_success": past_success,
+            "seed": seed,
+        }
         how |= {"replay": replay, "perturb": perturb} if replay else {}
         stack.enter_context(held(parts_folder(out)))
         parts = EpisodeParts(out, common | how | {"policy": policy, "derail": derail})
@@ -130,16 +149,32 @@ def collect_dataset(
             expert = load_replays(replay, config, env, perturb, fresh)
             inits = expert.inits
         else:
-            expert = load_actor(env.spec, policy, derail, fresh) if policy else make_expert(env, noise, fresh)
+            expert = (
+                load_actor(env.spec, policy, derail, fresh)
+                if policy
+                else make_expert(env, noise, fresh)
+            )
             inits = initial_states(env.spec, seed, repeat=noise > 0 or bool(policy))
             for recording in parts:
                 while next(inits) != recording.init:
                     pass
-        with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
-            line = bar.add_task(f"episodes of {env.spec.name}", total=num_episodes, completed=min(done, num_episodes))
+        with Progress(
+            *Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn()
+        ) as bar:
+            line = bar.add_task(
+                f"episodes of {env.spec.name}",
+                total=num_episodes,
+                completed=min(done, num_episodes),
+            )
             keep: Keep = "all" if keep_failures else "success"
             missing = max(0, num_episodes - done)
-            how = {"inits": inits, "keep": keep, "noise": noise, "past_success": past_success, "stats": stats}
+            how = {
+                "inits": inits,
+                "keep": keep,
+                "noise": noise,
+                "past_success": past_success,
+                "stats": stats,
+            }
             for recording in collect_episodes(env, expert, missing, **how):
                 parts.add(recording)
                 bar.advance(line)

@@ -32,7 +32,8 @@ def decode_camera(
         key: of a ``video`` or ``image`` feature.
         rows: frame numbers, ascending.
         size: (height, width) to resize to; None keeps the stored one.
-        memory_limit: bytes above which the result is a memory-mapped file in the data set's folder, made only once.
+        memory_limit: bytes above which the result is a memory-mapped file in the data set's folder,
+            made only once.
 
     Returns:
         (len(rows), h, w, 3) uint8.
@@ -82,7 +83,9 @@ def _fill(out: np.ndarray, data: DatasetFiles, key: str, rows: np.ndarray) -> No
         decode_video(path, times, take, tolerance=0.5 / float(data.info["fps"]))
 
 
-def videos_by_file(data: DatasetFiles, key: str, rows: np.ndarray) -> Iterator[tuple[Path, np.ndarray, np.ndarray]]:
+def videos_by_file(
+    data: DatasetFiles, key: str, rows: np.ndarray
+) -> Iterator[tuple[Path, np.ndarray, np.ndarray]]:
     """Per video file: which rows of the result it fills, and at which times (seconds, ascending) their frames are."""
     episode = data.columns["episode_index"][rows]
     stamp = data.columns["timestamp"][rows].astype(np.float64)
@@ -91,7 +94,9 @@ def videos_by_file(data: DatasetFiles, key: str, rows: np.ndarray) -> Iterator[t
     for number in np.unique(episode):
         meta = position[int(number)]
         path = data.path / data.info["video_path"].format(
-            video_key=key, chunk_index=meta[f"videos/{key}/chunk_index"], file_index=meta[f"videos/{key}/file_index"]
+            video_key=key,
+            chunk_index=meta[f"videos/{key}/chunk_index"],
+            file_index=meta[f"videos/{key}/file_index"],
         )
         here = np.flatnonzero(episode == number)
         files[path].append((here, stamp[here] + meta[f"videos/{key}/from_timestamp"]))
@@ -101,7 +106,9 @@ def videos_by_file(data: DatasetFiles, key: str, rows: np.ndarray) -> Iterator[t
         yield path, targets[order], times[order]
 
 
-def decode_video(path: Path, times: np.ndarray, take: Callable[[int, np.ndarray], None], *, tolerance: float) -> None:
+def decode_video(
+    path: Path, times: np.ndarray, take: Callable[[int, np.ndarray], None], *, tolerance: float
+) -> None:
     """Decodes a video front to back and hands over the frames at ``times``.
 
     Args:
@@ -117,22 +124,32 @@ def decode_video(path: Path, times: np.ndarray, take: Callable[[int, np.ndarray]
     from av.error import FFmpegError
 
     if not path.is_file():
-        raise UserError(f"The data set's video {path} is missing; fetch or record the data set again.")
+        raise UserError(
+            f"The data set's video {path} is missing; fetch or record the data set again."
+        )
     shown: list[float] = []
     wanted = 0
     try:
         with av.open(str(path)) as container:
             stream = container.streams.video[0]
             base = float(stream.time_base or 0)
-            shown = [float(packet.pts) * base for packet in container.demux(stream) if packet.pts is not None]
+            shown = [
+                float(packet.pts) * base
+                for packet in container.demux(stream)
+                if packet.pts is not None
+            ]
         if len(shown) == 0:
-            raise UserError(f"The data set's video {path} holds no frame; fetch or record the data set again.")
-        # Packets come in decoding order; their sorted times are the times of the frames as they are shown.
+            raise UserError(
+                f"The data set's video {path} holds no frame; fetch or record the data set again."
+            )
+        # Packets come in decoding order; their sorted times are the times of the frames as they are
+        # shown.
         nearest, error = _nearest(np.sort(shown), times)
         if error.max() > tolerance:
             raise UserError(
-                f"{path} has no frame at {times[error.argmax()]:.3f} s (the nearest is {error.max():.3f} s away): the "
-                "video and the tables of this data set do not belong together, or the video was cut off."
+                f"{path} has no frame at {times[error.argmax()]:.3f} s (the nearest is "
+                f"{error.max():.3f} s away): the video and the tables of this data set do not "
+                "belong together, or the video was cut off."
             )
         with av.open(str(path)) as container:
             for number, frame in enumerate(container.decode(video=0)):
@@ -145,9 +162,13 @@ def decode_video(path: Path, times: np.ndarray, take: Callable[[int, np.ndarray]
                     take(wanted, picture)
                     wanted += 1
     except (FFmpegError, IndexError) as error:  # IndexError: it holds no video stream
-        raise UserError(f"{path} cannot be decoded ({error}); fetch or record the data set again.") from error
+        raise UserError(
+            f"{path} cannot be decoded ({error}); fetch or record the data set again."
+        ) from error
     if wanted < len(nearest):
-        raise UserError(f"{path} breaks off after {wanted} of {len(nearest)} frames; fetch the data set again.")
+        raise UserError(
+            f"{path} breaks off after {wanted} of {len(nearest)} frames; fetch the data set again."
+        )
 
 
 def _nearest(shown: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,8 +1,9 @@
 """Reads a LeRobotDataset v3 straight from its parquet and mp4 files.
 
-This does without LeRobot's library because importing it takes some 10 s (it loads transformers and torchvision), which
-every training run would pay; the format is plain enough: ``meta/info.json``, parquet tables of frames, episodes and
-tasks, and video files in which the episodes of a camera follow one another.
+This does without LeRobot's library because importing it takes some 10 s (it loads transformers and
+torchvision), which every training run would pay; the format is plain enough: ``meta/info.json``,
+parquet tables of frames, episodes and tasks, and video files in which the episodes of a camera
+follow one another.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class DatasetFiles:
         """Keys of the colour images -> (height, width)."""
         found = {}
         for key, feature in self.features.items():
-            if feature["dtype"] in ("video", "image") and not (feature.get("info") or {}).get("is_depth_map"):
+            if feature["dtype"] in ("video", "image") and not (feature.get("info") or {}).get(
+                "is_depth_map"
+            ):
                 shape = [s for s in feature["shape"] if s != 3] or list(feature["shape"])
                 found[key] = (int(shape[0]), int(shape[1]))
         return found
@@ -66,16 +69,20 @@ class DatasetFiles:
         if key in valid:
             return key
         raise UserError(
-            f"The data set {self.path} has no {key!r}. {did_you_mean(key, valid)} It holds: {', '.join(sorted(valid))}."
+            f"The data set {self.path} has no {key!r}. {did_you_mean(key, valid)} It holds: "
+            f"{', '.join(sorted(valid))}."
         )
 
 
-def open_dataset(path: str | Path, columns: Sequence[str] = (), *, revision: str | None = None) -> DatasetFiles:
+def open_dataset(
+    path: str | Path, columns: Sequence[str] = (), *, revision: str | None = None
+) -> DatasetFiles:
     """Opens a data set: a folder, or a hub id ``user/name`` where no such folder exists.
 
     Args:
         path: folder or hub id; only a hub id is ever looked up on the network.
-        columns: numeric columns to load, besides ``episode_index``, ``task_index`` and ``timestamp``.
+        columns: numeric columns to load, besides ``episode_index``, ``task_index`` and
+            ``timestamp``.
         revision: of a hub id.
 
     Raises:
@@ -87,16 +94,22 @@ def open_dataset(path: str | Path, columns: Sequence[str] = (), *, revision: str
     info_path = folder / "meta" / "info.json"
     if not info_path.is_file():
         parts = folder.with_name(folder.name + ".parts")
-        more = f" {parts} holds an unfinished collection: the command that began it goes on." if parts.exists() else ""
+        more = (
+            f" {parts} holds an unfinished collection: the command that began it goes on."
+            if parts.exists()
+            else ""
+        )
         raise UserError(
-            f"{folder} holds no LeRobot data set (there is no meta/info.json).{more} `embodyrl collect` makes one."
+            f"{folder} holds no LeRobot data set (there is no meta/info.json).{more} `embodyrl "
+            "collect` makes one."
         )
     info = json.loads(info_path.read_text())
     version = str(info.get("codebase_version"))
     if not version.startswith("v3"):
         raise UserError(
-            f"{folder} is a LeRobotDataset {version}; embodyrl reads v3.0. Convert it: "
-            "python -m lerobot.scripts.convert_dataset_v21_to_v30 --repo-id=USER/NAME (--root=FOLDER if it is local)."
+            f"{folder} is a LeRobotDataset {version}; embodyrl reads v3.0. Convert it: python -m "
+            "lerobot.scripts.convert_dataset_v21_to_v30 --repo-id=USER/NAME (--root=FOLDER if it "
+            "is local)."
         )
     origin_path = folder / "meta" / "embodyrl.json"
     data = DatasetFiles(
@@ -141,7 +154,9 @@ def _read(file: Path, columns: list[str] | None = None) -> Any:
         return pq.read_table(file, columns=columns)
     except (OSError, pa.ArrowException) as error:
         text = " ".join(str(error).split())
-        raise UserError(f"{file} cannot be read ({text[:200]}); fetch or record the data set again.") from error
+        raise UserError(
+            f"{file} cannot be read ({text[:200]}); fetch or record the data set again."
+        ) from error
 
 
 def _load_columns(folder: Path, names: list[str]) -> dict[str, np.ndarray]:
@@ -159,7 +174,11 @@ def _numpy(column: Any) -> np.ndarray:
     """A parquet column as an array; (nested) lists of equal length become further dimensions."""
     import pyarrow as pa
 
-    if pa.types.is_fixed_size_list(column.type) or pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+    if (
+        pa.types.is_fixed_size_list(column.type)
+        or pa.types.is_list(column.type)
+        or pa.types.is_large_list(column.type)
+    ):
         return _numpy(column.flatten()).reshape(len(column), -1)
     return column.to_numpy(zero_copy_only=False)
 
@@ -191,23 +210,24 @@ def _download(repo_id: str, revision: str | None) -> Path:
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError as error:
         raise MissingDependencyError(
-            f"{repo_id} is no folder here, and looking it up on the Hugging Face hub needs huggingface_hub: "
-            "pip install 'embodyrl[data]'."
+            f"{repo_id} is no folder here, and looking it up on the Hugging Face hub needs "
+            "huggingface_hub: pip install 'embodyrl[data]'."
         ) from error
     try:
         return Path(snapshot_download(repo_id, repo_type="dataset", revision=revision))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(
-            f"{repo_id} is no folder here, and the Hugging Face hub did not give it either ({first}). "
-            "Check the path, or the id and the connection."
+            f"{repo_id} is no folder here, and the Hugging Face hub did not give it either "
+            f"({first}). Check the path, or the id and the connection."
         ) from error
 
 
 def load_pictures(data: DatasetFiles, key: str, rows: np.ndarray) -> Iterator[bytes]:
     """The encoded pictures (PNG or JPEG) of a column of dtype ``image``, of the frames ``rows`` (ascending)."""
     pq = _parquet()
-    wanted, position = set(rows.tolist()), 0
+    wanted = set(rows.tolist())
+    position = 0
     for file in _tables(data.path, "data"):
         for batch in pq.ParquetFile(file).iter_batches(batch_size=256, columns=[key]):
             for cell in batch.column(0):

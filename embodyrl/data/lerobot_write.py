@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from embodyrl.checkpoint import spec_to_json
 from embodyrl.data.lerobot_read import IMAGE_PREFIX
 from embodyrl.data.recording import Recording
 from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.storage.checkpoint import spec_to_json
 from embodyrl.types import EnvSpec
 
 _HUMAN = {"intervention": {"dtype": "bool", "shape": (1,), "names": None}}
@@ -26,14 +26,16 @@ SMALL = 256  # pixels; below it a picture is stored without chroma subsampling
 class DatasetWriter:
     """Writes recordings into a new data set; use as a context manager.
 
-    Everything goes into ``PATH.partial``, which becomes ``PATH`` when the block ends without an exception, so that a
-    data set that exists is complete. What must survive an interruption is kept by ``parts.EpisodeParts`` until then.
+    Everything goes into ``PATH.partial``, which becomes ``PATH`` when the block ends without an
+    exception, so that a data set that exists is complete. What must survive an interruption is kept
+    by ``partial.EpisodeParts`` until then.
 
     Args:
         path: folder of the data set.
         spec: of the env that the recordings come from.
         split: the env's split, for the record.
-        config: the env's, as plain data, for the record: a world model evaluates policies in the real env by it.
+        config: the env's, as plain data, for the record: a world model evaluates policies in the
+            real env by it.
         human: whether frames say that a person had taken over (``intervention``).
 
     Raises:
@@ -50,7 +52,10 @@ class DatasetWriter:
         config: dict[str, Any] | None = None,
         human: bool = False,
     ) -> None:
-        self.path, self.spec, self.split, self.config = Path(path), spec, split, config or {}
+        self.path = Path(path)
+        self.spec = spec
+        self.split = split
+        self.config = config or {}
         self.partial = self.path.with_name(self.path.name + ".partial")
         require_free(path)
         self.count = 0
@@ -58,9 +63,10 @@ class DatasetWriter:
         shutil.rmtree(self.partial, ignore_errors=True)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         small = all(max(size) < SMALL for size in spec.cameras.values())
-        # Halving the colour resolution, as video players want, ruins a 64-pixel picture (33 dB against 43 dB).
-        # LeRobot's own choice, SVT-AV1, gives root's process the highest real-time priority for good, and so whatever
-        # it starts later: an env's workers then keep everything else from their cores.
+        # Halving the colour resolution, as video players want, ruins a 64-pixel picture (33 dB
+        # against 43 dB). LeRobot's own choice, SVT-AV1, gives root's process the highest real-time
+        # priority for good, and so whatever it starts later: an env's workers then keep everything
+        # else from their cores.
         colour = {"pix_fmt": "yuv444p", "crf": 12} if small else {"pix_fmt": "yuv420p", "crf": 20}
         self._dataset = lerobot.LeRobotDataset.create(
             repo_id=f"local/{self.path.name}",
@@ -88,13 +94,21 @@ class DatasetWriter:
         if len(recording) == 0:
             raise UserError("A recording without a single step cannot be saved.")
         if set(recording.images) != set(self.spec.cameras):
-            raise UserError(f"The recording has cameras {sorted(recording.images)}, not {sorted(self.spec.cameras)}.")
+            raise UserError(
+                f"The recording has cameras {sorted(recording.images)}, not "
+                f"{sorted(self.spec.cameras)}."
+            )
         if recording.privileged is None and self.spec.privileged_dim:
-            raise UserError(f"The recording lacks the simulator's state, which {self.spec.name} gives: record it anew.")
+            raise UserError(
+                f"The recording lacks the simulator's state, which {self.spec.name} gives: record "
+                "it anew."
+            )
         last = len(recording) - 1
         with _quiet():
             for t in range(len(recording)):
-                frame: dict[str, Any] = {IMAGE_PREFIX + name: frames[t] for name, frames in recording.images.items()}
+                frame: dict[str, Any] = {
+                    IMAGE_PREFIX + name: frames[t] for name, frames in recording.images.items()
+                }
                 frame |= {
                     "observation.state": recording.proprio[t].astype(np.float32),
                     "action": recording.actions[t].astype(np.float32),
@@ -141,7 +155,9 @@ def require_free(path: str | Path) -> None:
         raise UserError(f"{path} exists already. Choose another folder, or delete that one.")
 
 
-def write_dataset(path: str | Path, recordings: Iterable[Recording], spec: EnvSpec, *, split: str = "train") -> Path:
+def write_dataset(
+    path: str | Path, recordings: Iterable[Recording], spec: EnvSpec, *, split: str = "train"
+) -> Path:
     """Writes all ``recordings`` (see ``DatasetWriter``) and returns the folder."""
     with DatasetWriter(path, spec, split=split) as writer:
         for recording in recordings:
@@ -155,10 +171,20 @@ def _features(spec: EnvSpec) -> dict[str, dict[str, Any]]:
         IMAGE_PREFIX + camera: {"dtype": "video", "shape": (*size, 3), "names": names}
         for camera, size in spec.cameras.items()
     }
-    features["observation.state"] = {"dtype": "float32", "shape": (spec.proprio_dim,), "names": None}
+    features["observation.state"] = {
+        "dtype": "float32",
+        "shape": (spec.proprio_dim,),
+        "names": None,
+    }
     features["action"] = {"dtype": "float32", "shape": (spec.action_dim,), "names": None}
-    if spec.privileged_dim:  # not "observation.": LeRobot's policies would take it for something to look at
-        features["privileged"] = {"dtype": "float32", "shape": (spec.privileged_dim,), "names": None}
+    if (
+        spec.privileged_dim
+    ):  # not "observation.": LeRobot's policies would take it for something to look at
+        features["privileged"] = {
+            "dtype": "float32",
+            "shape": (spec.privileged_dim,),
+            "names": None,
+        }
     single = {
         "next.reward": "float32",
         "next.done": "bool",
@@ -167,7 +193,9 @@ def _features(spec: EnvSpec) -> dict[str, dict[str, Any]]:
         "init": "int64",
         "noise": "float32",
     }
-    return features | {name: {"dtype": dtype, "shape": (1,), "names": None} for name, dtype in single.items()}
+    return features | {
+        name: {"dtype": dtype, "shape": (1,), "names": None} for name, dtype in single.items()
+    }
 
 
 @dataclass
@@ -196,7 +224,8 @@ def _quiet() -> Iterator[None]:
     """FFmpeg writes some lines for every episode; errors are raised anyway."""
     import av.logging
 
-    # LeRobot restores FFmpeg's own printing after each video; this level holds for that one as well.
+    # LeRobot restores FFmpeg's own printing after each video; this level holds for that one as
+    # well.
     av.logging.set_libav_level(av.logging.PANIC)
     try:
         yield

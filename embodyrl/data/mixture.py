@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodyrl.buffers import Transitions
-from embodyrl.data.demos import Demonstrations
+from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
+from embodyrl.rollouts.batches import Transitions
 from embodyrl.types import Obs
 
 
@@ -23,20 +23,25 @@ class Mixture:
         weights: one each, not all 0; None means by the number of frames.
 
     Attributes:
-        proprio, actions: of all frames; a policy's normalisation is fitted on them, whatever the weights.
+        proprio, actions: of all frames; a policy's normalisation is fitted on them, whatever the
+            weights.
 
     Raises:
         UserError: weights that are none.
     """
 
-    def __init__(self, parts: Sequence[Demonstrations], weights: Sequence[float] | None = None) -> None:
+    def __init__(
+        self, parts: Sequence[Demonstrations], weights: Sequence[float] | None = None
+    ) -> None:
         weights = [float(len(part)) for part in parts] if weights is None else list(weights)
         if len(weights) != len(parts) or min(weights) < 0 or sum(weights) <= 0:
             raise UserError(
-                f"data.weights is {list(weights)}: give each of the {len(parts)} data sets (data.path, then data.more) "
-                "a number of at least 0, and one of them more than that."
+                f"data.weights is {list(weights)}: give each of the {len(parts)} data sets "
+                "(data.path, then data.more) a number of at least 0, and one of them more than "
+                "that."
             )
-        self.parts, self.weights = list(parts), torch.tensor(weights, dtype=torch.float64)
+        self.parts = list(parts)
+        self.weights = torch.tensor(weights, dtype=torch.float64)
         self.offsets = torch.tensor([0, *(len(part) for part in parts)]).cumsum(0)
         self.proprio = torch.cat([part.proprio for part in parts])
         self.actions = torch.cat([part.actions for part in parts])

@@ -16,13 +16,15 @@ class Recording:
         proprio: (T, P) float32.
         actions: (T, A) float32 in [-1, 1], as the env executed them.
         reward: (T,) float32.
-        solved: (T,) bool, the task is solved after that action; in an env that goes on it can come undone.
+        solved: (T,) bool, the task is solved after that action; in an env that goes on it can come
+            undone.
         init: initial state.
         task: the task's name.
         instruction: the sentence that the policy is told.
         noise: the expert's noise level.
         human: (T,) bool, a person had taken over; None where nobody can.
-        privileged: (T, S) float32, the simulator's state; None where there is none. No policy may see it.
+        privileged: (T, S) float32, the simulator's state; None where there is none. No policy may
+            see it.
     """
 
     images: dict[str, np.ndarray]

@@ -47,8 +47,10 @@ def verify_dataset(path: str | Path) -> Verdict:
         verdict.faults.append(_words(error))
         return verdict
     info = data.info
-    verdict.episodes, verdict.frames = int(info.get("total_episodes", 0)), int(info.get("total_frames", 0))
-    verdict.fps, verdict.cameras = float(info.get("fps", 0)), data.cameras
+    verdict.episodes = int(info.get("total_episodes", 0))
+    verdict.frames = int(info.get("total_frames", 0))
+    verdict.fps = float(info.get("fps", 0))
+    verdict.cameras = data.cameras
     for check in (_features, _index, _episodes, _language, _numbers, _success):
         try:
             verdict.faults += check(data)
@@ -66,7 +68,11 @@ def verify_dataset(path: str | Path) -> Verdict:
 
 def _words(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if isinstance(error, UserError) else f"It cannot be read ({type(error).__name__}: {text[:300]})."
+    return (
+        text
+        if isinstance(error, UserError)
+        else f"It cannot be read ({type(error).__name__}: {text[:300]})."
+    )
 
 
 def _features(data: DatasetFiles) -> Iterator[str]:
@@ -78,15 +84,21 @@ def _features(data: DatasetFiles) -> Iterator[str]:
             yield f"There is no {key!r} among its features."
     stored = {key: f for key, f in data.features.items() if f["dtype"] != "video"}
     for file in sorted((data.path / "data").glob("*/*.parquet")):
-        parquet, name = pq.ParquetFile(file), file.relative_to(data.path)
+        parquet = pq.ParquetFile(file)
+        name = file.relative_to(data.path)
         there = parquet.schema_arrow.names
         for key in stored:
             if key not in there:
                 yield f"{name} lacks the column {key!r}, which meta/info.json lists."
-        shaped = [key for key, f in stored.items() if key in there and f["dtype"] not in ("image", "string")]
+        shaped = [
+            key
+            for key, f in stored.items()
+            if key in there and f["dtype"] not in ("image", "string")
+        ]
         for batch in parquet.iter_batches(batch_size=1, columns=shaped):
             for key in shaped:
-                shape, said = np.shape(batch.column(key)[0].as_py()) or (1,), tuple(stored[key]["shape"])
+                shape = np.shape(batch.column(key)[0].as_py()) or (1,)
+                said = tuple(stored[key]["shape"])
                 if shape != said:
                     yield f"The column {key!r} of {name} has the shape {shape}, not {said}."
             break
@@ -102,7 +114,8 @@ def _by_episode(data: DatasetFiles) -> Iterator[tuple[int, np.ndarray]]:
 
 def _index(data: DatasetFiles) -> Iterator[str]:
     """Frames are numbered without gaps, and their times fit fps."""
-    index, episode = data.columns["index"], data.columns["episode_index"]
+    index = data.columns["index"]
+    episode = data.columns["episode_index"]
     total = data.info.get("total_frames")
     if len(index) != total:
         yield f"The tables hold {len(index)} frames, but meta/info.json says {total}: a parquet file is missing or cut."
@@ -123,13 +136,17 @@ def _episodes(data: DatasetFiles) -> Iterator[str]:
     frames = dict(_by_episode(data))
     rows = {int(row["episode_index"]): row for row in data.episodes}
     for number in sorted(rows.keys() | frames.keys()):
-        row, here = rows.get(number), frames.get(number, np.empty(0, dtype=np.int64))
+        row = rows.get(number)
+        here = frames.get(number, np.empty(0, dtype=np.int64))
         if row is None:
             yield f"Episode {number} has frames but no row in meta/episodes."
             continue
         if len(here) != row["length"]:
             yield f"Episode {number} has {len(here)} frames, but meta/episodes says {row['length']}."
-        elif len(here) and [here[0], here[-1] + 1] != [row["dataset_from_index"], row["dataset_to_index"]]:
+        elif len(here) and [here[0], here[-1] + 1] != [
+            row["dataset_from_index"],
+            row["dataset_to_index"],
+        ]:
             yield f"Episode {number} is at the frames {here[0]} to {here[-1]}, not where meta/episodes says."
     for file in sorted({_data_file(data, row) for row in data.episodes}):
         if not (data.path / file).is_file():
@@ -137,7 +154,9 @@ def _episodes(data: DatasetFiles) -> Iterator[str]:
 
 
 def _data_file(data: DatasetFiles, row: dict[str, Any]) -> str:
-    return data.info["data_path"].format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
+    return data.info["data_path"].format(
+        chunk_index=row["data/chunk_index"], file_index=row["data/file_index"]
+    )
 
 
 def _language(data: DatasetFiles) -> Iterator[str]:
@@ -181,7 +200,8 @@ def _success(data: DatasetFiles) -> Iterator[str]:
 
 def _pictures(data: DatasetFiles, key: str) -> Iterator[str]:
     """Every picture decodes, is there at the time the tables name, and has the size they name."""
-    rows, size = np.arange(len(data.columns["index"])), data.cameras[key]
+    rows = np.arange(len(data.columns["index"]))
+    size = data.cameras[key]
     if data.features[key]["dtype"] == "image":
         try:
             for k, encoded in enumerate(load_pictures(data, key, rows)):
@@ -227,7 +247,10 @@ def print_verdict(verdict: Verdict) -> None:
     """The findings as text."""
     sizes = ", ".join(f"{name} {h}x{w}" for name, (h, w) in verdict.cameras.items()) or "no cameras"
     if verdict.frames:
-        print(f"{verdict.path}: {verdict.episodes} episodes, {verdict.frames} frames at {verdict.fps:g} Hz, {sizes}")
+        print(
+            f"{verdict.path}: {verdict.episodes} episodes, {verdict.frames} frames at "
+            f"{verdict.fps:g} Hz, {sizes}"
+        )
     for text in verdict.faults:
         print(f"  FAULT  {text}")
     for text in verdict.notes:

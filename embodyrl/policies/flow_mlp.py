@@ -1,7 +1,8 @@
 """A small flow policy for states: proprioception in, an action chunk out; no pictures and no language.
 
-For locomotion and for ablations. Velocity, learned noise and squashing follow SAC Flow (arXiv:2509.25756); with one
-step and ``velocity=gaussian`` it is the policy of plain SAC (arXiv:1801.01290).
+For locomotion and for ablations. Velocity, learned noise and squashing follow SAC Flow
+(arXiv:2509.25756); with one step and ``velocity=gaussian`` it is the policy of plain SAC
+(arXiv:1801.01290).
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embodyrl.errors import UserError, did_you_mean, refuse_unread
-from embodyrl.flow import LEARNED, Generators, Transition, squash_log_std, timesteps
+from embodyrl.functional.flow import LEARNED, Generators, Transition, squash_log_std, timesteps
+from embodyrl.policies.mlp_velocities import VELOCITIES, mlp
+from embodyrl.policies.noise_policy import NoisePolicy, initial_noise
 from embodyrl.policies.normalize import Normalizer, TanhSquash
-from embodyrl.policies.path import integrate, sample_path
-from embodyrl.policies.steer import NoisePolicy, initial_noise
-from embodyrl.policies.velocity import VELOCITIES, mlp
+from embodyrl.policies.sample_path import integrate, sample_path
 from embodyrl.policy import Mode
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
 
@@ -31,15 +32,19 @@ class FlowMLPConfig:
         name: registry name.
         horizon: H, actions in a chunk.
         num_denoise_steps: K.
-        velocity: ``plain``, ``gated``, ``decoded`` (see ``policies/velocity.py``), or ``gaussian`` for plain SAC.
+        velocity: ``plain``, ``gated``, ``decoded`` (see ``policies/mlp_velocities.py``), or
+            ``gaussian`` for plain SAC.
         width: of the hidden layers.
         layers: hidden layers, or blocks of the decoder.
-        transition: how a step draws noise: ``flow_noise`` around the ODE's step, or ``flow_sde_learned``, whose drift
-            keeps the ODE's marginals where the noise is small (``noise_max`` of .3 or less).
+        transition: how a step draws noise: ``flow_noise`` around the ODE's step, or
+            ``flow_sde_learned``, whose drift keeps the ODE's marginals where the noise is small
+            (``noise_max`` of .3 or less).
         noise_min: the std of one step lies in [noise_min, noise_max] / sqrt(K), before squashing.
         noise_max: see there.
-        squash: actions are tanh of the path's end; otherwise they are its end in the data's units, clipped.
-        critic_width: of the value head's two hidden layers (PPO; the critics of SAC are the algorithm's).
+        squash: actions are tanh of the path's end; otherwise they are its end in the data's units,
+            clipped.
+        critic_width: of the value head's two hidden layers (PPO; the critics of SAC are the
+            algorithm's).
         steer_width: hidden width of a policy over the initial noise, which DSRL trains; 0 for none.
         steer_bound: it chooses noise in [-steer_bound, steer_bound].
     """
@@ -66,11 +71,15 @@ class FlowMLPConfig:
         if not 0 < self.noise_min <= self.noise_max:
             raise UserError("policy.noise_min must be above 0 and policy.noise_max not below it.")
         if not self.steer_width:
-            refuse_unread(self, "policy", ("steer_bound",), "steer_width=0 leaves the initial noise as it is")
-        if self.velocity == "gaussian" and (self.num_denoise_steps != 1 or self.transition != "flow_noise"):
+            refuse_unread(
+                self, "policy", ("steer_bound",), "steer_width=0 leaves the initial noise as it is"
+            )
+        if self.velocity == "gaussian" and (
+            self.num_denoise_steps != 1 or self.transition != "flow_noise"
+        ):
             raise UserError(
-                "policy.velocity=gaussian is one step from noise to a Gaussian around the mean: set "
-                "policy.num_denoise_steps=1 and policy.transition=flow_noise as well."
+                "policy.velocity=gaussian is one step from noise to a Gaussian around the mean: "
+                "set policy.num_denoise_steps=1 and policy.transition=flow_noise as well."
             )
 
 
@@ -85,16 +94,23 @@ class FlowMLP(nn.Module):
         super().__init__()
         if spec.cameras or len(spec.tasks) > 1:
             raise UserError(
-                f"flow_mlp sees neither pictures nor instructions, but {spec.name} has {len(spec.cameras)} cameras and "
-                f"{len(spec.tasks)} tasks. Use policy.name=flow_vla."
+                f"flow_mlp sees neither pictures nor instructions, but {spec.name} has "
+                f"{len(spec.cameras)} cameras and {len(spec.tasks)} tasks. Use "
+                "policy.name=flow_vla."
             )
-        self.config, self.spec = config, spec
+        self.config = config
+        self.spec = spec
         c = config
         self.transition = Transition(kind=c.transition, num_steps=c.num_denoise_steps)  # type: ignore[arg-type]
-        # The clip only catches what is broken: a cheetah's velocities go far beyond those of a first rollout.
+        # The clip only catches what is broken: a cheetah's velocities go far beyond those of a
+        # first rollout.
         self.normalize_proprio = Normalizer(spec.proprio_dim, clip=100.0)
-        self.normalize_action = TanhSquash() if c.squash else Normalizer(spec.action_dim, min_std=0.05)
-        self.net = VELOCITIES[c.velocity](spec.proprio_dim, c.horizon, spec.action_dim, c.width, c.layers)
+        self.normalize_action = (
+            TanhSquash() if c.squash else Normalizer(spec.action_dim, min_std=0.05)
+        )
+        self.net = VELOCITIES[c.velocity](
+            spec.proprio_dim, c.horizon, spec.action_dim, c.width, c.layers
+        )
         self.critic = mlp(spec.proprio_dim, c.critic_width, 2, 1)
         size = (spec.proprio_dim, c.horizon, spec.action_dim, c.steer_width, c.steer_bound)
         self.steer = NoisePolicy(*size) if c.steer_width else None
@@ -110,7 +126,8 @@ class FlowMLP(nn.Module):
     def step_inputs(self, context: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """Velocity and log-std of steps from x (N, K, H, A) at times t (N, K)."""
         velocity, raw = self.net(context, x, t)
-        c, scale = self.config, self.config.num_denoise_steps**-0.5
+        c = self.config
+        scale = self.config.num_denoise_steps**-0.5
         return velocity, squash_log_std(raw, c.noise_min * scale, c.noise_max * scale)
 
     def velocity(self, context: Tensor, x: Tensor, t: Tensor) -> Tensor:
@@ -169,8 +186,13 @@ class FlowMLP(nn.Module):
     def evaluate(self, obs: Obs, trace: DenoisingTrace) -> PolicyEval:
         """See ``Policy.evaluate``; all K steps are scored in one pass."""
         n, steps = trace.stochastic.shape
-        x, k = trace.x[:, :-1], torch.arange(steps, device=trace.x.device)
-        velocity, log_std = self.step_inputs(self.encode(obs), x, timesteps(steps, x.device).expand(n, steps))
+        x = trace.x[:, :-1]
+        k = torch.arange(steps, device=trace.x.device)
+        velocity, log_std = self.step_inputs(
+            self.encode(obs), x, timesteps(steps, x.device).expand(n, steps)
+        )
         logprob = self.transition.log_prob(x, trace.x[:, 1:], velocity, k, log_std)
-        entropy = self.transition.entropy(x, velocity, k, log_std).mean(1) / (x.shape[2] * x.shape[3])
+        entropy = self.transition.entropy(x, velocity, k, log_std).mean(1) / (
+            x.shape[2] * x.shape[3]
+        )
         return PolicyEval(logprob, entropy, self.value(obs))

@@ -1,8 +1,8 @@
 """A small flow-matching vision-language-action policy: images, instruction and proprio in, an action chunk out.
 
     images --FilmCNN--> tokens --+
-    instruction --TextEncoder----+--> context --> ActionExpert: velocity(x, t), K steps from noise to actions
-    proprio --MLP----------------+
+    instruction --TextEncoder----+--> context --> ActionExpert: velocity(x, t), K steps from noise
+    to actions proprio --MLP----------------+
 
 Sized by its config from under 1 M to over 100 M parameters, on the same code path.
 """
@@ -17,10 +17,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embodyrl.errors import UserError, refuse_unread
-from embodyrl.flow import squash_log_std
+from embodyrl.functional.flow import squash_log_std
+from embodyrl.policies.action_expert import ActionExpert, Context
 from embodyrl.policies.efficientnet import EfficientNetEncoder
-from embodyrl.policies.expert import ActionExpert, Context
-from embodyrl.policies.flow_policy import FlowPolicy, check_sampler
+from embodyrl.policies.flow_base import FlowPolicy, check_sampler
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.text import TextEncoder
 from embodyrl.policies.vision import FilmCNN
@@ -39,24 +39,26 @@ class FlowVLAConfig:
         layers: of the action expert.
         heads: attention heads.
         action_patch: actions per token of the expert; must divide the horizon.
-        max_prefix: imitation gives the first 0 to so many actions of a chunk instead of asking for them, so that a
-            robot's next chunk can be told what will have been done when it arrives (arXiv:2512.05964); needs
-            ``action_patch=1``.
-        vision: the image encoder: ``film_cnn``, trained from nothing, or ``efficientnet_lite0``, with ImageNet weights.
+        max_prefix: imitation gives the first 0 to so many actions of a chunk instead of asking for
+            them, so that a robot's next chunk can be told what will have been done when it arrives
+            (arXiv:2512.05964); needs ``action_patch=1``.
+        vision: the image encoder: ``film_cnn``, trained from nothing, or ``efficientnet_lite0``,
+            with ImageNet weights.
         vision_frozen: with ``efficientnet_lite0``, leave the pretrained layers as they are.
         vision_width: channels of the image encoder, and keypoints per camera.
         text_layers: of the instruction encoder.
-        context_layers: transformer layers over all context tokens before the expert; 0 for small models.
-        transition: how a step draws noise when training: ``flow_sde``, ``flow_cps`` or ``flow_noise``, whose std is
-            learned and depends on observation, step and noisy chunk.
+        context_layers: transformer layers over all context tokens before the expert; 0 for small
+            models.
+        transition: how a step draws noise when training: ``flow_sde``, ``flow_cps`` or
+            ``flow_noise``, whose std is learned and depends on observation, step and noisy chunk.
         eta: noise level of ``flow_sde`` and ``flow_cps``.
-        noise_min: of ``flow_noise``, in units of the data's standard deviation: the std of one step lies in [noise_min,
-            noise_max] / sqrt(K), so that the noise of a whole path does not depend on K. The defaults span what
-            ``flow_sde`` draws at eta .5.
+        noise_min: of ``flow_noise``, in units of the data's standard deviation: the std of one step
+            lies in [noise_min, noise_max] / sqrt(K), so that the noise of a whole path does not
+            depend on K. The defaults span what ``flow_sde`` draws at eta .5.
         noise_max: see there.
         trained_steps: ``all`` steps draw noise and are trained, or ``one`` drawn at random per env.
-        critic: what the value head sees: ``privileged`` simulator state, or ``shared`` features of the actor (no
-            gradient into them).
+        critic: what the value head sees: ``privileged`` simulator state, or ``shared`` features of
+            the actor (no gradient into them).
         critic_width: of its two hidden layers.
         steer_width: hidden width of a policy over the initial noise, which DSRL trains; 0 for none.
         steer_bound: it chooses noise in [-steer_bound, steer_bound].
@@ -87,19 +89,29 @@ class FlowVLAConfig:
 
     def __post_init__(self) -> None:
         if self.vision not in (valid := ("film_cnn", "efficientnet_lite0")):
-            raise UserError(f"policy.vision is {self.vision!r}; it must be one of {', '.join(valid)}.")
+            raise UserError(
+                f"policy.vision is {self.vision!r}; it must be one of {', '.join(valid)}."
+            )
         check_sampler(self)
         if self.vision == "film_cnn":
-            refuse_unread(self, "policy", ("vision_frozen",), "vision=film_cnn has no pretrained layers")
+            refuse_unread(
+                self, "policy", ("vision_frozen",), "vision=film_cnn has no pretrained layers"
+            )
         if self.max_prefix and (self.action_patch != 1 or not 0 < self.max_prefix < self.horizon):
             raise UserError(
-                f"policy.max_prefix is {self.max_prefix}: it needs policy.action_patch=1, so that each action has a "
-                f"time of its own, and must leave some of the {self.horizon} actions of a chunk to be asked for."
+                f"policy.max_prefix is {self.max_prefix}: it needs policy.action_patch=1, so that "
+                f"each action has a time of its own, and must leave some of the {self.horizon} "
+                "actions of a chunk to be asked for."
             )
         if self.horizon % self.action_patch:
-            raise UserError(f"policy.action_patch {self.action_patch} does not divide policy.horizon {self.horizon}.")
+            raise UserError(
+                f"policy.action_patch {self.action_patch} does not divide policy.horizon "
+                f"{self.horizon}."
+            )
         if self.width % (2 * self.heads):
-            raise UserError(f"policy.width {self.width} is not an even multiple of policy.heads {self.heads}.")
+            raise UserError(
+                f"policy.width {self.width} is not an even multiple of policy.heads {self.heads}."
+            )
 
 
 class FlowVLA(FlowPolicy):
@@ -113,7 +125,8 @@ class FlowVLA(FlowPolicy):
 
     def __init__(self, config: FlowVLAConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec)
-        c, d = config, config.width
+        c = config
+        d = config.width
         self.normalize_action = Normalizer(spec.action_dim, min_std=0.05)
         self.normalize_proprio = Normalizer(spec.proprio_dim)
         self.text = TextEncoder(d, c.text_layers, c.heads)
@@ -122,9 +135,12 @@ class FlowVLA(FlowPolicy):
         if spec.cameras:
             self.vision = _vision(c)
             tokens = {name: self.vision.num_tokens(size) for name, size in spec.cameras.items()}
-            self.camera = nn.ParameterDict({name: nn.Parameter(torch.randn(n, d) * 0.02) for name, n in tokens.items()})
+            self.camera = nn.ParameterDict(
+                {name: nn.Parameter(torch.randn(n, d) * 0.02) for name, n in tokens.items()}
+            )
             pooled += [2 * self.vision.num_keypoints] * len(spec.cameras)
-        # Each source is brought to the same scale first, or the largest would drown the others early in training.
+        # Each source is brought to the same scale first, or the largest would drown the others
+        # early in training.
         self.pool_norms = nn.ModuleList(nn.LayerNorm(dim) for dim in pooled)
         self.pool = nn.Sequential(nn.Linear(sum(pooled), 2 * d), nn.SiLU(), nn.Linear(2 * d, d))
         layer = nn.TransformerEncoderLayer(
@@ -132,7 +148,13 @@ class FlowVLA(FlowPolicy):
         )
         self.mixer = nn.TransformerEncoder(layer, c.context_layers, enable_nested_tensor=False)
         self.expert = ActionExpert(
-            d, c.layers, c.heads, c.horizon, spec.action_dim, c.action_patch, noise=c.transition == "flow_noise"
+            d,
+            c.layers,
+            c.heads,
+            c.horizon,
+            spec.action_dim,
+            c.action_patch,
+            noise=c.transition == "flow_noise",
         )
         self.add_heads(d)
 
@@ -140,7 +162,8 @@ class FlowVLA(FlowPolicy):
         """What the denoising steps need of an observation, once per observation."""
         tokens, mask, pooled = self.text(obs.instruction)
         proprio = self.proprio(self.normalize_proprio(obs.proprio))
-        all_tokens, all_pooled = [tokens, proprio[:, None]], [pooled, proprio]
+        all_tokens = [tokens, proprio[:, None]]
+        all_pooled = [pooled, proprio]
         for name in self.spec.cameras:
             image_tokens, keypoints = self.vision(obs.images[name], pooled)
             all_tokens.append(image_tokens + self.camera[name])
@@ -175,5 +198,7 @@ class FlowVLA(FlowPolicy):
 
 def _vision(c: FlowVLAConfig) -> FilmCNN | EfficientNetEncoder:
     if c.vision == "efficientnet_lite0":
-        return EfficientNetEncoder(c.vision_width, c.width, text_dim=c.width, frozen=c.vision_frozen)
+        return EfficientNetEncoder(
+            c.vision_width, c.width, text_dim=c.width, frozen=c.vision_frozen
+        )
     return FilmCNN(c.vision_width, c.width, text_dim=c.width)

@@ -1,8 +1,9 @@
 """RL guidance: how far a policy goes from its base is chosen when it acts (arXiv:2508.21016).
 
-Training by RL moves the velocity from that of the base policy, v_b, to v. Acting with v_b + w (v - v_b) is the base for
-w = 0 and the trained policy for w = 1; above 1 it goes further the way that training went, as classifier-free guidance
-does, and in between it keeps more of the base. It costs a second pass per step.
+Training by RL moves the velocity from that of the base policy, v_b, to v. Acting with v_b + w (v -
+v_b) is the base for w = 0 and the trained policy for w = 1; above 1 it goes further the way that
+training went, as classifier-free guidance does, and in between it keeps more of the base. It costs
+a second pass per step.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import torch
 from torch import Tensor
 
 from embodyrl.errors import UserError
-from embodyrl.policies.flow_policy import FlowPolicy, Generators, pad
-from embodyrl.policies.path import integrate
-from embodyrl.policies.steer import initial_noise
+from embodyrl.policies.flow_base import FlowPolicy, Generators, pad
+from embodyrl.policies.noise_policy import initial_noise
+from embodyrl.policies.sample_path import integrate
 from embodyrl.policy import Mode
 from embodyrl.types import ActionSample, Obs
 
@@ -23,7 +24,9 @@ from embodyrl.types import ActionSample, Obs
 def _units(policy: FlowPolicy) -> Tensor:
     """What two actions are in the units of a policy's flow."""
     actions = torch.tensor([-0.5, 1.0], device=next(policy.parameters()).device)
-    return policy.normalize_action(actions[:, None, None].expand(2, policy.config.horizon, policy.spec.action_dim))
+    return policy.normalize_action(
+        actions[:, None, None].expand(2, policy.config.horizon, policy.spec.action_dim)
+    )
 
 
 class GuidedPolicy:
@@ -41,28 +44,43 @@ class GuidedPolicy:
     def __init__(self, policy: Any, base: Any, weight: float) -> None:
         for one in (policy, base):
             if not isinstance(one, FlowPolicy):
-                raise UserError(f"Guidance mixes the flows of two VLAs, and {one.config.name} is none.")
+                raise UserError(
+                    f"Guidance mixes the flows of two VLAs, and {one.config.name} is none."
+                )
         if weight < 0:
-            raise UserError(f"The guidance is {weight}; it must not be negative. 0 is the base, 1 the trained policy.")
-        flows = [(one.config.num_denoise_steps, one.config.horizon, *one.flow_shape) for one in (policy, base)]
+            raise UserError(
+                f"The guidance is {weight}; it must not be negative. 0 is the base, 1 the trained "
+                "policy."
+            )
+        flows = [
+            (one.config.num_denoise_steps, one.config.horizon, *one.flow_shape)
+            for one in (policy, base)
+        ]
         if flows[0] != flows[1] or not torch.equal(_units(policy), _units(base)):
             raise UserError(
-                "The two policies' flows do not go together: chunk, number of denoising steps and the normalisation of "
-                "actions must be the same. Give the checkpoint that the training started from."
+                "The two policies' flows do not go together: chunk, number of denoising steps and "
+                "the normalisation of actions must be the same. Give the checkpoint that the "
+                "training started from."
             )
-        self.policy, self.base, self.weight = policy, base, weight
-        self.config, self.spec = policy.config, policy.spec
+        self.policy = policy
+        self.base = base
+        self.weight = weight
+        self.config = policy.config
+        self.spec = policy.spec
 
     @torch.no_grad()
     def sample(self, obs: Obs, *, generator: Generators, mode: Mode) -> ActionSample:
         """See ``Policy.sample``; only in ``"eval"`` mode, for the mixture has no likelihood of its own."""
         if mode != "eval":
             raise UserError("A guided policy only acts: there is nothing to train in it.")
-        policy, base = self.policy, self.base
-        context, before = policy.encode(obs), base.encode(obs)
+        policy = self.policy
+        base = self.base
+        context = policy.encode(obs)
+        before = base.encode(obs)
 
         def mixed(x: Tensor, t: Tensor) -> tuple[Tensor, None]:
-            v, v_base = policy.step_inputs(context, x, t)[0], base.step_inputs(before, x, t)[0]
+            v = policy.step_inputs(context, x, t)[0]
+            v_base = base.step_inputs(before, x, t)[0]
             return torch.lerp(v_base, v, self.weight), None
 
         shape = (len(obs), *policy.flow_shape)

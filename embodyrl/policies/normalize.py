@@ -17,7 +17,8 @@ class Normalizer(nn.Module):
 
     def __init__(self, dim: int, min_std: float = 1e-2, clip: float = 10.0) -> None:
         super().__init__()
-        self.min_std, self.clip = min_std, clip
+        self.min_std = min_std
+        self.clip = clip
         self.register_buffer("mean", torch.zeros(dim))
         self.register_buffer("std", torch.ones(dim))
 
@@ -62,6 +63,7 @@ class TanhSquash(nn.Module):
     def log_det(self, x: Tensor) -> Tensor:
         """(N,) log |d tanh(x) / dx| of x (N, H, A).
 
-        log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)) is finite for every x; the left side is not beyond |x| = 9.
+        log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)) is finite for every x; the left side is
+        not beyond |x| = 9.
         """
         return (2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))).sum(dim=(-2, -1))

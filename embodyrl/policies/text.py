@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embodyrl.words import load_words
+from embodyrl.word_embeddings import load_words
 
 
 class TextEncoder(nn.Module):
@@ -24,9 +24,19 @@ class TextEncoder(nn.Module):
         self.project = nn.Linear(table.shape[1], width)
         self.position = nn.Parameter(torch.randn(max_tokens, width) * 0.02)
         layer = nn.TransformerEncoderLayer(
-            width, heads, 2 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            width,
+            heads,
+            2 * width,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
         )
-        self.blocks = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False) if layers else nn.Identity()
+        self.blocks = (
+            nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+            if layers
+            else nn.Identity()
+        )
         self._ids: dict[str, list[int]] = {}
 
     def forward(
@@ -35,14 +45,17 @@ class TextEncoder(nn.Module):
         """Encodes N sentences.
 
         Returns:
-            Token features (N, L, d), a mask (N, L) that is 1 for real tokens, and their mean (N, d).
+            Token features (N, L, d), a mask (N, L) that is 1 for real tokens, and their mean (N,
+            d).
         """
         unique = {s: i for i, s in enumerate(dict.fromkeys(sentences))}
         rows = [self._tokenize(s) for s in unique]
         length = max(len(r) for r in rows)
         device = self.position.device
         ids = torch.tensor([r + [0] * (length - len(r)) for r in rows], device=device)
-        mask = torch.tensor([[1.0] * len(r) + [0.0] * (length - len(r)) for r in rows], device=device)
+        mask = torch.tensor(
+            [[1.0] * len(r) + [0.0] * (length - len(r)) for r in rows], device=device
+        )
         table: Tensor = self.get_buffer("table")
         x = self.project(table[ids].to(self.position.dtype)) + self.position[:length]
         if isinstance(self.blocks, nn.TransformerEncoder):
@@ -53,7 +66,7 @@ class TextEncoder(nn.Module):
 
     def _tokenize(self, sentence: str) -> list[int]:
         if sentence not in self._ids:
-            self._ids[sentence] = self._tokenizer.encode(sentence, add_special_tokens=False).ids[: self.max_tokens] or [
-                0
-            ]
+            self._ids[sentence] = self._tokenizer.encode(sentence, add_special_tokens=False).ids[
+                : self.max_tokens
+            ] or [0]
         return self._ids[sentence]

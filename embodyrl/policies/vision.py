@@ -11,9 +11,9 @@ from torch import Tensor, nn
 class FilmCNN(nn.Module):
     """Convolutions to 1/4 of the resolution, modulated by the instruction (FiLM, arXiv:1709.07871), then two heads.
 
-    Keypoints say where things are: each channel becomes the expected position of its softmax over the map (arXiv:
-    1504.00702), which a few demonstrations suffice to learn. Tokens of 16x16 pixels say what is there: a 64x64 image
-    becomes 4x4 of them, a 224x224 one 14x14.
+    Keypoints say where things are: each channel becomes the expected position of its softmax over
+    the map (arXiv: 1504.00702), which a few demonstrations suffice to learn. Tokens of 16x16 pixels
+    say what is there: a 64x64 image becomes 4x4 of them, a 224x224 one 14x14.
     """
 
     def __init__(self, width: int, out_dim: int, text_dim: int) -> None:
@@ -41,7 +41,8 @@ class FilmCNN(nn.Module):
         """Encodes B images.
 
         Returns:
-            Tokens (B, h/16 * w/16, d) and keypoints (B, 2 * num_keypoints) in [-1, 1], all rows first.
+            Tokens (B, h/16 * w/16, d) and keypoints (B, 2 * num_keypoints) in [-1, 1], all rows
+            first.
         """
         x = images.permute(0, 3, 1, 2).to(self.stem.weight.dtype) / 127.5 - 1.0
         x = F.relu(self.stem(x))
@@ -52,7 +53,8 @@ class FilmCNN(nn.Module):
 
 def spatial_softmax(x: Float[Tensor, "b k h w"]) -> Float[Tensor, "b k2"]:
     """The expected position of each channel's softmax over the map, in [-1, 1]: all rows, then all columns."""
-    # Images come with channels last and stay so: positions are then a dimension of a view, and nothing is copied.
+    # Images come with channels last and stay so: positions are then a dimension of a view, and
+    # nothing is copied.
     weight = as_sequence(x).softmax(dim=1)
     rows, columns = (torch.linspace(-1, 1, n, device=x.device, dtype=x.dtype) for n in x.shape[2:])
     grid = torch.stack([rows[:, None].expand(x.shape[2:]), columns.expand(x.shape[2:])]).flatten(1)
@@ -64,12 +66,16 @@ def as_sequence(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b hw c"]:
     return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
-def random_shift(images: UInt8[Tensor, "b h w 3"], pixels: int, generator: torch.Generator) -> UInt8[Tensor, "b h w 3"]:
+def random_shift(
+    images: UInt8[Tensor, "b h w 3"], pixels: int, generator: torch.Generator
+) -> UInt8[Tensor, "b h w 3"]:
     """Shifts every image by up to ``pixels`` in both directions, repeating the border (DrQ, arXiv:2004.13649)."""
     if pixels == 0:
         return images
     batch, height, width, _ = images.shape
-    offsets = torch.randint(-pixels, pixels + 1, (2, batch, 1), generator=generator).to(images.device)
+    offsets = torch.randint(-pixels, pixels + 1, (2, batch, 1), generator=generator).to(
+        images.device
+    )
     rows = (torch.arange(height, device=images.device) + offsets[0]).clamp(0, height - 1)
     columns = (torch.arange(width, device=images.device) + offsets[1]).clamp(0, width - 1)
     index = torch.arange(batch, device=images.device)[:, None, None]

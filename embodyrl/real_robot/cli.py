@@ -57,17 +57,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def add_robot_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds them to the command line, by its function that adds a verb."""
-    sub = verb("serve", _serve, "Offers a checkpoint's policy on a websocket, as openpi does.", SERVE_HELP)
+    sub = verb(
+        "serve", _serve, "Offers a checkpoint's policy on a websocket, as openpi does.", SERVE_HELP
+    )
     sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
-    sub.add_argument("--host", default="127.0.0.1", help="any other than this machine's needs a token")
+    sub.add_argument(
+        "--host", default="127.0.0.1", help="any other than this machine's needs a token"
+    )
     sub.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
-    sub.add_argument("--token-file", default="", help="a file with the token that clients must send")
+    sub.add_argument(
+        "--token-file", default="", help="a file with the token that clients must send"
+    )
     sub.add_argument("--device", default="auto")
     sub.add_argument("--seed", type=int, default=0, help="of the policy's noise")
-    sub.add_argument("--monitor", default="", metavar="MODULE:FUNCTION", help="makes what may ask for a person")
-    sub.add_argument("--reflector", default="", help="a reflector's folder, which asks for a person when it takes long")
     sub.add_argument(
-        "--overdue", type=float, default=0.7, help="share of an episode that is long (default: %(default)s)"
+        "--monitor", default="", metavar="MODULE:FUNCTION", help="makes what may ask for a person"
+    )
+    sub.add_argument(
+        "--reflector",
+        default="",
+        help="a reflector's folder, which asks for a person when it takes long",
+    )
+    sub.add_argument(
+        "--overdue",
+        type=float,
+        default=0.7,
+        help="share of an episode that is long (default: %(default)s)",
     )
 
     text = "Runs a checkpoint on a robot, behind a safety filter, after a pre-flight check."
@@ -79,16 +94,24 @@ def add_robot_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument("--token-file", default="", help="a file with the learner's token")
     sub.add_argument("--device", default="auto")
 
-    sub = verb("twin", _twin, "Plays a simulated Franka as a ROS node, for deploy to drive.", TWIN_HELP)
+    sub = verb(
+        "twin", _twin, "Plays a simulated Franka as a ROS node, for deploy to drive.", TWIN_HELP
+    )
     sub.add_argument("checkpoint", help="a checkpoint, or a run's folder, whose task is played")
     sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
-    sub.add_argument("--transport", default="ros2", help="ros2, rosbridge or ros1 (default: %(default)s)")
-    sub.add_argument("--port", type=int, default=9090, help="of its rosbridge server (default: %(default)s)")
+    sub.add_argument(
+        "--transport", default="ros2", help="ros2, rosbridge or ros1 (default: %(default)s)"
+    )
+    sub.add_argument(
+        "--port", type=int, default=9090, help="of its rosbridge server (default: %(default)s)"
+    )
 
 
 def add_options(sub: argparse.ArgumentParser) -> None:
     """The options of ``deploy``."""
-    sub.add_argument("checkpoint", help="a checkpoint, a run's folder, or ws://HOST:PORT of its server")
+    sub.add_argument(
+        "checkpoint", help="a checkpoint, a run's folder, or ws://HOST:PORT of its server"
+    )
     sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
     sub.add_argument(
         "--robot",
@@ -96,19 +119,35 @@ def add_options(sub: argparse.ArgumentParser) -> None:
         help="twin (simulated, here), ros2, rosbridge, ros1, libfranka (default: %(default)s)",
     )
     sub.add_argument(
-        "--address", default="", help="of the rosbridge server (default: port 9090 of this machine), or of the arm"
+        "--address",
+        default="",
+        help="of the rosbridge server (default: port 9090 of this machine), or of the arm",
     )
     sub.add_argument("--token-file", default="", help="a file with the policy server's token")
-    sub.add_argument("--robot-file", default="", help="its topics and workspace (default: those of embodyrl twin)")
-    sub.add_argument("--prompt", default="", help="what the policy is told, where no topic says it")
-    sub.add_argument("--mode", default="rtc", help="sync, naive, ensemble or rtc (default: %(default)s)")
-    sub.add_argument("--execute", type=int, default=0, help="actions after which the next chunk is asked for")
-    sub.add_argument("--episodes", type=int, default=1)
     sub.add_argument(
-        "--latency", type=float, default=-1.0, help="seconds charged per inference (default: what it took)"
+        "--robot-file",
+        default="",
+        help="its topics and workspace (default: those of embodyrl twin)",
+    )
+    sub.add_argument("--prompt", default="", help="what the policy is told, where no topic says it")
+    sub.add_argument(
+        "--mode", default="rtc", help="sync, naive, ensemble or rtc (default: %(default)s)"
     )
     sub.add_argument(
-        "--speed", type=float, default=0.25, help="share of the trained control rate (default: %(default)s)"
+        "--execute", type=int, default=0, help="actions after which the next chunk is asked for"
+    )
+    sub.add_argument("--episodes", type=int, default=1)
+    sub.add_argument(
+        "--latency",
+        type=float,
+        default=-1.0,
+        help="seconds charged per inference (default: what it took)",
+    )
+    sub.add_argument(
+        "--speed",
+        type=float,
+        default=0.25,
+        help="share of the trained control rate (default: %(default)s)",
     )
     sub.add_argument("--dry-run", action="store_true", help="send no command")
     sub.add_argument(
@@ -120,17 +159,26 @@ def add_options(sub: argparse.ArgumentParser) -> None:
         help="a web page to take over, stop and label",
     )
     sub.add_argument(
-        "--hand", default="", metavar="DEVICE", help="spacemouse, gamepad or its file: whoever pushes it takes over"
+        "--hand",
+        default="",
+        metavar="DEVICE",
+        help="spacemouse, gamepad or its file: whoever pushes it takes over",
     )
-    sub.add_argument("--record", action="store_true", help="log what the policy sees too: `embodyrl data from-logs`")
-    sub.add_argument("--out", default="runs/deploy", help="folder of the logs (default: %(default)s)")
+    sub.add_argument(
+        "--record",
+        action="store_true",
+        help="log what the policy sees too: `embodyrl data from-logs`",
+    )
+    sub.add_argument(
+        "--out", default="runs/deploy", help="folder of the logs (default: %(default)s)"
+    )
     sub.add_argument("--seed", type=int, default=0, help="of the policy's noise")
     sub.add_argument("--json", action="store_true")
 
 
 def deploy(a: argparse.Namespace) -> int:
     """Runs it; returns the exit status."""
-    from embodyrl.stats import format_rate
+    from embodyrl.functional.intervals import format_rate
 
     result = robot_commands().deploy_checkpoint(
         a.checkpoint, a.overrides, robot=a.robot, address=a.address, robot_file=a.robot_file, prompt=a.prompt,
@@ -141,13 +189,24 @@ def deploy(a: argparse.Namespace) -> int:
     if a.json:
         print(json.dumps(result))
     else:
-        print(f"{result['env']} on {a.robot}: {format_rate(result['successes'], result['episodes'])}; logs in {a.out}")
+        print(
+            f"{result['env']} on {a.robot}: "
+            f"{format_rate(result['successes'], result['episodes'])}; logs in {a.out}"
+        )
     return 0
 
 
 def _serve(a: argparse.Namespace) -> int:
     robot_commands().serve_checkpoint(
-        a.checkpoint, a.host, a.port, a.token_file, a.device, a.seed, a.monitor, a.reflector, a.overdue
+        a.checkpoint,
+        a.host,
+        a.port,
+        a.token_file,
+        a.device,
+        a.seed,
+        a.monitor,
+        a.reflector,
+        a.overdue,
     )
     return 0
 
@@ -174,7 +233,8 @@ def robot_commands() -> Any:
         if error.name not in ("ruckig", "msgpack", "websockets", "mcap", "mcap_ros2"):
             raise
         raise MissingDependencyError(
-            f"Robots need {error.name}, which is not installed. Install it with: pip install 'embodyrl[robot]'"
+            f"Robots need {error.name}, which is not installed. Install it with: pip install "
+            "'embodyrl[robot]'"
         ) from error
     return commands
 

@@ -12,8 +12,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from embodyrl.errors import UserError
-from embodyrl.loggers import read_metrics
-from embodyrl.stats import mean_interval, wilson
+from embodyrl.functional.intervals import mean_interval, wilson
+from embodyrl.storage.loggers import read_metrics
 
 MAX_POINTS = 1000  # of a curve; more would not be seen
 
@@ -25,11 +25,17 @@ def read_run(folder: Path) -> dict[str, Any]:
         UserError: no run there, or a damaged file.
     """
     if not (folder / "config.yaml").is_file() and not (folder / "metrics.jsonl").is_file():
-        raise UserError(f"{folder} is no run's folder: it holds neither config.yaml nor metrics.jsonl.")
+        raise UserError(
+            f"{folder} is no run's folder: it holds neither config.yaml nor metrics.jsonl."
+        )
     curves = _curves(read_metrics(folder / "metrics.jsonl"))
     evals = _read_evals(folder)
     # The newest evaluation says it; those of older versions do not, and were of success.
-    reports = evals[-1]["reports_success"] if evals else "train_success" in curves or "train_return" not in curves
+    reports = (
+        evals[-1]["reports_success"]
+        if evals
+        else "train_success" in curves or "train_return" not in curves
+    )
     evals = [{**e, **score(e["episodes"], reports)} for e in evals]
     before, after = _ends(evals)
     return {
@@ -53,7 +59,9 @@ def score(episodes: list[dict[str, Any]], reports_success: bool) -> dict[str, An
         k = sum(bool(e["success"]) for e in episodes)
         low, high = wilson(k, n)
         return {"k": k, "n": n, "value": k / max(1, n), "lo": low, "hi": high}
-    value, low, high = mean_interval([_return(e) for e in episodes]) if episodes else (math.nan,) * 3
+    value, low, high = (
+        mean_interval([_return(e) for e in episodes]) if episodes else (math.nan,) * 3
+    )
     return {"n": n, "value": value, "lo": low, "hi": high}
 
 
@@ -75,7 +83,15 @@ def embed_videos(folder: Path, run: dict[str, Any], budget: int) -> int:
     """
     used = left_out = 0
     # Where not all fit, those that training changed are worth more than those it did not.
-    order = {"fixed": 0, "broken": 1, "failed": 2, "solved": 3, "better": 0, "worse": 1, "scored": 2}
+    order = {
+        "fixed": 0,
+        "broken": 1,
+        "failed": 2,
+        "solved": 3,
+        "better": 0,
+        "worse": 1,
+        "scored": 2,
+    }
     for pair in sorted(run["episodes"], key=lambda p: order[p["group"]]):
         sides = [pair[side] for side in ("before", "after") if pair[side] and pair[side]["video"]]
         files = [_inside(folder, side["video"]) for side in sides]
@@ -83,7 +99,9 @@ def embed_videos(folder: Path, run: dict[str, Any], budget: int) -> int:
         fits = used + size <= budget
         left_out += bool(files) and not fits
         for side, file in zip(sides, files, strict=True):
-            side["video"] = base64.b64encode(file.read_bytes()).decode() if fits and file.is_file() else None
+            side["video"] = (
+                base64.b64encode(file.read_bytes()).decode() if fits and file.is_file() else None
+            )
         used += size if fits else 0
     run["videos_left_out"] = left_out
     return used
@@ -126,7 +144,11 @@ def _read_config(path: Path) -> list[list[str]]:
 
 def _flat(value: Any, prefix: str) -> list[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        return [pair for k, v in value.items() for pair in _flat(v, f"{prefix}.{k}" if prefix else str(k))]
+        return [
+            pair
+            for k, v in value.items()
+            for pair in _flat(v, f"{prefix}.{k}" if prefix else str(k))
+        ]
     return [(prefix, ", ".join(map(str, value)) if isinstance(value, list) else value)]
 
 
@@ -146,7 +168,9 @@ def _read_evals(folder: Path) -> list[dict[str, Any]]:
             }
         )
     rank = {"before": 0, "after": 2}
-    return sorted(evals, key=lambda e: (e["env_steps"], e["minutes"], rank.get(e["name"], 1), e["name"]))
+    return sorted(
+        evals, key=lambda e: (e["env_steps"], e["minutes"], rank.get(e["name"], 1), e["name"])
+    )
 
 
 def _ends(evals: list[dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
@@ -157,7 +181,9 @@ def _ends(evals: list[dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str,
     return (before if before is not after else None), after
 
 
-def _tasks(before: dict[str, Any] | None, after: dict[str, Any] | None, reports_success: bool) -> list[dict[str, Any]]:
+def _tasks(
+    before: dict[str, Any] | None, after: dict[str, Any] | None, reports_success: bool
+) -> list[dict[str, Any]]:
     def scored(evaluation: dict[str, Any] | None, task: str) -> dict[str, Any] | None:
         if evaluation is None:
             return None
@@ -165,12 +191,19 @@ def _tasks(before: dict[str, Any] | None, after: dict[str, Any] | None, reports_
         return score(episodes, reports_success) if episodes else None
 
     names = dict.fromkeys(e["task"] for part in (before, after) if part for e in part["episodes"])
-    return [{"task": name, "before": scored(before, name), "after": scored(after, name)} for name in names]
+    return [
+        {"task": name, "before": scored(before, name), "after": scored(after, name)}
+        for name in names
+    ]
 
 
-def _pairs(before: dict[str, Any] | None, after: dict[str, Any] | None, reports_success: bool) -> list[dict[str, Any]]:
+def _pairs(
+    before: dict[str, Any] | None, after: dict[str, Any] | None, reports_success: bool
+) -> list[dict[str, Any]]:
     """One row per initial state, with what happened there before and after training."""
-    sides = [{e["init"]: e for e in (part or {"episodes": []})["episodes"]} for part in (before, after)]
+    sides = [
+        {e["init"]: e for e in (part or {"episodes": []})["episodes"]} for part in (before, after)
+    ]
     keys = ("success", "length", "return", "video")
     rows = []
     for init in sorted(set(sides[0]) | set(sides[1])):
@@ -204,5 +237,7 @@ def _curves(rows: list[dict[str, Any]]) -> dict[str, list[float | None]]:
     """Name -> values, one for each row; every name has the same length."""
     stride = -(-len(rows) // MAX_POINTS) or 1
     thin = [row for k, row in enumerate(rows) if k % stride == 0 or k == len(rows) - 1]
-    names = dict.fromkeys(key for row in thin for key, value in row.items() if isinstance(value, (int, float)))
+    names = dict.fromkeys(
+        key for row in thin for key, value in row.items() if isinstance(value, (int, float))
+    )
     return {name: [finite(row.get(name)) for row in thin] for name in names}

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from embodyrl.checkpoint import spec_from_json
-from embodyrl.data.demos import Demonstrations
+from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
+from embodyrl.storage.checkpoint import spec_from_json
 from embodyrl.types import EnvSpec
 
 
@@ -22,7 +22,8 @@ class Clips:
     """F frames, episode after episode.
 
     Attributes:
-        images: camera -> (F, h, w, 3) uint8 arrays, in memory or mapped from a file; all of one size.
+        images: camera -> (F, h, w, 3) uint8 arrays, in memory or mapped from a file; all of one
+            size.
         proprio: (F, P).
         actions: (F, A), row t leads from frame t to frame t + 1.
         solved: (F,) bool, the task is solved in this frame.
@@ -37,7 +38,8 @@ class Clips:
         latents: (F, V, c, y, x) half, once they have been computed.
         privileged: (F, S) the simulator's state; None where a data set does not hold it.
         picture: (F,) the row of ``images`` that each frame is; None where that is its own number.
-        colours: (F, 2, 3) gain and offset of its red, green and blue, 1 being their range; None leaves them alone.
+        colours: (F, 2, 3) gain and offset of its red, green and blue, 1 being their range; None
+            leaves them alone.
     """
 
     images: dict[str, np.ndarray]
@@ -61,7 +63,9 @@ class Clips:
         return len(self.actions)
 
     @classmethod
-    def load(cls, paths: Sequence[str], spec: EnvSpec | None = None, weights: Sequence[int] = ()) -> Clips:
+    def load(
+        cls, paths: Sequence[str], spec: EnvSpec | None = None, weights: Sequence[int] = ()
+    ) -> Clips:
         """Reads LeRobot data sets, failures included.
 
         Args:
@@ -90,19 +94,28 @@ class Clips:
             ):
                 if mine != theirs:
                     raise UserError(
-                        f"The data sets differ in their {what}: {path} has {mine}, {paths[0]} has {theirs}."
+                        f"The data sets differ in their {what}: {path} has {mine}, {paths[0]} has "
+                        f"{theirs}."
                     )
-        named = [(path, _layout(part)) for path, part in zip(paths, parts, strict=True) if part.privileged is not None]
+        named = [
+            (path, _layout(part))
+            for path, part in zip(paths, parts, strict=True)
+            if part.privileged is not None
+        ]
         for path, layout in named:
             if layout != named[0][1]:
                 raise UserError(
-                    f"{path} and {named[0][0]} name other numbers of the simulator's state as hand and objects "
-                    "(EnvSpec.layout): one of them was collected by an older version. Collect it anew."
+                    f"{path} and {named[0][0]} name other numbers of the simulator's state as hand "
+                    "and objects (EnvSpec.layout): one of them was collected by an older version. "
+                    "Collect it anew."
                 )
         if not first.images:
             raise UserError(f"{paths[0]} has no camera, and a world model dreams in pictures.")
         if len(sizes := {v.shape[1:3] for v in first.images.values()}) > 1:
-            raise UserError(f"The cameras of {paths[0]} differ in size ({sizes}); a world model wants them alike.")
+            raise UserError(
+                f"The cameras of {paths[0]} differ in size ({sizes}); a world model wants them "
+                "alike."
+            )
         sentences = sorted({s for part in parts for s in part.sentences})
         index = [torch.tensor([sentences.index(s) for s in part.sentences]) for part in parts]
         offsets = np.cumsum([0, *(len(part) for part in parts)])
@@ -126,7 +139,12 @@ class Clips:
             torch.cat([part.init for part in parts]),
             spec or _spec(paths[0], first),
             first.origin.get("config", {}),
-            torch.cat([torch.full((len(p),), w) for p, w in zip(parts, weights or [1] * len(parts), strict=True)]),
+            torch.cat(
+                [
+                    torch.full((len(p),), w)
+                    for p, w in zip(parts, weights or [1] * len(parts), strict=True)
+                ]
+            ),
             privileged=torch.cat(states) if len(states) == len(parts) else None,
         )
 
@@ -145,7 +163,9 @@ class Clips:
     def frames(self, rows: Tensor) -> UInt8[Tensor, "b v h w 3"]:
         """The frames of ``rows``, the cameras in the order of ``images``."""
         index = (rows if self.picture is None else self.picture[rows]).numpy()
-        seen = torch.stack([torch.from_numpy(np.ascontiguousarray(v[index])) for v in self.images.values()], dim=1)
+        seen = torch.stack(
+            [torch.from_numpy(np.ascontiguousarray(v[index])) for v in self.images.values()], dim=1
+        )
         if self.colours is None:
             return seen
         gain, offset = self.colours[rows].view(-1, 2, 1, 1, 1, 3).unbind(1)
@@ -153,7 +173,11 @@ class Clips:
 
     def body(self, rows: Tensor) -> Tensor | None:
         """(..., P + S): proprio and the simulator's state, where the data hold it."""
-        return None if self.privileged is None else torch.cat([self.proprio[rows], self.privileged[rows]], dim=-1)
+        return (
+            None
+            if self.privileged is None
+            else torch.cat([self.proprio[rows], self.privileged[rows]], dim=-1)
+        )
 
     def chunk(self, rows: Tensor, horizon: int) -> Tensor:
         """(B, H, A): the actions from ``rows`` on; beyond an episode's end the last one is repeated."""
@@ -165,9 +189,12 @@ def _spec(path: str, data: Demonstrations) -> EnvSpec:
     """What the data says about the env; of someone else's, what can be seen."""
     if "spec" in data.origin:
         return spec_from_json(data.origin["spec"])
-    longest = int(torch.diff(torch.unique(data.end), prepend=torch.zeros(1, dtype=torch.long)).max())
+    longest = int(
+        torch.diff(torch.unique(data.end), prepend=torch.zeros(1, dtype=torch.long)).max()
+    )
     cameras = {name: (int(v.shape[1]), int(v.shape[2])) for name, v in data.images.items()}
-    a, p = data.actions.shape[1], data.proprio.shape[1]
+    a = data.actions.shape[1]
+    p = data.proprio.shape[1]
     return EnvSpec(str(path), 1, a, p, data.control_mode or "unknown", 0.0, longest, cameras)
 
 

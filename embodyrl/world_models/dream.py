@@ -19,9 +19,10 @@ class Dream(TensorData):
         context: (N, 3, V, c, y, x) latents of the first, the previous and the current frame.
         proprio: (N, P) in the model's normalised units.
         words: (N, E) embedding of the instruction.
-        body: (N, P + S) proprio and the simulator's state in the env's units; None without a state model.
-        spread: (N,) how far the state model's nets differ about the last chunk (``StateModel.roll``); None as before,
-            or where the body was given.
+        body: (N, P + S) proprio and the simulator's state in the env's units; None without a state
+            model.
+        spread: (N,) how far the state model's nets differ about the last chunk
+            (``StateModel.roll``); None as before, or where the body was given.
     """
 
     context: Tensor
@@ -42,16 +43,30 @@ class Dream(TensorData):
             return torch.where(mask.view(-1, *[1] * (mine.ndim - 1)), theirs, mine)
 
         body = None if self.body is None or other.body is None else pick(self.body, other.body)
-        spread = None if self.spread is None or other.spread is None else pick(self.spread, other.spread)
-        return Dream(pick(self.context, other.context), pick(self.proprio, other.proprio), self.words, body, spread)
+        spread = (
+            None if self.spread is None or other.spread is None else pick(self.spread, other.spread)
+        )
+        return Dream(
+            pick(self.context, other.context),
+            pick(self.proprio, other.proprio),
+            self.words,
+            body,
+            spread,
+        )
 
 
 def disagreement(a: Dream, b: Dream) -> Float[Tensor, " n"]:
     """Mean square difference of two dreams' frames and proprio, in the model's units."""
-    return (a.latent - b.latent).square().flatten(1).mean(1) + (a.proprio - b.proprio).square().mean(1)
+    return (a.latent - b.latent).square().flatten(1).mean(1) + (
+        a.proprio - b.proprio
+    ).square().mean(1)
 
 
 def plausible(dream: Dream, limit: float = 12.0) -> Tensor:
     """(N,) bool: finite, and within so many standard deviations of what the codec gives for real frames."""
     latent = dream.latent.flatten(1)
-    return torch.isfinite(latent).all(1) & (latent.abs().amax(1) < limit) & torch.isfinite(dream.proprio).all(1)
+    return (
+        torch.isfinite(latent).all(1)
+        & (latent.abs().amax(1) < limit)
+        & torch.isfinite(dream.proprio).all(1)
+    )

@@ -13,7 +13,7 @@ from torch import Tensor
 from embodyrl.env import check_actions, plan_reset
 from embodyrl.errors import UserError
 from embodyrl.types import Obs, Step
-from embodyrl.words import embed_sentences
+from embodyrl.word_embeddings import embed_sentences
 from embodyrl.world_models.config import WorldModelConfig, model_folder
 from embodyrl.world_models.dream import Dream, disagreement, plausible
 from embodyrl.world_models.model import NO_INVERSE, WorldModel, use_bf16
@@ -23,10 +23,11 @@ from embodyrl.world_models.reflectors.base import Reflector, successes
 class WorldModelEnv:
     """N dreams of one world model; see ``VecEnv``.
 
-    A dream starts from a real keyframe, ends when the model's success head or the reflector says that the task is
-    solved, and is truncated when its time is up. One whose latents are no numbers, or leave the range of all that was
-    seen in training, or that the reflector could not judge, broke: its chunk does not count, as with a simulator. One
-    that is in doubt (``log["doubt"]``) has failed: what the data do not say is not worth going to (arXiv:2005.05951).
+    A dream starts from a real keyframe, ends when the model's success head or the reflector says
+    that the task is solved, and is truncated when its time is up. One whose latents are no numbers,
+    or leave the range of all that was seen in training, or that the reflector could not judge,
+    broke: its chunk does not count, as with a simulator. One that is in doubt (``log["doubt"]``)
+    has failed: what the data do not say is not worth going to (arXiv:2005.05951).
     """
 
     Config: ClassVar = WorldModelConfig
@@ -34,7 +35,7 @@ class WorldModelEnv:
     def __new__(cls, config: WorldModelConfig) -> WorldModelEnv:
         """A mixture where some are to be real."""
         if config.real_envs:
-            from embodyrl.world_models.mixed import MixedEnv
+            from embodyrl.world_models.mixed_env import MixedEnv
 
             return cast(WorldModelEnv, MixedEnv(config))
         return super().__new__(cls)
@@ -45,12 +46,13 @@ class WorldModelEnv:
         Raises:
             UserError: no model in that folder, or no keyframe of the split.
         """
-        self.config, self.device = config, torch.device(config.device)
+        self.config = config
+        self.device = torch.device(config.device)
         self.model = model = WorldModel.load(model_folder(config), self.device)
         if config.sampling_steps and not model.stochastic:
             raise UserError(
-                f"{config.model} is deterministic, so there is nothing to sample: leave env.sampling_steps 0, or train "
-                "it with stochastic=true."
+                f"{config.model} is deterministic, so there is nothing to sample: leave "
+                "env.sampling_steps 0, or train it with stochastic=true."
             )
         if config.follow and model.inverse is None:
             raise UserError(NO_INVERSE)
@@ -59,7 +61,11 @@ class WorldModelEnv:
             raise UserError(f"A world model has the splits train and eval, not {config.split!r}.")
         keys = model.keyframes
         chosen = keys["held_out"] == wanted[config.split]
-        chosen = (chosen & (keys["age"] == 0) if config.starts == "first" else chosen).nonzero().flatten()
+        chosen = (
+            (chosen & (keys["age"] == 0) if config.starts == "first" else chosen)
+            .nonzero()
+            .flatten()
+        )
         if len(chosen) == 0:
             raise UserError(f"{config.model} has no keyframes of the split {config.split}.")
         self._keys = {k: v[chosen].to(self.device) for k, v in keys.items()}
@@ -102,12 +108,16 @@ class WorldModelEnv:
     ) -> Obs:
         """See ``VecEnv.reset``; initial state i is the i-th keyframe of the split."""
         ids, inits = plan_reset(self.spec, self._rngs, env_ids, seed, init)
-        rows, keys = torch.tensor(ids, device=self.device), torch.tensor(inits, device=self.device)
+        rows = torch.tensor(ids, device=self.device)
+        keys = torch.tensor(inits, device=self.device)
         if ids:
             sentences = self._keys["sentence"][keys]
             state = self._keys["privileged"][keys] if self.model.state is not None else None
             fresh = self.model.begin(
-                self._keys["context"][keys].float(), self._keys["proprio"][keys], self._words[sentences], state
+                self._keys["context"][keys].float(),
+                self._keys["proprio"][keys],
+                self._words[sentences],
+                state,
             )
             self._dream = fresh if len(ids) == self.spec.num_envs else self._replaced(rows, fresh)
             for k, sentence in zip(ids, sentences.tolist(), strict=True):
@@ -117,7 +127,9 @@ class WorldModelEnv:
         return self._observe()
 
     @torch.no_grad()
-    def dream_from(self, obs: Obs, *, first: Obs | None = None, previous: Obs | None = None, age: int = 0) -> Obs:
+    def dream_from(
+        self, obs: Obs, *, first: Obs | None = None, previous: Obs | None = None, age: int = 0
+    ) -> Obs:
         """Starts all dreams from what a real env shows, instead of from keyframes.
 
         Args:
@@ -127,8 +139,8 @@ class WorldModelEnv:
             age: actions since their episodes began.
 
         Raises:
-            UserError: other cameras, or pictures of another size, than the model was trained on; or no simulator's
-                state, where the model dreams of that too.
+            UserError: other cameras, or pictures of another size, than the model was trained on; or
+                no simulator's state, where the model dreams of that too.
         """
         wanted = {name: tuple(size) for name, size in self.spec.cameras.items()}
         seen = [first or obs, previous or first or obs, obs]
@@ -136,23 +148,33 @@ class WorldModelEnv:
             found = {name: tuple(image.shape[1:3]) for name, image in one.images.items()}
             if found != wanted or len(one) != self.spec.num_envs:
                 raise UserError(
-                    f"{self.spec.name} goes on from {self.spec.num_envs} observations with the cameras {wanted}, not "
-                    f"from {len(one)} with {found}."
+                    f"{self.spec.name} goes on from {self.spec.num_envs} observations with the "
+                    f"cameras {wanted}, not from {len(one)} with {found}."
                 )
-        frames = [torch.stack([one.images[name] for name in wanted], dim=1).to(self.device) for one in seen]
+        frames = [
+            torch.stack([one.images[name] for name in wanted], dim=1).to(self.device)
+            for one in seen
+        ]
         context = torch.stack([self.model.codec.encode(frame).float() for frame in frames], dim=1)
         words = embed_sentences(obs.instruction).to(self.device)
         state = None if obs.privileged is None else obs.privileged.to(self.device)
         self._dream = self.model.begin(context, obs.proprio.to(self.device), words, state)
         self._sentences = list(obs.instruction)
-        self._start(torch.arange(self.spec.num_envs, device=self.device), torch.full_like(self._elapsed, age))
+        self._start(
+            torch.arange(self.spec.num_envs, device=self.device),
+            torch.full_like(self._elapsed, age),
+        )
         return self._observe()
 
     def _start(self, rows: Tensor, age: Tensor) -> None:
         """The dreams in ``rows`` have been put where they begin, ``age`` actions after their episodes did."""
         limit = self.spec.max_episode_steps
-        self._end[rows] = (age + self.config.length).clamp(max=limit) if self.config.length else limit
-        self._elapsed[rows], self._streak[rows], self._running[rows] = age, 0, True
+        self._end[rows] = (
+            (age + self.config.length).clamp(max=limit) if self.config.length else limit
+        )
+        self._elapsed[rows] = age
+        self._streak[rows] = 0
+        self._running[rows] = True
         self._draw(rows)
         self._begin_film(rows)
 
@@ -166,7 +188,8 @@ class WorldModelEnv:
         reward = torch.zeros(n, horizon, device=self.device)
         valid = torch.zeros(n, horizon, dtype=torch.bool, device=self.device)
         success, truncated, fault, doubt = (torch.zeros_like(self._running) for _ in range(4))
-        before, started = self._dream, self._running.nonzero().flatten()
+        before = self._dream
+        started = self._running.nonzero().flatten()
         judged = torch.zeros(n, device=self.device)
         for first in range(0, horizon, self.model.horizon):
             piece = actions[:, first : first + self.model.horizon]
@@ -186,11 +209,14 @@ class WorldModelEnv:
             reward[rows, first + count[rows] - 1] = 1.0
             self._elapsed += count
             late = self._elapsed >= self._end
-            success, doubt, fault = success | solved, doubt | doubted, fault | broke
+            success = success | solved
+            doubt = doubt | doubted
+            fault = fault | broke
             truncated |= self._running & ~solved & ~doubted & late
             self._running &= ~(solved | doubted | broke | late)
         if fault.any():
-            valid[fault], reward[fault] = False, 0.0
+            valid[fault] = False
+            reward[fault] = 0.0
             truncated |= fault
             self._dream = self._dream.where(fault, before)
         if self._reflector is None or fault.any():  # a reflector has had them drawn
@@ -204,16 +230,21 @@ class WorldModelEnv:
         rows = (count > 0).nonzero().flatten()
         short = self.model.horizon - actions.shape[1]
         actions = torch.nn.functional.pad(actions, (0, 0, 0, short)) if short else actions
-        doubted, steps = torch.zeros_like(self._running), self.config.sampling_steps
+        doubted = torch.zeros_like(self._running)
+        steps = self.config.sampling_steps
         with self._autocast:
             if steps:
                 chunk = (self._dream[rows], actions[rows], count[rows])
-                after, other = (self.model.imagine(*chunk, sample=x, steps=steps) for x in self._noise(rows))
+                after, other = (
+                    self.model.imagine(*chunk, sample=x, steps=steps) for x in self._noise(rows)
+                )
                 doubted[rows] = disagreement(after, other) > self.model.doubt
             else:
                 after = self.model.imagine(self._dream[rows], actions[rows], count[rows])
             if self.config.follow:
-                doubted[rows] |= self.model.strays(after, actions[rows], count[rows]) > self.model.strayed
+                doubted[rows] |= (
+                    self.model.strays(after, actions[rows], count[rows]) > self.model.strayed
+                )
         doubted[rows] |= self.model.doubted(after)
         self._dream = after if len(rows) == len(count) else self._replaced(rows, after)
         return doubted
@@ -221,8 +252,11 @@ class WorldModelEnv:
     def _noise(self, rows: Tensor) -> Tensor:
         """(2, M, V, c, y, x) that depends on each dream's initial state and age alone."""
         assert self._dream is not None
-        shape, ages = self._dream.latent.shape[1:], self._elapsed[rows].tolist()
-        seeds = [s * 100_003 + age for s, age in zip(self._seeds[rows.cpu()].tolist(), ages, strict=True)]
+        shape = self._dream.latent.shape[1:]
+        ages = self._elapsed[rows].tolist()
+        seeds = [
+            s * 100_003 + age for s, age in zip(self._seeds[rows.cpu()].tolist(), ages, strict=True)
+        ]
         draws = [torch.randn(2, *shape, generator=torch.Generator().manual_seed(s)) for s in seeds]
         return torch.stack(draws, dim=1).to(self.device)
 
@@ -245,7 +279,9 @@ class WorldModelEnv:
                 longer = torch.cat([film[:, :1], film[:, 2:], self._images[name][:, None]], dim=1)
                 self._film[name] = longer[:, -film.shape[1] :]
             sentences = [self._sentences[k] for k in rows.tolist()]
-            judged = self._reflector.judge({k: v[rows] for k, v in self._film.items()}, sentences, new=1)
+            judged = self._reflector.judge(
+                {k: v[rows] for k, v in self._film.items()}, sentences, new=1
+            )
             prob[rows] = judged[:, -1].to(self.device)
         hit, self._streak = successes(prob[:, None], calibration, self._streak)
         return hit[:, 0], calibration.apply(prob).float()
@@ -269,12 +305,16 @@ class WorldModelEnv:
         with self._autocast:
             new = self.model.frames(self._dream[rows])
         if len(rows) < self.spec.num_envs:
-            new = {name: picture.index_copy(0, rows, new[name]) for name, picture in self._images.items()}
+            new = {
+                name: picture.index_copy(0, rows, new[name])
+                for name, picture in self._images.items()
+            }
         self._images = new
 
     def _observe(self) -> Obs:
         assert self._dream is not None
-        proprio, state = self.model.proprio(self._dream), self.model.privileged(self._dream)
+        proprio = self.model.proprio(self._dream)
+        state = self.model.privileged(self._dream)
         return Obs(dict(self._images), proprio, list(self._sentences), state)
 
     def _replaced(self, rows: Tensor, new: Dream) -> Dream:

@@ -3,7 +3,8 @@
 frames --codec--> latents --backbone(actions)--> next latents --codec--> next frames
                                                       |--head(instruction)--> P(solved)
 
-One with a state model also has the simulator's state; the pictures then follow that, and it says what is solved.
+One with a state model also has the simulator's state; the pictures then follow that, and it says
+what is solved.
 """
 
 from __future__ import annotations
@@ -21,43 +22,46 @@ from jaxtyping import Bool, Float, Int, UInt8
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from embodyrl.checkpoint import spec_from_json, spec_to_json
 from embodyrl.errors import UserError
-from embodyrl.provenance import hardware
+from embodyrl.storage.checkpoint import spec_from_json, spec_to_json
+from embodyrl.storage.provenance import hardware
 from embodyrl.types import EnvSpec
-from embodyrl.world_models.backbone import ChunkTransformer, FlowMap
-from embodyrl.world_models.codec import FrameCodec
 from embodyrl.world_models.dream import Dream
-from embodyrl.world_models.inverse import InverseDynamics
+from embodyrl.world_models.nets.backbone import ChunkTransformer, FlowMap
+from embodyrl.world_models.nets.codec import FrameCodec
+from embodyrl.world_models.nets.diffusers_io import load_part
+from embodyrl.world_models.nets.inverse import InverseDynamics
+from embodyrl.world_models.nets.state import StateModel
+from embodyrl.world_models.nets.success import SuccessHead
 from embodyrl.world_models.reflectors.calibration import Calibration
-from embodyrl.world_models.saved import load_part
-from embodyrl.world_models.state import StateModel
-from embodyrl.world_models.success import SuccessHead
 
 if TYPE_CHECKING:  # Wan's part of diffusers takes seconds to import
-    from embodyrl.world_models.video import VideoBackbone
-    from embodyrl.world_models.wan import WanCodec
+    from embodyrl.world_models.nets.pretrained.video import VideoBackbone
+    from embodyrl.world_models.nets.pretrained.wan import WanCodec
 
     type Codec = FrameCodec | WanCodec
     type Backbone = ChunkTransformer | VideoBackbone
 
 PARTS = {
-    "codec": {"FrameCodec": "embodyrl.world_models.codec", "WanCodec": "embodyrl.world_models.wan"},
-    "backbone": {
-        "ChunkTransformer": "embodyrl.world_models.backbone",
-        "WanBackbone": "embodyrl.world_models.wan",
-        "AnyFlowBackbone": "embodyrl.world_models.anyflow",
+    "codec": {
+        "FrameCodec": "embodyrl.world_models.nets.codec",
+        "WanCodec": "embodyrl.world_models.nets.pretrained.wan",
     },
-    "success": {"SuccessHead": "embodyrl.world_models.success"},
-    "state": {"StateModel": "embodyrl.world_models.state"},
-    "inverse": {"InverseDynamics": "embodyrl.world_models.inverse"},
+    "backbone": {
+        "ChunkTransformer": "embodyrl.world_models.nets.backbone",
+        "WanBackbone": "embodyrl.world_models.nets.pretrained.wan",
+        "AnyFlowBackbone": "embodyrl.world_models.nets.pretrained.anyflow",
+    },
+    "success": {"SuccessHead": "embodyrl.world_models.nets.success"},
+    "state": {"StateModel": "embodyrl.world_models.nets.state"},
+    "inverse": {"InverseDynamics": "embodyrl.world_models.nets.inverse"},
 }
 """Folder -> the classes that it may hold, and where they are."""
 OPTIONAL = ("state", "inverse")
 """Folders that need not be there."""
 NO_INVERSE = (
-    "This world model cannot tell which actions its pictures show: it was trained before there was inverse dynamics. "
-    "Go on training it (init=FOLDER), or train it again."
+    "This world model cannot tell which actions its pictures show: it was trained before there "
+    "was inverse dynamics. Go on training it (init=FOLDER), or train it again."
 )
 
 
@@ -67,18 +71,22 @@ class WorldModel(nn.Module):
     Attributes:
         spec: of the real env that it was trained on; the cameras' order is that of the views.
         env: that env's config, as plain data.
-        calibration: how the success head's probability becomes a verdict; fitted on held-out episodes (``train``).
-        doubt: how far two samples of one next moment differ (``disagreement``) in all but 1% of held-out chunks; more
-            than that and a dream is not to be believed. 0 for a deterministic model.
-        spread: how far the nets of the state model differ (``Dream.spread``) on the way to 9 of 10 held-out successes;
-            0 for a single net.
-        inverse: says which actions pictures show (``InverseDynamics``); None in a model of before there was one.
-        strayed: how far pictures are from showing what was commanded (``InverseDynamics.error``) on the way to 9 of 10
-            held-out successes.
-        keyframes: real moments that a dream can start from: ``context`` (M, 3, V, c, y, x) half (see ``begin``),
-            ``proprio`` (M, P), ``sentence`` (M,) index into ``sentences``, ``init`` (M,) the episode's initial state or
-            -1, ``age`` (M,) actions since its start, ``held_out`` (M,) bool, whether it was kept from training, and
-            with a state model ``privileged`` (M, S).
+        calibration: how the success head's probability becomes a verdict; fitted on held-out
+            episodes (``train``).
+        doubt: how far two samples of one next moment differ (``disagreement``) in all but 1% of
+            held-out chunks; more than that and a dream is not to be believed. 0 for a deterministic
+            model.
+        spread: how far the nets of the state model differ (``Dream.spread``) on the way to 9 of 10
+            held-out successes; 0 for a single net.
+        inverse: says which actions pictures show (``InverseDynamics``); None in a model of before
+            there was one.
+        strayed: how far pictures are from showing what was commanded (``InverseDynamics.error``) on
+            the way to 9 of 10 held-out successes.
+        keyframes: real moments that a dream can start from: ``context`` (M, 3, V, c, y, x) half
+            (see ``begin``), ``proprio`` (M, P), ``sentence`` (M,) index into ``sentences``,
+            ``init`` (M,) the episode's initial state or -1, ``age`` (M,) actions since its start,
+            ``held_out`` (M,) bool, whether it was kept from training, and with a state model
+            ``privileged`` (M, S).
         sentences: the instructions of the keyframes.
     """
 
@@ -95,8 +103,14 @@ class WorldModel(nn.Module):
         inverse: InverseDynamics | None = None,
     ) -> None:
         super().__init__()
-        self.codec, self.backbone, self.success, self.state, self.inverse = codec, backbone, success, state, inverse
-        self.spec, self.env, self.calibration = spec, {}, Calibration()
+        self.codec = codec
+        self.backbone = backbone
+        self.success = success
+        self.state = state
+        self.inverse = inverse
+        self.spec = spec
+        self.env = {}
+        self.calibration = Calibration()
         self.doubt = self.spread = self.strayed = 0.0
         self.keyframes: dict[str, Tensor] = {}
         self.sentences: list[str] = []
@@ -133,7 +147,8 @@ class WorldModel(nn.Module):
         """Dreams that start from real frames.
 
         Args:
-            context: latents of the episode's first frame, of one before, and of the one to start from.
+            context: latents of the episode's first frame, of one before, and of the one to start
+                from.
             proprio: in the env's units.
             words: (N, E) of the instructions, see ``SuccessHead``.
             privileged: the simulator's state; a model without a state model does not look at it.
@@ -145,8 +160,8 @@ class WorldModel(nn.Module):
         if self.state is not None:
             if privileged is None:
                 raise UserError(
-                    f"This world model of {self.spec.name} also dreams of the simulator's state, and does not know how "
-                    "to begin without one. Train another with state=false."
+                    f"This world model of {self.spec.name} also dreams of the simulator's state, "
+                    "and does not know how to begin without one. Train another with state=false."
                 )
             body = torch.cat([proprio, privileged], dim=1)
         spread = None if body is None else body.new_zeros(len(body))
@@ -172,17 +187,20 @@ class WorldModel(nn.Module):
             actions: of the chunk.
             count: how many are executed.
             noise: (N,) level of the noise on the context; None means none.
-            sample: Gaussian noise (N, V, c, y, x) that a stochastic model makes one of the possible next moments from;
-                None gives the mean of them all.
+            sample: Gaussian noise (N, V, c, y, x) that a stochastic model makes one of the possible
+                next moments from; None gives the mean of them all.
             steps: of denoising: Euler's, or the backbone's own (``AnyFlowBackbone``).
-            body: what the chunk makes of the body, where that is known; None asks the state model, if there is one.
+            body: what the chunk makes of the body, where that is known; None asks the state model,
+                if there is one.
         """
         noise = actions.new_zeros(len(actions)) if noise is None else noise
         spread = None
         if self.state is not None and dream.body is not None and body is None:
             body, spread = self.state.roll(dream.body, actions, count)
         given = (dream, actions, count, noise, body)
-        change, moved = self.change(*given) if sample is None else self._denoise(given, sample, steps)
+        change, moved = (
+            self.change(*given) if sample is None else self._denoise(given, sample, steps)
+        )
         after = self.after(dream, change, moved, body)
         after.spread = spread
         return after
@@ -204,9 +222,13 @@ class WorldModel(nn.Module):
             return self.backbone(*given, until)
         if self.state is None or dream.body is None or body is None:
             return self.backbone(*given)
-        return self.backbone(*given, torch.cat([self.state.normalize(b) for b in (dream.body, body)], dim=1))
+        return self.backbone(
+            *given, torch.cat([self.state.normalize(b) for b in (dream.body, body)], dim=1)
+        )
 
-    def after(self, dream: Dream, change: Tensor, moved: Tensor, body: Tensor | None = None) -> Dream:
+    def after(
+        self, dream: Dream, change: Tensor, moved: Tensor, body: Tensor | None = None
+    ) -> Dream:
         """The dream a chunk later, by the changes of latent and proprio, or by ``body``, which knows better."""
         latent = dream.latent + change.float()
         context = torch.stack([dream.context[:, 0], dream.latent, latent], dim=1)
@@ -220,8 +242,11 @@ class WorldModel(nn.Module):
         """The change that ``sample`` flows to, and the proprio's."""
         if isinstance(self.backbone, FlowMap):
             dream, actions, count, noise, _ = given
-            return self.backbone.denoise(dream.context, dream.proprio, actions, count, noise, sample, steps)
-        moved, time = given[0].proprio, torch.ones(len(sample), device=sample.device)
+            return self.backbone.denoise(
+                dream.context, dream.proprio, actions, count, noise, sample, steps
+            )
+        moved = given[0].proprio
+        time = torch.ones(len(sample), device=sample.device)
         for left in range(steps, 0, -1):
             clean, moved = self.change(*given, sample, time * left / steps)
             sample = clean.float() + (left - 1) / left * (sample - clean.float())
@@ -301,7 +326,8 @@ class WorldModel(nn.Module):
         path = Path(folder) / "world.json"
         if not path.is_file():
             raise UserError(
-                f"{folder} holds no world model (there is no world.json). `embodyrl world train` makes one."
+                f"{folder} holds no world model (there is no world.json). `embodyrl world train` "
+                "makes one."
             )
         return json.loads(path.read_text())
 
@@ -313,16 +339,24 @@ class WorldModel(nn.Module):
             UserError: there is no world model, or its weights do not fit.
         """
         folder, meta = Path(folder), cls.read_meta(folder)
-        parts = {n: load_part(folder / n, c) for n, c in PARTS.items() if n not in OPTIONAL or (folder / n).exists()}
+        parts = {
+            n: load_part(folder / n, c)
+            for n, c in PARTS.items()
+            if n not in OPTIONAL or (folder / n).exists()
+        }
         model = cls(spec=spec_from_json(meta["spec"]), **parts)
-        model.env, model.calibration, model.sentences = (
-            meta["env"],
-            Calibration(**meta["calibration"]),
-            meta["sentences"],
+        model.env = meta["env"]
+        model.calibration = Calibration(**meta["calibration"])
+        model.sentences = meta["sentences"]
+        model.doubt, model.spread, model.strayed = (
+            meta.get(key, 0.0) for key in ("doubt", "spread", "strayed")
         )
-        model.doubt, model.spread, model.strayed = (meta.get(key, 0.0) for key in ("doubt", "spread", "strayed"))
         tensors = load_file(folder / "world.safetensors")
-        model.keyframes = {k.removeprefix("keyframes."): v for k, v in tensors.items() if k.startswith("keyframes.")}
+        model.keyframes = {
+            k.removeprefix("keyframes."): v
+            for k, v in tensors.items()
+            if k.startswith("keyframes.")
+        }
         for name in ("proprio_mean", "proprio_std"):
             model.get_buffer(name).copy_(tensors[name])
         return model.eval().to(device)
@@ -331,7 +365,8 @@ class WorldModel(nn.Module):
 def use_bf16(precision: str, device: torch.device) -> bool:
     """Whether products are computed in bfloat16: as asked, or where the machine is faster so than in float32.
 
-    By AVX512-BF16 alone AMD's processors are, 1.7 times, and Intel's are slower (docs/log.md, 2026-11-25).
+    By AVX512-BF16 alone AMD's processors are, 1.7 times, and Intel's are slower (docs/log.md,
+    2026-11-25).
     """
     if precision != "auto":
         return precision == "bf16"

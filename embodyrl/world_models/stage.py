@@ -15,18 +15,25 @@ from embodyrl.errors import UserError
 class Stage:
     """Optimisers, a running average of the weights and a cosine schedule of one stage.
 
-    Matrices inside a transformer are trained by Muon, everything else by AdamW; the average is what counts.
+    Matrices inside a transformer are trained by Muon, everything else by AdamW; the average is what
+    counts.
     """
 
-    def __init__(self, nets: nn.Module, matrices: list[nn.Parameter], rates: tuple[float, float], steps: int) -> None:
+    def __init__(
+        self, nets: nn.Module, matrices: list[nn.Parameter], rates: tuple[float, float], steps: int
+    ) -> None:
         chosen = {id(p) for p in matrices}
         rest = [p for p in nets.parameters() if id(p) not in chosen]
-        self.nets, self.steps, self.done = nets, steps, 0
+        self.nets = nets
+        self.steps = steps
+        self.done = 0
         self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [
             (torch.optim.AdamW(rest, lr=rates[1], weight_decay=0.0, fused=True), rates[1])
         ]
         if matrices:
-            muon = torch.optim.Muon(matrices, lr=rates[0], weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+            muon = torch.optim.Muon(
+                matrices, lr=rates[0], weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+            )
             self.optimizers.append((muon, rates[0]))
         self.average = AveragedModel(nets, multi_avg_fn=_warm_average)
 
@@ -37,7 +44,10 @@ class Stage:
             UserError: the loss is not finite.
         """
         if not torch.isfinite(loss):
-            raise UserError(f"The loss of step {self.done} is {float(loss)}; lower the learning rates (lr, muon_lr).")
+            raise UserError(
+                f"The loss of step {self.done} is {float(loss)}; lower the learning rates (lr, "
+                "muon_lr)."
+            )
         rise = min(1.0, (self.done + 1) / 50)
         factor = rise * (0.5 + 0.5 * math.cos(math.pi * self.done / self.steps)) + 1e-3
         for optimizer, rate in self.optimizers:
@@ -54,7 +64,9 @@ class Stage:
     def finish(self) -> None:
         """Puts the average in place of the weights."""
         with torch.no_grad():
-            for mine, mean in zip(self.nets.parameters(), self.average.module.parameters(), strict=True):
+            for mine, mean in zip(
+                self.nets.parameters(), self.average.module.parameters(), strict=True
+            ):
                 mine.copy_(mean)
 
     def state_dict(self) -> dict[str, Any]:

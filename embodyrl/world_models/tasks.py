@@ -12,4 +12,8 @@ SPLITS = {
 
 def list_tasks() -> list[TaskInfo]:
     """One row: what a world model dreams of is what it was trained on."""
-    return [TaskInfo("dream", "what the data said", "env.model=FOLDER (see `embodyrl world train --help`)")]
+    return [
+        TaskInfo(
+            "dream", "what the data said", "env.model=FOLDER (see `embodyrl world train --help`)"
+        )
+    ]

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from embodyrl.data.collect import collect_dataset, initial_states
-from embodyrl.data.demos import Demonstrations
-from embodyrl.data.episodes import CollectStats, collect_episodes
+from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.data.lerobot_write import DatasetWriter
-from embodyrl.data.parts import EpisodeParts
+from embodyrl.data.partial import EpisodeParts
+from embodyrl.data.record import CollectStats, collect_episodes
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
 from embodyrl.errors import UserError
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
@@ -22,7 +22,11 @@ from embodyrl.types import EnvSpec, Obs
 def record(num_envs, n, *, noise=0.0, **options):
     env = MujocoEnv(Config(num_envs=num_envs, task="pick,reach", cameras=(), renderer="none"))
     try:
-        return list(collect_episodes(env, ScriptedExpert(env, noise=noise, seed=1), n, noise=noise, **options))
+        return list(
+            collect_episodes(
+                env, ScriptedExpert(env, noise=noise, seed=1), n, noise=noise, **options
+            )
+        )
     finally:
         env.close()
 
@@ -30,8 +34,13 @@ def record(num_envs, n, *, noise=0.0, **options):
 def test_recordings_hold_what_was_seen_done_and_earned():
     stats = CollectStats()
     episodes = record(4, 6, stats=stats)
-    assert [e.init for e in episodes] == [0, 1, 2, 3, 4, 5] and {e.task for e in episodes} == {"pick", "reach"}
-    assert stats.kept == stats.solved == stats.tried == 6 and stats.env_steps == sum(map(len, episodes))
+    assert [e.init for e in episodes] == [0, 1, 2, 3, 4, 5] and {e.task for e in episodes} == {
+        "pick",
+        "reach",
+    }
+    assert stats.kept == stats.solved == stats.tried == 6 and stats.env_steps == sum(
+        map(len, episodes)
+    )
     env = MujocoEnv(Config(num_envs=1, task="pick,reach", cameras=(), renderer="none"))
     for episode in episodes[:2]:  # replaying the actions gives the same episode
         obs = env.reset(init=[episode.init])
@@ -87,7 +96,17 @@ class Corridor(SteppedVecEnv):
     """Walk right from position ``init`` to the end of a corridor; envs at state 2 break."""
 
     def __init__(self, config):
-        spec = EnvSpec("corridor", config.num_envs, 1, 1, "step", 10.0, 8, {}, num_init_states=config.num_states)
+        spec = EnvSpec(
+            "corridor",
+            config.num_envs,
+            1,
+            1,
+            "step",
+            10.0,
+            8,
+            {},
+            num_init_states=config.num_states,
+        )
         super().__init__(spec, config)
         self.position = torch.zeros(config.num_envs)
 
@@ -145,28 +164,32 @@ def test_collecting_where_something_is_already_fails_before_any_work(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from embodyrl.data import parts
+from embodyrl.data import partial
 from embodyrl.data.collect import collect_dataset
 from embodyrl.sims.mujoco.env import Config
-add = parts.EpisodeParts.add
+add = partial.EpisodeParts.add
 def add_and_die(self, recording):
     add(self, recording)
     if len(self) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-parts.EpisodeParts.add = add_and_die
+partial.EpisodeParts.add = add_and_die
 collect_dataset(Config(num_envs=2, task="reach", cameras=(), renderer="none"), sys.argv[1], num_episodes=5)
 """
 
 
 def test_kill_9_loses_no_finished_episode_and_the_same_command_goes_on(tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    done = subprocess.run([sys.executable, "-c", KILLED, str(killed)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(killed)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == -9, done.stderr
     assert not killed.exists() and len(list((tmp_path / "killed.parts").glob("*.npz"))) == 3
     with pytest.raises(UserError, match=r"killed.parts holds an unfinished collection"):
         open_dataset(killed)
     config = Config(num_envs=2, task="reach", cameras=(), renderer="none")
-    with pytest.raises(UserError, match=r"other settings \(seed was 0, now 1\).*delete that folder"):
+    with pytest.raises(
+        UserError, match=r"other settings \(seed was 0, now 1\).*delete that folder"
+    ):
         collect_dataset(config, killed, num_episodes=5, seed=1)
     newest = tmp_path / "killed.parts" / "000002.npz"
     newest.write_bytes(newest.read_bytes()[:-99])  # as a power cut may leave it
@@ -188,7 +211,13 @@ def test_a_recording_is_kept_as_it_was(tmp_path):
     parts = EpisodeParts(tmp_path / "x", {"seed": [0]})
     (again,) = parts
     assert vars(again).keys() == vars(recording).keys() and type(again.success) is bool
-    assert all(np.array_equal(again.images[k], v) for k, v in recording.images.items()) and again.task == "reach"
-    assert np.array_equal(again.actions, recording.actions) and again.instruction == recording.instruction
+    assert (
+        all(np.array_equal(again.images[k], v) for k, v in recording.images.items())
+        and again.task == "reach"
+    )
+    assert (
+        np.array_equal(again.actions, recording.actions)
+        and again.instruction == recording.instruction
+    )
     parts.remove()
     assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embodyrl.cli import main
+from embodyrl.cli.main import main
 from embodyrl.data.lerobot_write import write_dataset
 from embodyrl.data.recording import Recording
 from embodyrl.data.verify import verify_dataset
@@ -54,7 +54,10 @@ def change(file: Path, column: str, values) -> None:
     table = pq.read_table(file)
     place = table.schema.get_field_index(column)
     pq.write_table(
-        table.set_column(place, table.schema.field(place), pa.array(values, table.schema.types[place])), file
+        table.set_column(
+            place, table.schema.field(place), pa.array(values, table.schema.types[place])
+        ),
+        file,
     )
 
 
@@ -72,7 +75,10 @@ def test_a_sound_data_set_is_called_so(sound, capsys):
     assert verdict.faults == [] and verdict.notes == []
     assert (verdict.episodes, verdict.frames, verdict.fps, len(verdict.cameras)) == (3, 18, 10.0, 1)
     assert main(["data", "verify", str(sound)]) == 0
-    assert "3 episodes, 18 frames at 10 Hz, observation.images.front 64x64\nSound." in capsys.readouterr().out
+    assert (
+        "3 episodes, 18 frames at 10 Hz, observation.images.front 64x64\nSound."
+        in capsys.readouterr().out
+    )
 
 
 def cut(file: Path) -> None:
@@ -93,7 +99,10 @@ def half_success(folder: Path) -> None:
 
 DAMAGE = {
     "no such folder": (lambda f: shutil.rmtree(f), "holds no LeRobot data set"),
-    "truncated video": (lambda f: cut(f / VIDEO), "file-000.mp4 (cannot be decoded|breaks off|has no frame)"),
+    "truncated video": (
+        lambda f: cut(f / VIDEO),
+        "file-000.mp4 (cannot be decoded|breaks off|has no frame)",
+    ),
     "missing video": (lambda f: (f / VIDEO).unlink(), "video .*file-000.mp4 is missing"),
     "missing parquet": (lambda f: (f / DATA).unlink(), "data/ holds no parquet file"),
     "truncated parquet": (lambda f: cut(f / DATA), "file-000.parquet cannot be read"),
@@ -101,13 +110,28 @@ DAMAGE = {
     "no task table": (lambda f: (f / TASKS).unlink(), "tasks.parquet cannot be read"),
     "broken info.json": (lambda f: (f / "meta/info.json").write_text("{"), "JSONDecodeError"),
     "NaN": (nan_action, "'action' holds NaN or infinity in 1 frames, first in frame 6, episode 1"),
-    "frames lost": (lambda f: pq.write_table(pq.read_table(f / DATA).slice(0, 15), f / DATA), "15 frames.*says 18"),
-    "gap": (lambda f: change(f / DATA, "index", [*range(9), *range(10, 19)]), "Frame 9 is numbered 10"),
-    "another rate": (lambda f: info(f, fps=20), "times of episode 0 are not those of 20 frames per second"),
+    "frames lost": (
+        lambda f: pq.write_table(pq.read_table(f / DATA).slice(0, 15), f / DATA),
+        "15 frames.*says 18",
+    ),
+    "gap": (
+        lambda f: change(f / DATA, "index", [*range(9), *range(10, 19)]),
+        "Frame 9 is numbered 10",
+    ),
+    "another rate": (
+        lambda f: info(f, fps=20),
+        "times of episode 0 are not those of 20 frames per second",
+    ),
     "no rate": (lambda f: info(f, fps=0), "gives 0 frames per second"),
     "success half way": (half_success, "'success' changes within episode 0"),
-    "episode length": (lambda f: change(f / EPISODES, "length", [5, 7, 6]), "Episode 1 has 6 frames, but.*says 7"),
-    "unknown task": (lambda f: change(f / DATA, "task_index", [0] * 17 + [4]), "task 4, which meta/tasks.parquet"),
+    "episode length": (
+        lambda f: change(f / EPISODES, "length", [5, 7, 6]),
+        "Episode 1 has 6 frames, but.*says 7",
+    ),
+    "unknown task": (
+        lambda f: change(f / DATA, "task_index", [0] * 17 + [4]),
+        "task 4, which meta/tasks.parquet",
+    ),
 }
 
 
@@ -133,8 +157,14 @@ def test_what_another_size_is_called(copy):
     text["features"]["action"]["shape"] = [9]
     info(copy, **text)
     faults = verify_dataset(copy).faults
-    assert "The column 'action' of data/chunk-000/file-000.parquet has the shape (2,), not (9,)." in faults
-    assert any("has pictures of (64, 64) (height, width)" in text and "is (32, 64)" in text for text in faults)
+    assert (
+        "The column 'action' of data/chunk-000/file-000.parquet has the shape (2,), not (9,)."
+        in faults
+    )
+    assert any(
+        "has pictures of (64, 64) (height, width)" in text and "is (32, 64)" in text
+        for text in faults
+    )
 
 
 def test_someone_elses_data_set_is_noted_not_refused(copy, capsys):

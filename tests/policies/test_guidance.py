@@ -12,7 +12,9 @@ from embodyrl.policies.flow_mlp import FlowMLP, FlowMLPConfig
 from embodyrl.policies.flow_vla import FlowVLA, FlowVLAConfig
 from embodyrl.policies.guidance import GuidedPolicy
 
-CONFIG = FlowVLAConfig(width=16, layers=1, heads=2, text_layers=0, horizon=5, critic_width=8, num_denoise_steps=3)
+CONFIG = FlowVLAConfig(
+    width=16, layers=1, heads=2, text_layers=0, horizon=5, critic_width=8, num_denoise_steps=3
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,10 @@ def test_one_step_goes_as_far_as_it_is_told(pair):
     trained, base = (FlowVLA(config, SPEC).eval() for _ in range(2))
     trained.load_state_dict(pair[0].state_dict())
     base.load_state_dict(pair[1].state_dict())
-    for policy in (trained, base):  # so that no action is clipped, and the end is linear in the velocity
+    for policy in (
+        trained,
+        base,
+    ):  # so that no action is clipped, and the end is linear in the velocity
         policy.normalize_action.std.fill_(1e-3)
         policy.normalize_action.mean.zero_()
     expected = act(base) + 2.5 * (act(trained) - act(base))

@@ -24,8 +24,8 @@ from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.build import make_policy
 from embodyrl.checks import check_policy
 from embodyrl.errors import UserError
-from embodyrl.flow import randn, sample_training_time
-from embodyrl.policies.vla.small import make_small_smolvla
+from embodyrl.functional.flow import randn, sample_training_time
+from embodyrl.policies.vla.make_small import make_small_smolvla
 
 pytest.importorskip("lerobot.policies", reason="the extra vla is not installed")
 pytest.importorskip("num2words", reason="the extra vla is not installed")
@@ -37,8 +37,8 @@ VOCABULARY, WIDTH = 600, 16
 def checkpoint(request, tmp_path_factory):
     """Its name, and the folder of a LeRobot checkpoint of a model with LeRobot's code and a thousandth of its size.
 
-    LeRobot has no smaller variant than 300 M parameters, and fixes vocabulary and image encoder in its code: the
-    configs are shrunk on their way into transformers.
+    LeRobot has no smaller variant than 300 M parameters, and fixes vocabulary and image encoder in
+    its code: the configs are shrunk on their way into transformers.
     """
     name = request.param
     with pytest.MonkeyPatch.context() as patch:
@@ -55,7 +55,9 @@ def checkpoint(request, tmp_path_factory):
 
 def shrink(name, patch):
     modeling = import_module(f"lerobot.policies.{name}.modeling_{name}")
-    patch.setattr(modeling, "get_gemma_config", lambda _: modeling.GemmaConfig(WIDTH, 2, 32, 8, 1, 4))
+    patch.setattr(
+        modeling, "get_gemma_config", lambda _: modeling.GemmaConfig(WIDTH, 2, 32, 8, 1, 4)
+    )
     for cls in ("PaliGemmaForConditionalGenerationWithPiGemma", "PiGemmaForCausalLM"):
         patch.setattr(modeling, cls, partial(build_small, getattr(modeling, cls)))
 
@@ -110,12 +112,16 @@ def test_promises_of_a_policy(checkpoint, transition):
 def test_without_noise_it_is_lerobots_own(checkpoint):
     obs, ours = observation(), make(*checkpoint, eta=0.0)
     theirs, pre, post = lerobot_from(checkpoint[1])
-    expected = post(theirs.predict_action_chunk(pre(lerobot_batch(obs)), noise=randn((3, 6, 8), gen())))
+    expected = post(
+        theirs.predict_action_chunk(pre(lerobot_batch(obs)), noise=randn((3, 6, 8), gen()))
+    )
     expected = expected.clamp(-1, 1)[:, :4]
     for mode in ("eval", "train"):
         actions = ours.sample(obs, generator=gen(), mode=mode).actions
         torch.testing.assert_close(actions, expected, atol=1e-5, rtol=1e-5)
-    assert (expected.abs() < 1).float().mean() > 0.9 and expected.std() > 0.05  # neither clipped nor constant
+    assert (
+        expected.abs() < 1
+    ).float().mean() > 0.9 and expected.std() > 0.05  # neither clipped nor constant
 
 
 def test_a_time_for_every_action(checkpoint):
@@ -149,7 +155,9 @@ def test_what_we_save_lerobot_loads(checkpoint, tmp_path):
     expected = policy.sample(obs, generator=gen(), mode="eval").actions
     policy.save_lerobot(tmp_path / "out")
     theirs, pre, post = lerobot_from(tmp_path / "out")
-    chunk = post(theirs.predict_action_chunk(pre(lerobot_batch(obs)), noise=randn((3, 6, 8), gen())))
+    chunk = post(
+        theirs.predict_action_chunk(pre(lerobot_batch(obs)), noise=randn((3, 6, 8), gen()))
+    )
     torch.testing.assert_close(chunk.clamp(-1, 1)[:, :4], expected, atol=1e-5, rtol=1e-5)
 
 
@@ -157,7 +165,9 @@ def test_gradients_reach_the_expert_alone(checkpoint):
     policy, obs = make(*checkpoint), observation()
     sample = policy.sample(obs, generator=gen(), mode="train")
     policy.evaluate(obs, sample.trace).logprob.sum().backward()
-    touched = {n for n, p in policy.net.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+    touched = {
+        n for n, p in policy.net.named_parameters() if p.grad is not None and p.grad.abs().max() > 0
+    }
     assert any("gemma_expert.model.layers" in n for n in touched)
     assert not any("paligemma.model" in n for n in touched)
     untouched = {id(p) for n, p in policy.net.named_parameters() if n not in touched}
@@ -174,14 +184,19 @@ def test_every_option_at_once(checkpoint, tmp_path):
     options = {"lora_rank": 2, "precision": "bfloat16", "checkpointing": True, "keep_prefixes": 4}
     policy, obs = make(name, folder, **options), observation()
     trained = {n: p.dtype for n, p in policy.net.named_parameters() if p.requires_grad}
-    assert set(trained.values()) == {torch.float32} and any("gemma_expert" in n and "lora_A" in n for n in trained)
+    assert set(trained.values()) == {torch.float32} and any(
+        "gemma_expert" in n and "lora_A" in n for n in trained
+    )
     assert not any("paligemma." in n for n in trained)
     sample = policy.sample(obs, generator=gen(), mode="train")
     scored = policy.evaluate(obs, sample.trace)
     assert len(policy._store) == 3 and (scored.logprob - sample.logprob).abs().max() < 1
     scored.logprob.sum().backward()
     assert all(p.grad is not None for n, p in policy.net.named_parameters() if "lora_B" in n)
-    kept, computed = policy.encode(obs[[2, 0]]), make(name, folder, precision="bfloat16").encode(obs[[2, 0]])
+    kept, computed = (
+        policy.encode(obs[[2, 0]]),
+        make(name, folder, precision="bfloat16").encode(obs[[2, 0]]),
+    )
     torch.testing.assert_close(kept.pooled, computed.pooled, atol=0.05, rtol=0.05)
     policy.save_lerobot(tmp_path / "out")
     theirs, pre, _ = lerobot_from(tmp_path / "out")

@@ -7,17 +7,24 @@ from vla_models import SPEC as VLA_SPEC
 
 from embodyrl.algorithms.sft import SFT, SFTConfig
 from embodyrl.build import make_policy
-from embodyrl.data.demos import Demonstrations
+from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
 from embodyrl.policies.flow_vla import FlowVLAConfig
-from embodyrl.policies.path import given_prefix, integrate_after
+from embodyrl.policies.sample_path import given_prefix, integrate_after
 from embodyrl.policies.vla.policy import VLAConfig
-from embodyrl.real_robot.policy_side import sample_after
+from embodyrl.real_robot.policy_link.checkpoint_server import sample_after
 from embodyrl.types import EnvSpec, Obs
 
 SPEC = EnvSpec("test/arm", 64, 1, 2, "ee_delta_pos", 25.0, 20, {}, privileged_dim=2)
 CONFIG = FlowVLAConfig(
-    width=32, layers=2, heads=2, text_layers=0, critic_width=8, horizon=5, action_patch=1, max_prefix=2
+    width=32,
+    layers=2,
+    heads=2,
+    text_layers=0,
+    critic_width=8,
+    horizon=5,
+    action_patch=1,
+    max_prefix=2,
 )
 
 
@@ -73,14 +80,28 @@ def test_it_needs_a_time_for_every_action():
 def small(tmp_path_factory):
     """SmolVLA's architecture alone."""
     pytest.importorskip("num2words", reason="the extra vla is not installed")
-    from embodyrl.policies.vla.small import make_small_smolvla
+    from embodyrl.policies.vla.make_small import make_small_smolvla
 
-    size = {"width": 16, "layers": 2, "heads": 2, "vision_layers": 1, "image_size": 16, "patch_size": 4, "max_dim": 8}
+    size = {
+        "width": 16,
+        "layers": 2,
+        "heads": 2,
+        "vision_layers": 1,
+        "image_size": 16,
+        "patch_size": 4,
+        "max_dim": 8,
+    }
     return make_small_smolvla(tmp_path_factory.mktemp("small"), SENTENCES, **size)
 
 
 def make_vla(folder, **settings):
-    settings = {"pretrained": str(folder), "random_weights": True, "horizon": 5, "num_denoise_steps": 4, **settings}
+    settings = {
+        "pretrained": str(folder),
+        "random_weights": True,
+        "horizon": 5,
+        "num_denoise_steps": 4,
+        **settings,
+    }
     return make_policy(VLAConfig(max_prefix=2, **settings), VLA_SPEC, 0)
 
 

@@ -12,25 +12,34 @@ import pytest
 import torch
 from vla_models import SENTENCES, SPEC, gen, lerobot_batch, lerobot_from, observation, stir
 
-from embodyrl import checkpoint, registry
+from embodyrl import registry
 from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.build import make_policy
 from embodyrl.checks import check_policy
-from embodyrl.cli import main
-from embodyrl.data.demos import Demonstrations
+from embodyrl.cli.main import main
+from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
 from embodyrl.errors import UserError
-from embodyrl.flow import randn, sample_training_time
-from embodyrl.policies.vla import files
+from embodyrl.functional.flow import randn, sample_training_time
+from embodyrl.policies.vla import lerobot_io
+from embodyrl.policies.vla.make_small import make_small_smolvla
 from embodyrl.policies.vla.policy import SmolVLA, VLAConfig
-from embodyrl.policies.vla.small import make_small_smolvla
-from embodyrl.rollout import Player, collect, collect_transitions
+from embodyrl.rollouts.collect import Player, collect, collect_transitions
+from embodyrl.storage import checkpoint
 from embodyrl.types import EnvSpec, Obs
 
 pytest.importorskip("lerobot.policies", reason="the extra vla is not installed")
 pytest.importorskip("num2words", reason="the extra vla is not installed")
 
-TINY = {"width": 16, "layers": 2, "heads": 2, "vision_layers": 1, "image_size": 16, "patch_size": 4, "max_dim": 8}
+TINY = {
+    "width": 16,
+    "layers": 2,
+    "heads": 2,
+    "vision_layers": 1,
+    "image_size": 16,
+    "patch_size": 4,
+    "max_dim": 8,
+}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +68,9 @@ def make(folder, spec=SPEC, **settings) -> SmolVLA:
 @pytest.mark.parametrize("transition", ["flow_sde", "flow_cps", "flow_noise"])
 @pytest.mark.parametrize("trained_steps", ["all", "one"])
 def test_promises_of_a_policy(trained, transition, trained_steps):
-    check_policy(make(trained, transition=transition, trained_steps=trained_steps), observation(), SPEC)
+    check_policy(
+        make(trained, transition=transition, trained_steps=trained_steps), observation(), SPEC
+    )
 
 
 def test_without_noise_it_is_lerobots_own(trained):
@@ -68,12 +79,16 @@ def test_without_noise_it_is_lerobots_own(trained):
     noise = randn((3, 6, 8), gen())
     batch = pre(lerobot_batch(obs))
     expected = post(theirs.predict_action_chunk(dict(batch), noise=noise)).clamp(-1, 1)[:, :4]
-    torch.testing.assert_close(ours.sample(obs, generator=gen(), mode="eval").actions, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        ours.sample(obs, generator=gen(), mode="eval").actions, expected, atol=1e-5, rtol=1e-5
+    )
     sampled = ours.sample(obs, generator=gen(), mode="train")
     torch.testing.assert_close(sampled.actions, expected, atol=1e-5, rtol=1e-5)
     first = post(theirs.select_action(dict(batch), noise=noise)).clamp(-1, 1)
     torch.testing.assert_close(sampled.actions[:, 0], first, atol=1e-5, rtol=1e-5)
-    assert expected.abs().max() < 1 and expected.std() > 0.05  # nothing was clipped, nothing is constant
+    assert (
+        expected.abs().max() < 1 and expected.std() > 0.05
+    )  # nothing was clipped, nothing is constant
 
 
 def test_the_imitation_loss_is_lerobots_own(trained):
@@ -99,7 +114,9 @@ def test_what_we_save_lerobot_loads_and_so_do_we(trained, tmp_path):
     expected = policy.sample(obs, generator=gen(), mode="eval").actions
     policy.save_lerobot(tmp_path / "out")
     theirs, pre, post = lerobot_from(tmp_path / "out")
-    chunk = post(theirs.predict_action_chunk(pre(lerobot_batch(obs)), noise=randn((3, 6, 8), gen())))
+    chunk = post(
+        theirs.predict_action_chunk(pre(lerobot_batch(obs)), noise=randn((3, 6, 8), gen()))
+    )
     torch.testing.assert_close(chunk.clamp(-1, 1)[:, :4], expected, atol=1e-5, rtol=1e-5)
     again = make(tmp_path / "out").sample(obs, generator=gen(), mode="eval").actions
     assert torch.equal(again, expected)
@@ -112,7 +129,10 @@ def test_a_checkpoint_of_a_run_holds_the_statistics_too(small, trained, tmp_path
     checkpoint.save(
         tmp_path / "step_000001",
         {"policy": policy.state_dict()},
-        {"spec": checkpoint.spec_to_json(SPEC), "config": {"policy": dataclasses.asdict(policy.config)}},
+        {
+            "spec": checkpoint.spec_to_json(SPEC),
+            "config": {"policy": dataclasses.asdict(policy.config)},
+        },
     )
     other = make(small, random_weights=True, chunk_size=6, transition="flow_noise", steer_width=8)
     checkpoint.load_policy(tmp_path / "step_000001", other, SPEC)
@@ -126,7 +146,9 @@ def test_the_prefix_is_encoded_once_however_many_steps(trained):
     policy, obs, calls = make(trained, num_denoise_steps=5), observation(), []
     vlm = policy.net.model.vlm_with_expert.get_vlm_model()
     vlm.vision_model.register_forward_hook(lambda *_: calls.append("image"))
-    vlm.text_model.layers[0].input_layernorm.register_forward_hook(lambda *_: calls.append("prefix"))
+    vlm.text_model.layers[0].input_layernorm.register_forward_hook(
+        lambda *_: calls.append("prefix")
+    )
     sample = policy.sample(obs, generator=gen(), mode="train")
     assert sorted(calls) == ["image", "prefix"]
     policy.evaluate(obs, sample.trace).logprob.sum().backward()
@@ -138,7 +160,9 @@ def test_several_steps_at_once_do_not_see_one_another(trained):
     context = policy.encode(obs)
     x, t = randn((3, 4, 6, 8), gen()), torch.rand(3, 4, generator=gen(1))
     together = policy.velocity(context, x, t)
-    alone = torch.cat([policy.velocity(context, x[:, k : k + 1], t[:, k : k + 1]) for k in range(4)], dim=1)
+    alone = torch.cat(
+        [policy.velocity(context, x[:, k : k + 1], t[:, k : k + 1]) for k in range(4)], dim=1
+    )
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-4)
     zeros = x.clone()
     zeros[..., 4:, :] = 0
@@ -151,7 +175,9 @@ def test_kept_prefixes_are_those_that_would_be_computed(trained):
     plain, keeping, obs = make(trained), make(trained, keep_prefixes=5), observation()
     sample = plain.sample(obs, generator=gen(), mode="train")
     calls = []
-    keeping.net.model.vlm_with_expert.get_vlm_model().vision_model.register_forward_hook(lambda *_: calls.append(1))
+    keeping.net.model.vlm_with_expert.get_vlm_model().vision_model.register_forward_hook(
+        lambda *_: calls.append(1)
+    )
     again = keeping.sample(obs, generator=gen(), mode="train")
     torch.testing.assert_close(again.trace.x, sample.trace.x)
     torch.testing.assert_close(keeping.value(obs), plain.value(obs))
@@ -185,7 +211,10 @@ def test_checkpointing_changes_nothing_but_memory(trained):
 
 @pytest.mark.parametrize("train", ["expert", "language"])
 def test_bfloat16_stores_what_is_frozen_and_trains_in_float32(trained, train):
-    policy, exact, obs = (*(make(trained, precision=p, train=train) for p in ("bfloat16", "float32")), observation())
+    policy, exact, obs = (
+        *(make(trained, precision=p, train=train) for p in ("bfloat16", "float32")),
+        observation(),
+    )
     types = {p.requires_grad: set() for p in policy.net.parameters()}
     for p in policy.net.parameters():
         types[p.requires_grad].add(p.dtype)
@@ -203,11 +232,17 @@ def test_bfloat16_stores_what_is_frozen_and_trains_in_float32(trained, train):
 def test_adapters_are_trained_and_merged_for_lerobot(trained, tmp_path, train):
     policy, obs = make(trained, lora_rank=2, train=train), observation()
     names = {n for n, p in policy.net.named_parameters() if p.requires_grad}
-    assert any("lm_expert" in n and "lora_A" in n for n in names) and any("action_out_proj" in n for n in names)
+    assert any("lm_expert" in n and "lora_A" in n for n in names) and any(
+        "action_out_proj" in n for n in names
+    )
     assert any("text_model" in n for n in names) == (train == "language")
-    assert all("lora_" in n or "_proj" in n.split(".")[2] or "mlp" in n.split(".")[2] for n in names)
+    assert all(
+        "lora_" in n or "_proj" in n.split(".")[2] or "mlp" in n.split(".")[2] for n in names
+    )
     plain = make(trained).sample(obs, generator=gen(), mode="eval").actions
-    torch.testing.assert_close(policy.sample(obs, generator=gen(), mode="eval").actions, plain)  # they start at nothing
+    torch.testing.assert_close(
+        policy.sample(obs, generator=gen(), mode="eval").actions, plain
+    )  # they start at nothing
     sample = policy.sample(obs, generator=gen(), mode="train")
     policy.evaluate(obs, sample.trace).logprob.sum().backward()
     with torch.no_grad():
@@ -227,9 +262,14 @@ def test_what_is_trained(trained, train):
     sample = policy.sample(obs, generator=gen(), mode="train")
     scored = policy.evaluate(obs, sample.trace)
     scored.value.sum().backward()
-    assert all(p.grad is None for p in policy.net.parameters()) and policy.critic[-1].bias.grad is not None
+    assert (
+        all(p.grad is None for p in policy.net.parameters())
+        and policy.critic[-1].bias.grad is not None
+    )
     (scored.logprob.sum() + scored.entropy.sum()).backward()
-    touched = {n for n, p in policy.net.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+    touched = {
+        n for n, p in policy.net.named_parameters() if p.grad is not None and p.grad.abs().max() > 0
+    }
     assert any("lm_expert" in n for n in touched) and any("state_proj" in n for n in touched)
     assert any("text_model" in n for n in touched) == (train != "expert")
     assert any("vision_model" in n for n in touched) == (train == "all")
@@ -262,8 +302,12 @@ def test_normalisation_has_its_inverse_and_density(trained):
     x = torch.rand(2, 4, 4, generator=gen()) * 2 - 1
     normalised = policy.normalize_action(x)
     torch.testing.assert_close(policy.normalize_action.inverse(normalised), x, atol=1e-5, rtol=1e-5)
-    jacobian = torch.autograd.functional.jacobian(policy.normalize_action.inverse, normalised[:1]).reshape(16, 16)
-    torch.testing.assert_close(policy.normalize_action.log_det(normalised)[0], jacobian.slogdet()[1], atol=1e-4, rtol=0)
+    jacobian = torch.autograd.functional.jacobian(
+        policy.normalize_action.inverse, normalised[:1]
+    ).reshape(16, 16)
+    torch.testing.assert_close(
+        policy.normalize_action.log_det(normalised)[0], jacobian.slogdet()[1], atol=1e-4, rtol=0
+    )
     # A dim that never varied in the data does not blow up what differs from it.
     policy.processors.fit(torch.ones(50, 6), torch.zeros(50, 4))
     assert policy.normalize_action(x).abs().max() <= 20.1
@@ -273,13 +317,17 @@ class Dot(SteppedVecEnv):
     """A dot in a picture; the first two action dims say where it is."""
 
     def __init__(self, num_envs=4):
-        spec = EnvSpec("test/dot", num_envs, 2, 3, "point", 10.0, 4, {"eye": (16, 16)}, privileged_dim=2)
+        spec = EnvSpec(
+            "test/dot", num_envs, 2, 3, "point", 10.0, 4, {"eye": (16, 16)}, privileged_dim=2
+        )
         super().__init__(spec, EnvConfig(num_envs=num_envs))
         self.place = torch.zeros(num_envs, 2)
 
     def _reset(self, env_ids, inits):
         for k, init in zip(env_ids, inits, strict=True):
-            self.place[k] = torch.from_numpy(np.random.default_rng(init).uniform(-0.8, 0.8, 2).astype(np.float32))
+            self.place[k] = torch.from_numpy(
+                np.random.default_rng(init).uniform(-0.8, 0.8, 2).astype(np.float32)
+            )
 
     def _step(self, actions, active):
         distance = (actions - self.place).norm(dim=1)
@@ -299,23 +347,46 @@ def demonstrations(horizon):
     obs = env.reset(init=list(range(16)))
     images, instruction = {"eye": obs.images["eye"].numpy()}, torch.zeros(16, dtype=torch.long)
     return Demonstrations(
-        horizon, images, obs.proprio, env.place.clone(), torch.arange(16), instruction, ["touch the dot"]
+        horizon,
+        images,
+        obs.proprio,
+        env.place.clone(),
+        torch.arange(16),
+        instruction,
+        ["touch the dot"],
     )
 
 
 ALGORITHMS = {
     "sft": {"steps_per_iteration": 2, "batch_size": 8, "shift": 0},
     "ppo": {"num_chunks": 2, "epochs": 1, "warmup_iterations": 0, "critic_epochs": 1},
-    "grpo": {"num_episodes": 8, "group_size": 4, "rewards": ("return",), "max_rounds": 1, "epochs": 1},
+    "grpo": {
+        "num_episodes": 8,
+        "group_size": 4,
+        "rewards": ("return",),
+        "max_rounds": 1,
+        "epochs": 1,
+    },
     "nft": {"num_episodes": 8, "group_size": 4, "epochs": 1},
-    "dsrl": {"warmup_chunks": 4, "batch_size": 4, "capacity": 16, "save_replay": False, "critic_width": 8},
+    "dsrl": {
+        "warmup_chunks": 4,
+        "batch_size": 4,
+        "capacity": 16,
+        "save_replay": False,
+        "critic_width": 8,
+    },
 }
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_trains_it_unchanged(small, name):
     env, generator = Dot(), gen()
-    settings = {"random_weights": True, "horizon": 2, "chunk_size": 2 if name == "sft" else 3, "train": "all"}
+    settings = {
+        "random_weights": True,
+        "horizon": 2,
+        "chunk_size": 2 if name == "sft" else 3,
+        "train": "all",
+    }
     policy = make(small, env.spec, **settings, **({"steer_width": 8} if name == "dsrl" else {}))
     cls = registry.load("algorithms", name)
     algorithm = cls(cls.Config(**ALGORITHMS[name]), policy)
@@ -325,14 +396,20 @@ def test_every_algorithm_trains_it_unchanged(small, name):
     elif name == "ppo":
         batch = collect(env, policy, 2, inits=torch.arange(16), generator=generator)
     elif name == "dsrl":
-        batch = collect_transitions(Player(env), algorithm.act, 2, inits=torch.arange(16), generator=generator)
+        batch = collect_transitions(
+            Player(env), algorithm.act, 2, inits=torch.arange(16), generator=generator
+        )
     else:
         batch = algorithm.collect(env, lambda n: list(range(n)), generator=generator)
         for i, episode in enumerate(batch.kept.episodes):  # NFT learns nothing where all are alike
             episode.success = i % 4 == 0
     row = algorithm.update(batch, progress=0.0, generator=generator)
     assert all(np.isfinite(v) for k, v in row.items()), row
-    moved = {k.split(".")[0] for k, v in algorithm.result.named_parameters() if not torch.equal(v, before[k])}
+    moved = {
+        k.split(".")[0]
+        for k, v in algorithm.result.named_parameters()
+        if not torch.equal(v, before[k])
+    }
     assert ("steer" if name == "dsrl" else "net") in moved, row
     algorithm.load_state_dict(algorithm.state_dict())
 
@@ -351,7 +428,8 @@ def test_refusals(small, trained, tmp_path):
     refused("no model.safetensors", small)
     refused("no camera", spec=dataclasses.replace(SPEC, cameras={}))
     refused(
-        "the cameras of test/arm|cameras of test/arm are side", spec=dataclasses.replace(SPEC, cameras={"side": (8, 8)})
+        "the cameras of test/arm|cameras of test/arm are side",
+        spec=dataclasses.replace(SPEC, cameras={"side": (8, 8)}),
     )
     refused("at most 8", spec=dataclasses.replace(SPEC, action_dim=9))
     refused("some/vlm.*cannot be reached", vlm="some/vlm")
@@ -368,13 +446,20 @@ def test_refusals(small, trained, tmp_path):
     refused("do not fit its config.json", broken)
     (broken / "config.json").unlink()
     refused("no config.json", broken)
-    refused("use_relative_actions|adapt_to_pi_aloha", _changed(trained, tmp_path / "aloha", adapt_to_pi_aloha=True))
+    refused(
+        "use_relative_actions|adapt_to_pi_aloha",
+        _changed(trained, tmp_path / "aloha", adapt_to_pi_aloha=True),
+    )
     # Statistics of other dims: imitation first.
     policy = make(trained, dataclasses.replace(SPEC, proprio_dim=7), horizon=6)
     with pytest.raises(UserError, match="Fine-tune it on demonstrations"):
-        policy.sample(observation(dataclasses.replace(SPEC, proprio_dim=7)), generator=gen(), mode="eval")
+        policy.sample(
+            observation(dataclasses.replace(SPEC, proprio_dim=7)), generator=gen(), mode="eval"
+        )
     policy.fit_inputs(torch.randn(9, 7), torch.randn(9, 4))
-    policy.sample(observation(dataclasses.replace(SPEC, proprio_dim=7)), generator=gen(), mode="eval")
+    policy.sample(
+        observation(dataclasses.replace(SPEC, proprio_dim=7)), generator=gen(), mode="eval"
+    )
     with pytest.raises(UserError, match="whole chunks"):
         make(trained).fit_inputs(torch.randn(9, 6), torch.randn(9, 4))
 
@@ -392,7 +477,10 @@ def test_a_gated_model_is_told_apart(monkeypatch):
     class Response:
         headers, status_code, request = {}, 403, None
 
-    with pytest.raises(UserError, match="accept its licence"), files.explained("google/some-model"):
+    with (
+        pytest.raises(UserError, match="accept its licence"),
+        lerobot_io.explained("google/some-model"),
+    ):
         try:
             raise GatedRepoError("gated", response=Response())
         except GatedRepoError as error:
@@ -418,18 +506,45 @@ def test_from_nothing_by_imitation_and_ppo_to_lerobot(tmp_path):
     small = make_small_smolvla(
         tmp_path / "small", ["pick up the red block", "pick up the blue block"], width=32, heads=2
     )
-    demos, env = str(tmp_path / "demos"), ["env.num_envs=8", "env.image_size=32", "env.max_blocks=2"]
-    policy = ["policy.name=smolvla", f"policy.pretrained={small}", "policy.random_weights=true", "policy.train=all"]
-    run = [f"run.out={tmp_path}", "run.iterations=2", "run.eval_episodes=8", "run.videos=0", "run.eval_before=false"]
-    assert main(["collect", "mujoco", "env.task=pick", *env, "--episodes", "8", "--out", demos]) == 0
+    demos, env = (
+        str(tmp_path / "demos"),
+        ["env.num_envs=8", "env.image_size=32", "env.max_blocks=2"],
+    )
+    policy = [
+        "policy.name=smolvla",
+        f"policy.pretrained={small}",
+        "policy.random_weights=true",
+        "policy.train=all",
+    ]
+    run = [
+        f"run.out={tmp_path}",
+        "run.iterations=2",
+        "run.eval_episodes=8",
+        "run.videos=0",
+        "run.eval_before=false",
+    ]
+    assert (
+        main(["collect", "mujoco", "env.task=pick", *env, "--episodes", "8", "--out", demos]) == 0
+    )
     chunk = ["policy.horizon=5", "policy.num_denoise_steps=3"]
-    sft = ["algorithm.steps_per_iteration=20", "algorithm.batch_size=16", "run.name=sft", f"data.path={demos}"]
+    sft = [
+        "algorithm.steps_per_iteration=20",
+        "algorithm.batch_size=16",
+        "run.name=sft",
+        f"data.path={demos}",
+    ]
     assert main(["train", "mujoco_pick_sft", *env, *policy, *chunk, *run, *sft]) == 0
-    ppo = ["algorithm.num_chunks=2", "algorithm.minibatch_size=8", "algorithm.warmup_iterations=1", "run.name=ppo"]
+    ppo = [
+        "algorithm.num_chunks=2",
+        "algorithm.minibatch_size=8",
+        "algorithm.warmup_iterations=1",
+        "run.name=ppo",
+    ]
     start = ["policy.name=smolvla", f"run.init_checkpoint={tmp_path / 'sft'}"]
     assert main(["train", "mujoco_pick_ppo", *env, *start, *run, *ppo]) == 0
     rows = {
-        n: [json.loads(x) for x in (tmp_path / n / "metrics.jsonl").read_text().splitlines()] for n in ("sft", "ppo")
+        n: [json.loads(x) for x in (tmp_path / n / "metrics.jsonl").read_text().splitlines()]
+        for n in ("sft", "ppo")
     }
     assert rows["sft"][1]["loss"] < rows["sft"][0]["loss"]
     assert rows["ppo"][1]["actor_epochs"] == 3 and abs(rows["ppo"][1]["ratio"] - 1) < 0.5

@@ -12,16 +12,24 @@ from embodyrl.algorithms.grpo import GroupBatch, GRPOConfig
 from embodyrl.algorithms.ppo import PPO as Ppo
 from embodyrl.algorithms.ppo import PPOConfig
 from embodyrl.algorithms.sft import SFT, SFTConfig
-from embodyrl.buffers import Episode, EpisodeBatch, RolloutBatch
 from embodyrl.build import make_policy
 from embodyrl.checks import check_policy
-from embodyrl.data.demos import Demonstrations
+from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
-from embodyrl.policies.vla.small import make_small_smolvla
+from embodyrl.policies.vla.make_small import make_small_smolvla
 from embodyrl.policies.vla.tokens import Bins, TokenVLAConfig
+from embodyrl.rollouts.batches import Episode, EpisodeBatch, RolloutBatch
 
 pytest.importorskip("lerobot.policies", reason="the extra vla is not installed")
-TINY = {"width": 16, "layers": 2, "heads": 2, "vision_layers": 1, "image_size": 16, "patch_size": 4, "max_dim": 8}
+TINY = {
+    "width": 16,
+    "layers": 2,
+    "heads": 2,
+    "vision_layers": 1,
+    "image_size": 16,
+    "patch_size": 4,
+    "max_dim": 8,
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +38,9 @@ def vlm(tmp_path_factory):
 
 
 def make(vlm, **settings):
-    config = TokenVLAConfig(vlm=str(vlm), random_weights=True, horizon=2, bins=8, critic_width=16, **settings)
+    config = TokenVLAConfig(
+        vlm=str(vlm), random_weights=True, horizon=2, bins=8, critic_width=16, **settings
+    )
     return make_policy(config, SPEC, 0)
 
 
@@ -86,15 +96,25 @@ def test_imitation_learns_which_chunk_goes_with_which_state(vlm, decoding):
     actions = proprio[:, :4] * 0.5
     picture = torch.zeros(64, 24, 32, 3, dtype=torch.uint8).numpy()
     sentence = torch.zeros(64, dtype=torch.long)
-    demos = Demonstrations(2, {"front": picture}, proprio, actions, torch.arange(64), sentence, ["go"])
+    demos = Demonstrations(
+        2, {"front": picture}, proprio, actions, torch.arange(64), sentence, ["go"]
+    )
     config = SFTConfig(
-        steps_per_iteration=250, batch_size=32, lr=3e-3, warmup=0.0, shift=0, ema=0.5, microbatch_size=20
+        steps_per_iteration=250,
+        batch_size=32,
+        lr=3e-3,
+        warmup=0.0,
+        shift=0,
+        ema=0.5,
+        microbatch_size=20,
     )
     before = float(policy.imitation_loss(*demos.batch(torch.arange(64))))
     sft = SFT(config, policy)
     sft.update(demos, progress=0.0, generator=g)
     after = float(sft.result.imitation_loss(*demos.batch(torch.arange(64))))
-    assert before == pytest.approx(2.08, abs=0.01) and after < 0.5  # log 8; blind to the state log 2
+    assert (
+        before == pytest.approx(2.08, abs=0.01) and after < 0.5
+    )  # log 8; blind to the state log 2
 
 
 def rollout(policy, good) -> tuple:
@@ -115,15 +135,32 @@ def test_ppo_and_grpo_make_good_words_likelier(vlm):
         policy = make(vlm)
         obs, sample, reward = rollout(policy, lambda word: (word >= 4).float())
         if kind == "ppo":
-            settings = {**PPO, "warmup_iterations": 0, "epochs": 4, "lr": 3e-3, "lr_warmup": 0, "minibatch_size": 48}
-            algorithm, done = Ppo(PPOConfig(**settings), policy), torch.ones(1, 48, dtype=torch.bool)
+            settings = {
+                **PPO,
+                "warmup_iterations": 0,
+                "epochs": 4,
+                "lr": 3e-3,
+                "lr_warmup": 0,
+                "minibatch_size": 48,
+            }
+            algorithm, done = (
+                Ppo(PPOConfig(**settings), policy),
+                torch.ones(1, 48, dtype=torch.bool),
+            )
             per_action = torch.stack([reward, torch.zeros(48)], dim=1)[None]
             batch = RolloutBatch(
                 obs, sample.trace, sample.logprob, sample.value[None], sample.value[None], per_action,
                 torch.ones(1, 48, 2, dtype=torch.bool), done, ~done,
             )  # fmt: skip
         else:
-            settings = {**GRPO, "rewards": ("success",), "num_episodes": 48, "group_size": 16, "epochs": 4, "lr": 3e-3}
+            settings = {
+                **GRPO,
+                "rewards": ("success",),
+                "num_episodes": 48,
+                "group_size": 16,
+                "epochs": 4,
+                "lr": 3e-3,
+            }
             algorithm = Grpo(GRPOConfig(**{**settings, "lr_warmup": 0}), policy)
             episodes = [Episode(0, "t", bool(r), float(r), 2) for r in reward]
             kept = EpisodeBatch(obs, sample.trace, sample.logprob, torch.arange(48), episodes, 96)

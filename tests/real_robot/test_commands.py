@@ -14,18 +14,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embodyrl import checkpoint
 from embodyrl.build import make_policy
-from embodyrl.cli import main
+from embodyrl.cli.main import main
 from embodyrl.config import compose
-from embodyrl.real_robot.client import PolicyClient
-from embodyrl.real_robot.executor import ExecutorConfig
-from embodyrl.real_robot.log import read
-from embodyrl.real_robot.messages import RobotState
-from embodyrl.real_robot.preflight import preflight
+from embodyrl.real_robot.control.executor import ExecutorConfig
+from embodyrl.real_robot.control.messages import RobotState
+from embodyrl.real_robot.control.preflight import preflight
+from embodyrl.real_robot.control.tracking import SafetyConfig
+from embodyrl.real_robot.env.twin import BOX, MujocoTwin
+from embodyrl.real_robot.logs.mcap_log import read
+from embodyrl.real_robot.policy_link.client import PolicyClient
 from embodyrl.real_robot.ros.config import load_robot
-from embodyrl.real_robot.tracking import SafetyConfig
-from embodyrl.real_robot.twin import BOX, MujocoTwin
+from embodyrl.storage import checkpoint
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,24 +42,50 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = compose(str(preset), [])
     twin = MujocoTwin(config.env)  # type: ignore[arg-type]
     policy = make_policy(config.policy, twin.spec, 0)
-    meta = {"config": json.loads(json.dumps(asdict(config))), "spec": checkpoint.spec_to_json(twin.spec)}
+    meta = {
+        "config": json.loads(json.dumps(asdict(config))),
+        "spec": checkpoint.spec_to_json(twin.spec),
+    }
     twin.close()
     return checkpoint.save(folder / "step_000001", {"policy": policy.state_dict()}, meta)
 
 
-def test_deploy_runs_logs_and_sums_up(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_deploy_runs_logs_and_sums_up(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
-    assert main(["deploy", str(saved), "--episodes", "2", "--latency", "0.1", "--out", str(out)]) == 0
+    assert (
+        main(["deploy", str(saved), "--episodes", "2", "--latency", "0.1", "--out", str(out)]) == 0
+    )
     said = capsys.readouterr().out
     assert "joint limits (panda)" in said and "FAILS" not in said and "mujoco/reach on twin" in said
     result = json.loads((out / "result.json").read_text())
-    assert result["episodes"] == 2 and all(max(r["peak"].values()) <= 1.0 for r in result["results"])
+    assert result["episodes"] == 2 and all(
+        max(r["peak"].values()) <= 1.0 for r in result["results"]
+    )
     messages = read(out / "episode_0001.mcap")
     assert messages["/run"][0]["settings"]["init"] == 1 and len(messages["/command"]) > 50
 
 
-def test_dry_run_and_refusals(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["deploy", str(saved), "--dry-run", "--mode", "sync", "--latency", "0", "--out", str(tmp_path)]) == 0
+def test_dry_run_and_refusals(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "deploy",
+                str(saved),
+                "--dry-run",
+                "--mode",
+                "sync",
+                "--latency",
+                "0",
+                "--out",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
     states = read(tmp_path / "episode_0000.mcap")["/command"]
     assert np.ptp([c["q"] for c in states], axis=0).max() > 1e-3
     for arguments, words in (
@@ -87,7 +113,7 @@ class Moved:
 
 
 def test_preflight_is_red_where_it_should_be(saved: Path) -> None:
-    from embodyrl.real_robot.policy_side import CheckpointPolicy
+    from embodyrl.real_robot.policy_link.checkpoint_server import CheckpointPolicy
 
     policy = CheckpointPolicy(str(saved), "cpu")
     twin = MujocoTwin(policy.config.env)  # type: ignore[arg-type]
@@ -97,7 +123,12 @@ def test_preflight_is_red_where_it_should_be(saved: Path) -> None:
     execution = ExecutorConfig(5, 4, 12.5, "rtc", 2)
 
     def red(**changes: object) -> str:
-        given = {"robot": twin, "infer": policy.infer, "metadata": policy.metadata, "safety": safety}
+        given = {
+            "robot": twin,
+            "infer": policy.infer,
+            "metadata": policy.metadata,
+            "safety": safety,
+        }
         given |= {"charged": lambda took: 0.1} | changes  # this machine may be busy
         checks = preflight(**given, execution=execution, trials=1)  # type: ignore[arg-type]
         return " ".join(f"{c.name}: {c.found}" for c in checks if not c.ok)
@@ -134,8 +165,13 @@ def test_serve_answers_and_ends_on_ctrl_c(saved: Path) -> None:
         line = process.stdout.readline()
         client = PolicyClient(line.split(" at ")[1].split()[0])
         metadata = client.connect()
-        answer = client.infer({"proprio": np.zeros(metadata["proprio_dim"], np.float32), "prompt": "go"})
-        assert answer["actions"].shape == (metadata["horizon"], 4) and answer["server_timing"]["infer_ms"] > 0
+        answer = client.infer(
+            {"proprio": np.zeros(metadata["proprio_dim"], np.float32), "prompt": "go"}
+        )
+        assert (
+            answer["actions"].shape == (metadata["horizon"], 4)
+            and answer["server_timing"]["infer_ms"] > 0
+        )
         client.close()
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from ros_arm import AWAY, FAR, ends_at_rest, goes_on, is_there
 
-from embodyrl.real_robot import kinematics
-from embodyrl.real_robot.actions import SPACES, DeltaDecoder
-from embodyrl.real_robot.deploy import Episode, drive
-from embodyrl.real_robot.executor import Executor, ExecutorConfig, VirtualInference
-from embodyrl.real_robot.log import RunLog, read
-from embodyrl.real_robot.messages import Mode, RobotState
-from embodyrl.real_robot.safety import SafetyConfig, SafetyFilter
-from embodyrl.real_robot.tracking import BOX_SLACK
-from embodyrl.real_robot.transports import NotReadyError
-from embodyrl.real_robot.twin import BOX, MujocoTwin
+from embodyrl.real_robot.control import kinematics
+from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
+from embodyrl.real_robot.control.executor import Executor, ExecutorConfig, VirtualInference
+from embodyrl.real_robot.control.messages import Mode, RobotState
+from embodyrl.real_robot.control.safety import SafetyConfig, SafetyFilter
+from embodyrl.real_robot.control.ticker import Episode, drive
+from embodyrl.real_robot.control.tracking import BOX_SLACK
+from embodyrl.real_robot.control.transports import NotReadyError
+from embodyrl.real_robot.env.twin import BOX, MujocoTwin
+from embodyrl.real_robot.logs.mcap_log import RunLog, read
 from embodyrl.sims.mujoco.env import Config
 
 H, HZ = 8, 25.0
@@ -80,13 +80,19 @@ def twin() -> Iterator[Faulty]:
     twin.close()
 
 
-def driven(twin: Faulty, path: Path, action: list[float], seconds: float = 4.0, box: dict[str, Any] = BOX) -> Episode:
+def driven(
+    twin: Faulty, path: Path, action: list[float], seconds: float = 4.0, box: dict[str, Any] = BOX
+) -> Episode:
     chunk = {"actions": np.tile(np.array(action, np.float32), (H, 1))}
     twin.begin(0)
-    executor = Executor(ExecutorConfig(H, 4, HZ, "naive"), VirtualInference(lambda seen: chunk, lambda took: 0.05))
+    executor = Executor(
+        ExecutorConfig(H, 4, HZ, "naive"), VirtualInference(lambda seen: chunk, lambda took: 0.05)
+    )
     log, guard = RunLog(path, {}, twin.now()), SafetyFilter(SafetyConfig(**box, robot="panda"))  # type: ignore[arg-type]
     try:
-        return drive(twin, twin, guard, executor, DeltaDecoder(SPACE, HZ, **box), log, seconds=seconds)
+        return drive(
+            twin, twin, guard, executor, DeltaDecoder(SPACE, HZ, **box), log, seconds=seconds
+        )
     finally:
         log.close()
 
@@ -124,17 +130,26 @@ def test_what_needs_no_stop_does_not_stop_it(twin: Faulty, tmp_path: Path, fault
 
 
 @pytest.mark.parametrize("where", AWAY)
-def test_where_it_cannot_go_the_arm_stays_within_limits(twin: Faulty, tmp_path: Path, where: str) -> None:
-    way = goes_on(driven(twin, tmp_path / "run.mcap", [*AWAY[where], 1.0], 6.0, FAR), tmp_path / "run.mcap")
+def test_where_it_cannot_go_the_arm_stays_within_limits(
+    twin: Faulty, tmp_path: Path, where: str
+) -> None:
+    way = goes_on(
+        driven(twin, tmp_path / "run.mcap", [*AWAY[where], 1.0], 6.0, FAR), tmp_path / "run.mcap"
+    )
     assert is_there(way[-1], where, "panda")
 
 
 @pytest.mark.parametrize(
-    "action", [[0.0, 0.0, -1.0, 1.0], [1.0, 1.0, 0.0, 1.0], [-1.0, -1.0, 1.0, 1.0], [0.6, -0.6, -1.0, 1.0]]
+    "action",
+    [[0.0, 0.0, -1.0, 1.0], [1.0, 1.0, 0.0, 1.0], [-1.0, -1.0, 1.0, 1.0], [0.6, -0.6, -1.0, 1.0]],
 )
-def test_who_pushes_against_the_workspace_stays_in_it(twin: Faulty, tmp_path: Path, action: list[float]) -> None:
+def test_who_pushes_against_the_workspace_stays_in_it(
+    twin: Faulty, tmp_path: Path, action: list[float]
+) -> None:
     episode = driven(twin, tmp_path / "run.mcap", action)
-    assert (episode.mode, episode.reason) == (Mode.HOLD, "the time is up") and max(episode.peak.values()) <= 1.0
+    assert (episode.mode, episode.reason) == (Mode.HOLD, "the time is up") and max(
+        episode.peak.values()
+    ) <= 1.0
     hand = np.array([kinematics.tip(m["q"]) for m in read(tmp_path / "run.mcap")["/state"]])
     assert (hand > np.array(BOX["box_low"]) - BOX_SLACK - 0.005).all()
     assert (hand < np.array(BOX["box_high"]) + BOX_SLACK + 0.005).all()

@@ -17,18 +17,20 @@ from pathlib import Path
 import pytest
 from ros_arm import PATIENT
 
-from embodyrl import checkpoint
 from embodyrl.build import make_policy
 from embodyrl.config import compose
-from embodyrl.real_robot.log import read
-from embodyrl.real_robot.twin import MujocoTwin
+from embodyrl.real_robot.env.twin import MujocoTwin
+from embodyrl.real_robot.logs.mcap_log import read
+from embodyrl.storage import checkpoint
 
 ROOT = Path(__file__).parents[2]
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    return subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, timeout=600, env=clean)
+    return subprocess.run(
+        [str(c) for c in command], cwd=cwd, capture_output=True, text=True, timeout=600, env=clean
+    )
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +47,23 @@ def test_the_wheel_holds_the_projects_own_files(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         names = [name for name in packed.namelist() if ".dist-info/" not in name]
         assert all(packed.read(name) == (ROOT / name).read_bytes() for name in names)
-        said = packed.read(next(name for name in packed.namelist() if name.endswith("METADATA"))).decode()
-    assert {"embodyrl/real_robot/safety.py", "embodyrl/real_robot/operator/page.html"} <= set(names)
-    assert "torch" not in said and "embodyrl/runner.py" not in names
+        said = packed.read(
+            next(name for name in packed.namelist() if name.endswith("METADATA"))
+        ).decode()
+    assert {
+        "embodyrl/real_robot/control/safety.py",
+        "embodyrl/real_robot/operator/page.html",
+    } <= set(names)
+    assert "torch" not in said and "embodyrl/training/runner.py" not in names
 
 
 @contextmanager
 def speaking(*command: str | Path) -> Iterator[str]:
     """A process of this environment; gives the address that its first lines say."""
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "embodyrl.cli", *map(str, command)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-u", "-m", "embodyrl.cli", *map(str, command)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert process.stdout is not None
@@ -83,17 +92,31 @@ def test_without_torch_it_drives_the_twin_by_a_served_policy(wheel: Path, tmp_pa
     config = compose(str(tmp_path / "preset.yaml"), [])
     env = MujocoTwin(config.env)  # type: ignore[arg-type]
     policy = make_policy(config.policy, env.spec, 0)
-    meta = {"config": json.loads(json.dumps(asdict(config))), "spec": checkpoint.spec_to_json(env.spec)}
+    meta = {
+        "config": json.loads(json.dumps(asdict(config))),
+        "spec": checkpoint.spec_to_json(env.spec),
+    }
     env.close()
     saved = checkpoint.save(tmp_path / "step_000001", {"policy": policy.state_dict()}, meta)
     (tmp_path / "token").write_text("a" * 32)
     (tmp_path / "twin.yaml").write_text(json.dumps({"preset": "twin", "safety": asdict(PATIENT)}))
-    options = ("--robot", "rosbridge", "--robot-file", "twin.yaml", "--token-file", "token", "--mode", "sync")
+    options = (
+        "--robot",
+        "rosbridge",
+        "--robot-file",
+        "twin.yaml",
+        "--token-file",
+        "token",
+        "--mode",
+        "sync",
+    )
     with (
         speaking("serve", saved, "--port", "0", "--token-file", tmp_path / "token") as policy_at,
         speaking("twin", saved, "--transport", "rosbridge", "--port", "0") as arm_at,
     ):
-        done = run(bare / "bin/embodyrl-robot", policy_at, *options, "--address", arm_at, cwd=tmp_path)
+        done = run(
+            bare / "bin/embodyrl-robot", policy_at, *options, "--address", arm_at, cwd=tmp_path
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mujoco/reach on rosbridge" in done.stdout
     result = json.loads((tmp_path / "runs/deploy/result.json").read_text())["results"][0]

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from embodyrl.config import resolve
-from embodyrl.data.episodes import collect_episodes
-from embodyrl.loggers import MetricsWriter
-from embodyrl.report.video import write_video
-from embodyrl.runner import train
+from embodyrl.data.record import collect_episodes
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 from embodyrl.sims.mujoco.experts import ScriptedExpert
+from embodyrl.storage.loggers import MetricsWriter
+from embodyrl.storage.video import write_video
+from embodyrl.training.runner import train
 
 CONFIG = """
 env: {name: mujoco, task: "pick,push", split: train, cameras: [front]}
@@ -30,15 +30,28 @@ def make_run(folder: Path, env: MujocoEnv, seed: int, noises: dict[str, tuple[in
     (folder / "evals").mkdir(parents=True)
     for name, (iteration, noise) in noises.items():
         rows = []
-        for r in collect_episodes(env, ScriptedExpert(env, noise=noise, seed=seed), 16, keep="all", noise=noise):
+        for r in collect_episodes(
+            env, ScriptedExpert(env, noise=noise, seed=seed), 16, keep="all", noise=noise
+        ):
             video = f"videos/{name}_{r.init:04d}.mp4" if r.init < 6 else None
             if video:
                 write_video(r.images["front"], folder / video, env.spec.control_hz)
             rows.append(
-                {"init": r.init, "task": r.task, "success": r.success, "length": len(r), "video": video}
+                {
+                    "init": r.init,
+                    "task": r.task,
+                    "success": r.success,
+                    "length": len(r),
+                    "video": video,
+                }
                 | {"return": float(r.reward.sum())}
             )
-        text = {"env_steps": 1000 * iteration, "minutes": 0.1 * iteration, "iteration": iteration, "episodes": rows}
+        text = {
+            "env_steps": 1000 * iteration,
+            "minutes": 0.1 * iteration,
+            "iteration": iteration,
+            "episodes": rows,
+        }
         (folder / "evals" / f"{name}.json").write_text(json.dumps(text))
     with MetricsWriter(folder) as metrics:
         for i in range(1, 11):
@@ -49,12 +62,21 @@ def make_run(folder: Path, env: MujocoEnv, seed: int, noises: dict[str, tuple[in
                     "minutes": 0.1 * i,
                     "train_success": i / 20 if i % 3 else float("nan"),
                 }
-                | {"train_episodes": 20, "policy_loss": -0.01 * i, "value_loss": 1 / i, "approx_kl": 0.01}
+                | {
+                    "train_episodes": 20,
+                    "policy_loss": -0.01 * i,
+                    "value_loss": 1 / i,
+                    "approx_kl": 0.01,
+                }
                 | {"explained_variance": i / 12, "env_steps_per_second": 3000.0 + i, "entropy": 1.0}
             )
     text = CONFIG.replace("NAME", folder.name).replace("SEED", str(seed))
     (folder / "config.yaml").write_text(text)
-    meta = {"command": f"embodyrl train demo run.seed={seed}", "seed": seed, "commit": "0123456789ab"}
+    meta = {
+        "command": f"embodyrl train demo run.seed={seed}",
+        "seed": seed,
+        "commit": "0123456789ab",
+    }
     meta |= {
         "versions": {"python": "3.12", "torch": "2.11"},
         "hardware": {"cpu": "a <b>CPU</b>", "cores": 2, "gpu": None},
@@ -85,4 +107,6 @@ PENDULUM = {
 
 @pytest.fixture(scope="session")
 def pendulum(tmp_path_factory) -> Path:
-    return train(resolve(PENDULUM, [f"run.out={tmp_path_factory.mktemp('runs')}", "run.checkpoint_every=2"]))
+    return train(
+        resolve(PENDULUM, [f"run.out={tmp_path_factory.mktemp('runs')}", "run.checkpoint_every=2"])
+    )

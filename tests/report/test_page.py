@@ -9,7 +9,8 @@ from embodyrl.report import build_report
 pytest.importorskip("playwright.sync_api")
 
 
-# Not wait_for_function, whose polling evaluates a string in the page, which the page's policy forbids.
+# Not wait_for_function, whose polling evaluates a string in the page, which the page's policy
+# forbids.
 SOON = """(v, [test, seconds]) => new Promise((done, late) => {
   const end = performance.now() + 1000 * seconds;
   const tests = { decoded: () => v.readyState >= 2, moves: () => v.currentTime > 0.05 };
@@ -27,11 +28,16 @@ def open_page(chromium, tmp_path):
 
     def go(folders, width=1280, scheme="light"):
         file = build_report(folders, tmp_path / "report.html")
-        contexts.append(chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme))
+        contexts.append(
+            chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        )
         page = contexts[-1].new_page()
         page.on("console", lambda m: wrong.append(f"{m.type}: {m.text}"))
         page.on("pageerror", lambda e: wrong.append(str(e)))
-        page.on("request", lambda r: wrong.append(r.url) if not r.url.startswith(("data:", "file:")) else None)
+        page.on(
+            "request",
+            lambda r: wrong.append(r.url) if not r.url.startswith(("data:", "file:")) else None,
+        )
         page.on("requestfailed", lambda r: wrong.append(f"failed: {r.url[:80]}"))
         page.goto(file.as_uri())
         page.wait_for_selector("#curves svg path")
@@ -45,10 +51,19 @@ def open_page(chromium, tmp_path):
 
 def test_headline_curves_and_table(open_page, runs):
     page = open_page(runs[:1])
-    before, after = page.locator("#headline .was").inner_text(), page.locator("#headline .now").inner_text()
+    before, after = (
+        page.locator("#headline .was").inner_text(),
+        page.locator("#headline .now").inner_text(),
+    )
     assert before.endswith("%") and int(before[:-1]) < int(after[:-1])
     shown = page.locator("[data-metric]").evaluate_all("cards => cards.map(c => c.dataset.metric)")
-    wanted = ["policy_loss", "value_loss", "approx_kl", "explained_variance", "env_steps_per_second"]
+    wanted = [
+        "policy_loss",
+        "value_loss",
+        "approx_kl",
+        "explained_variance",
+        "env_steps_per_second",
+    ]
     assert [m for m in shown if m in wanted] == wanted and "entropy" in shown
     steps = page.locator(".chart.wide svg").text_content()
     page.get_by_role("button", name="Minutes").click()
@@ -63,10 +78,17 @@ def test_headline_curves_and_table(open_page, runs):
 def test_a_run_without_success_shows_its_return(open_page, pendulum):
     page = open_page([pendulum])
     before, after = (page.locator(f"#headline .{side}").inner_text() for side in ("was", "now"))
-    assert float(before) < 0 and float(after) < 0 and page.get_by_text("Mean return before and after").count() == 1
+    assert (
+        float(before) < 0
+        and float(after) < 0
+        and page.get_by_text("Mean return before and after").count() == 1
+    )
     assert page.locator(".chart.wide h3").all_inner_texts() == ["Mean return"]
     assert page.locator('[data-metric="train_return"]').count() == 0  # it is in that chart
-    assert after in page.locator("#tasks tbody tr").inner_text() and page.locator("#tasks .bar circle").count() == 2
+    assert (
+        after in page.locator("#tasks tbody tr").inner_text()
+        and page.locator("#tasks .bar circle").count() == 2
+    )
     assert page.locator(".mosaic .cell").count() == 6
     words = page.locator("#page").text_content()
     assert "Success" not in words and "solved" not in words and "NaN" not in words
@@ -101,13 +123,21 @@ def test_filters_show_their_kind_alone(open_page, runs):
     page = open_page(runs[:1])
     groups = page.locator(".film-card").evaluate_all("cards => cards.map(c => c.dataset.group)")
     assert len(groups) == 6
-    for name, kinds in {"Fixed": {"fixed"}, "Broken": {"broken"}, "Failures": {"failed", "broken"}}.items():
+    for name, kinds in {
+        "Fixed": {"fixed"},
+        "Broken": {"broken"},
+        "Failures": {"failed", "broken"},
+    }.items():
         page.locator("#episodes .tabs button", has_text=name).click()
         left = page.locator(".film-card").evaluate_all("cards => cards.map(c => c.dataset.group)")
         assert left == [g for g in groups if g in kinds]
-        cells = page.locator(".mosaic .cell:not(.off)").evaluate_all("cells => cells.map(c => c.classList[1])")
+        cells = page.locator(".mosaic .cell:not(.off)").evaluate_all(
+            "cells => cells.map(c => c.classList[1])"
+        )
         assert set(cells) <= kinds
-        assert int(page.locator("#episodes .tabs button", has_text=name).locator("b").inner_text()) == len(cells)
+        assert int(
+            page.locator("#episodes .tabs button", has_text=name).locator("b").inner_text()
+        ) == len(cells)
     page.locator(".mosaic button").first.click()  # a filmed one that is hidden now comes back
     assert page.locator(".film-card").count() in (6, len(left))
 
@@ -117,7 +147,10 @@ def test_search_in_the_settings(open_page, runs):
     page.get_by_placeholder("Search settings").fill("algo lr")
     assert page.locator(".config tr:visible").all_inner_texts() == ["algorithm.lr\t0.0001"]
     page.get_by_placeholder("Search settings").fill("nothing like this")
-    assert page.locator(".config tr:visible").count() == 0 and page.get_by_text("No setting matches").is_visible()
+    assert (
+        page.locator(".config tr:visible").count() == 0
+        and page.get_by_text("No setting matches").is_visible()
+    )
     assert page.get_by_text("a <b>CPU</b>, 2 cores").count() == 2  # text, not markup
 
 

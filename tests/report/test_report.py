@@ -5,33 +5,45 @@ import shutil
 import pytest
 
 from embodyrl.errors import UserError
+from embodyrl.functional.intervals import mean_interval, wilson
 from embodyrl.report import build_report
 from embodyrl.report.read import read_run
-from embodyrl.stats import mean_interval, wilson
 
 
 def data_of(page):
     text = page.read_text()
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S).group(1))
+    return json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S).group(1)
+    )
 
 
 def test_the_figures_are_those_of_the_evaluations(runs, tmp_path):
     run = data_of(build_report(runs[:1], tmp_path / "sub" / "report.html"))["runs"][0]
     raw = {
-        name: json.loads((runs[0] / "evals" / f"{name}.json").read_text())["episodes"] for name in ("before", "after")
+        name: json.loads((runs[0] / "evals" / f"{name}.json").read_text())["episodes"]
+        for name in ("before", "after")
     }
     for name, episodes in raw.items():
         found = next(e for e in run["evals"] if e["name"] == name)
         k = sum(e["success"] for e in episodes)
-        assert (found["k"], found["n"]) == (k, 16) and (found["lo"], found["hi"]) == pytest.approx(wilson(k, 16))
+        assert (found["k"], found["n"]) == (k, 16) and (found["lo"], found["hi"]) == pytest.approx(
+            wilson(k, 16)
+        )
     assert [e["name"] for e in run["evals"]] == ["before", "iter_000005", "after"]
     assert (run["before"], run["after"]) == ("before", "after")
     for task in run["tasks"]:
         solved = [e["success"] for e in raw["after"] if e["task"] == task["task"]]
         assert (task["after"]["k"], task["after"]["n"]) == (sum(solved), len(solved))
     old, new = ({e["init"]: e["success"] for e in raw[name]} for name in ("before", "after"))
-    groups = {(False, True): "fixed", (True, False): "broken", (True, True): "solved", (False, False): "failed"}
-    assert {p["init"]: p["group"] for p in run["episodes"]} == {i: groups[old[i], new[i]] for i in old}
+    groups = {
+        (False, True): "fixed",
+        (True, False): "broken",
+        (True, True): "solved",
+        (False, False): "failed",
+    }
+    assert {p["init"]: p["group"] for p in run["episodes"]} == {
+        i: groups[old[i], new[i]] for i in old
+    }
     assert run["curves"]["train_success"][2] is None and len(run["curves"]["iteration"]) == 10
     assert dict(run["config"])["algorithm.gamma"] == "0.99"
 
@@ -39,17 +51,25 @@ def test_the_figures_are_those_of_the_evaluations(runs, tmp_path):
 def test_the_figures_of_a_run_without_success_are_mean_returns(pendulum, runs, tmp_path):
     run = data_of(build_report([pendulum], tmp_path / "report.html"))["runs"][0]
     raw = {
-        name: json.loads((pendulum / "evals" / f"{name}.json").read_text())["episodes"] for name in ("before", "after")
+        name: json.loads((pendulum / "evals" / f"{name}.json").read_text())["episodes"]
+        for name in ("before", "after")
     }
     for name, episodes in raw.items():
         found = next(e for e in run["evals"] if e["name"] == name)
         figures = (found["value"], found["lo"], found["hi"])
-        assert figures == pytest.approx(mean_interval([e["return"] for e in episodes])) and "k" not in found
+        assert (
+            figures == pytest.approx(mean_interval([e["return"] for e in episodes]))
+            and "k" not in found
+        )
     old, new = ({e["init"]: e["return"] for e in raw[name]} for name in ("before", "after"))
     assert {p["init"]: p["group"] for p in run["episodes"]} == {
         i: "better" if new[i] > old[i] else "worse" for i in old
     }
-    assert not run["reports_success"] and "train_success" not in run["curves"] and run["tasks"][0]["after"]["n"] == 6
+    assert (
+        not run["reports_success"]
+        and "train_success" not in run["curves"]
+        and run["tasks"][0]["after"]["n"] == 6
+    )
     both = data_of(build_report([pendulum, pendulum], tmp_path / "report.html"))
     assert both["across"]["iqm"] == pytest.approx(run["tasks"][0]["after"]["value"])
 
@@ -64,7 +84,9 @@ def test_the_figures_of_a_run_without_success_are_mean_returns(pendulum, runs, t
 
 def test_several_runs_have_an_interquartile_mean(runs, tmp_path):
     data = data_of(build_report(runs, tmp_path / "report.html"))
-    rates = [next(e["k"] / e["n"] for e in run["evals"] if e["name"] == "after") for run in data["runs"]]
+    rates = [
+        next(e["k"] / e["n"] for e in run["evals"] if e["name"] == "after") for run in data["runs"]
+    ]
     assert data["across"]["iqm"] == pytest.approx(sum(rates) / 2) and data["across"]["runs"] == 2
     assert [run["name"] for run in data["runs"]] == ["seed0", "seed1"]
     same = data_of(build_report([runs[0], runs[0]], tmp_path / "report.html"))
@@ -93,7 +115,9 @@ def test_nothing_from_a_run_becomes_markup(runs, tmp_path):
     evil = tmp_path / "<img src=x onerror=alert(1)>"
     shutil.copytree(runs[0], evil)
     text = (evil / "evals" / "after.json").read_text()
-    (evil / "evals" / "after.json").write_text(text.replace('"pick"', '"</script><script>alert(2)</script>@@SCRIPT@@"'))
+    (evil / "evals" / "after.json").write_text(
+        text.replace('"pick"', '"</script><script>alert(2)</script>@@SCRIPT@@"')
+    )
     (evil / "config.yaml").write_text('env: {name: "<!--<script>"}\n')
     page = build_report([evil], tmp_path / "report.html").read_text()
     assert "alert(2)</script>" not in page and "<img" not in page and "<!--<script>" not in page
@@ -104,7 +128,10 @@ def test_the_page_names_no_address(runs, tmp_path):
     page = build_report(runs, tmp_path / "report.html").read_text()
     assert "default-src 'none'" in page and "unsafe" not in page
     assert set(
-        re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"']*", re.sub(r'id="data">.*?</script>', "", page, flags=re.S))
+        re.findall(
+            r"(?:https?:)?//[\w.]+\.\w+[^\s\"']*",
+            re.sub(r'id="data">.*?</script>', "", page, flags=re.S),
+        )
     ) <= {"http://www.w3.org/2000/svg"}
 
 
@@ -129,7 +156,9 @@ def test_what_is_no_run_is_refused_in_words(runs, tmp_path):
     bad = tmp_path / "bad"
     shutil.copytree(runs[0], bad)
     text = (bad / "evals" / "after.json").read_text()
-    (bad / "evals" / "after.json").write_text(text.replace("videos/after_0000.mp4", "../../../etc/passwd"))
+    (bad / "evals" / "after.json").write_text(
+        text.replace("videos/after_0000.mp4", "../../../etc/passwd")
+    )
     with pytest.raises(UserError, match="outside"):
         build_report([bad], tmp_path / "report.html")
     (bad / "evals" / "after.json").write_text(text[: len(text) // 2])

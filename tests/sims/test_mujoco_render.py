@@ -40,9 +40,9 @@ def test_blocks_appear_where_they_are_in_their_colour(env):
                 continue  # parked
             row, column = project(np.array([x, y, z + scene.BLOCK_HALF]), 64)
             pixel = image[k, row, column].numpy() / 255.0
-            seen += int(np.argmax([pixel @ c / np.linalg.norm(c) for c in tasks.PALETTE.values()])) == int(
-                np.argmax([rgb @ c / np.linalg.norm(c) for c in tasks.PALETTE.values()])
-            )
+            seen += int(
+                np.argmax([pixel @ c / np.linalg.norm(c) for c in tasks.PALETTE.values()])
+            ) == int(np.argmax([rgb @ c / np.linalg.norm(c) for c in tasks.PALETTE.values()]))
             seen_pixels = (image[k].numpy() / 255.0 - pixel) ** 2
             assert (seen_pixels.sum(-1) < 0.05).sum() >= 12, "a block should be several pixels wide"
     blocks = sum(int((layout.blocks[:, 0] > 0).sum()) for layout in env.layouts)
@@ -60,7 +60,11 @@ def test_pictures_do_not_depend_on_the_batch(env):
 def test_a_partial_reset_draws_only_what_changed(env, monkeypatch):
     before = env.reset(init=range(20)).images["front"]
     drawn, render = [], env._renderer.render
-    monkeypatch.setattr(env._renderer, "render", lambda frame, rows: drawn.append(rows.tolist()) or render(frame, rows))
+    monkeypatch.setattr(
+        env._renderer,
+        "render",
+        lambda frame, rows: drawn.append(rows.tolist()) or render(frame, rows),
+    )
     after = env.reset([3, 11], init=[100, 101]).images["front"]
     assert drawn == [[3, 11]]
     same = [k for k in range(20) if k not in (3, 11)]
@@ -93,7 +97,11 @@ def test_each_split_changes_the_picture_in_its_own_way():
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 

@@ -14,7 +14,7 @@ import torch
 
 from embodyrl import registry
 from embodyrl.errors import UserError
-from embodyrl.sims.workers import PooledVecEnv
+from embodyrl.sims.workers.pool import PooledVecEnv
 
 PLUGIN = '''
 """A pendulum in MuJoCo; the config says in which initial state it misbehaves, and how."""
@@ -103,7 +103,9 @@ def config_class(tmp_path_factory):
     info = folder / "pendulum_plugin-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pendulum-plugin\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[embodyrl.envs]\npendulum_plugin = pendulum_plugin:PendulumEnv\n")
+    (info / "entry_points.txt").write_text(
+        "[embodyrl.envs]\npendulum_plugin = pendulum_plugin:PendulumEnv\n"
+    )
     sys.path.insert(0, str(folder))
     yield registry.load("envs", "pendulum_plugin").Config
     sys.path.remove(str(folder))
@@ -115,7 +117,10 @@ def pool(config_class):
 
     def make(num_workers=2, timeouts=None, **config):
         env = PooledVecEnv(
-            "pendulum_plugin", config_class(**{"num_envs": 5, **config}), num_workers=num_workers, **(timeouts or {})
+            "pendulum_plugin",
+            config_class(**{"num_envs": 5, **config}),
+            num_workers=num_workers,
+            **(timeouts or {}),
         )
         made.append(env)
         return env
@@ -151,7 +156,9 @@ def test_pool_equals_one_process_bit_for_bit(pool, config_class):
     env, plain = pool(num_workers=3, seed=7), in_process(config_class(num_envs=5, seed=7))
     assert env.spec == plain.spec
     assert_same(env.reset(), plain.reset())
-    for t in range(6):  # across the time limit of 20 steps: ended envs wait masked, then some are reset
+    for t in range(
+        6
+    ):  # across the time limit of 20 steps: ended envs wait masked, then some are reset
         horizon = 4 if t != 3 else 40  # a longer chunk than the shared memory was made for
         a, b = env.step(actions_of(t, horizon=horizon)), plain.step(actions_of(t, horizon=horizon))
         assert_same(a, b)
@@ -183,7 +190,11 @@ def test_killed_worker_costs_one_masked_chunk(pool):
     os.kill(pids(env)[0], signal.SIGKILL)
     step, reference = env.step(actions_of(1)), untouched.step(actions_of(1))
     lost, rest = slice(0, 2), slice(2, 5)
-    assert step.truncated[lost].all() and not step.terminated[lost].any() and not step.valid[lost].any()
+    assert (
+        step.truncated[lost].all()
+        and not step.terminated[lost].any()
+        and not step.valid[lost].any()
+    )
     assert step.log["fault"].tolist() == [True, True, False, False, False]
     assert not step.reward[lost].any() and not step.success[lost].any()
     assert torch.equal(step.obs.proprio[lost], before.obs.proprio[lost])
@@ -232,7 +243,9 @@ def test_stopped_worker_is_found_within_its_deadline(pool):
 
 def test_segfault_names_the_signal_and_repeated_faults_stop_the_run(pool):
     env = pool(bad_init=4, how="segfault", num_envs=2)
-    with pytest.raises(UserError, match=r"(?s)broke 5 times.*initial state 4, swing.*SIGSEGV.*Fatal Python error"):
+    with pytest.raises(
+        UserError, match=r"(?s)broke 5 times.*initial state 4, swing.*SIGSEGV.*Fatal Python error"
+    ):
         for _ in range(5):
             env.reset(init=[4, 1])
             env.step(actions_of(0, num_envs=2))
@@ -272,7 +285,9 @@ def test_a_question_on_stdin_is_an_error_and_no_wait(pool):
 
 
 def test_user_errors_keep_their_class_and_words(pool):
-    with pytest.raises(UserError, match=r"^The pendulum's spring is missing; install it\.$") as caught:
+    with pytest.raises(
+        UserError, match=r"^The pendulum's spring is missing; install it\.$"
+    ) as caught:
         pool(how="missing")
     assert type(caught.value).__name__ == "MissingDependencyError"
     env = pool()
@@ -288,7 +303,7 @@ SCRIPT = """
 import os, signal, sys, time, torch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits it as ignored
 from embodyrl import registry
-from embodyrl.sims.workers import PooledVecEnv
+from embodyrl.sims.workers.pool import PooledVecEnv
 config = registry.load("envs", "pendulum_plugin").Config(num_envs=2, bad_init=3, how="hang")
 env = PooledVecEnv("pendulum_plugin", config, num_workers=2)
 env.reset(init=[3, 1])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from embodyrl import checkpoint
 from embodyrl.build import load_config, make_policy
 from embodyrl.errors import UserError
 from embodyrl.policies.vla.policy import VLA
+from embodyrl.storage import checkpoint
 
 
 def export(path: str, folder: str | Path) -> Path:
@@ -26,7 +26,8 @@ def export(path: str, folder: str | Path) -> Path:
     policy = make_policy(config.policy, spec, config.run.seed)
     if not isinstance(policy, VLA):
         raise UserError(
-            f"{path} holds a {config.policy.name}, which LeRobot does not have: it knows smolvla, pi0 and pi05."
+            f"{path} holds a {config.policy.name}, which LeRobot does not have: it knows smolvla, "
+            "pi0 and pi05."
         )
     checkpoint.load_policy(path, policy, spec)
     return policy.save_lerobot(folder)

@@ -7,23 +7,31 @@ from typing import Any
 
 from embodyrl.errors import MissingDependencyError
 
-EXPERT, LANGUAGE = "lm_expert|gemma_expert", "text_model|language_model"
+EXPERT = "lm_expert|gemma_expert"
+LANGUAGE = "text_model|language_model"
 PROJECTIONS = "q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj"
 
 
 def add_adapters(lerobot: Any, rank: int, language: bool) -> None:
     """Puts adapters on every linear layer of the action expert, and of the language model if asked; in place.
 
-    What LeRobot would train beside the two transformers (the projections of actions, time and state) still is.
+    What LeRobot would train beside the two transformers (the projections of actions, time and
+    state) still is.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise MissingDependencyError("policy.lora_rank needs peft: pip install 'embodyrl[vla]'.") from error
+        raise MissingDependencyError(
+            "policy.lora_rank needs peft: pip install 'embodyrl[vla]'."
+        ) from error
     where = f"{EXPERT}|{LANGUAGE}" if language else EXPERT
     named = lerobot.named_parameters()  # model.NAME of a projection, or of a transformer
-    projections = [p for name, p in named if p.requires_grad and not name.split(".")[1].endswith("with_expert")]
-    config = LoraConfig(r=rank, lora_alpha=rank, target_modules=rf".*\.({where})\..*\.({PROJECTIONS})")
+    projections = [
+        p for name, p in named if p.requires_grad and not name.split(".")[1].endswith("with_expert")
+    ]
+    config = LoraConfig(
+        r=rank, lora_alpha=rank, target_modules=rf".*\.({where})\..*\.({PROJECTIONS})"
+    )
     inject_adapter_in_model(config, lerobot)
     for p in projections:
         p.requires_grad_(True)

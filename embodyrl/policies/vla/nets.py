@@ -1,8 +1,9 @@
 """The networks of SmolVLA, pi0 and pi0.5 as LeRobot builds them, seen as prefix and denoising steps.
 
-All three have LeRobot's time and sign, which are this project's too: t = 1 is noise, x_t = (1-t) a + t e, v = e - a.
-The prefix (images, instruction and, in SmolVLA, proprioception) goes through the language model once per observation.
-The action expert then attends to its keys and values in every denoising step; nothing in the prefix sees the actions.
+All three have LeRobot's time and sign, which are this project's too: t = 1 is noise, x_t = (1-t) a
++ t e, v = e - a. The prefix (images, instruction and, in SmolVLA, proprioception) goes through the
+language model once per observation. The action expert then attends to its keys and values in every
+denoising step; nothing in the prefix sees the actions.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ class Prefix:
     Attributes:
         cache: keys and values of every layer (transformers' ``DynamicCache``).
         mask: the tokens that are there; the others are padding.
-        state: normalised proprioception, padded to the model's width, for models whose expert sees it.
-        pooled: a summary for the critic: the mean token, standardised, and normalised proprioception.
+        state: normalised proprioception, padded to the model's width, for models whose expert sees
+            it.
+        pooled: a summary for the critic: the mean token, standardised, and normalised
+            proprioception.
     """
 
     cache: Any
@@ -64,16 +67,23 @@ class _Net(nn.Module):
         """Noise - action, from ``features``."""
         return self.model.action_out_proj(features)
 
-    def _suffix(self, x: Float[Tensor, "b c d"], t: Tensor, *state: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Any]]:
+    def _suffix(
+        self, x: Float[Tensor, "b c d"], t: Tensor, *state: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, list[Any]]:
         """LeRobot's ``embed_suffix`` of chunks at times t (B,), or (B, C): every action's own (arXiv:2512.05964).
 
-        An action's token, and the condition of its norms, depend on nothing but the action and its time: so with times
-        of their own each goes in as a chunk of one.
+        An action's token, and the condition of its norms, depend on nothing but the action and its
+        time: so with times of their own each goes in as a chunk of one.
         """
-        embedded, mask, blocks, *condition = self.model.embed_suffix(*state, x, t if t.ndim == 1 else t[:, 0])
+        embedded, mask, blocks, *condition = self.model.embed_suffix(
+            *state, x, t if t.ndim == 1 else t[:, 0]
+        )
         if t.ndim == 2:
-            size, repeated = t.shape, (s.repeat_interleave(t.shape[1], dim=0) for s in state)
-            alone, _, _, *condition = self.model.embed_suffix(*repeated, x.flatten(0, 1)[:, None], t.flatten())
+            size = t.shape
+            repeated = (s.repeat_interleave(t.shape[1], dim=0) for s in state)
+            alone, _, _, *condition = self.model.embed_suffix(
+                *repeated, x.flatten(0, 1)[:, None], t.flatten()
+            )
             embedded = torch.cat([embedded[:, : -size[1]], alone[:, -1].unflatten(0, size)], dim=1)
             condition = [None if each is None else each.unflatten(0, size) for each in condition]
         return embedded, mask, blocks, condition
@@ -104,7 +114,9 @@ class SmolVLANet(_Net):
         images, image_masks = self.lerobot.prepare_images(batch)
         state = self.lerobot.prepare_state(batch)
         tokens, token_mask = _language(batch)
-        embedded, mask, blocks = self.model.embed_prefix(images, image_masks, tokens, token_mask, state=state)
+        embedded, mask, blocks = self.model.embed_prefix(
+            images, image_masks, tokens, token_mask, state=state
+        )
         (hidden, _), cache = self.model.vlm_with_expert.forward(
             attention_mask=make_att_2d_masks(mask, blocks),
             position_ids=mask.cumsum(1) - 1,
@@ -117,8 +129,8 @@ class SmolVLANet(_Net):
     def features(self, prefix: Prefix, x: Float[Tensor, "n k c d"], t: Tensor) -> Tensor:
         """The expert's last hidden states (N, K, C, W) at times t (N, K) or (N, K, C).
 
-        The K noisy chunks of an observation stand one after the other in a single sequence and do not see each other,
-        so that they share its keys and values without a copy.
+        The K noisy chunks of an observation stand one after the other in a single sequence and do
+        not see each other, so that they share its keys and values without a copy.
         """
         from lerobot.policies.common.vla_utils import make_att_2d_masks
 
@@ -130,7 +142,8 @@ class SmolVLANet(_Net):
         to_prefix = prefix.mask[:, None, :].expand(n, k * c, -1)
         (_, hidden), _ = self.model.vlm_with_expert.forward(
             attention_mask=torch.cat([to_prefix, own.expand(n, -1, -1)], dim=2),
-            position_ids=prefix.mask.sum(1, keepdim=True) + torch.arange(c, device=x.device).repeat(k),
+            position_ids=prefix.mask.sum(1, keepdim=True)
+            + torch.arange(c, device=x.device).repeat(k),
             past_key_values=fork(prefix.cache),
             inputs_embeds=[None, embedded.unflatten(0, (n, k)).flatten(1, 2)],
             use_cache=True,
@@ -141,13 +154,16 @@ class SmolVLANet(_Net):
 class PiNet(_Net):
     """pi0 (arXiv:2410.24164) and pi0.5 (arXiv:2504.16054): every layer of the expert attends to prefix and actions.
 
-    pi0's expert sees proprioception as a token; pi0.5's sees it as words of the prompt, and time by adaptive norms.
+    pi0's expert sees proprioception as a token; pi0.5's sees it as words of the prompt, and time by
+    adaptive norms.
     """
 
     def __init__(self, lerobot: Any) -> None:
         super().__init__(lerobot)
         both = self.model.paligemma_with_expert
-        both.paligemma.model.language_model.config._attn_implementation = "eager"  # as LeRobot samples
+        both.paligemma.model.language_model.config._attn_implementation = (
+            "eager"  # as LeRobot samples
+        )
         both.gemma_expert.model.config._attn_implementation = "eager"
         both.gemma_expert.lm_head.requires_grad_(False)  # nothing reads it
         for norm in both.gemma_expert.modules():
@@ -165,7 +181,11 @@ class PiNet(_Net):
 
     def prefix(self, batch: dict[str, Any]) -> Prefix:
         """Encodes what LeRobot's pre-processor gave."""
-        from lerobot.policies.common.vla_utils import make_att_2d_masks, pad_vector, prepare_attention_masks_4d
+        from lerobot.policies.common.vla_utils import (
+            make_att_2d_masks,
+            pad_vector,
+            prepare_attention_masks_4d,
+        )
 
         images, image_masks = self.lerobot._preprocess_images(batch)
         tokens, token_mask = _language(batch)
@@ -185,14 +205,21 @@ class PiNet(_Net):
         from lerobot.policies.common.vla_utils import make_att_2d_masks, prepare_attention_masks_4d
 
         n, k, c, _ = x.shape
-        state = [prefix.state.repeat_interleave(k, dim=0)] if hasattr(self.model, "state_proj") else []
-        embedded, mask, blocks, (condition,) = self._suffix(x.flatten(0, 1), t.flatten(0, 1), *state)
-        seen, cache = prefix.mask.repeat_interleave(k, dim=0), fork(prefix.cache)
+        state = (
+            [prefix.state.repeat_interleave(k, dim=0)] if hasattr(self.model, "state_proj") else []
+        )
+        embedded, mask, blocks, (condition,) = self._suffix(
+            x.flatten(0, 1), t.flatten(0, 1), *state
+        )
+        seen = prefix.mask.repeat_interleave(k, dim=0)
+        cache = fork(prefix.cache)
         if k > 1:
             cache.batch_repeat_interleave(k)
         to_prefix = seen[:, None, :].expand(-1, mask.shape[1], -1)
         (_, hidden), _ = self.model.paligemma_with_expert.forward(
-            attention_mask=prepare_attention_masks_4d(torch.cat([to_prefix, make_att_2d_masks(mask, blocks)], dim=2)),
+            attention_mask=prepare_attention_masks_4d(
+                torch.cat([to_prefix, make_att_2d_masks(mask, blocks)], dim=2)
+            ),
             position_ids=seen.sum(1, keepdim=True) + mask.cumsum(1) - 1,
             past_key_values=cache,
             inputs_embeds=[None, embedded],

@@ -1,8 +1,9 @@
 """SmolVLA, pi0 and pi0.5 as policies that every algorithm here can post-train.
 
-LeRobot's own network, pre- and post-processing (``nets.py``, ``processors.py``, ``files.py``); the sampler, its
-probabilities and the critic are those of every flow policy (``flow_policy.py``). The flow's state is LeRobot's whole
-chunk, (C, D) with its padding: noise-free, the same noise gives the same actions as LeRobot's ``select_action``.
+LeRobot's own network, pre- and post-processing (``nets.py``, ``processors.py``, ``lerobot_io.py``);
+the sampler, its probabilities and the critic are those of every flow policy (``flow_base.py``). The
+flow's state is LeRobot's whole chunk, (C, D) with its padding: noise-free, the same noise gives the
+same actions as LeRobot's ``select_action``.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from embodyrl.errors import UserError, did_you_mean
-from embodyrl.flow import squash_log_std
-from embodyrl.policies.flow_policy import FlowPolicy, check_sampler, pad
-from embodyrl.policies.vla import files
+from embodyrl.functional.flow import squash_log_std
+from embodyrl.policies.flow_base import FlowPolicy, check_sampler, pad
+from embodyrl.policies.vla import lerobot_io
 from embodyrl.policies.vla.lora import add_adapters, without_adapters
 from embodyrl.policies.vla.nets import NETS, Prefix
+from embodyrl.policies.vla.prefix_cache import PrefixStore
 from embodyrl.policies.vla.processors import ACTION, STATE, ActionNormalizer, Processors
-from embodyrl.policies.vla.store import PrefixStore
 from embodyrl.types import EnvSpec, Obs
 
 TRAINED = ("expert", "language", "all")
@@ -38,31 +39,37 @@ class VLAConfig:
         name: registry name: ``smolvla``, ``pi0`` or ``pi05``.
         pretrained: a LeRobot checkpoint, a folder or an id of the Hugging Face hub.
         revision: of a hub id.
-        random_weights: take the architecture of ``pretrained``'s config.json alone, and train from nothing.
-        vlm: folder or hub id whose tokenizer (SmolVLA: and model config) takes the place of the one that the
-            checkpoint names, for machines without a network.
-        cameras: the checkpoint's cameras in the order of the env's; empty where the names are the same.
+        random_weights: take the architecture of ``pretrained``'s config.json alone, and train from
+            nothing.
+        vlm: folder or hub id whose tokenizer (SmolVLA: and model config) takes the place of the one
+            that the checkpoint names, for machines without a network.
+        cameras: the checkpoint's cameras in the order of the env's; empty where the names are the
+            same.
         horizon: H, actions that are executed before the next look.
-        chunk_size: C, actions that the model plans; 0 means as in the checkpoint, or with ``random_weights`` H.
-        max_prefix: imitation gives the first 0 to so many actions of a chunk instead of asking for them; see
-            ``FlowVLAConfig``.
+        chunk_size: C, actions that the model plans; 0 means as in the checkpoint, or with
+            ``random_weights`` H.
+        max_prefix: imitation gives the first 0 to so many actions of a chunk instead of asking for
+            them; see ``FlowVLAConfig``.
         num_denoise_steps: K.
-        train: ``expert`` trains the action expert and its projections, ``language`` the language model too, ``all``
-            the image encoder as well.
-        lora_rank: train low-rank adapters on the transformers that ``train`` names in place of their weights; 0: none.
-        precision: ``float32``, or ``bfloat16``: frozen weights are stored in it and everything is computed in it; what
-            is trained stays float32.
-        checkpointing: compute the denoising steps anew in the backward pass, one at a time: less memory, more time.
-        keep_prefixes: how many observations' keys and values stay on the device, for later epochs over the same
-            rollout; needs ``train=expert``, and SmolVLA's projection of proprioception is then frozen too. 0 for none.
-        transition: how a step draws noise when training: ``flow_sde``, ``flow_cps`` or ``flow_noise``, whose std is
-            learned and depends on observation, step and noisy chunk.
+        train: ``expert`` trains the action expert and its projections, ``language`` the language
+            model too, ``all`` the image encoder as well.
+        lora_rank: train low-rank adapters on the transformers that ``train`` names in place of
+            their weights; 0: none.
+        precision: ``float32``, or ``bfloat16``: frozen weights are stored in it and everything is
+            computed in it; what is trained stays float32.
+        checkpointing: compute the denoising steps anew in the backward pass, one at a time: less
+            memory, more time.
+        keep_prefixes: how many observations' keys and values stay on the device, for later epochs
+            over the same rollout; needs ``train=expert``, and SmolVLA's projection of
+            proprioception is then frozen too. 0 for none.
+        transition: how a step draws noise when training: ``flow_sde``, ``flow_cps`` or
+            ``flow_noise``, whose std is learned and depends on observation, step and noisy chunk.
         eta: noise level of ``flow_sde`` and ``flow_cps``.
         noise_min: of ``flow_noise``; see ``FlowVLAConfig``.
         noise_max: see there.
         trained_steps: ``all`` steps draw noise and are trained, or ``one`` drawn at random per env.
-        critic: what the value head sees: ``shared``, the language model's mean token and proprioception (no gradient
-            into them), or ``privileged`` simulator state.
+        critic: what the value head sees: ``shared``, the language model's mean token and
+            proprioception (no gradient into them), or ``privileged`` simulator state.
         critic_width: of its two hidden layers.
         steer_width: hidden width of a policy over the initial noise, which DSRL trains; 0 for none.
         steer_bound: it chooses noise in [-steer_bound, steer_bound].
@@ -100,20 +107,22 @@ class VLAConfig:
                 raise UserError(f"policy.{key} is {given!r}. {did_you_mean(given, valid)}")
         if self.keep_prefixes and self.train != "expert":
             raise UserError(
-                f"policy.keep_prefixes keeps what a frozen model computed, but policy.train={self.train} trains it. "
-                "Leave one of them out."
+                "policy.keep_prefixes keeps what a frozen model computed, but "
+                f"policy.train={self.train} trains it. Leave one of them out."
             )
         if self.lora_rank and self.train == "all":
-            raise UserError("policy.lora_rank puts no adapters on the image encoder. Use policy.train=language.")
+            raise UserError(
+                "policy.lora_rank puts no adapters on the image encoder. Use policy.train=language."
+            )
         if self.horizon < 1 or 0 < self.chunk_size < self.horizon:
             raise UserError(
-                f"policy.horizon is {self.horizon}; it must be at least 1 and not above policy.chunk_size "
-                f"{self.chunk_size}."
+                f"policy.horizon is {self.horizon}; it must be at least 1 and not above "
+                f"policy.chunk_size {self.chunk_size}."
             )
         if self.max_prefix and not 0 < self.max_prefix < self.horizon:
             raise UserError(
-                f"policy.max_prefix is {self.max_prefix}: it must leave some of the {self.horizon} actions of a chunk "
-                "to be asked for."
+                f"policy.max_prefix is {self.max_prefix}: it must leave some of the {self.horizon} "
+                "actions of a chunk to be asked for."
             )
 
 
@@ -128,18 +137,19 @@ class VLA(FlowPolicy):
         super().__init__(config, spec)
         if not config.pretrained:
             raise UserError(
-                f"policy.name={config.name} needs policy.pretrained: a LeRobot checkpoint (a folder, or an id of the "
-                "Hugging Face hub such as lerobot/smolvla_base)."
+                f"policy.name={config.name} needs policy.pretrained: a LeRobot checkpoint (a "
+                "folder, or an id of the Hugging Face hub such as lerobot/smolvla_base)."
             )
-        files.require()
-        # Without data, on the meta device, nothing but the architecture is wanted: an estimate of memory.
+        lerobot_io.require()
+        # Without data, on the meta device, nothing but the architecture is wanted: an estimate of
+        # memory.
         self._blank = torch.get_default_device().type == "meta"
-        folder = files.find(config.pretrained, config.revision, weights=not self._blank)
+        folder = lerobot_io.find(config.pretrained, config.revision, weights=not self._blank)
         self._lerobot_config = self._configure(folder)
-        keys = files.camera_keys(self._lerobot_config, spec, config.cameras, folder)
-        lerobot = files.build(self._lerobot_config)
+        keys = lerobot_io.camera_keys(self._lerobot_config, spec, config.cameras, folder)
+        lerobot = lerobot_io.build(self._lerobot_config)
         if not (config.random_weights or self._blank):
-            files.read_weights(lerobot, folder)
+            lerobot_io.read_weights(lerobot, folder)
         if config.lora_rank:
             add_adapters(lerobot, config.lora_rank, language=config.train == "language")
         self.net = NETS[config.name](lerobot)
@@ -148,14 +158,16 @@ class VLA(FlowPolicy):
         self.register_load_state_dict_post_hook(VLA._forget)
         if config.horizon > self.flow_shape[0]:
             raise UserError(
-                f"policy.horizon is {config.horizon}, but {folder} plans {self.flow_shape[0]} actions. Lower it, or "
-                "set policy.chunk_size too."
+                f"policy.horizon is {config.horizon}, but {folder} plans {self.flow_shape[0]} "
+                "actions. Lower it, or set policy.chunk_size too."
             )
         with torch.device("cpu"):
             self.processors = self._processors(folder, keys)
         self.normalize_action = ActionNormalizer(self.processors)
         width = self.net.width
-        self.noise = nn.Linear(width, self.flow_shape[1]) if config.transition == "flow_noise" else None
+        self.noise = (
+            nn.Linear(width, self.flow_shape[1]) if config.transition == "flow_noise" else None
+        )
         if self.noise is not None:
             nn.init.zeros_(self.noise.weight)
             nn.init.zeros_(self.noise.bias)
@@ -166,35 +178,54 @@ class VLA(FlowPolicy):
     def _configure(self, folder: Path) -> Any:
         """LeRobot's config, with this env's features and this run's choices."""
         c = self.config
-        config = files.read_config(folder, c.name, weights=not (c.random_weights or self._blank))
+        config = lerobot_io.read_config(
+            folder, c.name, weights=not (c.random_weights or self._blank)
+        )
         for key in ("use_relative_actions", "adapt_to_pi_aloha"):
             if getattr(config, key, False):
-                raise UserError(f"{folder} was trained with {key}, which the envs here do not give. Use another one.")
-        files.set_features(config, self.spec, keep_cameras=not c.random_weights)
+                raise UserError(
+                    f"{folder} was trained with {key}, which the envs here do not give. Use "
+                    "another one."
+                )
+        lerobot_io.set_features(config, self.spec, keep_cameras=not c.random_weights)
         config.device = "meta" if self._blank else "cpu"
-        config.compile_model, config.gradient_checkpointing, config.rtc_config = False, False, None
-        config.freeze_vision_encoder, config.train_expert_only = c.train != "all", c.train == "expert"
+        config.compile_model = False
+        config.gradient_checkpointing = False
+        config.rtc_config = None
+        config.freeze_vision_encoder = c.train != "all"
+        config.train_expert_only = c.train == "expert"
         if c.vlm and hasattr(config, "vlm_model_name"):
             config.vlm_model_name = c.vlm
         if c.keep_prefixes and hasattr(config, "train_state_proj"):
             config.train_state_proj = False
         chunk = c.chunk_size or (c.horizon if c.random_weights else config.chunk_size)
-        config.chunk_size, config.n_action_steps = chunk, min(c.horizon, chunk)
+        config.chunk_size = chunk
+        config.n_action_steps = min(c.horizon, chunk)
         # An export samples as it was trained.
-        setattr(config, "num_steps" if hasattr(config, "num_steps") else "num_inference_steps", c.num_denoise_steps)
+        setattr(
+            config,
+            "num_steps" if hasattr(config, "num_steps") else "num_inference_steps",
+            c.num_denoise_steps,
+        )
         return config
 
     def _processors(self, folder: Path, keys: dict[str, str]) -> Processors:
-        c, spec, config = self.config, self.spec, self._lerobot_config
-        make = files.make_processors if c.random_weights else files.read_processors
+        c = self.config
+        spec = self.spec
+        config = self._lerobot_config
+        make = lerobot_io.make_processors if c.random_weights else lerobot_io.read_processors
         processors = Processors(*make(config, folder, c.vlm), keys)
         processors.set_features({**config.input_features, **config.output_features})
-        for key, dims, what in ((STATE, spec.proprio_dim, "proprio"), (ACTION, spec.action_dim, "action")):
+        for key, dims, what in (
+            (STATE, spec.proprio_dim, "proprio"),
+            (ACTION, spec.action_dim, "action"),
+        ):
             if (found := processors.dims(key)) not in (None, dims):
                 processors.forget(key)
                 processors.refused = (
-                    f"{folder} was trained on {found} {what} dims, and {spec.name} has {dims}. Fine-tune it on "
-                    "demonstrations of this env first (algorithm.name=sft), which sets its normalisation too."
+                    f"{folder} was trained on {found} {what} dims, and {spec.name} has {dims}. "
+                    "Fine-tune it on demonstrations of this env first (algorithm.name=sft), which "
+                    "sets its normalisation too."
                 )
         return processors
 
@@ -266,20 +297,23 @@ class VLA(FlowPolicy):
         if self.noise is None:
             return velocity, None
         scale = c.num_denoise_steps**-0.5
-        return velocity, squash_log_std(self.noise(features)[cut], c.noise_min * scale, c.noise_max * scale)
+        return velocity, squash_log_std(
+            self.noise(features)[cut], c.noise_min * scale, c.noise_max * scale
+        )
 
     def fit_inputs(self, proprio: Tensor, actions: Tensor) -> None:
         """Normalises by the statistics of demonstrations, as LeRobot's fine-tuning does."""
         if self.config.horizon != self.flow_shape[0]:
             raise UserError(
-                f"Imitation learns whole chunks: set policy.horizon={self.flow_shape[0]}, which is what this model "
-                "plans (or policy.chunk_size to what you want). Later runs may execute fewer."
+                f"Imitation learns whole chunks: set policy.horizon={self.flow_shape[0]}, which is "
+                "what this model plans (or policy.chunk_size to what you want). Later runs may "
+                "execute fewer."
             )
         self.processors.fit(proprio, actions)
 
     def save_lerobot(self, folder: str | Path) -> Path:
         """Writes a checkpoint that LeRobot's own ``from_pretrained`` loads."""
-        return files.write(without_adapters(self.net.lerobot), self.processors, folder)
+        return lerobot_io.write(without_adapters(self.net.lerobot), self.processors, folder)
 
     def train(self, mode: bool = True) -> VLA:
         """Nothing changes: dropout would make a path's probability differ from when it was sampled."""

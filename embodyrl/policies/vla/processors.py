@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from embodyrl.errors import UserError
 from embodyrl.types import Obs
 
-STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
+STATE = "observation.state"
+ACTION = "action"
+IMAGES = "observation.images."
 MIN_STD = {STATE: 1e-2, ACTION: 0.05}
 """Dims that hardly vary in the data are normalised by at least this, or the unseen would be blown up."""
 
@@ -26,10 +28,17 @@ class Processors(nn.Module):
 
     def __init__(self, pre: Any, post: Any, keys: dict[str, str]) -> None:
         """``keys``: camera of the env -> key of the LeRobot policy."""
-        from lerobot.processor import DeviceProcessorStep, NormalizerProcessorStep, UnnormalizerProcessorStep
+        from lerobot.processor import (
+            DeviceProcessorStep,
+            NormalizerProcessorStep,
+            UnnormalizerProcessorStep,
+        )
 
         super().__init__()
-        self.pre, self.post, self.keys, self.refused = pre, post, keys, ""
+        self.pre = pre
+        self.post = post
+        self.keys = keys
+        self.refused = ""
         # Tensors stay where they are: the device that a checkpoint was made on means nothing here.
         self._steps = [s for s in pre.steps if not isinstance(s, DeviceProcessorStep)]
         (self._normalizer,) = (s for s in pre.steps if isinstance(s, NormalizerProcessorStep))
@@ -40,8 +49,13 @@ class Processors(nn.Module):
         from lerobot.processor.converters import batch_to_transition, transition_to_batch
 
         self._check()
-        images = {key: obs.images[name].permute(0, 3, 1, 2).float() / 255.0 for name, key in self.keys.items()}
-        transition = batch_to_transition({**images, STATE: obs.proprio, "task": list(obs.instruction)})
+        images = {
+            key: obs.images[name].permute(0, 3, 1, 2).float() / 255.0
+            for name, key in self.keys.items()
+        }
+        transition = batch_to_transition(
+            {**images, STATE: obs.proprio, "task": list(obs.instruction)}
+        )
         for step in self._steps:
             transition = step(transition)
         return transition_to_batch(transition)
@@ -67,7 +81,10 @@ class Processors(nn.Module):
     def fit(self, proprio: Tensor, actions: Tensor) -> None:
         """Takes the statistics of demonstrations, as LeRobot's fine-tuning does: proprio (B, P) and actions (B, A)."""
         kept = {k: v for k, v in self._normalizer.stats.items() if k not in (STATE, ACTION)}
-        stats = {STATE: _statistics(proprio, MIN_STD[STATE]), ACTION: _statistics(actions, MIN_STD[ACTION])}
+        stats = {
+            STATE: _statistics(proprio, MIN_STD[STATE]),
+            ACTION: _statistics(actions, MIN_STD[ACTION]),
+        }
         self._set({**kept, **stats})
 
     def set_features(self, features: dict[str, Any]) -> None:
@@ -81,7 +98,11 @@ class Processors(nn.Module):
 
     def dims(self, key: str) -> int | None:
         """Of the statistics of ``key``; None without any."""
-        values = (v for v in self._normalizer.stats.get(key, {}).values() if torch.as_tensor(v).numel() > 1)
+        values = (
+            v
+            for v in self._normalizer.stats.get(key, {}).values()
+            if torch.as_tensor(v).numel() > 1
+        )
         return next((torch.as_tensor(v).numel() for v in values), None)
 
     def _set(self, stats: dict[str, dict[str, Any]]) -> None:
@@ -126,11 +147,18 @@ class ActionNormalizer:
 def _statistics(x: Tensor, min_std: float) -> dict[str, Tensor]:
     """Those of a LeRobot data set, of the rows of x (B, D); spreads are at least that of ``min_std``."""
     x = x.double()
-    mean, std = x.mean(0), x.std(0, correction=0).clamp_min(min_std)
+    mean = x.mean(0)
+    std = x.std(0, correction=0).clamp_min(min_std)
     stats = {"mean": mean, "std": std}
     for low, high in ((0.0, 1.0), (0.01, 0.99), (0.1, 0.9)):
-        a, b = x.quantile(low, dim=0), x.quantile(high, dim=0)
-        middle, half = (a + b) / 2, ((b - a) / 2).clamp_min(min_std)
-        names = ("min", "max") if low == 0 else (f"q{round(100 * low):02d}", f"q{round(100 * high):02d}")
+        a = x.quantile(low, dim=0)
+        b = x.quantile(high, dim=0)
+        middle = (a + b) / 2
+        half = ((b - a) / 2).clamp_min(min_std)
+        names = (
+            ("min", "max")
+            if low == 0
+            else (f"q{round(100 * low):02d}", f"q{round(100 * high):02d}")
+        )
         stats |= {names[0]: middle - half, names[1]: middle + half}
     return {name: value.float() for name, value in stats.items()}

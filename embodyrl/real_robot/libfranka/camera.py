@@ -29,12 +29,17 @@ class Camera:
             import cv2
         except ImportError as error:
             raise MissingDependencyError(
-                "Cameras need OpenCV, which is not installed. Install it with: pip install opencv-python-headless"
+                "Cameras need OpenCV, which is not installed. Install it with: pip install "
+                "opencv-python-headless"
             ) from error
         self._capture = cv2.VideoCapture(int(source) if source.isdigit() else source)
         if not self._capture.isOpened():
-            raise UserError(f"Camera {name} cannot be opened at {source}. Is it there, and not in use elsewhere?")
-        self._size, self._closing = size, False
+            raise UserError(
+                f"Camera {name} cannot be opened at {source}. Is it there, and not in use "
+                "elsewhere?"
+            )
+        self._size = size
+        self._closing = False
         self.newest: tuple[float, Image | None] = (-np.inf, None)
         self._thread = threading.Thread(target=self._work, name=f"camera {name}", daemon=True)
         self._thread.start()
@@ -44,7 +49,10 @@ class Camera:
             there, image = self._capture.read()
             if not there:
                 return  # its age then says so
-            self.newest = (time.monotonic(), fit(np.ascontiguousarray(image[:, :, ::-1], np.uint8), self._size))
+            self.newest = (
+                time.monotonic(),
+                fit(np.ascontiguousarray(image[:, :, ::-1], np.uint8), self._size),
+            )
 
     def close(self) -> None:
         """Lets go of the camera."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.real_robot.control.tracking import SafetyConfig
 from embodyrl.real_robot.ros.config import SAFETY
-from embodyrl.real_robot.tracking import SafetyConfig
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,10 @@ class Franka:
         gripper: whether there is Franka's hand.
         gripper_speed: m/s.
         gripper_force: N, of a grasp.
-        home: (7,) rad, a posture that the arm goes to, slowly and whatever is in its way, before each episode; empty
-            for none.
-        cameras: the policy's name of a camera to what OpenCV opens: a number, a device's path, an address.
+        home: (7,) rad, a posture that the arm goes to, slowly and whatever is in its way, before
+            each episode; empty for none.
+        cameras: the policy's name of a camera to what OpenCV opens: a number, a device's path, an
+            address.
         max_image_age: s.
         patience: s that the robot's clock may stand still; after that time goes on without it.
     """
@@ -40,7 +41,9 @@ class Franka:
 
     def __post_init__(self) -> None:
         if len(self.home) not in (0, 7):
-            raise UserError(f"libfranka.home has {len(self.home)} angles; a Franka has seven joints.")
+            raise UserError(
+                f"libfranka.home has {len(self.home)} angles; a Franka has seven joints."
+            )
 
 
 def load_arm(file: str) -> tuple[Franka, SafetyConfig]:
@@ -57,9 +60,13 @@ def load_arm(file: str) -> tuple[Franka, SafetyConfig]:
         # The simulator makes no promise to keep the wall's time, and has a hand only in the scene.
         simulated = Franka(realtime=False, gripper=False, patience=0.5)
         return simulated, SafetyConfig(**{**SAFETY["twin"], "robot": "fr3"})
-    path, keys = Path(file), ("libfranka", "safety")
+    path = Path(file)
+    keys = ("libfranka", "safety")
     if not path.is_file():
-        raise UserError(f"There is no file {file}. It names the arm and its workspace; see docs/robot_libfranka.md.")
+        raise UserError(
+            f"There is no file {file}. It names the arm and its workspace; see "
+            "docs/robot_libfranka.md."
+        )
     try:
         raw: Any = OmegaConf.to_container(OmegaConf.load(path))
     except Exception as error:
@@ -69,8 +76,11 @@ def load_arm(file: str) -> tuple[Franka, SafetyConfig]:
         raise UserError(f"{file} has no key {str(wrong)!r}. {did_you_mean(str(wrong), keys)}")
     safety = raw.get("safety") or {}
     if not {"box_low", "box_high"} <= set(safety):
-        raise UserError(f"{file} must give the workspace, safety.box_low and safety.box_high: x, y, z in m.")
-    arm, limits = build("libfranka", Franka, raw.get("libfranka") or {}), build("safety", SafetyConfig, safety)
+        raise UserError(
+            f"{file} must give the workspace, safety.box_low and safety.box_high: x, y, z in m."
+        )
+    arm = build("libfranka", Franka, raw.get("libfranka") or {})
+    limits = build("safety", SafetyConfig, safety)
     cameras = {name: str(source) for name, source in arm.cameras.items()}
     arm = replace(arm, home=tuple(arm.home), cameras=cameras)
     return arm, replace(limits, box_low=tuple(limits.box_low), box_high=tuple(limits.box_high))

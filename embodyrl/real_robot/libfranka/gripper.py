@@ -1,7 +1,8 @@
 """The gripper's process: libfranka's gripper commands block until they are carried out, a second or more.
 
-``robot.LibfrankaRobot`` starts it as ``python -m embodyrl.real_robot.libfranka.gripper FD ADDRESS SPEED FORCE``. It is
-told ``["width", w]``; of those that come meanwhile only the newest counts.
+``robot.LibfrankaRobot`` starts it as
+``python -m embodyrl.real_robot.libfranka.gripper FD ADDRESS SPEED FORCE``. It is told
+``["width", w]``; of those that come meanwhile only the newest counts.
 """
 
 # pyright: reportMissingImports=false

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack
 
-from embodyrl.real_robot import codec
+from embodyrl.real_robot.policy_link import codec
 
 MAX_MESSAGE = 4096
 
@@ -18,7 +18,8 @@ class Link:
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
-        self._end, self.closed = end, False
+        self._end = end
+        self.closed = False
 
     def say(self, *words: Any) -> None:
         """Sends plain data."""

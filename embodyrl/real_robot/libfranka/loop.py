@@ -1,9 +1,11 @@
 """The control process of one arm: libfranka's 1 kHz cycle and nothing else: neither images nor inference delay it.
 
-``robot.LibfrankaRobot`` starts it (``python -m embodyrl.real_robot.libfranka.loop FD ADDRESS MODEL REALTIME RECOVER``).
-It is told ``["command", t, q, dq, ddq]`` at each tick of the safety filter, where to be at time t, and follows them one
-tick later under the limits at 1 ms. When no more come, because the ticker hangs or was killed, it goes on along the
-hardest stop from the last one. Time is the robot's own: cycles of 1 ms since the start.
+``robot.LibfrankaRobot`` starts it
+(``python -m embodyrl.real_robot.libfranka.loop FD ADDRESS MODEL REALTIME RECOVER``). It is told
+``["command", t, q, dq, ddq]`` at each tick of the safety filter, where to be at time t, and follows
+them one tick later under the limits at 1 ms. When no more come, because the ticker hangs or was
+killed, it goes on along the hardest stop from the last one. Time is the robot's own: cycles of 1 ms
+since the start.
 """
 
 # pyright: reportMissingImports=false
@@ -21,10 +23,10 @@ from typing import Any
 
 import pylibfranka as franka
 
-from embodyrl.real_robot import limits
+from embodyrl.real_robot.control import limits
+from embodyrl.real_robot.control.tracking import JointTracker, Motion, Stopper
 from embodyrl.real_robot.libfranka.link import Link
 from embodyrl.real_robot.libfranka.realtime import ask_for_real_time
-from embodyrl.real_robot.tracking import JointTracker, Motion, Stopper
 
 CYCLE = 1e-3
 TELL_EVERY = 2
@@ -35,7 +37,8 @@ PACE = 0.01
 """The same in how long a cycle takes by this computer's clock."""
 LOST = 3e-7
 """rad between what the robot was told and what it then says: the command did not come in time."""
-GENTLE, GENTLE_SHARE = 0.02, 0.5
+GENTLE = 0.02
+GENTLE_SHARE = 0.5
 """s for which the arm then takes only a share of the acceleration and jerk limits: what the robot and this process
 believe of the cycles in between may differ, by up to the rest."""
 MARGIN = 0.03
@@ -55,7 +58,8 @@ class Reference:
     """
 
     def __init__(self, stopper: Stopper, t: float, motion: Motion) -> None:
-        self._stopper, self._stop = stopper, None
+        self._stopper = stopper
+        self._stop = None
         self._knots: deque[tuple[float, Motion]] = deque([(t, motion)], maxlen=4)
 
     def add(self, t: float, motion: Motion) -> None:
@@ -79,15 +83,22 @@ class Reference:
         return q, dq
 
 
-def _cubic(t: float, before: tuple[float, Motion], after: tuple[float, Motion]) -> tuple[list[float], list[float]]:
+def _cubic(
+    t: float, before: tuple[float, Motion], after: tuple[float, Motion]
+) -> tuple[list[float], list[float]]:
     """Hermite's cubic between two knots."""
-    (t0, (q0, v0, _)), (t1, (q1, v1, _)) = before, after
+    (t0, (q0, v0, _)) = before
+    (t1, (q1, v1, _)) = after
     span = t1 - t0
     s = (t - t0) / span
-    where, speed = [], []
+    where = []
+    speed = []
     for a, b, va, vb in zip(q0, q1, v0, v1, strict=True):
-        rise, m0, m1 = b - a, span * va, span * vb
-        c, d = 3 * rise - 2 * m0 - m1, m0 + m1 - 2 * rise
+        rise = b - a
+        m0 = span * va
+        m1 = span * vb
+        c = 3 * rise - 2 * m0 - m1
+        d = m0 + m1 - 2 * rise
         where.append(a + s * (m0 + s * (c + s * d)))
         speed.append((m0 + s * (2 * c + 3 * s * d)) / span)
     return where, speed
@@ -96,7 +107,8 @@ def _cubic(t: float, before: tuple[float, Motion], after: tuple[float, Motion]) 
 def _gone_on(state: Any) -> Motion:
     """Where the robot has taken the arm by itself in cycles that were lost: its last acceleration, kept.
 
-    What it tells are differences of the positions of its cycles, so its velocity is that of half a cycle ago.
+    What it tells are differences of the positions of its cycles, so its velocity is that of half a
+    cycle ago.
     """
     dq = [v + 0.5 * CYCLE * a for v, a in zip(state.dq_d, state.ddq_d, strict=True)]
     return list(state.q_d), dq, list(state.ddq_d)
@@ -108,12 +120,23 @@ class Loop:
     def __init__(self, robot: Any, link: Link, model: str) -> None:
         safe = limits.find(model).inside()
         keep = 1.0 - MARGIN
-        safe = replace(safe, dq_max=safe.dq_max * keep, ddq_max=safe.ddq_max * keep, dddq_max=safe.dddq_max * keep)
+        safe = replace(
+            safe,
+            dq_max=safe.dq_max * keep,
+            ddq_max=safe.ddq_max * keep,
+            dddq_max=safe.dddq_max * keep,
+        )
         slow = replace(safe, dq_max=safe.dq_max * HOME_SHARE, ddq_max=safe.ddq_max * HOME_SHARE)
-        self._robot, self._link, self._stopper = robot, link, Stopper(safe)
-        self._tracker, self._slow = JointTracker(safe, CYCLE), JointTracker(slow, CYCLE, together=True)
-        self._time, self._cycles, self._delay = time.monotonic(), 0, 0.01
-        self._gentle, self._gentle_until = JointTracker(safe, CYCLE, GENTLE_SHARE), -math.inf
+        self._robot = robot
+        self._link = link
+        self._stopper = Stopper(safe)
+        self._tracker = JointTracker(safe, CYCLE)
+        self._slow = JointTracker(slow, CYCLE, together=True)
+        self._time = time.monotonic()
+        self._cycles = 0
+        self._delay = 0.01
+        self._gentle = JointTracker(safe, CYCLE, GENTLE_SHARE)
+        self._gentle_until = -math.inf
         self._pace = CYCLE  # s by this computer's clock, of a cycle: longer in a slow simulator
         self._home: list[float] | None = None
 
@@ -135,7 +158,8 @@ class Loop:
         came = time.monotonic()
         while True:
             state, passed = control.readOnce()
-            before, came = came, time.monotonic()
+            before = came
+            came = time.monotonic()
             cycles = min(max(round(passed.to_sec() / CYCLE), 1), 20)
             self._time += cycles * CYCLE
             self._pace += PACE * ((came - before) / cycles - self._pace)
@@ -143,7 +167,8 @@ class Loop:
                 continue  # it has lain about: there are newer ones
             self._hear()
             if max(abs(a - b) for a, b in zip(state.q_d, motion[0], strict=True)) > LOST:
-                motion, self._gentle_until = _gone_on(state), self._time + GENTLE
+                motion = _gone_on(state)
+                self._gentle_until = self._time + GENTLE
             motion = self._next(motion)
             if time.monotonic() - came > self._pace:
                 continue  # the robot no longer waits for an answer
@@ -153,14 +178,17 @@ class Loop:
             control.writeOnce(command)
             if command.motion_finished:
                 return
-            self._dq = [old + SMOOTH * (new - old) for old, new in zip(self._dq, state.dq, strict=True)]
+            self._dq = [
+                old + SMOOTH * (new - old) for old, new in zip(self._dq, state.dq, strict=True)
+            ]
             self._cycles += 1
             if self._cycles % TELL_EVERY == 0:
                 self._tell(state, "")
 
     def _begin_at(self, motion: Motion) -> None:
         """From here on commands count; the first that comes may be any time away."""
-        self._reference, self._home = Reference(self._stopper, self._time - self._delay, motion), None
+        self._reference = Reference(self._stopper, self._time - self._delay, motion)
+        self._home = None
 
     def _next(self, motion: Motion) -> Motion:
         if self._home is None:
@@ -183,7 +211,8 @@ class Loop:
 
     def _tell(self, state: Any, reflex: str) -> None:
         measured = list(state.q), self._dq, list(state.O_F_ext_hat_K[:3]), list(state.O_T_EE[12:15])
-        rate, homing = state.control_command_success_rate, self._home is not None
+        rate = state.control_command_success_rate
+        homing = self._home is not None
         self._link.say("state", self._time, time.monotonic(), *measured, reflex, rate, homing)
 
     def _stopped(self, why: str) -> None:
@@ -214,13 +243,16 @@ def main(fd: int, address: str, model: str, realtime: bool, recover: bool) -> No
     try:
         if realtime:
             ask_for_real_time()
-        robot = franka.Robot(address, franka.RealtimeConfig.kEnforce if realtime else franka.RealtimeConfig.kIgnore)
+        robot = franka.Robot(
+            address, franka.RealtimeConfig.kEnforce if realtime else franka.RealtimeConfig.kIgnore
+        )
         if robot.read_once().robot_mode == franka.RobotMode.Reflex and recover:
             robot.automatic_error_recovery()
         loop = Loop(robot, link, model)
         gc.collect()
         gc.freeze()
-        gc.disable()  # a collection takes longer than a cycle, and this process makes no cycles of references
+        # a collection takes longer than a cycle, and this process makes no cycles of references
+        gc.disable()
         loop.run()
     except (RuntimeError, franka.FrankaException) as error:
         link.say("trouble", str(error))

@@ -15,20 +15,21 @@ from typing import Any
 import numpy as np
 
 from embodyrl.errors import MissingDependencyError, UserError
-from embodyrl.real_robot.actions import ActionSpace, DeltaDecoder, proprio
+from embodyrl.real_robot.control.actions import ActionSpace, DeltaDecoder, proprio
+from embodyrl.real_robot.control.messages import Command, RobotState
+from embodyrl.real_robot.control.tracking import SafetyConfig
+from embodyrl.real_robot.control.transports import NotReadyError
 from embodyrl.real_robot.libfranka.camera import Camera
 from embodyrl.real_robot.libfranka.config import Franka
 from embodyrl.real_robot.libfranka.link import Link, pair
-from embodyrl.real_robot.messages import Command, RobotState
 from embodyrl.real_robot.ros.fields import Image
-from embodyrl.real_robot.tracking import SafetyConfig
-from embodyrl.real_robot.transports import NotReadyError
 
 
 class LibfrankaRobot:
     """See ``Robot`` and ``Clock``. ``loop`` and ``gripper`` are its processes.
 
-    Time is counted in the robot's cycles; where no cycle comes for ``arm.patience`` s, by this computer's clock.
+    Time is counted in the robot's cycles; where no cycle comes for ``arm.patience`` s, by this
+    computer's clock.
 
     Args:
         arm: where it is.
@@ -49,16 +50,26 @@ class LibfrankaRobot:
     ) -> None:  # fmt: skip
         if importlib.util.find_spec("pylibfranka") is None:
             raise MissingDependencyError(
-                "libfranka's Python bindings are not installed. Install the version that fits the robot's system "
-                "version: pip install pylibfranka"
+                "libfranka's Python bindings are not installed. Install the version that fits the "
+                "robot's system version: pip install pylibfranka"
             )
         if missing := [name for name in cameras if name not in arm.cameras]:
-            raise UserError(f"The policy has a camera {missing[0]!r}, but none is given for it (libfranka.cameras).")
-        self._arm, self._tick, self._space, self._prompt = arm, safety.tick, space, prompt
+            raise UserError(
+                f"The policy has a camera {missing[0]!r}, but none is given for it "
+                "(libfranka.cameras)."
+            )
+        self._arm = arm
+        self._tick = safety.tick
+        self._space = space
+        self._prompt = prompt
         self._recovers = safety.recover_reflex
-        self._now, self._seen, self._trouble = 0.0, -np.inf, ""
+        self._now = 0.0
+        self._seen = -np.inf
+        self._trouble = ""
         self._state: RobotState | None = None
-        self._width, self._asked_width, self._homing = 0.0, -1.0, False
+        self._width = 0.0
+        self._asked_width = -1.0
+        self._homing = False
         self._processes: list[subprocess.Popen[bytes]] = []
         self._hand: Link | None = None
         self.success_rate = 1.0
@@ -67,7 +78,9 @@ class LibfrankaRobot:
             flags = (safety.robot, arm.realtime, safety.recover_reflex)
             self._link = self._start("loop", arm.address, *flags)
             if arm.gripper:
-                self._hand = self._start("gripper", arm.address, arm.gripper_speed, arm.gripper_force)
+                self._hand = self._start(
+                    "gripper", arm.address, arm.gripper_speed, arm.gripper_force
+                )
             for name, size in cameras.items():
                 self._cameras[name] = Camera(name, arm.cameras[name], size)
             self._wait(lambda: self._state is not None, seconds, f"nothing came from {arm.address}")
@@ -77,9 +90,17 @@ class LibfrankaRobot:
 
     def _start(self, module: str, *words: Any) -> Link:
         link, there = pair()
-        command = [sys.executable, "-m", f"{__package__}.{module}", str(there.fileno()), *map(str, words)]
+        command = [
+            sys.executable,
+            "-m",
+            f"{__package__}.{module}",
+            str(there.fileno()),
+            *map(str, words),
+        ]
         # Ctrl-C belongs to the ticker, which brings the arm to rest first.
-        self._processes.append(subprocess.Popen(command, pass_fds=[there.fileno()], start_new_session=True))
+        self._processes.append(
+            subprocess.Popen(command, pass_fds=[there.fileno()], start_new_session=True)
+        )
         there.close()
         return link
 
@@ -117,7 +138,8 @@ class LibfrankaRobot:
         """Goes home, where the arm has one; the scene is a person's to arrange.
 
         Raises:
-            UserError: the robot is stopped by a reflex that may not be recovered from, or does not come home.
+            UserError: the robot is stopped by a reflex that may not be recovered from, or does not
+                come home.
         """
         self._recover(seconds)
         if self._arm.home:
@@ -127,10 +149,14 @@ class LibfrankaRobot:
     def _recover(self, seconds: float) -> None:
         reflex = self.state().reflex
         if reflex and not self._recovers:
-            raise UserError(f"The robot is stopped by a reflex ({reflex}). Look at the robot, then restart.")
+            raise UserError(
+                f"The robot is stopped by a reflex ({reflex}). Look at the robot, then restart."
+            )
         if reflex:
             self._link.say("recover")
-            self._wait(lambda: not self.state().reflex, seconds, "it did not recover from its reflex")
+            self._wait(
+                lambda: not self.state().reflex, seconds, "it did not recover from its reflex"
+            )
 
     def _go(self, q: Any, seconds: float) -> None:
         """To the angles q (7,), slowly."""
@@ -171,13 +197,18 @@ class LibfrankaRobot:
 
     def observe(self, decoder: DeltaDecoder) -> dict[str, Any]:
         """See ``Robot``."""
-        now, images = time.monotonic(), {}
+        now = time.monotonic()
+        images = {}
         for name, camera in self._cameras.items():
             came, image = camera.newest
             if now - came > self._arm.max_image_age:
                 raise NotReadyError(f"no fresh picture of camera {name} for {now - came:.2f} s")
             images[name] = image
-        return {"images": images, "proprio": proprio(self._space, self.state(), decoder), "prompt": self._prompt}
+        return {
+            "images": images,
+            "proprio": proprio(self._space, self.state(), decoder),
+            "prompt": self._prompt,
+        }
 
     def pictures(self) -> dict[str, Image]:
         """See ``Robot``."""

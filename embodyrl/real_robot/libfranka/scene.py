@@ -1,7 +1,8 @@
 """franka-sim's arm in the scene of an embedded task: what is around an arm that has nothing around it.
 
-franka-sim speaks libfranka's protocol and raises the reflexes, but has no objects and no cameras. Here the arm of the
-MuJoCo scene goes where franka-sim's arm is measured to be, so that a policy sees and moves what it was trained on.
+franka-sim speaks libfranka's protocol and raises the reflexes, but has no objects and no cameras.
+Here the arm of the MuJoCo scene goes where franka-sim's arm is measured to be, so that a policy
+sees and moves what it was trained on.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from embodyrl.real_robot.actions import DeltaDecoder
+from embodyrl.real_robot.control.actions import DeltaDecoder
+from embodyrl.real_robot.control.messages import Command, RobotState
+from embodyrl.real_robot.control.tracking import SafetyConfig
+from embodyrl.real_robot.env.twin import MujocoTwin
 from embodyrl.real_robot.libfranka.config import Franka
 from embodyrl.real_robot.libfranka.robot import LibfrankaRobot
-from embodyrl.real_robot.messages import Command, RobotState
-from embodyrl.real_robot.tracking import SafetyConfig
-from embodyrl.real_robot.twin import MujocoTwin
 
 
 class FrankaInScene(LibfrankaRobot):
@@ -30,7 +31,9 @@ class FrankaInScene(LibfrankaRobot):
     """
 
     def __init__(self, arm: Franka, safety: SafetyConfig, space: Any, twin: MujocoTwin) -> None:
-        self.twin, self.spec, self._offset = twin, twin.spec, 0.0
+        self.twin = twin
+        self.spec = twin.spec
+        self._offset = 0.0
         super().__init__(arm, safety, space, {})
 
     def begin(self, init: int, seconds: float = 60.0) -> None:

@@ -23,21 +23,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.errors import MissingDependencyError, UserError
-from embodyrl.real_robot.deploy import Operator
+from embodyrl.real_robot.control.ticker import Operator
+from embodyrl.real_robot.control.transports import Clock
 from embodyrl.real_robot.operator.page import OperatorPage
-from embodyrl.real_robot.transports import Clock
 
 PERIOD = 0.005
 """s between two looks at the device."""
 ALIVE = 0.3
 """s without a look after which the device no longer moves the arm."""
-DEADZONE, PUSH = 0.1, 0.3
+DEADZONE = 0.1
+PUSH = 0.3
 """Of the full deflection: what counts as none, and what takes over."""
 JOYSTICK = "/dev/input/js0"
 _EVENT = struct.Struct("IhBB")  # Linux' joystick API: ms, value, type, number
-_BUTTON, _AXIS, _INITIAL = 1, 2, 0x80
+_BUTTON = 1
+_AXIS = 2
+_INITIAL = 0x80
 _PAD_BUTTONS = {0: "fingers", 1: "estop", 2: "failure", 3: "success", 6: "hold", 7: "on"}
-_PAD_AXES = {1: (0, -1), 0: (1, -1), 4: (2, -1), 3: (5, -1)}  # number -> axis of the hand, and which way
+_PAD_AXES = {
+    1: (0, -1),
+    0: (1, -1),
+    4: (2, -1),
+    3: (5, -1),
+}  # number -> axis of the hand, and which way
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,8 @@ class Gamepad:
             raise UserError(
                 f"There is no gamepad at {path} ({error.strerror}). Plug it in, or name its file."
             ) from error
-        self._motion, self._pressed = np.zeros(6, np.float32), set[str]()
+        self._motion = np.zeros(6, np.float32)
+        self._pressed = set[str]()
         self._rest = b""
 
     def read(self) -> Reading:
@@ -126,11 +135,14 @@ class SpaceMouse:
 
     def read(self) -> Reading:
         """See ``Device``."""
-        state, before = self._device.read(), None
+        state = self._device.read()
+        before = None
         while state.t != before:  # one report at a time; translations and rotations come apart
             before = state.t
             state = self._device.read()
-        motion = np.array([state.x, state.y, state.z, state.roll, state.pitch, state.yaw], np.float32).clip(-1.0, 1.0)
+        motion = np.array(
+            [state.x, state.y, state.z, state.roll, state.pitch, state.yaw], np.float32
+        ).clip(-1.0, 1.0)
         names = ("fingers", "on")
         pressed = frozenset(n for n, down in zip(names, state.buttons, strict=False) if down)
         return Reading(motion, pressed)
@@ -152,7 +164,8 @@ def _first_spacemouse() -> Any:
         return pyspacemouse.open(axis_convention=pyspacemouse.AxisConvention.ROS)
     except Exception as error:  # of pyspacemouse or easyhid, by what is wrong
         raise UserError(
-            f"No SpaceMouse can be used ({error}). Plug it in; a udev rule must let you read its /dev/hidraw file."
+            f"No SpaceMouse can be used ({error}). Plug it in; a udev rule must let you read its "
+            "/dev/hidraw file."
         ) from error
 
 
@@ -166,7 +179,10 @@ def open_device(name: str) -> Device:
         return SpaceMouse()
     if name == "gamepad" or Path(name).is_absolute():
         return Gamepad(JOYSTICK if name == "gamepad" else name)
-    raise UserError(f"There is no device {name!r}: spacemouse, gamepad, or a gamepad's file such as /dev/input/js1.")
+    raise UserError(
+        f"There is no device {name!r}: spacemouse, gamepad, or a gamepad's file such as "
+        "/dev/input/js1."
+    )
 
 
 class DeviceOperator(Operator):
@@ -178,10 +194,15 @@ class DeviceOperator(Operator):
     """
 
     def __init__(self, device: Device, page: Operator | None = None) -> None:
-        self._device, self._page = device, page
+        self._device = device
+        self._page = page
         self._wishes: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._motion, self._open = np.zeros(6, np.float32), True
-        self._looked, self._moves, self._closing, self._gone = 0.0, False, False, ""
+        self._motion = np.zeros(6, np.float32)
+        self._open = True
+        self._looked = 0.0
+        self._moves = False
+        self._closing = False
+        self._gone = ""
         self._page_fingers = 1.0
         self._thread = threading.Thread(target=self._work, name="device", daemon=True)
         self._thread.start()
@@ -204,7 +225,8 @@ class DeviceOperator(Operator):
         if self._page is not None:
             action = self._page.action(dims)
             if action[-1] != self._page_fingers:  # moved there last
-                self._page_fingers, self._open = float(action[-1]), bool(action[-1] > 0)
+                self._page_fingers = float(action[-1])
+                self._open = bool(action[-1] > 0)
         turned = np.where(np.abs(self._motion) < DEADZONE, 0.0, self._motion)
         action[: dims - 1] += share * turned[: dims - 1].astype(np.float32)
         action[-1] = 1.0 if self._open else -1.0
@@ -214,7 +236,9 @@ class DeviceOperator(Operator):
         """See ``Operator``."""
         mine = status.get("mode") == "human"
         if not mine:
-            self._open = bool(status.get("open", True))  # fingers stay as they are when a person takes over
+            self._open = bool(
+                status.get("open", True)
+            )  # fingers stay as they are when a person takes over
         self._moves = mine
         if self._page is not None:
             self._page.show(status | ({"reason": self._gone} if self._gone else {}), images)
@@ -226,14 +250,17 @@ class DeviceOperator(Operator):
         self._device.close()
 
     def _work(self) -> None:
-        before, pushed = frozenset(), False
+        before = frozenset()
+        pushed = False
         while not self._closing:
             try:
                 reading = self._device.read()
             except Exception as error:  # OSError, or the device library's own
-                self._motion, self._gone = np.zeros(6, np.float32), f"the device in the hand is gone ({error})"
+                self._motion = np.zeros(6, np.float32)
+                self._gone = f"the device in the hand is gone ({error})"
                 return
-            self._motion, self._looked = reading.motion, time.monotonic()
+            self._motion = reading.motion
+            self._looked = time.monotonic()
             strongest = float(np.abs(reading.motion).max())
             if strongest > PUSH and not pushed and not self._moves:
                 self._wishes.put("takeover")
@@ -258,7 +285,8 @@ def operator_of(
     Raises:
         UserError: no such device, or the port is in use.
     """
-    page, person = None, None
+    page = None
+    person = None
     if port is not None:
         person = page = OperatorPage(clock, port)
         opened.callback(page.close)

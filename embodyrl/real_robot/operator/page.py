@@ -1,8 +1,9 @@
 """The operator's web page: cameras, state, takeover by keyboard, stop, labels.
 
-One page without anything from elsewhere, served on this machine only. Whoever opens it must know the token, which is
-the part of its address after ``#`` and so is sent in no request: the page gives it in its first message. A page of
-another origin is refused. All that the page says is a fixed set of words; it can move nothing but by the safety filter.
+One page without anything from elsewhere, served on this machine only. Whoever opens it must know
+the token, which is the part of its address after ``#`` and so is sent in no request: the page gives
+it in its first message. A page of another origin is refused. All that the page says is a fixed set
+of words; it can move nothing but by the safety filter.
 """
 
 from __future__ import annotations
@@ -27,15 +28,25 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
 from embodyrl.errors import UserError
-from embodyrl.real_robot.deploy import WISHES
-from embodyrl.real_robot.transports import Clock
+from embodyrl.real_robot.control.ticker import WISHES
+from embodyrl.real_robot.control.transports import Clock
 
 ALIVE = 0.3
 """s after which a page that says nothing no longer moves the arm."""
-AXES = {"w": (0, 1), "s": (0, -1), "a": (1, 1), "d": (1, -1), "r": (2, 1), "f": (2, -1), "q": (5, 1), "e": (5, -1)}
+AXES = {
+    "w": (0, 1),
+    "s": (0, -1),
+    "a": (1, 1),
+    "d": (1, -1),
+    "r": (2, 1),
+    "f": (2, -1),
+    "q": (5, 1),
+    "e": (5, -1),
+}
 """Key -> which of x, y, z and three of rotation, and which way."""
 _POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src blob: data:; connect-src 'self'"
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "img-src blob: data:; connect-src 'self'"
 )
 _HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
@@ -66,8 +77,15 @@ class OperatorPage:
         UserError: the port is in use.
     """
 
-    def __init__(self, clock: Clock, port: int = 0, html: Path | None = None, wishes: tuple[str, ...] = WISHES) -> None:
-        self._clock, self._token = clock, secrets.token_urlsafe(24)
+    def __init__(
+        self,
+        clock: Clock,
+        port: int = 0,
+        html: Path | None = None,
+        wishes: tuple[str, ...] = WISHES,
+    ) -> None:
+        self._clock = clock
+        self._token = secrets.token_urlsafe(24)
         self._wishes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._keys = _Keys(-np.inf, frozenset(), True)
         self._html = (html or Path(__file__).with_name("page.html")).read_bytes()
@@ -76,7 +94,12 @@ class OperatorPage:
         self._news = threading.Condition()
         try:
             self._server = serve(
-                self._talk, "127.0.0.1", port, process_request=self._answer, compression=None, max_size=4096
+                self._talk,
+                "127.0.0.1",
+                port,
+                process_request=self._answer,
+                compression=None,
+                max_size=4096,
             )
         except OSError as error:
             raise UserError(
@@ -101,7 +124,8 @@ class OperatorPage:
 
     def action(self, dims: int, share: float = 0.4) -> NDArray[np.float32]:
         """The keys as an action (``dims``,) of the policy's kind, at ``share`` of its largest step."""
-        keys, action = self._keys, np.zeros(dims, np.float32)
+        keys = self._keys
+        action = np.zeros(dims, np.float32)
         for key in keys.held:
             axis, way = AXES[key]
             if axis < dims - 1:
@@ -117,7 +141,13 @@ class OperatorPage:
 
     def ask(self, sentence: str) -> None:
         """Shows what a person must do, and waits until they press run."""
-        status = {"mode": "hold", "reason": f"{sentence} Then press run.", "task": "", "open": True, "can": ["run"]}
+        status = {
+            "mode": "hold",
+            "reason": f"{sentence} Then press run.",
+            "task": "",
+            "open": True,
+            "can": ["run"],
+        }
         self.wishes()
         while "run" not in self.wishes():
             self.show({**status, "numbers": {}, "events": []}, {})
@@ -145,10 +175,14 @@ class OperatorPage:
     def _talk(self, connection: ServerConnection) -> None:
         try:
             given = connection.recv(timeout=5.0)
-            if not isinstance(given, str) or not hmac.compare_digest(given.encode(), self._token.encode()):
+            if not isinstance(given, str) or not hmac.compare_digest(
+                given.encode(), self._token.encode()
+            ):
                 connection.close(4001, "wrong token")
                 return
-            threading.Thread(target=self._send, args=(connection,), name="operator page", daemon=True).start()
+            threading.Thread(
+                target=self._send, args=(connection,), name="operator page", daemon=True
+            ).start()
             while True:
                 self._hear(json.loads(connection.recv()))
         except (ConnectionClosed, TimeoutError):

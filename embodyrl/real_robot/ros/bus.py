@@ -1,8 +1,8 @@
 """Topics, whichever ROS carries them.
 
-A message is a dict of its fields as in rosbridge's protocol, but for ``uint8[]``, which are bytes; a type is written
-``package/Name``. ``rclpy_bus`` is ROS 2, ``rosbridge`` a websocket of any ROS, and ROS 1 the same over the pipes of
-``rospy_node``, a process under the Python that has rospy.
+A message is a dict of its fields as in rosbridge's protocol, but for ``uint8[]``, which are bytes;
+a type is written ``package/Name``. ``rclpy_bus`` is ROS 2, ``rosbridge`` a websocket of any ROS,
+and ROS 1 the same over the pipes of ``rospy_node``, a process under the Python that has rospy.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.errors import UserError, did_you_mean
-from embodyrl.real_robot.tracking import SafetyConfig
+from embodyrl.real_robot.control.tracking import SafetyConfig
 
 COMMANDS = ("joint_trajectory", "joint_state", "pose")
 
@@ -29,23 +29,28 @@ class Topics:
         fingers: names of the two finger joints.
         states: ``sensor_msgs/JointState``, of the arm, at least as often as the filter ticks.
         finger_states: the same of the fingers; empty where ``states`` has them.
-        wrench: ``geometry_msgs/WrenchStamped``, external force in the base's frame; empty where there is none.
-        pose: ``geometry_msgs/PoseStamped``, where the robot believes its tool centre point to be; empty where it says
-            nothing of it.
+        wrench: ``geometry_msgs/WrenchStamped``, external force in the base's frame; empty where
+            there is none.
+        pose: ``geometry_msgs/PoseStamped``, where the robot believes its tool centre point to be;
+            empty where it says nothing of it.
         command: what takes the commands.
-        command_type: ``joint_trajectory`` (its later points are a stop, so that the arm brakes within its limits when
-            nothing comes any more), ``joint_state``, or ``pose`` (``geometry_msgs/PoseStamped`` of the hand).
+        command_type: ``joint_trajectory`` (its later points are a stop, so that the arm brakes
+            within its limits when nothing comes any more), ``joint_state``, or ``pose``
+            (``geometry_msgs/PoseStamped`` of the hand).
         frame: ``frame_id`` of poses.
-        gripper: ``std_msgs/Float32``, takes the opening in m when it changes; empty where there is no gripper.
-        cameras: the policy's name of a camera to its topic, ``sensor_msgs/Image``, or ``CompressedImage`` where the
-            topic ends in ``/compressed``.
+        gripper: ``std_msgs/Float32``, takes the opening in m when it changes; empty where there is
+            no gripper.
+        cameras: the policy's name of a camera to its topic, ``sensor_msgs/Image``, or
+            ``CompressedImage`` where the topic ends in ``/compressed``.
         max_image_age: s.
-        max_clock_jump: s by which the stamps of messages may begin to lead their arrival, or go back.
+        max_clock_jump: s by which the stamps of messages may begin to lead their arrival, or go
+            back.
         instruction: ``std_msgs/String``; empty where ``--prompt`` says it.
         success: ``std_msgs/Bool``; empty where a person says it.
-        reset: ``std_msgs/Int64``, told -1 and then the number of an initial state; empty where a person arranges the
-            scene. A number that is said twice is meant once.
-        init: ``std_msgs/Int64``, the number of the initial state that was arranged last; -1 after ``reset`` said so.
+        reset: ``std_msgs/Int64``, told -1 and then the number of an initial state; empty where a
+            person arranges the scene. A number that is said twice is meant once.
+        init: ``std_msgs/Int64``, the number of the initial state that was arranged last; -1 after
+            ``reset`` said so.
     """
 
     joints: tuple[str, ...] = _joints("fr3")
@@ -68,7 +73,10 @@ class Topics:
 
     def __post_init__(self) -> None:
         if self.command_type not in COMMANDS:
-            raise UserError(f"command_type is {self.command_type!r}. {did_you_mean(self.command_type, COMMANDS)}")
+            raise UserError(
+                f"command_type is {self.command_type!r}. "
+                f"{did_you_mean(self.command_type, COMMANDS)}"
+            )
         if len(self.joints) != 7:
             raise UserError(f"A Franka has seven joints, but {len(self.joints)} names are given.")
 
@@ -87,7 +95,8 @@ PRESETS: dict[str, Topics] = {
         init="/task/init",
     ),
     "franka_ros2": Topics(
-        finger_states="/fr3_gripper/joint_states", pose="/franka_robot_state_broadcaster/current_pose"
+        finger_states="/fr3_gripper/joint_states",
+        pose="/franka_robot_state_broadcaster/current_pose",
     ),
     "crisp": Topics(command="/target_joint", command_type="joint_state"),
     "serl": Topics(
@@ -123,7 +132,8 @@ def load_robot(file: str) -> tuple[Topics, SafetyConfig]:
     path = Path(file)
     if not path.is_file():
         raise UserError(
-            f"There is no file {file}. A robot's file names its topics and its workspace; see docs/robot_ros.md."
+            f"There is no file {file}. A robot's file names its topics and its workspace; see "
+            "docs/robot_ros.md."
         )
     try:
         raw: Any = OmegaConf.to_container(OmegaConf.load(path))
@@ -138,7 +148,9 @@ def load_robot(file: str) -> tuple[Topics, SafetyConfig]:
         raise UserError(f"There is no preset {preset!r}. {did_you_mean(preset, PRESETS)}")
     safety = {**SAFETY.get(preset, {}), **(raw.get("safety") or {})}
     if not {"box_low", "box_high"} <= set(safety):
-        raise UserError(f"{file} must give the workspace, safety.box_low and safety.box_high: x, y, z in m.")
+        raise UserError(
+            f"{file} must give the workspace, safety.box_low and safety.box_high: x, y, z in m."
+        )
     topics = build("topics", Topics, {**asdict(PRESETS[preset]), **(raw.get("topics") or {})})
     topics = replace(topics, joints=tuple(topics.joints), fingers=tuple(topics.fingers))
     built = build("safety", SafetyConfig, safety)

@@ -41,4 +41,9 @@ def definition(kind: str) -> str:
         KeyError: it is not one of those that logs have.
     """
     inner = [line.split()[0].removesuffix("[]") for line in _TEXTS[kind].splitlines()]
-    return "".join([_TEXTS[kind], *(f"{_BETWEEN}{each}\n{definition(each)}" for each in inner if each in _TEXTS)])
+    return "".join(
+        [
+            _TEXTS[kind],
+            *(f"{_BETWEEN}{each}\n{definition(each)}" for each in inner if each in _TEXTS),
+        ]
+    )

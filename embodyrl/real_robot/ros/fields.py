@@ -8,12 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.errors import UserError
-from embodyrl.real_robot import kinematics
-from embodyrl.real_robot.messages import Array
+from embodyrl.real_robot.control import kinematics
+from embodyrl.real_robot.control.messages import Array
 from embodyrl.real_robot.ros.bus import Fields
 
 Image = NDArray[np.uint8]
-CHANNELS = {"rgb8": (3, (0, 1, 2)), "bgr8": (3, (2, 1, 0)), "rgba8": (4, (0, 1, 2)), "bgra8": (4, (2, 1, 0))}
+CHANNELS = {
+    "rgb8": (3, (0, 1, 2)),
+    "bgr8": (3, (2, 1, 0)),
+    "rgba8": (4, (0, 1, 2)),
+    "bgra8": (4, (2, 1, 0)),
+}
 """Encoding -> channels, and which of them are red, green and blue."""
 
 
@@ -26,7 +31,9 @@ def seconds(stamp: Fields) -> float:
 def time_fields(value: float, ros: int) -> dict[str, int]:
     """The inverse of ``seconds`` for ROS 1 or 2."""
     whole, rest = divmod(round(value * 1e9), 10**9)
-    return dict(zip(("secs", "nsecs") if ros == 1 else ("sec", "nanosec"), (whole, rest), strict=True))
+    return dict(
+        zip(("secs", "nsecs") if ros == 1 else ("sec", "nanosec"), (whole, rest), strict=True)
+    )
 
 
 def joint_state(names: tuple[str, ...], q: Array, dq: Array, stamp: float, ros: int) -> Fields:
@@ -64,7 +71,13 @@ def image_fields(image: Image, stamp: float, ros: int) -> Fields:
     height, width = image.shape[:2]
     header = {"stamp": time_fields(stamp, ros), "frame_id": ""}
     size = {"height": height, "width": width, "step": 3 * width}
-    return {"header": header, **size, "encoding": "rgb8", "is_bigendian": 0, "data": image.tobytes()}
+    return {
+        "header": header,
+        **size,
+        "encoding": "rgb8",
+        "is_bigendian": 0,
+        "data": image.tobytes(),
+    }
 
 
 def picture(message: Fields) -> Image:
@@ -77,12 +90,16 @@ def picture(message: Fields) -> Image:
         if "format" in message:
             from PIL import Image as Pillow
 
-            return np.asarray(Pillow.open(io.BytesIO(message["data"]), formats=("JPEG", "PNG")).convert("RGB"))
+            return np.asarray(
+                Pillow.open(io.BytesIO(message["data"]), formats=("JPEG", "PNG")).convert("RGB")
+            )
         encoding = message["encoding"]
         if encoding not in CHANNELS:
             raise UserError(f"a picture is encoded as {encoding!r}; {', '.join(CHANNELS)} are read")
         channels, order = CHANNELS[encoding]
-        height, width, step = message["height"], message["width"], message["step"]
+        height = message["height"]
+        width = message["width"]
+        step = message["step"]
         rows = np.frombuffer(message["data"], np.uint8).reshape(height, step)
         pixels = rows[:, : width * channels].reshape(height, width, channels)
         return pixels[..., :3] if order == (0, 1, 2) else pixels[..., list(order)]
@@ -98,10 +115,16 @@ def fit(image: Image, size: tuple[int, int]) -> Image:
     from PIL import Image as Pillow
 
     scale = min(image.shape[0] / height, image.shape[1] / width)
-    tall, wide = round(height * scale), round(width * scale)
-    top, left = (image.shape[0] - tall) // 2, (image.shape[1] - wide) // 2
+    tall = round(height * scale)
+    wide = round(width * scale)
+    top = (image.shape[0] - tall) // 2
+    left = (image.shape[1] - wide) // 2
     part = Pillow.fromarray(np.ascontiguousarray(image[top : top + tall, left : left + wide]))
-    return np.asarray(part.resize((width, height), Pillow.Resampling.BOX if scale > 1 else Pillow.Resampling.BILINEAR))
+    return np.asarray(
+        part.resize(
+            (width, height), Pillow.Resampling.BOX if scale > 1 else Pillow.Resampling.BILINEAR
+        )
+    )
 
 
 def by_name(message: Fields, names: tuple[str, ...], what: str) -> Array:
@@ -110,9 +133,14 @@ def by_name(message: Fields, names: tuple[str, ...], what: str) -> Array:
     Raises:
         UserError: a name or a value is missing.
     """
-    there, values = message["name"], message[what]
+    there = message["name"]
+    values = message[what]
     missing = [name for name in names if name not in there]
     if missing or len(values) != len(there):
-        lacks = f"joint {missing[0]} (it has {', '.join(there)})" if missing else f"a {what} of each joint"
+        lacks = (
+            f"joint {missing[0]} (it has {', '.join(there)})"
+            if missing
+            else f"a {what} of each joint"
+        )
         raise UserError(f"the joint states lack {lacks}")
     return np.array([values[there.index(name)] for name in names], dtype=float)

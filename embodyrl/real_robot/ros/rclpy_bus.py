@@ -33,8 +33,8 @@ class RclpyBus:
             from rclpy.signals import SignalHandlerOptions
         except ImportError as error:
             raise MissingDependencyError(
-                f"ROS 2's rclpy cannot be imported ({error}). Source a ROS installation of this Python's version, "
-                "or install the third-party builds: pip install 'embodyrl[ros]'."
+                f"ROS 2's rclpy cannot be imported ({error}). Source a ROS installation of this "
+                "Python's version, or install the third-party builds: pip install 'embodyrl[ros]'."
             ) from error
         self._context = rclpy.Context()  # type: ignore[attr-defined]
         # Ctrl-C belongs to the ticker, which stops the arm first.
@@ -42,16 +42,22 @@ class RclpyBus:
         self._node = rclpy.create_node(name, context=self._context)
         self._executor = SingleThreadedExecutor(context=self._context)
         self._executor.add_node(self._node)
-        self._trouble, self._ended = "", (ExternalShutdownException,)
+        self._trouble = ""
+        self._ended = (ExternalShutdownException,)
         self._thread = threading.Thread(target=self._spin, name="rclpy", daemon=True)
         self._thread.start()
 
     def subscribe(self, topic: str, kind: str, callback: Callable[[Fields], None]) -> None:
         """See ``Bus``."""
-        from rclpy.qos import qos_profile_sensor_data  # best effort, which hears reliable publishers too
+        from rclpy.qos import (
+            qos_profile_sensor_data,
+        )  # best effort, which hears reliable publishers too
 
         self._node.create_subscription(
-            message_class(kind), topic, lambda message: callback(to_fields(message)), qos_profile_sensor_data
+            message_class(kind),
+            topic,
+            lambda message: callback(to_fields(message)),
+            qos_profile_sensor_data,
         )
 
     def advertise(self, topic: str, kind: str) -> Callable[[Fields], None]:
@@ -103,7 +109,8 @@ def _plain(value: Any) -> Any:
 
 def from_fields(cls: Any, fields: Fields) -> Any:
     """A message of the class; fields that are not given keep their defaults."""
-    message, kinds = cls(), cls.get_fields_and_field_types()
+    message = cls()
+    kinds = cls.get_fields_and_field_types()
     for name, value in fields.items():
         kind = kinds[name]
         inner = kind.removeprefix("sequence<").removesuffix(">")

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from embodyrl.errors import UserError
-from embodyrl.real_robot import limits
-from embodyrl.real_robot.actions import ActionSpace, DeltaDecoder, proprio
-from embodyrl.real_robot.messages import Array, Command, RobotState
+from embodyrl.real_robot.control import limits
+from embodyrl.real_robot.control.actions import ActionSpace, DeltaDecoder, proprio
+from embodyrl.real_robot.control.messages import Array, Command, RobotState
+from embodyrl.real_robot.control.tracking import Stopper
+from embodyrl.real_robot.control.transports import Clock, NotReadyError
 from embodyrl.real_robot.ros import fields
 from embodyrl.real_robot.ros.bus import Bus, Fields
 from embodyrl.real_robot.ros.config import Topics
-from embodyrl.real_robot.tracking import Stopper
-from embodyrl.real_robot.transports import Clock, NotReadyError
 
 STOP_POINTS = 6
 LEARN = 1.0
@@ -30,13 +30,17 @@ DRIFT = 1e-4
 class Stamps:
     """When fresh messages were measured by our own clock, from stamps of another one, whose jumps it notices.
 
-    The stamps of messages that come without delay lead our clock by the same amount. Delay can only lessen that lead,
-    so the largest one seen is it, and what a message lacks of it is its delay.
+    The stamps of messages that come without delay lead our clock by the same amount. Delay can only
+    lessen that lead, so the largest one seen is it, and what a message lacks of it is its delay.
     """
 
     def __init__(self, what: str, max_jump: float) -> None:
-        self._what, self._max_jump = what, max_jump
-        self._newest, self._lead, self._since, self._last = 0.0, -math.inf, math.inf, 0.0
+        self._what = what
+        self._max_jump = max_jump
+        self._newest = 0.0
+        self._lead = -math.inf
+        self._since = math.inf
+        self._last = 0.0
 
     def measured(self, header: Fields, now: float) -> float | None:
         """When a message that came at ``now`` was measured; None if it is not newer than all before.
@@ -46,13 +50,18 @@ class Stamps:
         """
         stamp = fields.seconds(header["stamp"])
         if stamp == 0.0:
-            raise UserError(f"{self._what} come without a time stamp, so nobody could tell whether they are frozen")
-        ahead, back = stamp - now - self._lead, self._newest - stamp
+            raise UserError(
+                f"{self._what} come without a time stamp, so nobody could tell whether they are "
+                "frozen"
+            )
+        ahead = stamp - now - self._lead
+        back = self._newest - stamp
         if back > self._max_jump or (ahead > self._max_jump and now - self._since > LEARN):
             jump = -back if back > self._max_jump else ahead
             raise UserError(f"the clock that stamps {self._what} jumped by {jump:+.1f} s")
         self._lead = max(stamp - now, self._lead - DRIFT * (now - self._last))
-        self._since, self._last = min(self._since, now), now
+        self._since = min(self._since, now)
+        self._last = now
         if stamp <= self._newest:
             return None
         self._newest = stamp
@@ -85,32 +94,59 @@ class RosRobot:
         tick: float = 0.01,
     ) -> None:
         if missing := [name for name in cameras if name not in topics.cameras]:
-            raise UserError(f"The policy has a camera {missing[0]!r}, but no topic is given for it (topics.cameras).")
-        self._bus, self._topics, self._clock, self._space, self._tick = bus, topics, clock, space, tick
+            raise UserError(
+                f"The policy has a camera {missing[0]!r}, but no topic is given for it "
+                "(topics.cameras)."
+            )
+        self._bus = bus
+        self._topics = topics
+        self._clock = clock
+        self._space = space
+        self._tick = tick
         self._stopper = Stopper(limits.find(model).inside())
-        self._prompt, self._trouble = prompt, ""
+        self._prompt = prompt
+        self._trouble = ""
         self._state: RobotState | None = None
-        self._width, self._force, self._hand = 0.0, None, None
+        self._width = 0.0
+        self._force = None
+        self._hand = None
         self._images: dict[str, tuple[float, fields.Image]] = {}
         self._cameras = dict(cameras)
-        self._success, self._init, self._since = False, None, -math.inf
+        self._success = False
+        self._init = None
+        self._since = -math.inf
         self._last_width = -1.0
-        self._stamps = {name: Stamps(f"the pictures of camera {name}", topics.max_clock_jump) for name in cameras}
+        self._stamps = {
+            name: Stamps(f"the pictures of camera {name}", topics.max_clock_jump)
+            for name in cameras
+        }
         self._joint_stamps = Stamps("the joint states", topics.max_clock_jump)
         self._listen()
-        kind = {"joint_trajectory": "trajectory_msgs/JointTrajectory", "joint_state": "sensor_msgs/JointState"}
+        kind = {
+            "joint_trajectory": "trajectory_msgs/JointTrajectory",
+            "joint_state": "sensor_msgs/JointState",
+        }
         kind = kind.get(topics.command_type, "geometry_msgs/PoseStamped")
         self._command = bus.advertise(topics.command, kind)
-        self._gripper = bus.advertise(topics.gripper, "std_msgs/Float32") if topics.gripper else None
+        self._gripper = (
+            bus.advertise(topics.gripper, "std_msgs/Float32") if topics.gripper else None
+        )
         self._reset = bus.advertise(topics.reset, "std_msgs/Int64") if topics.reset else None
 
     def _listen(self) -> None:
-        topics, subscribe = self._topics, self._bus.subscribe
+        topics = self._topics
+        subscribe = self._bus.subscribe
         # Fingers that have a topic of their own are not looked for among the arm's joints.
         own = bool(topics.finger_states)
-        subscribe(topics.states, "sensor_msgs/JointState", self._guarded(lambda m: self._on_states(m, fingers=not own)))
+        subscribe(
+            topics.states,
+            "sensor_msgs/JointState",
+            self._guarded(lambda m: self._on_states(m, fingers=not own)),
+        )
         if own:
-            subscribe(topics.finger_states, "sensor_msgs/JointState", self._guarded(self._on_fingers))
+            subscribe(
+                topics.finger_states, "sensor_msgs/JointState", self._guarded(self._on_fingers)
+            )
         if topics.wrench:
             subscribe(topics.wrench, "geometry_msgs/WrenchStamped", self._guarded(self._on_wrench))
         if topics.pose:
@@ -118,14 +154,20 @@ class RosRobot:
         for name in self._cameras:
             topic = topics.cameras[name]
             kind = "CompressedImage" if topic.endswith("/compressed") else "Image"
-            subscribe(topic, f"sensor_msgs/{kind}", self._guarded(lambda m, name=name: self._on_image(name, m)))
+            subscribe(
+                topic,
+                f"sensor_msgs/{kind}",
+                self._guarded(lambda m, name=name: self._on_image(name, m)),
+            )
         for topic, kind, attribute in (
             (topics.instruction, "String", "_prompt"),
             (topics.success, "Bool", "_success"),
             (topics.init, "Int64", "_init"),
         ):
             if topic:
-                hear = self._guarded(lambda m, attribute=attribute: setattr(self, attribute, m["data"]))
+                hear = self._guarded(
+                    lambda m, attribute=attribute: setattr(self, attribute, m["data"])
+                )
                 subscribe(topic, f"std_msgs/{kind}", hear)
 
     def _guarded(self, callback: Callable[[Fields], None]) -> Callable[[Fields], None]:
@@ -137,12 +179,16 @@ class RosRobot:
             except UserError as error:
                 self._trouble = self._trouble or str(error)
             except (KeyError, TypeError, ValueError) as error:
-                self._trouble = self._trouble or f"a message is not understood ({type(error).__name__}: {error})"
+                self._trouble = (
+                    self._trouble
+                    or f"a message is not understood ({type(error).__name__}: {error})"
+                )
 
         return guarded
 
     def _on_states(self, message: Fields, fingers: bool) -> None:
-        now, names = self._clock.now(), self._topics.joints
+        now = self._clock.now()
+        names = self._topics.joints
         if fingers and self._topics.fingers and self._topics.fingers[0] in message["name"]:
             self._on_fingers(message)
             if names[0] not in message["name"]:
@@ -175,15 +221,21 @@ class RosRobot:
         while True:
             if trouble := self._bus.trouble() or self._trouble:
                 raise UserError(f"The robot cannot be used: {trouble}.")
-            since, never = self._since, (-math.inf, None)
-            silent = [self._topics.cameras[name] for name in self._cameras if self._images.get(name, never)[0] <= since]
+            since = self._since
+            never = (-math.inf, None)
+            silent = [
+                self._topics.cameras[name]
+                for name in self._cameras
+                if self._images.get(name, never)[0] <= since
+            ]
             if self._state is None or self._state.stamp <= since:
                 silent.insert(0, self._topics.states)
             if not silent:
                 return
             if time.monotonic() > end:
                 raise UserError(
-                    f"Nothing came on {silent[0]} within {seconds:.0f} s. Is its node running, and the name right?"
+                    f"Nothing came on {silent[0]} within {seconds:.0f} s. Is its node running, and "
+                    "the name right?"
                 )
             time.sleep(0.02)
 
@@ -207,10 +259,13 @@ class RosRobot:
                         break
                 if time.monotonic() > end:
                     raise UserError(
-                        f"Initial state {init} was not arranged within {seconds:.0f} s ({self._topics.reset})."
+                        f"Initial state {init} was not arranged within {seconds:.0f} s "
+                        f"({self._topics.reset})."
                     )
         # What was measured before may still be on its way, by another connection.
-        self._since, self._success, self._last_width = self._clock.now(), False, -1.0
+        self._since = self._clock.now()
+        self._success = False
+        self._last_width = -1.0
         self.wait(seconds)
 
     def state(self) -> RobotState:
@@ -223,11 +278,18 @@ class RosRobot:
 
     def send(self, command: Command) -> None:
         """See ``Robot``."""
-        topics, ros = self._topics, self._bus.ros
+        topics = self._topics
+        ros = self._bus.ros
         if topics.command_type == "joint_trajectory":
-            self._command(fields.trajectory(topics.joints, *stop_points(self._stopper, command, self._tick), ros))
+            self._command(
+                fields.trajectory(
+                    topics.joints, *stop_points(self._stopper, command, self._tick), ros
+                )
+            )
         elif topics.command_type == "joint_state":
-            self._command(fields.joint_state(topics.joints, command.q, command.dq, time.time(), ros))
+            self._command(
+                fields.joint_state(topics.joints, command.q, command.dq, time.time(), ros)
+            )
         else:
             self._command(fields.pose(command.q, topics.frame, time.time(), ros))
         if self._gripper is not None and command.width != self._last_width:
@@ -236,14 +298,19 @@ class RosRobot:
 
     def observe(self, decoder: DeltaDecoder) -> dict[str, Any]:
         """See ``Robot``."""
-        now, images = self._clock.now(), {}
+        now = self._clock.now()
+        images = {}
         for name in self._cameras:
             came, image = self._images.get(name, (-np.inf, None))
             if now - came > self._topics.max_image_age:
                 raise NotReadyError(f"no fresh picture of camera {name} for {now - came:.2f} s")
             images[name] = image
         state = self.state()
-        return {"images": images, "proprio": proprio(self._space, state, decoder), "prompt": self._prompt}
+        return {
+            "images": images,
+            "proprio": proprio(self._space, state, decoder),
+            "prompt": self._prompt,
+        }
 
     def pictures(self) -> dict[str, fields.Image]:
         """See ``Robot``."""

@@ -71,8 +71,9 @@ class WebsocketWire:
             )
         except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as error:
             raise UserError(
-                f"No rosbridge server answers at {self.address} ({error}). Start one on the robot's computer "
-                "(ros2 launch rosbridge_server rosbridge_websocket_launch.xml), or give its --address."
+                f"No rosbridge server answers at {self.address} ({error}). Start one on the "
+                "robot's computer (ros2 launch rosbridge_server rosbridge_websocket_launch.xml), "
+                "or give its --address."
             ) from error
 
     def send(self, text: str) -> None:
@@ -122,14 +123,19 @@ class RospyWire:
             start_new_session=True,  # Ctrl-C belongs to the ticker
         )  # fmt: skip
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._stdin = self._process.stdin
+        self._stdout = self._process.stdout
         self.pid = self._process.pid
-        said, _, _ = select.select([self._stdout], [], [], START)  # rospy waits for ever for a master that hangs
+        said, _, _ = select.select(
+            [self._stdout], [], [], START
+        )  # rospy waits for ever for a master that hangs
         line = self._stdout.readline() if said else b'{"msg": "it said nothing for a minute"}'
         first = json.loads(line or b'{"msg": "the rospy node ended at once"}')
         if first.get("level") != "info":
             self.close()
-            raise UserError(f"The ROS 1 node cannot start: {first.get('msg', first)}. Is roscore running?")
+            raise UserError(
+                f"The ROS 1 node cannot start: {first.get('msg', first)}. Is roscore running?"
+            )
 
     def send(self, text: str) -> None:
         """See ``Wire``."""
@@ -163,34 +169,44 @@ def find_rospy() -> str:
     """
     own = os.environ.get("ROS1_PYTHON", "")
     for python in (own,) if own else PYTHONS:
-        if shutil.which(python) and not subprocess.run([python, "-c", "import rospy"], capture_output=True).returncode:
+        if (
+            shutil.which(python)
+            and not subprocess.run([python, "-c", "import rospy"], capture_output=True).returncode
+        ):
             return python
     raise MissingDependencyError(
-        "No Python with rospy was found. On Debian: apt-get install python3-rospy python3-sensor-msgs "
-        "python3-geometry-msgs python3-trajectory-msgs; elsewhere source ROS and set ROS1_PYTHON (and ROS1_PYTHONPATH)."
+        "No Python with rospy was found. On Debian: apt-get install python3-rospy "
+        "python3-sensor-msgs python3-geometry-msgs python3-trajectory-msgs; elsewhere source ROS "
+        "and set ROS1_PYTHON (and ROS1_PYTHONPATH)."
     )
 
 
 class RosbridgeBus:
     """See ``Bus``. A thread reads and one writes, so that a server that hangs never holds up the ticker.
 
-    Nothing more is sent before the server has read what was: else commands would pile up on the way to a slow one, and
-    the arm would go on with them long after. A lost connection stays lost, because commands that had waited for a new
-    one would be old.
+    Nothing more is sent before the server has read what was: else commands would pile up on the way
+    to a slow one, and the arm would go on with them long after. A lost connection stays lost,
+    because commands that had waited for a new one would be old.
     """
 
     def __init__(self, wire: Wire, ros: int) -> None:
-        self.ros, self._wire = ros, wire
+        self.ros = ros
+        self._wire = wire
         self._callbacks: dict[str, list[tuple[str, Callable[[Fields], None]]]] = {}
         self._waiting: dict[str, dict[str, Any]] = {}
-        self._wake, self._closed, self._trouble = threading.Condition(), False, ""
+        self._wake = threading.Condition()
+        self._closed = False
+        self._trouble = ""
         for work in (self._read, self._write):
             threading.Thread(target=work, name="rosbridge", daemon=True).start()
 
     def subscribe(self, topic: str, kind: str, callback: Callable[[Fields], None]) -> None:
         """See ``Bus``."""
         self._callbacks.setdefault(topic, []).append((kind, callback))
-        self._put(f"subscribe {topic}", {"op": "subscribe", "topic": topic, "type": kind, "queue_length": 1})
+        self._put(
+            f"subscribe {topic}",
+            {"op": "subscribe", "topic": topic, "type": kind, "queue_length": 1},
+        )
 
     def advertise(self, topic: str, kind: str) -> Callable[[Fields], None]:
         """See ``Bus``."""
@@ -219,7 +235,8 @@ class RosbridgeBus:
                 self._wake.wait_for(lambda: self._waiting or self._closed)
                 if self._closed:
                     return
-                batch, self._waiting = list(self._waiting.values()), {}
+                batch = list(self._waiting.values())
+                self._waiting = {}
             try:
                 for message in batch:
                     self._wire.send(json.dumps(message, default=to_base64))
@@ -235,7 +252,9 @@ class RosbridgeBus:
             except WireError as error:
                 return self._fail(str(error))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                return self._fail(f"rosbridge sent what is not understood ({type(error).__name__}: {error})")
+                return self._fail(
+                    f"rosbridge sent what is not understood ({type(error).__name__}: {error})"
+                )
 
     def _hear(self, message: dict[str, Any]) -> None:
         if message["op"] == "publish":

@@ -1,7 +1,8 @@
 """A rosbridge v2 server without a ROS: topics between its clients and its own process, where the twin is.
 
-It is there so that the twin can be driven as a robot is that has rosbridge_suite. It speaks the protocol's topic
-operations in JSON (subscribe, unsubscribe, advertise, unadvertise, publish, status) and listens on this machine only.
+It is there so that the twin can be driven as a robot is that has rosbridge_suite. It speaks the
+protocol's topic operations in JSON (subscribe, unsubscribe, advertise, unadvertise, publish,
+status) and listens on this machine only.
 """
 
 from __future__ import annotations
@@ -39,12 +40,21 @@ class RosbridgeServer:
         self._callbacks: dict[str, list[tuple[str, Callable[[Fields], None]]]] = {}
         try:
             self._server = serve(
-                self._talk, "127.0.0.1", port, compression=None, max_size=rosbridge.MAX_BYTES, max_queue=1
+                self._talk,
+                "127.0.0.1",
+                port,
+                compression=None,
+                max_size=rosbridge.MAX_BYTES,
+                max_queue=1,
             )
         except OSError as error:
-            raise UserError(f"The rosbridge server cannot listen at port {port} ({error.strerror}).") from error
+            raise UserError(
+                f"The rosbridge server cannot listen at port {port} ({error.strerror})."
+            ) from error
         self.port = int(self._server.socket.getsockname()[1])
-        threading.Thread(target=self._server.serve_forever, name="rosbridge server", daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, name="rosbridge server", daemon=True
+        ).start()
 
     def subscribe(self, topic: str, kind: str, callback: Callable[[Fields], None]) -> None:
         """See ``Bus``."""
@@ -66,7 +76,9 @@ class RosbridgeServer:
         with self._lock:
             clients = list(self._clients.get(topic, ()))
         if clients:
-            text = json.dumps({"op": "publish", "topic": topic, "msg": message}, default=rosbridge.to_base64)
+            text = json.dumps(
+                {"op": "publish", "topic": topic, "msg": message}, default=rosbridge.to_base64
+            )
             for client in clients:
                 client.put(topic, text)
 
@@ -89,7 +101,8 @@ class RosbridgeServer:
             client.close()
 
     def _obey(self, client: _Client, request: dict[str, Any]) -> None:
-        op, topic = request["op"], str(request["topic"])
+        op = request["op"]
+        topic = str(request["topic"])
         if op == "publish":
             message = request["msg"]
             for kind, callback in self._callbacks.get(topic, ()):
@@ -107,8 +120,10 @@ class _Client:
     """The newest message of each topic waits for a client that is slower than they come."""
 
     def __init__(self, connection: ServerConnection) -> None:
-        self._connection, self._waiting = connection, {}
-        self._wake, self._closed = threading.Condition(), False
+        self._connection = connection
+        self._waiting = {}
+        self._wake = threading.Condition()
+        self._closed = False
         threading.Thread(target=self._work, name="rosbridge client", daemon=True).start()
 
     def put(self, topic: str, text: str) -> None:
@@ -127,7 +142,8 @@ class _Client:
                 self._wake.wait_for(lambda: self._waiting or self._closed)
                 if self._closed:
                     return
-                batch, self._waiting = list(self._waiting.values()), {}
+                batch = list(self._waiting.values())
+                self._waiting = {}
             try:
                 for text in batch:
                     self._connection.send(text)

@@ -1,7 +1,7 @@
 """A rospy node that speaks rosbridge's protocol over its pipes, one JSON object per line.
 
-ROS 1 has its own Python (3.8 in Noetic, 3.11 in Debian), so this file is run by that one, imports nothing of this
-project, and is written for Python 3.8. Without its parent it ends.
+ROS 1 has its own Python (3.8 in Noetic, 3.11 in Debian), so this file is run by that one, imports
+nothing of this project, and is written for Python 3.8. Without its parent it ends.
 """
 
 # pyright: reportMissingImports=false
@@ -63,7 +63,9 @@ def serve(lines):
         request = json.loads(line)
         topic = request["topic"]
         if request["op"] == "advertise":
-            publishers[topic] = rospy.Publisher(topic, roslib.message.get_message_class(request["type"]), queue_size=1)
+            publishers[topic] = rospy.Publisher(
+                topic, roslib.message.get_message_class(request["type"]), queue_size=1
+            )
         elif request["op"] == "subscribe":
 
             def hear(message, topic=topic):
@@ -72,7 +74,8 @@ def serve(lines):
             kind = roslib.message.get_message_class(request["type"])
             rospy.Subscriber(topic, kind, hear, queue_size=1, buff_size=2**24, tcp_nodelay=True)
         elif request["op"] == "publish":
-            message, fields = publishers[topic].data_class(), request["msg"]
+            message = publishers[topic].data_class()
+            fields = request["msg"]
             if message._type in ("sensor_msgs/Image", "sensor_msgs/CompressedImage"):
                 fields["data"] = base64.b64decode(fields["data"])
             fill_message_args(message, [fields])
@@ -81,7 +84,13 @@ def serve(lines):
 
 if __name__ == "__main__":
     if not rosgraph.is_master_online():
-        tell({"op": "status", "level": "error", "msg": "no roscore answers at " + rosgraph.get_master_uri()})
+        tell(
+            {
+                "op": "status",
+                "level": "error",
+                "msg": "no roscore answers at " + rosgraph.get_master_uri(),
+            }
+        )
         sys.exit(1)
     rospy.init_node(sys.argv[1], anonymous=True, disable_signals=True)
     tell({"op": "status", "level": "info", "msg": "connected"})

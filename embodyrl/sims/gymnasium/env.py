@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import mujoco
 
-from embodyrl.adapters import FromGymnasium
 from embodyrl.env import EnvConfig
-from embodyrl.sims.workers import PooledVecEnv
+from embodyrl.sims.gymnasium.bridge import FromGymnasium
+from embodyrl.sims.workers.pool import PooledVecEnv
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,10 @@ class GymnasiumConfig(EnvConfig):
         name: registry name.
         id: Gymnasium's own, e.g. ``"Hopper-v5"``.
         max_episode_steps: time limit; 0 leaves the env's own.
-        num_workers: processes that share the envs; 1 runs them in this one, which is faster for few of them.
-        reports_success: whether its ``info`` says if a task is solved (``adapters.SUCCESS``); where not, runs are
-            scored by their mean return. None takes a first step to see.
+        num_workers: processes that share the envs; 1 runs them in this one, which is faster for few
+            of them.
+        reports_success: whether its ``info`` says if a task is solved (``bridge.SUCCESS``); where
+            not, runs are scored by their mean return. None takes a first step to see.
     """
 
     name: str = "gymnasium"
@@ -44,14 +45,18 @@ class GymnasiumEnv(FromGymnasium):
     def __new__(cls, config: GymnasiumConfig) -> GymnasiumEnv:
         """A pool where several processes are asked for."""
         if config.num_workers > 1:
-            return cast(GymnasiumEnv, PooledVecEnv("gymnasium", config, num_workers=config.num_workers))
+            return cast(
+                GymnasiumEnv, PooledVecEnv("gymnasium", config, num_workers=config.num_workers)
+            )
         return super().__new__(cls)
 
     def __init__(self, config: GymnasiumConfig) -> None:
         # The passive checker repeats on every step what check_env and the masks of the chunk do.
         limit = {"max_episode_steps": config.max_episode_steps} if config.max_episode_steps else {}
         with no_deprecations():
-            super().__init__(config.id, config, config.reports_success, disable_env_checker=True, **limit)
+            super().__init__(
+                config.id, config, config.reports_success, disable_env_checker=True, **limit
+            )
 
 
 @contextmanager

@@ -5,7 +5,15 @@ from __future__ import annotations
 from embodyrl.registry import TaskInfo
 
 SPLITS = {"train": "resets with seeds from 0", "eval": "resets with seeds from 2^31"}
-TASKS = ("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5", "Humanoid-v5", "Reacher-v5", "Pusher-v5")
+TASKS = (
+    "Hopper-v5",
+    "HalfCheetah-v5",
+    "Walker2d-v5",
+    "Ant-v5",
+    "Humanoid-v5",
+    "Reacher-v5",
+    "Pusher-v5",
+)
 
 
 def list_tasks() -> list[TaskInfo]:

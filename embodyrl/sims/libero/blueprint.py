@@ -1,7 +1,8 @@
 """A LIBERO task without robosuite: its compiled scene and what its goal means in that scene's numbers.
 
-robosuite builds a scene from Python objects in some ten seconds. That happens once for a task on a machine; what
-stepping needs is kept on disk as JSON beside MuJoCo's own binary model, under a key of all versions behind it.
+robosuite builds a scene from Python objects in some ten seconds. That happens once for a task on a
+machine; what stepping needs is kept on disk as JSON beside MuJoCo's own binary model, under a key
+of all versions behind it.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -45,8 +46,8 @@ class Item:
         parent: name of the item that a region belongs to, or "".
         geoms: that count as touching the object.
         joints: where the positions of its joints are in qpos.
-        limits: for open, close, turnon, turnoff: (direction, threshold); the joint's position p is in that state if
-            direction * p > direction * threshold, or equal to it for turnon.
+        limits: for open, close, turnon, turnoff: (direction, threshold); the joint's position p is
+            in that state if direction * p > direction * threshold, or equal to it for turnon.
     """
 
     body: int
@@ -69,7 +70,9 @@ class Blueprint:
     observed: list[str]  # the items of the privileged state, in order
     observed_joints: list[int]
     fixtures: list[int]  # bodies that a reset moves
-    burners: list[str]  # sites that glow while the item of the same place in burner_items is turned on
+    burners: list[
+        str
+    ]  # sites that glow while the item of the same place in burner_items is turned on
     burner_items: list[str]
     robot: dict[str, Any]
     nominal: dict[str, Any]  # what robosuite's controller has in mind when an episode begins
@@ -81,10 +84,13 @@ class Blueprint:
 def physics_model(xml: str) -> Any:
     """The scene without the geometry that is only looked at: 3 MB instead of 270, and the same states.
 
-    The room for contacts is set, too: MuJoCo reads robosuite's limit of 5000 as 1.3 GB of address space for every copy.
+    The room for contacts is set, too: MuJoCo reads robosuite's limit of 5000 as 1.3 GB of address
+    space for every copy.
     """
     xml = xml.replace("<compiler ", '<compiler discardvisual="true" ', 1)
-    return mujoco.MjModel.from_xml_string(re.sub(r"<size [^>]*>", '<size memory="128M" />', xml, count=1))
+    return mujoco.MjModel.from_xml_string(
+        re.sub(r"<size [^>]*>", '<size memory="128M" />', xml, count=1)
+    )
 
 
 def load(task: Task, scene: Callable[[], Scene]) -> tuple[Blueprint, Any]:
@@ -130,9 +136,12 @@ def _save(folder: Path, blueprint: Blueprint, model: Any) -> None:
 
 
 def _extract(scene: Scene) -> Blueprint:
-    env, xml = scene.env, scene.xml
-    full, model = scene.model, physics_model(xml)
-    controller, robot = scene.robot.controller, scene.robot
+    env = scene.env
+    xml = scene.xml
+    full = scene.model
+    model = physics_model(xml)
+    controller = scene.robot.controller
+    robot = scene.robot
 
     def geom(name: str) -> int:
         return model.geom(name).id
@@ -147,18 +156,34 @@ def _extract(scene: Scene) -> Blueprint:
             parent = state.parent_name or ""
             owner = env.get_object(parent) if parent else None
             joints = thing.joints or []
-            body = model.body(full.body(env.obj_body_id[parent]).name).id if parent in env.obj_body_id else -1
-            site, size, geoms = model.site(name).id, [float(x) for x in thing.size], []
+            body = (
+                model.body(full.body(env.obj_body_id[parent]).name).id
+                if parent in env.obj_body_id
+                else -1
+            )
+            site = model.site(name).id
+            size = [float(x) for x in thing.size]
+            geoms = []
         else:
-            parent, owner, joints = "", thing, thing.joints
-            body, site, size = model.body(full.body(env.obj_body_id[name]).name).id, -1, []
-            geoms = [geom(g) for g in thing.contact_geoms if mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_GEOM, g) >= 0]
-        items[name] = Item(body, site, size, parent, geoms, [address(j) for j in joints], _limits(owner))
+            parent = ""
+            owner = thing
+            joints = thing.joints
+            body = model.body(full.body(env.obj_body_id[name]).name).id
+            site = -1
+            size = []
+            geoms = [
+                geom(g)
+                for g in thing.contact_geoms
+                if mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_GEOM, g) >= 0
+            ]
+        items[name] = Item(
+            body, site, size, parent, geoms, [address(j) for j in joints], _limits(owner)
+        )
     goals = [list(goal) for goal in scene.goals()]
     if wrong := [goal for goal in goals if goal[0] not in _PREDICATES]:
         raise UserError(
-            f"{scene.task.name} asks for {' '.join(wrong[0])}, which backend=native does not know. Use "
-            "env.backend=robosuite for this task."
+            f"{scene.task.name} asks for {' '.join(wrong[0])}, which backend=native does not know. "
+            "Use env.backend=robosuite for this task."
         )
     arm = [int(i) for i in controller.qvel_index]
     if scene.robot.robot_model.joints != [model.joint(int(model.dof_jntid[d])).name for d in arm]:
@@ -213,7 +238,8 @@ def _extract(scene: Scene) -> Blueprint:
 def _limits(owner: Any) -> dict[str, tuple[float, float]]:
     """The thresholds of an articulated thing, and on which side of them it counts as open or on.
 
-    LIBERO's classes hold the ranges as data and the direction as code, so the code is asked at both ends.
+    LIBERO's classes hold the ranges as data and the direction as code, so the code is asked at both
+    ends.
     """
     articulation = getattr(owner, "object_properties", {}).get("articulation", {})
     out = {}
@@ -227,7 +253,8 @@ def _limits(owner: Any) -> dict[str, tuple[float, float]]:
             continue
         ask = getattr(owner, method)
         direction = 1.0 if ask(1e6) else -1.0
-        low, high = min(articulation[key]), max(articulation[key])
+        low = min(articulation[key])
+        high = max(articulation[key])
         # Of the two ends, the one at which the answer changes.
         inside = [end for end in (low, high) if ask(end - 1e-9) != ask(end + 1e-9)]
         out[what] = (direction, float(inside[0]))

@@ -13,7 +13,7 @@ from embodyrl.errors import UserError, did_you_mean
 from embodyrl.sims.libero import suites
 from embodyrl.sims.libero.render import CAMERAS
 from embodyrl.sims.libero.scene import LAYOUT, PRIVILEGED_DIM, PROPRIO_DIM, Scene, Start
-from embodyrl.sims.workers import PooledVecEnv
+from embodyrl.sims.workers.pool import PooledVecEnv
 from embodyrl.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -27,21 +27,25 @@ class LiberoConfig(EnvConfig):
     """LIBERO's own settings.
 
     Attributes:
-        suite: ``libero_spatial``, ``libero_object``, ``libero_goal``, ``libero_10``, ``libero_90``, or one of
-            LIBERO-PRO's. ``split="ood_swap"`` is short for the suite of that ending (``_swap``, ``_lan``, ``_task``,
-            ``_object``, ``_with_mug`` ...) with its official initial states.
+        suite: ``libero_spatial``, ``libero_object``, ``libero_goal``, ``libero_10``, ``libero_90``,
+            or one of LIBERO-PRO's. ``split="ood_swap"`` is short for the suite of that ending
+            (``_swap``, ``_lan``, ``_task``, ``_object``, ``_with_mug`` ...) with its official
+            initial states.
         task_ids: numbers of the suite's tasks; empty means all.
         cameras: any of ``agentview`` and ``wrist``.
         image_size: height and width of the pictures.
-        backend: ``native`` steps MuJoCo with a compiled controller and draws with mujoco-warp; ``warp`` does all of it
-            with mujoco-warp, thousands of worlds at once on a GPU; ``robosuite`` runs robosuite's own controller and
-            OpenGL, the reference.
+        backend: ``native`` steps MuJoCo with a compiled controller and draws with mujoco-warp;
+            ``warp`` does all of it with mujoco-warp, thousands of worlds at once on a GPU;
+            ``robosuite`` runs robosuite's own controller and OpenGL, the reference.
         num_workers: processes that share the envs; 1 runs them in this one.
         num_threads: of each process of the native backend; 0 means as many as torch uses there.
-        max_episode_steps: control steps (of 1/20 s); 0 means what published results use for the suite.
-        settle_steps: control steps with the gripper open that every episode starts with, while objects fall into place.
-        max_models: scenes with their visual geometry kept in each process, about .4 GB each and 3 s to make; tasks with
-            the same objects (all of LIBERO-Spatial, all of LIBERO-Goal) share one.
+        max_episode_steps: control steps (of 1/20 s); 0 means what published results use for the
+            suite.
+        settle_steps: control steps with the gripper open that every episode starts with, while
+            objects fall into place.
+        max_models: scenes with their visual geometry kept in each process, about .4 GB each and 3 s
+            to make; tasks with the same objects (all of LIBERO-Spatial, all of LIBERO-Goal) share
+            one.
     """
 
     name: str = "libero"
@@ -74,7 +78,9 @@ class LiberoEnv(SteppedVecEnv):
             from embodyrl.sims.libero.robosuite_env import RobosuiteEnv as Backend
         else:
             names = ("native", "warp", "robosuite")
-            raise UserError(f"LIBERO has no backend {config.backend!r}. {did_you_mean(config.backend, names)}")
+            raise UserError(
+                f"LIBERO has no backend {config.backend!r}. {did_you_mean(config.backend, names)}"
+            )
         return super().__new__(cast(Any, Backend))
 
     def __init__(self, config: LiberoConfig) -> None:
@@ -85,13 +91,22 @@ class LiberoEnv(SteppedVecEnv):
         if config.split.startswith("ood_"):
             self.suite = f"{config.suite}_{config.split.removeprefix('ood_')}"
         elif config.split not in _STREAMS:
-            raise UserError(f"LIBERO has no split {config.split!r}: use train, eval, or ood_ and a suite's ending.")
+            raise UserError(
+                f"LIBERO has no split {config.split!r}: use train, eval, or ood_ and a suite's "
+                "ending."
+            )
         tasks = suites.load_suite(self.suite)
         if wrong := [i for i in config.task_ids if not 0 <= i < len(tasks)]:
-            raise UserError(f"{self.suite} has no task {wrong[0]}: it has {len(tasks)}, numbered from 0.")
+            raise UserError(
+                f"{self.suite} has no task {wrong[0]}: it has {len(tasks)}, numbered from 0."
+            )
         self.tasks = [tasks[i] for i in config.task_ids] if config.task_ids else tasks
         self._official = [suites.official_states(task) for task in self.tasks]
-        num_states = None if config.split == "train" else len(self.tasks) * min(len(s) for s in self._official)
+        num_states = (
+            None
+            if config.split == "train"
+            else len(self.tasks) * min(len(s) for s in self._official)
+        )
         spec = EnvSpec(
             name=f"libero/{self.suite}",
             num_envs=config.num_envs,
@@ -125,9 +140,11 @@ class LiberoEnv(SteppedVecEnv):
     def start_state(self, init: int) -> tuple[int, Start]:
         """The task and initial state of number ``init``; see ``EnvSpec.tasks``.
 
-        Official states hold no poses of cabinets and stoves: like LIBERO's own reset, the samplers draw them.
+        Official states hold no poses of cabinets and stoves: like LIBERO's own reset, the samplers
+        draw them.
         """
-        task, number = init % len(self.tasks), init // len(self.tasks)
+        task = init % len(self.tasks)
+        number = init // len(self.tasks)
         official = self._official[task]
         if self.config.split != "train":
             drawn = self._draw(task, [_STREAMS["eval"], number])

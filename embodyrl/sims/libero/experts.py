@@ -1,7 +1,8 @@
 """A scripted expert for LIBERO's pick-and-place goals: ``(On object place)`` and ``(In object region)``.
 
-It reads the simulation, plans one grasp from the object's collision geometry (a pinch across its narrowest side, or the
-rim of something hollow and wide), and then closes the loop on where gripper and object are at every control step.
+It reads the simulation, plans one grasp from the object's collision geometry (a pinch across its
+narrowest side, or the rim of something hollow and wide), and then closes the loop on where gripper
+and object are at every control step.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from embodyrl.sims.libero.native import Simulation
     from embodyrl.sims.libero.scene import Scene
 
-POSITION_SCALE, ROTATION_SCALE = 0.05, 0.5  # metres and radians that an action of 1 asks for
-OPEN, CLOSE = -1.0, 1.0
+POSITION_SCALE = 0.05  # metres that an action of 1 asks for
+ROTATION_SCALE = 0.5  # radians that an action of 1 asks for
+OPEN = -1.0
+CLOSE = 1.0
 UP = np.array([0.0, 0.0, 0.1])
 
 
@@ -58,7 +61,8 @@ class ScriptedExpert:
     """
 
     def __init__(self, env: LiberoEnv, noise: float = 0.0, seed: int = 0) -> None:
-        self.env, self.noise = env, noise
+        self.env = env
+        self.noise = noise
         self._rngs = [np.random.default_rng(seed + k) for k in range(env.spec.num_envs)]
         self._plans = [_Plan() for _ in range(env.spec.num_envs)]
         self._spaces: dict[int, Workspace] = {}
@@ -89,10 +93,13 @@ class ScriptedExpert:
             self._choose(space, plan)
         assert plan.grasp is not None
         plan.steps += 1
-        eef, item = space.eef(), space.position(plan.item)
-        grasp, place = plan.grasp, space.position(plan.place)
+        eef = space.eef()
+        item = space.position(plan.item)
+        grasp = plan.grasp
+        place = space.position(plan.place)
         held = (
-            np.linalg.norm(item[:2] - (eef - grasp.offset)[:2]) < 0.05 and abs(item[2] - (eef - grasp.offset)[2]) < 0.05
+            np.linalg.norm(item[:2] - (eef - grasp.offset)[:2]) < 0.05
+            and abs(item[2] - (eef - grasp.offset)[2]) < 0.05
         )
         # While it is carried, the object and not the gripper has to get to the place.
         carried = eef - item
@@ -109,13 +116,18 @@ class ScriptedExpert:
             if near < 0.005 and still and np.linalg.norm(space.rotation_error(grasp.yaw)) < 0.05:
                 self._next(plan, "descend")
             return self._move(
-                space, high if near > 0.03 else np.array([*target[:2], target[2] + 0.06]), grasp.yaw, OPEN
+                space,
+                high if near > 0.03 else np.array([*target[:2], target[2] + 0.06]),
+                grasp.yaw,
+                OPEN,
             )
         if plan.phase == "descend":
             if np.linalg.norm(eef - grasp.position) < 0.008 or plan.steps > 30:
                 self._next(plan, "grasp")
             straight = np.linalg.norm((eef - grasp.position)[:2]) < 0.01
-            target = np.array([*grasp.position[:2], grasp.position[2] if straight else eef[2] + 0.01])
+            target = np.array(
+                [*grasp.position[:2], grasp.position[2] if straight else eef[2] + 0.01]
+            )
             return self._move(space, target, grasp.yaw, OPEN)
         if plan.phase == "grasp":
             if plan.steps > 9:
@@ -125,7 +137,9 @@ class ScriptedExpert:
         if plan.phase == "lift":
             if eef[2] > plan.safe_height - 0.02 or plan.steps > 40:
                 self._next(plan, "carry")
-            return self._move(space, np.array([*eef[:2], plan.safe_height + 0.02]), grasp.yaw, CLOSE)
+            return self._move(
+                space, np.array([*eef[:2], plan.safe_height + 0.02]), grasp.yaw, CLOSE
+            )
         if plan.phase == "carry":
             target = np.array([*(place + carried)[:2], plan.safe_height])
             if np.linalg.norm(eef[:2] - target[:2]) < 0.012 or plan.steps > 80:
@@ -151,8 +165,8 @@ class ScriptedExpert:
         goals = scene.goals()
         if unknown := [goal for goal in goals if goal[0] not in ("on", "in") or len(goal) != 3]:
             raise UserError(
-                f"The scripted expert cannot do {scene.task.name}: it knows the goals (On object place) and "
-                f"(In object region), not {' '.join(unknown[0])}."
+                f"The scripted expert cannot do {scene.task.name}: it knows the goals (On object "
+                f"place) and (In object region), not {' '.join(unknown[0])}."
             )
         warmstart = scene.data.qacc_warmstart.copy()
         mujoco.mj_forward(scene.model, scene.data)
@@ -167,11 +181,13 @@ class ScriptedExpert:
         self._next(plan, "above")
 
     def _retry(self, space: Workspace, plan: _Plan) -> None:
-        plan.tries, plan.grasp = plan.tries + 1, None
+        plan.tries = plan.tries + 1
+        plan.grasp = None
 
     @staticmethod
     def _next(plan: _Plan, phase: str) -> None:
-        plan.phase, plan.steps = phase, 0
+        plan.phase = phase
+        plan.steps = 0
 
     @staticmethod
     def _move(space: Workspace, target: np.ndarray, yaw: float, gripper: float) -> np.ndarray:
@@ -179,4 +195,6 @@ class ScriptedExpert:
         rotation = space.rotation_error(yaw)
         delta = (target - space.eef()) / POSITION_SCALE * 1.6
         largest = np.abs(delta).max()
-        return np.concatenate([delta / max(1.0, largest), (rotation / ROTATION_SCALE).clip(-0.5, 0.5), [gripper]])
+        return np.concatenate(
+            [delta / max(1.0, largest), (rotation / ROTATION_SCALE).clip(-0.5, 0.5), [gripper]]
+        )

@@ -40,11 +40,20 @@ class Workspace:
     """What an expert sees of a scene: poses and collision geometry. Body poses must be up to date."""
 
     def __init__(self, scene: Scene | Simulation) -> None:
-        self.scene, self.model, self.data = scene, scene.model, scene.data
+        self.scene = scene
+        self.model = scene.model
+        self.data = scene.data
         self._site = self.model.site("gripper0_grip_site").id
         self._nominal = scene.nominal_mat
-        fingers = [self.data.xpos[self.model.body(f"gripper0_{side}finger").id] for side in ("left", "right")]
-        axis = self._nominal @ self.data.site_xmat[self._site].reshape(3, 3).T @ (fingers[0] - fingers[1])
+        fingers = [
+            self.data.xpos[self.model.body(f"gripper0_{side}finger").id]
+            for side in ("left", "right")
+        ]
+        axis = (
+            self._nominal
+            @ self.data.site_xmat[self._site].reshape(3, 3).T
+            @ (fingers[0] - fingers[1])
+        )
         self._axis = axis[:2] / np.linalg.norm(axis[:2])
         parents = self.model.body_parentid
         self._tree: dict[int, list[int]] = {}
@@ -64,15 +73,20 @@ class Workspace:
 
     def finger_axis(self, yaw: float) -> np.ndarray:
         """(2,) the horizontal direction in which the fingers move when the hand is turned by ``yaw``."""
-        c, s = np.cos(yaw), np.sin(yaw)
+        c = np.cos(yaw)
+        s = np.sin(yaw)
         return np.array([[c, -s], [s, c]]) @ self._axis
 
     def rotation_error(self, yaw: float) -> np.ndarray:
         """(3,) rotation vector from the hand's orientation to straight down and turned by ``yaw``."""
-        c, s = np.cos(yaw), np.sin(yaw)
+        c = np.cos(yaw)
+        s = np.sin(yaw)
         wanted = np.array([[c, -s, 0], [s, c, 0], [0, 0, 1.0]]) @ self._nominal
-        quat, out = np.empty(4), np.empty(3)
-        mujoco.mju_mat2Quat(quat, (wanted @ self.data.site_xmat[self._site].reshape(3, 3).T).ravel())
+        quat = np.empty(4)
+        out = np.empty(3)
+        mujoco.mju_mat2Quat(
+            quat, (wanted @ self.data.site_xmat[self._site].reshape(3, 3).T).ravel()
+        )
         mujoco.mju_quat2Vel(out, quat, 1.0)
         return out
 
@@ -92,11 +106,14 @@ class Workspace:
     def obstacles(self, name: str) -> np.ndarray:
         """(M, 3) all over what is neither ``name`` nor the robot."""
         own = set(self.bodies(name)) | set(self._tree[self.model.body("robot0_base").id])
-        return body_points(self.model, self.data, [b for b in range(self.model.nbody) if b not in own])
+        return body_points(
+            self.model, self.data, [b for b in range(self.model.nbody) if b not in own]
+        )
 
     def surface(self, place: str) -> tuple[float, float]:
         """Heights of what lies below the middle of a place, and of the place's highest part."""
-        points, middle = self.points(place), self.position(place)
+        points = self.points(place)
+        middle = self.position(place)
         if not len(points):
             return float(middle[2]), float(middle[2])
         near = points[np.linalg.norm(points[:, :2] - middle[:2], axis=1) < 0.03]
@@ -107,8 +124,11 @@ class Workspace:
 def body_points(model: Any, data: Any, bodies: list[int]) -> np.ndarray:
     """Points (M, 3) all over the collision geometry of some bodies, in the world."""
     points = [np.zeros((0, 3))]
-    for geom in np.flatnonzero(np.isin(model.geom_bodyid, bodies) & (model.geom_contype + model.geom_conaffinity > 0)):
-        size, kind = model.geom_size[geom], model.geom_type[geom]
+    for geom in np.flatnonzero(
+        np.isin(model.geom_bodyid, bodies) & (model.geom_contype + model.geom_conaffinity > 0)
+    ):
+        size = model.geom_size[geom]
+        kind = model.geom_type[geom]
         if kind == mujoco.mjtGeom.mjGEOM_MESH:
             mesh = model.geom_dataid[geom]
             start = model.mesh_vertadr[mesh]
@@ -133,7 +153,8 @@ def body_points(model: Any, data: Any, bodies: list[int]) -> np.ndarray:
 
 def plan_grasp(space: Workspace, item: str, attempt: int = 0) -> Grasp:
     """The grasp of an object with the most room; the ``attempt``-th best where earlier ones failed."""
-    points, rest = space.points(item), space.obstacles(item)
+    points = space.points(item)
+    rest = space.obstacles(item)
     top = points[:, 2].max()
     upper = points[points[:, 2] > top - 0.04]
     candidates = []
@@ -158,11 +179,18 @@ def plan_grasp(space: Workspace, item: str, attempt: int = 0) -> Grasp:
     return candidates[min(attempt * 2, len(candidates) - 1)]
 
 
-def _candidate(centre: np.ndarray, height: float, yaw: float, axis: np.ndarray, rest: np.ndarray, cost: float) -> Grasp:
+def _candidate(
+    centre: np.ndarray, height: float, yaw: float, axis: np.ndarray, rest: np.ndarray, cost: float
+) -> Grasp:
     """Adds a cost for everything that stands where fingers or hand would be."""
     relative = rest[:, :2] - centre
-    along, across = relative @ axis, relative @ np.array([-axis[1], axis[0]])
-    fingers = (np.abs(np.abs(along) - 0.045) < 0.02) & (np.abs(across) < 0.02) & (rest[:, 2] > height - 0.012)
+    along = relative @ axis
+    across = relative @ np.array([-axis[1], axis[0]])
+    fingers = (
+        (np.abs(np.abs(along) - 0.045) < 0.02)
+        & (np.abs(across) < 0.02)
+        & (rest[:, 2] > height - 0.012)
+    )
     hand = (np.abs(along) < 0.12) & (np.abs(across) < 0.05) & (rest[:, 2] > height + 0.085)
     cost += 1.0 * min(5, fingers.sum()) + 1.0 * min(5, hand.sum())
     return Grasp(np.array([*centre, height]), float(yaw), np.zeros(3), cost)

@@ -1,7 +1,7 @@
 """One LIBERO episode on MuJoCo alone: robosuite's controller compiled, goals and observations as plain numbers.
 
-States, successes and observations are those of ``scene.Scene``, which is bit for bit robosuite's env; a test and
-``benchmarks/libero_fidelity.py`` compare them over whole episodes.
+States, successes and observations are those of ``scene.Scene``, which is bit for bit robosuite's
+env; a test and ``benchmarks/libero_fidelity.py`` compare them over whole episodes.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -19,7 +19,11 @@ from embodyrl.sims.libero.blueprint import Blueprint, Item
 from embodyrl.sims.libero.scene import MAX_OBJECTS, PRIVILEGED_DIM, Start, axis_angle
 from embodyrl.sims.libero.suites import Task
 
-_FAULTS = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
+_FAULTS = (
+    mujoco.mjtWarning.mjWARN_BADQPOS,
+    mujoco.mjtWarning.mjWARN_BADQVEL,
+    mujoco.mjtWarning.mjWARN_BADQACC,
+)
 
 
 class Simulation:
@@ -28,45 +32,75 @@ class Simulation:
     Args:
         task: which.
         blueprint: of the task.
-        model: its physics model; copied where a reset moves cabinets and stoves, which are part of it, and else shared.
+        model: its physics model; copied where a reset moves cabinets and stoves, which are part of
+            it, and else shared.
     """
 
     def __init__(self, task: Task, blueprint: Blueprint, model: Any) -> None:
-        self.task, self.blueprint = task, blueprint
+        self.task = task
+        self.blueprint = blueprint
         self.model = copy.copy(model) if blueprint.fixtures else model
         self.data = data = mujoco.MjData(self.model)
-        numbers: dict[str, Any] = {k: v if isinstance(v, int) else np.array(v) for k, v in blueprint.robot.items()}
+        numbers: dict[str, Any] = {
+            k: v if isinstance(v, int) else np.array(v) for k, v in blueprint.robot.items()
+        }
         self.robot = osc.Robot(**numbers)
         nominal = {k: np.array(v, dtype=np.float64) for k, v in blueprint.nominal.items()}
         nominal |= {k: np.asfortranarray(nominal[k]) for k in ("jac", "mass")}
         self._nominal = osc.Sensed(**nominal)
         self._buffers = osc.Buffers(
-            data.qpos, data.qvel, data.ctrl, data.qfrc_bias, data.M, data.site_xpos, data.site_xmat, data.xquat
+            data.qpos,
+            data.qvel,
+            data.ctrl,
+            data.qfrc_bias,
+            data.M,
+            data.site_xpos,
+            data.site_xmat,
+            data.xquat,
         )
         self.memory = osc.Memory(
-            np.zeros(3), np.zeros((3, 3)), np.zeros(2), np.zeros(self.model.nq), np.zeros(9), np.zeros(3)
+            np.zeros(3),
+            np.zeros((3, 3)),
+            np.zeros(2),
+            np.zeros(self.model.nq),
+            np.zeros(9),
+            np.zeros(3),
         )
         self._first = True
         self.nominal_mat = np.array(blueprint.nominal_mat)
         self._items = blueprint.items
-        self._goals = [(goal[0], [self._items[name] for name in goal[1:]]) for goal in blueprint.goals]
+        self._goals = [
+            (goal[0], [self._items[name] for name in goal[1:]]) for goal in blueprint.goals
+        ]
         self._observed = [self._items[name] for name in blueprint.observed]
-        self._touching = {name: np.isin(np.arange(self.model.ngeom), item.geoms) for name, item in self._items.items()}
+        self._touching = {
+            name: np.isin(np.arange(self.model.ngeom), item.geoms)
+            for name, item in self._items.items()
+        }
         self._name_of = {id(item): name for name, item in self._items.items()}
 
     def start(self, start: Start) -> None:
         """Begins an episode as LIBERO's ``reset`` and ``set_init_state`` do."""
-        m, d, b = self.model, self.data, self.blueprint
+        m = self.model
+        d = self.data
+        b = self.blueprint
         mujoco.mj_resetData(m, d)
-        m.body_pos[b.fixtures], m.body_quat[b.fixtures] = start.fixtures[:, :3], start.fixtures[:, 3:]
-        d.time, d.qpos[:], d.qvel[:] = start.state[0], start.state[1 : 1 + m.nq], start.state[1 + m.nq :]
+        m.body_pos[b.fixtures] = start.fixtures[:, :3]
+        m.body_quat[b.fixtures] = start.fixtures[:, 3:]
+        d.time = start.state[0]
+        d.qpos[:] = start.state[1 : 1 + m.nq]
+        d.qvel[:] = start.state[1 + m.nq :]
         mujoco.mj_forward(m, d)
         memory = self.memory
-        memory.goal_pos[:], memory.goal_mat[:] = b.goal_pos, b.goal_mat
-        memory.gripper[:], memory.velocity[:] = 0.0, 0.0
+        memory.goal_pos[:] = b.goal_pos
+        memory.goal_mat[:] = b.goal_mat
+        memory.gripper[:] = 0.0
+        memory.velocity[:] = 0.0
         memory.seen_qpos[:] = d.qpos
         robot = self.robot
-        memory.seen_hand[:] = np.concatenate([d.site_xpos[robot.site], d.xquat[robot.hand], d.qpos[robot.fingers]])
+        memory.seen_hand[:] = np.concatenate(
+            [d.site_xpos[robot.site], d.xquat[robot.hand], d.qpos[robot.fingers]]
+        )
         self._first = True
 
     def step(self, action: np.ndarray) -> None:
@@ -79,7 +113,8 @@ class Simulation:
 
     def read(self, world: dict[str, np.ndarray]) -> None:
         """Takes over a world's state, by the names that MuJoCo and ``osc.Memory`` have for its parts."""
-        self.data.qpos[:], self.data.qvel[:] = world["qpos"], world["qvel"]
+        self.data.qpos[:] = world["qpos"]
+        self.data.qvel[:] = world["qvel"]
         bodies = self.blueprint.fixtures
         for name in ("body_pos", "body_quat"):
             getattr(self.model, name)[bodies] = world[name][bodies]
@@ -91,7 +126,9 @@ class Simulation:
     def broken(self) -> bool:
         """Whether MuJoCo found NaN or infinity and silently reset the simulation."""
         warning = self.data.warning
-        return any(warning[kind].number for kind in _FAULTS) or not np.isfinite(self.data.qpos).all()
+        return (
+            any(warning[kind].number for kind in _FAULTS) or not np.isfinite(self.data.qpos).all()
+        )
 
     @property
     def seen_qpos(self) -> np.ndarray:
@@ -106,7 +143,9 @@ class Simulation:
 
     def glowing(self) -> list[bool]:
         """Which of the blueprint's burners are lit."""
-        return [self._in_state(self._items[name], "turnon", any) for name in self.blueprint.burner_items]
+        return [
+            self._in_state(self._items[name], "turnon", any) for name in self.blueprint.burner_items
+        ]
 
     def proprio(self) -> np.ndarray:
         """(8,) gripper position, axis-angle, finger joints."""
@@ -115,17 +154,29 @@ class Simulation:
 
     def privileged(self) -> np.ndarray:
         """(PRIVILEGED_DIM,) as ``Scene.privileged``."""
-        d, robot, out = self.data, self.robot, np.zeros(PRIVILEGED_DIM, dtype=np.float32)
+        d = self.data
+        robot = self.robot
+        out = np.zeros(PRIVILEGED_DIM, dtype=np.float32)
         eef = d.site_xpos[robot.site]
-        own = [d.qpos[robot.joints], d.qvel[robot.dofs], d.qpos[robot.fingers], eef, d.xquat[robot.hand]]
+        own = [
+            d.qpos[robot.joints],
+            d.qvel[robot.dofs],
+            d.qpos[robot.fingers],
+            eef,
+            d.xquat[robot.hand],
+        ]
         out[:23] = np.concatenate(own)
         for slot, item in enumerate(self._observed):
             if item.site >= 0:
-                pos, quat = d.site_xpos[item.site], np.empty(4)
+                pos = d.site_xpos[item.site]
+                quat = np.empty(4)
                 mujoco.mju_mat2Quat(quat, d.site_xmat[item.site])
-                quat = np.roll(quat if quat[0] >= 0 else -quat, -1)  # robosuite's order for sites: the scalar last
+                quat = np.roll(
+                    quat if quat[0] >= 0 else -quat, -1
+                )  # robosuite's order for sites: the scalar last
             else:
-                pos, quat = d.xpos[item.body], d.xquat[item.body]
+                pos = d.xpos[item.body]
+                quat = d.xquat[item.body]
             at = 23 + 10 * slot
             out[at : at + 10] = np.concatenate([pos, quat, pos - eef])
         at = 23 + 10 * MAX_OBJECTS
@@ -185,14 +236,18 @@ class Simulation:
             below = self._position(place)
             close = np.linalg.norm(below[:2] - pos[:2]) < 0.03
             return bool(below[2] <= pos[2] and close and self._touch(place, item))
-        mat, size = self.data.site_xmat[place.site].reshape(3, 3), np.array(place.size)
+        mat = self.data.site_xmat[place.site].reshape(3, 3)
+        size = np.array(place.size)
         delta = mat @ (pos - self.data.site_xpos[place.site])
-        if not (size[2] - 0.005 < delta[2] < size[2] + 0.10 and (np.abs(delta[:2]) < size[:2]).all()):
+        if not (
+            size[2] - 0.005 < delta[2] < size[2] + 0.10 and (np.abs(delta[:2]) < size[:2]).all()
+        ):
             return False
         return not place.parent or self._touch(self._items[place.parent], item)
 
     def _in(self, item: Item, place: Item) -> bool:
-        pos, middle = self._position(item), self.data.site_xpos[place.site]
+        pos = self._position(item)
+        middle = self.data.site_xpos[place.site]
         half = np.abs(self.data.site_xmat[place.site].reshape(3, 3) @ np.array(place.size))
         low = middle - half
         low[2] -= 0.01
@@ -203,5 +258,6 @@ class Simulation:
 
     def _touch(self, a: Item, b: Item) -> bool:
         pairs = self.data.contact.geom
-        in_a, in_b = self._touching[self._name_of[id(a)]][pairs], self._touching[self._name_of[id(b)]][pairs]
+        in_a = self._touching[self._name_of[id(a)]][pairs]
+        in_b = self._touching[self._name_of[id(b)]][pairs]
         return bool(((in_a[:, 0] & in_b[:, 1]) | (in_a[:, 1] & in_b[:, 0])).any())

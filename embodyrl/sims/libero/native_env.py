@@ -14,7 +14,7 @@ from embodyrl.env import Tick, check_actions
 from embodyrl.sims.libero import suites
 from embodyrl.sims.libero.blueprint import Blueprint
 from embodyrl.sims.libero.cache import told_once
-from embodyrl.sims.libero.compiled import CompiledEnv
+from embodyrl.sims.libero.compiled_env import CompiledEnv
 from embodyrl.sims.libero.env import LiberoConfig
 from embodyrl.sims.libero.native import Simulation
 from embodyrl.sims.libero.pictures import Pictures, View
@@ -33,7 +33,9 @@ class NativeEnv(CompiledEnv):
         self._task = np.full(n, -1)
         self._stale = np.zeros(n, dtype=bool)
         self._ahead: Iterator[Tick] | None = None
-        self._images = {c: np.zeros((n, *size, 3), np.uint8) for c, size in self.spec.cameras.items()}
+        self._images = {
+            c: np.zeros((n, *size, 3), np.uint8) for c, size in self.spec.cameras.items()
+        }
         self._proprio = np.zeros((n, PROPRIO_DIM), np.float32)
         self._privileged = np.zeros((n, PRIVILEGED_DIM), np.float32)
 
@@ -58,7 +60,8 @@ class NativeEnv(CompiledEnv):
             self._spare.setdefault(int(self._task[k]), []).append(old)
         spare = self._spare.setdefault(task, [])
         simulation = spare.pop() if spare else Simulation(self.tasks[task], *self._blueprint(task))
-        self._simulations[k], self._task[k] = simulation, task
+        self._simulations[k] = simulation
+        self._task[k] = task
         return simulation
 
     def _reset(self, env_ids: list[int], inits: list[int]) -> None:
@@ -77,7 +80,9 @@ class NativeEnv(CompiledEnv):
     def step(self, actions: Tensor) -> Step:
         """See ``VecEnv.step``. Each env's whole chunk is run at once: a thread keeps to one simulation's memory."""
         actions = check_actions(actions.to(self.device), self.spec, self._running)
-        self._ahead = iter(self._run(actions, self._running, self.spec.max_episode_steps - self._elapsed))
+        self._ahead = iter(
+            self._run(actions, self._running, self.spec.max_episode_steps - self._elapsed)
+        )
         try:
             return self._chunk(actions.shape[1], lambda h: actions[:, h])
         finally:
@@ -86,13 +91,18 @@ class NativeEnv(CompiledEnv):
     def _step(self, actions: Tensor, active: Tensor) -> Tick:
         if self._ahead is not None:
             return next(self._ahead)
-        return self._run(actions[:, None], active, torch.ones_like(self._elapsed))[0]  # an expert's, one at a time
+        return self._run(actions[:, None], active, torch.ones_like(self._elapsed))[
+            0
+        ]  # an expert's, one at a time
 
     def _run(self, actions: Tensor, active: Tensor, left: Tensor) -> list[Tick]:
         """Control steps with actions (N, H, A), in active envs until the episode ends or no step is ``left`` (N,)."""
-        horizon, n = actions.shape[1], self.spec.num_envs
-        numbers, most = actions.double().cpu().numpy(), left.tolist()
-        solved, broken = torch.zeros(horizon, n, dtype=torch.bool), torch.zeros(horizon, n, dtype=torch.bool)
+        horizon = actions.shape[1]
+        n = self.spec.num_envs
+        numbers = actions.double().cpu().numpy()
+        most = left.tolist()
+        solved = torch.zeros(horizon, n, dtype=torch.bool)
+        broken = torch.zeros(horizon, n, dtype=torch.bool)
 
         def advance(k: int) -> None:
             simulation = self.scene(k)
@@ -106,18 +116,23 @@ class NativeEnv(CompiledEnv):
         rows = active.nonzero().flatten().tolist()
         self._each(advance, rows)
         self._stale[rows] = True
-        solved, broken = solved.to(self.device), broken.to(self.device)
+        solved = solved.to(self.device)
+        broken = broken.to(self.device)
         return [Tick(a.float(), a, a, b) for a, b in zip(solved, broken, strict=True)]
 
     def _observe(self, env_ids: list[int] | None) -> Obs:
         rows = self._stale.nonzero()[0].tolist()
         for k in rows:
-            self._proprio[k], self._privileged[k] = self.scene(k).proprio(), self.scene(k).privileged()
+            self._proprio[k] = self.scene(k).proprio()
+            self._privileged[k] = self.scene(k).privileged()
         if self.spec.cameras:
             self._draw_pictures(rows)
         self._stale[:] = False
         return Obs(
-            images={name: torch.tensor(pixels, device=self.device) for name, pixels in self._images.items()},
+            images={
+                name: torch.tensor(pixels, device=self.device)
+                for name, pixels in self._images.items()
+            },
             proprio=torch.tensor(self._proprio, device=self.device),
             instruction=["" if t < 0 else self.tasks[t].instruction for t in self._task],
             privileged=torch.tensor(self._privileged, device=self.device),
@@ -135,7 +150,9 @@ class NativeEnv(CompiledEnv):
 
     def _make_pictures(self, plan: Blueprint) -> Pictures:
         config = self.config
-        return Pictures(plan.xml, plan.fixtures, plan.burners, config.cameras, config.image_size, self._threads)
+        return Pictures(
+            plan.xml, plan.fixtures, plan.burners, config.cameras, config.image_size, self._threads
+        )
 
 
 def warm_up(config: LiberoConfig | None = None) -> float:
@@ -145,7 +162,8 @@ def warm_up(config: LiberoConfig | None = None) -> float:
         config: whose tasks; None means the first of LIBERO-Spatial.
 
     Returns:
-        Seconds taken: a minute or two and 20 s for each task the first time, a few s for each scene afterwards.
+        Seconds taken: a minute or two and 20 s for each task the first time, a few s for each scene
+            afterwards.
     """
     started = time.perf_counter()
     config = config or LiberoConfig(task_ids=(0,))

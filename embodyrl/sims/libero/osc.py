@@ -1,8 +1,9 @@
 """robosuite's OSC_POSE controller and MuJoCo's physics steps in one compiled function that needs no Python lock.
 
-Operational space control after Khatib (1987), "A unified approach for motion and force control of robot manipulators".
-The order of the operations, the memory layouts and even the single precision of the rotation goal are robosuite 1.4's,
-because contacts amplify the last bit of a torque into another episode; a test holds the two paths equal.
+Operational space control after Khatib (1987), "A unified approach for motion and force control of
+robot manipulators". The order of the operations, the memory layouts and even the single precision
+of the rotation goal are robosuite 1.4's, because contacts amplify the last bit of a torque into
+another episode; a test holds the two paths equal.
 """
 
 from __future__ import annotations
@@ -17,14 +18,21 @@ import numpy as np
 from numba import njit, types
 
 # By name and not by address, so that the compiled function can be kept on disk.
-llvmlite.binding.load_library_permanently(str(next(Path(mujoco.__file__).parent.glob("*mujoco.so*"))))
+llvmlite.binding.load_library_permanently(
+    str(next(Path(mujoco.__file__).parent.glob("*mujoco.so*")))
+)
 _mj_step1 = types.ExternalFunction("mj_step1", types.void(types.intp, types.intp))
 _mj_step2 = types.ExternalFunction("mj_step2", types.void(types.intp, types.intp))
 _doubles = types.CPointer(types.double)
-_mj_jac_site = types.ExternalFunction("mj_jacSite", types.void(types.intp, types.intp, _doubles, _doubles, types.intc))
+_mj_jac_site = types.ExternalFunction(
+    "mj_jacSite", types.void(types.intp, types.intp, _doubles, _doubles, types.intc)
+)
 
-POSITION_SCALE, ROTATION_SCALE = 0.05, 0.5  # metres and radians that an action of 1 asks for
-STIFFNESS, NULL_STIFFNESS, GRIPPER_SPEED = 150.0, 10.0, 0.01
+POSITION_SCALE = 0.05  # metres that an action of 1 asks for
+ROTATION_SCALE = 0.5  # radians that an action of 1 asks for
+STIFFNESS = 150.0
+NULL_STIFFNESS = 10.0
+GRIPPER_SPEED = 0.01
 
 
 class Robot(NamedTuple):
@@ -108,13 +116,15 @@ def _torques(now: Any, goal_pos: Any, goal_mat: Any, bias: Any, rest: Any) -> An
     force = (goal_pos - now.pos) * STIFFNESS + (-now.pos_vel) * damping
     error = np.zeros(3)
     for axis in range(3):
-        a, b = now.mat[:, axis], goal_mat[:, axis]
+        a = now.mat[:, axis]
+        b = goal_mat[:, axis]
         error[0] += a[1] * b[2] - a[2] * b[1]
         error[1] += a[2] * b[0] - a[0] * b[2]
         error[2] += a[0] * b[1] - a[1] * b[0]
     torque = (0.5 * error) * STIFFNESS + (-now.ori_vel) * damping
     jac = now.jac
-    jac_pos, jac_ori = jac.T[:, :3].copy().T, jac.T[:, 3:].copy().T
+    jac_pos = jac.T[:, :3].copy().T
+    jac_ori = jac.T[:, 3:].copy().T
     inverse = np.linalg.inv(now.mass)
     full = np.linalg.pinv(np.dot(np.dot(jac, inverse), jac.transpose()))
     pos = np.linalg.pinv(np.dot(np.dot(jac_pos, inverse), jac_pos.transpose()))
@@ -122,7 +132,9 @@ def _torques(now: Any, goal_pos: Any, goal_mat: Any, bias: Any, rest: Any) -> An
     null = np.eye(7) - np.dot(np.dot(inverse, jac.transpose()).dot(full), jac)
     wrench = np.concatenate((np.dot(pos, force), np.dot(ori, torque)))
     out = np.dot(jac.T, wrench) + bias
-    pull = np.dot(now.mass, NULL_STIFFNESS * (rest - now.q) - np.sqrt(NULL_STIFFNESS) * 2.0 * now.dq)
+    pull = np.dot(
+        now.mass, NULL_STIFFNESS * (rest - now.q) - np.sqrt(NULL_STIFFNESS) * 2.0 * now.dq
+    )
     return out + np.dot(null.transpose(), pull)
 
 
@@ -130,14 +142,17 @@ def _torques(now: Any, goal_pos: Any, goal_mat: Any, bias: Any, rest: Any) -> An
 def _sense(model: int, data: int, robot: Any, buffers: Any, jac: Any) -> Any:
     nv = buffers.qvel.shape[0]
     _mj_jac_site(model, data, jac[:3].ctypes, jac[3:].ctypes, robot.site)
-    arm, mass = np.empty((7, 6)), np.empty((7, 7))
-    q, dq = np.empty(7), np.empty(7)
+    arm = np.empty((7, 6))
+    mass = np.empty((7, 7))
+    q = np.empty(7)
+    dq = np.empty(7)
     for i in range(7):
         for j in range(6):
             arm[i, j] = jac[j, robot.dofs[i]]
         for j in range(7):
             mass[i, j] = buffers.inertia[robot.mass[i, j]]
-        q[i], dq[i] = buffers.qpos[robot.joints[i]], buffers.qvel[robot.dofs[i]]
+        q[i] = buffers.qpos[robot.joints[i]]
+        dq[i] = buffers.qvel[robot.dofs[i]]
     return Sensed(
         buffers.site_pos[robot.site].copy(), buffers.site_mat[robot.site].copy().reshape(3, 3),
         np.dot(jac[:3], buffers.qvel[:nv]), np.dot(jac[3:], buffers.qvel[:nv]), q, dq, arm.T, mass.T,
@@ -146,7 +161,15 @@ def _sense(model: int, data: int, robot: Any, buffers: Any, jac: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def control_step(
-    model: int, data: int, substeps: int, action: Any, robot: Any, buffers: Any, memory: Any, first: bool, nominal: Any
+    model: int,
+    data: int,
+    substeps: int,
+    action: Any,
+    robot: Any,
+    buffers: Any,
+    memory: Any,
+    first: bool,
+    nominal: Any,
 ) -> None:
     """One control step: ``substeps`` physics steps under the controller.
 
@@ -158,7 +181,8 @@ def control_step(
         robot: a ``Robot``.
         buffers: a ``Buffers``.
         memory: a ``Memory``, updated.
-        first: whether the episode begins: robosuite's controller then still has ``nominal`` in mind.
+        first: whether the episode begins: robosuite's controller then still has ``nominal`` in
+            mind.
         nominal: a ``Sensed``.
     """
     jac = np.zeros((6, buffers.qvel.shape[0]))
@@ -171,20 +195,25 @@ def control_step(
             now = _sense(model, data, robot, buffers, jac)
         if substep == 0:
             turn = action[3:6] * ROTATION_SCALE
-            if turn[0] != 0.0 or turn[1] != 0.0 or turn[2] != 0.0:  # otherwise the earlier goal stays
+            if (
+                turn[0] != 0.0 or turn[1] != 0.0 or turn[2] != 0.0
+            ):  # otherwise the earlier goal stays
                 memory.goal_mat[:] = np.dot(_rotation(turn), now.mat)
             memory.goal_pos[:] = now.pos + action[:3] * POSITION_SCALE
         for i in range(7):
             bias[i] = buffers.bias[robot.dofs[i]]
         torques = _torques(now, memory.goal_pos, memory.goal_mat, bias, robot.rest)
         for i in range(7):
-            buffers.ctrl[robot.actuators[i]] = min(max(torques[i], robot.torque_low[i]), robot.torque_high[i])
+            buffers.ctrl[robot.actuators[i]] = min(
+                max(torques[i], robot.torque_low[i]), robot.torque_high[i]
+            )
         for i in range(2):
             change = (2 * i - 1) * GRIPPER_SPEED * sign
             memory.gripper[i] = min(max(memory.gripper[i] + change, -1.0), 1.0)
             command = robot.gripper_bias[i] + robot.gripper_weight[i] * memory.gripper[i]
             buffers.ctrl[robot.gripper_actuators[i]] = command
-        # robosuite's sensors and cameras look before the last physics step, and body poses are those before it ...
+        # robosuite's sensors and cameras look before the last physics step, and body poses are
+        # those before it ...
         seen = substep == substeps - 2
         if seen:
             memory.seen_qpos[:] = buffers.qpos

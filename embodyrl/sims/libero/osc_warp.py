@@ -1,30 +1,45 @@
 """``osc``'s controller as one Warp kernel, a thread to each world: for thousands of worlds on a GPU.
 
-The formulas are ``osc``'s, and so robosuite's. That module repeats robosuite's library calls to the last bit, which no
-GPU can; here the inverses come from Cholesky factors, in double precision because the arm's inertias differ a
-thousandfold.
+The formulas are ``osc``'s, and so robosuite's. That module repeats robosuite's library calls to the
+last bit, which no GPU can; here the inverses come from Cholesky factors, in double precision
+because the arm's inertias differ a thousandfold.
 """
 
 # Warp compiles these functions: inside them types are Warp's, and ``array[i]`` means its element.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: reportIndexIssue=false, reportArgumentType=false, reportOperatorIssue=false
+# pyright: reportCallIssue=false, reportInvalidTypeForm=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false
 from __future__ import annotations
 
 from typing import Any
 
 import warp as wp
 
-from embodyrl.sims.libero.osc import GRIPPER_SPEED, NULL_STIFFNESS, POSITION_SCALE, ROTATION_SCALE, STIFFNESS
+from embodyrl.sims.libero.osc import (
+    GRIPPER_SPEED,
+    NULL_STIFFNESS,
+    POSITION_SCALE,
+    ROTATION_SCALE,
+    STIFFNESS,
+)
 
-wp.set_module_options({"enable_backward": False, "max_unroll": 1})  # unrolled, the kernel compiles for minutes
+wp.set_module_options(
+    {"enable_backward": False, "max_unroll": 1}
+)  # unrolled, the kernel compiles for minutes
 
-_STIFFNESS, _NULL_STIFFNESS = wp.constant(wp.float64(STIFFNESS)), wp.constant(wp.float64(NULL_STIFFNESS))
-_POSITION_SCALE, _ROTATION_SCALE = wp.constant(POSITION_SCALE), wp.constant(ROTATION_SCALE)
+_STIFFNESS = wp.constant(wp.float64(STIFFNESS))
+_NULL_STIFFNESS = wp.constant(wp.float64(NULL_STIFFNESS))
+_POSITION_SCALE = wp.constant(POSITION_SCALE)
+_ROTATION_SCALE = wp.constant(ROTATION_SCALE)
 _GRIPPER_SPEED = wp.constant(GRIPPER_SPEED)
 
 
-_Square = wp.types.matrix(shape=(7, 7), dtype=wp.float64)  # a 6 x 6 matrix in it has the identity's last row and column
-_Wide = wp.types.matrix(shape=(6, 7), dtype=wp.float64)  # the arm's Jacobian: rows of translation, then of rotation
+_Square = wp.types.matrix(
+    shape=(7, 7), dtype=wp.float64
+)  # a 6 x 6 matrix in it has the identity's last row and column
+_Wide = wp.types.matrix(
+    shape=(6, 7), dtype=wp.float64
+)  # the arm's Jacobian: rows of translation, then of rotation
 _Seven = wp.types.vector(length=7, dtype=wp.float64)  # one number a joint
 
 
@@ -101,9 +116,12 @@ def control(
 ):
     """Torques towards the goal and the gripper's command, for one physics step of every world."""
     w = wp.tid()
-    pos, mat = site_pos[w, arm.site], site_mat[w, arm.site]
-    jac, mass = _Wide(), _Square()
-    linear, angular = wp.vec3(), wp.vec3()
+    pos = site_pos[w, arm.site]
+    mat = site_mat[w, arm.site]
+    jac = _Wide()
+    mass = _Square()
+    linear = wp.vec3()
+    angular = wp.vec3()
     for j in range(7):
         turn = axis[w, arm.joints[j]]
         move = wp.cross(turn, pos - anchor[w, arm.joints[j]])
@@ -127,24 +145,30 @@ def control(
     goal = goal_mat[w]
     error = wp.vec3()
     for k in range(3):
-        error += wp.cross(wp.vec3(mat[0, k], mat[1, k], mat[2, k]), wp.vec3(goal[0, k], goal[1, k], goal[2, k]))
+        error += wp.cross(
+            wp.vec3(mat[0, k], mat[1, k], mat[2, k]), wp.vec3(goal[0, k], goal[1, k], goal[2, k])
+        )
     damping = wp.float64(2.0) * wp.sqrt(_STIFFNESS)
     force = wp.vec3d(goal_pos[w] - pos) * _STIFFNESS - wp.vec3d(linear) * damping
     torque = wp.vec3d(error) * (wp.float64(0.5) * _STIFFNESS) - wp.vec3d(angular) * damping
 
-    # Inertia at the hand, A = (J M^-1 J^T)^-1; translation and rotation are decoupled by its blocks alone.
-    factor, inverse = _factor(mass), _Square()
+    # Inertia at the hand, A = (J M^-1 J^T)^-1; translation and rotation are decoupled by its blocks
+    # alone.
+    factor = _factor(mass)
+    inverse = _Square()
     inverse[6, 6] = wp.float64(1.0)
     for i in range(6):
         row = _solve(factor, jac[i])
         for j in range(6):
             inverse[j, i] = wp.dot(jac[j], row)
-    pos_inverse, ori_inverse = wp.mat33d(), wp.mat33d()
+    pos_inverse = wp.mat33d()
+    ori_inverse = wp.mat33d()
     for i in range(3):
         for j in range(3):
             pos_inverse[i, j] = inverse[i, j]
             ori_inverse[i, j] = inverse[3 + i, 3 + j]
-    force, torque = wp.inverse(pos_inverse) * force, wp.inverse(ori_inverse) * torque
+    force = wp.inverse(pos_inverse) * force
+    torque = wp.inverse(ori_inverse) * torque
 
     # A pull to the rest pose, less what of it would move the hand: (I - J^T A J M^-1) M (...).
     posture = _Seven()
@@ -166,9 +190,15 @@ def control(
             total -= jac[i, j] * felt[i]
         ctrl[w, arm.actuators[j]] = wp.clamp(float(total), arm.torque_low[j], arm.torque_high[j])
     for i in range(2):
-        change = float(2 * i - 1) * _GRIPPER_SPEED * wp.where(action[w, 6] == 0.0, 0.0, wp.sign(action[w, 6]))
+        change = (
+            float(2 * i - 1)
+            * _GRIPPER_SPEED
+            * wp.where(action[w, 6] == 0.0, 0.0, wp.sign(action[w, 6]))
+        )
         gripper[w, i] = wp.clamp(gripper[w, i] + change, -1.0, 1.0)
-        ctrl[w, arm.gripper_actuators[i]] = arm.gripper_bias[i] + arm.gripper_weight[i] * gripper[w, i]
+        ctrl[w, arm.gripper_actuators[i]] = (
+            arm.gripper_bias[i] + arm.gripper_weight[i] * gripper[w, i]
+        )
 
 
 @wp.kernel
@@ -195,7 +225,8 @@ def arm_of(robot: dict[str, Any], model: Any) -> Arm:
     arm: Any = Arm()
     arm.joints = wp.array([joint_of[address] for address in robot["joints"]], dtype=int)
     arm.qpos = wp.array(robot["joints"], dtype=int)
-    arm.site, arm.hand = robot["site"], robot["hand"]
+    arm.site = robot["site"]
+    arm.hand = robot["hand"]
     for name in ("dofs", "mass", "actuators", "gripper_actuators", "fingers"):
         setattr(arm, name, wp.array(robot[name], dtype=int))
     for name in ("torque_low", "torque_high", "gripper_bias", "gripper_weight", "rest"):

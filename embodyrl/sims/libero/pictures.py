@@ -16,15 +16,16 @@ from embodyrl.sims.libero.cache import told_once
 from embodyrl.sims.libero.render import CAMERAS
 from embodyrl.sims.mujoco.render import import_warp
 
-# Larger ones are shrunk: the ray caster takes single texels, so that more detail than pixels becomes noise, and it
-# keeps 16 bytes for each of theirs (LIBERO's largest have 4096 x 4096).
+# Larger ones are shrunk: the ray caster takes single texels, so that more detail than pixels
+# becomes noise, and it keeps 16 bytes for each of theirs (LIBERO's largest have 4096 x 4096).
 MAX_TEXTURE = 256
 _GROUPS = [1, 2]  # of geoms that robosuite's cameras see
 _SRGB = np.arange(256) / 255
 _TO_LINEAR = np.where(_SRGB <= 0.04045, _SRGB / 12.92, ((_SRGB + 0.055) / 1.055) ** 2.4)
 _TO_LINEAR = (255 * _TO_LINEAR).round().astype(np.uint8)
 NOWHERE = np.array([0.0, 0.0, -100.0])
-# All kinds that LIBERO's scenes hold. The kernel is compiled for this list, and so only once for all scenes.
+# All kinds that LIBERO's scenes hold. The kernel is compiled for this list, and so only once for
+# all scenes.
 _KINDS = (0, 2, 4, 5, 6, 7)  # plane, sphere, ellipsoid, cylinder, box, mesh
 
 
@@ -54,7 +55,9 @@ class Pictures:
         self, xml: str, fixtures: list[int], burners: list[str], cameras: tuple[str, ...], size: int, lanes: int,
         device: str = "cpu",
     ) -> None:  # fmt: skip
-        self._fixtures, self._size, self._cameras = fixtures, size, cameras
+        self._fixtures = fixtures
+        self._size = size
+        self._cameras = cameras
         self._model = model = visual_model(xml, burners)
         self._data = mujoco.MjData(model)
         self._glow = glow_geoms(model, burners)
@@ -81,11 +84,15 @@ class Pictures:
             list(self._pool.map(work, range(len(self._lanes))))
         # Packed 0xAARRGGBB: bytes B, G, R, A on a little-endian machine.
         rgb = packed.view(np.uint8).reshape(*packed.shape, 4)[..., 2::-1]
-        return {name: np.ascontiguousarray(rgb[:, self._order.index(name)]) for name in self._cameras}
+        return {
+            name: np.ascontiguousarray(rgb[:, self._order.index(name)]) for name in self._cameras
+        }
 
     def _pose(self, view: View) -> list[np.ndarray]:
-        m, d = self._model, self._data
-        m.body_pos[self._fixtures], m.body_quat[self._fixtures] = view.fixtures[:, :3], view.fixtures[:, 3:]
+        m = self._model
+        d = self._data
+        m.body_pos[self._fixtures] = view.fixtures[:, :3]
+        m.body_quat[self._fixtures] = view.fixtures[:, 3:]
         d.qpos[:] = view.qpos
         mujoco.mj_kinematics(m, d)
         mujoco.mj_comPos(m, d)
@@ -100,7 +107,8 @@ class Pictures:
         """Frees threads, meshes and textures."""
         if self._pool is not None:
             self._pool.shutdown()
-        self._pool, self._lanes = None, []
+        self._pool = None
+        self._lanes = []
 
 
 class _Lane:
@@ -111,7 +119,14 @@ class _Lane:
         self._device = device
         self._model, self._data, self._context = put_scene(model, cameras, size, 1, device)
         d = self._data
-        self._targets = [d.geom_xpos, d.geom_xmat, d.cam_xpos, d.cam_xmat, d.light_xpos, d.light_xdir]
+        self._targets = [
+            d.geom_xpos,
+            d.geom_xmat,
+            d.cam_xpos,
+            d.cam_xmat,
+            d.light_xpos,
+            d.light_xdir,
+        ]
         self._shapes = [target.numpy().shape for target in self._targets]
         self._launch()  # compiles here, not in the middle of the first episode
 
@@ -141,7 +156,9 @@ def glow_geoms(model: Any, burners: list[str]) -> list[int]:
     return [model.geom(f"{name}_glow").id for name in burners]
 
 
-def put_scene(model: Any, cameras: list[str], size: int, worlds: int, device: str) -> tuple[Any, Any, Any]:
+def put_scene(
+    model: Any, cameras: list[str], size: int, worlds: int, device: str
+) -> tuple[Any, Any, Any]:
     """Warp's model with fixtures' poses of each world's own, data and render context of a ``visual_model``."""
     mjw, wp = import_warp()
     with wp.ScopedDevice(device):
@@ -156,7 +173,8 @@ def put_scene(model: Any, cameras: list[str], size: int, worlds: int, device: st
             cam_active=cameras,
             enabled_geom_groups=_GROUPS,
             use_shadows=False,  # none of LIBERO's lights casts any
-            enable_specular=False,  # OpenGL's are computed at the corners of large faces alone, and mostly lost
+            # OpenGL's are computed at the corners of large faces alone, and mostly lost
+            enable_specular=False,
             render_skybox=bool((model.tex_type == mujoco.mjtTexture.mjTEXTURE_SKYBOX).any()),
             enable_backface_culling=False,
         )
@@ -181,9 +199,13 @@ def _with_glow(xml: str, burners: list[str]) -> Any:
 def _prepare_textures(model: Any) -> None:
     """Makes large textures smaller, and sRGB ones linear as OpenGL does, in the model's own memory."""
     for i in range(model.ntex):
-        width, height, channels = int(model.tex_width[i]), int(model.tex_height[i]), int(model.tex_nchannel[i])
+        width = int(model.tex_width[i])
+        height = int(model.tex_height[i])
+        channels = int(model.tex_nchannel[i])
         start = int(model.tex_adr[i])
-        pixels = model.tex_data[start : start + width * height * channels].reshape(height, width, channels)
+        pixels = model.tex_data[start : start + width * height * channels].reshape(
+            height, width, channels
+        )
         if model.tex_colorspace[i] == mujoco.mjtColorSpace.mjCOLORSPACE_SRGB:
             pixels[..., :3] = _TO_LINEAR[pixels[..., :3]]
         if model.tex_type[i] != mujoco.mjtTexture.mjTEXTURE_2D or max(width, height) <= MAX_TEXTURE:
@@ -198,16 +220,20 @@ def _prepare_textures(model: Any) -> None:
 def _limit_directional_light(model: Any) -> None:
     """Lowers directional lights until what faces upwards in the middle of the table gets no more light than 1.
 
-    OpenGL clamps light to 1 before it multiplies a texture, the ray caster afterwards: where the kitchens' headlight,
-    spots and sun add up to 1.6, the one shows the table's wood and the other white.
+    OpenGL clamps light to 1 before it multiplies a texture, the ray caster afterwards: where the
+    kitchens' headlight, spots and sun add up to 1.6, the one shows the table's wood and the other
+    white.
     """
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
     camera = model.camera(CAMERAS["agentview"]).id
     table = np.array([0.0, 0.0, data.cam_xpos[camera][2] - 0.7])
     head = model.vis.headlight
-    other = head.ambient.max() + head.diffuse.max() * max(0.0, data.cam_xmat[camera].reshape(3, 3)[2, 2])
-    suns, sunlight = [], 0.0
+    other = head.ambient.max() + head.diffuse.max() * max(
+        0.0, data.cam_xmat[camera].reshape(3, 3)[2, 2]
+    )
+    suns = []
+    sunlight = 0.0
     for light in np.flatnonzero(model.light_active):
         brightness = model.light_diffuse[light].max()
         if model.light_type[light] == mujoco.mjtLightType.mjLIGHT_DIRECTIONAL:

@@ -29,10 +29,21 @@ class BatchPictures:
         device: of the tensors.
     """
 
-    def __init__(self, plan: Blueprint, cameras: tuple[str, ...], size: int, worlds: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        plan: Blueprint,
+        cameras: tuple[str, ...],
+        size: int,
+        worlds: int,
+        device: torch.device,
+    ) -> None:
         self._mjw, self._wp = import_warp()
-        self._fixtures, self._cameras, self._size, self._worlds = plan.fixtures, cameras, size, worlds
-        self._device, self._warp_device = device, str(device)
+        self._fixtures = plan.fixtures
+        self._cameras = cameras
+        self._size = size
+        self._worlds = worlds
+        self._device = device
+        self._warp_device = str(device)
         model = visual_model(plan.xml, plan.burners)
         self._order = sorted(cameras, key=lambda name: model.camera(CAMERAS[name]).id)
         with told_once("drawing kernels", "about a minute", ("warp-lang", "mujoco-warp")):
@@ -40,14 +51,26 @@ class BatchPictures:
                 model, [CAMERAS[name] for name in self._order], size, worlds, self._warp_device
             )
             self._launch(lambda: None)
-        m, d = self._model, self._data
-        self._body_pos, self._body_quat, self._qpos, self._geom_pos, self._geom_mat, self._xpos, self._xmat = (
+        m = self._model
+        d = self._data
+        (
+            self._body_pos,
+            self._body_quat,
+            self._qpos,
+            self._geom_pos,
+            self._geom_mat,
+            self._xpos,
+            self._xmat,
+        ) = (
             torch.from_dlpack(array)
             for array in (m.body_pos, m.body_quat, d.qpos, d.geom_xpos, d.geom_xmat, d.xpos, d.xmat)
         )
         self._packed = torch.from_dlpack(self._context.rgb_data)
-        # mujoco-warp leaves geometry that cannot move where it was at first, but a reset moves cabinets and stoves.
-        self._still = torch.tensor(np.flatnonzero(model.body_weldid[model.geom_bodyid] == 0), device=device)
+        # mujoco-warp leaves geometry that cannot move where it was at first, but a reset moves
+        # cabinets and stoves.
+        self._still = torch.tensor(
+            np.flatnonzero(model.body_weldid[model.geom_bodyid] == 0), device=device
+        )
         still = self._still.tolist()
         self._still_body = torch.tensor(model.geom_bodyid[still], dtype=torch.long, device=device)
         self._still_pos = torch.tensor(model.geom_pos[still], dtype=torch.float32, device=device)
@@ -58,7 +81,9 @@ class BatchPictures:
         self._glow = torch.tensor(glow_geoms(model, plan.burners), dtype=torch.long, device=device)
         self._nowhere = torch.tensor(NOWHERE, dtype=torch.float32, device=device)
 
-    def draw(self, qpos: Tensor, body_pos: Tensor, body_quat: Tensor, glowing: Tensor) -> dict[str, Tensor]:
+    def draw(
+        self, qpos: Tensor, body_pos: Tensor, body_quat: Tensor, glowing: Tensor
+    ) -> dict[str, Tensor]:
         """Pictures of n worlds.
 
         Args:
@@ -70,8 +95,11 @@ class BatchPictures:
         Returns:
             Camera name -> (n, size, size, 3) uint8.
         """
-        n, size = len(qpos), self._size
-        out = torch.empty(n, len(self._order), size, size, 3, dtype=torch.uint8, device=self._device)
+        n = len(qpos)
+        size = self._size
+        out = torch.empty(
+            n, len(self._order), size, size, 3, dtype=torch.uint8, device=self._device
+        )
         for start in range(0, n, self._worlds):
             rows = torch.arange(start, start + self._worlds, device=self._device).clamp(max=n - 1)
             self._qpos.copy_(qpos[rows])
@@ -92,9 +120,13 @@ class BatchPictures:
         self._geom_pos[:, self._glow] = torch.where(glowing[..., None], lit, self._nowhere)
 
     def _launch(self, between: Callable[[], None]) -> None:
-        m, d, wp = self._model, self._data, self._wp
+        m = self._model
+        d = self._data
+        wp = self._wp
         cuda = self._device.type == "cuda"
-        with wp.ScopedStream(wp.stream_from_torch(self._device)) if cuda else wp.ScopedDevice("cpu"):
+        with (
+            wp.ScopedStream(wp.stream_from_torch(self._device)) if cuda else wp.ScopedDevice("cpu")
+        ):
             self._mjw.kinematics(m, d)
             self._mjw.camlight(m, d)
             between()

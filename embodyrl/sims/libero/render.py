@@ -37,9 +37,10 @@ def make_current() -> None:
             _gl_context = importlib.import_module(f"mujoco.{backend}").GLContext(640, 480)
         except Exception as error:  # every driver fails in its own way
             raise MissingDependencyError(
-                f"LIBERO's cameras need OpenGL, and MUJOCO_GL={backend} does not work here ({error}). Without a screen "
-                "install a driver (Debian, Ubuntu: apt-get install libegl1 libgl1-mesa-dri, and set MUJOCO_GL=egl; or "
-                "apt-get install libosmesa6, and set MUJOCO_GL=osmesa), or turn the cameras off with env.cameras=[]."
+                f"LIBERO's cameras need OpenGL, and MUJOCO_GL={backend} does not work here "
+                f"({error}). Without a screen install a driver (Debian, Ubuntu: apt-get install "
+                "libegl1 libgl1-mesa-dri, and set MUJOCO_GL=egl; or apt-get install libosmesa6, "
+                "and set MUJOCO_GL=osmesa), or turn the cameras off with env.cameras=[]."
             ) from error
     _gl_context.make_current()
 
@@ -54,13 +55,19 @@ class Renderer:
 
     def __init__(self, model: Any, size: int) -> None:
         make_current()
-        self.model, self.size = model, size
+        self.model = model
+        self.size = size
         model.vis.global_.offwidth = max(model.vis.global_.offwidth, size)
         model.vis.global_.offheight = max(model.vis.global_.offheight, size)
         self.scene = mujoco.MjvScene(model, maxgeom=1000)
-        self.camera, self.perturb, self.option = mujoco.MjvCamera(), mujoco.MjvPerturb(), mujoco.MjvOption()
+        self.camera = mujoco.MjvCamera()
+        self.perturb = mujoco.MjvPerturb()
+        self.option = mujoco.MjvOption()
         self.camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
-        self.option.geomgroup[0], self.option.geomgroup[1] = 0, 1  # visual geometry, not collision geometry
+        self.option.geomgroup[0], self.option.geomgroup[1] = (
+            0,
+            1,
+        )  # visual geometry, not collision geometry
         self.context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
 
     def draw(self, data: Any, camera: str) -> np.ndarray:
@@ -70,7 +77,9 @@ class Renderer:
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self.context)
         self.camera.fixedcamid = self.model.camera(CAMERAS[camera]).id
         everything = mujoco.mjtCatBit.mjCAT_ALL
-        mujoco.mjv_updateScene(self.model, data, self.option, self.perturb, self.camera, everything, self.scene)
+        mujoco.mjv_updateScene(
+            self.model, data, self.option, self.perturb, self.camera, everything, self.scene
+        )
         view = mujoco.MjrRect(0, 0, self.size, self.size)
         pixels = np.empty((self.size, self.size, 3), dtype=np.uint8)
         mujoco.mjr_render(view, self.scene, self.context)

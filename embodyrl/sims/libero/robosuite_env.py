@@ -35,18 +35,23 @@ class RobosuiteEnv(LiberoEnv):
 
     def __init__(self, config: LiberoConfig) -> None:
         super().__init__(config)
-        self._models: OrderedDict[str, Any] = OrderedDict()  # XML -> compiled model, the one used last at the end
+        self._models: OrderedDict[str, Any] = (
+            OrderedDict()
+        )  # XML -> compiled model, the one used last at the end
         self._scenes: dict[int, Scene] = {}
         self._renderers: dict[int, Renderer] = {}
         self._slots: list[_Slot | None] = [None] * config.num_envs
-        # id of a model -> the env whose episode it holds, fixtures' poses included, with its scene's simulation.
+        # id of a model -> the env whose episode it holds, fixtures' poses included, with its
+        # scene's simulation.
         self._loaded: dict[int, int] = {}
 
     def close(self) -> None:
         """Frees models and pictures' memory."""
         for renderer in self._renderers.values():
             renderer.close()
-        self._renderers, self._scenes, self._loaded = {}, {}, {}
+        self._renderers = {}
+        self._scenes = {}
+        self._loaded = {}
         self._models.clear()
 
     def scene(self, k: int) -> Scene:
@@ -62,11 +67,15 @@ class RobosuiteEnv(LiberoEnv):
     def _scene_of(self, task: int) -> Scene:
         if task not in self._scenes:
             scene = self._scenes[task] = Scene(self.tasks[task], self._models)
-            while len({id(model) for model in self._models.values()}) > max(1, self.config.max_models):
+            while len({id(model) for model in self._models.values()}) > max(
+                1, self.config.max_models
+            ):
                 xml = next(xml for xml, model in self._models.items() if model is not scene.model)
                 self._forget(self._models.pop(xml))
         scene = self._scenes[task]
-        self._models.move_to_end(next(xml for xml, model in self._models.items() if model is scene.model))
+        self._models.move_to_end(
+            next(xml for xml, model in self._models.items() if model is scene.model)
+        )
         return scene
 
     def _forget(self, model: Any) -> None:
@@ -96,7 +105,8 @@ class RobosuiteEnv(LiberoEnv):
 
     def _step(self, actions: Tensor, active: Tensor) -> Tick:
         n = self.spec.num_envs
-        success, fault = torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.bool)
+        success = torch.zeros(n, dtype=torch.bool)
+        fault = torch.zeros(n, dtype=torch.bool)
         numbers = actions.double().cpu().numpy()
         for k in active.nonzero().flatten().tolist():
             slot = self._slots[k]
@@ -107,7 +117,9 @@ class RobosuiteEnv(LiberoEnv):
                 fault[k] = scene.broken()
                 slot.snapshot = scene.save()
             except Exception:  # only this env is lost; its scene is built anew
-                warnings.warn(f"{self.tasks[slot.task].name} broke:\n{traceback.format_exc()}", stacklevel=2)
+                warnings.warn(
+                    f"{self.tasks[slot.task].name} broke:\n{traceback.format_exc()}", stacklevel=2
+                )
                 fault[k] = True
             if fault[k]:
                 scene = self._scenes.pop(slot.task, None)
@@ -124,7 +136,9 @@ class RobosuiteEnv(LiberoEnv):
 
         def stack(get: Callable[[_Slot], np.ndarray], shape: tuple[int, ...], dtype: Any) -> Tensor:
             empty = np.zeros(shape, dtype)
-            return torch.from_numpy(np.stack([empty if s is None else get(s) for s in slots])).to(self.device)
+            return torch.from_numpy(np.stack([empty if s is None else get(s) for s in slots])).to(
+                self.device
+            )
 
         return Obs(
             images={
@@ -142,7 +156,9 @@ class RobosuiteEnv(LiberoEnv):
         scene = self._scene_of(slot.task)
         renderer = self._renderers.get(id(scene.model))
         if renderer is None:
-            renderer = self._renderers[id(scene.model)] = Renderer(scene.model, self.config.image_size)
+            renderer = self._renderers[id(scene.model)] = Renderer(
+                scene.model, self.config.image_size
+            )
         scene.pose_for_drawing(slot.snapshot)
         self._loaded.pop(id(scene.model), None)
         slot.images = {name: renderer.draw(scene.data, name) for name in self.spec.cameras}

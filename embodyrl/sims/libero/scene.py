@@ -1,9 +1,10 @@
 """One LIBERO task in robosuite, stepped without its overhead.
 
-robosuite runs the whole of MuJoCo's forward dynamics three times per physics step (before the controller, in it, and in
-the step itself) and reads all observables every time. Here each physics step is ``mj_step1``, robosuite's own
-controller, ``mj_step2``: the same numbers in the same order, bit for bit (a test compares whole episodes), at about
-three times the speed. Cameras are drawn only when asked for.
+robosuite runs the whole of MuJoCo's forward dynamics three times per physics step (before the
+controller, in it, and in the step itself) and reads all observables every time. Here each physics
+step is ``mj_step1``, robosuite's own controller, ``mj_step2``: the same numbers in the same order,
+bit for bit (a test compares whole episodes), at about three times the speed. Cameras are drawn only
+when asked for.
 
 A scene holds one simulation; many envs share it by saving and loading ``Snapshot``s.
 """
@@ -23,7 +24,8 @@ import numpy as np
 from embodyrl.sims.libero.suites import Task, quiet
 
 PROPRIO_DIM = 8  # position, axis-angle and fingers, as the published LIBERO policies take them
-MAX_OBJECTS, MAX_JOINTS = 10, 8
+MAX_OBJECTS = 10
+MAX_JOINTS = 8
 PRIVILEGED_DIM = 23 + 10 * MAX_OBJECTS + MAX_JOINTS
 LAYOUT = (
     ("robot", 0, PROPRIO_DIM + 23),
@@ -33,7 +35,17 @@ LAYOUT = (
 )
 """``EnvSpec.layout``: see ``Scene.privileged``; slots that a task does not fill stay 0."""
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
-_CACHED = ("ee_pos", "ee_ori_mat", "ee_pos_vel", "ee_ori_vel", "joint_pos", "joint_vel", "J_pos", "J_ori", "J_full")
+_CACHED = (
+    "ee_pos",
+    "ee_ori_mat",
+    "ee_pos_vel",
+    "ee_ori_vel",
+    "joint_pos",
+    "joint_vel",
+    "J_pos",
+    "J_ori",
+    "J_full",
+)
 _CONTROLLER = (*_CACHED, "mass_matrix", "goal_pos", "goal_ori", "new_update")
 
 
@@ -63,19 +75,24 @@ class Scene:
 
     Args:
         task: which.
-        models: compiled MuJoCo models by their XML; scenes with the same objects share one (a model takes .4 GB).
+        models: compiled MuJoCo models by their XML; scenes with the same objects share one (a model
+            takes .4 GB).
     """
 
     def __init__(self, task: Task, models: dict[str, Any]) -> None:
         self.task = task
         with quiet(), _private_numpy_stream(0):
             self.env = _build(task, models)
-        self.sim, self.xml = self.env.sim, self.env.scene_xml
-        self.model, self.data = self.sim.model._model, self.sim.data._data
+        self.sim = self.env.sim
+        self.xml = self.env.scene_xml
+        self.model = self.sim.model._model
+        self.data = self.sim.data._data
         self.robot = self.env.robots[0]
         self._nominal = self.robot.controller
         self.nominal_state = {
-            name: np.copy(getattr(self._nominal, name)) for name in _CONTROLLER if name != "new_update"
+            name: np.copy(getattr(self._nominal, name))
+            for name in _CONTROLLER
+            if name != "new_update"
         }
         self.substeps = int(self.env.control_timestep / self.env.model_timestep)
         self._eef_site = self.model.site(self._nominal.eef_name).id
@@ -84,22 +101,28 @@ class Scene:
         self.fixtures = [self.env.obj_body_id[name] for name in self.env.fixtures_dict]
         arm = set(self.robot._ref_joint_pos_indexes) | set(self._gripper_qpos)
         kinds = [int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)]
-        single = [int(self.model.jnt_qposadr[j]) for j in range(self.model.njnt) if self.model.jnt_type[j] in kinds]
+        single = [
+            int(self.model.jnt_qposadr[j])
+            for j in range(self.model.njnt)
+            if self.model.jnt_type[j] in kinds
+        ]
         self.observed_joints = [address for address in single if address not in arm][:MAX_JOINTS]
-        of_interest = [name for name in self.env.obj_of_interest if name in self.env.object_states_dict]
+        of_interest = [
+            name for name in self.env.obj_of_interest if name in self.env.object_states_dict
+        ]
         others = [name for name in self.env.objects_dict if name not in of_interest]
         self.observed = [*of_interest, *others][:MAX_OBJECTS]
         self._objects = [self.env.object_states_dict[name] for name in self.observed]
         indices = self.robot._ref_joint_actuator_indexes
-        self._arm_actuators, (self._torque_low, self._torque_high) = indices, self.robot.torque_limits
+        self._arm_actuators = indices
+        (self._torque_low, self._torque_high) = self.robot.torque_limits
         self._gripper_actuators = self.robot._ref_joint_gripper_actuator_indexes
         limits = self.model.actuator_ctrlrange[self._gripper_actuators]
-        self.gripper_bias, self.gripper_weight = (
-            0.5 * (limits[:, 1] + limits[:, 0]),
-            0.5 * (limits[:, 1] - limits[:, 0]),
-        )
+        self.gripper_bias = 0.5 * (limits[:, 1] + limits[:, 0])
+        self.gripper_weight = 0.5 * (limits[:, 1] - limits[:, 0])
         self._nominal.update = self._update_controller
-        self._seen_qpos, self._proprio = self.data.qpos.copy(), self._read_proprio()
+        self._seen_qpos = self.data.qpos.copy()
+        self._proprio = self._read_proprio()
 
     def draw(self, seed: list[int]) -> Start:
         """An initial state by the task's own placement samplers, with the noise that the official ones have."""
@@ -125,11 +148,13 @@ class Scene:
             setattr(self._nominal, name, np.copy(value))
         self._nominal.new_update = False
         self.robot.gripper.current_action = np.zeros(self.robot.gripper.dof)
-        self._seen_qpos, self._proprio = self.data.qpos.copy(), self._read_proprio()
+        self._seen_qpos = self.data.qpos.copy()
+        self._proprio = self._read_proprio()
 
     def step(self, action: np.ndarray) -> bool:
         """One control step of 50 ms with an action (7,) in [-1, 1]; returns whether the goal is reached."""
-        controller, data = self._nominal, self.data
+        controller = self._nominal
+        data = self.data
         for substep in range(self.substeps):
             mujoco.mj_step1(self.model, data)
             if substep == 0:
@@ -138,9 +163,13 @@ class Scene:
             data.ctrl[self._arm_actuators] = np.clip(torques, self._torque_low, self._torque_high)
             gripper = self.robot.gripper.format_action(action[6:])
             data.ctrl[self._gripper_actuators] = self.gripper_bias + self.gripper_weight * gripper
-            seen = substep == self.substeps - 2  # the moment at which robosuite's sensors and cameras look
+            seen = (
+                substep == self.substeps - 2
+            )  # the moment at which robosuite's sensors and cameras look
             if seen:
-                self._seen_qpos = data.qpos.copy()  # body poses, and so pictures, are those before the physics step,
+                self._seen_qpos = (
+                    data.qpos.copy()
+                )  # body poses, and so pictures, are those before the physics step,
             mujoco.mj_step2(self.model, data)
             if seen:
                 self._proprio = self._read_proprio()  # joints those after it
@@ -149,7 +178,11 @@ class Scene:
     def broken(self) -> bool:
         """Whether MuJoCo found NaN or infinity and silently reset the simulation."""
         warning = self.data.warning
-        kinds = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
+        kinds = (
+            mujoco.mjtWarning.mjWARN_BADQPOS,
+            mujoco.mjtWarning.mjWARN_BADQVEL,
+            mujoco.mjtWarning.mjWARN_BADQACC,
+        )
         return any(warning[kind].number for kind in kinds) or not np.isfinite(self.data.qpos).all()
 
     def save(self) -> Snapshot:
@@ -159,7 +192,13 @@ class Scene:
         controller = {name: np.copy(getattr(self._nominal, name)) for name in _CONTROLLER}
         gripper = np.copy(self.robot.gripper.current_action)
         return Snapshot(
-            state, self.fixture_poses(), controller, gripper, self._seen_qpos, self._proprio, self.privileged()
+            state,
+            self.fixture_poses(),
+            controller,
+            gripper,
+            self._seen_qpos,
+            self._proprio,
+            self.privileged(),
         )
 
     def load(self, snapshot: Snapshot) -> None:
@@ -169,7 +208,8 @@ class Scene:
         for name, value in snapshot.controller.items():
             setattr(self._nominal, name, bool(value) if name == "new_update" else np.copy(value))
         self.robot.gripper.current_action = np.copy(snapshot.gripper)
-        self._seen_qpos, self._proprio = snapshot.seen_qpos, snapshot.proprio
+        self._seen_qpos = snapshot.seen_qpos
+        self._proprio = snapshot.proprio
         for warning in self.data.warning:
             warning.number = 0
 
@@ -187,18 +227,24 @@ class Scene:
         """(8,) gripper position, axis-angle, finger joints."""
         fingers = self.data.qpos[self._gripper_qpos]
         quat = self.data.xquat[self._hand]
-        return np.concatenate([self.data.site_xpos[self._eef_site], axis_angle(quat), fingers]).astype(np.float32)
+        return np.concatenate(
+            [self.data.site_xpos[self._eef_site], axis_angle(quat), fingers]
+        ).astype(np.float32)
 
     def privileged(self) -> np.ndarray:
         """(PRIVILEGED_DIM,) robot, the objects that matter for the goal, the others, drawers and knobs; see ``LAYOUT``.
 
         An object is its position, its quaternion, and its position seen from the hand.
         """
-        data, out = self.data, np.zeros(PRIVILEGED_DIM, dtype=np.float32)
+        data = self.data
+        out = np.zeros(PRIVILEGED_DIM, dtype=np.float32)
         eef = data.site_xpos[self._eef_site]
-        joints, fingers = self.robot._ref_joint_pos_indexes, self._gripper_qpos
+        joints = self.robot._ref_joint_pos_indexes
+        fingers = self._gripper_qpos
         velocity = data.qvel[self.robot._ref_joint_vel_indexes]
-        out[:23] = np.concatenate([data.qpos[joints], velocity, data.qpos[fingers], eef, data.xquat[self._hand]])
+        out[:23] = np.concatenate(
+            [data.qpos[joints], velocity, data.qpos[fingers], eef, data.xquat[self._hand]]
+        )
         for slot, item in enumerate(self._objects):
             pose = item.get_geom_state()
             at = 23 + 10 * slot
@@ -241,11 +287,13 @@ class Scene:
 
     def set_fixtures(self, poses: np.ndarray) -> None:
         """Moves cabinets and stoves."""
-        self.model.body_pos[self.fixtures], self.model.body_quat[self.fixtures] = poses[:, :3], poses[:, 3:]
+        self.model.body_pos[self.fixtures] = poses[:, :3]
+        self.model.body_quat[self.fixtures] = poses[:, 3:]
 
     def _update_controller(self, force: bool = False) -> None:
         """Robosuite's ``Controller.update`` less its forward pass, which ``mj_step1`` has just made unnecessary."""
-        c, data = self._nominal, self.data
+        c = self._nominal
+        data = self.data
         if not (c.new_update or force):
             return
         jac = np.zeros((6, self.model.nv))
@@ -255,9 +303,12 @@ class Scene:
         dofs = c.qvel_index
         c.ee_pos = data.site_xpos[self._eef_site].copy()
         c.ee_ori_mat = data.site_xmat[self._eef_site].reshape(3, 3).copy()
-        c.ee_pos_vel, c.ee_ori_vel = jac[:3] @ data.qvel, jac[3:] @ data.qvel
-        c.joint_pos, c.joint_vel = data.qpos[c.qpos_index], data.qvel[dofs]
-        c.J_pos, c.J_ori = jac[:3, dofs], jac[3:, dofs]
+        c.ee_pos_vel = jac[:3] @ data.qvel
+        c.ee_ori_vel = jac[3:] @ data.qvel
+        c.joint_pos = data.qpos[c.qpos_index]
+        c.joint_vel = data.qvel[dofs]
+        c.J_pos = jac[:3, dofs]
+        c.J_ori = jac[3:, dofs]
         c.J_full = np.vstack([c.J_pos, c.J_ori])
         c.mass_matrix = mass[dofs, :][:, dofs]
         c.new_update = False
@@ -332,6 +383,8 @@ def _reset_without_rebuilding(env: Any) -> None:
         except RandomizationError:
             continue
     else:
-        raise RuntimeError(f"LIBERO's samplers found no placement for {env.bddl_file_name} in 1000 tries.")
+        raise RuntimeError(
+            f"LIBERO's samplers found no placement for {env.bddl_file_name} in 1000 tries."
+        )
     env.sim.forward()
     env.visualize(vis_settings={name: False for name in env._visualizations})

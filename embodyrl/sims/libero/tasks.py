@@ -19,7 +19,9 @@ def list_tasks() -> list[TaskInfo]:
         MissingDependencyError: the package is not installed.
     """
     return [
-        TaskInfo(task.name, task.instruction, f"env.suite={suite} env.task_ids=[{number}]", group=suite)
+        TaskInfo(
+            task.name, task.instruction, f"env.suite={suite} env.task_ids=[{number}]", group=suite
+        )
         for suite in suites.suite_names()
         for number, task in enumerate(suites.load_suite(suite))
     ]

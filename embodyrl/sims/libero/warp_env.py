@@ -1,8 +1,9 @@
 """LIBERO on mujoco-warp, thousands of worlds at once on a GPU: ``LiberoEnv`` with ``backend="warp"``.
 
-Physics, controller, goals and pictures are computed where the worlds are, and actions and observations cross as tensors
-(DLPack). Tasks whose scenes compile to the same model share one batch. Only a reset is prepared on the host: the start
-and its settling are ``NativeEnv``'s own, so that episodes begin in the same states in both.
+Physics, controller, goals and pictures are computed where the worlds are, and actions and
+observations cross as tensors (DLPack). Tasks whose scenes compile to the same model share one
+batch. Only a reset is prepared on the host: the start and its settling are ``NativeEnv``'s own, so
+that episodes begin in the same states in both.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from torch import Tensor
 
 from embodyrl.env import Tick
 from embodyrl.errors import UserError
-from embodyrl.sims.libero import judge, native
+from embodyrl.sims.libero import goals_batch, native
 from embodyrl.sims.libero.blueprint import Blueprint
-from embodyrl.sims.libero.compiled import CompiledEnv
+from embodyrl.sims.libero.compiled_env import CompiledEnv
 from embodyrl.sims.libero.env import LiberoConfig
 from embodyrl.sims.libero.pictures_batch import BatchPictures
 from embodyrl.sims.libero.scene import PRIVILEGED_DIM, PROPRIO_DIM, Start
@@ -32,15 +33,25 @@ class _Group:
     """The envs whose tasks share a scene."""
 
     def __init__(self, plan: Blueprint, model: Any, worlds: Worlds) -> None:
-        self.plan, self.worlds = plan, worlds
-        self.judge = judge.Judge(model.ngeom, worlds.device)
+        self.plan = plan
+        self.worlds = worlds
+        self.judge = goals_batch.Judge(model.ngeom, worlds.device)
         self.world_of: dict[int, int] = {}  # by env
         self._free = list(range(worlds.count))
-        self.task = torch.zeros(worlds.count, dtype=torch.long, device=worlds.device)  # of each, as the judge has it
+        self.task = torch.zeros(
+            worlds.count, dtype=torch.long, device=worlds.device
+        )  # of each, as the judge has it
 
-    def place(self, envs: list[int], plans: list[Blueprint], states: list[dict[str, np.ndarray]], limit: int) -> None:
+    def place(
+        self,
+        envs: list[int],
+        plans: list[Blueprint],
+        states: list[dict[str, np.ndarray]],
+        limit: int,
+    ) -> None:
         """Begins episodes; where worlds are too few there are twice as many then, ``limit`` at most."""
-        needed, before = len(self.world_of.keys() | set(envs)), self.worlds.count
+        needed = len(self.world_of.keys() | set(envs))
+        before = self.worlds.count
         if needed > before:
             count = min(limit, max(needed, 2 * before))
             self.worlds.resize(count, self.worlds.contacts)
@@ -50,7 +61,9 @@ class _Group:
             if env not in self.world_of:
                 self.world_of[env] = self._free.pop()
         rows = [self.world_of[env] for env in envs]
-        self.task[rows] = torch.tensor([self.judge.add(plan) for plan in plans], device=self.worlds.device)
+        self.task[rows] = torch.tensor(
+            [self.judge.add(plan) for plan in plans], device=self.worlds.device
+        )
         self.worlds.place(rows, states)
         self._refresh()
 
@@ -62,7 +75,9 @@ class _Group:
     def _refresh(self) -> None:
         device = self.worlds.device
         self.envs = torch.tensor(list(self.world_of), dtype=torch.long, device=device)
-        self.rows = torch.tensor(list(self.world_of.values()), dtype=torch.long, device=device)  # their worlds
+        self.rows = torch.tensor(
+            list(self.world_of.values()), dtype=torch.long, device=device
+        )  # their worlds
 
 
 class WarpEnv(CompiledEnv):
@@ -70,10 +85,13 @@ class WarpEnv(CompiledEnv):
 
     def __init__(self, config: LiberoConfig) -> None:
         if config.num_workers > 1:
-            raise UserError("env.backend=warp steps all its worlds in one process: leave env.num_workers at 1.")
+            raise UserError(
+                "env.backend=warp steps all its worlds in one process: leave env.num_workers at 1."
+            )
         if config.settle_steps < 1:
             raise UserError(
-                "env.backend=warp needs env.settle_steps of at least 1: an episode's first step is the CPU's."
+                "env.backend=warp needs env.settle_steps of at least 1: an episode's first step "
+                "is the CPU's."
             )
         super().__init__(config)
         n = config.num_envs
@@ -81,28 +99,35 @@ class WarpEnv(CompiledEnv):
         self._group_of: list[_Group | None] = [None] * n
         self._task = np.full(n, -1)
         self._spare: dict[int, list[native.Simulation]] = {}  # for resets
-        self._settled: dict[int, tuple[dict[str, np.ndarray], int]] = {}  # by initial state, with how many contacts
+        self._settled: dict[
+            int, tuple[dict[str, np.ndarray], int]
+        ] = {}  # by initial state, with how many contacts
         self._readers: dict[int, native.Simulation] = {}
         self._stale = torch.zeros(0, dtype=torch.bool)  # which observations are to be made anew
 
     def _reset(self, env_ids: list[int], inits: list[int]) -> None:
         new = [init for init in dict.fromkeys(inits) if init not in self._settled]
-        starts = [self.start_state(init) for init in new]  # one after the other: LIBERO's samplers share numpy's stream
+        starts = [
+            self.start_state(init) for init in new
+        ]  # one after the other: LIBERO's samplers share numpy's stream
         self._settled.update(zip(new, self._each(self._settle, starts), strict=True))
         members: dict[str, list[int]] = {}
         for i, (k, init) in enumerate(zip(env_ids, inits, strict=True)):
             self._task[k] = init % len(self.tasks)
-            xml, old = self._plan(k).xml, self._group_of[k]
+            xml = self._plan(k).xml
+            old = self._group_of[k]
             if old is not None and old.plan.xml != xml:
                 old.leave(k)
             members.setdefault(xml, []).append(i)
         for xml, those in members.items():
-            envs, settled = [env_ids[i] for i in those], [self._settled[inits[i]] for i in those]
+            envs = [env_ids[i] for i in those]
+            settled = [self._settled[inits[i]] for i in those]
             if xml not in self._groups:
                 plan, model = self._blueprint(int(self._task[envs[0]]))
                 contacts = 64 + 2 * max(number for _, number in settled)
                 self._groups[xml] = _Group(plan, model, Worlds(plan, model, len(envs), contacts))
-            plans, states = [self._plan(k) for k in envs], [state for state, _ in settled]
+            plans = [self._plan(k) for k in envs]
+            states = [state for state, _ in settled]
             self._groups[xml].place(envs, plans, states, self.spec.num_envs)
             for k in envs:
                 self._group_of[k] = self._groups[xml]
@@ -119,9 +144,12 @@ class WarpEnv(CompiledEnv):
         """The state in which an episode of a task begins, and how many contacts it has."""
         task, start = begin
         spare = self._spare.setdefault(task, [])
-        simulation = spare.pop() if spare else native.Simulation(self.tasks[task], *self._blueprint(task))
+        simulation = (
+            spare.pop() if spare else native.Simulation(self.tasks[task], *self._blueprint(task))
+        )
         self._begin(simulation, start)
-        state, contacts = snapshot(simulation), int(simulation.data.ncon)
+        state = snapshot(simulation)
+        contacts = int(simulation.data.ncon)
         spare.append(simulation)  # another thread's from here on
         return state, contacts
 
@@ -131,39 +159,59 @@ class WarpEnv(CompiledEnv):
         self._proprio = torch.zeros(n, PROPRIO_DIM, device=device)
         self._privileged = torch.zeros(n, PRIVILEGED_DIM, device=device)
         self._images = {
-            name: torch.zeros(n, *size, 3, dtype=torch.uint8, device=device) for name, size in self.spec.cameras.items()
+            name: torch.zeros(n, *size, 3, dtype=torch.uint8, device=device)
+            for name, size in self.spec.cameras.items()
         }
 
     def _step(self, actions: Tensor, active: Tensor) -> Tick:
         device = self._stale.device
-        actions, active = actions.to(device), active.to(device)
-        success, fault = torch.zeros_like(active), torch.zeros_like(active)
+        actions = actions.to(device)
+        active = active.to(device)
+        success = torch.zeros_like(active)
+        fault = torch.zeros_like(active)
         for group in self._groups.values():
-            rows, envs, worlds = group.rows, group.envs, group.worlds
+            rows = group.rows
+            envs = group.envs
+            worlds = group.worlds
             if len(self._groups) > 1 and not bool(active[envs].any()):
                 continue
-            moves = torch.zeros(worlds.count, 7, device=device).index_copy_(0, rows, actions[envs].float())
-            steps = torch.zeros(worlds.count, dtype=torch.bool, device=device).index_copy_(0, rows, active[envs])
+            moves = torch.zeros(worlds.count, 7, device=device).index_copy_(
+                0, rows, actions[envs].float()
+            )
+            steps = torch.zeros(worlds.count, dtype=torch.bool, device=device).index_copy_(
+                0, rows, active[envs]
+            )
             broken = worlds.step(moves, steps)
             solved = group.judge.success(worlds.poses(), group.task) & steps & ~broken
-            success[envs], fault[envs] = solved[rows], broken[rows]
+            success[envs] = solved[rows]
+            fault[envs] = broken[rows]
         self._stale |= active
-        success, fault = success.to(self.device), fault.to(self.device)
+        success = success.to(self.device)
+        fault = fault.to(self.device)
         return Tick(success.float(), success, success, fault)
 
     def _observe(self, env_ids: list[int] | None) -> Obs:
         for group in self._groups.values():
             new = self._stale[group.envs]
-            rows, envs = group.rows[new], group.envs[new]
+            rows = group.rows[new]
+            envs = group.envs[new]
             if len(rows) == 0:
                 continue
-            poses, t = group.worlds.poses(), group.worlds.tensors
-            self._proprio[envs] = judge.proprio(poses)[rows]
+            poses = group.worlds.poses()
+            t = group.worlds.tensors
+            self._proprio[envs] = goals_batch.proprio(poses)[rows]
             self._privileged[envs] = group.judge.privileged(poses, group.task)[rows]
             if self.spec.cameras:
                 plan = group.plan
-                lit = [judge.in_state(t["qpos"], plan.items[name], "turnon", torch.any) for name in plan.burner_items]
-                glowing = torch.stack(lit, dim=1) if lit else torch.zeros(len(t["qpos"]), 0, dtype=torch.bool)
+                lit = [
+                    goals_batch.in_state(t["qpos"], plan.items[name], "turnon", torch.any)
+                    for name in plan.burner_items
+                ]
+                glowing = (
+                    torch.stack(lit, dim=1)
+                    if lit
+                    else torch.zeros(len(t["qpos"]), 0, dtype=torch.bool)
+                )
                 seen = (t[name][rows] for name in ("seen_qpos", "body_pos", "body_quat"))
                 drawn = self._pictures_of(plan).draw(*seen, glowing.to(rows.device)[rows])
                 for name, pixels in drawn.items():
@@ -187,19 +235,24 @@ class WarpEnv(CompiledEnv):
 
     def scene(self, k: int) -> native.Simulation:
         """A copy of env k's episode in host memory, for experts and tests; changing it changes nothing."""
-        group, task = self._group_of[k], int(self._task[k])
+        group = self._group_of[k]
+        task = int(self._task[k])
         assert group is not None
         reader = self._readers.get(k)
         if reader is None or reader.task != self.tasks[task]:
             reader = self._readers[k] = native.Simulation(self.tasks[task], *self._blueprint(task))
         row = group.world_of[k]
-        reader.read({name: value[row].cpu().numpy() for name, value in group.worlds.tensors.items()})
+        reader.read(
+            {name: value[row].cpu().numpy() for name, value in group.worlds.tensors.items()}
+        )
         return reader
 
     def close(self) -> None:
         """Frees the worlds and what draws them."""
         for group in self._groups.values():
             group.worlds.close()
-        self._groups, self._group_of = {}, [None] * self.spec.num_envs
-        self._spare, self._readers = {}, {}
+        self._groups = {}
+        self._group_of = [None] * self.spec.num_envs
+        self._spare = {}
+        self._readers = {}
         super().close()

@@ -1,9 +1,10 @@
 """ManiSkill on the CPU: N envs of one episode each, stepped in a loop, observed when somebody looks.
 
-``BaseEnv.step`` computes observation and reward on tensors of one env in every control step, which costs far more than
-the physics. Here a control step drives the controller and the scene, asks ``evaluate`` at most once, and leaves the
-observation to the end of the chunk. What remains is ManiSkill's own code on the same numbers, so states, successes and
-rewards are bit-equal to ``gymnasium.make`` (tested). ``fast.py`` replaces the slowest pieces.
+``BaseEnv.step`` computes observation and reward on tensors of one env in every control step, which
+costs far more than the physics. Here a control step drives the controller and the scene, asks
+``evaluate`` at most once, and leaves the observation to the end of the chunk. What remains is
+ManiSkill's own code on the same numbers, so states, successes and rewards are bit-equal to
+``gymnasium.make`` (tested). ``fast_step.py`` replaces the slowest pieces.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from embodyrl.env import Tick
 from embodyrl.errors import UserError, did_you_mean
-from embodyrl.sims.maniskill import fast
-from embodyrl.sims.maniskill.build import make_base_env
+from embodyrl.sims.maniskill import fast_step
+from embodyrl.sims.maniskill.make_env import make_base_env
 
 if TYPE_CHECKING:
     from embodyrl.sims.maniskill.env import ManiSkillConfig
@@ -45,12 +46,14 @@ class CpuEngine:
         self.envs: list[SingleEnv] = []
         try:
             for _ in range(config.num_envs):
-                # ManiSkill collects garbage for every scene it builds: searching all of PyTorch takes longer than
-                # the rest.
+                # ManiSkill collects garbage for every scene it builds: searching all of PyTorch
+                # takes longer than the rest.
                 gc.freeze()
                 try:
                     base = make_base_env(config.task, **make)
-                except AttributeError:  # a few tasks (PushT) paint things while they build, also where nobody looks
+                except (
+                    AttributeError
+                ):  # a few tasks (PushT) paint things while they build, also where nobody looks
                     if make["render_backend"] == "cpu":
                         raise
                     make["render_backend"] = "cpu"
@@ -96,7 +99,11 @@ class CpuEngine:
                 pictures[name][k] = image
         self._stale.clear()
         state = states.clone()
-        return state, (proprios.clone() if self.rgb else state), {name: p.clone() for name, p in pictures.items()}
+        return (
+            state,
+            (proprios.clone() if self.rgb else state),
+            {name: p.clone() for name, p in pictures.items()},
+        )
 
     def tool(self) -> np.ndarray:
         """(N, 3) position of the tool between the fingers."""
@@ -143,7 +150,7 @@ class SingleEnv:
         self._info: dict[str, Any] | None = None
         self._rebuild = False
         self._agent: object = None
-        self._controller: fast.EEDeltaPosController | None = None
+        self._controller: fast_step.EEDeltaPosController | None = None
 
     def reset(self, seed: int) -> None:
         """Puts the env into the initial state of ``seed``, whatever ran before."""
@@ -151,11 +158,14 @@ class SingleEnv:
         # A scene that held NaN is not trusted to be clean again: it is built anew.
         self.base.reset(seed=seed, options={"reconfigure": True} if self._rebuild else None)
         forget_physics(self.base)
-        self._rebuild, self._info = False, None
-        if self._agent is not self.base.agent:  # tasks that build new shapes for each episode make a new robot, too
+        self._rebuild = False
+        self._info = None
+        if (
+            self._agent is not self.base.agent
+        ):  # tasks that build new shapes for each episode make a new robot, too
             self._agent = self.base.agent
-            self._controller = fast.controller_for(self.base)
-            fast.shortcut_grasp_check(self.base)
+            self._controller = fast_step.controller_for(self.base)
+            fast_step.shortcut_grasp_check(self.base)
 
     def step(self, action: Tensor) -> Outcome:
         """One control step with ``action`` (A,) float32, in the controller's own units."""
@@ -172,14 +182,17 @@ class SingleEnv:
             self._rebuild = True
             return Outcome(0.0, False, False, True)
         self._info = None
-        if self.reward == "sparse" and fast.far_from_success(base, self.task):
+        if self.reward == "sparse" and fast_step.far_from_success(base, self.task):
             return Outcome(0.0, False, False, False)
         self._info = info = base.get_info()
-        success, fail = bool(info.get("success", False)), bool(info.get("fail", False))
+        success = bool(info.get("success", False))
+        fail = bool(info.get("fail", False))
         if self.reward == "sparse":
             reward = float(success) - float(fail)
         else:
-            reward = float(base.get_reward(obs=base.get_obs(info, unflattened=True), action=native, info=info))
+            reward = float(
+                base.get_reward(obs=base.get_obs(info, unflattened=True), action=native, info=info)
+            )
         return Outcome(reward, success or fail, success, False)
 
     def state(self) -> Tensor:
@@ -192,7 +205,9 @@ class SingleEnv:
 
     def images(self, cameras: list[str]) -> dict[str, Tensor]:
         """Camera name -> (h, w, 3) uint8, drawn now."""
-        return {name: image[0] for name, image in draw(self.base, cameras).items()} if cameras else {}
+        return (
+            {name: image[0] for name, image in draw(self.base, cameras).items()} if cameras else {}
+        )
 
     def _finite(self) -> bool:
         total = 0.0
@@ -222,8 +237,8 @@ def calm(base: Any) -> None:
 def forget_physics(base: Any) -> None:
     """Puts the bodies of a ManiSkill env into a new physics system.
 
-    PhysX keeps more from one episode to the next than poses and speeds (contacts, their order, the solver's first
-    guesses), and a contact makes of the last bit of it a centimetre within a second.
+    PhysX keeps more from one episode to the next than poses and speeds (contacts, their order, the
+    solver's first guesses), and a contact makes of the last bit of it a centimetre within a second.
     """
     import sapien
 
@@ -238,7 +253,8 @@ def forget_physics(base: Any) -> None:
         old.remove_entity(entity)
     for entity in entities:
         new.add_entity(entity)
-    base.scene.sub_scenes[0], base.scene.px = new, physics
+    base.scene.sub_scenes[0] = new
+    base.scene.px = physics
 
 
 def visual_proprio(base: Any, info: dict[str, Any]) -> Tensor:
@@ -251,7 +267,8 @@ def visual_state(base: Any, info: dict[str, Any]) -> dict[str, Any]:
     from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
 
     kept = base._obs_mode, base.obs_mode_struct
-    base._obs_mode, base.obs_mode_struct = "rgb", parse_obs_mode_to_struct("rgb")
+    base._obs_mode = "rgb"
+    base.obs_mode_struct = parse_obs_mode_to_struct("rgb")
     try:
         return base._get_obs_state_dict(info)
     finally:
@@ -275,7 +292,9 @@ def choose_cameras(config: ManiSkillConfig, base: Any) -> list[str]:
     """The cameras that the config asks for."""
     known = list(base.scene.sensors)
     if wrong := [name for name in config.cameras if name not in known]:
-        raise UserError(f"{config.task} has no camera {wrong[0]!r}. {did_you_mean(wrong[0], known)}")
+        raise UserError(
+            f"{config.task} has no camera {wrong[0]!r}. {did_you_mean(wrong[0], known)}"
+        )
     return list(config.cameras) or known
 
 

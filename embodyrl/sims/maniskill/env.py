@@ -12,10 +12,10 @@ from torch import Tensor
 
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
 from embodyrl.errors import UserError, did_you_mean
-from embodyrl.sims.maniskill import build
+from embodyrl.sims.maniskill import make_env
 from embodyrl.sims.maniskill.layout import layout
 from embodyrl.sims.maniskill.tasks import ManiSkillTask, require_task
-from embodyrl.sims.workers import PooledVecEnv
+from embodyrl.sims.workers.pool import PooledVecEnv
 from embodyrl.types import EnvSpec, Obs
 
 SPLITS = ("train", "eval")
@@ -27,8 +27,9 @@ class ManiSkillConfig(EnvConfig):
 
     Attributes:
         task: registered id, e.g. ``"PickCube-v1"``; ``tasks.list_tasks()`` names them all.
-        obs: ``"state"`` (proprio is the flat task state, no cameras) or ``"rgb"`` (camera images, and proprio what
-            ManiSkill gives to a policy with cameras). Privileged is the flat task state in both.
+        obs: ``"state"`` (proprio is the flat task state, no cameras) or ``"rgb"`` (camera images,
+            and proprio what ManiSkill gives to a policy with cameras). Privileged is the flat task
+            state in both.
         cameras: the task's cameras to draw; empty for all.
         image_size: side of the square images in pixels.
         control_mode: what an action means, one of the robot's; empty for its default.
@@ -36,7 +37,8 @@ class ManiSkillConfig(EnvConfig):
         max_episode_steps: control steps until truncation; 0 for the task's own number.
         robot: robot id; empty for the task's own.
         backend: ``"auto"`` (the GPU if CUDA is there), ``"cpu"`` or ``"gpu"``.
-        num_workers: processes that share the envs on the CPU; 1 runs them in this one, 0 takes one per core.
+        num_workers: processes that share the envs on the CPU; 1 runs them in this one, 0 takes one
+            per core.
     """
 
     name: str = "maniskill"
@@ -105,8 +107,10 @@ class ManiSkillEnv(SteppedVecEnv):
         config: see ``ManiSkillConfig``.
 
     Raises:
-        UserError: a key has a value that this task does not know; the message names the nearest ones.
-        MissingDependencyError: ManiSkill, a Vulkan driver (for images) or the task's assets are missing.
+        UserError: a key has a value that this task does not know; the message names the nearest
+            ones.
+        MissingDependencyError: ManiSkill, a Vulkan driver (for images) or the task's assets are
+            missing.
     """
 
     Config = ManiSkillConfig
@@ -117,7 +121,8 @@ class ManiSkillEnv(SteppedVecEnv):
         task = _check(config)
         if config.pool_size > 1:
             workers = config.pool_size
-            # Shared memory and messages look the same to the caller, so the pool stands in for the env.
+            # Shared memory and messages look the same to the caller, so the pool stands in for the
+            # env.
             return cast(ManiSkillEnv, PooledVecEnv("maniskill", config, num_workers=workers))
         env = super().__new__(cls)
         env.task = task
@@ -191,18 +196,20 @@ class NativeActions:
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             known = agents[0].supported_control_modes
             raise UserError(
-                f"The control mode {self.mode!r} has no bounds, so actions in [-1, 1] mean nothing there. "
-                f"Take one of {', '.join(known)}."
+                f"The control mode {self.mode!r} has no bounds, so actions in [-1, 1] mean nothing "
+                f"there. Take one of {', '.join(known)}."
             )
         self.dim = len(low)
         self._unit = bool((low == -1).all() and (high == 1).all())
-        self._low, self._span = torch.from_numpy(low), torch.from_numpy(high - low)
+        self._low = torch.from_numpy(low)
+        self._span = torch.from_numpy(high - low)
 
     def __call__(self, actions: Tensor) -> Tensor:
         """(N, A) in the robot's units for (N, A) in [-1, 1]."""
         if self._unit:
             return actions
-        low, span = self._low.to(actions.device), self._span.to(actions.device)
+        low = self._low.to(actions.device)
+        span = self._span.to(actions.device)
         return low + span * (actions + 1) / 2
 
 
@@ -210,7 +217,7 @@ def _check(config: ManiSkillConfig) -> ManiSkillTask:
     """The task, if the config makes sense for it."""
     for key, valid in (
         ("obs", ("state", "rgb")),
-        ("reward", build.REWARDS),
+        ("reward", make_env.REWARDS),
         ("backend", ("auto", "cpu", "gpu")),
         ("split", SPLITS),
     ):
@@ -224,7 +231,8 @@ def _make_engine(config: ManiSkillConfig) -> Engine:
     if config.on_gpu:
         if not torch.cuda.is_available():
             raise UserError(
-                "backend=gpu needs a CUDA GPU, and PyTorch sees none here. Use backend=cpu or backend=auto."
+                "backend=gpu needs a CUDA GPU, and PyTorch sees none here. Use backend=cpu or "
+                "backend=auto."
             )
         from embodyrl.sims.maniskill.gpu import GpuEngine
 

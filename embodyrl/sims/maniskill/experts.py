@@ -95,7 +95,12 @@ def _slide(x_start: float, x_end: float) -> tuple[Waypoint, ...]:
 def _put_down(above: float, rest: float) -> tuple[Waypoint, ...]:
     """With the object in hand: over the goal, down until it is ``rest`` above the goal's centre, open, away."""
     return (
-        Waypoint(lambda v: v.thing * [1, 1, 0] + [0.0, 0.0, above], closed=True, tolerance=0.03, holding=True),
+        Waypoint(
+            lambda v: v.thing * [1, 1, 0] + [0.0, 0.0, above],
+            closed=True,
+            tolerance=0.03,
+            holding=True,
+        ),
         Waypoint(_carry(z=rest + 0.03), closed=True, tolerance=0.008, holding=True),
         Waypoint(_carry(z=rest), closed=True, tolerance=0.004, dwell=1, holding=True),
         Waypoint(lambda v: v.tool, tolerance=0.05, dwell=2),
@@ -104,7 +109,9 @@ def _put_down(above: float, rest: float) -> tuple[Waypoint, ...]:
 
 
 PROGRAMS = {
-    "PickCube-v1": Program("cube", "goal_site", (*_grasp(0.07), Waypoint(_carry(), closed=True, holding=True))),
+    "PickCube-v1": Program(
+        "cube", "goal_site", (*_grasp(0.07), Waypoint(_carry(), closed=True, holding=True))
+    ),
     "PushCube-v1": Program("obj", "goal_region", _slide(-0.08, 0.0)),
     "PullCube-v1": Program("obj", "goal_region", _slide(0.06, 0.0)),
     "StackCube-v1": Program("cubeA", "cubeB", (*_grasp(0.07), *_put_down(0.12, 0.04))),
@@ -117,8 +124,8 @@ class ScriptedExpert:
 
     Args:
         env: the env whose simulator state is read; its control mode must be ``pd_ee_delta_pos``.
-        noise: standard deviation of Gaussian noise on the motion (not on the gripper), in units of the action. Noisy
-            demonstrations hold recoveries and, at large values, failures.
+        noise: standard deviation of Gaussian noise on the motion (not on the gripper), in units of
+            the action. Noisy demonstrations hold recoveries and, at large values, failures.
         seed: of that noise; env k draws from seed + k.
 
     Raises:
@@ -128,15 +135,21 @@ class ScriptedExpert:
     def __init__(self, env: ManiSkillEnv, noise: float = 0.0, seed: int = 0) -> None:
         task = env.config.task
         if task not in PROGRAMS:
-            raise UserError(f"There is no scripted expert for {task}. {did_you_mean(task, PROGRAMS)}")
+            raise UserError(
+                f"There is no scripted expert for {task}. {did_you_mean(task, PROGRAMS)}"
+            )
         if env.spec.control_mode != "pd_ee_delta_pos" or env.spec.action_dim != 4:
             raise UserError(
-                f"The scripted experts act in pd_ee_delta_pos with one arm, not in {env.spec.control_mode}."
+                "The scripted experts act in pd_ee_delta_pos with one arm, not in "
+                f"{env.spec.control_mode}."
             )
-        self.env, self.program, self.noise = env, PROGRAMS[task], noise
+        self.env = env
+        self.program = PROGRAMS[task]
+        self.noise = noise
         points = self.program.waypoints
         self._closed, self._tolerance, self._dwell_for, self._speed, self._holding = (
-            np.array([getattr(p, key) for p in points]) for key in ("closed", "tolerance", "dwell", "speed", "holding")
+            np.array([getattr(p, key) for p in points])
+            for key in ("closed", "tolerance", "dwell", "speed", "holding")
         )
         self._rngs = [np.random.default_rng(seed + k) for k in range(env.spec.num_envs)]
         self._phase = np.zeros(env.spec.num_envs, dtype=np.int64)
@@ -150,12 +163,19 @@ class ScriptedExpert:
     def act(self) -> Tensor:
         """The next action of every env, (N, 4) float32 in [-1, 1]."""
         engine = self.env.engine
-        view = View(engine.tool(), engine.position(self.program.thing), engine.position(self.program.goal))
-        slipped = self._holding[self._phase] & (np.linalg.norm(view.thing - view.tool, axis=1) > 0.04)
+        view = View(
+            engine.tool(), engine.position(self.program.thing), engine.position(self.program.goal)
+        )
+        slipped = self._holding[self._phase] & (
+            np.linalg.norm(view.thing - view.tool, axis=1) > 0.04
+        )
         self._phase[slipped] = self._dwell[slipped] = 0
         every = np.arange(len(view.tool))
         targets = np.stack([point.target(view) for point in self.program.waypoints])
-        there = np.linalg.norm(targets[self._phase, every] - view.tool, axis=1) < self._tolerance[self._phase]
+        there = (
+            np.linalg.norm(targets[self._phase, every] - view.tool, axis=1)
+            < self._tolerance[self._phase]
+        )
         self._dwell = np.where(there, self._dwell + 1, 0)
         done = (self._dwell > self._dwell_for[self._phase]) & (self._phase < len(targets) - 1)
         self._phase += done

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from embodyrl.env import Tick
 from embodyrl.errors import UserError
-from embodyrl.sims.maniskill.build import make_base_env
 from embodyrl.sims.maniskill.cpu import choose_cameras, draw, split_action, visual_proprio
+from embodyrl.sims.maniskill.make_env import make_base_env
 
 if TYPE_CHECKING:
     from embodyrl.sims.maniskill.env import ManiSkillConfig
@@ -46,8 +46,9 @@ class GpuEngine:
         )
         if "reconfiguration_freq" in inspect.signature(type(self.base).__init__).parameters:
             raise UserError(
-                f"{config.task} builds other shapes for each episode, but a scene on the GPU keeps its shapes, so an "
-                "initial state would not be the same twice. Run it with backend=cpu."
+                f"{config.task} builds other shapes for each episode, but a scene on the GPU keeps "
+                "its shapes, so an initial state would not be the same twice. Run it with "
+                "backend=cpu."
             )
         self.cameras = choose_cameras(config, self.base) if self.rgb else []
         self._active = torch.zeros(config.num_envs, dtype=torch.bool, device=self.base.device)
@@ -84,7 +85,8 @@ class GpuEngine:
 
     def step(self, actions: Tensor, active: Tensor) -> Tick:
         """One control step of all scenes; the outcome of those not active means nothing."""
-        base, to = self.base, active.device
+        base = self.base
+        to = active.device
         active = active.to(base.device)
         self._keep(self._active & ~active)
         self._active = active
@@ -92,11 +94,14 @@ class GpuEngine:
         base._step_action(native)
         base._elapsed_steps += 1
         info = base.get_info()
-        success, fail = self._flag(info, "success"), self._flag(info, "fail")
+        success = self._flag(info, "success")
+        fail = self._flag(info, "fail")
         if self.reward == "sparse":
             reward = success.float() - fail.float()
         else:
-            reward = base.get_reward(obs=base.get_obs(info, unflattened=True), action=native, info=info)
+            reward = base.get_reward(
+                obs=base.get_obs(info, unflattened=True), action=native, info=info
+            )
         fault = ~torch.isfinite(base.get_obs(info)).all(dim=1)
         return Tick(reward.float().to(to), (success | fail).to(to), success.to(to), fault.to(to))
 
@@ -146,4 +151,8 @@ def _choose(mask: Tensor, yes: Rows, no: Rows) -> Rows:
     def pick(a: Tensor, b: Tensor) -> Tensor:
         return torch.where(mask.to(a.device).view(-1, *[1] * (a.ndim - 1)), a, b)
 
-    return pick(yes[0], no[0]), pick(yes[1], no[1]), {name: pick(image, no[2][name]) for name, image in yes[2].items()}
+    return (
+        pick(yes[0], no[0]),
+        pick(yes[1], no[1]),
+        {name: pick(image, no[2][name]) for name, image in yes[2].items()},
+    )

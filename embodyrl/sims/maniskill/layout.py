@@ -10,7 +10,8 @@ import torch
 from embodyrl.sims.maniskill.cpu import visual_state
 
 POINT_OR_POSE = (3, 7)
-HANDS, MARKS = ("tcp", "hand", "gripper"), ("goal", "target")
+HANDS = ("tcp", "hand", "gripper")
+MARKS = ("goal", "target")
 
 Place = tuple[str, int, int]
 
@@ -25,7 +26,8 @@ def layout(base: Any, rgb: bool) -> tuple[Place, ...]:
     info = base.get_info()
     state = base._get_obs_state_dict(info)
     proprio = visual_state(base, info) if rgb else state
-    found, start = [], 0
+    found = []
+    start = 0
     for tree in (proprio, state):
         for name, leaf in _leaves(tree):
             numbers = torch.as_tensor(leaf).numel() // base.num_envs

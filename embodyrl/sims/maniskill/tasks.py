@@ -1,6 +1,7 @@
 """ManiSkill's tasks: which exist, what they ask for in words, and whether their assets are on this machine.
 
-Everything here reads ManiSkill's source files as text, so that listing and refusing need neither SAPIEN nor a driver.
+Everything here reads ManiSkill's source files as text, so that listing and refusing need neither
+SAPIEN nor a driver.
 """
 
 from __future__ import annotations
@@ -73,11 +74,16 @@ _IMPLIED_ASSETS = {
     "StackGreenCube": ("widowx250s",),
 }
 
-# Registered in a loop over scenes, so not to be found as text; to look at only, they know no success.
+# Registered in a loop over scenes, so not to be found as text; to look at only, they know no
+# success.
 _SCENES = (
     "ArchitecTHOR",
     "ReplicaCAD",
-    *(f"ReplicaCAD{what}{part}" for what in ("PrepareGroceries", "SetTable", "TidyHouse") for part in ("Train", "Val")),
+    *(
+        f"ReplicaCAD{what}{part}"
+        for what in ("PrepareGroceries", "SetTable", "TidyHouse")
+        for part in ("Train", "Val")
+    ),
 )
 
 # Where ManiSkill unpacks each asset, under its data folder.
@@ -133,7 +139,9 @@ class ManiSkillTask:
     @property
     def mend(self) -> str:
         """The commands that download what is missing."""
-        return " && ".join(f"python -m mani_skill.utils.download_asset {asset}" for asset in self.missing)
+        return " && ".join(
+            f"python -m mani_skill.utils.download_asset {asset}" for asset in self.missing
+        )
 
 
 def data_folder() -> Path:
@@ -156,7 +164,9 @@ def list_tasks() -> list[ManiSkillTask]:
     Raises:
         MissingDependencyError: ManiSkill is not installed.
     """
-    return [_task(name, steps, assets) for name, (steps, assets) in sorted(_registrations().items())]
+    return [
+        _task(name, steps, assets) for name, (steps, assets) in sorted(_registrations().items())
+    ]
 
 
 def require_task(name: str) -> ManiSkillTask:
@@ -164,7 +174,8 @@ def require_task(name: str) -> ManiSkillTask:
 
     Raises:
         UserError: no such task; the message gives the nearest names.
-        MissingDependencyError: ManiSkill or one of the task's assets is not here; the message gives the command.
+        MissingDependencyError: ManiSkill or one of the task's assets is not here; the message gives
+            the command.
     """
     known = _registrations()
     if name not in known:
@@ -177,17 +188,22 @@ def require_task(name: str) -> ManiSkillTask:
 
 def assets_missing(task: str, assets: tuple[str, ...] | list[str]) -> MissingDependencyError:
     """The sentence for a task whose assets are not here."""
-    commands = " and ".join(f"`python -m mani_skill.utils.download_asset {asset}`" for asset in assets)
+    commands = " and ".join(
+        f"`python -m mani_skill.utils.download_asset {asset}`" for asset in assets
+    )
     return MissingDependencyError(
-        f"ManiSkill's {task} needs the asset {' and '.join(repr(a) for a in assets)}, which is not in {data_folder()}. "
-        f"Download it with {commands} (set MS_ASSET_DIR to keep it elsewhere), or choose another task: "
-        "embodyrl.sims.maniskill.tasks.list_tasks() says which have theirs."
+        f"ManiSkill's {task} needs the asset {' and '.join(repr(a) for a in assets)}, which is not "
+        f"in {data_folder()}. Download it with {commands} (set MS_ASSET_DIR to keep it elsewhere), "
+        "or choose another task: embodyrl.sims.maniskill.tasks.list_tasks() says which have "
+        "theirs."
     )
 
 
 def _task(name: str, steps: int, assets: tuple[str, ...]) -> ManiSkillTask:
     missing = tuple(a for a in assets if not _at_hand(a))
-    return ManiSkillTask(name, instruction_for(name), EPISODE_STEPS.get(name, steps), assets, missing)
+    return ManiSkillTask(
+        name, instruction_for(name), EPISODE_STEPS.get(name, steps), assets, missing
+    )
 
 
 def _at_hand(asset: str) -> bool:
@@ -200,7 +216,9 @@ def _registrations() -> dict[str, tuple[int, tuple[str, ...]]]:
     """Task id -> (steps, assets), read from the ``register_env`` lines of the installed package."""
     spec = importlib.util.find_spec("mani_skill")
     if spec is None or spec.origin is None:
-        raise MissingDependencyError("ManiSkill is not installed. Install it with `pip install 'embodyrl[maniskill]'`.")
+        raise MissingDependencyError(
+            "ManiSkill is not installed. Install it with `pip install 'embodyrl[maniskill]'`."
+        )
     found: dict[str, tuple[int, tuple[str, ...]]] = {}
     for file in sorted((Path(spec.origin).parent / "envs").rglob("*.py")):
         text = file.read_text(encoding="utf-8", errors="replace")
@@ -208,7 +226,9 @@ def _registrations() -> dict[str, tuple[int, tuple[str, ...]]]:
             for call in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)):
                 if isinstance(call.func, ast.Name) and call.func.id == "register_env":
                     _add_registration(call, found)
-    found.update({f"{s}_SceneManipulation-v1": (200, _implied(f"{s}_SceneManipulation-v1")) for s in _SCENES})
+    found.update(
+        {f"{s}_SceneManipulation-v1": (200, _implied(f"{s}_SceneManipulation-v1")) for s in _SCENES}
+    )
     return found
 
 

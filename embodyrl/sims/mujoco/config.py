@@ -19,17 +19,19 @@ class Config(EnvConfig):
 
     Attributes:
         task: a name from ``embodyrl.sims.mujoco.tasks.TASKS``, or several joined by commas.
-        cameras: any of ``"front"`` and ``"wrist"``; empty for states only: then the privileged state is appended to
-            proprio, because the policy has nothing else to see.
+        cameras: any of ``"front"`` and ``"wrist"``; empty for states only: then the privileged
+            state is appended to proprio, because the policy has nothing else to see.
         image_size: edge of the square pictures in pixels.
-        backend: what steps the physics: ``"native"`` (MuJoCo's threads), or thousands of worlds at once by ``"warp"``
-            (mujoco-warp) or ``"mjx"`` (JAX), each on a GPU where there is one.
+        backend: what steps the physics: ``"native"`` (MuJoCo's threads), or thousands of worlds at
+            once by ``"warp"`` (mujoco-warp) or ``"mjx"`` (JAX), each on a GPU where there is one.
         renderer: ``"warp"`` (CPU or GPU), ``"opengl"``, or ``"none"`` for states only.
-        control_mode: ``"ee_delta_pos"`` (dx, dy, dz, gripper) or ``"ee_delta_pose"`` (dx, dy, dz, drx, dry, drz,
-            gripper); gripper > 0 opens and <= 0 closes.
-        reward: ``"sparse"`` (1 on success) or ``"dense"`` (that plus the change of a potential in [0, 1]).
+        control_mode: ``"ee_delta_pos"`` (dx, dy, dz, gripper) or ``"ee_delta_pose"`` (dx, dy, dz,
+            drx, dry, drz, gripper); gripper > 0 opens and <= 0 closes.
+        reward: ``"sparse"`` (1 on success) or ``"dense"`` (that plus the change of a potential in
+            [0, 1]).
         max_episode_steps: 0 takes the longest of the tasks' own.
-        min_blocks: fewest blocks on the table in tasks that draw their number; 0 takes the task's own.
+        min_blocks: fewest blocks on the table in tasks that draw their number; 0 takes the task's
+            own.
         max_blocks: most blocks; 0 takes the task's own.
         num_threads: for physics and drawing; 0 uses every core this process may use.
         render_batch: envs drawn by one launch.
@@ -82,6 +84,8 @@ def check_config(config: Config) -> None:
         if value not in valid:
             raise UserError(f"MuJoCo has no {what} {value!r}. {did_you_mean(value, valid)}")
     if not 0 <= config.max_blocks <= MAX_BLOCKS or not 0 <= config.min_blocks <= MAX_BLOCKS:
-        raise UserError(f"min_blocks and max_blocks lie between 1 and {MAX_BLOCKS} (or 0 for the task's own).")
+        raise UserError(
+            f"min_blocks and max_blocks lie between 1 and {MAX_BLOCKS} (or 0 for the task's own)."
+        )
     if config.num_envs < 1:
         raise UserError(f"num_envs is {config.num_envs}, but at least one env is needed.")

@@ -15,7 +15,14 @@ from torch import Tensor
 
 from embodyrl.env import SteppedVecEnv, Tick
 from embodyrl.sims.mujoco import kinematics, physics, render, scene, tasks
-from embodyrl.sims.mujoco.config import CONTROL_DIMS, MAX_BLOCKS, Config, block_range, check_config, task_names
+from embodyrl.sims.mujoco.config import (
+    CONTROL_DIMS,
+    MAX_BLOCKS,
+    Config,
+    block_range,
+    check_config,
+    task_names,
+)
 from embodyrl.types import EnvSpec, Obs
 
 SUBSTEPS = 8
@@ -23,10 +30,13 @@ POS_SCALE = 0.035
 """Metres that the commanded hand moves at action 1."""
 ROT_SCALE = 0.15
 """Radians that it turns at action 1."""
-WORKSPACE_LOW, WORKSPACE_HIGH = np.array([0.28, -0.30, 0.012]), np.array([0.72, 0.30, 0.40])
+WORKSPACE_LOW = np.array([0.28, -0.30, 0.012])
+WORKSPACE_HIGH = np.array([0.72, 0.30, 0.40])
 MAX_LEAD = 0.08
 """The command never runs further than this (m) ahead of the hand, so a blocked hand does not store up a jerk."""
-_ARM, _FINGERS, _BLOCKS = slice(1, 8), slice(8, 10), 10
+_ARM = slice(1, 8)
+_FINGERS = slice(8, 10)
+_BLOCKS = 10
 """Columns of the state array, whose column 0 is the time."""
 Array = NDArray[np.float64]
 
@@ -52,7 +62,8 @@ class MujocoEnv(SteppedVecEnv):
         self.model = model = scene.build(self._num_blocks, self._has_drawer)
         cameras = () if config.renderer == "none" else tuple(config.cameras)
         num = config.num_envs
-        proprio_dim, privileged_dim = 13 if self._pose_control else 7, 3 * MAX_BLOCKS + 16 + len(tasks.TASKS)
+        proprio_dim = 13 if self._pose_control else 7
+        privileged_dim = 3 * MAX_BLOCKS + 16 + len(tasks.TASKS)
         spec = EnvSpec(
             name=f"mujoco/{config.task}",
             num_envs=num,
@@ -98,16 +109,23 @@ class MujocoEnv(SteppedVecEnv):
         blank = torch.zeros(num, size, size, 3, dtype=torch.uint8, device=self.device)
         self._images = {name: blank.clone() for name in cameras}
         self._renderer = (
-            render.make(config.renderer, model, cameras, size, threads, config.render_batch) if cameras else None
+            render.make(config.renderer, model, cameras, size, threads, config.render_batch)
+            if cameras
+            else None
         )
 
     def _reset(self, env_ids: list[int], inits: list[int]) -> None:
         ids = np.array(env_ids)
-        model, frame = self.model, self._frame
+        model = self.model
+        frame = self._frame
         task_ids = [init % len(self.tasks) for init in inits]
         layouts = [
             tasks.sample(
-                self.tasks[t], self.config.split, init // len(self.tasks), self._num_blocks, *self._block_range[t]
+                self.tasks[t],
+                self.config.split,
+                init // len(self.tasks),
+                self._num_blocks,
+                *self._block_range[t],
             )
             for t, init in zip(task_ids, inits, strict=True)
         ]
@@ -117,25 +135,42 @@ class MujocoEnv(SteppedVecEnv):
         self._state[ids] = 0.0
         self._state[ids, _ARM] = q
         self._state[ids, _FINGERS] = 0.04
-        self._q_cmd[ids], self._grip_cmd[ids] = q, 0.04
+        self._q_cmd[ids] = q
+        self._grip_cmd[ids] = 0.04
         self._ee[ids], self._ee_rot[ids], _ = kinematics.forward(q)
-        self._target[ids], self._target_rot[ids] = self._ee[ids], down
+        self._target[ids] = self._ee[ids]
+        self._target_rot[ids] = down
         block_geoms = [model.geom(f"block{k}").id for k in range(self._num_blocks)]
-        table, front = model.geom("table").id, model.camera("front").id
+        table = model.geom("table").id
+        front = model.camera("front").id
         for k, t, layout in zip(env_ids, task_ids, layouts, strict=True):
             self._task_id[k] = t
-            self.layouts[k], self.instructions[k] = layout, layout.instruction
+            self.layouts[k] = layout
+            self.instructions[k] = layout.instruction
             for i, (x, y, z, yaw) in enumerate(layout.blocks):
                 column = _BLOCKS + 7 * i
-                self._state[k, column : column + 7] = x, y, z, np.cos(yaw / 2), 0.0, 0.0, np.sin(yaw / 2)
-            marker = {"ball": layout.ball, "zone": layout.zone, None: scene.AWAY}[self.tasks[t].marker]
+                self._state[k, column : column + 7] = (
+                    x,
+                    y,
+                    z,
+                    np.cos(yaw / 2),
+                    0.0,
+                    0.0,
+                    np.sin(yaw / 2),
+                )
+            marker = {"ball": layout.ball, "zone": layout.zone, None: scene.AWAY}[
+                self.tasks[t].marker
+            ]
             self._ball_or_zone[k] = marker
             places = [layout.ball, layout.zone, layout.cabinet]
             frame.mocap_pos[k] = places[: model.nmocap]
             frame.geom_rgba[k, block_geoms, :3] = layout.block_rgb[: self._num_blocks]
             frame.geom_rgba[k, table, :3] = layout.table_rgb
-            frame.cam_pos[k, front], frame.cam_quat[k, front] = layout.camera_pos, layout.camera_quat
-            frame.light_dir[k], frame.diffuse[k], frame.ambient[k] = layout.light_dir, layout.diffuse, layout.ambient
+            frame.cam_pos[k, front] = layout.camera_pos
+            frame.cam_quat[k, front] = layout.camera_quat
+            frame.light_dir[k] = layout.light_dir
+            frame.diffuse[k] = layout.diffuse
+            frame.ambient[k] = layout.ambient
         self._stale[ids] = True
         if self.config.reward == "dense":
             self._potential[ids] = self._per_task("progress", ids)
@@ -156,16 +191,20 @@ class MujocoEnv(SteppedVecEnv):
         before = self._q_cmd[rows]
         joints = kinematics.ik_step(before, target, rotation)
         grip = np.where(action[:, -1] > 0, 0.04, 0.0)
-        state, time_before = self._state[rows], self._state[rows, 0]
+        state = self._state[rows]
+        time_before = self._state[rows, 0]
         control = np.empty((n, SUBSTEPS, 9 + 3 * self.model.nmocap * self._has_drawer))
-        # A straight line in joint space over the substeps: a step in the command would shake the arm.
+        # A straight line in joint space over the substeps: a step in the command would shake the
+        # arm.
         control[..., :7] = before[:, None] + self._ramp * (joints - before)[:, None]
         control[..., 7:9] = grip[:, None, None]
         if self._has_drawer:
-            # The cabinet is a mocap body so that one model serves envs whose cabinets stand in different places.
+            # The cabinet is a mocap body so that one model serves envs whose cabinets stand in
+            # different places.
             control[..., 9:] = self._frame.mocap_pos[rows].reshape(n, 1, -1)
         after = self._physics.advance(rows, state, control)
-        # MuJoCo resets a diverged simulation without a word, and then its clock is not where it should be.
+        # MuJoCo resets a diverged simulation without a word, and then its clock is not where it
+        # should be.
         expected = time_before + SUBSTEPS * self.model.opt.timestep
         ok = np.isfinite(after).all(axis=1) & (np.abs(after[:, 0] - expected) < 1e-6)
         good = rows[ok]
@@ -178,7 +217,8 @@ class MujocoEnv(SteppedVecEnv):
 
     def _tick(self, rows: NDArray[np.int64], good: NDArray[np.int64]) -> Tick:
         num = self.spec.num_envs
-        success, fault = np.zeros(num, dtype=bool), np.zeros(num, dtype=bool)
+        success = np.zeros(num, dtype=bool)
+        fault = np.zeros(num, dtype=bool)
         fault[rows] = True
         fault[good] = False
         success[good] = self._per_task("success", good)
@@ -187,7 +227,9 @@ class MujocoEnv(SteppedVecEnv):
             potential = self._per_task("progress", good)
             reward[good] += potential - self._potential[good]
             self._potential[good] = potential
-        return Tick(*(torch.as_tensor(x, device=self.device) for x in (reward, success, success, fault)))
+        return Tick(
+            *(torch.as_tensor(x, device=self.device) for x in (reward, success, success, fault))
+        )
 
     def _per_task(self, what: str, rows: NDArray[np.int64]) -> NDArray:
         """``success`` or ``progress`` of the rows, each by its own task."""
@@ -219,8 +261,12 @@ class MujocoEnv(SteppedVecEnv):
         """A copy of the state of the envs in ``rows`` (None: all), as tasks and experts see it."""
         rows = np.arange(self.spec.num_envs) if rows is None else rows
         state = self._state[rows]
-        blocks = state[:, _BLOCKS : _BLOCKS + 7 * self._num_blocks].reshape(len(state), self._num_blocks, 7)
-        drawer = state[:, _BLOCKS + 7 * self._num_blocks] if self._has_drawer else np.zeros(len(state))
+        blocks = state[:, _BLOCKS : _BLOCKS + 7 * self._num_blocks].reshape(
+            len(state), self._num_blocks, 7
+        )
+        drawer = (
+            state[:, _BLOCKS + 7 * self._num_blocks] if self._has_drawer else np.zeros(len(state))
+        )
         cabinet = self._frame.mocap_pos[rows][:, -1]
         handle = cabinet + scene.HANDLE
         handle[:, 0] -= drawer
@@ -244,9 +290,14 @@ class MujocoEnv(SteppedVecEnv):
         parts = [self._ee, self._target]
         if self._pose_control:
             down = np.broadcast_to(kinematics.DOWN, self._ee_rot.shape)
-            parts += [kinematics.rotation_error(rotation, down) for rotation in (self._ee_rot, self._target_rot)]
+            parts += [
+                kinematics.rotation_error(rotation, down)
+                for rotation in (self._ee_rot, self._target_rot)
+            ]
         privileged = self._privileged(view)
-        proprio = np.concatenate([*parts, view.opening[:, None], *([] if self._images else [privileged])], axis=1)
+        proprio = np.concatenate(
+            [*parts, view.opening[:, None], *([] if self._images else [privileged])], axis=1
+        )
         return Obs(
             images={name: pixels.clone() for name, pixels in self._images.items()},
             proprio=torch.tensor(proprio, dtype=torch.float32, device=self.device),
@@ -257,12 +308,13 @@ class MujocoEnv(SteppedVecEnv):
     def _privileged(self, view: tasks.View) -> Array:
         """(N, S): blocks, marker and handle relative to the hand (target first), heights, gripper and task.
 
-        The time left is not among it: a critic that saw it would be bootstrapped, where the time is up, from a state
-        that it was never trained on.
+        The time left is not among it: a critic that saw it would be bootstrapped, where the time is
+        up, from a state that it was never trained on.
         """
         num = self.spec.num_envs
         blocks = np.zeros((num, MAX_BLOCKS, 3))
-        # Parked blocks and unused markers lie metres away: clipped, they say "not here" without dwarfing the rest.
+        # Parked blocks and unused markers lie metres away: clipped, they say "not here" without
+        # dwarfing the rest.
         blocks[:, : self._num_blocks] = np.clip(view.blocks - view.ee[:, None], -1, 1)
         target_z = view.blocks[:, 0, 2] if self._num_blocks else np.zeros(num)
         rest = [

@@ -15,7 +15,8 @@ from embodyrl.sims.mujoco.env import POS_SCALE, ROT_SCALE, MujocoEnv
 from embodyrl.sims.mujoco.tasks import View
 
 Array = NDArray[np.float64]
-_UP, _FORWARD = np.array([0.0, 0.0, 0.1]), np.array([0.1, 0.0, 0.0])
+_UP = np.array([0.0, 0.0, 0.1])
+_FORWARD = np.array([0.1, 0.0, 0.0])
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ def _held(v: View) -> NDArray[np.bool_]:
 
 def _in_line(v: View) -> NDArray[np.bool_]:
     """Whether the hand is close behind the block on the line to the zone."""
-    ahead, way = v.blocks[:, 0, :2] - v.ee[:, :2], v.goal[:, :2] - v.blocks[:, 0, :2]
+    ahead = v.blocks[:, 0, :2] - v.ee[:, :2]
+    way = v.goal[:, :2] - v.blocks[:, 0, :2]
     along = way / np.maximum(np.sqrt((way**2).sum(-1, keepdims=True)), 1e-6)
     aside = np.abs(ahead[:, 0] * along[:, 1] - ahead[:, 1] * along[:, 0])
     return (aside < 0.03) & ((ahead * along).sum(-1) > 0.0)
@@ -84,9 +86,18 @@ PROGRAMS: dict[str, Sequence[Waypoint]] = {
         Waypoint(_block(0.07), tolerance=0.025),
         Waypoint(_block(0.0), tolerance=0.010),
         Waypoint(_block(0.0), closed=True, tolerance=0.05, dwell=4),
-        Waypoint(lambda v: v.blocks[:, 0] * [1, 1, 0] + [0, 0, 0.13], closed=True, tolerance=0.03, keep=_held),
-        Waypoint(_over_second(2 * scene.BLOCK_HALF + 0.04), closed=True, tolerance=0.01, keep=_held),
-        Waypoint(_over_second(2 * scene.BLOCK_HALF + 0.002), closed=True, tolerance=0.008, keep=_held),
+        Waypoint(
+            lambda v: v.blocks[:, 0] * [1, 1, 0] + [0, 0, 0.13],
+            closed=True,
+            tolerance=0.03,
+            keep=_held,
+        ),
+        Waypoint(
+            _over_second(2 * scene.BLOCK_HALF + 0.04), closed=True, tolerance=0.01, keep=_held
+        ),
+        Waypoint(
+            _over_second(2 * scene.BLOCK_HALF + 0.002), closed=True, tolerance=0.008, keep=_held
+        ),
         Waypoint(lambda v: v.ee, tolerance=0.05, dwell=3),
         Waypoint(lambda v: v.ee + _UP, tolerance=0.0),
     ),
@@ -102,7 +113,8 @@ PROGRAMS: dict[str, Sequence[Waypoint]] = {
 class ScriptedExpert:
     """Demonstrates every task of a ``MujocoEnv``, one control step at a time.
 
-    Example: ``expert.reset(ids)`` after ``env.reset(ids)``, then ``env.step(expert.act()[:, None])``.
+    Example: ``expert.reset(ids)`` after ``env.reset(ids)``, then
+    ``env.step(expert.act()[:, None])``.
     """
 
     def __init__(self, env: MujocoEnv, noise: float = 0.0, seed: int = 0) -> None:
@@ -110,11 +122,13 @@ class ScriptedExpert:
 
         Args:
             env: the env to demonstrate in; its simulator state is read.
-            noise: standard deviation of Gaussian noise on the motion (the gripper's command stays clean), in units of
-                the action; noisy demonstrations hold recoveries and, at large values, failures.
+            noise: standard deviation of Gaussian noise on the motion (the gripper's command stays
+                clean), in units of the action; noisy demonstrations hold recoveries and, at large
+                values, failures.
             seed: of that noise; env k draws from its own stream.
         """
-        self._env, self._noise = env, noise
+        self._env = env
+        self._noise = noise
         self._rngs = [np.random.default_rng((seed, k)) for k in range(env.spec.num_envs)]
         self._phase = np.zeros(env.spec.num_envs, dtype=np.int64)
         self._dwell = np.zeros(env.spec.num_envs, dtype=np.int64)
@@ -135,11 +149,14 @@ class ScriptedExpert:
                 self._follow(PROGRAMS[task.name], rows, action)
         if self._noise:
             motion = env.spec.action_dim - 1
-            action[:, :motion] += self._noise * np.stack([rng.standard_normal(motion) for rng in self._rngs])
+            action[:, :motion] += self._noise * np.stack(
+                [rng.standard_normal(motion) for rng in self._rngs]
+            )
         return torch.as_tensor(np.clip(action, -1, 1), dtype=torch.float32, device=env.device)
 
     def _follow(self, program: Sequence[Waypoint], rows: NDArray[np.int64], action: Array) -> None:
-        view, commanded = self._env.view(rows), self._env.commanded[rows]
+        view = self._env.view(rows)
+        commanded = self._env.commanded[rows]
         goals = np.stack([waypoint.goal(view) for waypoint in program])
         closed, dwell, speed, tolerance = (
             np.array([getattr(waypoint, name) for waypoint in program])

@@ -1,7 +1,8 @@
 """Forward kinematics, Jacobian and damped least squares of N Panda arms at once, in numpy.
 
-The chain is the manufacturer's modified Denavit-Hartenberg table (Craig's convention). Everything works on float64
-arrays with a leading N and treats each row by itself, so a row's result does not depend on which others are there.
+The chain is the manufacturer's modified Denavit-Hartenberg table (Craig's convention). Everything
+works on float64 arrays with a leading N and treats each row by itself, so a row's result does not
+depend on which others are there.
 """
 
 from __future__ import annotations
@@ -40,13 +41,16 @@ def forward(q: Array) -> tuple[Array, Array, Array]:
         q: (N, 7) joint angles in rad.
 
     Returns:
-        Position (N, 3) in m, rotation (N, 3, 3), Jacobian (N, 6, 7) (linear rows first, both in the base's frame).
+        Position (N, 3) in m, rotation (N, 3, 3), Jacobian (N, 6, 7) (linear rows first, both in the
+        base's frame).
     """
     num = len(q)
-    cos, sin = np.cos(q), np.sin(q)
+    cos = np.cos(q)
+    sin = np.sin(q)
     x, y, z = (np.broadcast_to(axis, (num, 3)) for axis in np.eye(3))
     position = np.zeros((num, 3))
-    origins, axes = np.empty((num, 7, 3)), np.empty((num, 7, 3))
+    origins = np.empty((num, 7, 3))
+    axes = np.empty((num, 7, 3))
     for i, (a, d, quarter) in enumerate(_DH):
         if a:
             position = position + a * x
@@ -56,11 +60,14 @@ def forward(q: Array) -> tuple[Array, Array, Array]:
             y, z = -z, y
         if d:
             position = position + d * z
-        c, s = cos[:, i, None], sin[:, i, None]
+        c = cos[:, i, None]
+        s = sin[:, i, None]
         x, y = c * x + s * y, c * y - s * x
-        origins[:, i], axes[:, i] = position, z
+        origins[:, i] = position
+        axes[:, i] = z
     position = position + FLANGE_TO_TCP * z
-    c, s = np.cos(_HAND_YAW), np.sin(_HAND_YAW)
+    c = np.cos(_HAND_YAW)
+    s = np.sin(_HAND_YAW)
     x, y = c * x + s * y, c * y - s * x
     jacobian = np.empty((num, 6, 7))
     arm = position[:, None] - origins
@@ -76,7 +83,12 @@ def rotation_error(goal: Array, rotation: Array) -> Array:
     """Small rotation vector (N, 3), in the base's frame, that turns ``rotation`` towards ``goal`` (both (N, 3, 3))."""
     error = goal @ rotation.transpose(0, 2, 1)
     skew = np.stack(
-        [error[:, 2, 1] - error[:, 1, 2], error[:, 0, 2] - error[:, 2, 0], error[:, 1, 0] - error[:, 0, 1]], axis=-1
+        [
+            error[:, 2, 1] - error[:, 1, 2],
+            error[:, 0, 2] - error[:, 2, 0],
+            error[:, 1, 0] - error[:, 0, 1],
+        ],
+        axis=-1,
     )
     # sin(angle) * axis; beyond a right angle the sine falls again, so scale to the angle itself.
     sine = 0.5 * np.sqrt((skew**2).sum(-1))
@@ -95,7 +107,9 @@ def exp_rotation(vector: Array) -> Array:
     return np.eye(3) + a * cross + b * (cross @ cross)
 
 
-def ik_step(q: Array, goal_pos: Array, goal_rot: Array, damping: float = 0.02, max_step: float = 0.3) -> Array:
+def ik_step(
+    q: Array, goal_pos: Array, goal_rot: Array, damping: float = 0.02, max_step: float = 0.3
+) -> Array:
     """One damped least squares step towards a pose (Nakamura and Hanafusa, 1986), with the posture in the null space.
 
     Args:
@@ -125,15 +139,20 @@ def ik_step_from(
     """``ik_step`` for callers that have ``forward(q)`` at hand already."""
     posture = 0.1 * (HOME - q)
     error = np.concatenate([goal_pos - position, rotation_error(goal_rot, rotation)], axis=-1)
-    # dq = posture + J^T (J J^T + damping^2)^-1 (error - J posture): the posture term only moves in the null space.
+    # dq = posture + J^T (J J^T + damping^2)^-1 (error - J posture): the posture term only moves in
+    # the null space.
     residual = error - (jacobian @ posture[..., None])[..., 0]
     gram = jacobian @ jacobian.transpose(0, 2, 1) + damping**2 * np.eye(6)
-    step = posture + (jacobian.transpose(0, 2, 1) @ np.linalg.solve(gram, residual[..., None]))[..., 0]
+    step = (
+        posture + (jacobian.transpose(0, 2, 1) @ np.linalg.solve(gram, residual[..., None]))[..., 0]
+    )
     step *= np.minimum(1.0, max_step / np.maximum(np.abs(step).max(axis=-1, keepdims=True), 1e-9))
     return np.clip(q + step, JOINT_LOWER, JOINT_UPPER)
 
 
-def solve(goal_pos: Array, goal_rot: Array, start: Array | None = None, iterations: int = 30) -> Array:
+def solve(
+    goal_pos: Array, goal_rot: Array, start: Array | None = None, iterations: int = 30
+) -> Array:
     """Joint angles (N, 7) that reach the poses, by repeated steps from ``start`` (default: ``HOME``)."""
     q = np.broadcast_to(HOME, (len(goal_pos), 7)) if start is None else start
     for _ in range(iterations):

@@ -1,7 +1,8 @@
 """What steps the scenes of ``MujocoEnv``: MuJoCo's own threads, mujoco-warp or MJX; the last two on a GPU, too.
 
-All take and give the same state, (n, 1 + nq + nv) time, qpos and qvel as MuJoCo flattens them. The two batched ones
-compute in single precision, and step all N worlds at once, whichever are asked for: their programs have a fixed size.
+All take and give the same state, (n, 1 + nq + nv) time, qpos and qvel as MuJoCo flattens them. The
+two batched ones compute in single precision, and step all N worlds at once, whichever are asked
+for: their programs have a fixed size.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -25,7 +26,8 @@ from embodyrl.errors import MissingDependencyError, UserError
 
 Array = NDArray[np.float64]
 BACKENDS = ("native", "warp", "mjx")
-CONTACTS, CONSTRAINTS = 64, 256
+CONTACTS = 64
+CONSTRAINTS = 256
 """Room in each world of mujoco-warp; four blocks, a gripper and a drawer need some 40 and 170."""
 
 
@@ -38,7 +40,8 @@ class Physics(Protocol):
         Args:
             rows: (n,) the worlds.
             state: (n, 1 + nq + nv).
-            control: (n, S, nu), or (n, S, nu + 3 * nmocap) with the positions of mocap bodies after it.
+            control: (n, S, nu), or (n, S, nu + 3 * nmocap) with the positions of mocap bodies after
+                it.
 
         Returns:
             The state afterwards, (n, 1 + nq + nv); what broke is not finite, or its time is wrong.
@@ -84,7 +87,8 @@ class WarpPhysics:
     """mujoco-warp; on a GPU all substeps are one CUDA graph.
 
     Raises:
-        UserError: so many worlds do not fit into memory, or the scene has something that mujoco-warp cannot do.
+        UserError: so many worlds do not fit into memory, or the scene has something that
+            mujoco-warp cannot do.
     """
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, substeps: int) -> None:
@@ -93,14 +97,18 @@ class WarpPhysics:
         self._mjw, self._wp = import_warp()
         cuda = self._wp.get_cuda_device_count() > 0
         self._device = self._wp.get_device("cuda:0" if cuda else "cpu")
-        self._timestep, self._graph = model.opt.timestep, None
+        self._timestep = model.opt.timestep
+        self._graph = None
         with self._wp.ScopedDevice(self._device):
             self._model = supported("warp", lambda: self._mjw.put_model(model))
             one, two = (array_bytes(self._worlds(model, n)) for n in (1, 2))
-            check_fits(num_envs, two - one, self._device.free_memory if cuda else free_host_memory())
+            check_fits(
+                num_envs, two - one, self._device.free_memory if cuda else free_host_memory()
+            )
             self._data: Any = self._worlds(model, num_envs)
             self._control = self._wp.zeros((substeps, num_envs, model.nu), dtype=float)
-            self._qpos, self._qvel = self._data.qpos.numpy(), self._data.qvel.numpy()
+            self._qpos = self._data.qpos.numpy()
+            self._qvel = self._data.qvel.numpy()
             self._mocap = self._data.mocap_pos.numpy()
             self._steps()  # compiles, on a machine's first run
             if cuda:
@@ -119,10 +127,13 @@ class WarpPhysics:
 
     def advance(self, rows: NDArray[np.int64], state: Array, control: Array) -> Array:
         """See ``Physics``."""
-        d, nq, nu = self._data, self._qpos.shape[1], self._control.shape[2]
+        d = self._data
+        nq = self._qpos.shape[1]
+        nu = self._control.shape[2]
         everywhere = np.zeros((control.shape[1], len(self._qpos), nu), np.float32)
         everywhere[:, rows] = control[..., :nu].transpose(1, 0, 2)
-        self._qpos[rows], self._qvel[rows] = state[:, 1 : 1 + nq], state[:, 1 + nq :]
+        self._qpos[rows] = state[:, 1 : 1 + nq]
+        self._qvel[rows] = state[:, 1 + nq :]
         if control.shape[2] > nu:
             self._mocap[rows] = control[:, 0, nu:].reshape(len(rows), -1, 3)
         with self._wp.ScopedDevice(self._device):
@@ -146,18 +157,22 @@ class MjxPhysics:
 
     Raises:
         MissingDependencyError: JAX or MJX is not installed.
-        UserError: so many worlds do not fit into memory, or the scene has something that MJX cannot do.
+        UserError: so many worlds do not fit into memory, or the scene has something that MJX cannot
+            do.
     """
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, substeps: int) -> None:
         jax, mjx = import_mjx()
         on_device = supported("mjx", lambda: mjx.put_model(model))
         blank = mjx.make_data(on_device)
-        each = sum(leaf.nbytes for leaf in jax.tree_util.tree_leaves(blank) if hasattr(leaf, "nbytes"))
+        each = sum(
+            leaf.nbytes for leaf in jax.tree_util.tree_leaves(blank) if hasattr(leaf, "nbytes")
+        )
         stats = jax.devices()[0].memory_stats() or {}
         free = stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
         check_fits(num_envs, each, free if stats else free_host_memory())
-        self._timestep, self._nu = model.opt.timestep, model.nu
+        self._timestep = model.opt.timestep
+        self._nu = model.nu
 
         def advance(qpos: Any, qvel: Any, mocap: Any, control: Any) -> Any:
             def step(data: Any, ctrl: Any) -> Any:
@@ -180,17 +195,22 @@ class MjxPhysics:
         nq = self._qpos.shape[1]
         everywhere = np.zeros((len(self._qpos), control.shape[1], self._nu), np.float32)
         everywhere[rows] = control[..., : self._nu]
-        self._qpos[rows], self._qvel[rows] = state[:, 1 : 1 + nq], state[:, 1 + nq :]
+        self._qpos[rows] = state[:, 1 : 1 + nq]
+        self._qvel[rows] = state[:, 1 + nq :]
         if control.shape[2] > self._nu:
             self._mocap[rows] = control[:, 0, self._nu :].reshape(len(rows), -1, 3)
         qpos, qvel = self._advance(self._qpos, self._qvel, self._mocap, everywhere)
-        return joined(state, control, self._timestep, np.asarray(qpos)[rows], np.asarray(qvel)[rows])
+        return joined(
+            state, control, self._timestep, np.asarray(qpos)[rows], np.asarray(qvel)[rows]
+        )
 
     def close(self) -> None:
         """See ``Physics``; JAX frees what nothing refers to."""
 
 
-def make(backend: str, model: mujoco.MjModel, num_envs: int, substeps: int, threads: int) -> Physics:
+def make(
+    backend: str, model: mujoco.MjModel, num_envs: int, substeps: int, threads: int
+) -> Physics:
     """The physics called ``backend``, one of ``BACKENDS``."""
     if backend == "warp":
         return WarpPhysics(model, num_envs, substeps)
@@ -210,7 +230,9 @@ def supported(backend: str, put: Any) -> Any:
     try:
         return put()
     except NotImplementedError as error:
-        raise UserError(f"env.backend={backend} cannot simulate this scene: {error} Use env.backend=native.") from error
+        raise UserError(
+            f"env.backend={backend} cannot simulate this scene: {error} Use env.backend=native."
+        ) from error
 
 
 def free_host_memory() -> float:
@@ -246,15 +268,19 @@ def import_mjx() -> tuple[Any, Any]:
     Raises:
         MissingDependencyError: one of them is not installed.
     """
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or JAX takes three quarters of the GPU from torch
+    os.environ.setdefault(
+        "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
+    )  # or JAX takes three quarters of the GPU from torch
     try:
         import jax  # pyright: ignore[reportMissingImports]
         from mujoco import mjx
     except ImportError as error:
         raise MissingDependencyError(
-            f"env.backend=mjx needs JAX and MJX, which are not installed ({error}). Install them with: "
-            "pip install 'embodyrl[jax]' (on a GPU also jax[cuda12])."
+            f"env.backend=mjx needs JAX and MJX, which are not installed ({error}). Install them "
+            "with: pip install 'embodyrl[jax]' (on a GPU also jax[cuda12])."
         ) from error
     if jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(Path(platformdirs.user_cache_dir("embodyrl")) / "jax"))
+        jax.config.update(
+            "jax_compilation_cache_dir", str(Path(platformdirs.user_cache_dir("embodyrl")) / "jax")
+        )
     return jax, mjx

@@ -58,7 +58,13 @@ class WarpRenderer:
     """mujoco-warp's ray caster; on CPU one thread per lane with its own worlds, since Warp itself uses one core."""
 
     def __init__(
-        self, model: mujoco.MjModel, cameras: tuple[str, ...], size: int, device: str, lanes: int, worlds: int
+        self,
+        model: mujoco.MjModel,
+        cameras: tuple[str, ...],
+        size: int,
+        device: str,
+        lanes: int,
+        worlds: int,
     ) -> None:
         """Builds the contexts and compiles the kernels (a minute the very first time; cached on disk afterwards).
 
@@ -70,7 +76,10 @@ class WarpRenderer:
             lanes: threads that draw at the same time (1 is best on a GPU).
             worlds: envs that one launch draws.
         """
-        self._cameras, self._size, self._worlds, self._device = cameras, size, worlds, device
+        self._cameras = cameras
+        self._size = size
+        self._worlds = worlds
+        self._device = device
         self._order = sorted(cameras, key=lambda name: model.camera(name).id)
         _, wp = import_warp()
         if not any(Path(wp.config.kernel_cache_dir).glob("*render_megakernel*")):
@@ -109,15 +118,21 @@ class WarpRenderer:
 class _Lane:
     """One Warp model, data and render context of a fixed number of worlds."""
 
-    def __init__(self, model: mujoco.MjModel, cameras: list[str], size: int, device: str, worlds: int) -> None:
+    def __init__(
+        self, model: mujoco.MjModel, cameras: list[str], size: int, device: str, worlds: int
+    ) -> None:
         mjw, wp = import_warp()
-        self._mjw, self._wp, self._device, self._worlds = mjw, wp, device, worlds
+        self._mjw = mjw
+        self._wp = wp
+        self._device = device
+        self._worlds = worlds
         data = mujoco.MjData(model)
         mujoco.mj_forward(model, data)
         with wp.ScopedDevice(device):
             self._model = m = mjw.put_model(model)
             self._data = mjw.put_data(model, data, nworld=worlds, nconmax=64, njmax=256)
-            # Batched model fields: a leading dimension of ``worlds`` in place of 1 gives every world its own.
+            # Batched model fields: a leading dimension of ``worlds`` in place of 1 gives every
+            # world its own.
             m.geom_rgba = wp.array(np.tile(model.geom_rgba, (worlds, 1, 1)), dtype=wp.vec4)
             m.cam_pos = wp.array(np.tile(model.cam_pos, (worlds, 1, 1)), dtype=wp.vec3)
             m.cam_quat = wp.array(np.tile(model.cam_quat, (worlds, 1, 1)), dtype=wp.quat)
@@ -144,7 +159,8 @@ class _Lane:
 
     def draw(self, frame: Frame, rows: NDArray[np.int64], out: Tensor) -> None:
         """Draws ``rows`` (at most ``worlds``) into ``out`` (len(rows), cameras, size, size)."""
-        m, d = self._model, self._data
+        m = self._model
+        d = self._data
         # Short batches are filled up by repeating the first row: the launch has a fixed size.
         full = np.concatenate([rows, np.full(self._worlds - len(rows), rows[0])])
         d.qpos.assign(frame.qpos[full])
@@ -159,7 +175,9 @@ class _Lane:
         out.copy_(self._packed[: len(rows)].view(out.shape))
 
     def _launch(self) -> None:
-        m, d, mjw = self._model, self._data, self._mjw
+        m = self._model
+        d = self._data
+        mjw = self._mjw
         with self._wp.ScopedDevice(self._device):
             mjw.kinematics(m, d)
             mjw.camlight(m, d)
@@ -172,15 +190,16 @@ class OpenGLRenderer:
 
     def __init__(self, model: mujoco.MjModel, cameras: tuple[str, ...], size: int) -> None:
         """Opens an off-screen context, by the driver that ``MUJOCO_GL`` named when MuJoCo was imported."""
-        self._model, self._cameras = model, cameras
+        self._model = model
+        self._cameras = cameras
         self._data = mujoco.MjData(model)
         try:
             self._renderer = mujoco.Renderer(model, size, size)
         except Exception as error:
             raise MissingDependencyError(
-                f"MuJoCo could not open an off-screen OpenGL context ({error}). Set MUJOCO_GL=egl before starting; if "
-                "that does not help, install an EGL driver (Debian/Ubuntu: apt-get install libegl1 libgl1-mesa-dri), "
-                "or use renderer=warp, which needs none."
+                f"MuJoCo could not open an off-screen OpenGL context ({error}). Set MUJOCO_GL=egl "
+                "before starting; if that does not help, install an EGL driver (Debian/Ubuntu: "
+                "apt-get install libegl1 libgl1-mesa-dri), or use renderer=warp, which needs none."
             ) from error
         scene = self._renderer.scene
         scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
@@ -194,11 +213,16 @@ class OpenGLRenderer:
         """See ``Renderer``."""
         size = (self._renderer.height, self._renderer.width)
         out = {name: np.empty((len(rows), *size, 3), np.uint8) for name in self._cameras}
-        m, d = self._model, self._data
+        m = self._model
+        d = self._data
         for i, row in enumerate(rows):
-            d.qpos[:], d.mocap_pos[:] = frame.qpos[row], frame.mocap_pos[row]
-            m.geom_rgba[:], m.cam_pos[:], m.cam_quat[:] = frame.geom_rgba[row], frame.cam_pos[row], frame.cam_quat[row]
-            m.light_dir[:], m.light_diffuse[:] = frame.light_dir[row], frame.diffuse[row]
+            d.qpos[:] = frame.qpos[row]
+            d.mocap_pos[:] = frame.mocap_pos[row]
+            m.geom_rgba[:] = frame.geom_rgba[row]
+            m.cam_pos[:] = frame.cam_pos[row]
+            m.cam_quat[:] = frame.cam_quat[row]
+            m.light_dir[:] = frame.light_dir[row]
+            m.light_diffuse[:] = frame.diffuse[row]
             m.light_ambient[:] = frame.ambient[row]
             mujoco.mj_kinematics(m, d)
             mujoco.mj_camlight(m, d)
@@ -227,8 +251,9 @@ def import_warp() -> tuple[Any, Any]:
         import mujoco_warp as mjw
     except ImportError as error:
         raise MissingDependencyError(
-            f"renderer=warp needs the package mujoco-warp, which is not installed ({error}). Install it with "
-            "`pip install 'mujoco-warp>=3.17,<3.18'`, or choose renderer=opengl (slower) or renderer=none (states)."
+            f"renderer=warp needs the package mujoco-warp, which is not installed ({error}). "
+            "Install it with `pip install 'mujoco-warp>=3.17,<3.18'`, or choose renderer=opengl "
+            "(slower) or renderer=none (states)."
         ) from error
     return mjw, wp
 
@@ -250,7 +275,9 @@ def _without_driver_warning() -> Iterator[None]:
                     print(line, file=sys.stderr)
 
 
-def make(kind: str, model: mujoco.MjModel, cameras: tuple[str, ...], size: int, lanes: int, worlds: int) -> Renderer:
+def make(
+    kind: str, model: mujoco.MjModel, cameras: tuple[str, ...], size: int, lanes: int, worlds: int
+) -> Renderer:
     """The renderer called ``kind``: ``"warp"`` (a GPU where Warp finds one, else CPU) or ``"opengl"``."""
     if kind == "opengl":
         return OpenGLRenderer(model, cameras, size)

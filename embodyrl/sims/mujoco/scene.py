@@ -26,17 +26,22 @@ AWAY = np.array([0.0, 0.0, -5.0])
 """Where markers and the cabinet wait when a task has no use for them."""
 _CABINET_RGBA = [0.45, 0.33, 0.25, 1.0]
 _DRAWER_RGBA = [0.80, 0.68, 0.50, 1.0]
-_BOX, _PLANE, _SPHERE = mujoco.mjtGeom.mjGEOM_BOX, mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_SPHERE
+_BOX = mujoco.mjtGeom.mjGEOM_BOX
+_PLANE = mujoco.mjtGeom.mjGEOM_PLANE
+_SPHERE = mujoco.mjtGeom.mjGEOM_SPHERE
 
 
-def look_at(position: NDArray[np.float64], target: NDArray[np.float64], roll: float = 0.0) -> NDArray[np.float64]:
+def look_at(
+    position: NDArray[np.float64], target: NDArray[np.float64], roll: float = 0.0
+) -> NDArray[np.float64]:
     """Quaternion (w, x, y, z) of a MuJoCo camera at ``position`` (it looks along -z, y up) that faces ``target``."""
     back = position - target
     back = back / np.linalg.norm(back)
     right = np.cross([0.0, 0.0, 1.0], back)
     right /= np.linalg.norm(right)
     up = np.cross(back, right)
-    c, s = np.cos(roll), np.sin(roll)
+    c = np.cos(roll)
+    s = np.sin(roll)
     matrix = np.stack([c * right + s * up, c * up - s * right, back], axis=1)
     quat = np.empty(4)
     mujoco.mju_mat2Quat(quat, matrix.flatten())
@@ -55,7 +60,8 @@ def build(num_blocks: int, drawer: bool) -> mujoco.MjModel:
     """
     spec = mujoco.MjSpec.from_file(str(files("embodyrl.sims.mujoco") / "assets" / "panda.xml"))
     world = spec.worldbody
-    # What collides is an endless plane (at most 4 contacts a block); what is seen is a table top of finite size.
+    # What collides is an endless plane (at most 4 contacts a block); what is seen is a table top of
+    # finite size.
     world.add_geom(
         name="floor", type=_PLANE, size=[0, 0, 1],
         contype=1, conaffinity=0, group=3, condim=3, friction=[1.0, 0.01, 1e-4],
@@ -72,10 +78,23 @@ def build(num_blocks: int, drawer: bool) -> mujoco.MjModel:
         name="sky", type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, builtin=mujoco.mjtBuiltin.mjBUILTIN_FLAT,
         rgb1=BACKGROUND, rgb2=BACKGROUND, width=4, height=24,
     )  # fmt: skip
-    world.add_camera(name="front", pos=CAMERA_POS, quat=look_at(CAMERA_POS, CAMERA_LOOK_AT), fovy=CAMERA_FOVY)
-    for name, kind, size in (("ball", _SPHERE, [0.02, 0, 0]), ("zone", _BOX, [0.045, 0.045, 0.001])):
+    world.add_camera(
+        name="front", pos=CAMERA_POS, quat=look_at(CAMERA_POS, CAMERA_LOOK_AT), fovy=CAMERA_FOVY
+    )
+    for name, kind, size in (
+        ("ball", _SPHERE, [0.02, 0, 0]),
+        ("zone", _BOX, [0.045, 0.045, 0.001]),
+    ):
         marker = world.add_body(name=name, mocap=True, pos=AWAY)
-        marker.add_geom(name=name, type=kind, size=size, rgba=[0.1, 0.9, 0.2, 1], contype=0, conaffinity=0, group=1)
+        marker.add_geom(
+            name=name,
+            type=kind,
+            size=size,
+            rgba=[0.1, 0.9, 0.2, 1],
+            contype=0,
+            conaffinity=0,
+            group=1,
+        )
     for k in range(num_blocks):
         body = world.add_body(name=f"block{k}", pos=[-1.0 - 0.2 * k, 1.5, BLOCK_HALF])
         body.add_freejoint(name=f"block{k}")
@@ -85,14 +104,17 @@ def build(num_blocks: int, drawer: bool) -> mujoco.MjModel:
         )  # fmt: skip
     if drawer:
         cabinet = world.add_body(name="cabinet", mocap=True, pos=AWAY)
-        # Seen only: a shell that touches nothing, so that the drawer's own joint is all that constrains it.
+        # Seen only: a shell that touches nothing, so that the drawer's own joint is all that
+        # constrains it.
         for pos, size in (
             ([0.0, 0.0, 0.11], [0.10, 0.10, 0.01]),
             ([0.09, 0.0, 0.05], [0.01, 0.10, 0.05]),
             ([0.0, 0.095, 0.05], [0.10, 0.005, 0.05]),
             ([0.0, -0.095, 0.05], [0.10, 0.005, 0.05]),
         ):
-            cabinet.add_geom(type=_BOX, pos=pos, size=size, rgba=_CABINET_RGBA, contype=0, conaffinity=0, group=1)
+            cabinet.add_geom(
+                type=_BOX, pos=pos, size=size, rgba=_CABINET_RGBA, contype=0, conaffinity=0, group=1
+            )
         body = cabinet.add_body(name="drawer")
         body.add_joint(
             name="drawer", type=mujoco.mjtJoint.mjJNT_SLIDE, axis=[-1, 0, 0], range=[0, DRAWER_TRAVEL],
@@ -106,5 +128,7 @@ def build(num_blocks: int, drawer: bool) -> mujoco.MjModel:
             name="handle", type=_BOX, pos=HANDLE, size=[0.012, 0.012, 0.04], mass=0.05, rgba=[0.9, 0.9, 0.1, 1],
             contype=8, conaffinity=0, condim=4, friction=[1.6, 0.02, 1e-4], group=1,
         )  # fmt: skip
-        body.add_geom(type=_BOX, pos=[-0.115, 0, 0.03], size=[0.02, 0.008, 0.008], mass=0.02, **look)
+        body.add_geom(
+            type=_BOX, pos=[-0.115, 0, 0.03], size=[0.02, 0.008, 0.008], mass=0.02, **look
+        )
     return spec.compile()

@@ -1,6 +1,7 @@
 """The tasks: one table row each, and how an initial state, an appearance and a sentence are drawn for it.
 
-Success, progress and sampling work on a ``View`` of n envs; nothing here knows about physics or pixels.
+Success, progress and sampling work on a ``View`` of n envs; nothing here knows about physics or
+pixels.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ SPLITS = {
     "ood_camera": "the camera moved, turned and tilted",
     "ood_language": "paraphrased instructions",
 }
-TABLE_LOW, TABLE_HIGH = np.array([0.37, -0.16]), np.array([0.59, 0.16])
+TABLE_LOW = np.array([0.37, -0.16])
+TABLE_HIGH = np.array([0.59, 0.16])
 """Where (m, x and y) objects start in training."""
-WIDE_LOW, WIDE_HIGH = np.array([0.33, -0.20]), np.array([0.62, 0.20])
+WIDE_LOW = np.array([0.33, -0.20])
+WIDE_HIGH = np.array([0.62, 0.20])
 """The larger region whose rim ``ood_position`` uses."""
 START_EE = np.array([0.44, 0.0, 0.17])
 MIN_GAP = 0.095
@@ -93,13 +96,22 @@ def _lift(v: View) -> Array:
 def _on_top(v: View) -> NDArray[np.bool_]:
     gap = v.blocks[:, 0] - v.blocks[:, 1]
     level = np.abs(gap[:, 2] - 2 * scene.BLOCK_HALF) < 0.008
-    return level & (_norm(gap[:, :2]) < scene.BLOCK_HALF) & (v.opening > 0.06) & (_norm(v.ee - v.blocks[:, 0]) > 0.03)
+    return (
+        level
+        & (_norm(gap[:, :2]) < scene.BLOCK_HALF)
+        & (v.opening > 0.06)
+        & (_norm(v.ee - v.blocks[:, 0]) > 0.03)
+    )
 
 
 def _stack_progress(v: View) -> Array:
     above = v.blocks[:, 1] + [0.0, 0.0, 2 * scene.BLOCK_HALF]
     near = _near(_norm(v.ee - v.blocks[:, 0]), 0.1)
-    return 0.3 * near + 0.2 * np.clip(_lift(v) / 0.05, 0, 1) + 0.5 * _near(_norm(v.blocks[:, 0] - above), 0.1)
+    return (
+        0.3 * near
+        + 0.2 * np.clip(_lift(v) / 0.05, 0, 1)
+        + 0.5 * _near(_norm(v.blocks[:, 0] - above), 0.1)
+    )
 
 
 TASKS: dict[str, Task] = {
@@ -141,7 +153,11 @@ TASKS: dict[str, Task] = {
 def list_tasks() -> list[TaskInfo]:
     """All tasks, for ``embodyrl list``."""
     return [
-        TaskInfo(task.name, task.instruction.format("<colour>", "<other colour>"), f"env.task={task.name}")
+        TaskInfo(
+            task.name,
+            task.instruction.format("<colour>", "<other colour>"),
+            f"env.task={task.name}",
+        )
         for task in TASKS.values()
     ]
 
@@ -162,28 +178,37 @@ class Layout:
     cabinet: Array = field(default_factory=lambda: scene.AWAY)
     table_rgb: Array = field(default_factory=lambda: scene.TABLE_RGB)
     camera_pos: Array = field(default_factory=lambda: scene.CAMERA_POS)
-    camera_quat: Array = field(default_factory=lambda: scene.look_at(scene.CAMERA_POS, scene.CAMERA_LOOK_AT))
+    camera_quat: Array = field(
+        default_factory=lambda: scene.look_at(scene.CAMERA_POS, scene.CAMERA_LOOK_AT)
+    )
     light_dir: Array = field(default_factory=lambda: scene.LIGHT_DIR)
     diffuse: Array = field(default_factory=lambda: np.full(3, 0.65))
     ambient: Array = field(default_factory=lambda: np.full(3, 0.4))
 
 
-def sample(task: Task, split: str, init: int, num_blocks: int, fewest_blocks: int, most_blocks: int) -> Layout:
+def sample(
+    task: Task, split: str, init: int, num_blocks: int, fewest_blocks: int, most_blocks: int
+) -> Layout:
     """Draws the initial state number ``init`` of a split; the same arguments always give the same one.
 
     Args:
         task: the row of the table.
         split: a key of ``SPLITS``.
         init: any non-negative int.
-        num_blocks: how many blocks the compiled scene has; the ones not used are parked out of sight.
+        num_blocks: how many blocks the compiled scene has; the ones not used are parked out of
+            sight.
         fewest_blocks: least number of blocks that lie on the table.
         most_blocks: largest such number.
     """
-    rng = np.random.default_rng(np.random.SeedSequence((zlib.crc32(f"{task.name}/{split}".encode()), init)))
+    rng = np.random.default_rng(
+        np.random.SeedSequence((zlib.crc32(f"{task.name}/{split}".encode()), init))
+    )
     used = int(rng.integers(fewest_blocks, most_blocks + 1)) if most_blocks else 0
     names = [str(name) for name in rng.permutation(list(PALETTE))]
     rgb = np.array([PALETTE[name] for name in names])
-    blocks = np.array([[-1.0 - 0.2 * k, 1.5, scene.BLOCK_HALF, 0.0] for k in range(num_blocks)]).reshape(-1, 4)
+    blocks = np.array(
+        [[-1.0 - 0.2 * k, 1.5, scene.BLOCK_HALF, 0.0] for k in range(num_blocks)]
+    ).reshape(-1, 4)
     spots = _spots(rng, used, split == "ood_position")
     for k in range(used):
         blocks[k, :2] = spots[k]
@@ -221,7 +246,9 @@ def _spots(rng: np.random.Generator, count: int, wide: bool) -> Array:
                 return np.array(spots).reshape(-1, 2)
             spot = rng.uniform(low, high)
             inside = bool(((spot > TABLE_LOW) & (spot < TABLE_HIGH)).all())
-            if not (wide and inside) and all(np.hypot(*(spot - other)) > MIN_GAP for other in spots):
+            if not (wide and inside) and all(
+                np.hypot(*(spot - other)) > MIN_GAP for other in spots
+            ):
                 spots.append(spot)
 
 
@@ -247,6 +274,10 @@ def _restyle(layout: Layout, split: str, rng: np.random.Generator) -> None:
         layout.diffuse = rng.uniform(0.3, 0.9) * rng.uniform(0.75, 1.0, 3)
         layout.ambient = rng.uniform(0.15, 0.35) * rng.uniform(0.85, 1.0, 3)
     elif split == "ood_camera":
-        layout.camera_pos = scene.CAMERA_POS + rng.uniform([-0.05, -0.12, -0.06], [0.08, 0.12, 0.10])
+        layout.camera_pos = scene.CAMERA_POS + rng.uniform(
+            [-0.05, -0.12, -0.06], [0.08, 0.12, 0.10]
+        )
         look = scene.CAMERA_LOOK_AT + rng.uniform(-0.03, 0.03, 3)
-        layout.camera_quat = scene.look_at(layout.camera_pos, look, roll=float(rng.uniform(-0.08, 0.08)))
+        layout.camera_quat = scene.look_at(
+            layout.camera_pos, look, roll=float(rng.uniform(-0.08, 0.08))
+        )

@@ -17,31 +17,38 @@ class Reflector(Protocol):
     """Looks at camera frames and an instruction and says how probable it is that the task is solved.
 
     Attributes:
-        window: T, how many frames it wants: the first of the episode, then the last T-1 (see ``window_rows``).
+        window: T, how many frames it wants: the first of the episode, then the last T-1 (see
+            ``window_rows``).
         cameras: those it looks at.
-        calibration: what turns its probabilities into successes; ``Calibration()`` until it was fitted.
+        calibration: what turns its probabilities into successes; ``Calibration()`` until it was
+            fitted.
     """
 
     window: int
     cameras: tuple[str, ...]
     calibration: Calibration
 
-    def judge(self, frames: Mapping[str, Tensor], instruction: list[str], new: int = 0) -> Float[Tensor, "n t"]:
+    def judge(
+        self, frames: Mapping[str, Tensor], instruction: list[str], new: int = 0
+    ) -> Float[Tensor, "n t"]:
         """How probable it is that the task is solved as of each frame.
 
         Args:
             frames: camera -> (N, T, h, w, 3) uint8. Cameras it does not look at are ignored.
             instruction: N sentences.
-            new: only the last that many frames are wanted; the others may be left NaN, which saves time where each
-                frame costs a question. 0 wants all.
+            new: only the last that many frames are wanted; the others may be left NaN, which saves
+                time where each frame costs a question. 0 wants all.
 
         Returns:
-            (N, T) float32 in [0, 1] on the CPU, not calibrated; NaN where it could not judge. An env truncates and
-            masks such a row: an answer that is missing is never taken for a failure, nor for a success. The first
+            (N, T) float32 in [0, 1] on the CPU, not calibrated; NaN where it could not judge. An
+            env truncates and
+            masks such a row: an answer that is missing is never taken for a failure, nor for a
+                success. The first
             column, which the others are compared with, may be NaN always.
 
         Raises:
-            UserError: a camera is missing or the shapes do not fit; never for a server that does not answer.
+            UserError: a camera is missing or the shapes do not fit; never for a server that does
+                not answer.
         """
         ...
 
@@ -62,20 +69,29 @@ def check_window(
             f"The reflector looks at the camera {missing[0]!r}, which these frames lack. "
             f"{did_you_mean(missing[0], frames)}"
         )
-    n, t = len(instruction), reflector.window
+    n = len(instruction)
+    t = reflector.window
     for name in reflector.cameras:
         shape = tuple(frames[name].shape)
-        if len(shape) != 5 or shape[:2] != (n, t) or shape[4] != 3 or frames[name].dtype != torch.uint8:
+        if (
+            len(shape) != 5
+            or shape[:2] != (n, t)
+            or shape[4] != 3
+            or frames[name].dtype != torch.uint8
+        ):
             raise UserError(
-                f"A reflector with a window of {t} takes frames ({n}, {t}, h, w, 3) of uint8 for {n} instructions; "
-                f"camera {name!r} gives {shape} of {str(frames[name].dtype).removeprefix('torch.')}."
+                f"A reflector with a window of {t} takes frames ({n}, {t}, h, w, 3) of uint8 for "
+                f"{n} instructions; camera {name!r} gives {shape} of "
+                f"{str(frames[name].dtype).removeprefix('torch.')}."
             )
     if not 0 <= new <= t:
         raise UserError(f"The last {new} frames of a window of {t} were asked for.")
     return n, t, new or t
 
 
-def window_rows(frame: Int[Tensor, " b"], first: Int[Tensor, " b"], window: int) -> Int[Tensor, "b t"]:
+def window_rows(
+    frame: Int[Tensor, " b"], first: Int[Tensor, " b"], window: int
+) -> Int[Tensor, "b t"]:
     """Which frames a reflector sees that judges ``frame``: the first, then the last ones, padded with the first.
 
     Args:
@@ -96,7 +112,8 @@ def successes(
     """Counts a success where the calibrated probability has reached the threshold ``hits`` times in a row.
 
     Args:
-        prob: (N, T) of frames that follow one another and were not counted yet, as ``judge`` gave them.
+        prob: (N, T) of frames that follow one another and were not counted yet, as ``judge`` gave
+            them.
         calibration: of the reflector.
         streak: (N,) int64, hits in a row so far; zero at an episode's start.
 

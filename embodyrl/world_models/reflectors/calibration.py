@@ -36,13 +36,17 @@ class Calibration:
         """Refuses values that mean nothing.
 
         Raises:
-            UserError: temperature not positive, threshold outside (0, 1], hits less than 1, or not finite.
+            UserError: temperature not positive, threshold outside (0, 1], hits less than 1, or not
+                finite.
         """
         numbers = (self.temperature, self.bias, self.threshold)
-        sound = all(isinstance(x, int | float) and math.isfinite(x) for x in numbers) and isinstance(self.hits, int)
+        sound = all(
+            isinstance(x, int | float) and math.isfinite(x) for x in numbers
+        ) and isinstance(self.hits, int)
         if not sound or self.temperature <= 0 or not 0 < self.threshold <= 1 or self.hits < 1:
             raise UserError(
-                f"{self} is no calibration: temperature must be above 0, threshold in (0, 1] and hits at least 1."
+                f"{self} is no calibration: temperature must be above 0, threshold in (0, 1] and "
+                "hits at least 1."
             )
 
     def apply(self, prob: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
@@ -67,7 +71,9 @@ class Calibration:
             values = json.loads(file.read_text())
             return cls(**{f.name: values[f.name] for f in fields(cls)})
         except (ValueError, TypeError, KeyError) as error:
-            raise UserError(f"{file} is damaged ({error!r}); calibrate the reflector again.") from error
+            raise UserError(
+                f"{file} is damaged ({error!r}); calibrate the reflector again."
+            ) from error
 
 
 def fit(
@@ -80,9 +86,10 @@ def fit(
 ) -> Calibration:
     """Fits a calibration on episodes that the reflector was not trained on.
 
-    Temperature and bias maximise the likelihood of the frames' labels, with Platt's smoothed targets, which keep them
-    finite where the labels are separable. Of the thresholds that end at most ``max_false_positive_rate`` of the failing
-    episodes as a success, the one with the highest F1 over frames is taken.
+    Temperature and bias maximise the likelihood of the frames' labels, with Platt's smoothed
+    targets, which keep them finite where the labels are separable. Of the thresholds that end at
+    most ``max_false_positive_rate`` of the failing episodes as a success, the one with the highest
+    F1 over frames is taken.
 
     Args:
         prob: (F,) as ``judge`` gave them, episodes one after the other; NaN is left out.
@@ -92,15 +99,18 @@ def fit(
         hits: frames in a row.
 
     Raises:
-        UserError: no failing or no solved episode, or the probabilities fall where they should rise.
+        UserError: no failing or no solved episode, or the probabilities fall where they should
+            rise.
     """
     seen = np.isfinite(prob)
-    prob, label, episode = prob[seen], label[seen].astype(bool), episode[seen]
+    prob = prob[seen]
+    label = label[seen].astype(bool)
+    episode = episode[seen]
     solved = metrics.any_per_episode(label, episode)
     if solved.all() or not solved.any():
         raise UserError(
-            f"Of {len(solved)} episodes {int(solved.sum())} are solved; calibrating takes both kinds. Collect with "
-            "--noise and --keep-failures."
+            f"Of {len(solved)} episodes {int(solved.sum())} are solved; calibrating takes both "
+            "kinds. Collect with --noise and --keep-failures."
         )
     slope, bias = platt(torch.logit(torch.from_numpy(prob).double(), EPS), label)
     temperature = 1 / slope
@@ -111,8 +121,9 @@ def fit(
     floor = np.nextafter(np.sort(failing)[::-1][allowed], 2.0) if allowed < len(failing) else EPS
     if floor > calibrated.max():
         raise UserError(
-            f"The reflector is as sure of {allowed + 1} failing episodes (of {len(failing)}) as of any solved one, so "
-            f"no threshold ends at most {max_false_positive_rate:.1%} of them. Train it on more failures."
+            f"The reflector is as sure of {allowed + 1} failing episodes (of {len(failing)}) as of "
+            f"any solved one, so no threshold ends at most {max_false_positive_rate:.1%} of them. "
+            "Train it on more failures."
         )
     candidates = np.unique(np.append(calibrated[calibrated > floor], floor))
     # Thousands of frames give thousands of candidates; a few hundred spread over them do.
@@ -129,15 +140,21 @@ def platt(score: Float[Tensor, " f"], label: np.ndarray) -> tuple[float, float]:
     Raises:
         UserError: the scores do not rise with the labels.
     """
-    score, positive = score.double(), torch.from_numpy(label)
-    n_pos, n_neg = int(positive.sum()), int((~positive).sum())
+    score = score.double()
+    positive = torch.from_numpy(label)
+    n_pos = int(positive.sum())
+    n_neg = int((~positive).sum())
     target = torch.where(positive, (n_pos + 1) / (n_pos + 2), 1 / (n_neg + 2)).double()
     weights = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
-    optimiser = torch.optim.LBFGS([weights], max_iter=200, line_search_fn="strong_wolfe", tolerance_grad=1e-10)
+    optimiser = torch.optim.LBFGS(
+        [weights], max_iter=200, line_search_fn="strong_wolfe", tolerance_grad=1e-10
+    )
 
     def loss() -> Tensor:
         optimiser.zero_grad()
-        value = torch.nn.functional.binary_cross_entropy_with_logits(score * weights[0] + weights[1], target)
+        value = torch.nn.functional.binary_cross_entropy_with_logits(
+            score * weights[0] + weights[1], target
+        )
         value.backward()
         return value
 
@@ -146,7 +163,8 @@ def platt(score: Float[Tensor, " f"], label: np.ndarray) -> tuple[float, float]:
     area = metrics.auroc(score.numpy(), label)
     if area <= 0.5 or slope <= 0:
         raise UserError(
-            f"The reflector's scores do not rise with success on these episodes (AUROC {area:.2f}): they carry nothing "
-            "to calibrate. Train it on more episodes, or ask another question."
+            "The reflector's scores do not rise with success on these episodes (AUROC "
+            f"{area:.2f}): they carry nothing to calibrate. Train it on more episodes, or ask "
+            "another question."
         )
     return slope, bias

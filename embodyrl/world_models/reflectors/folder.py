@@ -1,7 +1,7 @@
 """Reflectors as folders: ``reflector.json`` says of which kind, beside weights and ``calibration.json``.
 
-A ``trained`` or ``goal`` reflector is written by ``save_reflector``. Of the other kinds there is nothing to save:
-their ``reflector.json`` is written by hand, e.g.
+A ``trained`` or ``goal`` reflector is written by ``save_reflector``. Of the other kinds there is
+nothing to save: their ``reflector.json`` is written by hand, e.g.
 ``{"kind": "server", "url": "http://127.0.0.1:8000/v1", "model": "..."}``.
 """
 
@@ -39,19 +39,27 @@ def load_reflector(path: str | Path, device: str = "cpu") -> Reflector:
         kind = told.pop("kind")
     except FileNotFoundError as error:
         raise UserError(
-            f"{folder} holds no reflector (there is no {FILE}). `embodyrl world reflect train` makes one."
+            f"{folder} holds no reflector (there is no {FILE}). `embodyrl world reflect train` "
+            "makes one."
         ) from error
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UserError(f"{folder / FILE} must be a JSON object with a 'kind', one of: {', '.join(KINDS)}.") from error
+        raise UserError(
+            f"{folder / FILE} must be a JSON object with a 'kind', one of: {', '.join(KINDS)}."
+        ) from error
     if kind not in KINDS:
-        raise UserError(f"{folder / FILE}: there is no kind of reflector {kind!r}. {did_you_mean(str(kind), KINDS)}")
+        raise UserError(
+            f"{folder / FILE}: there is no kind of reflector {kind!r}. "
+            f"{did_you_mean(str(kind), KINDS)}"
+        )
     try:
         reflector = _load(kind, folder, told, device)
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise UserError(
             f"The reflector in {folder} cannot be read ({error}). Train it again, or copy it again."
         ) from error
-    if kind != "executable" or (folder / CALIBRATION).exists():  # without its own it goes by that of what it asks
+    if (
+        kind != "executable" or (folder / CALIBRATION).exists()
+    ):  # without its own it goes by that of what it asks
         reflector.calibration = Calibration.load(folder)
     return reflector
 
@@ -71,7 +79,10 @@ def _load(kind: str, folder: Path, told: dict[str, Any], device: str) -> Any:
 
         return VLMReflector(_settings(VLMConfig, told, folder), device)
     if kind == "executable":
-        from embodyrl.world_models.reflectors.executable import ExecutableConfig, ExecutableReflector
+        from embodyrl.world_models.reflectors.inverse_check import (
+            ExecutableConfig,
+            ExecutableReflector,
+        )
 
         config = _settings(ExecutableConfig, told, folder)
         return ExecutableReflector(config, load_reflector(config.reflector, device), device)
@@ -83,7 +94,9 @@ def _load(kind: str, folder: Path, told: dict[str, Any], device: str) -> Any:
 def _settings(config: Any, told: dict[str, Any], folder: Path) -> Any:
     known = {f.name: f for f in fields(config)}
     if wrong := [name for name in told if name not in known]:
-        raise UserError(f"{folder / FILE}: unknown setting {wrong[0]!r}. {did_you_mean(wrong[0], known)}")
+        raise UserError(
+            f"{folder / FILE}: unknown setting {wrong[0]!r}. {did_you_mean(wrong[0], known)}"
+        )
     needed = [n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
     if missing := [name for name in needed if name not in told]:
         raise UserError(f"{folder / FILE} lacks {missing[0]!r}; it needs {', '.join(needed)}.")
@@ -100,7 +113,9 @@ def save_reflector(reflector: Any, path: str | Path) -> Path:
 
     folder = Path(path)
     if folder.exists() and any(folder.iterdir()) and not (folder / FILE).exists():
-        raise UserError(f"{folder} holds something that is no reflector. Choose another folder with --out.")
+        raise UserError(
+            f"{folder} holds something that is no reflector. Choose another folder with --out."
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         is_goal = isinstance(reflector, GoalReflector)

@@ -1,6 +1,7 @@
 """``GoalReflector``: how near a frame is to those in which the task was solved before (compare RoboScape-R).
 
-It needs no training, and is worth what its features are: pixels tell little where the goal may look many ways.
+It needs no training, and is worth what its features are: pixels tell little where the goal may look
+many ways.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from torch.nn import functional as F
 from embodyrl.errors import UserError
 from embodyrl.world_models.reflectors.base import check_window
 from embodyrl.world_models.reflectors.calibration import Calibration, platt
-from embodyrl.world_models.reflectors.episodes import Episodes
-from embodyrl.world_models.reflectors.evaluate import judge_episodes
+from embodyrl.world_models.reflectors.labelled_episodes import Episodes
+from embodyrl.world_models.reflectors.score import judge_episodes
 
 Features = Callable[[UInt8[Tensor, "b h w 3"]], Float[Tensor, "b d"]]
-TENSORS, SETTINGS = "goals.safetensors", "goals.json"
+TENSORS = "goals.safetensors"
+SETTINGS = "goals.json"
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,20 @@ class GoalReflector:
     """
 
     def __init__(
-        self, config: GoalConfig, goals: Mapping[str, Tensor], slope: float, bias: float, device: str = "cpu"
+        self,
+        config: GoalConfig,
+        goals: Mapping[str, Tensor],
+        slope: float,
+        bias: float,
+        device: str = "cpu",
     ) -> None:
-        self.config, self.goals, self.slope, self.bias = config, dict(goals), slope, bias
-        self.window, self.cameras, self.calibration = config.window, config.cameras, Calibration()
+        self.config = config
+        self.goals = dict(goals)
+        self.slope = slope
+        self.bias = bias
+        self.window = config.window
+        self.cameras = config.cameras
+        self.calibration = Calibration()
         self._extract = make_features(config.features, device)
 
     def features(self, views: list[Tensor]) -> Float[Tensor, "b d"]:
@@ -66,7 +78,9 @@ class GoalReflector:
         return torch.cat([self._extract(view).float().cpu() for view in views], dim=1)
 
     @torch.no_grad()
-    def judge(self, frames: Mapping[str, Tensor], instruction: list[str], new: int = 0) -> Float[Tensor, "n t"]:
+    def judge(
+        self, frames: Mapping[str, Tensor], instruction: list[str], new: int = 0
+    ) -> Float[Tensor, "n t"]:
         """See ``Reflector``."""
         n, t, wanted = check_window(self, frames, instruction, new)
         out = torch.full((n, t), math.nan)
@@ -81,8 +95,16 @@ class GoalReflector:
     def save(self, folder: str | Path) -> None:
         """Writes goals and settings into a folder that exists."""
         sentences = list(self.goals)
-        save_file({str(k): self.goals[s].contiguous() for k, s in enumerate(sentences)}, Path(folder) / TENSORS)
-        told = {"config": asdict(self.config), "sentences": sentences, "slope": self.slope, "bias": self.bias}
+        save_file(
+            {str(k): self.goals[s].contiguous() for k, s in enumerate(sentences)},
+            Path(folder) / TENSORS,
+        )
+        told = {
+            "config": asdict(self.config),
+            "sentences": sentences,
+            "slope": self.slope,
+            "bias": self.bias,
+        }
         (Path(folder) / SETTINGS).write_text(json.dumps(told, indent=2) + "\n")
 
     @classmethod
@@ -114,11 +136,19 @@ def fit_goals(episodes: Episodes, config: GoalConfig, device: str = "cpu") -> Go
         ends = last[source.label[last] & (source.sentence[last] == number)][: config.max_goals]
         if len(ends):
             reflector.goals[sentence] = reflector.features(
-                [torch.from_numpy(source.frames[name][source.rows[ends]]) for name in config.cameras]
+                [
+                    torch.from_numpy(source.frames[name][source.rows[ends]])
+                    for name in config.cameras
+                ]
             )
     if not reflector.goals:
-        raise UserError(f"None of {len(last)} episodes ends with the task solved, so there is no goal to look for.")
-    nearness = torch.logit(torch.from_numpy(judge_episodes(reflector, rest)))  # at slope -1: minus the distance
+        raise UserError(
+            f"None of {len(last)} episodes ends with the task solved, so there is no goal to look "
+            "for."
+        )
+    nearness = torch.logit(
+        torch.from_numpy(judge_episodes(reflector, rest))
+    )  # at slope -1: minus the distance
     seen = torch.isfinite(nearness)
     slope, reflector.bias = platt(nearness[seen], rest.label[seen.numpy()])
     reflector.slope = -slope
@@ -140,11 +170,15 @@ def make_features(name: str, device: str = "cpu") -> Features:
         model = AutoModel.from_pretrained(name, trust_remote_code=False).to(device).eval()
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"{name!r} is neither 'pixels' nor a vision model that can be loaded ({reason}).") from error
+        raise UserError(
+            f"{name!r} is neither 'pixels' nor a vision model that can be loaded ({reason})."
+        ) from error
 
     @torch.no_grad()
     def extract(frames: Tensor) -> Tensor:
-        pixels = processor(images=list(frames.permute(0, 3, 1, 2).cpu()), return_tensors="pt")["pixel_values"]
+        pixels = processor(images=list(frames.permute(0, 3, 1, 2).cpu()), return_tensors="pt")[
+            "pixel_values"
+        ]
         tokens = F.normalize(model(pixels.to(device)).last_hidden_state.flatten(2).float(), dim=-1)
         return tokens.flatten(1) / tokens.shape[1] ** 0.5
 

@@ -7,8 +7,10 @@ import numpy as np
 
 def f1(predicted: np.ndarray, label: np.ndarray) -> float:
     """2 TP / (2 TP + FP + FN); NaN where there is neither a positive label nor a positive prediction."""
-    predicted, label = predicted.astype(bool), label.astype(bool)
-    hit, wrong = np.sum(predicted & label), np.sum(predicted ^ label)
+    predicted = predicted.astype(bool)
+    label = label.astype(bool)
+    hit = np.sum(predicted & label)
+    wrong = np.sum(predicted ^ label)
     return float(2 * hit / (2 * hit + wrong)) if hit + wrong else float("nan")
 
 
@@ -18,7 +20,8 @@ def auroc(score: np.ndarray, label: np.ndarray) -> float:
     NaN where one of the two kinds is missing.
     """
     label = label.astype(bool)
-    positive, negative = int(label.sum()), int((~label).sum())
+    positive = int(label.sum())
+    negative = int((~label).sum())
     if not positive or not negative:
         return float("nan")
     _, place, count = np.unique(score, return_inverse=True, return_counts=True)
@@ -44,7 +47,8 @@ def any_per_episode(flag: np.ndarray, episode: np.ndarray) -> np.ndarray:
 def streak(prob: np.ndarray, episode: np.ndarray, hits: int) -> np.ndarray:
     """(F,) the least of the last ``hits`` values within the episode; -1 where the episode has not that many yet.
 
-    Threshold it, and it says where ``hits`` values in a row have reached the threshold. NaN, which is no hit, gives -1.
+    Threshold it, and it says where ``hits`` values in a row have reached the threshold. NaN, which
+    is no hit, gives -1.
     """
     value = np.where(np.isnan(prob), -1.0, prob)
     out = value.copy()

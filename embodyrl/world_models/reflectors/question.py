@@ -24,7 +24,10 @@ def check_question(question: str) -> None:
         UserError: ``{instruction}`` does not occur in it.
     """
     if "{instruction}" not in question:
-        raise UserError(f"The reflector's question {question!r} must contain {{instruction}}, where the task goes.")
+        raise UserError(
+            f"The reflector's question {question!r} must contain {{instruction}}, where the task "
+            "goes."
+        )
 
 
 def answer_of(token: str) -> str | None:
@@ -38,7 +41,8 @@ def probability(tokens: Iterable[tuple[str, float]], min_mass: float) -> float:
 
     Args:
         tokens: (token, log-probability) of the likeliest tokens.
-        min_mass: least probability of yes and no together; below it the model was not answering the question.
+        min_mass: least probability of yes and no together; below it the model was not answering the
+            question.
 
     Returns:
         In [0, 1], or NaN.
@@ -56,5 +60,7 @@ def enlarged(picture: np.ndarray, shorter_side: int) -> Image.Image:
     """A picture (h, w, 3) uint8, enlarged where its shorter side has fewer pixels: small ones are made for no VLM."""
     image = Image.fromarray(picture)
     if (scale := shorter_side / min(image.size)) > 1:
-        image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
+        image = image.resize(
+            (round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC
+        )
     return image

@@ -1,7 +1,8 @@
 """A vision-language model behind an OpenAI-compatible server (vLLM and others), asked for token probabilities.
 
-Nothing that the server does can block or mislead training: every call ends at its deadline, answers are checked before
-they are believed, and what was not answered is NaN and counted. Frames leave this machine for the address configured.
+Nothing that the server does can block or mislead training: every call ends at its deadline, answers
+are checked before they are believed, and what was not answered is NaN and counted. Frames leave
+this machine for the address configured.
 """
 
 from __future__ import annotations
@@ -30,9 +31,14 @@ from torch import Tensor
 
 from embodyrl.errors import UserError
 from embodyrl.world_models.reflectors.base import check_window
-from embodyrl.world_models.reflectors.breaker import CircuitBreaker
 from embodyrl.world_models.reflectors.calibration import Calibration
-from embodyrl.world_models.reflectors.question import QUESTION, check_question, enlarged, probability
+from embodyrl.world_models.reflectors.circuit_breaker import CircuitBreaker
+from embodyrl.world_models.reflectors.question import (
+    QUESTION,
+    check_question,
+    enlarged,
+    probability,
+)
 
 LARGEST_ANSWER = 1 << 20
 """Bytes; an answer of one token takes a few thousand."""
@@ -77,28 +83,50 @@ class ServerConfig:
         """Refuses settings that cannot work.
 
         Raises:
-            UserError: no http(s) address, a number out of range, or a key that would travel in the clear.
+            UserError: no http(s) address, a number out of range, or a key that would travel in the
+                clear.
         """
         object.__setattr__(self, "cameras", tuple(self.cameras))
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UserError(f"The server's url is {self.url!r}; it must look like http://127.0.0.1:8000/v1.")
-        for name in ("timeout", "deadline", "concurrency", "breaker_failures", "breaker_seconds", "image_size"):
+            raise UserError(
+                f"The server's url is {self.url!r}; it must look like http://127.0.0.1:8000/v1."
+            )
+        for name in (
+            "timeout",
+            "deadline",
+            "concurrency",
+            "breaker_failures",
+            "breaker_seconds",
+            "image_size",
+        ):
             if not getattr(self, name) > 0:
-                raise UserError(f"The server reflector's {name} is {getattr(self, name)}; it must be above 0.")
+                raise UserError(
+                    f"The server reflector's {name} is {getattr(self, name)}; it must be above 0."
+                )
         if self.window < 2 or not self.cameras or self.retries < 0:
-            raise UserError("A server reflector needs a window of at least 2, a camera, and retries of at least 0.")
+            raise UserError(
+                "A server reflector needs a window of at least 2, a camera, and retries of at "
+                "least 0."
+            )
         check_question(self.question)
-        if self.api_key_env and parts.scheme == "http" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
-            raise UserError(f"The API key would travel unencrypted to {parts.hostname}. Use an https address.")
+        if (
+            self.api_key_env
+            and parts.scheme == "http"
+            and parts.hostname not in ("127.0.0.1", "localhost", "::1")
+        ):
+            raise UserError(
+                f"The API key would travel unencrypted to {parts.hostname}. Use an https address."
+            )
 
 
 class ServerReflector:
     """See the module; ``Reflector`` for the interface.
 
     Attributes:
-        counts: questions by how they ended: ``answered``, ``unparsed`` (an answer that is none), ``failed`` (no answer
-            after all tries), ``late`` (the deadline came first), ``skipped`` (the breaker was open).
+        counts: questions by how they ended: ``answered``, ``unparsed`` (an answer that is none),
+            ``failed`` (no answer after all tries), ``late`` (the deadline came first), ``skipped``
+            (the breaker was open).
         last_error: what went wrong most recently, in words.
     """
 
@@ -108,7 +136,9 @@ class ServerReflector:
         Raises:
             UserError: the environment variable that should hold the key is empty.
         """
-        self.config, self.window, self.cameras = config, config.window, config.cameras
+        self.config = config
+        self.window = config.window
+        self.cameras = config.cameras
         self.calibration = calibration or Calibration()
         self.breaker = CircuitBreaker(config.breaker_failures, config.breaker_seconds)
         self.counts: Counter[str] = Counter()
@@ -117,7 +147,10 @@ class ServerReflector:
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if config.api_key_env:
             if not (key := os.environ.get(config.api_key_env)):
-                raise UserError(f"The environment variable {config.api_key_env}, which should hold a key, is empty.")
+                raise UserError(
+                    f"The environment variable {config.api_key_env}, which should hold a key, is "
+                    "empty."
+                )
             self._headers["Authorization"] = f"Bearer {key}"
         self._tls = ssl.create_default_context()
         self._jitter = random.Random()
@@ -134,7 +167,9 @@ class ServerReflector:
             return picture_url(views[camera][row, column], self.config.image_size)
 
         def body(row: int, column: int) -> bytes:
-            return self._request([url(c, row, k) for k in (0, column) for c in self.cameras], instruction[row])
+            return self._request(
+                [url(c, row, k) for k in (0, column) for c in self.cameras], instruction[row]
+            )
 
         wanted_columns = range(t - wanted, t)
         questions = [partial(body, row, column) for row in range(n) for column in wanted_columns]
@@ -152,8 +187,9 @@ class ServerReflector:
         question = partial(self._request, [grey] * (2 * len(self.cameras)), "wait")
         if math.isnan(self._run([question], time.monotonic() + self.config.deadline)[0]):
             raise UserError(
-                f"{self.config.url} does not judge pictures as model {self.config.model!r} ({self.last_error}). The "
-                "server must be running, take images, and give logprobs of its first token."
+                f"{self.config.url} does not judge pictures as model {self.config.model!r} "
+                f"({self.last_error}). The server must be running, take images, and give logprobs "
+                "of its first token."
             )
 
     def _request(self, pictures: list[str], instruction: str) -> bytes:
@@ -162,7 +198,9 @@ class ServerReflector:
         return json.dumps(
             {
                 "model": self.config.model,
-                "messages": [{"role": "user", "content": [*content, {"type": "text", "text": text}]}],
+                "messages": [
+                    {"role": "user", "content": [*content, {"type": "text", "text": text}]}
+                ],
                 "max_tokens": 1,
                 "temperature": 0,
                 "logprobs": True,
@@ -177,14 +215,18 @@ class ServerReflector:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, name="reflector", daemon=True).start()
         answers = [math.nan] * len(questions)
-        future = asyncio.run_coroutine_threadsafe(self._ask_all(questions, answers, end), self._loop)
+        future = asyncio.run_coroutine_threadsafe(
+            self._ask_all(questions, answers, end), self._loop
+        )
         try:
             future.result()
         finally:
             future.cancel()  # on Ctrl-C; otherwise it is done
         return answers
 
-    async def _ask_all(self, questions: list[Callable[[], bytes]], answers: list[float], end: float) -> None:
+    async def _ask_all(
+        self, questions: list[Callable[[], bytes]], answers: list[float], end: float
+    ) -> None:
         gate = asyncio.Semaphore(self.config.concurrency)
         limits = httpx.Limits(max_connections=self.config.concurrency)
         # No proxy from the environment: frames go to the address configured and nowhere else.
@@ -197,12 +239,18 @@ class ServerReflector:
                     answers[k] = await self._ask(client, questions[k])
 
             tasks = [asyncio.create_task(one(k)) for k in range(len(questions))]
-            _, late = await asyncio.wait(tasks, timeout=max(0.0, end - time.monotonic())) if tasks else ((), ())
+            _, late = (
+                await asyncio.wait(tasks, timeout=max(0.0, end - time.monotonic()))
+                if tasks
+                else ((), ())
+            )
             for task in late:
                 task.cancel()
             if late:
                 self.counts["late"] += len(late)
-                self.last_error = f"{len(late)} questions were not answered within {self.config.deadline:g} s"
+                self.last_error = (
+                    f"{len(late)} questions were not answered within {self.config.deadline:g} s"
+                )
                 await asyncio.wait(late, timeout=1.0)
         for task in tasks:
             if task.done() and not task.cancelled():
@@ -212,7 +260,9 @@ class ServerReflector:
         if not self.breaker.allow():
             self.counts["skipped"] += 1
             return math.nan
-        body, answer, outcome = question(), math.nan, "failed"
+        body = question()
+        answer = math.nan
+        outcome = "failed"
         try:
             for attempt in range(self.config.retries + 1):
                 if attempt:
@@ -222,7 +272,9 @@ class ServerReflector:
                     answer = parse_answer(reply, self.config.min_mass)
                     outcome = "unparsed" if math.isnan(answer) else "answered"
                     if outcome == "unparsed":
-                        self.last_error = f"no log-probabilities of yes and no in its answer {reply[:200]!a}"
+                        self.last_error = (
+                            f"no log-probabilities of yes and no in its answer {reply[:200]!a}"
+                        )
                 if status not in RETRIED:
                     break
         except asyncio.CancelledError:
@@ -263,7 +315,9 @@ def parse_answer(reply: bytes, min_mass: float) -> float:
     try:
         top = json.loads(reply)["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
         tokens = [(entry["token"], entry["logprob"]) for entry in top]
-        sound = all(isinstance(token, str) and type(logprob) in (int, float) for token, logprob in tokens)
+        sound = all(
+            isinstance(token, str) and type(logprob) in (int, float) for token, logprob in tokens
+        )
         return probability(tokens, min_mass) if sound else math.nan
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return math.nan

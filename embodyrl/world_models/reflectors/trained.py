@@ -1,8 +1,9 @@
 """``TrainedReflector``: a small network that is trained for the task; the default, and the best where there is data.
 
-A convolutional encoder sees each frame on top of the episode's first, so that what has moved is plain, and is told by
-the instruction what to look for (FiLM, arXiv:1709.07871); a recurrent head goes over the window's frames. The
-instruction comes in as frozen word embeddings, so that words that training never saw still lie near those that it did.
+A convolutional encoder sees each frame on top of the episode's first, so that what has moved is
+plain, and is told by the instruction what to look for (FiLM, arXiv:1709.07871); a recurrent head
+goes over the window's frames. The instruction comes in as frozen word embeddings, so that words
+that training never saw still lie near those that it did.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from embodyrl.errors import UserError
-from embodyrl.words import load_words
+from embodyrl.word_embeddings import load_words
+from embodyrl.world_models.nets.diffusers_io import ConfigMixin, ModelMixin, register_to_config
 from embodyrl.world_models.reflectors.base import check_window
 from embodyrl.world_models.reflectors.calibration import Calibration
-from embodyrl.world_models.saved import ConfigMixin, ModelMixin, register_to_config
 
 WORD_DIM = 256
 MAX_WORDS = 32
@@ -41,15 +42,23 @@ class TrainedReflector(ModelMixin, ConfigMixin):
 
     @register_to_config
     def __init__(
-        self, cameras: Mapping[str, Sequence[int]], window: int = 3, width: int = 16, features: int = 128
+        self,
+        cameras: Mapping[str, Sequence[int]],
+        window: int = 3,
+        width: int = 16,
+        features: int = 128,
     ) -> None:
         super().__init__()
         if window < 2 or not cameras:
             raise UserError(f"A reflector needs a camera and a window of at least 2, not {window}.")
-        self.cameras, self.window, self.calibration = tuple(cameras), window, Calibration()
+        self.cameras = tuple(cameras)
+        self.window = window
+        self.calibration = Calibration()
         self._sizes = {name: tuple(size) for name, size in cameras.items()}
         self.sentence = nn.GRU(WORD_DIM, features, batch_first=True)
-        self.encoders = nn.ModuleDict({name: _Encoder(width, features, features) for name in cameras})
+        self.encoders = nn.ModuleDict(
+            {name: _Encoder(width, features, features) for name in cameras}
+        )
         self.head = nn.GRU(features, features, batch_first=True)
         self.out = nn.Linear(features, 1)
 
@@ -64,21 +73,37 @@ class TrainedReflector(ModelMixin, ConfigMixin):
         total = torch.zeros((), device=self.device)
         for name in self.cameras:
             pixels = frames[name].permute(0, 1, 4, 2, 3).to(self.device, self.dtype) / 127.5 - 1
-            b, t = len(pixels), self.window - 1
-            pairs = torch.cat([pixels[:, 1:], pixels[:, :1].expand(-1, t, -1, -1, -1)], dim=2).flatten(0, 1)
-            total = total + self.encoders[name](pairs, text.repeat_interleave(t, 0)).unflatten(0, (b, t))
+            b = len(pixels)
+            t = self.window - 1
+            pairs = torch.cat(
+                [pixels[:, 1:], pixels[:, :1].expand(-1, t, -1, -1, -1)], dim=2
+            ).flatten(0, 1)
+            total = total + self.encoders[name](pairs, text.repeat_interleave(t, 0)).unflatten(
+                0, (b, t)
+            )
         return self.out(self.head(F.silu(total))[0])[..., 0]
 
     @torch.no_grad()
-    def judge(self, frames: Mapping[str, Tensor], instruction: list[str], new: int = 0) -> Float[Tensor, "n t"]:
+    def judge(
+        self, frames: Mapping[str, Tensor], instruction: list[str], new: int = 0
+    ) -> Float[Tensor, "n t"]:
         """See ``Reflector``; the first column is NaN. Refuses frames of another size than it was trained on."""
         check_window(self, frames, instruction, new)
         for name, size in self._sizes.items():
             if (found := tuple(frames[name].shape[2:4])) != size:
-                raise UserError(f"The reflector was trained on frames {size} of camera {name!r}; these are {found}.")
+                raise UserError(
+                    f"The reflector was trained on frames {size} of camera {name!r}; these are "
+                    f"{found}."
+                )
         parts = [slice(i, i + ROWS) for i in range(0, len(instruction), ROWS)]
-        logits = [self({name: frames[name][p] for name in self.cameras}, instruction[p]) for p in parts]
-        prob = torch.sigmoid(torch.cat(logits)).float().cpu() if logits else torch.zeros(0, self.window - 1)
+        logits = [
+            self({name: frames[name][p] for name in self.cameras}, instruction[p]) for p in parts
+        ]
+        prob = (
+            torch.sigmoid(torch.cat(logits)).float().cpu()
+            if logits
+            else torch.zeros(0, self.window - 1)
+        )
         return F.pad(prob, (1, 0), value=math.nan)
 
     def _encode_text(self, instruction: list[str]) -> Float[Tensor, "b d"]:
@@ -97,20 +122,28 @@ class _Encoder(nn.Module):
     def __init__(self, width: int, features: int, text: int) -> None:
         super().__init__()
         widths = (width, 2 * width, 4 * width, 4 * width)
-        sources = (8, *widths[:-1])  # the colours now and at first, and where in the picture a pixel is
+        sources = (
+            8,
+            *widths[:-1],
+        )  # the colours now and at first, and where in the picture a pixel is
         self.convs = nn.ModuleList(
-            nn.Conv2d(i, o, 3, stride, 1) for i, o, stride in zip(sources, widths, (2, 2, 2, 1), strict=True)
+            nn.Conv2d(i, o, 3, stride, 1)
+            for i, o, stride in zip(sources, widths, (2, 2, 2, 1), strict=True)
         )
         self.norms = nn.ModuleList(nn.GroupNorm(4, o) for o in widths)
         self.films = nn.ModuleList(nn.Linear(text, 2 * o) for o in widths)
         self.project = nn.Linear(2 * widths[-1], features)
 
-    def forward(self, pixels: Float[Tensor, "b 6 h w"], text: Float[Tensor, "b d"]) -> Float[Tensor, "b f"]:
+    def forward(
+        self, pixels: Float[Tensor, "b 6 h w"], text: Float[Tensor, "b d"]
+    ) -> Float[Tensor, "b f"]:
         """Features of frames; mean and maximum over the picture keep both the scene and the one thing that matters."""
         h, w = pixels.shape[2:]
         rows = torch.linspace(-1, 1, h, device=pixels.device, dtype=pixels.dtype)
         columns = torch.linspace(-1, 1, w, device=pixels.device, dtype=pixels.dtype)
-        place = torch.stack(torch.meshgrid(rows, columns, indexing="ij")).expand(len(pixels), 2, h, w)
+        place = torch.stack(torch.meshgrid(rows, columns, indexing="ij")).expand(
+            len(pixels), 2, h, w
+        )
         x = torch.cat([pixels, place], dim=1)
         for conv, norm, film in zip(self.convs, self.norms, self.films, strict=True):
             scale, shift = film(text)[..., None, None].chunk(2, dim=1)

@@ -44,12 +44,14 @@ class VLMConfig:
         """Refuses settings that cannot work.
 
         Raises:
-            UserError: an unknown dtype, no camera, a number out of range, or a question without the task.
+            UserError: an unknown dtype, no camera, a number out of range, or a question without the
+                task.
         """
         object.__setattr__(self, "cameras", tuple(self.cameras))
         if self.dtype not in DTYPES or self.window < 2 or not self.cameras or self.batch_size < 1:
             raise UserError(
-                f"{self}: dtype must be one of {', '.join(DTYPES)}, window at least 2, batch_size at least 1."
+                f"{self}: dtype must be one of {', '.join(DTYPES)}, window at least 2, batch_size "
+                "at least 1."
             )
         check_question(self.question)
 
@@ -57,7 +59,9 @@ class VLMConfig:
 class VLMReflector:
     """See the module; ``Reflector`` for the interface. Each new frame of each row is one question."""
 
-    def __init__(self, config: VLMConfig, device: str = "cpu", calibration: Calibration | None = None) -> None:
+    def __init__(
+        self, config: VLMConfig, device: str = "cpu", calibration: Calibration | None = None
+    ) -> None:
         """Loads the model.
 
         Raises:
@@ -68,30 +72,47 @@ class VLMReflector:
             from transformers import AutoModelForImageTextToText, AutoProcessor
         except ImportError as error:
             raise MissingDependencyError(
-                "Vision-language models need transformers. Install it with: pip install 'embodyrl[vla]'"
+                "Vision-language models need transformers. Install it with: pip install "
+                "'embodyrl[vla]'"
             ) from error
-        self.config, self.window, self.cameras = config, config.window, config.cameras
-        self.calibration, self.device = calibration or Calibration(), device
+        self.config = config
+        self.window = config.window
+        self.cameras = config.cameras
+        self.calibration = calibration or Calibration()
+        self.device = device
         try:
             self.processor = AutoProcessor.from_pretrained(config.model, trust_remote_code=False)
             model: Any = AutoModelForImageTextToText.from_pretrained(
                 config.model, dtype=DTYPES[config.dtype], trust_remote_code=False
             )
         except ImportError as error:
-            raise MissingDependencyError(f"{config.model!r} needs a further package: {error}") from error
+            raise MissingDependencyError(
+                f"{config.model!r} needs a further package: {error}"
+            ) from error
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
-            raise UserError(f"The vision-language model {config.model!r} cannot be loaded ({reason}).") from error
+            raise UserError(
+                f"The vision-language model {config.model!r} cannot be loaded ({reason})."
+            ) from error
         self.model = model.to(device).eval()
-        self.processor.tokenizer.padding_side = "left"  # the answer follows the last token of every row
+        self.processor.tokenizer.padding_side = (
+            "left"  # the answer follows the last token of every row
+        )
         vocabulary = self.processor.tokenizer.get_vocab()
-        words = {word: [i for token, i in vocabulary.items() if answer_of(token) == word] for word in ("yes", "no")}
+        words = {
+            word: [i for token, i in vocabulary.items() if answer_of(token) == word]
+            for word in ("yes", "no")
+        }
         if not all(words.values()):
-            raise UserError(f"The vocabulary of {config.model!r} has no single token for yes or for no.")
+            raise UserError(
+                f"The vocabulary of {config.model!r} has no single token for yes or for no."
+            )
         self._yes, self._no = (torch.tensor(words[word], device=device) for word in ("yes", "no"))
 
     @torch.no_grad()
-    def judge(self, frames: Mapping[str, Tensor], instruction: list[str], new: int = 0) -> Float[Tensor, "n t"]:
+    def judge(
+        self, frames: Mapping[str, Tensor], instruction: list[str], new: int = 0
+    ) -> Float[Tensor, "n t"]:
         """See ``Reflector``."""
         n, t, wanted = check_window(self, frames, instruction, new)
         views = {name: frames[name].cpu().numpy() for name in self.cameras}
@@ -102,23 +123,36 @@ class VLMReflector:
         def conversation(row: int, column: int) -> list[dict[str, Any]]:
             text = self.config.question.replace("{instruction}", instruction[row])
             pictures = [picture(name, row, k) for k in (0, column) for name in self.cameras]
-            content = [*({"type": "image", "image": image} for image in pictures), {"type": "text", "text": text}]
+            content = [
+                *({"type": "image", "image": image} for image in pictures),
+                {"type": "text", "text": text},
+            ]
             return [{"role": "user", "content": content}]
 
         questions = [(row, column) for row in range(n) for column in range(t - wanted, t)]
         out = torch.full((n, t), math.nan)
         for i in range(0, len(questions), self.config.batch_size):
-            rows, columns = (list(x) for x in zip(*questions[i : i + self.config.batch_size], strict=True))
-            out[rows, columns] = self._answers([conversation(r, c) for r, c in zip(rows, columns, strict=True)])
+            rows, columns = (
+                list(x) for x in zip(*questions[i : i + self.config.batch_size], strict=True)
+            )
+            out[rows, columns] = self._answers(
+                [conversation(r, c) for r, c in zip(rows, columns, strict=True)]
+            )
         return out
 
     def _answers(self, conversations: list[list[dict[str, Any]]]) -> Float[Tensor, " b"]:
-        texts = self.processor.apply_chat_template(conversations, add_generation_prompt=True, **self.config.template)
-        images = [[part["image"] for part in talk[0]["content"] if part["type"] == "image"] for talk in conversations]
+        texts = self.processor.apply_chat_template(
+            conversations, add_generation_prompt=True, **self.config.template
+        )
+        images = [
+            [part["image"] for part in talk[0]["content"] if part["type"] == "image"]
+            for talk in conversations
+        ]
         inputs = self.processor(text=texts, images=images, padding=True, return_tensors="pt")
         inputs = inputs.to(self.device, DTYPES[self.config.dtype])
         logits = self.model(**inputs, logits_to_keep=1, use_cache=False).logits[:, -1].float()
         logprob = logits.log_softmax(-1)
-        yes, no = logprob[:, self._yes].logsumexp(-1), logprob[:, self._no].logsumexp(-1)
+        yes = logprob[:, self._yes].logsumexp(-1)
+        no = logprob[:, self._no].logsumexp(-1)
         understood = torch.logaddexp(yes, no).exp() >= self.config.min_mass  # not for NaN
         return torch.where(understood, torch.sigmoid(yes - no), math.nan).cpu()

@@ -1,0 +1,253 @@
+"""What PPO and GRPO share: epochs of the clipped surrogate over the chunks of a rollout, for given advantages."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodyrl.algorithms.optim import Figures, GuardedAdam, Means, Microbatches
+from embodyrl.errors import UserError, did_you_mean, refuse_unread
+from embodyrl.functional.flow import Transition
+from embodyrl.functional.losses import ppo_policy_loss
+from embodyrl.rollouts.batches import minibatches
+from embodyrl.types import DenoisingTrace, Obs, PolicyEval
+
+RATIOS = ("joint", "per_step", "per_dim")
+SCHEDULES = ("linear", "adaptive")
+ADAPTIVE_RANGE = 30.0
+"""The adaptive rate stays within this factor of ``lr``: one odd rollout must neither freeze nor wreck a policy."""
+
+
+@dataclass(frozen=True)
+class ActorConfig:
+    """Settings of the actor's updates.
+
+    Attributes:
+        name: registry name.
+        epochs: passes of the actor over a rollout.
+        minibatch_size: chunks per gradient step.
+        microbatch_size: chunks whose gradient is computed at a time, for models that fill the
+            memory; 0 for all of the minibatch. Halved by itself when the memory runs out.
+        lr: of the actor (Adam).
+        lr_schedule: ``linear`` in the iterations (``lr_warmup``, ``lr_end``), or ``adaptive``:
+            after an iteration whose last pass shows more than twice ``target_kl`` the rate falls by
+            1.5, with less than half of it it rises.
+        lr_warmup: iterations over which the actor's rate rises: Adam's first steps are as large as
+            any, and random.
+        lr_end: the rate falls linearly to this fraction of ``lr`` at the end of the run.
+        clip_range: ratios are clipped to [1 - clip_range, 1 + clip_range_high].
+        clip_range_high: 0 means the same as ``clip_range``.
+        dual_clip: bound c on the loss of negative advantages; 0 means none.
+        ratio: which log-ratio is clipped: ``joint`` over all steps and dims of a chunk, or its mean
+            ``per_step`` or ``per_dim``; the same range is far looser for a mean.
+        behaviour_cap: for rollouts of an older policy (asynchronous workers): the surrogate is
+            built around a proximal policy, the one that the update starts from, and each chunk is
+            weighted by proximal / behaviour, at most this (decoupled PPO, arXiv:2110.00641,
+            arXiv:2505.24298). 0: the rollout is the current policy's.
+        entropy_coef: weight of the entropy bonus (entropy per dim); only ``flow_noise`` learns its
+            noise.
+        target_kl: with the linear schedule it ends the actor's epochs once the estimated KL passes
+            it, 0 meaning never.
+        max_grad_norm: of the gradient.
+    """
+
+    name: str = ""
+    epochs: int = 5
+    minibatch_size: int = 512
+    microbatch_size: int = 0
+    lr: float = 1e-4
+    lr_schedule: str = "linear"
+    lr_warmup: int = 10
+    lr_end: float = 1.0
+    clip_range: float = 0.2
+    clip_range_high: float = 0.0
+    dual_clip: float = 3.0
+    ratio: str = "joint"
+    behaviour_cap: float = 0.0
+    entropy_coef: float = 0.0
+    target_kl: float = 0.0
+    max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        for key, valid in (("ratio", RATIOS), ("lr_schedule", SCHEDULES)):
+            if (given := getattr(self, key)) not in valid:
+                raise UserError(f"algorithm.{key} is {given!r}. {did_you_mean(given, valid)}")
+        if self.dual_clip and self.dual_clip <= 1:
+            raise UserError(
+                f"algorithm.dual_clip is {self.dual_clip}; it must be above 1, or 0 for none."
+            )
+        if self.behaviour_cap and self.behaviour_cap < 1:
+            raise UserError(
+                f"algorithm.behaviour_cap is {self.behaviour_cap}; below 1 it would weigh down "
+                "what is not stale. Give 1 or more, or 0 for plain PPO."
+            )
+        if self.lr_schedule == "adaptive":
+            if not self.target_kl:
+                raise UserError(
+                    "algorithm.lr_schedule=adaptive steers by algorithm.target_kl, which is 0; "
+                    "0.02 is usual."
+                )
+            why = "lr_schedule=adaptive steers the rate by the KL alone"
+            refuse_unread(self, "algorithm", ("lr_warmup", "lr_end"), why)
+
+
+class ClippedActor:
+    """The policy's optimiser; see ``ActorConfig``. One ``update`` is one iteration."""
+
+    def __init__(self, config: ActorConfig, policy: Any) -> None:
+        self.config = config
+        self.policy = policy
+        self._check(policy.transition)
+        self.optimizer = GuardedAdam(
+            policy.actor_parameters(), config.lr, config.max_grad_norm, "actor", eps=1e-5
+        )
+        self.microbatches = Microbatches(config.microbatch_size, self.optimizer.parameters)
+        self.iteration = 0
+
+    # What is scored, and how: what FPO replaces.
+
+    def _check(self, transition: Transition) -> None:
+        """Refuses a sampler whose path has no density, or no entropy that could be raised."""
+        coef = self.config.entropy_coef
+        if transition.num_noisy == 0:
+            raise UserError(
+                f"{self.config.name} needs denoising steps that draw noise, or no step has a "
+                f"density, and {transition.kind} with eta {transition.eta} and "
+                f"{transition.num_steps} step(s) has none. Raise policy.eta above 0; flow_cps, "
+                "whose last step is noise-free, needs policy.num_denoise_steps of at least 2."
+            )
+        if coef and transition.kind in ("flow_sde", "flow_cps"):
+            raise UserError(
+                f"algorithm.entropy_coef is {coef}, but the noise of {transition.kind} is fixed, "
+                "so its entropy has no gradient. Set policy.transition=flow_noise, or change "
+                "policy.eta to explore more."
+            )
+
+    def _evaluate(self, obs: Obs, trace: Any) -> PolicyEval:
+        """Log-probabilities (B, K) and entropies of what the policy did, with gradients."""
+        return self.policy.evaluate(obs, trace)
+
+    def _decision(self, logprob: Tensor, trace: Any) -> Tensor:
+        """What a ratio is taken of, from log-probabilities (B, K): (B,), the sum over the trained steps."""
+        return logprob.sum(1) / self._divisor(trace)
+
+    # The loop.
+
+    def update(
+        self,
+        obs: Obs,
+        trace: Any,
+        logprob: Tensor,
+        advantage: Tensor,
+        rows: Tensor,
+        *,
+        weight: Tensor | None = None,
+        progress: float,
+        generator: torch.Generator,
+    ) -> dict[str, float]:
+        """Epochs over the chunks ``rows`` of B.
+
+        Args:
+            obs: B observations.
+            trace: what the policy did.
+            logprob: (B, K) under the policy that acted.
+            advantage: (B,).
+            rows: the indices that count.
+            weight: (B,) of each chunk in the mean; None means the same for all.
+            progress: of the run, in [0, 1].
+            generator: of the minibatches.
+
+        Returns:
+            The means of the loss's figures, and ``actor_epochs``, ``actor_lr`` and
+            ``clip_range_joint``.
+        """
+        c = self.config
+        stats = Means()
+        behaviour = self._decision(logprob, trace)
+        old = behaviour
+        weight = torch.ones_like(behaviour) if weight is None else weight
+        if c.behaviour_cap:
+            old = self._decision(self.scores(obs, trace, rows, logprob.shape[1]), trace)
+            importance = (old - behaviour).exp()
+            weight = weight * importance.clamp(max=c.behaviour_cap)
+            stats.add(
+                behaviour_weight=importance[rows].clamp(max=c.behaviour_cap).mean(),
+                behaviour_truncated=(importance[rows] > c.behaviour_cap).float().mean(),
+            )
+        if c.lr_schedule == "linear":
+            warmup = min(1.0, (self.iteration + 1) / max(c.lr_warmup, 1))
+            self.optimizer.lr = c.lr * warmup * (1.0 + (c.lr_end - 1.0) * progress)
+        rate = self.optimizer.lr
+        passes = 0
+        kl = 0.0
+        for _ in range(c.epochs if len(rows) else 0):
+            seen = []
+            for batch in minibatches(rows, c.minibatch_size, generator):
+
+                def loss_of(i: Tensor, size: int = len(batch)) -> tuple[Tensor, Figures]:
+                    new = self._evaluate(obs[i], trace[i])
+                    loss, figures = ppo_policy_loss(
+                        self._decision(new.logprob, trace),
+                        old[i],
+                        advantage[i],
+                        torch.ones_like(old[i], dtype=torch.bool),
+                        c.clip_range,
+                        c.clip_range_high or c.clip_range,
+                        c.dual_clip or None,
+                        weight[i],
+                    )
+                    entropy = new.entropy.mean()
+                    share = len(i) / size
+                    total = loss - c.entropy_coef * entropy
+                    return total * share, {**figures, "policy_loss": loss, "entropy": entropy}
+
+                loss, figures = self.microbatches.backward(batch, loss_of)
+                stats.add(grad_norm=self.optimizer.apply(loss), **figures)
+                seen.append(figures["approx_kl"])
+            passes = passes + 1
+            kl = float(torch.stack(seen).mean())
+            if c.lr_schedule == "linear" and c.target_kl and kl > c.target_kl:
+                break
+        if c.lr_schedule == "adaptive" and passes and math.isfinite(kl):
+            factor = 1 / 1.5 if kl > 2 * c.target_kl else 1.5 if kl < c.target_kl / 2 else 1.0
+            self.optimizer.lr = min(
+                max(rate * factor, c.lr / ADAPTIVE_RANGE), c.lr * ADAPTIVE_RANGE
+            )
+        self.iteration += 1
+        return {
+            **stats.means(),
+            "actor_epochs": float(passes),
+            "actor_lr": rate,
+            "clip_range_joint": c.clip_range * self._divisor(trace),
+        }
+
+    def _divisor(self, trace: DenoisingTrace) -> float:
+        """What the joint log-ratio is divided by."""
+        if self.config.ratio == "joint":
+            return 1.0
+        steps = float(trace.stochastic.sum(1).float().mean())
+        dims = self.policy.config.horizon * self.policy.spec.action_dim
+        return steps if self.config.ratio == "per_step" else steps * dims
+
+    @torch.no_grad()
+    def scores(self, obs: Obs, trace: Any, rows: Tensor, width: int) -> Tensor:
+        """(B, width) log-probabilities of ``rows`` under the policy as it is; NaN elsewhere."""
+        out = torch.full((len(obs), width), math.nan, device=rows.device)
+        size = self.microbatches.size or self.config.minibatch_size
+        out[rows] = self.microbatches.forward(
+            rows, lambda i: self._evaluate(obs[i], trace[i]).logprob, size
+        )
+        return out
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimiser, its rate included, and counter."""
+        return {"optimizer": self.optimizer.state_dict(), "iteration": self.iteration}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state_dict``."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.iteration = int(state["iteration"])

@@ -1,0 +1,247 @@
+"""What the algorithms share: a guarded optimiser, gradients in pieces that fit the memory, means of figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from embodyrl.errors import UserError
+
+
+class GuardedAdam:
+    """Adam with a clipped gradient; a loss or gradient that is not finite changes nothing, and ten in a row stop."""
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        lr: float,
+        max_grad_norm: float,
+        what: str,
+        eps: float = 1e-8,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.max_grad_norm = max_grad_norm
+        self.what = what
+        self.adam = torch.optim.Adam(self.parameters, lr=lr, eps=eps, fused=True)
+        self.skipped = 0
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return float(self.adam.param_groups[0]["lr"])
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        for group in self.adam.param_groups:
+            group["lr"] = value
+
+    def step(self, loss: Tensor) -> float:
+        """One gradient step; returns the gradient's norm before clipping."""
+        self.adam.zero_grad(set_to_none=True)
+        loss.backward()
+        return self.apply(loss)
+
+    def apply(self, loss: Tensor) -> float:
+        """``step`` with the gradient that is there already, that of ``loss``."""
+        norm = clip_gradient(self.parameters, self.max_grad_norm)
+        if math.isfinite(norm) and math.isfinite(
+            float(loss.detach())
+        ):  # clamps hide a NaN from the gradient
+            self.adam.step()
+            self.skipped = 0
+            return norm
+        self.skipped += 1
+        if self.skipped >= 10:
+            raise UserError(
+                f"Ten gradient steps of the {self.what} in a row were not finite, so training "
+                "stopped; the weights are those before them. Lower its learning rate, or look for "
+                "extreme rewards."
+            )
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Adam's state and the counter."""
+        return {"adam": self.adam.state_dict(), "skipped": self.skipped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state_dict``."""
+        self.adam.load_state_dict(state["adam"])
+        self.skipped = int(state["skipped"])
+
+
+def clip_gradient(parameters: list[nn.Parameter], most: float) -> float:
+    """Scales the gradient down to the norm ``most`` (0 leaves it); returns the norm that it had."""
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm = getattr(
+        norm, "full_tensor", lambda: norm
+    )()  # where the gradient is sharded, so is its norm
+    nn.utils.clip_grads_with_norm_(parameters, most or math.inf, norm)
+    return float(norm)
+
+
+Figures = dict[str, Tensor | float]
+
+
+class Peers(Protocol):
+    """Other processes that compute a share of every batch (``distributed.fsdp``).
+
+    Attributes:
+        rank: of this process.
+        count: of all.
+    """
+
+    rank: int
+    count: int
+
+    def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """``fn`` of ``args``, while all weights are whole; its gradient will be the sum over the processes."""
+        ...
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows of all processes, one after the other."""
+        ...
+
+
+class Microbatches:
+    """The gradient of a batch in pieces; where the memory runs out the pieces are halved, and the step is done again.
+
+    Args:
+        size: rows of a piece; 0 for all at once.
+        parameters: whose gradient it is.
+
+    Attributes:
+        peers: who else computes a share; None for nobody.
+    """
+
+    peers: Peers | None = None
+
+    def __init__(self, size: int, parameters: Iterable[nn.Parameter]) -> None:
+        if size < 0:
+            raise UserError(
+                f"algorithm.microbatch_size is {size}; it must be 0 (the whole minibatch) or more."
+            )
+        self.size = size
+        self.parameters = list(parameters)
+
+    def backward(
+        self, rows: Tensor, loss_of: Callable[[Tensor], tuple[Tensor, Figures]]
+    ) -> tuple[Tensor, Figures]:
+        """Leaves the gradient of the losses' sum in the parameters.
+
+        Args:
+            rows: (B,) of the batch.
+            loss_of: what some of them add to the batch's loss, and figures: means over them, or
+                their largest value where the name ends in ``_max``; called again after a failure,
+                so it must draw nothing.
+
+        Returns:
+            The loss of the batch, and its figures.
+
+        Raises:
+            UserError: not even a single row fits.
+        """
+        while True:
+            size = self.size or len(rows)
+            for p in self.parameters:
+                p.grad = None
+            pieces = []
+            try:
+                for part in self._pieces(rows, size):
+                    # All processes have as many pieces, so one of them may have none of the rows.
+                    loss, found = self._run(loss_of, part if len(part) else rows[:1])
+                    loss = loss if len(part) else 0.0 * loss
+                    loss.backward()
+                    pieces.append({"rows": len(part), "loss": loss.detach(), **found})
+                return self._of_batch(pieces)
+            except RuntimeError as error:
+                if not _out_of_memory(error):
+                    raise
+            # Only here, after the exception let go of its tensors, can their memory be freed.
+            if self.peers is not None:
+                raise UserError(
+                    f"Process {self.peers.rank} ran out of memory while it computed a gradient. "
+                    "The pieces cannot be halved in one process alone: set "
+                    "algorithm.microbatch_size (rows per piece and process), and the same command "
+                    "goes on from the last checkpoint."
+                )
+            size = min(size, len(rows))
+            if size <= 1:
+                raise UserError(
+                    "The memory does not even hold one row of a batch while its gradient is "
+                    "computed. Set policy.checkpointing=true or policy.lora_rank where the policy "
+                    "has them, or train a smaller one."
+                )
+            self.size = size // 2
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            print(
+                f"Out of memory: gradients are now computed {self.size} rows at a time "
+                "(algorithm.microbatch_size)."
+            )
+
+    @torch.no_grad()
+    def forward(self, rows: Tensor, fn: Callable[[Tensor], Tensor], size: int) -> Tensor:
+        """``fn`` of all rows (B,), at most ``size`` at a time and without gradient; peers compute a share each."""
+        if self.peers is None:
+            return torch.cat([fn(part) for part in rows.split(size)])
+        parts = self._pieces(rows, size)
+        found = [self.peers.run(fn, part if len(part) else rows[:1])[: len(part)] for part in parts]
+        return self.peers.gather(torch.cat(found))
+
+    def _pieces(self, rows: Tensor, size: int) -> tuple[Tensor, ...]:
+        """The rows that this process computes, at most ``size`` at a time."""
+        rank, count = (0, 1) if self.peers is None else (self.peers.rank, self.peers.count)
+        most = -(-len(rows) // count)
+        return rows.tensor_split(count)[rank].tensor_split(-(-most // max(min(size, most), 1)))
+
+    def _run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return fn(*args) if self.peers is None else self.peers.run(fn, *args)
+
+    @torch.no_grad()
+    def _of_batch(self, pieces: list[Figures]) -> tuple[Tensor, Figures]:
+        """The losses' sum and the figures of a batch, from those of all processes' pieces."""
+        like = torch.as_tensor(pieces[0]["loss"])
+        values = [
+            [torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in p.values()]
+            for p in pieces
+        ]
+        table = torch.stack([torch.stack(row) for row in values])
+        if self.peers is not None:
+            table = self.peers.gather(table)
+        share = table[:, :1] / table[:, 0].sum()
+        means = (share * table).sum(0)
+        largest = table.amax(0)
+        figures: Figures = {
+            k: largest[j] if k.endswith("_max") else means[j] for j, k in enumerate(pieces[0])
+        }
+        del figures["rows"], figures["loss"]
+        return table[:, 1].sum(), figures
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+class Means:
+    """Means of named figures over the gradient steps of an update; nothing is read from the device before the end."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[Tensor]] = {}
+
+    def add(self, **figures: Tensor | float) -> None:
+        """One value of each figure."""
+        for key, value in figures.items():
+            self.values.setdefault(key, []).append(
+                torch.as_tensor(value, dtype=torch.float32).detach()
+            )
+
+    def means(self) -> dict[str, float]:
+        """Name -> mean; a figure that never came is missing."""
+        return {
+            key: float(torch.stack([v.cpu() for v in values]).mean())
+            for key, values in self.values.items()
+        }

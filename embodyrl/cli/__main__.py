@@ -1,0 +1,8 @@
+"""``python -m embodyrl.cli``."""
+
+import sys
+
+from embodyrl.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""``embodyrl collect`` and ``embodyrl data``: data sets made, and looked through."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+
+COLLECT_HELP = """examples:
+  embodyrl collect mujoco env.task=pick --episodes 100 --out data/pick
+  embodyrl collect mujoco env.task=pick --episodes 100 --noise 0.3 --keep-failures --out data/pick_noisy
+  embodyrl collect mujoco_pick_sft --policy runs/sft --derail 0.4 --keep-failures --episodes 500 --out data/pick_tried
+  embodyrl collect mujoco_pick_sft --replay data/pick_tried --keep-failures --episodes 500 --out data/pick_near
+However it was interrupted, the same command goes on; no finished episode is lost.
+"""
+DATA_HELP = """examples:
+  embodyrl data verify data/pick              reads every table and decodes every picture
+  embodyrl data verify data/pick --json       the exit status is 1 if anything is wrong
+"""
+
+
+def add_data_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
+    """Adds them to the command line, by its function that adds a verb."""
+    sub = verb(
+        "collect",
+        _collect,
+        "Lets an expert or a policy act, and writes a LeRobotDataset.",
+        COLLECT_HELP,
+    )
+    sub.add_argument("env", help="an environment's name, or a preset whose env section is used")
+    sub.add_argument("overrides", nargs="*", metavar="env.key=value")
+    sub.add_argument(
+        "--episodes", type=int, default=50, help="episodes to keep (default: %(default)s)"
+    )
+    sub.add_argument(
+        "--noise",
+        type=float,
+        default=0.0,
+        help="standard deviation of noise on the actions, which lie in [-1, 1]",
+    )
+    sub.add_argument(
+        "--keep-failures", action="store_true", help="keep failed episodes too, with success=false"
+    )
+    sub.add_argument(
+        "--policy", default="", help="a run or checkpoint that acts instead of the expert"
+    )
+    sub.add_argument(
+        "--derail", type=float, default=0.0, help="share of the policy's episodes that go astray"
+    )
+    sub.add_argument(
+        "--replay", default="", help="a data set whose successes are replayed, each with a nudge"
+    )
+    sub.add_argument(
+        "--perturb",
+        type=float,
+        default=1.0,
+        help="size of that nudge, in actions (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--past-success",
+        type=int,
+        help="record so many steps past success, which no longer ends an episode at once",
+    )
+    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--out", required=True, help="the data set's folder")
+
+    sub = verb(
+        "data",
+        _data,
+        "Looks for what is wrong with a LeRobot data set, yours or someone else's.",
+        DATA_HELP,
+    )
+    sub.add_argument("what", choices=["verify", "from-logs"])
+    sub.add_argument(
+        "path", help="the data set's folder, or its id on the Hugging Face hub; or a robot's logs"
+    )
+    sub.add_argument("--out", default="", help="from-logs: the data set's folder")
+    sub.add_argument(
+        "--keep-failures", action="store_true", help="from-logs: keep failed episodes too"
+    )
+    sub.add_argument("--json", action="store_true", help="for a machine to read")
+
+
+def _collect(a: argparse.Namespace) -> int:
+    from embodyrl.config import env_config
+    from embodyrl.data.collect import collect_dataset
+
+    collect_dataset(
+        env_config(a.env, a.overrides), a.out, num_episodes=a.episodes, noise=a.noise, keep_failures=a.keep_failures,
+        past_success=a.past_success, policy=a.policy, derail=a.derail, replay=a.replay, perturb=a.perturb, seed=a.seed,
+    )  # fmt: skip
+    return 0
+
+
+def _data(a: argparse.Namespace) -> int:
+    if a.what == "from-logs":
+        from embodyrl.real_robot.logs.export import export_logs
+
+        written = export_logs(a.path, a.out, keep_failures=a.keep_failures)
+        print(
+            json.dumps(written) if a.json else f"Wrote {written['episodes']} episodes to {a.out}."
+        )
+        return 0
+    from embodyrl.data.verify import print_verdict, verify_dataset
+
+    verdict = verify_dataset(a.path)
+    if a.json:
+        print(json.dumps({"sound": not verdict.faults, **vars(verdict)}))
+    else:
+        print_verdict(verdict)
+    return 1 if verdict.faults else 0

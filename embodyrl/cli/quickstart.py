@@ -1,0 +1,127 @@
+"""The main job in one command: demonstrations, supervised fine-tuning, reinforcement learning, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from embodyrl.config import compose
+from embodyrl.data.collect import collect_dataset
+from embodyrl.functional.intervals import format_rate
+from embodyrl.report import build_report
+from embodyrl.sims.mujoco.render import warm_up
+from embodyrl.training.run_folder import finished
+from embodyrl.training.runner import train
+
+DEMONSTRATIONS = 100
+EXPERT_NOISE = 0.15
+
+
+def quickstart(out: str, seed: int, command: str = "") -> dict[str, Any]:
+    """Runs all stages, or goes on where an interrupted run stopped.
+
+    Args:
+        out: folder of everything; a stage whose result is there is not run again.
+        seed: of demonstrations, initial weights and noise.
+        command: the command line, for the record.
+
+    Returns:
+        Successes and episodes before and after, minutes of each stage, and the report's path; empty
+        when interrupted.
+    """
+    console = Console()
+    folder = Path(out)
+    began = time.monotonic()
+    console.print(
+        "[bold]embodyrl quickstart[/bold]: a Franka learns to pick up the block that a sentence "
+        f"names, from pixels.\nEverything goes to {folder}. Ctrl-C stops at any point; the same "
+        "command goes on from there.\n"
+    )
+    common = [f"run.out={folder}", f"run.seed={seed}", f"env.seed={seed}"]
+    demos = folder / "demos"
+    sft = compose("mujoco_pick_sft", [*common, "run.name=sft", f"data.path={demos}"])
+
+    console.rule("1/3  A scripted expert demonstrates")
+    warm_up(sft.env)
+    if demos.exists():
+        console.print(f"{demos} is there already.")
+    else:
+        config = dataclasses.replace(sft.env, seed=seed)
+        collect_dataset(config, demos, num_episodes=DEMONSTRATIONS, noise=EXPERT_NOISE, seed=seed)
+
+    console.rule("2/3  Imitation: flow matching on the demonstrations")
+    if not finished(train(sft, command=command)):
+        return {}
+
+    console.rule("3/3  Reinforcement learning: SAC-Flow, beside the demonstrations")
+    start = [f"run.init_checkpoint={folder / 'sft'}", f"data.path={demos}"]
+    run = train(compose("mujoco_pick_sac_flow", [*common, "run.name=rl", *start]), command=command)
+    if not finished(run):
+        return {}
+
+    report = build_report([run, folder / "sft"], folder / "report.html")
+    result = summary(folder, report, (time.monotonic() - began) / 60)
+    show(console, result)
+    (folder / "result.json").write_text(json.dumps(result, indent=2))
+    return result
+
+
+def summary(folder: Path, report: Path, minutes: float) -> dict[str, Any]:
+    """The figures that the quickstart ends with, read from what the runs wrote."""
+
+    def rate(name: str) -> dict[str, int]:
+        episodes = json.loads((folder / "rl" / "evals" / f"{name}.json").read_text())["episodes"]
+        return {"successes": sum(e["success"] for e in episodes), "episodes": len(episodes)}
+
+    def trained(run: str) -> float:
+        rows = (folder / run / "metrics.jsonl").read_text().splitlines()
+        return json.loads(rows[-1])["minutes"]
+
+    last = json.loads((folder / "rl" / "metrics.jsonl").read_text().splitlines()[-1])
+    return {
+        "before": rate("before"),
+        "after": rate("after"),
+        "env_steps": last["env_steps"],
+        "minutes_sft": trained("sft"),
+        "minutes_rl": trained("rl"),
+        "minutes_this_command": minutes,
+        "report": str(report),
+    }
+
+
+def show(console: Console, result: dict[str, Any]) -> None:
+    """Before and after as a table, and what to try next."""
+    table = Table(title="Success on initial states never trained on, with 95% intervals")
+    table.add_column("policy")
+    table.add_column("success")
+    table.add_column("training")
+    before = result["before"]
+    after = result["after"]
+    table.add_row(
+        "imitation",
+        format_rate(before["successes"], before["episodes"]),
+        f"{result['minutes_sft']:.1f} min",
+    )
+    table.add_row(
+        "imitation + RL",
+        format_rate(after["successes"], after["episodes"]),
+        f"{result['minutes_rl']:.1f} min more, {result['env_steps']:,} env steps",
+    )
+    console.print(table)
+    folder = Path(result["report"]).parent
+    console.print(
+        f"\nThis took {result['minutes_this_command']:.1f} minutes. Open the report, with videos "
+        f"before and after:\n  {result['report']}\n\nWhat to try next:\n  embodyrl eval "
+        f"{folder}/rl env.split=ood_camera        how well does it take a moved camera?\n  "
+        f"embodyrl train mujoco_pick_ppo run.init_checkpoint={folder}/rl run.name=more    train "
+        "on, by PPO\n  embodyrl list tasks                                    other tasks and "
+        "simulators",
+        highlight=False,
+        soft_wrap=True,  # commands are to be copied
+    )

@@ -1,0 +1,282 @@
+"""``embodyrl world reflect train|calibrate|eval``; nothing heavy is imported before one of them runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from embodyrl.errors import UserError
+
+EXAMPLES = """examples:
+  embodyrl collect mujoco env.task=pick env.max_blocks=2 env.terminate_on_success=false --noise 0.5 --keep-failures \\
+      --episodes 400 --out data/pick_mixed
+  embodyrl world reflect train data/pick_mixed --out runs/reflector        trains, calibrates and evaluates
+  embodyrl world reflect calibrate runs/reflector data/imagined --max-false-positive-rate 0.01
+  embodyrl world reflect eval runs/reflector data/pick_new --json
+A vision-language model needs no training: write {"kind": "vlm", "model": "Qwen/Qwen3-VL-2B-Instruct"} or
+{"kind": "server", "url": "http://127.0.0.1:8000/v1", "model": "NAME"} to FOLDER/reflector.json, then calibrate FOLDER.
+"""
+
+
+def train_reflector(
+    data: str,
+    out: str,
+    *,
+    kind: str = "trained",
+    cameras: Sequence[str] = (),
+    window: int = 3,
+    steps: int = 0,
+    features: str = "pixels",
+    tail: int = 0,
+    held_out: float = 0.3,
+    max_false_positive_rate: float = 0.02,
+    hits: int = 2,
+    device: str = "auto",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Trains a reflector on a data set, calibrates it on a part of the episodes, and evaluates it on yet another part.
+
+    Args:
+        data: LeRobotDataset with failures.
+        out: the reflector's folder.
+        kind: ``"trained"`` or ``"goal"``.
+        cameras: names; none means all.
+        window: T.
+        steps: of training; 0 is the default of ``TrainConfig``.
+        features: of a goal reflector.
+        tail: see ``from_demonstrations``.
+        held_out: share of the episodes that is not trained on; half of it calibrates, half
+            evaluates.
+        max_false_positive_rate: see ``calibration.fit``.
+        hits: the same.
+        device: ``"auto"`` is the GPU where there is one.
+        seed: of weights, batches and the split.
+
+    Returns:
+        See ``reflectors.score.score``; of episodes that neither trained nor calibrated it.
+    """
+    import torch
+
+    from embodyrl.build import pick_device
+    from embodyrl.world_models.reflectors.folder import save_reflector
+    from embodyrl.world_models.reflectors.goal import GoalConfig, fit_goals
+    from embodyrl.world_models.reflectors.labelled_episodes import load_episodes
+    from embodyrl.world_models.reflectors.train_reflector import TrainConfig, train
+    from embodyrl.world_models.reflectors.trained import TrainedReflector
+
+    if kind not in ("trained", "goal"):
+        raise UserError(
+            f"A reflector of kind {kind!r} is not trained; it must be 'trained' or 'goal'."
+        )
+    where = pick_device(device)
+    episodes = load_episodes(data, cameras, tail)
+    learn, rest = episodes.split(held_out, seed)
+    tune, test = rest.split(0.5, seed)
+    if kind == "goal":
+        reflector: Any = fit_goals(
+            learn, GoalConfig(features, tuple(cameras), window, seed=seed), str(where)
+        )
+    else:
+        config = TrainConfig(seed=seed)
+        config = replace(config, steps=steps) if steps else config
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            sizes = {name: list(frames.shape[1:3]) for name, frames in episodes.frames.items()}
+            reflector = TrainedReflector(sizes, window)
+        reflector.to(device=where)
+        with _bar("training", config.steps) as advance:
+            train(learn, config, reflector, progress=lambda _step, _loss: advance(1))
+    save_reflector(reflector, out)
+    _calibrate(reflector, tune, max_false_positive_rate, hits)
+    reflector.calibration.save(out)
+    return _evaluate(reflector, test)
+
+
+def calibrate_reflector(
+    path: str,
+    data: str,
+    *,
+    max_false_positive_rate: float = 0.02,
+    hits: int = 2,
+    tail: int = 0,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Fits ``calibration.json`` anew, on episodes that the reflector was not trained on.
+
+    Args:
+        path: the reflector's folder.
+        data: LeRobotDataset with failures.
+        max_false_positive_rate: see ``calibration.fit``.
+        hits: the same.
+        tail: see ``from_demonstrations``.
+        device: ``"auto"`` is the GPU where there is one.
+
+    Returns:
+        See ``reflectors.score.score``, on the very episodes that it was fitted on.
+    """
+    reflector, episodes = _open(path, data, tail, device)
+    prob = _calibrate(reflector, episodes, max_false_positive_rate, hits)
+    reflector.calibration.save(path)
+    return _evaluate(reflector, episodes, prob)
+
+
+def eval_reflector(path: str, data: str, *, tail: int = 0, device: str = "auto") -> dict[str, Any]:
+    """Evaluates a reflector as it is calibrated; see ``reflectors.score.score``, and above for the arguments."""
+    reflector, episodes = _open(path, data, tail, device)
+    return _evaluate(reflector, episodes)
+
+
+def _open(path: str, data: str, tail: int, device: str) -> tuple[Any, Any]:
+    from embodyrl.build import pick_device
+    from embodyrl.world_models.reflectors.folder import load_reflector
+    from embodyrl.world_models.reflectors.labelled_episodes import load_episodes
+
+    reflector: Any = load_reflector(path, str(pick_device(device)))
+    if hasattr(reflector, "check"):  # a server
+        reflector.check()
+    return reflector, load_episodes(data, reflector.cameras, tail)
+
+
+def _judge(reflector: Any, episodes: Any) -> Any:
+    from embodyrl.world_models.reflectors.score import judge_episodes
+
+    with _bar("judging", len(episodes)) as advance:
+        return judge_episodes(reflector, episodes, progress=advance)
+
+
+def _calibrate(reflector: Any, episodes: Any, max_false_positive_rate: float, hits: int) -> Any:
+    from embodyrl.world_models.reflectors.calibration import fit
+
+    prob = _judge(reflector, episodes)
+    reflector.calibration = fit(
+        prob,
+        episodes.label,
+        episodes.episode,
+        max_false_positive_rate=max_false_positive_rate,
+        hits=hits,
+    )
+    return prob
+
+
+def _evaluate(reflector: Any, episodes: Any, prob: Any = None) -> dict[str, Any]:
+    from embodyrl.world_models.reflectors.score import score
+
+    prob = _judge(reflector, episodes) if prob is None else prob
+    result = score(prob, episodes, reflector.calibration)
+    if counts := getattr(reflector, "counts", None):
+        result["questions"] = dict(counts)
+    return result
+
+
+@contextmanager
+def _bar(what: str, total: int) -> Iterator[Any]:
+    from rich.console import Console
+    from rich.progress import Progress, TimeElapsedColumn
+
+    with Progress(
+        *Progress.get_default_columns(), TimeElapsedColumn(), console=Console(stderr=True)
+    ) as bar:
+        line = bar.add_task(what, total=total)
+        yield lambda count: bar.advance(line, count)
+
+
+def print_score(result: dict[str, Any]) -> None:
+    """A score for people to read."""
+    from embodyrl.functional.intervals import format_rate
+
+    unjudged = f"{result['unjudged']} of {result['frames']} frames unjudged"
+    print(f"{result['episodes']} episodes, {result['solved']} solved; {unjudged}")
+    for name, title in (("f1", "F1"), ("auroc", "AUROC"), ("ece", "calibration error")):
+        numbers = result[name]
+        shown = (
+            "undefined"
+            if numbers["value"] is None
+            else "{value:.3f} [{low:.3f}, {high:.3f}]".format(**numbers)
+        )
+        print(f"{title:>34}  {shown}")
+    for name, title in (
+        ("false_terminations", "failing episodes ended as solved"),
+        ("missed", "solved episodes never ended"),
+        ("premature", "solved episodes ended too early"),
+    ):
+        print(f"{title:>34}  {format_rate(result[name]['k'], result[name]['n'])}")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds the command ``reflect`` to the sub-commands of ``embodyrl world``."""
+    raw = argparse.RawDescriptionHelpFormatter
+    text = "Trains, calibrates or evaluates a reflector, which judges whether imagined frames show a solved task."
+    reflect = subparsers.add_parser(
+        "reflect", help=text, description=text, epilog=EXAMPLES, formatter_class=raw
+    )
+    verbs = reflect.add_subparsers(metavar="COMMAND", dest="reflect", required=True)
+
+    def verb(name: str, run: Any, text: str, *, fits: bool) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(name, help=text, description=text)
+        if name != "train":
+            sub.add_argument("path", help="the reflector's folder")
+        sub.add_argument("data", help="a LeRobotDataset with failures, folder or hub id")
+        sub.add_argument(
+            "--tail",
+            type=int,
+            default=0,
+            help="last frames of solved episodes that count as solved",
+        )
+        sub.add_argument("--device", default="auto")
+        sub.add_argument("--json", action="store_true")
+        if fits:
+            sub.add_argument(
+                "--max-false-positive-rate", type=float, default=0.02,
+                help="share of failing episodes that may be ended as solved (default: %(default)s)",
+            )  # fmt: skip
+            sub.add_argument(
+                "--hits",
+                type=int,
+                default=2,
+                help="frames in a row that end it (default: %(default)s)",
+            )
+        sub.set_defaults(run=lambda a: _run(run, a), parser=sub)
+        return sub
+
+    sub = verb(
+        "train",
+        train_reflector,
+        "Trains, calibrates and evaluates on parts of one data set.",
+        fits=True,
+    )
+    sub.add_argument("--out", required=True, help="the reflector's folder")
+    sub.add_argument("--kind", choices=["trained", "goal"], default="trained")
+    sub.add_argument("--cameras", nargs="+", default=(), help="names (default: all)")
+    sub.add_argument(
+        "--window", type=int, default=3, help="frames seen at once (default: %(default)s)"
+    )
+    sub.add_argument("--steps", type=int, default=0, help="of training")
+    sub.add_argument(
+        "--features", default="pixels", help="of goals: pixels, or a Hugging Face vision model"
+    )
+    sub.add_argument("--held-out", type=float, default=0.3, help="share of episodes not trained on")
+    sub.add_argument("--seed", type=int, default=0)
+    verb(
+        "calibrate",
+        calibrate_reflector,
+        "Fits temperature and threshold anew, on held-out episodes.",
+        fits=True,
+    )
+    verb(
+        "eval",
+        eval_reflector,
+        "Scores a reflector: F1, AUROC, calibration error, false terminations.",
+        fits=False,
+    )
+
+
+def _run(function: Any, a: argparse.Namespace) -> int:
+    import inspect
+
+    result = function(**{name: getattr(a, name) for name in inspect.signature(function).parameters})
+    print(json.dumps(result)) if a.json else print_score(result)
+    return 0

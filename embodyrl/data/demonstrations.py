@@ -1,0 +1,363 @@
+"""``Demonstrations``: a data set in memory, served as observations and action chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodyrl.data.frames import MEMORY_LIMIT, decode_camera
+from embodyrl.data.lerobot_read import IMAGE_PREFIX, DatasetFiles, open_dataset
+from embodyrl.errors import UserError, did_you_mean
+from embodyrl.rollouts.batches import Transitions
+from embodyrl.types import EnvSpec, Obs
+
+INTERVENTION = ("intervention", "is_intervention", "complementary_info.is_intervention")
+"""Names of the column that says whether a person had taken over; the last is LeRobot's."""
+
+
+@dataclass
+class Statistics:
+    """Per dimension over all frames, each (D,) float32; q01 and q99 are the 1% and 99% quantiles."""
+
+    mean: Tensor
+    std: Tensor
+    min: Tensor
+    max: Tensor
+    q01: Tensor
+    q99: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> Statistics:
+        """Of the rows of x (F, D)."""
+        rows = x.double().numpy()
+        low, high = np.quantile(rows, [0.01, 0.99], axis=0)
+        values = [rows.mean(0), rows.std(0), rows.min(0), rows.max(0), low, high]
+        return cls(*(torch.from_numpy(np.asarray(v, dtype=np.float32)) for v in values))
+
+
+class Demonstrations:
+    """Frames of all episodes one after the other; a chunk may start at every frame.
+
+    Attributes:
+        horizon: H.
+        images: camera -> (F, h, w, 3) uint8, in memory or mapped from a file.
+        proprio: (F, P) float32.
+        actions: (F, A) float32.
+        end: (F,) the frame number after the last one of the episode that each frame belongs to.
+        instruction: F indices into ``sentences``.
+        sentences: the instructions that occur.
+        success: (F,) bool, of the episode; True where the data set says nothing about it.
+        reward: (F,) float32 of each action; where the data set has none, 1 for the last action of a
+            solved episode.
+        solved: (F,) bool, the task is solved after this action; where the data set does not say
+            when, after the last one of a solved episode.
+        init: (F,) the episode's initial state, or -1 where the data set says nothing about it.
+        intervention: (F,) bool, a person had taken over; False where the data set says nothing
+            about it.
+        privileged: (F, S) float32, the simulator's state; None where the data set does not hold it.
+        intervention_weight: how many times as often as others such frames are drawn.
+    """
+
+    intervention_weight = 1.0
+
+    def __init__(
+        self,
+        horizon: int,
+        images: dict[str, np.ndarray],
+        proprio: Tensor,
+        actions: Tensor,
+        episode: Tensor,
+        instruction: Tensor,
+        sentences: list[str],
+        success: Tensor | None = None,
+        init: Tensor | None = None,
+        reward: Tensor | None = None,
+        solved: Tensor | None = None,
+        intervention: Tensor | None = None,
+        privileged: Tensor | None = None,
+    ) -> None:
+        """See the class; ``episode`` (F,) numbers the episodes, whose frames must be contiguous."""
+        if horizon < 1 or len(actions) == 0:
+            raise UserError(
+                f"Demonstrations need a frame and a horizon of at least 1: {len(actions)} and "
+                f"{horizon}."
+            )
+        self.horizon = horizon
+        self.images = images
+        self.proprio = proprio
+        self.actions = actions
+        self.instruction = instruction
+        self.sentences = sentences
+        self.success = (
+            success if success is not None else torch.ones(len(actions), dtype=torch.bool)
+        )
+        self.init = init if init is not None else torch.full((len(actions),), -1)
+        counts = torch.unique_consecutive(episode, return_counts=True)[1]
+        self.num_episodes = len(counts)
+        self.end = counts.cumsum(0).repeat_interleave(counts)
+        last = self.end == torch.arange(1, len(actions) + 1)
+        self.reward = reward if reward is not None else (last & self.success).float()
+        self.solved = solved if solved is not None else last & self.success
+        self.intervention = (
+            intervention
+            if intervention is not None
+            else torch.zeros(len(actions), dtype=torch.bool)
+        )
+        self.privileged = privileged
+        self.control_mode = ""
+        self.origin = {}
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    @property
+    def action_stats(self) -> Statistics:
+        """Of the actions."""
+        return Statistics.of(self.actions)
+
+    @property
+    def proprio_stats(self) -> Statistics:
+        """Of the proprioception."""
+        return Statistics.of(self.proprio)
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Numbers (count,) of frames, with replacement."""
+        if self.intervention_weight == 1.0:
+            return torch.randint(len(self), (count,), generator=generator)
+        weights = torch.where(self.intervention, self.intervention_weight, 1.0)
+        return torch.multinomial(weights, count, replacement=True, generator=generator)
+
+    def batch(self, indices: Tensor) -> tuple[Obs, Tensor, Tensor]:
+        """Observations and the action chunks that start there.
+
+        Args:
+            indices: (B,) frame numbers in [0, len(self)).
+
+        Returns:
+            obs: B observations, without privileged state.
+            actions: (B, H, A); beyond the episode's end the last action is repeated.
+            mask: (B, H) bool, False beyond the episode's end.
+        """
+        indices = indices.cpu()
+        steps = indices[:, None] + torch.arange(self.horizon)
+        end = self.end[indices][:, None]
+        rows = indices.numpy()
+        obs = Obs(
+            images={name: torch.from_numpy(frames[rows]) for name, frames in self.images.items()},
+            proprio=self.proprio[indices],
+            instruction=[self.sentences[i] for i in self.instruction[indices].tolist()],
+        )
+        return obs, self.actions[torch.minimum(steps, end - 1)], steps < end
+
+    def transitions(self, size: int = 1024) -> Iterator[Transitions]:
+        """Every chunk as off-policy algorithms want it, ``size`` at a time; one may start at each before success.
+
+        A chunk in which the task is solved ends there and is terminated, whatever was recorded past
+        it. Of an episode that failed, the observation after its last action is not in the data, so
+        that a chunk that reaches its end cannot be bootstrapped and is left out.
+        """
+        frame = torch.arange(len(self))
+        solved = self.solved | (self.success & (frame + 1 == self.end))
+        so_far = solved.cumsum(0) - solved.long()
+        first = torch.ones_like(solved)
+        first[1:] = self.end[1:] != self.end[:-1]
+        past = so_far > so_far[torch.where(first, frame, 0).cummax(0).values]
+        for index in frame[~past].split(size):
+            steps = index[:, None] + torch.arange(self.horizon)
+            end = self.end[index]
+            rows = torch.minimum(steps, end[:, None] - 1)
+            valid = (steps < end[:, None]) & ~past[rows]
+            over = (solved[rows] & valid).any(1)
+            keep = over | (index + self.horizon < end)
+            if not keep.any():
+                continue
+            index, rows, valid, over, end = (x[keep] for x in (index, rows, valid, over, end))
+            obs, actions, _ = self.batch(index)
+            after, _, _ = self.batch(torch.minimum(index + self.horizon, end - 1))
+            reward = torch.where(valid, self.reward[rows], 0.0)
+            yield Transitions(obs, actions, reward, valid, over, torch.zeros_like(over), after)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        horizon: int,
+        *,
+        spec: EnvSpec | None = None,
+        episodes: int = 0,
+        keep: str = "success",
+        cameras: Mapping[str, str] | None = None,
+        state: str = "observation.state",
+        action: str = "action",
+        revision: str | None = None,
+        memory_limit: int = MEMORY_LIMIT,
+    ) -> Demonstrations:
+        """Reads a LeRobotDataset v3, own or someone else's.
+
+        Args:
+            path: folder, or id on the Hugging Face hub.
+            horizon: H.
+            spec: what the policy is built for; the data must fit it, and pictures are resized to
+                its cameras.
+            episodes: use the first that many of those that are kept; 0 means all.
+            keep: ``"success"`` leaves failed episodes out, where the data set says which failed;
+                ``"all"`` does not.
+            cameras: name of the policy's camera -> key in the data set. By default the names are
+                equal (``observation.images.NAME``, or NAME alone); a data set and a spec with one
+                camera each go together.
+            state: key of the proprioception.
+            action: key of the actions.
+            revision: of a hub id.
+            memory_limit: see ``decode_camera``.
+
+        Raises:
+            UserError: no such data set or key, or it does not fit ``spec``; the message names what
+                there is.
+        """
+        if keep not in ("success", "all"):
+            raise UserError(f"keep is {keep!r}; it must be 'success' or 'all'.")
+        if episodes < 0:
+            raise UserError(f"episodes is {episodes}; it must be 0 (all) or a number of episodes.")
+        data = open_dataset(path, revision=revision)
+        wanted = ("success", "next.success", "next.reward", "init", "privileged", *INTERVENTION)
+        optional = [c for c in wanted if c in data.features]
+        numeric = [
+            k for k, f in data.features.items() if f["dtype"] not in ("video", "image", "string")
+        ]
+        data = open_dataset(
+            path,
+            [data.need(state, numeric), data.need(action, numeric), *optional],
+            revision=revision,
+        )
+        chosen = _camera_keys(data, spec, cameras)
+        success = _episode_success(data)
+        rows = _rows(data, success, keep, episodes)
+        columns = {name: values[rows] for name, values in data.columns.items()}
+        ids = sorted(set(columns["task_index"].tolist()))
+        taken_over = [columns[c].reshape(-1) > 0 for c in INTERVENTION if c in columns]
+        demos = cls(
+            horizon,
+            images={},
+            proprio=_float(columns[state]),
+            actions=_float(columns[action]),
+            episode=torch.from_numpy(columns["episode_index"].copy()),
+            instruction=torch.from_numpy(np.searchsorted(ids, columns["task_index"])),
+            sentences=[data.tasks[i] for i in ids],
+            success=torch.from_numpy(success[rows].copy()),
+            init=torch.from_numpy(columns["init"].astype(np.int64)) if "init" in columns else None,
+            reward=_float(columns["next.reward"])[:, 0] if "next.reward" in columns else None,
+            solved=torch.from_numpy(columns["next.success"].reshape(-1) > 0)
+            if "next.success" in columns
+            else None,
+            intervention=torch.from_numpy(taken_over[0]) if taken_over else None,
+            privileged=_float(columns["privileged"]) if "privileged" in columns else None,
+        )
+        demos.control_mode = data.origin.get("control_mode", "")
+        demos.origin = data.origin
+        if spec is not None:
+            demos.check(spec, str(path))
+        for name, key in chosen.items():
+            size = spec.cameras[name] if spec is not None else None
+            demos.images[name] = decode_camera(data, key, rows, size, memory_limit=memory_limit)
+        return demos
+
+    def check(self, spec: EnvSpec, name: str = "data") -> None:
+        """Refuses data that a policy for ``spec`` cannot learn from.
+
+        Raises:
+            UserError: the dims or the control mode differ, actions leave [-1, 1], or numbers are
+                not finite.
+        """
+        for what, found, wanted in (
+            ("action dims", self.actions.shape[1], spec.action_dim),
+            ("proprio dims", self.proprio.shape[1], spec.proprio_dim),
+        ):
+            if found != wanted:
+                raise UserError(
+                    f"The data set {name} has {found} {what}, but {spec.name} has {wanted}."
+                )
+        if self.control_mode and self.control_mode != spec.control_mode:
+            raise UserError(
+                f"The actions of the data set {name} are {self.control_mode}; {spec.name} takes "
+                f"{spec.control_mode}."
+            )
+        for what, values in (("actions", self.actions), ("proprio", self.proprio)):
+            if not torch.isfinite(values).all():
+                raise UserError(f"The {what} of the data set {name} hold NaN or infinity.")
+        if (largest := float(self.actions.abs().max())) > 1.0 + 1e-4:
+            raise UserError(
+                f"The actions of the data set {name} reach {largest:.3g}, but {spec.name} takes "
+                "actions in [-1, 1]: they are in other units. Rescale them to what the env's "
+                "control mode means."
+            )
+
+
+def _float(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(values.reshape(len(values), -1).astype(np.float32))
+
+
+def _camera_keys(
+    data: DatasetFiles, spec: EnvSpec | None, given: Mapping[str, str] | None
+) -> dict[str, str]:
+    """Camera name -> key in the data set."""
+    found = list(data.cameras)
+    short = {key.removeprefix(IMAGE_PREFIX).removeprefix("observation."): key for key in found}
+    if given:
+        known = {**short, **{k: k for k in found}}
+        keys = {name: known[data.need(key, known)] for name, key in given.items()}
+        if spec is not None and (wrong := [n for n in keys if n not in spec.cameras]):
+            raise UserError(
+                f"{spec.name} has no camera {wrong[0]!r}. {did_you_mean(wrong[0], spec.cameras)}"
+            )
+    elif spec is None:
+        return short
+    elif len(spec.cameras) == 1 and len(found) == 1:
+        return {next(iter(spec.cameras)): found[0]}
+    else:
+        keys = {name: short[name] for name in spec.cameras if name in short}
+    if spec is not None and (missing := [name for name in spec.cameras if name not in keys]):
+        raise UserError(
+            f"{spec.name} has the camera {missing[0]!r}, but the data set {data.path} only has "
+            f"{', '.join(map(repr, short)) or 'none'}. Say which one takes its place: "
+            f"cameras={{{missing[0]}: KEY}}."
+        )
+    return keys
+
+
+def _episode_success(data: DatasetFiles) -> np.ndarray:
+    """(F,) bool, whether each frame's episode was solved; True where nothing is said."""
+    columns = data.columns
+    episode = data.columns["episode_index"]
+    name = next((n for n in ("success", "next.success") if n in columns), None)
+    if name is None:
+        return np.ones(len(episode), dtype=bool)
+    _, number = np.unique(episode, return_inverse=True)
+    solved = np.zeros(number.max() + 1, dtype=bool)
+    np.logical_or.at(solved, number, columns[name].reshape(len(number)).astype(bool))
+    return solved[number]
+
+
+def _rows(data: DatasetFiles, success: np.ndarray, keep: str, episodes: int) -> np.ndarray:
+    """Numbers of the frames that are used."""
+    episode = data.columns["episode_index"]
+    mask = success if keep == "success" else np.ones(len(episode), dtype=bool)
+    kept = np.unique(episode[mask])
+    if len(kept) == 0:
+        raise UserError(
+            f"None of the {len(np.unique(episode))} episodes of {data.path} is marked as a "
+            "success. To imitate failed ones too, or those of a task that knows no success, set "
+            "data.keep=all."
+        )
+    if episodes > len(kept):
+        raise UserError(
+            f"{episodes} episodes were asked for, but {data.path} has only {len(kept)} of that "
+            "kind."
+        )
+    if episodes:
+        mask = mask & np.isin(episode, kept[:episodes])
+    return np.flatnonzero(mask)

@@ -1,0 +1,148 @@
+"""Replays of successes with a nudge: near-successes and near-misses, for models that must tell the two apart.
+
+In recorded episodes the actions give the outcome away: a hand that closes and lifts has mostly got
+something, because who acted saw it. A world model learns that, and then believes in every hand that
+closes and lifts. Here the same actions follow whether or not the hand is where it should be, and
+only what the simulator shows tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodyrl.data.lerobot_read import open_dataset
+from embodyrl.env import EnvConfig
+from embodyrl.errors import UserError
+from embodyrl.types import EnvSpec, Obs
+
+NUDGE = 5
+"""Actions that a nudge lasts."""
+FREE = (
+    "num_envs",
+    "num_workers",
+    "num_threads",
+    "device",
+    "seed",
+    "render_batch",
+    "terminate_on_success",
+    "renderer",
+)
+"""Settings that an episode's course does not depend on; so do its cameras, but these are part of the data."""
+
+
+class ReplayActor:
+    """Repeats recorded successes, each with one nudge at a random moment before the task was solved.
+
+    A nudge adds to all dims but the last, the gripper's, a displacement drawn from a Gaussian,
+    spread over ``NUDGE`` actions. When the record ends its last action is repeated.
+
+    Attributes:
+        inits: the initial states of the episodes that are replayed, endless; ``reset`` takes those
+            drawn last.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        episodes: list[tuple[int, np.ndarray, int]],
+        perturb: float,
+        seed: int = 0,
+    ) -> None:
+        """Acts in an env.
+
+        Args:
+            spec: of the env.
+            episodes: of each its initial state, its actions (T, A), and after how many it was
+                solved.
+            perturb: standard deviation of a nudge, in actions at their largest.
+            seed: of the order and the nudges.
+        """
+        self._spec = spec
+        self._episodes = episodes
+        self._perturb = perturb
+        self._order = np.random.default_rng(seed)
+        self._rng = np.random.default_rng([seed, 1])
+        self._drawn: list[int] = []
+        self._plans: list[np.ndarray] = [np.zeros((1, spec.action_dim), np.float32)] * spec.num_envs
+        self._elapsed = np.zeros(spec.num_envs, dtype=np.int64)
+        self.inits = self._draw()
+
+    def _draw(self) -> Iterator[int]:
+        while True:
+            for number in self._order.permutation(len(self._episodes)).tolist():
+                self._drawn.append(number)
+                yield self._episodes[number][0]
+
+    def reset(self, env_ids: list[int]) -> None:
+        """Starts the episodes that were drawn last in the envs named."""
+        for k, number in zip(env_ids, self._drawn[-len(env_ids) :], strict=True):
+            _, actions, solved = self._episodes[number]
+            plan = actions.copy()
+            first = int(self._rng.integers(max(1, solved - NUDGE)))
+            shift = self._perturb * self._rng.standard_normal(self._spec.action_dim - 1)
+            plan[first : first + NUDGE, :-1] += (shift / NUDGE).astype(np.float32)
+            self._plans[k] = plan.clip(-1.0, 1.0)
+            self._elapsed[k] = 0
+        self._drawn.clear()
+
+    def act_on(self, obs: Obs) -> Tensor:
+        """The next action of every env, (N, A) in [-1, 1]; what is seen changes nothing."""
+        at = [
+            min(t, len(plan) - 1)
+            for t, plan in zip(self._elapsed.tolist(), self._plans, strict=True)
+        ]
+        self._elapsed += 1
+        return torch.from_numpy(
+            np.stack([plan[t] for t, plan in zip(at, self._plans, strict=True)])
+        )
+
+
+def load_replays(
+    path: str | Path, config: EnvConfig, env: Any, perturb: float, seed: int
+) -> ReplayActor:
+    """The solved episodes of a data set of ``embodyrl collect``, to be replayed in ``env``.
+
+    Raises:
+        UserError: it does not say where its episodes began, holds no success, or was recorded in
+            another env.
+    """
+    data = open_dataset(path)
+    wanted = [data.need(name) for name in ("action", "init", "next.success")]
+    data = open_dataset(path, wanted)
+    mine = _settings(config)
+    theirs = data.origin.get("config", {})
+    if wrong := [k for k, v in mine.items() if k in theirs and _plain(theirs[k]) != v]:
+        raise UserError(
+            f"{path} was recorded in another env ({wrong[0]} was {theirs[wrong[0]]!r}, now "
+            f"{mine[wrong[0]]!r}), where the same actions do something else."
+        )
+    columns = data.columns
+    episodes = []
+    episode = columns["episode_index"].reshape(-1)
+    solved = columns["next.success"].reshape(-1) > 0
+    for number in np.unique(episode[solved]).tolist():
+        rows = np.flatnonzero(episode == number)
+        init = int(columns["init"].reshape(-1)[rows[0]])
+        after = int(solved[rows].argmax()) + 1
+        if init >= 0:
+            episodes.append((init, columns["action"][rows].astype(np.float32), after))
+    if not episodes:
+        raise UserError(
+            f"{path} holds no solved episode whose initial state is known, so there is nothing to "
+            "replay."
+        )
+    return ReplayActor(env.spec, episodes, perturb, seed)
+
+
+def _settings(config: EnvConfig) -> dict[str, Any]:
+    return {k: _plain(v) for k, v in vars(config).items() if k not in FREE}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,106 @@
+"""A policy in the expert's place, for data sets of what it does: its successes, near-successes and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodyrl.build import load_config, make_policy, pick_device
+from embodyrl.policy import Policy
+from embodyrl.storage import checkpoint
+from embodyrl.types import EnvSpec, Obs
+
+PERSISTENCE = 0.8
+JITTER = 0.5
+FLIP = 0.08
+"""Of a derailed hand: how much of the last motion goes on, the noise on it, and how often the gripper turns over."""
+
+
+class PolicyActor:
+    """Samples a policy with its exploration noise and hands out its chunks one action at a time.
+
+    A world model that has seen no failures dreams of none, and near-successes tell it the most: so
+    a share of the episodes derails, that is, from a random step on the hand wanders and the gripper
+    opens and closes at random.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        policy: Policy,
+        *,
+        derail: float = 0.0,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Acts in an env.
+
+        Args:
+            spec: of the env.
+            policy: sampled in ``"train"`` mode.
+            derail: share of the episodes that derail.
+            seed: of all noise.
+            device: of the policy.
+        """
+        n = spec.num_envs
+        a = spec.action_dim
+        self._spec = spec
+        self._policy = policy
+        self._derail = derail
+        self._device = device
+        self._generator = torch.Generator().manual_seed(seed)
+        self._rng = np.random.default_rng(seed)
+        self._chunks: list[Tensor] = [torch.empty(0, a)] * n
+        self._elapsed = np.zeros(n, dtype=np.int64)
+        self._leaves = np.full(n, np.inf)
+        self._drift = np.zeros((n, a - 1))
+        self._grip = np.ones(n)
+
+    def reset(self, env_ids: Sequence[int]) -> None:
+        """Starts new episodes in the envs named."""
+        for k in env_ids:
+            self._chunks[k] = self._chunks[k][:0]
+            leaves = self._rng.random() < self._derail
+            self._leaves[k] = (
+                self._rng.uniform(0.1, 0.9) * self._spec.max_episode_steps if leaves else np.inf
+            )
+        self._elapsed[env_ids] = 0
+        self._drift[env_ids] = 0.0
+        self._grip[env_ids] = 1.0
+
+    def act_on(self, obs: Obs) -> Tensor:
+        """The next action of every env, (N, A) in [-1, 1], for what is seen now."""
+        if empty := [k for k, chunk in enumerate(self._chunks) if len(chunk) == 0]:
+            sample = self._policy.sample(
+                obs[torch.tensor(empty)].to(self._device), generator=self._generator, mode="train"
+            )
+            for k, chunk in zip(empty, sample.actions.cpu(), strict=True):
+                self._chunks[k] = chunk
+        action = torch.stack([chunk[0] for chunk in self._chunks])
+        self._chunks = [chunk[1:] for chunk in self._chunks]
+        self._drift = PERSISTENCE * self._drift + JITTER * self._rng.standard_normal(
+            self._drift.shape
+        )
+        self._grip = np.where(self._rng.random(len(self._grip)) < FLIP, -self._grip, self._grip)
+        lost = torch.from_numpy(self._elapsed >= self._leaves)
+        wandering = torch.from_numpy(np.concatenate([self._drift, self._grip[:, None]], axis=1)).to(
+            action.dtype
+        )
+        self._elapsed += 1
+        return torch.where(lost[:, None], wandering, action).clamp(-1.0, 1.0)
+
+
+def load_actor(spec: EnvSpec, path: str, derail: float, seed: int) -> PolicyActor:
+    """The policy of a checkpoint or run, to act in an env.
+
+    Raises:
+        UserError: it does not fit the env.
+    """
+    config = load_config(path)
+    device = pick_device(config.run.device)
+    policy = make_policy(config.policy, spec, seed, device)
+    checkpoint.load_policy(path, policy, spec)
+    return PolicyActor(spec, policy, derail=derail, seed=seed, device=device)

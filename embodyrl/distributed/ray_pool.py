@@ -1,0 +1,210 @@
+"""Shards in Ray's actors, on this machine or on a cluster.
+
+Ray itself starts an actor anew whose process or machine died, and asks it again for what it had not
+delivered; since a shard's rollout is a function of weights and iteration, nothing of it shows in
+the result. Ray's token authentication is on: whoever may talk to a Ray cluster may run anything on
+it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from typing import Any
+
+import torch
+
+from embodyrl.build import pick_device
+from embodyrl.config import Config, resolve, to_dict
+from embodyrl.distributed.shards import Between, Piece, Rollouts, Shard, State, check
+from embodyrl.distributed.wire import pack, unpack
+from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.storage import checkpoint
+
+MAX_RESTARTS = 5  # of one worker: as many are a fault of the set-up, not of chance
+
+
+def ray_rollouts(
+    config: Config, *, address: str = "", cpus: float = 1.0, gpus: float = 0.0
+) -> Rollouts:
+    """Starts ``run.workers`` actors.
+
+    Args:
+        config: of the run.
+        address: of a cluster (``auto`` finds the one of this machine); empty starts one here, for
+            this run.
+        cpus: cores that each worker reserves; may be a fraction.
+        gpus: the same for GPUs; with 0 the policy's replicas run on the CPU.
+
+    Raises:
+        MissingDependencyError: no Ray.
+        UserError: the run cannot be shared, the cluster cannot be reached or is too small, or an
+            env refuses its config.
+    """
+    check(config)
+    if not address:  # said before Ray takes its time to start
+        here = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+        _check_room(config.run.workers, here, cpus, gpus)
+    _connect(address)
+    try:
+        return Rollouts(config, RayPool(config, cpus, gpus))
+    except BaseException:
+        _ray().shutdown()
+        raise
+
+
+def _check_room(count: int, there: dict[str, float], cpus: float, gpus: float) -> None:
+    """Refuses workers that would wait for ever for a place."""
+    for what, each in (("CPU", cpus), ("GPU", gpus)):
+        if count * each > there.get(what, 0.0):
+            raise UserError(
+                f"{count} workers with {each:g} {what} each do not fit where there are "
+                f"{there.get(what, 0.0):g}. Lower run.workers or --worker-{what.lower()}s, or add "
+                "machines."
+            )
+
+
+def _ray() -> Any:
+    if os.environ.setdefault("RAY_AUTH_MODE", "token") != "token":
+        raise UserError(
+            "RAY_AUTH_MODE is set to something else than token: anybody who reaches the cluster "
+            "could run programs on it. Unset it."
+        )
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingDependencyError(
+            "--launcher ray needs Ray: pip install 'embodyrl[scale]'."
+        ) from error
+    return ray
+
+
+def _connect(address: str) -> None:
+    if not address:
+        os.environ.setdefault(
+            "RAY_AUTH_TOKEN", secrets.token_hex(32)
+        )  # known to this run's processes alone
+    ray = _ray()
+    try:
+        _init(ray, address or "local")
+    except Exception as error:  # Ray raises plain ones where a part of it does not start in time
+        first = str(error).strip().partition("\n")[0]
+        where = (
+            f"The Ray cluster at {address!r} cannot be reached"
+            if address
+            else "Ray could not be started here"
+        )
+        raise UserError(
+            f"{where} ({first}). Start one with `ray start --head`, with RAY_AUTH_MODE=token and "
+            "the same token on all machines (docs/scale.md), or leave --ray-address out."
+        ) from error
+
+
+def _init(ray: Any, address: str) -> None:
+    """``ray.init``, which gives its parts 30 s to start: too little at times, where simulators keep a machine busy."""
+    for last in (False, False, True):
+        try:
+            ray.init(address, include_dashboard=False, logging_level=logging.ERROR)
+            return
+        except Exception as error:
+            ray.shutdown()
+            if last or "timed out" not in str(error).lower():
+                raise
+
+
+class Worker:
+    """The actor: a shard that is told which weights to play with."""
+
+    def __init__(self, config: dict[str, Any], shard: int, device: str) -> None:
+        resolved = resolve(config)
+        if resolved.run.threads:
+            torch.set_num_threads(resolved.run.threads)
+        self._shard = Shard(resolved, shard, pick_device(device))
+        self._name = f"process {os.getpid()} on {socket.gethostname()}"
+
+    def spec(self) -> dict[str, Any]:
+        """Of its envs, as JSON data."""
+        return checkpoint.spec_to_json(self._shard.spec)
+
+    def play(self, frozen: list[Any], weights: State, iteration: int) -> dict[str, Any]:
+        """A packed ``Piece``; ``frozen`` holds a reference, which is looked up once."""
+        state = unpack(weights)
+        if not self._shard.has_weights:
+            state |= unpack(_ray().get(frozen[0]))
+        self._shard.load(state)
+        piece = self._shard.play(iteration)
+        return pack({**vars(piece), "player": self._name})
+
+
+class RayPool:
+    """See the module; a ``Pool``."""
+
+    def __init__(self, config: Config, cpus: float, gpus: float) -> None:
+        self._ray = ray = _ray()
+        count = config.run.workers
+        _check_room(count, ray.cluster_resources(), cpus, gpus)
+        options = {
+            "num_cpus": cpus,
+            "num_gpus": gpus,
+            "max_restarts": MAX_RESTARTS,
+            "max_task_retries": MAX_RESTARTS,
+        }
+        actor = ray.remote(Worker).options(**options)
+        device = config.run.device if gpus else "cpu"
+        plain = to_dict(config)
+        self._players = [""] * count
+        self.restarts = 0
+        self._workers = [actor.remote(plain, k, device) for k in range(count)]
+        self._frozen: Any = None
+        specs = [self._get(worker.spec.remote()) for worker in self._workers]
+        self.spec = checkpoint.spec_from_json({**specs[0], "num_envs": config.env.num_envs})
+
+    def _get(self, ref: Any) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(ref)
+        except errors.RayTaskError as error:
+            if isinstance(error.cause, UserError):
+                raise error.cause from None
+            raise
+        except errors.RayActorError as error:
+            if isinstance(cause := error.__cause__, errors.RayTaskError) and isinstance(
+                cause.cause, UserError
+            ):
+                raise cause.cause from None
+            raise UserError(
+                f"A worker died {MAX_RESTARTS + 1} times, or could not be started: "
+                f"{' '.join(str(error).split())[:600]} Look at its log in "
+                "/tmp/ray/session_latest/logs; memory is the usual cause."
+            ) from error
+
+    def publish(self, frozen: State, weights: State) -> Any:
+        """See ``Pool``; Ray keeps one copy per machine, for as long as somebody needs it."""
+        if self._frozen is None:
+            self._frozen = self._ray.put(pack(frozen))
+        return self._ray.put(pack(weights))
+
+    def submit(self, shard: int, weights: Any, iteration: int) -> Any:
+        """See ``Pool``."""
+        return shard, self._workers[shard].play.remote([self._frozen], weights, iteration)
+
+    def wait(self, job: Any, between: Between) -> Piece:
+        """See ``Pool``."""
+        shard, ref = job
+        while not self._ray.wait([ref], timeout=0.2)[0]:
+            between()
+        between()
+        piece = Piece(**unpack(self._get(ref)))
+        self.restarts += self._players[shard] not in ("", piece.player)
+        self._players[shard] = piece.player
+        return piece
+
+    def close(self) -> None:
+        """Ends the actors, and the cluster where it was started for this run."""
+        for worker in self._workers:
+            self._ray.kill(worker)
+        self._ray.shutdown()

@@ -1,0 +1,192 @@
+"""``embodyrl world play``: a person drives a dream by keyboard, beside the real env that is given the same actions.
+
+What to look for: whether the dream's blocks stay where they are, whether its hand lifts what it did
+not hold, and when it calls the task solved. The page is the operator's server with another face
+(``play.html``); while no key is down time stands still in both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embodyrl.build import make_env
+from embodyrl.env import VecEnv
+from embodyrl.errors import UserError
+from embodyrl.real_robot.control.transports import RealClock
+from embodyrl.real_robot.operator import OperatorPage
+from embodyrl.types import Obs, Step
+from embodyrl.world_models.dream_metrics import psnr
+from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
+from embodyrl.world_models.model import WorldModel
+
+WISHES = ("next", "again", "wake")
+HTML = Path(__file__).with_name("play.html")
+SHARE = 0.7
+"""Of the largest step, that a key asks for."""
+SETTLE = 6
+"""Control steps that follow the last key: a gripper needs some to close."""
+
+
+class SideBySide:
+    """A dream and the real episode that it began as, given the same actions.
+
+    Attributes:
+        dream: one imagined env.
+        real: the env that it imagines, or None where the model does not say which (a data set of
+            someone else's).
+        hz: actions a second.
+    """
+
+    def __init__(self, model: str, *, reflector: str = "", steps: int = 400) -> None:
+        """Loads the model and builds the real env.
+
+        Args:
+            model: its folder.
+            reflector: folder of one that judges the dream; empty for the model's own head.
+            steps: until the time is up; where the real env has a fixed limit, that one holds there.
+        """
+        config = WorldModelConfig(
+            model=model, reflector=reflector, num_envs=1, split="eval", max_episode_steps=steps
+        )
+        self.dream = WorldModelEnv(config)
+        self.real: VecEnv | None = None
+        if WorldModel.read_meta(model)["env"]:
+            self.real = make_env(
+                dataclasses.replace(config.for_evaluation("eval").lasting(steps), num_envs=1)
+            )
+        self.hz = self.dream.spec.control_hz or 10.0
+        self.begin(0)
+
+    def begin(self, init: int) -> None:
+        """A new episode in both, from the real env's initial state ``init``; without one, from that keyframe."""
+        limit = (self.real or self.dream).spec.num_init_states
+        self.init = init % limit if limit else init
+        self.steps = 0
+        self._over: dict[str, str] = {"dream": "", "real": ""}
+        self._judged = 0.0
+        if self.real is None:
+            self._obs: dict[str, Obs] = {"dream": self.dream.reset(init=[self.init])}
+        else:
+            obs = self.real.reset(init=[self.init])
+            self._obs = {"dream": self.dream.dream_from(obs), "real": obs}
+
+    def wake(self) -> None:
+        """The dream begins anew from what the real env shows now."""
+        if self.real is not None:
+            self._obs["dream"] = self.dream.dream_from(self._obs["real"])
+            self._over["dream"] = ""
+
+    def act(self, action: NDArray[np.float32]) -> None:
+        """One action (A,) in both; an episode that is over stands still."""
+        chunk = torch.from_numpy(action)[None, None]
+        step = self.dream.step(chunk)
+        self._judged = float(step.log["judged"][0])
+        self._take("dream", step)
+        if self.real is not None:
+            self._take("real", self.real.step(chunk))
+        self.steps += 1
+
+    def _take(self, side: str, step: Step) -> None:
+        self._obs[side] = step.obs
+        if bool(step.success[0]):
+            self._over[side] = "solved"
+        elif bool(step.done[0]) and not self._over[side]:
+            why = {"fault": "broke", "doubt": "in doubt"}
+            said = (word for key, word in why.items() if key in step.log and bool(step.log[key][0]))
+            self._over[side] = next(said, "time is up")
+
+    @property
+    def images(self) -> dict[str, NDArray[np.uint8]]:
+        """``SIDE CAMERA`` -> (h, w, 3)."""
+        return {
+            f"{side} {name}": v[0].cpu().numpy()
+            for side, obs in self._obs.items()
+            for name, v in obs.images.items()
+        }
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What the page says: the task, what has ended, and figures."""
+        dream = self._obs["dream"]
+        real = self._obs.get("real")
+        numbers = {"initial state": str(self.init), "actions": str(self.steps)}
+        numbers["P(solved) in the dream"] = f"{self._judged:.2f}"
+        if real is not None:
+            for name, image in dream.images.items():
+                numbers[f"PSNR {name}"] = f"{float(psnr(image, real.images[name])):.1f} dB"
+            apart = (dream.proprio - real.proprio).norm()
+            numbers["proprio apart"] = f"{float(apart):.3f}"
+        return {"task": dream.instruction[0], "over": self._over, "numbers": numbers}
+
+    def close(self) -> None:
+        """Frees both."""
+        self.dream.close()
+        if self.real is not None:
+            self.real.close()
+
+
+def play(
+    model: str,
+    *,
+    reflector: str = "",
+    port: int = 0,
+    hz: float = 0.0,
+    steps: int = 400,
+    say: Callable[[str], None] = print,
+    stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Serves the page until Ctrl-C, or until ``stop`` says so.
+
+    Args:
+        model: folder of a world model.
+        reflector: see ``SideBySide``.
+        port: of the page on this machine; 0 takes a free one.
+        hz: actions a second; 0 takes the env's own.
+        steps: of an episode.
+        say: told the page's address.
+        stop: asked at every control step.
+    """
+    if hz < 0 or steps < 1:
+        raise UserError(
+            f"hz is {hz} and steps {steps}; the first must not be negative, the second at least 1."
+        )
+    game = SideBySide(model, reflector=reflector, steps=steps)
+    page = OperatorPage(RealClock(), port, HTML, WISHES)
+    say(f"Open {page.address} in a browser. Ctrl-C ends it.")
+    grip = 1.0
+    left = 0
+    period = 1.0 / (hz or game.hz)
+    try:
+        while not stop():
+            due = time.monotonic() + period
+            for wish in page.wishes():
+                _obey(game, wish)
+            action = page.action(game.dream.spec.action_dim, SHARE)
+            if page.alive(time.monotonic()) and (action[:-1].any() or action[-1] != grip):
+                left = SETTLE
+                grip = float(action[-1])
+            if left > 0:
+                game.act(action)
+                left -= 1
+            page.show(game.status, game.images)
+            time.sleep(max(0.0, due - time.monotonic()))
+    except KeyboardInterrupt:
+        pass
+    finally:
+        page.close()
+        game.close()
+
+
+def _obey(game: SideBySide, wish: str) -> None:
+    if wish == "wake":
+        game.wake()
+    else:
+        game.begin(game.init + (wish == "next"))

@@ -1,0 +1,196 @@
+"""Tensors out of a PyTorch checkpoint file without running any of it.
+
+A ``.pth`` file is a pickle, and a pickle is a program: ``torch.load`` would run it. Here its
+opcodes are only read. Those that a ``state_dict`` needs build plain data, with four names that
+stand for nothing but themselves; any other opcode or name is refused. The file must also have the
+SHA-256 that the caller knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import pickletools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodyrl.errors import UserError
+
+MAGIC = 0x1950A86A20F9469CFC6C  # of files that torch.save wrote before its version 1.6
+PROTOCOL = 1001
+DTYPES = {"torch FloatStorage": np.dtype("<f4"), "torch LongStorage": np.dtype("<i8")}
+ORDERED_DICT = "collections OrderedDict"
+REBUILD = "torch._utils _rebuild_tensor_v2"
+PUSHES = ("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE")
+SINGLE = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+
+
+class RefusedFileError(UserError):
+    """The file is not the one that is expected, or holds more than tensors."""
+
+
+@dataclass(frozen=True)
+class _Name:
+    text: str
+
+
+@dataclass(frozen=True)
+class _Storage:
+    key: str
+    dtype: np.dtype[Any]
+    size: int
+
+
+@dataclass(frozen=True)
+class _Slice:
+    storage: _Storage
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+def read_state_dict(path: str | Path, sha256: str) -> dict[str, Tensor]:
+    """The tensors of a ``state_dict`` in PyTorch's old file format.
+
+    Args:
+        path: of the file.
+        sha256: what it must hash to, in hex.
+
+    Returns:
+        Name -> tensor (float32 or int64), each with memory of its own.
+
+    Raises:
+        RefusedFileError: another hash, or anything in it but such tensors.
+    """
+    path = Path(path)
+    data = path.read_bytes()
+    if (found := hashlib.sha256(data).hexdigest()) != sha256:
+        raise RefusedFileError(
+            f"{path} is not the file that is expected (SHA-256 {found[:12]}..., not "
+            f"{sha256[:12]}...), so it is not read. Install its package again."
+        )
+    try:
+        return _read(io.BytesIO(data))
+    except RefusedFileError as error:
+        raise RefusedFileError(f"{path} is refused: {error}") from None
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
+        raise RefusedFileError(f"{path} is refused: it is no list of tensors ({error}).") from error
+
+
+def _read(file: io.BytesIO) -> dict[str, Tensor]:
+    if (_interpret(file), _interpret(file)) != (MAGIC, PROTOCOL):
+        raise RefusedFileError("it is not in PyTorch's old file format.")
+    if _interpret(file).get("little_endian") is not True:
+        raise RefusedFileError("its numbers are big-endian.")
+    state = _interpret(file)
+    keys = _interpret(file)
+    storages = {s.storage.key: s.storage for s in state.values() if isinstance(s, _Slice)}
+    memory = {}
+    for key in keys:
+        size = int(np.frombuffer(file.read(8), "<i8")[0])
+        storage = storages[key]
+        if size != storage.size:
+            raise RefusedFileError(f"storage {key} has {size} numbers, not {storage.size}.")
+        memory[key] = np.frombuffer(
+            file.read(size * storage.dtype.itemsize), storage.dtype, count=size
+        )
+    if file.read(1):
+        raise RefusedFileError("something follows its tensors.")
+    return {name: _tensor(entry, memory[entry.storage.key]) for name, entry in state.items()}
+
+
+def _tensor(entry: _Slice, memory: np.ndarray) -> Tensor:
+    extent = sum((n - 1) * step for n, step in zip(entry.shape, entry.stride, strict=True))
+    beyond = entry.offset + extent >= len(memory) or math.prod(entry.shape) > len(memory)
+    if beyond or min((entry.offset, *entry.shape, *entry.stride)) < 0:
+        raise RefusedFileError("a tensor reaches beyond its storage.")
+    view = torch.from_numpy(memory.copy()).as_strided(entry.shape, entry.stride, entry.offset)
+    return view.clone()
+
+
+def _interpret(file: io.BytesIO) -> Any:
+    """The plain value of the next pickle in ``file``, which is left behind its end."""
+    stack: list[Any] = []
+    marks: list[int] = []
+    memo: dict[int, Any] = {}
+
+    def pop_to_mark() -> list[Any]:
+        start = marks.pop()
+        items = stack[start:]
+        del stack[start:]
+        return items
+
+    opcodes: Iterator[tuple[pickletools.OpcodeInfo, Any, int | None]] = pickletools.genops(file)
+    for opcode, argument, _ in opcodes:
+        name = opcode.name
+        if name in PUSHES:
+            stack.append(argument)
+        elif name in SINGLE:
+            stack.append(SINGLE[name])
+        elif name == "PROTO":
+            continue
+        elif name == "STOP":
+            (value,) = stack
+            return value
+        elif name in ("BINPUT", "LONG_BINPUT"):
+            memo[argument] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            stack.append(memo[argument])
+        elif name == "MARK":
+            marks.append(len(stack))
+        elif name == "TUPLE":
+            stack.append(tuple(pop_to_mark()))
+        elif name in ("TUPLE1", "TUPLE2"):
+            count = int(name[-1])
+            stack[-count:] = [tuple(stack[-count:])]
+        elif name in ("EMPTY_DICT", "EMPTY_LIST"):
+            stack.append({} if name == "EMPTY_DICT" else [])
+        elif name == "APPENDS":
+            items = pop_to_mark()
+            target: Any = stack[-1]
+            target.extend(items)
+        elif name in ("SETITEM", "SETITEMS"):
+            items = pop_to_mark() if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
+            stack[-1].update(zip(items[::2], items[1::2], strict=True))
+        elif name == "GLOBAL":
+            if argument not in (ORDERED_DICT, REBUILD, *DTYPES):
+                raise RefusedFileError(
+                    f"it asks for {argument.replace(' ', '.')}, and only tensors are read."
+                )
+            stack.append(_Name(argument))
+        elif name == "BINPERSID":
+            kind, dtype, key, _, size, view = stack.pop()
+            if kind != "storage" or view is not None:
+                raise RefusedFileError("it refers to something that is no storage.")
+            stack.append(_Storage(str(key), DTYPES[dtype.text], int(size)))
+        elif name == "REDUCE":
+            arguments = stack.pop()
+            function = stack.pop()
+            stack.append(_call(function, arguments))
+        elif name == "BUILD":
+            if not isinstance(stack.pop(), dict) or not isinstance(
+                stack[-1], dict
+            ):  # the versions of its modules
+                raise RefusedFileError("it sets the attributes of an object.")
+        else:
+            raise RefusedFileError(
+                f"it holds the pickle opcode {name}, which no list of tensors needs."
+            )
+    raise RefusedFileError("it breaks off.")
+
+
+def _call(function: Any, arguments: tuple[Any, ...]) -> Any:
+    if function == _Name(ORDERED_DICT) and arguments == ():
+        return {}
+    if function == _Name(REBUILD):
+        storage, offset, shape, stride, *_ = arguments
+        if isinstance(storage, _Storage):
+            return _Slice(storage, int(offset), tuple(map(int, shape)), tuple(map(int, stride)))
+    raise RefusedFileError("it calls something other than the making of a tensor.")

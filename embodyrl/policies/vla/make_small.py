@@ -1,0 +1,197 @@
+"""A small SmolVLA, as a folder that ``policy.pretrained`` takes with ``policy.random_weights=true``.
+
+For tests, and for training the architecture from nothing where no pretrained weights are to be had.
+Nothing is downloaded: the tokenizer is made of the sentences of the task.
+"""
+
+# pyright: reportCallIssue=false, reportAttributeAccessIssue=false
+# transformers fills in its configs' fields and the names of its modules at run time.
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from embodyrl.policies.vla.lerobot_io import require
+
+
+def make_small_smolvla(
+    folder: str | Path,
+    sentences: Iterable[str],
+    *,
+    width: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    vision_layers: int = 2,
+    image_size: int = 64,
+    patch_size: int = 8,
+    max_dim: int = 32,
+) -> Path:
+    """Writes LeRobot's config.json, and in ``vlm/`` the language model's config, tokenizer and processor.
+
+    Args:
+        folder: to make.
+        sentences: instructions whose words become tokens; any other text is spelt in bytes.
+        width: of the tokens; the expert has three quarters of it.
+        layers: of language model and expert.
+        heads: attention heads; must divide ``width``.
+        vision_layers: of the image encoder.
+        image_size: pixels that pictures are resized to; a multiple of twice ``patch_size``.
+        patch_size: of the image encoder; four patches make a token.
+        max_dim: width that proprioception and actions are padded to.
+    """
+    require()
+    tokenizer = _tokenizer(sentences)
+    attention = {"num_attention_heads": heads, "intermediate_size": 4 * width, "hidden_size": width}
+    text = {
+        "head_dim": width // heads,
+        "num_key_value_heads": max(1, heads // 2),
+        "vocab_size": len(tokenizer),
+    }
+    vision = {
+        "num_hidden_layers": vision_layers,
+        "image_size": image_size,
+        "patch_size": patch_size,
+    }
+    _write_smolvlm(
+        Path(folder) / "vlm", tokenizer, {**attention, **vision}, {**attention, **text}, layers, 2
+    )
+    return _write_smolvla(Path(folder), layers, image_size, max_dim)
+
+
+def make_smolvla(folder: str | Path, sentences: Iterable[str]) -> Path:
+    """As ``make_small_smolvla``, in the real size (450 M parameters): for measurements with random weights."""
+    require()
+    vision = {
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+    }
+    vision |= {"image_size": 512, "patch_size": 16}
+    text = {
+        "num_attention_heads": 15,
+        "num_key_value_heads": 5,
+        "head_dim": 64,
+        "intermediate_size": 2560,
+    }
+    text |= {"hidden_size": 960, "vocab_size": 49280}
+    _write_smolvlm(Path(folder) / "vlm", _tokenizer(sentences), vision, text, 32, 4)
+    return _write_smolvla(Path(folder), 16, 512, 32)
+
+
+def make_pi0(folder: str | Path, sentences: Iterable[str]) -> Path:
+    """Pi0's config and processing in the real size (3.3 B parameters), with a tokenizer of ``sentences``.
+
+    PaliGemma's, which LeRobot would load, is gated. For measurements with random weights.
+    """
+    require()
+    from lerobot.policies.pi0.configuration_pi0 import PI0Config
+    from lerobot.policies.pi0.processor_pi0 import Pi0NewLineProcessor
+    from lerobot.processor import (
+        TokenizerProcessorStep,
+        make_default_policy_processor_steps,
+        make_policy_processor_pipelines,
+    )
+
+    folder = Path(folder)
+    _tokenizer(sentences).save_pretrained(folder / "vlm")
+    config = PI0Config(device="cpu")
+    words = TokenizerProcessorStep(
+        tokenizer_name=str((folder / "vlm").resolve()),
+        max_length=config.tokenizer_max_length,
+        padding_side="right",
+        padding="max_length",
+    )
+    steps = make_default_policy_processor_steps(config, None)
+    before = [
+        steps.rename_observations,
+        steps.add_batch_dim,
+        Pi0NewLineProcessor(),
+        words,
+        steps.to_device,
+    ]
+    pipelines = make_policy_processor_pipelines(
+        input_steps=[*before, steps.normalize], output_steps=[steps.unnormalize, steps.to_cpu]
+    )
+    config._save_pretrained(folder)
+    for pipeline in pipelines:
+        pipeline.save_pretrained(folder)
+    return folder
+
+
+def _write_smolvlm(
+    folder: Path, tokenizer: Any, vision: Any, text: Any, layers: int, scale: int
+) -> None:
+    """The language model's config, tokenizer and processor; ``scale`` squared patches make a token."""
+    from transformers import (
+        SmolVLMConfig,
+        SmolVLMImageProcessor,
+        SmolVLMProcessor,
+        SmolVLMVideoProcessor,
+    )
+
+    size = {"longest_edge": vision["image_size"]}
+    SmolVLMProcessor(
+        SmolVLMImageProcessor(size=size, max_image_size=size),
+        tokenizer,
+        SmolVLMVideoProcessor(size=size, max_image_size=size),
+        image_seq_len=(vision["image_size"] // vision["patch_size"] // scale) ** 2,
+    ).save_pretrained(folder)
+    SmolVLMConfig(
+        vision_config=vision,
+        text_config={
+            **text,
+            "model_type": "llama",
+            "num_hidden_layers": layers,
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        scale_factor=scale,
+        image_token_id=tokenizer.get_vocab()["<image>"],
+    ).save_pretrained(folder)
+
+
+def _write_smolvla(folder: Path, layers: int, image_size: int, max_dim: int) -> Path:
+    """LeRobot's config of a SmolVLA on the first ``layers`` of the language model in ``folder/vlm``."""
+    from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
+
+    SmolVLAConfig(
+        vlm_model_name=str((folder / "vlm").resolve()),
+        num_vlm_layers=layers,
+        resize_imgs_with_padding=(image_size, image_size),
+        max_state_dim=max_dim,
+        max_action_dim=max_dim,
+        device="cpu",
+    )._save_pretrained(folder)
+    return folder
+
+
+def _tokenizer(sentences: Iterable[str]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    special = [
+        "<pad>",
+        "<image>",
+        "<fake_token_around_image>",
+        "<global-img>",
+        "<end_of_utterance>",
+    ]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=4096, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(sentences, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        extra_special_tokens={
+            "image_token": "<image>",
+            "fake_image_token": "<fake_token_around_image>",
+            "global_image_token": "<global-img>",
+            "end_of_utterance_token": "<end_of_utterance>",
+        },
+    )

@@ -1,0 +1,248 @@
+"""What must hold before an arm may move, as a table; anything red and it does not."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from embodyrl import __version__
+from embodyrl.errors import UserError
+from embodyrl.real_robot.control import kinematics, limits
+from embodyrl.real_robot.control.actions import DeltaDecoder, action_space
+from embodyrl.real_robot.control.executor import ExecutorConfig
+from embodyrl.real_robot.control.messages import Array, RobotState, Target
+from embodyrl.real_robot.control.safety import SafetyConfig, SafetyFilter
+from embodyrl.real_robot.control.transports import Robot
+from embodyrl.real_robot.policy_link.server import check_observation
+
+CALIBRATED = 0.005
+"""m by which robot and program may differ in where the hand is."""
+PACKAGES = ("numpy", "ruckig", "msgpack", "websockets", "mcap", "mcap-ros2-support")
+
+
+@dataclass(frozen=True)
+class Check:
+    """A line of the table: what was looked at, whether it is well, and what was found."""
+
+    name: str
+    ok: bool
+    found: str
+
+
+def preflight(
+    robot: Robot,
+    infer: Callable[[dict[str, Any]], dict[str, Any]],
+    metadata: Mapping[str, Any],
+    safety: SafetyConfig,
+    execution: ExecutorConfig,
+    trials: int = 4,
+    charged: Callable[[float], float] = float,
+) -> list[Check]:
+    """Looks at everything without moving anything.
+
+    Args:
+        robot: at rest.
+        infer: the policy.
+        metadata: its server's.
+        safety: with which it will run.
+        execution: the same.
+        trials: timed inferences, after two that warm up.
+        charged: the s that an inference took to the s that it will count for, where a robot's time
+            is simulated.
+    """
+    checks = [
+        _check("packages", _packages),
+        _check("action space", lambda: _actions(metadata, execution.control_hz)),
+    ]
+    state = robot.state()
+    checks.append(_check("robot state", lambda: _state(robot)))
+    checks.append(_check(f"joint limits ({safety.robot})", lambda: _limits(safety, state.q)))
+    checks.append(_check("workspace", lambda: _workspace(safety, state.q)))
+    checks.append(_check("calibration", lambda: _calibration(robot)))
+    if not all(c.ok for c in checks):
+        return checks
+    checks.append(_check("emergency stop", lambda: _stop(safety, state.q)))
+    decoder = DeltaDecoder(
+        action_space(metadata), execution.control_hz, safety.box_low, safety.box_high
+    )
+    decoder.start(state.stamp, state)
+    checks.append(
+        _check("cameras and proprio", lambda: _observation(robot.observe(decoder), metadata))
+    )
+    if checks[-1].ok:
+        checks.append(
+            _check(
+                "policy",
+                lambda: _latency(infer, robot.observe(decoder), execution, trials, charged),
+            )
+        )
+    return checks
+
+
+def print_checks(checks: list[Check]) -> None:
+    """The table."""
+    width = max(len(c.name) for c in checks)
+    for c in checks:
+        print(f"  {'ok   ' if c.ok else 'FAILS'}  {c.name:<{width}}  {c.found}")
+
+
+def _check(name: str, look: Callable[[], str]) -> Check:
+    try:
+        return Check(name, True, look())
+    except UserError as error:
+        return Check(name, False, str(error))
+
+
+def _packages() -> str:
+    try:
+        return ", ".join(
+            [f"embodyrl {__version__}", *(f"{name} {version(name)}" for name in PACKAGES)]
+        )
+    except PackageNotFoundError as error:
+        raise UserError(f"{error.name} is not installed. Install embodyrl[robot].") from error
+
+
+def _actions(metadata: Mapping[str, Any], rate: float) -> str:
+    space = action_space(metadata)
+    if space.dims != metadata["action_dim"]:
+        raise UserError(
+            f"The policy has {metadata['action_dim']} action dims, but its control mode has "
+            f"{space.dims}."
+        )
+    trained = metadata["control_hz"]
+    return f"{metadata['control_mode']}, chunks of {metadata['horizon']} at {rate:g} Hz, trained at {trained:g}"
+
+
+def _state(robot: Robot) -> str:
+    state = robot.state()
+    if state.reflex:
+        raise UserError(f"The robot is stopped by a reflex ({state.reflex}).")
+    if state.trouble:
+        raise UserError(f"The robot cannot be trusted: {state.trouble}.")
+    if (speed := float(np.abs(state.dq).max())) > 0.05:
+        raise UserError(f"The arm moves at {speed:.2f} rad/s. It must be at rest.")
+    force = "unknown" if state.force is None else "estimated"
+    return f"at rest, gripper {state.width * 100:.1f} cm open, external force {force}"
+
+
+def _limits(safety: SafetyConfig, q: np.ndarray) -> str:
+    safe = limits.find(safety.robot).inside()
+    room = np.minimum(q - safe.q_min, safe.q_max - q)
+    if (least := float(room.min())) <= 0.0:
+        raise UserError(
+            f"Joint {int(room.argmin()) + 1} is beyond its end by {-least:.3f} rad. Guide it back "
+            "by hand."
+        )
+    return f"nearest end: joint {int(room.argmin()) + 1}, {least:.2f} rad away"
+
+
+def _workspace(safety: SafetyConfig, q: np.ndarray) -> str:
+    place = np.array(kinematics.tip(q.tolist()))
+    said = f"hand at {np.round(place, 3).tolist()}, box {list(safety.box_low)} to {list(safety.box_high)} m"
+    if (place < safety.box_low).any() or (place > safety.box_high).any():
+        raise UserError(f"Outside: {said}.")
+    return said
+
+
+def _calibration(robot: Robot) -> str:
+    """Whether the robot and this program mean the same place by the same angles."""
+    away = math.inf
+    end = time.monotonic() + 1.0
+    while (
+        away > CALIBRATED and time.monotonic() < end
+    ):  # angles and place may come by different messages
+        state = robot.state()
+        if state.hand is None:
+            return "the robot does not say where it believes its hand to be"
+        away = float(np.linalg.norm(state.hand - kinematics.tip(state.q.tolist())))
+        time.sleep(0.02)
+    said = f"the robot believes its hand {away * 1e3:.1f} mm from where its angles put it"
+    if away > CALIBRATED:
+        raise UserError(
+            f"{said}, more than {CALIBRATED * 1e3:.0f}. Is safety.robot its model, and the tool "
+            "that is set in Desk Franka's hand?"
+        )
+    return said
+
+
+def _stop(safety: SafetyConfig, q: Array) -> str:
+    """Presses stop in the filter, on an arm that moves towards the middle of the workspace in here alone."""
+    guard = SafetyFilter(safety)
+    pressed = 0.3
+    dq = np.zeros(7)
+    guard.start(0.0, RobotState(0.0, q, dq))
+    guard.run(0.0)
+    middle = (np.array(safety.box_low) + safety.box_high) / 2
+    rotation = kinematics.forward(q)[1]
+    for now in np.arange(1, round(1.5 / safety.tick)) * safety.tick:
+        if now > pressed:
+            guard.estop()
+        command = guard.tick(now, RobotState(now, q, dq), Target(now, middle, rotation, 0.0))
+        q = command.q
+        dq = command.dq
+        if now > pressed and np.abs(dq).max() < 1e-6:
+            return f"by software at rest in {(now - pressed) * 1e3:.0f} ms; the robot's own button is a person's to try"
+    raise UserError(
+        "The arm would not come to rest within 1 s. Is safety.tick right, and the workspace wide "
+        "enough?"
+    )
+
+
+def _observation(observation: dict[str, Any], metadata: Mapping[str, Any]) -> str:
+    check_observation(observation, metadata)
+    dark = [name for name, image in observation["images"].items() if np.ptp(image) < 5]
+    if dark:
+        raise UserError(f"Camera {dark[0]} shows one colour only. Is it covered?")
+    cameras = (
+        ", ".join(f"{name} {h}x{w}" for name, (h, w) in metadata["cameras"].items()) or "no camera"
+    )
+    return f"{cameras}; {metadata['proprio_dim']} numbers of proprio; {observation['prompt']!r}"
+
+
+def _latency(
+    infer: Callable[..., Any],
+    observation: dict[str, Any],
+    execution: ExecutorConfig,
+    trials: int,
+    charged: Callable[[float], float],
+) -> str:
+    took: list[float] = []
+    for _ in range(trials + 2):
+        began = time.monotonic()
+        actions = infer(observation)["actions"]
+        took.append(charged(time.monotonic() - began))
+        if (
+            actions.shape != (execution.horizon, execution.action_dim)
+            or not np.isfinite(actions).all()
+        ):
+            raise UserError(
+                f"The policy's actions {actions.shape} are not the finite chunk that its metadata "
+                "promises."
+            )
+        if (
+            execution.mode == "rtc"
+        ):  # how all but the first are asked: other code, which has its own cold start
+            execute = execution.asks_after
+            told = {
+                "previous": actions,
+                "delay": min(execution.delay, execution.horizon - execute),
+                "execute": execute,
+            }
+            observation = {**observation, **told}
+    first = max(took[:2])
+    timed = took[2:]
+    worst = max(timed)
+    ahead = (execution.horizon - execution.asks_after) / execution.control_hz
+    said = f"{np.median(timed) * 1e3:.0f} ms per chunk, slowest {worst * 1e3:.0f}, the first one {first * 1e3:.0f}"
+    if execution.mode != "sync" and worst > ahead:
+        raise UserError(
+            f"{said}: slower than the {ahead * 1e3:.0f} ms of actions that are left when it is "
+            "asked. Use a smaller --execute, a faster machine, or --mode sync."
+        )
+    return said

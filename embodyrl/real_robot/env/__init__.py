@@ -1,0 +1,1 @@
+"""A robot as a ``VecEnv``, and the simulated arm."""

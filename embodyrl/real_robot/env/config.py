@@ -1,0 +1,131 @@
+"""Settings of ``RobotEnv``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from embodyrl.env import EnvConfig
+from embodyrl.errors import UserError, did_you_mean
+from embodyrl.real_robot.connect import ROBOTS
+from embodyrl.real_robot.control.actions import SPACES
+from embodyrl.real_robot.env.reflect import Witness
+from embodyrl.types import EnvSpec
+
+FACTS = ("action_dim", "proprio_dim", "control_mode", "control_hz", "max_episode_steps")
+
+
+@dataclass(frozen=True)
+class Config(EnvConfig):
+    """Settings of ``RobotEnv``.
+
+    Attributes:
+        robot: ``"twin"``, the simulated one in this process, or the transport to one: ``"ros2"``,
+            ``"rosbridge"``, ``"ros1"`` or ``"libfranka"``.
+        address: of the rosbridge server, or of the arm.
+        robot_file: see ``ros.config.load_robot`` and ``libfranka.config.load_arm``; empty means the
+            simulated one.
+        prompt: the instruction, where no topic says it.
+        task: of the simulated robot.
+        cameras: that the policy sees; the twin has ``"front"`` and ``"wrist"``.
+        image_size: edge of the square pictures in pixels.
+        renderer: of the simulated robot.
+        control_mode: what an action means: ``"ee_delta_pos"`` or ``"ee_delta_pose"``.
+        control_hz: actions per second that the policy was trained at.
+        speed: share of that rate at which they are carried out (``embodyrl deploy --speed``).
+        max_episode_steps: actions.
+        home: x, y and z (m) of the hand before a person arranges the scene.
+        log: folder of the episodes' logs (MCAP); empty for none.
+        record: those get what the policy sees before each action: ``embodyrl data from-logs`` makes
+            a data set of them.
+        corrector: actions after which a scripted expert takes over an episode of the simulated arm;
+            0 for nobody.
+        operator: port of a page on which a person may stop, hold, take over and label (0: a free
+            one); -1 for no page.
+        hand: what they take over with: ``spacemouse``, ``gamepad`` or a gamepad's file.
+        reflector: folder of the one that gives the reward; empty means the robot's own success.
+    """
+
+    name: str = "robot"
+    num_envs: int = 1
+    robot: str = "twin"
+    address: str = ""
+    robot_file: str = ""
+    prompt: str = ""
+    task: str = "pick"
+    cameras: tuple[str, ...] = ("front",)
+    image_size: int = 64
+    renderer: str = "warp"
+    control_mode: str = "ee_delta_pos"
+    control_hz: float = 25.0
+    speed: float = 0.25
+    max_episode_steps: int = 40
+    home: tuple[float, float, float] = (0.45, 0.0, 0.25)
+    log: str = ""
+    record: bool = False
+    corrector: int = 0
+    operator: int = -1
+    hand: str = ""
+    reflector: str = ""
+
+    def for_evaluation(self, split: str) -> EnvConfig:
+        """The policy alone is scored."""
+        return replace(self, split=split, corrector=0, operator=-1, hand="")
+
+
+def task_config(config: Config) -> Any:
+    """The embedded task that a simulated robot plays."""
+    from embodyrl.sims.mujoco.config import Config as TaskConfig
+
+    return TaskConfig(
+        num_envs=1, split=config.split, seed=config.seed, task=config.task, cameras=tuple(config.cameras),
+        image_size=config.image_size, renderer=config.renderer, control_mode=config.control_mode,
+    )  # fmt: skip
+
+
+def check(config: Config) -> None:
+    """Raises a ``UserError`` where settings cannot be."""
+    if config.num_envs != 1:
+        raise UserError(f"There is one robot, so env.num_envs must be 1, not {config.num_envs}.")
+    if config.robot not in ROBOTS:
+        raise UserError(f"There is no robot {config.robot!r}. {did_you_mean(config.robot, ROBOTS)}")
+    modes = [mode for env, mode in SPACES if env == "robot"]
+    if config.control_mode not in modes:
+        raise UserError(
+            f"A robot has no control mode {config.control_mode!r}. "
+            f"{did_you_mean(config.control_mode, modes)}"
+        )
+    if not 0.0 < config.speed <= 1.0:
+        raise UserError(
+            f"env.speed is {config.speed}; it is a share of the trained rate, above 0 and at most "
+            "1."
+        )
+    if config.corrector and config.robot != "twin":
+        raise UserError(
+            "The scripted corrector knows the simulated arm alone, but env.robot is "
+            f"{config.robot}."
+        )
+    if config.device != "cpu":
+        raise UserError(
+            "A robot's observations are made on the CPU, so env.device must be cpu, not "
+            f"{config.device!r}."
+        )
+
+
+def policy_facts(spec: EnvSpec) -> dict[str, Any]:
+    """What a policy server says of its policy, as far as the env determines it."""
+    facts = {name: getattr(spec, name) for name in FACTS}
+    return {
+        "env": spec.name,
+        "cameras": {name: list(size) for name, size in spec.cameras.items()},
+        **facts,
+    }
+
+
+def reflector_judge(config: Config) -> Witness | None:
+    """The judge that the config names, if it does."""
+    if not config.reflector:
+        return None
+    from embodyrl.world_models.reflectors.folder import load_reflector
+
+    return Witness(load_reflector(config.reflector))

@@ -1,0 +1,143 @@
+"""A simulated robot: a MuJoCo task whose arm takes the filter's joint commands, in its own time."""
+
+# pyright: reportAttributeAccessIssue=false
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from embodyrl.real_robot.control.actions import DeltaDecoder
+from embodyrl.real_robot.control.messages import Array, Command, RobotState
+from embodyrl.sims.mujoco import kinematics
+from embodyrl.sims.mujoco.env import WORKSPACE_HIGH, WORKSPACE_LOW, Config, MujocoEnv
+
+BOX = {"box_low": tuple(WORKSPACE_LOW.tolist()), "box_high": tuple(WORKSPACE_HIGH.tolist())}
+TIP = 0.1034
+"""m from the hand's frame to the point between its fingers."""
+_STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS
+
+
+class MujocoTwin(MujocoEnv):
+    """A ``Robot`` and its ``Clock``: time only passes in ``sleep_until``, which moves the physics on.
+
+    The scene, the pictures and the success are the env's; the arm is the Panda of its scene. It
+    follows a cubic in joint space from one command to the next, as ROS's joint trajectory
+    controller does.
+
+    Args:
+        config: of the task; one env is made, whatever ``num_envs`` says.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(
+            dataclasses.replace(config, num_envs=1, num_threads=config.num_threads or 1)
+        )
+        self.data = mujoco.MjData(self.model)
+        self._now = 0.0
+        self.reflex = ""
+
+    def begin(self, init: int) -> None:
+        """Puts the scene into initial state ``init``, and the clock to zero: the same state gives the same episode."""
+        self.reset(init=[init])
+        self._now = 0.0
+        mujoco.mj_resetData(self.model, self.data)
+        mujoco.mj_setState(self.model, self.data, self._state[0], _STATE)
+        if self.model.nmocap:
+            self.data.mocap_pos[:] = self._frame.mocap_pos[0]
+        mujoco.mj_forward(self.model, self.data)
+        self._grip = self._grip_cmd[0]
+        self._knots = np.array([self._now]), self._q_cmd[:1].copy(), np.zeros((1, 7))
+
+    def now(self) -> float:
+        """See ``Clock``."""
+        return self._now
+
+    def sleep_until(self, stamp: float) -> None:
+        """See ``Clock``."""
+        step = self.model.opt.timestep
+        while self._now < stamp - step / 2:
+            self._now += step
+            self.data.ctrl[:7] = self._reference()[0]
+            self.data.ctrl[7:9] = self._grip
+            mujoco.mj_step(self.model, self.data)
+
+    def state(self) -> RobotState:
+        """See ``Robot``; there is no estimate of the external force."""
+        width = float(self.data.qpos[7:9].sum())
+        q = self.data.qpos[:7].copy()
+        dq = self.data.qvel[:7].copy()
+        return RobotState(self._now, q, dq, width, None, self.reflex, hand=self.hand())
+
+    def hand(self) -> Array:
+        """(3,) the tool centre point, by MuJoCo's own kinematics."""
+        hand = self.data.body("hand")
+        return hand.xpos + TIP * hand.xmat[2::3]  # along its z
+
+    def send(self, command: Command, tick: float = 0.01) -> None:
+        """See ``Robot``; the command is reached ``tick`` s from now."""
+        self.follow(np.array([tick]), command.q[None], command.dq[None])
+        self.grasp(command.width)
+
+    def follow(self, times: Array, q: Array, dq: Array) -> None:
+        """Goes through angles q (k, 7) with velocities dq (k, 7), ``times`` (k,) s from now, and stays at the last."""
+        here, speed = self._reference()
+        self._knots = (
+            np.concatenate([[self._now], self._now + times]),
+            np.concatenate([here[None], q]),
+            np.concatenate([speed[None], dq]),
+        )
+
+    def grasp(self, width: float) -> None:
+        """Moves the fingers to ``width`` m of opening."""
+        self._grip = width / 2
+
+    def _reference(self) -> tuple[Array, Array]:
+        """Where the arm is told to be now, and how fast to move: cubics between the knots, at rest after the last."""
+        times, q, dq = self._knots
+        k = int(np.searchsorted(times, self._now, side="right")) - 1
+        if k >= len(times) - 1:
+            return q[-1], np.zeros(7)
+        span = times[k + 1] - times[k]
+        s = (self._now - times[k]) / span
+        rise = q[k + 1] - q[k]
+        a = span * dq[k] - rise
+        b = rise - span * dq[k + 1]
+        where = q[k] + s * rise + s * (1 - s) * ((1 - s) * a + s * b)
+        speed = (rise + (1 - 2 * s) * ((1 - s) * a + s * b) + s * (1 - s) * (b - a)) / span
+        return where, speed
+
+    def observe(self, decoder: DeltaDecoder) -> dict[str, Any]:
+        """See ``Robot``."""
+        self._impose()
+        self._target[0] = decoder.position
+        self._target_rot[0] = decoder.rotation
+        self._grip_cmd[0] = decoder.width / 2
+        obs = self._observe(None)
+        return {
+            "images": {name: image[0].numpy() for name, image in obs.images.items()},
+            "proprio": obs.proprio[0].numpy(),
+            "prompt": obs.instruction[0],
+        }
+
+    def prompt(self) -> str:
+        """See ``Robot``."""
+        return self.instructions[0]
+
+    def pictures(self) -> dict[str, np.ndarray]:
+        """See ``Robot``."""
+        self._impose()
+        return {name: image[0].numpy() for name, image in self._observe(None).images.items()}
+
+    def solved(self) -> bool:
+        """See ``Robot``."""
+        self._impose()
+        return bool(self._per_task("success", np.array([0]))[0])
+
+    def _impose(self) -> None:
+        """Tells the env, which draws and judges, where the physics are."""
+        mujoco.mj_getState(self.model, self.data, self._state[0], _STATE)
+        self._ee[:], self._ee_rot[:], _ = kinematics.forward(self.data.qpos[None, :7])
+        self._stale[0] = True

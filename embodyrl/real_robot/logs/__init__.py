@@ -1,0 +1,1 @@
+"""What happened on the robot: recorded as MCAP, exported as a data set."""

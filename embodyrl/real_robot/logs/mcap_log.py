@@ -1,0 +1,276 @@
+"""What happened, as MCAP with ROS 2's standard messages: ``ros2 bag``, Foxglove, PlotJuggler and rosbags open it.
+
+Per tick ``/state`` (measured, stamped when it was) and ``/command`` with ``/command/acceleration``;
+per control step ``/action``, in a recorded run with what the policy would see before it,
+``/proprio`` and ``/camera/NAME``; ``/event`` for changes of mode and problems; ``/run`` once with
+the settings and ``/episode`` once with the outcome, as JSON. ``/mode``, ``/reflex``, ``/human`` and
+``/prompt`` are said when they change, before what they hold for.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import queue
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mcap.exceptions import McapError
+from mcap.reader import make_reader
+from mcap.records import Schema
+from mcap_ros2.decoder import DecoderFactory
+from mcap_ros2.writer import Writer
+from numpy.typing import NDArray
+
+from embodyrl.errors import UserError
+from embodyrl.real_robot.control.messages import Command, RobotState
+from embodyrl.real_robot.ros import fields
+from embodyrl.real_robot.ros.definitions import definition
+
+CAMERA = "/camera/"
+_TYPES = {
+    "/state": "sensor_msgs/JointState",
+    "/command": "sensor_msgs/JointState",
+    "/command/acceleration": "std_msgs/Float64MultiArray",
+    "/action": "std_msgs/Float32MultiArray",
+    "/proprio": "std_msgs/Float32MultiArray",
+    "/event": "rcl_interfaces/Log",
+    "/run": "std_msgs/String",
+    "/episode": "std_msgs/String",
+    "/mode": "std_msgs/String",
+    "/reflex": "std_msgs/String",
+    "/human": "std_msgs/Bool",
+    "/prompt": "std_msgs/String",
+}
+_LATCHED = ("/mode", "/reflex", "/human", "/prompt")
+_READ = ("/state", "/command", "/action", "/event", "/run", "/episode")
+_INFO = 20
+_WARN = 30
+_CHUNK = 2**16
+"""Bytes that are written at once: what is lost when the program is killed, less than a second of ticks."""
+
+
+class RunLog:
+    """Writes in a thread of its own, so that the ticker never waits for a disk.
+
+    Args:
+        path: the file; an existing one is replaced.
+        settings: JSON data, the first message.
+        now: of the clock that stamps come from.
+        robot: what the joints' names begin with, as in the robot's URDF.
+    """
+
+    def __init__(
+        self, path: str | Path, settings: dict[str, Any], now: float, robot: str = "fr3"
+    ) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        joints = (f"{robot}_joint", range(1, 8))
+        fingers = (f"{robot}_finger_joint", (1, 2))
+        self._names = [f"{name}{k}" for name, numbers in (joints, fingers) for k in numbers]
+        self._offset = time.time() - now
+        self._stream = self.path.open("wb")
+        self._writer = Writer(self._stream, chunk_size=_CHUNK)
+        self._schemas: dict[str, Schema] = {}
+        self._latest: dict[str, Any] = {}
+        self._error: Exception | None = None
+        self._items: queue.SimpleQueue[
+            tuple[Callable[..., None], float, tuple[Any, ...]] | None
+        ] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="log", daemon=True)
+        self._thread.start()
+        self.put("/run", now, {"settings": settings})
+
+    def put(self, topic: str, stamp: float, message: dict[str, Any]) -> None:
+        """A message of plain JSON data: ``/run`` or ``/episode``."""
+        self._items.put((self._json, stamp, (topic, message)))
+
+    def tick(self, command: Command, state: RobotState) -> None:
+        """What was measured and what was sent."""
+        self._items.put((self._tick, command.stamp, (command, state)))
+
+    def action(
+        self,
+        stamp: float,
+        action: NDArray[np.float32],
+        human: bool,
+        seen: dict[str, Any] | None = None,
+    ) -> None:
+        """An action that was taken, whether a person took it, and what was ``seen`` before (``Robot.observe``)."""
+        proprio = [] if seen is None else seen["proprio"].tolist()
+        self._items.put((self._action, stamp, (action.tolist(), human, proprio, seen)))
+
+    def event(self, stamp: float, kind: str, text: str) -> None:
+        """A change of mode (``kind`` is "mode"), or a problem."""
+        self._items.put((self._event, stamp, (kind, text)))
+
+    def close(self) -> None:
+        """Writes what is left and ends the file.
+
+        Raises:
+            UserError: it could not be written.
+        """
+        self._items.put(None)
+        self._thread.join()
+        try:
+            if self._error is None:
+                self._writer.finish()
+            self._stream.close()
+        except OSError as error:
+            self._error = error
+        if self._error is not None:
+            raise UserError(
+                f"The log {self.path} could not be written: {self._error}"
+            ) from self._error
+
+    def _work(self) -> None:
+        while (item := self._items.get()) is not None:
+            write, stamp, what = item
+            if self._error is not None:
+                continue  # nothing is kept of what cannot be written
+            try:
+                write(stamp, *what)
+                self._stream.flush()
+            except Exception as error:  # a full disk; ``close`` says so, when the arm is at rest
+                self._error = error
+
+    def _write(self, topic: str, stamp: float, message: dict[str, Any]) -> None:
+        kind = "sensor_msgs/CompressedImage" if topic.startswith(CAMERA) else _TYPES[topic]
+        if kind not in self._schemas:
+            self._schemas[kind] = self._writer.register_msgdef(
+                kind.replace("/", "/msg/"), definition(kind)
+            )
+        self._writer.write_message(
+            topic, self._schemas[kind], message, log_time=round((stamp + self._offset) * 1e9)
+        )
+
+    def _time(self, stamp: float) -> dict[str, int]:
+        return fields.time_fields(stamp + self._offset, ros=2)
+
+    def _json(self, stamp: float, topic: str, message: dict[str, Any]) -> None:
+        self._write(topic, stamp, {"data": json.dumps(message)})
+
+    def _changed(self, topic: str, stamp: float, value: Any) -> None:
+        if self._latest.get(topic) != value:
+            self._latest[topic] = value
+            self._write(topic, stamp, {"data": value})
+
+    def _tick(self, stamp: float, command: Command, state: RobotState) -> None:
+        self._changed("/reflex", stamp, state.reflex)
+        self._changed("/mode", stamp, str(command.mode))
+        for topic, told in (("/state", state), ("/command", command)):
+            self._write(topic, stamp, {
+                "header": {"stamp": self._time(told.stamp)}, "name": self._names,
+                "position": [*told.q.tolist(), told.width / 2, told.width / 2],
+                "velocity": [*told.dq.tolist(), np.nan, np.nan],  # that of the fingers is not known
+            })  # fmt: skip
+        self._write("/command/acceleration", stamp, {"data": command.ddq.tolist()})
+
+    def _action(
+        self,
+        stamp: float,
+        action: list[float],
+        human: bool,
+        proprio: list[float],
+        seen: dict[str, Any] | None,
+    ) -> None:
+        self._changed("/human", stamp, human)
+        self._write("/action", stamp, {"data": action})
+        if seen is None:
+            return
+        self._changed("/prompt", stamp, seen["prompt"])
+        self._write("/proprio", stamp, {"data": proprio})
+        for name, image in seen["images"].items():
+            header = {"stamp": self._time(stamp), "frame_id": name}
+            self._write(
+                CAMERA + name, stamp, {"header": header, "format": "png", "data": _png(image)}
+            )
+
+    def _event(self, stamp: float, kind: str, text: str) -> None:
+        level = _INFO if kind == "mode" else _WARN
+        self._write(
+            "/event", stamp, {"stamp": self._time(stamp), "level": level, "name": kind, "msg": text}
+        )
+
+
+def _png(image: NDArray[np.uint8]) -> bytes:
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(image).save(out, "PNG", compress_level=1)
+    return out.getvalue()
+
+
+def picture(message: dict[str, Any]) -> NDArray[np.uint8]:
+    """(h, w, 3) of a camera's message."""
+    return fields.picture(message)
+
+
+def read(path: str | Path) -> dict[str, list[dict[str, Any]]]:
+    """Topic -> its messages in order, each with ``stamp`` (s).
+
+    ``/state`` has ``q``, ``dq``, ``width`` and ``reflex``, ``/command`` has ``q``, ``dq``, ``ddq``,
+    ``width`` and ``mode``, ``/action`` has ``action`` and ``human``, in a recorded run ``proprio``
+    and ``prompt``, ``/event`` has ``kind`` and ``text``; a camera's message is for ``picture``.
+
+    Raises:
+        UserError: it is no log, one of JSON messages, or one that was not ended.
+    """
+    found: dict[str, list[dict[str, Any]]] = {topic: [] for topic in _READ}
+    latest: dict[str, Any] = {}
+    try:
+        with Path(path).open("rb") as stream:
+            reader = make_reader(stream, decoder_factories=[DecoderFactory()])
+            if reader.get_header().profile != "ros2":
+                raise UserError(
+                    f"{path} holds no ROS 2 messages: logs were JSON in an earlier version, and "
+                    "are not read any more."
+                )
+            for _, channel, message, ros in reader.iter_decoded_messages(log_time_order=False):
+                _sort_in(found, latest, channel.topic, message.log_time / 1e9, ros)
+    except (McapError, struct.error) as error:
+        raise UserError(
+            f"{path} is no whole log ({type(error).__name__}: {error}). If its program was killed, "
+            f"try: mcap recover {path} -o FILE"
+        ) from error
+    if not found["/run"]:
+        raise UserError(f"{path} is no log of a run: it has no /run.")
+    return found
+
+
+def _sort_in(
+    found: dict[str, list[dict[str, Any]]],
+    latest: dict[str, Any],
+    topic: str,
+    stamp: float,
+    ros: Any,
+) -> None:
+    """Puts one message where ``read`` has it."""
+    if topic in _LATCHED:
+        latest[topic] = ros.data
+    elif topic == "/command/acceleration":
+        found["/command"][-1]["ddq"] = ros.data
+    elif topic == "/proprio":
+        found["/action"][-1] |= {"proprio": ros.data, "prompt": latest["/prompt"]}
+    else:
+        found.setdefault(topic, []).append(_plain(topic, ros, latest) | {"stamp": stamp})
+
+
+def _plain(topic: str, ros: Any, latest: dict[str, Any]) -> dict[str, Any]:
+    if topic in ("/state", "/command"):
+        motion = {"q": ros.position[:-2], "dq": ros.velocity[:-2], "width": sum(ros.position[-2:])}
+        return motion | (
+            {"reflex": latest["/reflex"]} if topic == "/state" else {"mode": latest["/mode"]}
+        )
+    if topic == "/action":
+        return {"action": ros.data, "human": latest["/human"]}
+    if topic == "/event":
+        return {"kind": ros.name, "text": ros.msg}
+    if topic.startswith(CAMERA):
+        return {"format": ros.format, "data": ros.data}
+    return json.loads(ros.data)

@@ -1,0 +1,1 @@
+"""The policy behind a socket: server, client and codec."""

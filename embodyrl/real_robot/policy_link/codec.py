@@ -1,0 +1,110 @@
+"""What goes over the wire: msgpack with numpy arrays as openpi writes them, and nothing that could run.
+
+An array is a map of ``__ndarray__``, ``data``, ``dtype`` and ``shape`` with bytes as keys
+(msgpack-numpy's format as in openpi_client.msgpack_numpy). Only the dtypes below are read, and
+sizes, depth and counts are bounded.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from embodyrl.errors import UserError
+
+MAX_BYTES = 32 * 2**20
+"""Largest message."""
+MAX_DEPTH = 5
+MAX_ITEMS = 256
+DTYPES = frozenset(
+    np.dtype(name).str
+    for name in ("bool", "u1", "i1", "<i2", "<i4", "<i8", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8")
+)
+
+
+class MessageError(UserError, ValueError):
+    """A message that is no msgpack, too large, too deep, or has an array of a forbidden kind."""
+
+
+def pack(message: Any) -> bytes:
+    """Bytes of nested dicts and lists of numbers, strings, bytes, None and numpy arrays."""
+    data = msgpack.packb(message, default=_encode)
+    assert data is not None
+    return data
+
+
+def unpack(data: bytes) -> Any:
+    """The inverse of ``pack``; arrays are read-only views of ``data``.
+
+    Raises:
+        MessageError: anything that ``pack`` would not have written.
+    """
+    if len(data) > MAX_BYTES:
+        raise MessageError(f"The message has {len(data)} bytes; at most {MAX_BYTES} are read.")
+    try:
+        message = msgpack.unpackb(
+            data, object_hook=_decode, max_array_len=MAX_ITEMS, max_map_len=MAX_ITEMS, max_ext_len=0
+        )
+        _check_depth(message, MAX_DEPTH)
+        return message
+    except MessageError:
+        raise
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        RecursionError,
+        OverflowError,
+        msgpack.UnpackException,
+    ) as error:
+        raise MessageError(f"The message is not understood ({type(error).__name__}).") from error
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype.str in DTYPES:
+        return {
+            b"__ndarray__": True,
+            b"data": np.ascontiguousarray(value).tobytes(),
+            b"dtype": value.dtype.str,
+            b"shape": value.shape,
+        }
+    if isinstance(value, np.generic) and value.dtype.str in DTYPES:
+        return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
+    raise TypeError(f"A message cannot hold a {type(value).__name__} ({value!r:.60}).")
+
+
+def _decode(item: dict[Any, Any]) -> Any:
+    if b"__npgeneric__" in item:
+        return np.dtype(_dtype(item)).type(item[b"data"])
+    if b"__ndarray__" not in item:
+        return item
+    dtype = np.dtype(_dtype(item))
+    shape = item[b"shape"]
+    data = item[b"data"]
+    sane = (
+        isinstance(data, bytes)
+        and len(shape) <= 5
+        and all(type(n) is int and 0 <= n <= MAX_BYTES for n in shape)
+    )
+    if not sane or math.prod(shape) * dtype.itemsize != len(data):
+        raise MessageError("The message has an array whose shape does not fit its data.")
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _dtype(item: dict[Any, Any]) -> str:
+    name = item[b"dtype"]
+    name = name.decode("ascii", "replace") if isinstance(name, bytes) else name
+    if not isinstance(name, str) or name not in DTYPES:
+        raise MessageError("The message has an array of a dtype that is not allowed.")
+    return name
+
+
+def _check_depth(value: Any, left: int) -> None:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if left == 0 and inner:
+        raise MessageError(f"The message is nested deeper than {MAX_DEPTH}.")
+    for each in inner:
+        _check_depth(each, left - 1)

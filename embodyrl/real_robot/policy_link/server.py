@@ -1,0 +1,207 @@
+"""A policy behind openpi's websocket protocol, so that openpi's clients work too.
+
+On connection the server sends its metadata; each request is an observation, each answer an action
+chunk with ``server_timing``. ``GET /healthz`` says OK. What a client gets to see of an error is one
+sentence, never a traceback. It listens on this machine alone unless it has a token, which clients
+send as ``Authorization: Api-Key TOKEN``.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+import numpy as np
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+from websockets.sync.server import Server, ServerConnection, serve
+
+from embodyrl.errors import UserError
+from embodyrl.real_robot.policy_link import codec
+
+log = logging.getLogger(__name__)
+Infer = Callable[[dict[str, Any]], dict[str, Any]]
+PORT = 8000
+MAX_PROMPT = 512
+
+
+class PolicyServer:
+    """Serves ``infer`` until ``close``.
+
+    Args:
+        infer: observation to ``{"actions": (H, A)}``; called by one thread at a time.
+        metadata: what a client is told first; ``cameras`` (name to (h, w)), ``proprio_dim``,
+            ``horizon`` and ``action_dim`` are also what requests are checked against.
+        host: address to listen at.
+        port: 0 takes a free one.
+        token: what clients must know; needed wherever others can reach the address.
+
+    Raises:
+        UserError: an address that others can reach without a token, or a port in use.
+    """
+
+    def __init__(
+        self,
+        infer: Infer,
+        metadata: Mapping[str, Any],
+        host: str = "127.0.0.1",
+        port: int = PORT,
+        token: str = "",
+    ) -> None:
+        refuse_strangers(host, token)
+        self._infer = infer
+        self._metadata = dict(metadata)
+        self._token = token
+        self._lock = threading.Lock()
+        try:
+            self._server: Server = serve(
+                self._talk,
+                host,
+                port,
+                process_request=self._admit,
+                compression=None,
+                max_size=codec.MAX_BYTES,
+            )
+        except OSError as error:
+            raise UserError(
+                f"The server cannot listen at {host}:{port} ({error.strerror}). Choose another "
+                "--port."
+            ) from error
+        self.host = host
+        self.port = int(self._server.socket.getsockname()[1])
+
+    def serve_forever(self) -> None:
+        """Returns after ``close``."""
+        self._server.serve_forever()
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._server.shutdown()
+
+    def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
+        if request.path == "/healthz":
+            return Response(HTTPStatus.OK, "OK", Headers({"Content-Type": "text/plain"}), b"OK\n")
+        return admit(connection, request, self._token)
+
+    def _talk(self, connection: ServerConnection) -> None:
+        previous = 0.0
+        try:
+            connection.send(codec.pack(self._metadata))
+            while True:
+                data = connection.recv()
+                began = time.monotonic()
+                try:
+                    answer = self._answer(data, previous)
+                except UserError as error:
+                    answer = codec.pack({"error": str(error)})
+                except Exception:
+                    log.exception("The policy failed.")
+                    answer = codec.pack({"error": "The policy failed; the server's log says why."})
+                connection.send(answer)
+                previous = time.monotonic() - began
+        except ConnectionClosed:
+            pass
+
+    def _answer(self, data: str | bytes, previous: float) -> bytes:
+        if isinstance(data, str):
+            raise codec.MessageError("Requests are binary messages.")
+        observation = check_observation(codec.unpack(data), self._metadata)
+        began = time.monotonic()
+        with self._lock:
+            result = self._infer(observation)
+        timing = {"infer_ms": (time.monotonic() - began) * 1e3}
+        if previous:
+            timing["prev_total_ms"] = previous * 1e3
+        return codec.pack({**result, "server_timing": timing})
+
+
+def refuse_strangers(host: str, token: str) -> None:
+    """Raises a ``UserError`` where others could reach an address that has no token."""
+    if not token and not _is_loopback(host):
+        raise UserError(
+            f"Whoever reaches {host} could use it. Give a token (--token-file), or listen on "
+            "127.0.0.1."
+        )
+
+
+def admit(connection: ServerConnection, request: Request, token: str) -> Response | None:
+    """None for whoever knows the token, if there is one; else the refusal."""
+    given = request.headers.get("Authorization", "").removeprefix("Api-Key ")
+    if token and not hmac.compare_digest(given.encode(), token.encode()):
+        return connection.respond(HTTPStatus.UNAUTHORIZED, "A token is needed.\n")
+    return None
+
+
+def check_observation(message: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """An observation that has the schema of the metadata.
+
+    Keys: ``images`` {camera: (h, w, 3) uint8}, ``proprio`` (P,) float32, ``prompt`` str, ``step``
+    int (actions taken in the episode), and for real-time chunking ``previous`` (H, A) float32,
+    ``delay`` int and ``execute`` int.
+
+    Raises:
+        MessageError: it has not.
+    """
+
+    def need(holds: bool, what: str) -> None:
+        if not holds:
+            raise codec.MessageError(f"The observation does not fit this policy: {what}.")
+
+    need(isinstance(message, dict), "it is not a map")
+    known = {"images", "proprio", "prompt", "step", "previous", "delay", "execute"}
+    extra = set(message) - known
+    need(not extra, f"unknown key {str(next(iter(extra), ''))[:40]!r}")
+    images = message.get("images", {})
+    proprio = message.get("proprio")
+    prompt = message.get("prompt", "")
+    cameras = metadata["cameras"]
+    need(
+        isinstance(images, dict) and set(images) == set(cameras),
+        f"its cameras must be {', '.join(cameras) or 'none'}",
+    )
+    for name, size in cameras.items():
+        need(_is_array(images[name], (*size, 3), "u1"), f"camera {name} must be {(*size, 3)} uint8")
+    need(
+        _is_array(proprio, (metadata["proprio_dim"],), "f4"),
+        f"proprio must be ({metadata['proprio_dim']},) float32",
+    )
+    need(bool(np.isfinite(proprio).all()), "proprio is not finite")
+    need(
+        isinstance(prompt, str) and len(prompt) <= MAX_PROMPT,
+        f"prompt must be text of at most {MAX_PROMPT} letters",
+    )
+    step = message.get("step", 0)
+    need(type(step) is int and 0 <= step < 2**31, "step must be a whole number")
+    if "previous" in message:
+        shape = (metadata["horizon"], metadata["action_dim"])
+        need(_is_array(message["previous"], shape, "f4"), f"previous must be {shape} float32")
+        need(bool(np.isfinite(message["previous"]).all()), "previous is not finite")
+        for key in ("delay", "execute"):
+            value = message.get(key)
+            need(
+                type(value) is int and 0 <= value <= shape[0],
+                f"{key} must be a whole number up to {shape[0]}",
+            )
+    return message
+
+
+def _is_array(value: Any, shape: tuple[int, ...], dtype: str) -> bool:
+    return (
+        isinstance(value, np.ndarray)
+        and value.shape == tuple(shape)
+        and value.dtype == np.dtype(dtype)
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,1 @@
+"""Learning with the robot on one computer and the learner on another."""

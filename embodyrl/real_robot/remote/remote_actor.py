@@ -1,0 +1,110 @@
+"""``embodyrl act``: plays on this computer's robot for a learner elsewhere (``learner``)."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
+from websockets.sync.client import ClientConnection, connect
+
+from embodyrl.build import pick_device
+from embodyrl.config import resolve
+from embodyrl.distributed.wire import from_bytes, to_bytes
+from embodyrl.errors import UserError
+from embodyrl.real_robot.remote.learner import MAX_BYTES
+from embodyrl.rollouts.collect import Player, collect_transitions
+from embodyrl.rollouts.seeding import draw_inits, seeded
+from embodyrl.storage import checkpoint
+from embodyrl.training.evaluate import evaluate
+from embodyrl.training.setup import Envs, build_algorithm
+
+GONE = 1  # s until a learner that does not answer is not waited for
+
+
+def act(
+    address: str, token: str = "", overrides: list[str] | None = None, device: str = "auto"
+) -> int:
+    """Plays until the learner's run is over, and returns how many chunks that were.
+
+    Args:
+        address: of the learner, ``ws://host:port``.
+        token: the learner's.
+        overrides: of the env of its run: which robot this is.
+        device: of the policy.
+
+    Raises:
+        UserError: no such learner, it has an actor already, or an override of something else.
+    """
+    if wrong := [o for o in overrides or [] if not o.startswith("env.")]:
+        raise UserError(
+            f"{wrong[0]} is the learner's to say; here only env.key=value may be changed."
+        )
+    headers = {"Authorization": f"Api-Key {token}"} if token else None
+    with ExitStack() as opened:
+        try:
+            connection = opened.enter_context(
+                connect(
+                    address,
+                    compression=None,
+                    max_size=MAX_BYTES,
+                    additional_headers=headers,
+                    close_timeout=GONE,
+                )
+            )
+            sent = _receive(connection)
+        except (OSError, InvalidHandshake, InvalidURI, ConnectionClosed, TimeoutError) as error:
+            raise UserError(
+                f"No learner answers at {address} ({error}), or it has an actor already."
+            ) from error
+        sent["run"] |= {"init_checkpoint": "", "device": device, "workers": 1}
+        config = resolve(sent, overrides or [])
+        if hasattr(config.algorithm, "capacity"):  # the learner remembers
+            config = replace(config, algorithm=replace(config.algorithm, capacity=1))
+        envs = Envs(config)
+        opened.callback(envs.close)
+        try:
+            connection.send(to_bytes({"spec": checkpoint.spec_to_json(envs.train_spec)}))
+            return _serve(connection, config, envs)
+        except ConnectionClosed as error:
+            raise UserError(
+                f"The learner at {address} is gone ({error}). The arm is at rest; start again."
+            ) from error
+
+
+def _serve(connection: ClientConnection, config: Any, envs: Envs) -> int:
+    target = pick_device(config.run.device)
+    algorithm = build_algorithm(config, envs, target)
+    player = Player(envs.train, target)
+    played = 0
+    has_weights = False
+    while True:
+        told = _receive(connection)
+        if told["do"] == "end":
+            return played
+        if "weights" in told:
+            algorithm.result.load_state_dict(told["weights"])
+            has_weights = True
+        if not has_weights:
+            raise UserError("The learner sent no weights.")
+        algorithm.collected = told["collected"]
+        if told["do"] == "evaluate":
+            result = evaluate(
+                envs.eval, algorithm.result, told["inits"], seed=told["seed"], device=target
+            )
+            connection.send(to_bytes({"evaluation": result.episodes, "faults": result.faults}))
+            player.fresh = True
+            continue
+        inits = draw_inits(envs.train, 1, config.run.seed, played)
+        generator = seeded(config.run.seed, played)
+        chunks = collect_transitions(player, algorithm.act, 1, inits=inits, generator=generator)
+        connection.send(to_bytes({"chunks": chunks.to("cpu"), "episodes": player.take_episodes()}))
+        played += 1
+
+
+def _receive(connection: ClientConnection) -> Any:
+    data = connection.recv()
+    if isinstance(data, str):
+        raise UserError("The learner sent text.")
+    return from_bytes(data)

@@ -1,0 +1,115 @@
+"""Puts runs into the page: one HTML file with everything inside."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import importlib.resources
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from embodyrl import __version__
+from embodyrl.errors import UserError
+from embodyrl.functional.intervals import bootstrap_iqm
+from embodyrl.report.read import embed_videos, finite, read_run
+
+
+def build_report(
+    run_dirs: Sequence[str | Path], out: str | Path, *, max_video_mb: float = 60.0
+) -> Path:
+    """Writes one self-contained HTML file about one or more runs.
+
+    The file needs no network and asks for none: a content security policy forbids everything but
+    its own script and style (by hash) and pictures and videos that it carries itself. Run data
+    reach the page as JSON and are only ever inserted as text.
+
+    Args:
+        run_dirs: folders of runs; the first is shown first.
+        out: the file to write.
+        max_video_mb: videos beyond that size in all are left out, and the page says so.
+
+    Raises:
+        UserError: a folder that holds no run, or a damaged file.
+    """
+    folders = [Path(d) for d in run_dirs]
+    if not folders:
+        raise UserError("A report needs at least one run's folder.")
+    runs = [read_run(folder) for folder in folders]
+    _unique_names(runs, folders)
+    budget = int(max_video_mb * 2**20)
+    for left, (folder, run) in zip(
+        range(len(runs), 0, -1), zip(folders, runs, strict=True), strict=True
+    ):
+        budget -= embed_videos(
+            folder, run, budget // left
+        )  # in equal parts, so that the first does not take all
+    page = render({"version": __version__, "runs": runs, "across": _across(runs)})
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    unfinished.write_text(page, encoding="utf-8")
+    os.replace(unfinished, out)
+    return out
+
+
+def render(data: dict[str, Any]) -> str:
+    """The page with ``data`` inside."""
+    files = importlib.resources.files("embodyrl.report") / "page"
+    style = (files / "report.css").read_text(encoding="utf-8")
+    script = "".join(
+        (files / name).read_text(encoding="utf-8") for name in ("charts.js", "report.js")
+    )
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        "img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
+    )
+    names = ", ".join(run["name"] for run in data["runs"])
+    parts = {
+        "POLICY": html.escape(policy, quote=False),
+        "TITLE": html.escape(f"{names} · embodyrl"),
+        "STYLE": style,
+        "DATA": _json(data),
+        "SCRIPT": script,
+    }
+    page = (files / "report.html").read_text(encoding="utf-8")
+    # NAME between two @@ is a part; what a part contains is not looked at again.
+    return "".join(parts.get(piece, piece) for piece in page.split("@@"))
+
+
+def _json(data: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(finite(data), allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _unique_names(runs: list[dict[str, Any]], folders: list[Path]) -> None:
+    """Runs of the same name are told apart by the folder they lie in."""
+    names = [run["name"] for run in runs]
+    for run, folder in zip(runs, folders, strict=True):
+        if names.count(run["name"]) > 1:
+            run["name"] = "/".join(folder.resolve().parts[-2:])
+
+
+def _across(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Interquartile mean of the final scores of several runs of one config that differ in their seeds alone."""
+    own = ("run.seed", "run.name", "run.out", "run.init_checkpoint", "data.path", "env.seed")
+    configs = [[pair for pair in run["config"] if pair[0] not in own] for run in runs]
+    finals = [
+        next(e for e in run["evals"] if e["name"] == run["after"]) for run in runs if run["after"]
+    ]
+    if (
+        len(finals) < 2
+        or len(finals) < len(runs)
+        or any(config != configs[0] for config in configs)
+    ):
+        return None
+    mean, low, high = bootstrap_iqm([e["value"] for e in finals])
+    return {"runs": len(finals), "iqm": mean, "lo": low, "hi": high}

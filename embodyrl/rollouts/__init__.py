@@ -1,0 +1,1 @@
+"""Where a policy meets an env: collecting, what was collected, replay and seeding."""

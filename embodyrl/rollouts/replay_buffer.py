@@ -1,0 +1,226 @@
+"""The replay buffer of the off-policy algorithms: chunks in preallocated memory, drawn at random.
+
+Everything is allocated at the start, so that a run that would not fit is refused at its start and
+not hours later. Pictures stay uint8, and a sentence is stored once. Nothing is pickled:
+``state_dict`` is tensors and plain numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodyrl.errors import UserError
+from embodyrl.rollouts.batches import Transitions
+from embodyrl.types import EnvSpec, Obs
+
+ONLINE = 0
+DEMO = 1
+INTERVENTION = 2
+"""Where a chunk came from: the policy, a demonstration, or a human who took over."""
+SOURCES = ("online", "demo", "intervention")
+
+
+class ReplayBuffer:
+    """The last ``capacity`` chunks, each with the observations before and after it.
+
+    Both are stored, although the one after a chunk is mostly the one before the next: rows then
+    need no neighbours, and any may be overwritten or left out.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        spec: EnvSpec,
+        horizon: int,
+        *,
+        privileged: bool = True,
+        device: torch.device | str = "cpu",
+        memory_limit: float = 0.0,
+    ) -> None:
+        """Allocates the memory.
+
+        Args:
+            capacity: chunks; when it is full, the oldest are overwritten.
+            spec: of the env.
+            horizon: H.
+            privileged: whether privileged state is stored.
+            device: where it lives.
+            memory_limit: bytes that it may take; 0 means nine tenths of what is free.
+
+        Raises:
+            UserError: it does not fit; the message says how much a chunk takes.
+        """
+        if capacity < 1:
+            raise UserError(
+                f"A replay buffer of {capacity} chunks holds nothing; its capacity must be at "
+                "least 1."
+            )
+        self.capacity = capacity
+        self.spec = spec
+        self.horizon = horizon
+        self.device = torch.device(device)
+        self.count = 0
+        self.position = 0
+        self.sentences: dict[str, int] = {}
+        one: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "choice": ((horizon, spec.action_dim), torch.float32),
+            "reward": ((horizon,), torch.float32),
+            "valid": ((horizon,), torch.bool),
+            "terminated": ((), torch.bool),
+            "truncated": ((), torch.bool),
+            "source": ((), torch.uint8),
+        }
+        for when in ("obs", "next_obs"):
+            one |= {
+                f"{when}/image/{name}": ((*size, 3), torch.uint8)
+                for name, size in spec.cameras.items()
+            }
+            one[f"{when}/proprio"] = ((spec.proprio_dim,), torch.float32)
+            one[f"{when}/instruction"] = ((), torch.int32)
+            if privileged and spec.privileged_dim:
+                one[f"{when}/privileged"] = ((spec.privileged_dim,), torch.float32)
+        self.bytes_per_chunk = sum(
+            torch.Size(shape).numel() * dtype.itemsize for shape, dtype in one.values()
+        )
+        limit = memory_limit or 0.9 * free_memory(self.device)
+        if self.nbytes > limit:
+            raise UserError(
+                f"The replay buffer would take {self.nbytes / 2**30:.2f} GiB ({capacity} chunks of "
+                f"{self.bytes_per_chunk / 2**10:.1f} KiB on {self.device}), but "
+                f"{limit / 2**30:.2f} GiB are there for it. Set algorithm.capacity to "
+                f"{int(limit / self.bytes_per_chunk)} or less, or use smaller pictures."
+            )
+        self.data = {
+            name: torch.zeros((capacity, *shape), dtype=dtype, device=self.device)
+            for name, (shape, dtype) in one.items()
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the buffer takes, full or not."""
+        return self.capacity * self.bytes_per_chunk
+
+    def __len__(self) -> int:
+        return self.count
+
+    def add(self, batch: Transitions, source: int = ONLINE) -> None:
+        """Appends chunks, overwriting the oldest; of more than ``capacity``, the last ones stay.
+
+        Raises:
+            UserError: a number in the batch is not finite, or privileged state is missing.
+        """
+        if len(batch) > self.capacity:
+            batch = batch[slice(len(batch) - self.capacity, None)]
+        rows = (self.position + torch.arange(len(batch), device=self.device)) % self.capacity
+        for name, values in self._columns(batch).items():
+            if values.is_floating_point() and not torch.isfinite(values).all():
+                raise UserError(
+                    f"{name} of a chunk is not finite, so it was not put into the replay buffer."
+                )
+            self.data[name][rows] = values.to(self.device)
+        self.data["source"][rows] = source
+        self.position = (self.position + len(batch)) % self.capacity
+        self.count = min(self.capacity, self.count + len(batch))
+
+    def _columns(self, batch: Transitions) -> dict[str, Tensor]:
+        columns = {
+            n: getattr(batch, n) for n in ("choice", "reward", "valid", "terminated", "truncated")
+        }
+        for when in ("obs", "next_obs"):
+            obs: Obs = getattr(batch, when)
+            columns |= {f"{when}/image/{name}": image for name, image in obs.images.items()}
+            columns[f"{when}/proprio"] = obs.proprio
+            ids = [
+                self.sentences.setdefault(sentence, len(self.sentences))
+                for sentence in obs.instruction
+            ]
+            columns[f"{when}/instruction"] = torch.tensor(ids, dtype=torch.int32)
+            if f"{when}/privileged" in self.data:
+                if obs.privileged is None:
+                    raise UserError(
+                        "The critic reads privileged state, which these chunks do not have "
+                        "(demonstrations never do). Set algorithm.shared_critic=true, or "
+                        "own_encoder=true."
+                    )
+                columns[f"{when}/privileged"] = obs.privileged
+        return columns
+
+    def sample(self, size: int, generator: torch.Generator) -> tuple[Transitions, Tensor]:
+        """``size`` chunks drawn with replacement, and the source (size,) of each.
+
+        Raises:
+            UserError: the buffer is empty.
+        """
+        if not self.count:
+            raise UserError("The replay buffer is empty: nothing can be drawn from it.")
+        rows = torch.randint(self.count, (size,), generator=generator, device=generator.device).to(
+            self.device
+        )
+        return self.rows(rows), self.data["source"][rows]
+
+    def rows(self, rows: Tensor) -> Transitions:
+        """The chunks at those places."""
+        sentences = list(self.sentences)
+
+        def obs(when: str) -> Obs:
+            images = {name: self.data[f"{when}/image/{name}"][rows] for name in self.spec.cameras}
+            privileged = self.data.get(f"{when}/privileged")
+            return Obs(
+                images,
+                self.data[f"{when}/proprio"][rows],
+                [sentences[i] for i in self.data[f"{when}/instruction"][rows].tolist()],
+                None if privileged is None else privileged[rows],
+            )
+
+        d = self.data
+        return Transitions(
+            obs("obs"),
+            d["choice"][rows],
+            d["reward"][rows],
+            d["valid"][rows],
+            d["terminated"][rows],
+            d["truncated"][rows],
+            obs("next_obs"),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it holds, the empty part left out."""
+        return {
+            "data": {name: values[: self.count] for name, values in self.data.items()},
+            "sentences": list(self.sentences),
+            "position": self.position,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state_dict``, for a buffer of the same capacity.
+
+        Raises:
+            UserError: it holds more than fits.
+        """
+        count = len(state["data"]["reward"])
+        if count > self.capacity:
+            raise UserError(
+                f"The checkpoint holds {count} chunks of replay, more than "
+                f"algorithm.capacity={self.capacity}."
+            )
+        for name, values in self.data.items():
+            values[:count] = state["data"][name].to(self.device)
+        self.sentences = {sentence: i for i, sentence in enumerate(state["sentences"])}
+        self.count = count
+        self.position = int(state["position"]) % self.capacity
+
+
+def free_memory(device: torch.device | str = "cpu") -> int:
+    """Bytes that are free on a device: on Linux's CPU, what can be had without swapping."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as lines:
+            table = dict(line.split(":", 1) for line in lines)
+        return int(table["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return 2**62  # not Linux: nothing is known, and allocating will say

@@ -1,0 +1,239 @@
+"""Gymnasium on both sides: any VecEnv as a ``gymnasium.vector.VectorEnv``, and any such env as a VecEnv."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from torch import Tensor
+
+from embodyrl.env import EnvConfig, SteppedVecEnv, Tick, VecEnv
+from embodyrl.errors import UserError, did_you_mean
+from embodyrl.types import EnvSpec, Obs
+
+SUCCESS = ("success", "is_success")
+"""The keys of ``info`` by which Gymnasium envs say that a task is solved."""
+
+
+class AsGymnasium(VectorEnv):
+    """A VecEnv behind gymnasium's vector API, one action per step, autoreset in the same step.
+
+    Observations are a dict: ``proprio``, one ``image_CAMERA`` per camera, and ``privileged`` where
+    there is some; the instructions come in ``info["instruction"]``, the last observation of an
+    ended episode in ``info["final_obs"]``.
+    """
+
+    def __init__(self, env: VecEnv) -> None:
+        super().__init__()
+        self.env = env
+        spec = env.spec
+        self.num_envs = spec.num_envs
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        box = gymnasium.spaces.Box
+        spaces: dict[str, gymnasium.Space[Any]] = {
+            "proprio": box(-np.inf, np.inf, (spec.proprio_dim,), np.float32)
+        }
+        for name, size in spec.cameras.items():
+            spaces[f"image_{name}"] = box(0, 255, (*size, 3), np.uint8)
+        if spec.privileged_dim:
+            spaces["privileged"] = box(-np.inf, np.inf, (spec.privileged_dim,), np.float32)
+        self.single_observation_space = gymnasium.spaces.Dict(spaces)
+        self.single_action_space = box(-1.0, 1.0, (spec.action_dim,), np.float32)
+        self.observation_space = gymnasium.vector.utils.batch_space(
+            self.single_observation_space, self.num_envs
+        )
+        self.action_space = gymnasium.vector.utils.batch_space(
+            self.single_action_space, self.num_envs
+        )
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Starts all episodes anew; ``options={"init": [...]}`` names their initial states."""
+        init = (options or {}).get("init")
+        if isinstance(seed, list) and len(seed) != self.num_envs:
+            raise UserError(f"seed has {len(seed)} entries, but there are {self.num_envs} envs.")
+        if isinstance(seed, list) and None in seed:
+            # As gymnasium has it, None leaves that env's random stream as it is.
+            obs = self.env.reset(init=init)
+            for k, s in enumerate(seed):
+                if s is not None:
+                    obs = self.env.reset([k], seed=[s], init=None if init is None else [init[k]])
+        else:
+            obs = self.env.reset(seed=seed, init=init)  # pyright: ignore[reportArgumentType] (no None is left in it)
+        return _to_dict(obs), {"instruction": obs.instruction}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """One action per env, (N, A)."""
+        step = self.env.step(torch.as_tensor(np.asarray(actions), dtype=torch.float32)[:, None])
+        obs = step.obs
+        info: dict[str, Any] = {"success": _numpy(step.success)}
+        if step.done.any():
+            # Copies: an env may reuse its buffers at the reset.
+            final = {name: x.copy() for name, x in _to_dict(step.obs).items()}
+            info |= {"final_obs": final, "_final_obs": _numpy(step.done)}
+            obs = self.env.reset(step.done)
+        info["instruction"] = obs.instruction
+        return (
+            _to_dict(obs),
+            _numpy(step.reward[:, 0]),
+            _numpy(step.terminated),
+            _numpy(step.truncated),
+            info,
+        )
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Closes the VecEnv."""
+        self.env.close()
+
+
+def as_gymnasium(env: VecEnv) -> AsGymnasium:
+    """The VecEnv as a ``gymnasium.vector.VectorEnv``."""
+    return AsGymnasium(env)
+
+
+class FromGymnasium(SteppedVecEnv):
+    """Gymnasium envs with flat observations and a box of actions, as a VecEnv (for example MuJoCo's Hopper-v5).
+
+    The flat observation is both proprio and privileged state; actions in [-1, 1] are scaled to the
+    env's box; an initial state is the seed of the env's reset. Success is what ``info`` holds under
+    one of ``SUCCESS``.
+    """
+
+    Config = EnvConfig
+
+    def __init__(
+        self, env_id: str, config: EnvConfig, reports_success: bool | None = None, **kwargs: Any
+    ) -> None:
+        """Makes the envs.
+
+        Args:
+            env_id: Gymnasium's own.
+            config: number of envs, split, seed and device.
+            reports_success: whether its ``info`` says if a task is solved. None looks: a first
+                step is taken and its ``info`` read, since nothing in Gymnasium's API tells.
+            kwargs: of ``gymnasium.make``.
+
+        Raises:
+            UserError: no such env, a split it does not have, or spaces that are not flat,
+                continuous and bounded.
+        """
+        if config.split not in ("train", "eval"):
+            raise UserError(
+                f"gymnasium/{env_id} has no split {config.split!r}. Valid names: eval, train."
+            )
+        if not config.terminate_on_success:
+            raise UserError(
+                f"{env_id} ends its episodes itself: leave env.terminate_on_success true."
+            )
+        try:
+            self._envs = [gymnasium.make(env_id, **kwargs) for _ in range(config.num_envs)]
+        except gymnasium.error.UnregisteredEnv as error:
+            near = did_you_mean(env_id, gymnasium.registry)
+            raise UserError(f"Gymnasium has no env {env_id!r}. {near}") from error
+        except (
+            gymnasium.error.Error,
+            ImportError,
+        ) as error:  # a package is missing, or the version is gone
+            raise UserError(f"Gymnasium cannot make {env_id!r}: {error}") from error
+        observation = self._envs[0].observation_space
+        action = self._envs[0].action_space
+        if not isinstance(observation, gymnasium.spaces.Box) or not isinstance(
+            action, gymnasium.spaces.Box
+        ):
+            raise UserError(
+                f"{env_id} has no flat observations and continuous actions, which is what a flow "
+                f"policy needs: {observation}, {action}. Choose an env that has both (Hopper-v5), "
+                "or wrap and register it."
+            )
+        if not (np.isfinite(action.low).all() and np.isfinite(action.high).all()):
+            raise UserError(
+                f"The actions of {env_id} have no bounds to scale [-1, 1] to: {action}."
+            )
+        limit = self._envs[0].spec.max_episode_steps if self._envs[0].spec else None
+        dim = int(np.prod(observation.shape))
+        self._low = action.low.ravel()
+        self._high = action.high.ravel()
+        self._action_shape = action.shape
+        self._obs = np.zeros((config.num_envs, dim), np.float32)
+        self._instruction = [env_id] * config.num_envs
+        self._looked = reports_success is None
+        if reports_success is None:
+            self._envs[0].reset(seed=0)
+            info = self._envs[0].step(((action.low + action.high) / 2).astype(action.dtype))[-1]
+            reports_success = any(key in info for key in SUCCESS)
+        super().__init__(
+            EnvSpec(
+                name=f"gymnasium/{env_id}",
+                num_envs=config.num_envs,
+                action_dim=int(np.prod(action.shape)),
+                proprio_dim=dim,
+                control_mode="box",
+                control_hz=float(self._envs[0].metadata.get("render_fps", 0) or 0),
+                max_episode_steps=limit or 1000,
+                cameras={},
+                privileged_dim=dim,
+                tasks=(env_id,),
+                reports_success=reports_success,
+            ),
+            config,
+        )
+        self._offset = 0 if config.split == "train" else 2**31
+
+    def _reset(self, env_ids: list[int], inits: list[int]) -> None:
+        for k, init in zip(env_ids, inits, strict=True):
+            self._obs[k] = np.asarray(
+                self._envs[k].reset(seed=self._offset + init)[0], np.float32
+            ).ravel()
+
+    def _step(self, actions: Tensor, active: Tensor) -> Tick:
+        n = self.spec.num_envs
+        reward = torch.zeros(n)
+        terminated, success, fault = (torch.zeros(n, dtype=torch.bool) for _ in range(3))
+        scaled = self._low + (actions.cpu().numpy() + 1) / 2 * (self._high - self._low)
+        for k in active.nonzero().flatten().tolist():
+            obs, r, term, trunc, info = self._envs[k].step(scaled[k].reshape(self._action_shape))
+            if trunc and not term and int(self._elapsed[k]) + 1 < self.spec.max_episode_steps:
+                raise UserError(
+                    f"{self.spec.name} cut an episode short after {int(self._elapsed[k]) + 1} "
+                    f"steps, which only its time limit of {self.spec.max_episode_steps} may do "
+                    "here: let it terminate instead, or pass max_episode_steps."
+                )
+            self._obs[k] = np.asarray(obs, np.float32).ravel()
+            reward[k] = float(r)
+            terminated[k] = bool(term)
+            said = [info[key] for key in SUCCESS if key in info]
+            if said and self._looked and not self.spec.reports_success:
+                raise UserError(
+                    f"{self.spec.name} reports success, but did not at the first step, which was "
+                    "tried to find out. Say what holds: env.reports_success=true, or false to "
+                    "score it by its return."
+                )
+            success[k] = self.spec.reports_success and bool(said and said[0])
+            fault[k] = not np.isfinite(self._obs[k]).all()
+        device = self.device
+        return Tick(reward.to(device), terminated.to(device), success.to(device), fault.to(device))
+
+    def _observe(self, env_ids: list[int] | None) -> Obs:
+        flat = torch.from_numpy(self._obs.copy()).to(self.device)
+        return Obs({}, flat, list(self._instruction), flat.clone())
+
+    def close(self) -> None:
+        """Closes every env."""
+        for env in self._envs:
+            env.close()
+
+
+def _to_dict(obs: Obs) -> dict[str, np.ndarray]:
+    out = {"proprio": _numpy(obs.proprio)}
+    out |= {f"image_{name}": _numpy(image) for name, image in obs.images.items()}
+    if obs.privileged is not None:
+        out["privileged"] = _numpy(obs.privileged)
+    return out
+
+
+def _numpy(x: Tensor) -> np.ndarray:
+    return x.detach().cpu().numpy()

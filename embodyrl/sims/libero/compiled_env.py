@@ -1,0 +1,98 @@
+"""What LIBERO's backends without robosuite's stepping share: tasks' blueprints, their samplers, threads."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from embodyrl.sims.libero import blueprint
+from embodyrl.sims.libero.blueprint import Blueprint
+from embodyrl.sims.libero.cache import cache_dir
+from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
+from embodyrl.sims.libero.native import Simulation
+from embodyrl.sims.libero.scene import Scene, Start
+
+SETTLE = np.array([0, 0, 0, 0, 0, 0, -1.0])
+
+
+class CompiledEnv(LiberoEnv):
+    """See the module."""
+
+    def __init__(self, config: LiberoConfig) -> None:
+        super().__init__(config)
+        self._threads = config.num_threads or torch.get_num_threads()
+        self._pool = (
+            ThreadPoolExecutor(self._threads) if min(self._threads, config.num_envs) > 1 else None
+        )
+        self._blueprints: dict[int, tuple[Blueprint, Any]] = {}
+        self._samplers: dict[int, Scene] = {}
+        self._models: dict[str, Any] = {}
+        self._pictures: OrderedDict[str, Any] = (
+            OrderedDict()
+        )  # by XML, the one used last at the end
+
+    @abstractmethod
+    def _make_pictures(self, plan: Blueprint) -> Any:
+        """What draws a scene."""
+
+    def _pictures_of(self, plan: Blueprint) -> Any:
+        """What draws a scene, kept while there is room for it."""
+        if plan.xml not in self._pictures:
+            while len(self._pictures) >= max(1, self.config.max_models):
+                self._pictures.popitem(last=False)[1].close()
+            self._pictures[plan.xml] = self._make_pictures(plan)
+        self._pictures.move_to_end(plan.xml)
+        return self._pictures[plan.xml]
+
+    def close(self) -> None:
+        """Frees threads, samplers and what draws."""
+        for pictures in self._pictures.values():
+            pictures.close()
+        self._pictures.clear()
+        self._samplers = {}
+        self._models = {}
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+    def _draw(self, task: int, seed: list[int]) -> Start:
+        """By LIBERO's samplers, which need robosuite's scene: slow to build, so only where something is drawn."""
+        drawing, _ = self._blueprint(task)
+        if self.config.split != "train" and not drawing.fixtures:
+            return Start(np.zeros(0), np.zeros((0, 7)))
+        folder = cache_dir() / blueprint.key(self.tasks[task])
+        file = folder / f"start_{'_'.join(map(str, seed))}.npz"
+        if file.is_file():
+            with np.load(file, allow_pickle=False) as saved:
+                return Start(saved["state"], saved["fixtures"])
+        start = self._sampler(task).draw(seed)
+        if self.config.split != "train":  # the official states are few, the others without end
+            blueprint.save_start(file, start)
+        return start
+
+    def _sampler(self, task: int) -> Scene:
+        if task not in self._samplers:
+            self._samplers[task] = Scene(self.tasks[task], self._models)
+        return self._samplers[task]
+
+    def _blueprint(self, task: int) -> tuple[Blueprint, Any]:
+        if task not in self._blueprints:
+            self._blueprints[task] = blueprint.load(self.tasks[task], lambda: self._sampler(task))
+        return self._blueprints[task]
+
+    def _begin(self, simulation: Simulation, start: Start) -> None:
+        """An episode after the steps in which objects fall into place."""
+        simulation.start(start)
+        for _ in range(self.config.settle_steps):
+            simulation.step(SETTLE)
+
+    def _each(self, work: Callable[[Any], Any], items: Any) -> list[Any]:
+        if self._pool is None or len(items) == 1:
+            return [work(item) for item in items]
+        return list(self._pool.map(work, items))

@@ -1,0 +1,1 @@
+"""Simulators in worker processes, for those that run one episode per core."""

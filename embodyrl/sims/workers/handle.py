@@ -1,0 +1,168 @@
+"""One worker process as its owner sees it: started, talked to, replaced when it breaks, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from typing import IO, Any
+
+from embodyrl import errors
+from embodyrl.env import EnvConfig
+from embodyrl.errors import UserError
+from embodyrl.sims.workers.process import config_to_json, receive_message, send_message
+from embodyrl.storage.checkpoint import spec_from_json
+from embodyrl.types import EnvSpec
+
+
+class WorkerFault(Exception):
+    """A worker died, hung, or its env raised."""
+
+
+class Worker:
+    """One process with its socket, its log and the rows of the pool that it hosts."""
+
+    def __init__(
+        self, name: str, config: EnvConfig, low: int, high: int, threads: int, start_timeout: float
+    ) -> None:
+        self.name = name
+        self.low = low
+        self.high = high
+        self.start_timeout = start_timeout
+        own = {"num_envs": high - low, "seed": config.seed + low, "device": "cpu"}
+        if hasattr(config, "num_workers"):
+            own["num_workers"] = 1
+        self.hello = {
+            "name": name,
+            "config": config_to_json(config) | own,
+            "first": low,
+            "threads": threads,
+        }
+        self.expert: dict[str, Any] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.closed = False
+        self.start()
+
+    def start(self) -> None:
+        """Starts the process and does not wait for it."""
+        self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
+        self.sock, theirs = socket.socketpair()
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        threads = str(self.hello["threads"])
+        environment = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": path}
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "embodyrl.sims.workers.process", str(theirs.fileno())],
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,  # nothing may ever wait for an answer from the keyboard
+                stdout=self.log,
+                stderr=self.log,
+            )
+        self.seq = 0
+        self.ready = False
+        self.attached = False
+        self.blank = True
+        self.started = time.monotonic()
+        self.send(self.hello)
+
+    def wait_ready(self) -> EnvSpec | None:
+        """Waits until the env is built; returns its spec the first time."""
+        if self.ready:
+            return None
+        reply = self.receive(self.started + self.start_timeout)
+        self.ready = True
+        if self.expert is not None:
+            self.send({"command": "make_expert", **self.expert})
+        return spec_from_json(reply["spec"])
+
+    def attach(self, spec: EnvSpec, horizon: int, memory: int) -> None:
+        """Hands over the shared memory."""
+        self.send({"command": "attach", "spec": config_to_json(spec), "horizon": horizon}, memory)
+        self.attached = True
+
+    def send(self, message: dict[str, Any], fd: int | None = None) -> None:
+        """Sends one message; raises ``WorkerFault`` if the process is gone."""
+        self.seq += 1
+        try:
+            self.sock.settimeout(10.0)
+            send_message(self.sock, {"seq": self.seq, **message}, fd)
+        except OSError as error:
+            raise self._fault(error) from None
+
+    def receive(self, deadline: float) -> dict[str, Any]:
+        """Waits for the answer to the last message.
+
+        Raises:
+            WorkerFault: the worker died, the deadline passed (it is then killed), or its env
+                raised.
+            UserError: the env raised one.
+        """
+        while True:
+            try:
+                self.sock.settimeout(max(0.01, deadline - time.monotonic()))
+                reply, _ = receive_message(self.sock)
+            except (OSError, EOFError) as error:
+                raise self._fault(error) from None
+            if reply["seq"] < self.seq:
+                # the answer to a message whose sender was interrupted, or that asked for none
+                continue
+            if "error" not in reply:
+                return reply
+            text = reply["error"]["text"]
+            user = reply["error"]["user"]
+            if user:
+                raise getattr(errors, user, UserError)(text)
+            self.blank = True
+            if not self.ready:
+                raise self._fault(RuntimeError(text))
+            raise WorkerFault(f"The simulator raised:\n{text}")
+
+    def _fault(self, error: BaseException) -> WorkerFault:
+        """Replaces the process by a new one; returns what happened to the old."""
+        self.kill()
+        assert self.process is not None
+        if isinstance(error, TimeoutError):
+            what = "Its worker did not answer in time and was killed."
+        elif isinstance(error, RuntimeError):
+            what = str(error)
+        else:
+            code = self.process.returncode
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            what = f"Its worker process ended ({how})."
+        self.log.seek(max(0, self.log.seek(0, os.SEEK_END) - 2000))
+        tail = self.log.read().decode(errors="replace").strip()
+        self.log.close()
+        if not self.closed:
+            self.start()
+        return WorkerFault(f"{what} It last wrote:\n{tail}" if tail else what)
+
+    def kill(self) -> None:
+        """Kills the process, wherever it hangs, and waits until it is gone."""
+        assert self.process is not None
+        self.sock.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def stop_all(workers: list[Worker]) -> None:
+    """Asks all to end, and kills those that do not within two seconds."""
+    for worker in workers:
+        worker.closed = True
+        if worker.sock.fileno() >= 0:
+            with contextlib.suppress(WorkerFault, OSError):
+                worker.sock.settimeout(0.1)
+                send_message(worker.sock, {"seq": worker.seq + 1, "command": "close"})
+    deadline = time.monotonic() + 2.0
+    for worker in workers:
+        if worker.process is None:
+            continue
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.process.wait(max(0.01, deadline - time.monotonic()))
+        worker.kill()
+        worker.log.close()

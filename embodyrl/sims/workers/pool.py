@@ -1,0 +1,327 @@
+"""A VecEnv made of worker processes, for simulators that run one episode per core.
+
+Each worker hosts a VecEnv of N / num_workers envs; a chunk is one message to each. A worker that
+dies or hangs past its deadline costs one masked chunk: its envs come back truncated with nothing
+valid and ``log["fault"]`` set, a new process starts while the others go on untouched, and the
+caller resets those envs like any that ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import tempfile
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodyrl.env import EnvConfig, check_actions, env_index, plan_reset
+from embodyrl.errors import UserError
+from embodyrl.sims.fault_watch import FaultWindow
+from embodyrl.sims.workers.handle import Worker, WorkerFault, stop_all
+from embodyrl.sims.workers.process import block_layout, block_size, map_block
+from embodyrl.types import EnvSpec, Obs, Step
+
+
+class PooledVecEnv:
+    """N envs in worker processes; see the module. Initial states are drawn here, as one process would draw them.
+
+    Args:
+        name: registry name of the env.
+        config: its config for all N envs; each worker gets its share, with the seeds that its envs
+            would have had.
+        num_workers: processes; at most N are started.
+        step_timeout: seconds that a chunk may take before its worker counts as hung.
+        reset_timeout: the same for a reset.
+        start_timeout: the same for starting a worker and building its env.
+
+    Raises:
+        UserError: the env refuses its config, or workers broke too often (``FaultWindow``).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: EnvConfig,
+        *,
+        num_workers: int,
+        step_timeout: float = 120.0,
+        reset_timeout: float = 300.0,
+        start_timeout: float = 300.0,
+    ) -> None:
+        self.config = config
+        self.device = torch.device(config.device)
+        self.step_timeout = step_timeout
+        self.reset_timeout = reset_timeout
+        bounds = (
+            np.linspace(0, config.num_envs, max(1, min(num_workers, config.num_envs)) + 1)
+            .astype(int)
+            .tolist()
+        )
+        threads = max(1, (os.cpu_count() or 1) // (len(bounds) - 1))
+        self._workers = [
+            Worker(name, config, low, high, threads, start_timeout)
+            for low, high in itertools.pairwise(bounds)
+        ]
+        self._finalizer = weakref.finalize(self, stop_all, self._workers)
+        self._rngs = [np.random.default_rng(config.seed + k) for k in range(config.num_envs)]
+        self._running = torch.zeros(config.num_envs, dtype=torch.bool)
+        self._instruction = [""] * config.num_envs
+        self._last_obs: Obs | None = None
+        self.init = np.zeros(config.num_envs, dtype=np.int64)
+        self._faults = FaultWindow()
+        self.counts_faults = True
+        try:
+            specs = [worker.wait_ready() for worker in self._workers]
+        except BaseException as error:
+            self.close()
+            if isinstance(error, WorkerFault):
+                raise RuntimeError(f"A worker of {name} could not start. {error}") from None
+            raise
+        assert specs[0] is not None
+        self.spec: EnvSpec = dataclasses.replace(specs[0], num_envs=config.num_envs)
+        self._share_memory(horizon=16)
+
+    def _share_memory(self, horizon: int) -> None:
+        layout = block_layout(self.spec, horizon)
+        linux = hasattr(
+            os, "memfd_create"
+        )  # elsewhere a deleted temporary file does the same, on disk
+        with (
+            os.fdopen(os.memfd_create("embodyrl"), "w+b")
+            if linux
+            else tempfile.TemporaryFile() as file
+        ):
+            file.truncate(block_size(layout))
+            self._arrays = map_block(file.fileno(), layout)
+            self._memory = os.dup(file.fileno())
+        weakref.finalize(self._arrays["proprio"], os.close, self._memory)
+        self._horizon = horizon
+        for worker in self._workers:
+            worker.attached = False
+
+    def close(self) -> None:
+        """Ends all workers; they need not answer. May be called twice."""
+        self._finalizer()
+
+    def make_expert(self, noise: float = 0.0, seed: int = 0) -> PooledExpert:
+        """The env's own scripted expert, beside each simulator; see ``PooledExpert``. One at a time."""
+        return PooledExpert(self, noise, seed)
+
+    def reset(
+        self,
+        env_ids: Tensor | Sequence[int] | None = None,
+        *,
+        seed: int | Sequence[int] | None = None,
+        init: Sequence[int] | None = None,
+    ) -> Obs:
+        """See ``VecEnv.reset``."""
+        ids, inits = plan_reset(self.spec, self._rngs, env_ids, seed, init)
+        self.init[ids] = inits
+        self._faults.begin(len(ids))
+        pending = [w for w in self._workers if any(w.low <= k < w.high for k in ids)]
+        while (
+            pending
+        ):  # a worker that breaks in a reset is tried again until it has broken too often
+            messages = {}
+            for worker in pending:
+                # A new process has begun no episode: all its envs get a state, the ones not asked
+                # for stay masked.
+                rows = [k for k in range(worker.low, worker.high) if worker.blank or k in ids]
+                local = [k - worker.low for k in rows]
+                messages[worker] = {
+                    "command": "reset",
+                    "env_ids": local,
+                    "init": self.init[rows].tolist(),
+                }
+            replies = self._exchange(messages, self.reset_timeout)
+            for worker, reply in replies.items():
+                if isinstance(reply, WorkerFault):
+                    self._running[worker.low : worker.high] = False
+                    self._count_fault(worker, reply)
+                else:
+                    worker.blank = False
+                    self._instruction[worker.low : worker.high] = reply["instruction"]
+            pending = [w for w in pending if isinstance(replies[w], WorkerFault)]
+        fresh = torch.zeros(self.spec.num_envs, dtype=torch.bool)
+        fresh[ids] = True
+        self._running |= fresh
+        self._last_obs = self._observe(fresh)
+        return self._last_obs
+
+    def step(self, actions: Tensor) -> Step:
+        """See ``VecEnv.step``."""
+        actions = check_actions(actions.cpu(), self.spec, self._running)
+        horizon = actions.shape[1]
+        if horizon > self._horizon:
+            self._share_memory(2 * horizon)
+        self._arrays["actions"][:, :horizon] = actions.numpy()
+        return self._step({"command": "step", "horizon": horizon})
+
+    def _step(self, message: dict[str, Any]) -> Step:
+        """Sends one message that steps the envs to every worker with a running env."""
+        if self._last_obs is None:
+            raise RuntimeError("step was called before the first reset.")
+        n = self.spec.num_envs
+        horizon = message["horizon"]
+        started = self._running.clone()
+        workers = [w for w in self._workers if started[w.low : w.high].any()]
+        replies = self._exchange({worker: message for worker in workers}, self.step_timeout)
+        good = torch.zeros(n, dtype=torch.bool)
+        for worker, reply in replies.items():
+            if not isinstance(reply, WorkerFault):
+                good[worker.low : worker.high] = True
+                self._instruction[worker.low : worker.high] = reply["instruction"]
+        good &= started
+        fault = started & ~good
+        flags = {name: self._read(name) & good for name in ("terminated", "truncated", "success")}
+        flags["truncated"] |= fault
+        reward = torch.where(good[:, None], self._read("reward")[:, :horizon], 0.0)
+        valid = self._read("valid")[:, :horizon] & good[:, None]
+        self._last_obs = self._observe(good)
+        self._running = started & ~(flags["terminated"] | flags["truncated"])
+        log = self._merge_logs(replies, good) | {"steps": valid.sum(1)}
+        log["fault"] = log.get("fault", torch.zeros(n, dtype=torch.bool)).bool() | fault
+        self._running &= ~log["fault"]
+        for worker, reply in replies.items():
+            if isinstance(reply, WorkerFault):
+                self._count_fault(worker, reply)
+            elif (log["fault"] & good)[worker.low : worker.high].any():
+                self._count_fault(
+                    worker, WorkerFault("The simulation itself broke (an error, NaN or infinity).")
+                )
+        step = Step(self._last_obs, reward, valid=valid, log=log, **flags)
+        return _to_device(step, self.device)
+
+    def _read(self, name: str) -> Tensor:
+        return torch.from_numpy(self._arrays[name].copy())
+
+    def _observe(self, new: Tensor) -> Obs:
+        """The observation whose rows ``new`` are read from shared memory and whose others are the last ones again."""
+
+        def rows(name: str, last: Tensor | None) -> Tensor:
+            value = self._read(name).to(self.device)
+            if last is None:
+                return value
+            return torch.where(new.to(self.device).view(-1, *[1] * (value.ndim - 1)), value, last)
+
+        last = self._last_obs
+        privileged = (
+            rows("privileged", last.privileged if last else None)
+            if self.spec.privileged_dim
+            else None
+        )
+        return Obs(
+            images={
+                c: rows(f"image/{c}", last.images[c] if last else None) for c in self.spec.cameras
+            },
+            proprio=rows("proprio", last.proprio if last else None),
+            instruction=list(self._instruction),
+            privileged=privileged,
+        )
+
+    def _merge_logs(self, replies: dict[Worker, Any], good: Tensor) -> dict[str, Tensor]:
+        log: dict[str, Tensor] = {}
+        for worker, reply in replies.items():
+            for key, (dtype, values) in (
+                {} if isinstance(reply, WorkerFault) else reply["log"]
+            ).items():
+                column = log.setdefault(
+                    key, torch.zeros(self.spec.num_envs, dtype=getattr(torch, dtype))
+                )
+                column[worker.low : worker.high] = torch.tensor(values, dtype=column.dtype)
+        return {
+            key: torch.where(good, column, torch.zeros_like(column)) for key, column in log.items()
+        }
+
+    def _exchange(
+        self, messages: dict[Worker, dict[str, Any]], timeout: float
+    ) -> dict[Worker, Any]:
+        """One message to each worker, and each one's reply or fault; all share one deadline."""
+        replies: dict[Worker, Any] = {}
+        for worker, message in messages.items():
+            try:
+                worker.wait_ready()
+                if not worker.attached:
+                    worker.attach(self.spec, self._horizon, self._memory)
+                worker.send(message)
+            except WorkerFault as fault:
+                replies[worker] = fault
+        deadline = time.monotonic() + timeout
+        user_error = None
+        for worker in messages:
+            if worker not in replies:
+                try:
+                    replies[worker] = worker.receive(deadline)
+                except WorkerFault as fault:
+                    replies[worker] = fault
+                except UserError as error:  # raised once the others' replies are in, too
+                    user_error = error
+        if user_error is not None:
+            raise user_error
+        return replies
+
+    def _count_fault(self, worker: Worker, fault: WorkerFault) -> None:
+        if too_many := self._faults.add():
+            envs = ", ".join(
+                f"env {k} (initial state {self.init[k]}, {self.spec.task_of(int(self.init[k]))})"
+                for k in range(worker.low, worker.high)
+            )
+            self.close()
+            raise UserError(f"{self.spec.name} {too_many} Last it broke in {envs}. {fault}")
+
+
+class PooledExpert:
+    """A pooled env's scripted expert: it runs in each worker beside the simulator whose state it reads.
+
+    Args:
+        env: the pool; its env class must have ``make_expert(noise, seed)``.
+        noise: standard deviation of the noise on its actions.
+        seed: of that noise; env k draws from seed + k.
+    """
+
+    def __init__(self, env: PooledVecEnv, noise: float = 0.0, seed: int = 0) -> None:
+        self.env = env
+        for worker in env._workers:
+            worker.expert = {"noise": noise, "seed": seed + worker.low}
+        self._exchange({w: {"command": "make_expert", **(w.expert or {})} for w in env._workers})
+
+    def reset(self, env_ids: Tensor | Sequence[int] | None = None) -> None:
+        """Begins anew in those envs; call it after their reset."""
+        ids = env_index(env_ids, self.env.spec.num_envs)
+        messages = {}
+        for worker in self.env._workers:
+            local = [k - worker.low for k in ids if worker.low <= k < worker.high]
+            if local:
+                messages[worker] = {"command": "expert_reset", "env_ids": local}
+        self._exchange(messages)
+
+    def rollout(self, horizon: int) -> tuple[Step, Tensor]:
+        """The expert acts for ``horizon`` control steps; returns the step and the actions (N, H, A) taken."""
+        if horizon > self.env._horizon:
+            self.env._share_memory(2 * horizon)
+        step = self.env._step({"command": "expert_rollout", "horizon": horizon})
+        return step, self.env._read("actions")[:, :horizon].to(self.env.device)
+
+    def _exchange(self, messages: dict[Worker, dict[str, Any]]) -> None:
+        for worker, reply in self.env._exchange(messages, self.env.reset_timeout).items():
+            if isinstance(
+                reply, WorkerFault
+            ):  # its envs are found broken, and counted, at the next step
+                worker.kill()
+
+
+def _to_device(step: Step, device: torch.device) -> Step:
+    if device.type == "cpu":
+        return step
+    names = ("reward", "terminated", "truncated", "valid", "success")
+    log = {key: value.to(device) for key, value in step.log.items()}
+    return dataclasses.replace(
+        step, log=log, **{name: getattr(step, name).to(device) for name in names}
+    )

@@ -1,0 +1,371 @@
+"""Checkpoints: written whole or not at all, verified on every load, and refused in words where they do not fit.
+
+A checkpoint is a folder, ``step_000123``, of
+
+    NAME.safetensors    the tensors of each named state (policy, algorithm, ...)
+    state.json          what holds them together: keys, lists and plain numbers, e.g. of an optimiser's state
+    meta.json           config, EnvSpec, position; for people too
+    MANIFEST.sha256     the hash of each file; ``sha256sum -c MANIFEST.sha256`` checks it as well
+
+It is written into a hidden folder beside its place, flushed to disk, and renamed. One process
+writes into a folder of checkpoints at a time. Nothing in a checkpoint is code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from embodyrl.errors import UserError, did_you_mean
+from embodyrl.storage.state_tree import flatten, unflatten
+from embodyrl.types import EnvSpec
+
+MANIFEST = "MANIFEST.sha256"
+
+
+class DamagedCheckpointError(UserError):
+    """A file of a checkpoint is missing, truncated or altered."""
+
+
+def save(
+    path: str | Path, states: Mapping[str, Any], meta: Mapping[str, Any], *, keep_last: int = 0
+) -> Path:
+    """Writes a checkpoint; whatever happens meanwhile, those already there stay whole.
+
+    Args:
+        path: the folder to make, ``.../step_000123`` for checkpoints that ``latest`` finds. One
+            that is there already is replaced.
+        states: name -> nested dicts (keys str or int), lists and tuples of tensors, numbers,
+            strings and None: what ``state_dict`` of modules and optimisers,
+                ``torch.Generator.get_state`` and numpy's
+            ``bit_generator.state`` give.
+        meta: JSON-able.
+        keep_last: deletes all but the newest that many ``step_...`` folders up to this one; 0 keeps
+            all.
+
+    Returns:
+        The path.
+
+    Raises:
+        UserError: the disk is full or may not be written.
+        TypeError: a value that is none of the above, named.
+    """
+    path = Path(path)
+    scratch = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
+    encoded = {name: flatten(state, name) for name, state in states.items()}
+    try:
+        scratch.mkdir(parents=True)
+        for name, (_, tensors) in encoded.items():
+            save_file(tensors, scratch / f"{name}.safetensors")
+        _write_json(scratch / "state.json", {name: tree for name, (tree, _) in encoded.items()})
+        _write_json(scratch / "meta.json", dict(meta))
+        (scratch / MANIFEST).write_text(_manifest(scratch))
+        for file in scratch.iterdir():
+            _flush(file)
+        _flush(scratch)
+        if path.exists():
+            # A folder cannot be renamed over another: between these two lines ``latest`` takes the
+            # one put aside.
+            path.rename(path.with_name(f".{path.name}.old-{secrets.token_hex(4)}"))
+        scratch.rename(path)
+        _flush(path.parent)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise UserError(
+            f"The checkpoint {path} could not be written ({error}). Earlier checkpoints are "
+            "untouched. Free some disk space, or choose another folder with run.out."
+        ) from error
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    _tidy(path, keep_last)
+    return path
+
+
+def load(
+    path: str | Path, *, device: torch.device | str = "cpu"
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Verifies and reads a checkpoint.
+
+    Args:
+        path: its folder.
+        device: where the tensors go. (A generator's ``set_state`` wants its own on the CPU.)
+
+    Returns:
+        The states and the meta that were saved; tensors and numbers are bit-equal.
+
+    Raises:
+        DamagedCheckpointError: a file is missing, truncated or altered.
+    """
+    path = Path(path)
+    if wrong := damage(path):
+        raise DamagedCheckpointError(
+            f"The checkpoint {path} is damaged: {wrong}. Use an earlier one, or a copy of it."
+        )
+    trees = json.loads((path / "state.json").read_text())
+    states = {}
+    for name, tree in trees.items():
+        tensors = load_file(path / f"{name}.safetensors", device=str(device))
+        states[name] = unflatten(tree, tensors)
+    return states, json.loads((path / "meta.json").read_text())
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with the files of a checkpoint, in words; None when each is as it was written."""
+    try:
+        written = (path / MANIFEST).read_bytes().decode()
+        found = _manifest(path)
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing" if path.is_dir() else "there is no such folder"
+    except (OSError, UnicodeDecodeError) as error:
+        return f"it cannot be read ({error})"
+    if written == found:
+        return None
+    names = {
+        line.partition("  ")[2] for line in set(written.splitlines()) ^ set(found.splitlines())
+    }
+    altered = sorted(name for name in names if (path / name).is_file())
+    missing = sorted(name for name in names if name and name not in altered)
+    said = [f"{name} is not as it was written" for name in altered] + [
+        f"{name} is missing" for name in missing
+    ]
+    return ", ".join(said) or f"{MANIFEST} is not as it was written"
+
+
+def latest(folder: str | Path, say: Callable[[str], None] | None = None) -> Path | None:
+    """The newest valid checkpoint of a folder; None only where there is none at all.
+
+    Args:
+        folder: holds ``step_...`` folders.
+        say: is told, in a sentence, of every newer one that is damaged; None prints to stderr.
+
+    Raises:
+        DamagedCheckpointError: there are checkpoints, and all are damaged.
+    """
+    say = say or (lambda text: print(text, file=sys.stderr))
+    wrong = {}
+    for path in reversed(_steps(Path(folder))):
+        problem = damage(path)
+        if problem is None:
+            for other, what in wrong.items():
+                say(
+                    f"The checkpoint {other} is damaged ({what}), so the one before it that is "
+                    f"whole is used: {path}."
+                )
+            return path
+        wrong[path] = problem
+    if wrong:
+        listed = "; ".join(f"{path.name}: {what}" for path, what in wrong.items())
+        raise DamagedCheckpointError(
+            f"No checkpoint in {folder} is whole ({listed}). Nothing was started afresh: bring "
+            "back a copy of one, or delete the folder to begin anew."
+        )
+    return None
+
+
+def find(path: str | Path) -> Path:
+    """A checkpoint from its own folder, a folder of checkpoints, or a run's folder (then its newest).
+
+    Raises:
+        UserError: there is none.
+    """
+    path = Path(path)
+    if (path / MANIFEST).exists() or re.fullmatch(r"step_\d+", path.name):
+        return path
+    for folder in (path / "checkpoints", path):
+        if folder.is_dir() and (found := latest(folder)):
+            return found
+    near = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
+    hint = (
+        did_you_mean(path.name, near)
+        if near and not path.exists()
+        else "Give a run's folder, or a step_... folder."
+    )
+    raise UserError(f"There is no checkpoint in {path}. {hint}")
+
+
+def load_policy(path: str | Path, policy: nn.Module, spec: EnvSpec) -> dict[str, Any]:
+    """Loads the state ``policy`` of a checkpoint into a module, after checking that it fits the env and the module.
+
+    Args:
+        path: see ``find``.
+        policy: with a ``config`` dataclass; names that begin with one of its ``starts_fresh``, if
+            it has any, may be missing from the checkpoint and are then left as they are. So are the
+            parts that its ``belongs_to`` lists under a setting that the checkpoint was made with
+            another value of.
+        spec: of the env that it will act in.
+
+    Returns:
+        The checkpoint's meta.
+
+    Raises:
+        UserError: it does not fit; every difference is named.
+    """
+    where = find(path)
+    states, meta = load(where)
+    check_compatible(meta["spec"], spec)
+    given = states["policy"]
+    wanted = policy.state_dict()
+    fresh = tuple(getattr(policy, "starts_fresh", ()))
+    given = {k: v for k, v in wanted.items() if k.startswith(fresh)} | given
+    saved = meta.get("config", {}).get("policy", {})
+    mine: dict[str, Any] = json.loads(json.dumps(asdict(policy.config)))  # type: ignore[arg-type]
+    for key, parts in getattr(policy, "belongs_to", {}).items():
+        if saved.get(key) != mine[key]:
+            given = {k: v for k, v in given.items() if not k.startswith(parts)}
+            given |= {k: v for k, v in wanted.items() if k.startswith(parts)}
+    wrong = [f"{k} is missing" for k in wanted if k not in given]
+    wrong += [f"{k} is not part of this policy" for k in given if k not in wanted]
+    wrong += [
+        f"{k} has the shape {tuple(v.shape)}, not {tuple(wanted[k].shape)}"
+        for k, v in given.items()
+        if isinstance(v, Tensor) and k in wanted and v.shape != wanted[k].shape
+    ]
+    if wrong:
+        keys = [
+            f"policy.{k} was {saved[k]!r} and is {mine[k]!r}"
+            for k in saved
+            if k in mine and saved[k] != mine[k]
+        ]
+        raise UserError(
+            f"The policy in {where} is built differently from this one: "
+            f"{'; '.join(keys) or '; '.join(wrong[:5])}. Give this run the settings of the "
+            "checkpoint's config."
+        )
+    policy.load_state_dict(given)
+    return meta
+
+
+def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
+    """An ``EnvSpec`` as plain JSON data."""
+    return json.loads(json.dumps(asdict(spec)))
+
+
+def spec_from_json(data: Mapping[str, Any]) -> EnvSpec:
+    """The inverse of ``spec_to_json``.
+
+    Raises:
+        UserError: an unknown or missing key, named.
+    """
+    known = [f.name for f in fields(EnvSpec)]
+    for key in data:
+        if key not in known:
+            raise UserError(f"An env spec has no key {key!r}. {did_you_mean(key, known)}")
+    values = dict(data)
+    try:
+        values["cameras"] = {
+            name: (int(size[0]), int(size[1])) for name, size in data["cameras"].items()
+        }
+        values["tasks"] = tuple(data.get("tasks", EnvSpec.tasks))
+        values["layout"] = tuple(
+            (kind, int(start), int(numbers)) for kind, start, numbers in data.get("layout", ())
+        )
+        return EnvSpec(**values)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"The env spec is incomplete: {error}.") from error
+
+
+def check_compatible(saved: EnvSpec | Mapping[str, Any], env: EnvSpec) -> None:
+    """Refuses an env in which the numbers of a checkpoint's policy would mean something else.
+
+    Compared are action dims, proprio dims, control mode and rate, and cameras; the tasks and the
+    episode length may differ.
+
+    Args:
+        saved: the spec that was saved with the checkpoint.
+        env: the spec of the env at hand.
+
+    Raises:
+        UserError: naming every difference.
+    """
+    old = saved if isinstance(saved, EnvSpec) else spec_from_json(saved)
+    wrong = [
+        f"{what} was {getattr(old, key)!r} and is {getattr(env, key)!r}"
+        for key, what in (
+            ("action_dim", "the number of action dims (action_dim)"),
+            ("proprio_dim", "the number of proprio dims (proprio_dim)"),
+            ("control_mode", "the control mode (control_mode)"),
+            ("control_hz", "the number of actions per second (control_hz)"),
+        )
+        if getattr(old, key) != getattr(env, key)
+    ]
+    for name, size in old.cameras.items():
+        if name not in env.cameras:
+            hint = did_you_mean(name, env.cameras) if env.cameras else "It has no camera."
+            wrong.append(f"the env has no camera {name!r} ({hint})")
+        elif tuple(size) != tuple(env.cameras[name]):
+            wrong.append(
+                f"camera {name!r} was {tuple(size)} (height, width) and is "
+                f"{tuple(env.cameras[name])}"
+            )
+    wrong += [
+        f"the env has a camera {name!r} that is new to it"
+        for name in env.cameras
+        if name not in old.cameras
+    ]
+    if wrong:
+        raise UserError(
+            f"The checkpoint was made for {old.name} and does not fit {env.name}: "
+            f"{'; '.join(wrong)}. Change the env's config to match, or train for this env."
+        )
+
+
+def _write_json(path: Path, data: Any) -> None:
+    path.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def _manifest(path: Path) -> str:
+    lines = []
+    for file in sorted(path.iterdir()):
+        if file.name != MANIFEST and not file.name.startswith("."):
+            with file.open("rb") as stream:
+                lines.append(f"{hashlib.file_digest(stream, 'sha256').hexdigest()}  {file.name}\n")
+    return "".join(lines)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _steps(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, oldest first; one that was put aside counts while its place is empty."""
+    found: dict[int, Path] = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if match := re.fullmatch(r"step_(\d+)|\.step_(\d+)\.old-[0-9a-f]{8}", path.name):
+            found[int(match[1] or match[2])] = path  # "." sorts first, so the one in its place wins
+    return [found[number] for number in sorted(found)]
+
+
+def _tidy(path: Path, keep_last: int) -> None:
+    """Deletes what killed saves left behind, what ``path`` replaced, and checkpoints that are too old."""
+    for left in path.parent.iterdir():
+        if re.fullmatch(
+            rf"\.(step_\d+|{re.escape(path.name)})\.(tmp|old)-[0-9a-f]{{8}}", left.name
+        ):
+            shutil.rmtree(left, ignore_errors=True)
+    if keep_last and re.fullmatch(r"step_\d+", path.name):
+        steps = _steps(path.parent)
+        for old in steps[: steps.index(path) + 1][:-keep_last]:
+            # Renamed first, so that a deletion cut short leaves no half of a checkpoint under its
+            # name.
+            doomed = old.with_name(f".{old.name}.tmp-{secrets.token_hex(4)}")
+            old.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)

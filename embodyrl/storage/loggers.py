@@ -1,0 +1,342 @@
+"""Where a run's figures go: ``metrics.jsonl`` always, further loggers by name, and a live table on the terminal."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
+from embodyrl.functional.intervals import format_rate, short
+
+Row = Mapping[str, float | int]
+
+
+class Sink(Protocol):
+    """A further place that rows go to."""
+
+    def write(self, row: Row) -> None:
+        """Takes one row; ``row["iteration"]`` is the step."""
+        ...
+
+    def close(self) -> None:
+        """Hands over what is still held back."""
+        ...
+
+
+class MetricsWriter:
+    """Appends rows to ``metrics.jsonl`` and hands them to the loggers named; use as a context manager.
+
+    Args:
+        folder: of the run.
+        loggers: any of ``"tensorboard"``, ``"trackio"``, ``"wandb"``.
+        start_iteration: where the run resumes; rows of later iterations, which it will write again,
+            are dropped.
+
+    Raises:
+        UserError: an unknown logger.
+        MissingDependencyError: a logger whose package is not installed.
+    """
+
+    def __init__(
+        self, folder: str | Path, loggers: Sequence[str] = (), start_iteration: int = 0
+    ) -> None:
+        self.path = Path(folder) / "metrics.jsonl"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        check_loggers(loggers)
+        keep_rows(self.path, start_iteration)
+        self._file = self.path.open("a", encoding="utf-8")
+        self._sinks: list[Sink] = []
+        try:
+            self._sinks += [SINKS[name](Path(folder)) for name in loggers]
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, row: Row) -> None:
+        """Writes one row of scalars at once; NaN and infinity become null."""
+        clean = {key: _plain(value) for key, value in row.items()}
+        self._file.write(json.dumps(clean, allow_nan=False) + "\n")
+        self._file.flush()
+        finite = {key: value for key, value in clean.items() if value is not None}
+        for sink in self._sinks:
+            sink.write(finite)
+
+    def close(self) -> None:
+        """Closes the file and the loggers."""
+        self._file.close()
+        for sink in self._sinks:
+            sink.close()
+        self._sinks = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def check_loggers(names: Sequence[str]) -> None:
+    """Raises a ``UserError`` for a name that is no logger's."""
+    if unknown := [name for name in names if name not in SINKS]:
+        raise UserError(
+            f"There is no logger {unknown[0]!r} (run.loggers). {did_you_mean(unknown[0], SINKS)}"
+        )
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a ``metrics.jsonl``; a last line that was cut off by a crash is left out."""
+    path = Path(path)
+    if not path.is_file():
+        return []
+    rows: list[dict[str, Any]] = []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise UserError(f"{path} is damaged in line {number}: {error.msg}.") from error
+    return rows
+
+
+def keep_rows(path: Path, last_iteration: int) -> None:
+    """Drops the rows after ``last_iteration`` (atomically), so that a resumed run does not have them twice."""
+    if not path.exists():
+        return
+    rows = [row for row in read_metrics(path) if row.get("iteration", 0) <= last_iteration]
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    os.replace(unfinished, path)
+
+
+def _plain(value: Any) -> float | int | None:
+    number = value.item() if hasattr(value, "item") else value
+    return number if not isinstance(number, float) or math.isfinite(number) else None
+
+
+def _require(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"The logger {package!r} was asked for (run.loggers), but it is not installed here. "
+            f"Install it: pip install {package}, or leave it out; metrics.jsonl is written in any "
+            "case."
+        ) from error
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path) -> None:
+        _require("tensorboard", "tensorboard")
+        self._writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter(
+            str(folder / "tensorboard")
+        )
+
+    def write(self, row: Row) -> None:
+        for key, value in row.items():
+            if key != "iteration":
+                self._writer.add_scalar(key, value, int(row["iteration"]))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Tracked:
+    """Trackio and Weights & Biases have the same calls."""
+
+    def __init__(self, package: str, folder: Path, **settings: Any) -> None:
+        self._module = _require(package, package)
+        self._module.init(project="embodyrl", name=folder.name, **settings)
+
+    def write(self, row: Row) -> None:
+        self._module.log(dict(row), step=int(row["iteration"]))
+
+    def close(self) -> None:
+        self._module.finish()
+
+
+SINKS: dict[str, Callable[[Path], Sink]] = {
+    "tensorboard": _TensorBoard,
+    "trackio": lambda folder: _Tracked("trackio", folder, resume="allow"),
+    "wandb": lambda folder: _Tracked("wandb", folder, dir=str(folder), resume="allow"),
+}
+
+
+class LiveTable:
+    """What a run is doing, redrawn in place on a terminal, and as one plain line now and then elsewhere.
+
+    Args:
+        name: of the run.
+        total: iterations in all.
+        start: iterations already done.
+        file: where to write; None means stdout.
+        every_seconds: between two plain lines where the output is no terminal.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        total: int,
+        start: int = 0,
+        *,
+        file: IO[str] | None = None,
+        every_seconds: float = 15.0,
+    ) -> None:
+        self.name = name
+        self.total = total
+        self.start = start
+        self.every_seconds = every_seconds
+        self.console = Console(file=file or sys.stdout, soft_wrap=True)
+        self.row: dict[str, Any] = {"iteration": start}
+        self._began = time.monotonic()
+        self._busy_minutes: float | None = None
+        self._first_minutes = 0.0
+        self._said = -math.inf
+        self._evals: list[str] = []
+        self._activity = ""
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        self._began = time.monotonic()
+        if self.console.is_terminal:
+            self._live = Live(
+                console=self.console, get_renderable=self._render, refresh_per_second=2
+            )
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._activity = ""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def update(self, row: Row) -> None:
+        """Shows the figures of an iteration."""
+        self._activity = ""
+        if self._busy_minutes is None and "minutes" in row:
+            # The first iteration (kernels compile) is not typical: what is left is estimated from
+            # those after it.
+            self._first_minutes = float(row["minutes"])
+            self._busy_minutes = 0.0
+            self.start = int(row["iteration"])
+        elif self._busy_minutes is not None:
+            self._busy_minutes = float(row["minutes"]) - self._first_minutes
+        self.row = {**self.row, **row}
+        last = row.get("iteration", 0) >= self.total
+        now = time.monotonic()
+        if self._live is None and (last or now - self._said >= self.every_seconds):
+            self._said = now
+            self.console.print(self._line(), highlight=False, markup=False)
+
+    def evaluating(self, done: int, score: str) -> None:
+        """Shows how far an evaluation is, and the score of the episodes done."""
+        self._activity = f"evaluating: {done} episodes, {score}"
+
+    def evaluated(self, score: str) -> None:
+        """Shows the result of an evaluation."""
+        self._activity = ""
+        self._evals.append(score)
+        self._evals = [self._evals[0], *self._evals[1:][-4:]]
+        if self._live is None:
+            text = f"{self.name}  evaluation after iteration {self.row['iteration']}: {self._evals[-1]}"
+            self.console.print(text, highlight=False, markup=False)
+
+    def say(self, text: str) -> None:
+        """Prints a line that stays."""
+        self.console.print(text, highlight=False, markup=False)
+
+    def seconds_left(self) -> float | None:
+        """Estimated training time left, or None as long as nothing is known."""
+        done = int(self.row["iteration"]) - self.start
+        if done <= 0 or not self._busy_minutes:
+            return None
+        return self._busy_minutes * 60 / done * (self.total - int(self.row["iteration"]))
+
+    def _figures(self) -> list[tuple[str, str]]:
+        """Label and text of what is known, in the order shown."""
+        row = self.row
+        left = self.seconds_left()
+        out = [("elapsed", clock(time.monotonic() - self._began))]
+        if left is not None:
+            out.append(("left", f"about {clock(left)}"))
+        if row.get("env_steps"):
+            rate = (
+                f" at {row['env_steps_per_second']:,.0f}/s" if "env_steps_per_second" in row else ""
+            )
+            out.append(("env steps", f"{row['env_steps']:,}{rate}"))
+        if row.get("train_episodes"):
+            count = int(row["train_episodes"])
+            if "train_success" in row:
+                solved = round(float(row["train_success"] or 0.0) * count)
+                out.append(("train success", format_rate(solved, count)))
+            else:  # the env reports no success
+                episodes = f"{count} episodes" if count > 1 else "1 episode"
+                out.append(("train return", f"{short(row['train_return'])} ({episodes})"))
+        names = {
+            "loss": "loss",
+            "approx_kl": "KL",
+            "clip_fraction": "clipped",
+            "explained_variance": "value explains",
+        }
+        for key, label in names.items():
+            if isinstance(value := row.get(key), (int, float)) and math.isfinite(value):
+                out.append(
+                    (
+                        label,
+                        f"{value:.0%}"
+                        if key in ("clip_fraction", "explained_variance")
+                        else f"{value:.3g}",
+                    )
+                )
+        return out
+
+    def _line(self) -> str:
+        figures = ", ".join(f"{label} {text}" for label, text in self._figures())
+        return f"{self.name}  {self.row['iteration']}/{self.total}  {figures}"
+
+    def _render(self) -> Group:
+        done = int(self.row["iteration"])
+        head = Table.grid(padding=(0, 2))
+        head.add_row(
+            Text(self.name, style="bold"),
+            ProgressBar(self.total, done, width=40),
+            Text(f"{done}/{self.total}"),
+        )
+        body = Table.grid(padding=(0, 2))
+        for label, text in self._figures():
+            body.add_row(Text(label, style="dim"), Text(text))
+        if self._evals:
+            body.add_row(
+                Text("evaluation", style="dim"), Text("  →  ".join(self._evals), style="bold")
+            )
+        if self._activity:
+            body.add_row(Text("now", style="dim"), Text(self._activity))
+        return Group(head, body)
+
+
+def clock(seconds: float) -> str:
+    """``"1:05"`` or ``"2:03:04"``."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

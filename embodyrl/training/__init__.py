@@ -1,0 +1,1 @@
+"""The training run: its loop, evaluation, folder and checkpoints' way to the hub."""

@@ -1,0 +1,371 @@
+"""The training loop: rollout or demonstrations -> algorithm -> checkpoint, with an evaluation every so often.
+
+All randomness of iteration i is drawn from generators seeded by (seed, i) and every rollout starts
+from fresh initial states, so parameters, optimiser and the number i are all that an exact resume
+needs. Off-policy rollouts are shorter than an episode and go on where the last one stopped, but
+start afresh after every checkpoint: so it holds for them too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from embodyrl.build import pick_device
+from embodyrl.config import Config, to_yaml
+from embodyrl.errors import UserError
+from embodyrl.interrupt import Interrupt, Interrupted
+from embodyrl.rollouts.batches import Episode, mean_return, success_rate
+from embodyrl.rollouts.collect import InProcess
+from embodyrl.rollouts.seeding import seeded
+from embodyrl.storage import checkpoint
+from embodyrl.storage.folder_lock import held
+from embodyrl.storage.loggers import LiveTable, MetricsWriter
+from embodyrl.storage.provenance import describe_run, finish_run
+from embodyrl.training.evaluate import Evaluation, evaluate, first_inits, score_text
+from embodyrl.training.load_demos import load_demos
+from embodyrl.training.run_folder import (
+    Position,
+    check_folder,
+    close,
+    drop_evaluations,
+    finished,
+    reopen,
+    save_evaluation,
+    stalled,
+)
+from embodyrl.training.setup import Envs, build_algorithm
+
+if TYPE_CHECKING:
+    from embodyrl.distributed.fsdp import Ranks
+    from embodyrl.distributed.shards import Rollouts
+
+
+@dataclass
+class Run:
+    """A run under way, in this process.
+
+    Attributes:
+        config: of the run.
+        folder: where this process writes: the run's, or one that nobody reads if it is not the
+            first of ``ranks``.
+        device: of the algorithm.
+        envs: of training and evaluation.
+        algorithm: policy and optimiser.
+        ranks: the processes that train together; None for this one alone.
+        at: how far it has come.
+        rollouts: who plays the training episodes; None for an algorithm that learns from ``demos``
+            alone.
+        demos: the demonstrations; None where the algorithm reads none.
+        stalled: whether ``run.patience`` is used up.
+    """
+
+    config: Config
+    folder: Path
+    device: torch.device
+    envs: Envs
+    algorithm: Any
+    ranks: Ranks | None
+    at: Position = field(default_factory=Position)
+    rollouts: Any = None
+    demos: Any = None
+    stalled: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether no iteration is left, or no time, or no patience."""
+        run = self.config.run
+        at = self.at
+        return (
+            self.stalled
+            or at.iteration >= run.iterations
+            or (run.minutes > 0 and at.minutes >= run.minutes)
+        )
+
+    @property
+    def evaluation_due(self) -> str:
+        """The name of the evaluation to make at this point, if any."""
+        run = self.config.run
+        i = self.at.iteration
+        if self.over:
+            return "after"
+        if i == 0:
+            return "before" if run.eval_before and self.algorithm.source != "demos" else ""
+        return f"iter_{i:06d}" if run.eval_every and i % run.eval_every == 0 else ""
+
+    def evaluated(self, name: str) -> bool:
+        """Whether there is an evaluation of that name."""
+        return (self.config.run.folder / "evals" / f"{name}.json").exists()
+
+
+def train(
+    config: Config,
+    *,
+    command: str = "",
+    rollouts: Callable[[], Rollouts] | None = None,
+    ranks: Ranks | None = None,
+) -> Path:
+    """Runs or resumes the run that ``config`` describes, and returns its folder; see ``finished``.
+
+    The folder holds ``config.yaml``, ``meta.json``, ``metrics.jsonl``, ``evals/``, ``videos/`` and
+    ``checkpoints/``. Ctrl-C saves and returns within one update of the algorithm (an unfinished
+    rollout or evaluation is given up); a second one stops at once. A run may be made longer, also
+    after its end (``run_folder.CHANGEABLE``).
+
+    Args:
+        config: of the run.
+        command: that started it, for the record.
+        rollouts: starts those who play the training episodes; None lets this process do it.
+        ranks: the processes that train together, of which the first one writes; None for this one
+            alone.
+
+    Raises:
+        UserError: the folder holds a run with another config, another process is writing into it,
+            or checkpoint and env do not fit; nothing was written.
+    """
+    settings = config.run
+    first = ranks is None or ranks.first
+    check_folder(settings.folder, config)
+    device = pick_device(settings.device)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    if rollouts is None and ranks is None and (settings.workers > 1 or settings.max_lag):
+        from embodyrl.distributed.shards import local_rollouts
+
+        rollouts = partial(local_rollouts, config)
+    if ranks is not None:
+        envs = Envs(ranks.own, ranks if ranks.plays else None)
+    else:
+        envs = Envs(config, rollouts() if rollouts else None)
+    own = contextlib.nullcontext(settings.folder) if first else tempfile.TemporaryDirectory()
+    with contextlib.closing(envs), own as place:
+        folder = Path(place)
+        run = Run(config, folder, device, envs, build_algorithm(config, envs, device, ranks), ranks)
+        prepare(run)
+        with held(folder):
+            settle(run)
+            if run.over and run.evaluated("after"):
+                if first and not finished(folder):
+                    finish_run(folder / "meta.json")
+                return settings.folder
+            describe_run(folder / "meta.json", command=command, seed=settings.seed, device=device)
+            with (
+                Interrupt() as interrupt,
+                MetricsWriter(
+                    folder, settings.loggers if first else (), run.at.iteration
+                ) as metrics,
+                LiveTable(settings.name, settings.iterations, run.at.iteration) as table,
+            ):
+                loop(run, interrupt, metrics, table)
+    return settings.folder
+
+
+def prepare(run: Run) -> None:
+    """Makes ready what it learns from, and goes to where it stopped; writes nothing."""
+    config = run.config
+    envs = run.envs
+    algorithm = run.algorithm
+    if algorithm.source == "transitions":
+        check_episodes_end(config, envs.spec.max_episode_steps)
+    run.demos = load_demos(config, algorithm, envs.spec)
+    if algorithm.source != "demos":
+        run.rollouts = envs.rollouts or InProcess(envs.train, config.run.seed, run.device)
+        if run.demos is not None:
+            algorithm.add_demos(
+                run.demos
+            )  # before its state comes back, which holds corrections beside them
+    run.at = resume(run)
+
+
+def settle(run: Run) -> None:
+    """Makes the folder one of a run that stands where this one does."""
+    (run.folder / "config.yaml").write_text(to_yaml(run.config))
+    drop_evaluations(run.folder, run.at.iteration)
+    run.stalled = stalled(run.folder, run.config.run.patience)
+    if not run.over:
+        reopen(run.folder)
+    if run.ranks is not None:
+        run.ranks.wait()
+
+
+def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTable) -> None:
+    """Iterations, checkpoints and evaluations until the run is over or interrupted."""
+    at = run.at
+    saved = run.at.iteration
+    if note := short_rollout(run):
+        table.say(note)
+    try:
+        while True:
+            due = run.evaluation_due
+            if at.iteration > saved and (
+                due or at.iteration % run.config.run.checkpoint_every == 0
+            ):
+                save(run)
+                saved = at.iteration
+            if due and not run.evaluated(due):
+                result = score(run, due, interrupt, table)
+                save_evaluation(run.folder, due, at, result, run.envs.spec)
+                table.evaluated(score_text(result.episodes, run.envs.spec.reports_success))
+                if due != "after" and stalled(run.folder, run.config.run.patience):
+                    close(run.folder, due)
+                    due = "after"
+            if due == "after":
+                break
+            interrupt.check()
+            row = iterate(run, interrupt.check)
+            if run.ranks is not None:
+                at.minutes, interrupt.asked = run.ranks.agree(at.minutes, interrupt.asked)
+            metrics.write(row)
+            table.update(row)
+    except Interrupted:
+        # What raises it stands before or between the updates, so the weights are those of
+        # at.iteration.
+        if at.iteration > saved:
+            save(run)
+        table.say(f"Stopped after iteration {at.iteration}; the same command goes on from there.")
+        return
+    finish_run(run.folder / "meta.json")
+
+
+def iterate(run: Run, between: Callable[[], None]) -> dict[str, Any]:
+    """One iteration: rollout and update; moves ``run.at`` on and returns its row of metrics.
+
+    Args:
+        run: at its next iteration.
+        between: called before every chunk of a rollout; may raise, to give it up.
+    """
+    began = time.monotonic()
+    algorithm = run.algorithm
+    rollouts = run.rollouts
+    at = run.at
+    generator = seeded(run.config.run.seed, at.iteration)
+    options: dict[str, Any] = {
+        "progress": at.iteration / run.config.run.iterations,
+        "generator": generator,
+    }
+    if rollouts is None:
+        row = algorithm.update(run.demos, **options)
+    else:
+        batch = rollouts.collect(
+            algorithm, at.iteration, generator=generator, device=run.device, between=between
+        )
+        episodes = rollouts.take_episodes() if algorithm.source == "transitions" else batch.episodes
+        rollout_seconds = time.monotonic() - began
+        row = algorithm.update(batch, **options)
+        at.env_steps += batch.env_steps
+        row |= {
+            **({"train_success": success_rate(episodes)} if run.envs.spec.reports_success else {}),
+            "train_return": mean_return(episodes),
+            "train_episodes": len(episodes),
+            "rollout_seconds": rollout_seconds,
+            "env_steps_per_second": batch.env_steps / (time.monotonic() - began),
+        }
+        if run.envs.rollouts is not None:
+            row["worker_restarts"] = rollouts.restarts
+    at.iteration += 1
+    at.minutes += (time.monotonic() - began) / 60
+    return {"iteration": at.iteration, "env_steps": at.env_steps, "minutes": at.minutes, **row}
+
+
+def score(run: Run, name: str, interrupt: Interrupt, table: LiveTable) -> Evaluation:
+    """The first ``run.eval_episodes`` initial states of the evaluation split, played here or where the robot is."""
+    settings = run.config.run
+    ranks = run.ranks
+    elsewhere = getattr(
+        run.rollouts, "evaluate", None
+    )  # who has the one robot scores the policy too
+    if elsewhere is not None:
+        inits = first_inits(run.envs.spec, settings.eval_episodes)
+        return elsewhere(run.algorithm, inits, settings.seed, interrupt.check)
+    env = run.envs.eval
+    policy = run.algorithm.result
+    inits = first_inits(env.spec, settings.eval_episodes)
+    last = (
+        name in ("before", "after") or settings.patience
+    )  # with patience, any may turn out to be the last
+    filmed = inits[: settings.videos] if last and env.spec.cameras else []
+
+    def show(done: list[Episode]) -> None:
+        table.evaluating(len(done), score_text(done, env.spec.reports_success))
+        if ranks is None:  # else they stop together
+            interrupt.check()
+
+    def play(part: list[int]) -> Evaluation:
+        film = [i for i in filmed if i in part]
+        return evaluate(
+            env, policy, part, seed=settings.seed, film=film, device=run.device, progress=show
+        )
+
+    return play(inits) if ranks is None else ranks.evaluation(play, policy, inits)
+
+
+def resume(run: Run) -> Position:
+    """Loads the run's newest valid checkpoint, if it has one; returns how far it had come."""
+    newest = checkpoint.latest(run.config.run.folder / "checkpoints")
+    if newest is None:
+        return Position()
+    tensors, meta = checkpoint.load(newest, device=run.device)
+    checkpoint.check_compatible(meta["spec"], run.envs.spec)
+    run.algorithm.result.load_state_dict(tensors["policy"])
+    run.algorithm.load_state_dict(tensors["algorithm"])
+    return Position(**meta["position"])
+
+
+def save(run: Run) -> None:
+    """Writes a checkpoint that ``resume`` and ``embodyrl eval`` read; off-policy episodes begin anew after it."""
+    if run.algorithm.source == "transitions":
+        run.rollouts.fresh = True
+    states = {"policy": run.algorithm.result.state_dict(), "algorithm": run.algorithm.state_dict()}
+    if run.ranks is not None:
+        states = run.ranks.whole_state(states)
+        if not run.ranks.first:
+            return
+    meta = {
+        "config": dataclasses.asdict(run.config),
+        "spec": checkpoint.spec_to_json(run.envs.spec),
+        "position": dataclasses.asdict(run.at),
+    }
+    path = run.folder / "checkpoints" / f"step_{run.at.iteration:06d}"
+    checkpoint.save(path, states, meta, keep_last=run.config.run.keep_checkpoints)
+
+
+def short_rollout(run: Run) -> str | None:
+    """What to say where episodes may outlast a rollout: those that succeed (or fall) end within it, others may not."""
+    if run.algorithm.source != "rollout":
+        return None
+    steps = run.config.algorithm.num_chunks * run.config.policy.horizon
+    most = run.envs.spec.max_episode_steps
+    if steps >= most:
+        return None
+    reports = run.envs.spec.reports_success
+    what = (
+        "success counts early successes and few failures"
+        if reports
+        else "return is mostly that of short episodes"
+    )
+    return f"A rollout has {steps} actions and an episode up to {most}, so the train {what}; the evaluations count all."
+
+
+def check_episodes_end(config: Config, max_episode_steps: int) -> None:
+    """Refuses an off-policy run whose episodes, which begin anew after every checkpoint, would never come to an end."""
+    every = min(
+        n
+        for n in (config.run.checkpoint_every, config.run.eval_every or config.run.iterations)
+        if n
+    )
+    steps = every * config.algorithm.num_chunks * config.policy.horizon
+    if steps < max_episode_steps:
+        raise UserError(
+            f"Episodes begin anew after every checkpoint and evaluation, here after {steps} steps, "
+            f"so no episode of {max_episode_steps} steps would ever end. Raise "
+            "run.checkpoint_every and run.eval_every."
+        )

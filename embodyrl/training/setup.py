@@ -1,0 +1,94 @@
+"""A run's envs and its algorithm, built from its config."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from embodyrl import registry
+from embodyrl.build import for_episodes, make_env, make_policy
+from embodyrl.config import Config
+from embodyrl.env import VecEnv
+from embodyrl.policies.compile import compile_sampling
+from embodyrl.sims.fault_watch import WatchedEnv
+from embodyrl.storage import checkpoint
+from embodyrl.types import EnvSpec
+
+if TYPE_CHECKING:
+    from embodyrl.distributed.fsdp import Ranks
+    from embodyrl.distributed.shards import Rollouts
+
+
+class Envs:
+    """The training env and the evaluation env of a run, each built when first asked for.
+
+    Attributes:
+        rollouts: who plays in the training env in place of this process, if anybody.
+    """
+
+    def __init__(self, config: Config, rollouts: Rollouts | Ranks | None = None) -> None:
+        self.rollouts = rollouts
+        self._configs = {
+            "train": config.env,
+            "eval": for_episodes(
+                config.env.for_evaluation(config.run.eval_split), config.run.eval_episodes
+            ),
+        }
+        self._built: dict[str, VecEnv] = {}
+
+    def _get(self, which: str) -> VecEnv:
+        if which not in self._built:
+            env = make_env(self._configs[which])
+            self._built[which] = WatchedEnv(env) if which == "train" else env
+        return self._built[which]
+
+    @property
+    def train(self) -> VecEnv:
+        """Of the split that the config names."""
+        return self._get("train")
+
+    @property
+    def eval(self) -> VecEnv:
+        """Of ``run.eval_split``."""
+        return self._get("eval")
+
+    @property
+    def train_spec(self) -> EnvSpec:
+        """Of the training env, wherever it is."""
+        return self.rollouts.spec if self.rollouts else self.train.spec
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What both agree on."""
+        return (self.rollouts or self._built.get("train") or self.eval).spec
+
+    def close(self) -> None:
+        """Closes what was built."""
+        for env in self._built.values():
+            env.close()
+        self._built.clear()
+        if self.rollouts is not None:
+            self.rollouts.close()
+
+
+def build_algorithm(
+    config: Config, envs: Envs, device: torch.device, ranks: Ranks | None = None
+) -> Any:
+    """Policy, critic and optimiser, with initial weights that depend on ``run.seed`` alone."""
+    cls = registry.load("algorithms", config.algorithm.name)
+    spec = envs.eval.spec if cls.source == "demos" else envs.train_spec
+    policy = make_policy(config.policy, spec, config.run.seed, device)
+    if config.run.init_checkpoint and checkpoint.latest(config.run.folder / "checkpoints") is None:
+        checkpoint.load_policy(config.run.init_checkpoint, policy, spec)
+    if ranks is not None:
+        ranks.shard(policy)
+    with torch.random.fork_rng():
+        torch.manual_seed(config.run.seed)
+        algorithm = cls(config.algorithm, policy)
+    if ranks is not None:
+        ranks.attach(algorithm)
+    if config.run.compile:
+        for acting in {id(p): p for p in (algorithm.policy, algorithm.result)}.values():
+            compile_sampling(acting)
+    return algorithm

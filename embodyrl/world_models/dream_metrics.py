@@ -1,0 +1,64 @@
+"""How good a dream is: of pictures, and of the model as a judge of policies."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+
+def psnr(a: UInt8[Tensor, "b h w 3"], b: UInt8[Tensor, "b h w 3"]) -> Float[Tensor, " b"]:
+    """Peak signal-to-noise ratio of each pair in dB; equal pictures give 100."""
+    error = (a.float() - b.float()).square().flatten(1).mean(1)
+    return 10 * torch.log10(255.0**2 / error.clamp_min(255.0**2 * 1e-10))
+
+
+def ssim(
+    a: UInt8[Tensor, "b h w 3"], b: UInt8[Tensor, "b h w 3"], sigma: float = 1.5
+) -> Float[Tensor, " b"]:
+    """Structural similarity of each pair (Wang et al. 2004): Gaussian window of 11 pixels, mean over colours."""
+    x, y = (v.permute(0, 3, 1, 2).double() for v in (a, b))
+    grid = torch.arange(-5, 6, dtype=x.dtype, device=x.device)
+    line = torch.exp(-(grid**2) / (2 * sigma**2))
+    window = torch.outer(line, line) / line.sum() ** 2
+
+    def mean(v: Tensor) -> Tensor:
+        return F.conv2d(v.flatten(0, 1)[:, None], window[None, None]).unflatten(0, v.shape[:2])[
+            :, :, 0
+        ]
+
+    c1 = (0.01 * 255) ** 2
+    c2 = (0.03 * 255) ** 2
+    mx = mean(x)
+    my = mean(y)
+    vx = mean(x * x) - mx**2
+    vy = mean(y * y) - my**2
+    cov = mean(x * y) - mx * my
+    index = (2 * mx * my + c1) * (2 * cov + c2) / ((mx**2 + my**2 + c1) * (vx + vy + c2))
+    return index.flatten(1).mean(1).float()
+
+
+def pearson(a: Tensor, b: Tensor) -> float:
+    """Linear correlation; nan where one does not vary."""
+    x = a.double() - a.double().mean()
+    y = b.double() - b.double().mean()
+    scale = float((x.square().sum() * y.square().sum()).sqrt())
+    return float((x * y).sum()) / scale if scale else float("nan")
+
+
+def spearman(a: Tensor, b: Tensor) -> float:
+    """Correlation of the ranks; ties share their mean rank."""
+    return pearson(_ranks(a), _ranks(b))
+
+
+def mmrv(imagined: Tensor, real: Tensor) -> float:
+    """Mean maximum rank violation (SIMPLER, arXiv:2405.05941): how much real success a wrong order costs, 0 at best."""
+    wrong = (imagined[:, None] < imagined[None]) != (real[:, None] < real[None])
+    return float(((real[:, None] - real[None]).abs() * wrong).amax(1).mean())
+
+
+def _ranks(x: Tensor) -> Tensor:
+    below = (x[:, None] > x[None]).double().sum(1)
+    same = (x[:, None] == x[None]).double().sum(1)
+    return below + (same + 1) / 2

@@ -1,0 +1,1 @@
+"""The networks of a world model, each saved in diffusers' format."""

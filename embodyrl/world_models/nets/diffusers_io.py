@@ -1,0 +1,49 @@
+"""What networks that are saved in diffusers' format are made of, and how they are read."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+from embodyrl.errors import MissingDependencyError, UserError
+
+try:
+    from diffusers.configuration_utils import ConfigMixin, register_to_config
+    from diffusers.models.modeling_utils import ModelMixin
+except ImportError as error:
+    raise MissingDependencyError(
+        "World models and trained reflectors are saved in the format of diffusers, which is not "
+        "installed here. Install it: pip install 'embodyrl[wm]'."
+    ) from error
+
+__all__ = ["ConfigMixin", "ModelMixin", "load_part", "register_to_config"]
+
+
+def load_part(folder: Path, classes: dict[str, str]) -> Any:
+    """The net in ``folder``, of the class that its config names.
+
+    Args:
+        folder: as ``save_pretrained`` wrote it.
+        classes: the names that may be there, and the module of each.
+
+    Raises:
+        UserError: it is none of them, or its weights do not fit.
+    """
+    try:
+        name = json.loads((folder / "config.json").read_text())["_class_name"]
+        module = classes[name]
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"{folder} is damaged: its config.json names none of {', '.join(classes)} ({error})."
+        ) from error
+    wrong = "is damaged, or of another version of embodyrl; train the world model again"
+    try:
+        loader = getattr(importlib.import_module(module), name).from_pretrained
+        net, found = loader(folder, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"{folder} {wrong} ({str(error).splitlines()[0][:200]}).") from error
+    if lost := [*found["missing_keys"], *found["unexpected_keys"]]:
+        raise UserError(f"{folder} {wrong} (its weights and its config do not agree on {lost[0]}).")
+    return net

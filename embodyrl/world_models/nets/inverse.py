@@ -1,0 +1,135 @@
+"""``InverseDynamics``: which actions lead from one picture to another, and whether a robot could have carried them out.
+
+A dream whose pictures do not show what was commanded is not to be believed, whatever it says of
+success; where the data hold no simulator's state this is all there is to tell. Pictures alone can
+be asked, too, whether what they show lies within what the robot does at all (EVA's executability).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from embodyrl.world_models.nets.diffusers_io import ConfigMixin, ModelMixin, register_to_config
+
+RARE = 0.999
+SLACK = 1.5
+"""Share of held-out moves, in every action dim, that count as usual; and how much more than those is still let pass."""
+
+
+class InverseDynamics(ModelMixin, ConfigMixin):
+    """Two latent frames and the time between them -> the mean of the actions executed in between.
+
+    Args:
+        num_views: V cameras.
+        latent_channels: c.
+        rows: y cells.
+        columns: x cells.
+        action_dim: A.
+        width: of its layers.
+    """
+
+    scale: Tensor
+    reach: Tensor
+    jump: Tensor
+
+    @register_to_config
+    def __init__(
+        self,
+        num_views: int = 1,
+        latent_channels: int = 16,
+        rows: int = 8,
+        columns: int = 8,
+        action_dim: int = 4,
+        width: int = 64,
+    ) -> None:
+        super().__init__()
+        self.cells = nn.Sequential(
+            nn.Conv2d(2 * latent_channels, width, 3, padding=1), nn.SiLU(),
+            nn.Conv2d(width, width, 3, padding=1), nn.SiLU(),
+            nn.Conv2d(width, width // 4, 1), nn.SiLU(),
+        )  # fmt: skip
+        seen = num_views * (width // 4) * rows * columns
+        self.head = nn.Sequential(
+            nn.Linear(seen + 1, 4 * width), nn.SiLU(), nn.Linear(4 * width, action_dim)
+        )
+        self.register_buffer("scale", torch.ones(action_dim))
+        self.register_buffer("reach", torch.full((action_dim,), torch.inf))
+        self.register_buffer("jump", torch.full((action_dim,), torch.inf))
+
+    def forward(
+        self,
+        before: Float[Tensor, "b v c y x"],
+        after: Float[Tensor, "b v c y x"],
+        share: Float[Tensor, " b"],
+    ) -> Float[Tensor, "b a"]:
+        """The mean action; ``share`` is the number of actions in between, 1 being a whole chunk."""
+        x = self.cells(torch.cat([before, after - before], dim=2).flatten(0, 1)).unflatten(
+            0, before.shape[:2]
+        )
+        return self.head(torch.cat([x.flatten(1), share[:, None]], dim=1))
+
+    def loss(
+        self, before: Tensor, after: Tensor, actions: Float[Tensor, "b h a"], count: Tensor
+    ) -> Tensor:
+        """Mean squared error, all dims alike."""
+        said = self(before, after, count / actions.shape[1]).float()
+        return F.mse_loss(said, mean_action(actions, count))
+
+    def error(
+        self, before: Tensor, after: Tensor, actions: Float[Tensor, "b h a"], count: Tensor
+    ) -> Float[Tensor, " b"]:
+        """How far pictures are from showing what was commanded: 1 is usual for real ones (root mean square).
+
+        Every dim is measured by its own usual error, so what cannot be seen counts little.
+        """
+        said = self(before, after, count / actions.shape[1]).float()
+        return ((said - mean_action(actions, count)) / self.scale).square().mean(-1).sqrt()
+
+    @torch.no_grad()
+    def fit_limits(
+        self,
+        before: Tensor,
+        after: Tensor,
+        actions: Float[Tensor, "b h a"],
+        count: Tensor,
+        follows: Bool[Tensor, " b"],
+    ) -> None:
+        """What is usual of real moves: the error, and how large and how abrupt they look.
+
+        Args:
+            before: (B, V, c, y, x) latents of held-out frames, episode after episode.
+            after: those a chunk later.
+            actions: in between.
+            count: how many of them were executed.
+            follows: whether a move follows the one in the row before it.
+        """
+        said = self(before, after, count / actions.shape[1]).float()
+        self.scale.copy_(
+            (said - mean_action(actions, count)).square().mean(0).sqrt().clamp_min(1e-3)
+        )
+        self.reach.copy_(said.abs().quantile(RARE, dim=0))
+        if follows[1:].any():
+            self.jump.copy_((said[1:] - said[:-1])[follows[1:]].abs().quantile(RARE, dim=0))
+
+    def executable(
+        self, moves: Float[Tensor, "n t a"], moving: Bool[Tensor, "n t"]
+    ) -> Bool[Tensor, "n t"]:
+        """Whether each move in a row is no larger, and no more abrupt, than ``SLACK`` times what real ones look like.
+
+        Where the one before is none (``moving``) nothing is abrupt.
+        """
+        small = (moves.abs() <= SLACK * self.reach).all(-1)
+        smooth = torch.ones_like(small)
+        smooth[:, 1:] = ((moves[:, 1:] - moves[:, :-1]).abs() <= SLACK * self.jump).all(
+            -1
+        ) | ~moving[:, :-1]
+        return small & smooth
+
+
+def mean_action(actions: Float[Tensor, "b h a"], count: Tensor) -> Float[Tensor, "b a"]:
+    """Of the first ``count`` actions of each chunk."""
+    executed = torch.arange(actions.shape[1], device=actions.device) < count[:, None]
+    return (actions * executed[..., None]).sum(1) / count[:, None]

@@ -1,0 +1,309 @@
+"""AnyFlow's causal video transformer as backbone: the context is looked at once, and few steps of sampling suffice.
+
+diffusers' ``AnyFlowFARTransformer3DModel`` (AnyFlow, arXiv:2605.13724, on FAR, arXiv:2503.19325) is
+a Wan in which a frame sees itself and those before it, so that what the context says to the next
+frame stays as it is while that is denoised. It is told two times, from t to r, and gives the mean
+velocity between them (a flow map), so that x_r = x_t - (t - r) u(x_t, t, r) holds for long steps
+too; with r = t it is an ordinary flow.
+
+The flow map is learned from the model's own half steps (shortcut models, Frans et al.,
+arXiv:2410.12557).
+"""
+
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false
+# diffusers says of from_config that it may also give tuples, which only other arguments make.
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.world_models.nets.backbone import CONTEXT, attention
+from embodyrl.world_models.nets.diffusers_io import register_to_config
+from embodyrl.world_models.nets.pretrained.video import TIMESTEPS, VideoBackbone, per_row
+
+try:
+    from diffusers.models.transformers.transformer_anyflow_far import (
+        AnyFlowFARTransformer3DModel,
+        apply_rotary_emb,
+    )
+except ImportError as error:
+    raise MissingDependencyError(
+        "This version of diffusers has no AnyFlow models. Install a newer one: pip install -U "
+        "'embodyrl[wm]'."
+    ) from error
+
+CHUNKS = (1,) * (CONTEXT + 1)
+"""Latent frames that are denoised together; AnyFlow's word for it."""
+LADDER = (1, 2, 3, 4, 6, 8)
+"""Numbers of steps whose grids the flow map is learned on. Half a step of one is a step of another that is here too;
+where it is not, the step is so short that the flow itself will do."""
+SHARE = 0.5
+"""Of the rows that learn to denoise, so many learn the flow map: a quarter of all, as in shortcut models."""
+
+
+class AnyFlowBackbone(VideoBackbone):
+    """An AnyFlow transformer that sees first, previous and current frame and makes the next one of noise.
+
+    See ``ChunkTransformer`` for the interface and ``WanBackbone`` for what conditions it. Besides,
+    ``denoise`` samples and ``shortcuts`` says what the flow map shall learn; ``WorldModel`` and
+    ``dynamics_loss`` call them where they are.
+
+    Args:
+        num_views: V cameras.
+        action_dim: A.
+        horizon: H.
+        proprio_dim: P.
+        wan_config: of the ``AnyFlowFARTransformer3DModel``.
+        stochastic: whether it is trained to denoise as well, or to give the mean alone.
+
+    Raises:
+        UserError: the transformer sees no frame but the newest in full resolution.
+    """
+
+    @register_to_config
+    def __init__(
+        self,
+        num_views: int,
+        action_dim: int,
+        horizon: int,
+        proprio_dim: int,
+        wan_config: dict[str, Any],
+        stochastic: bool = False,
+    ) -> None:
+        super().__init__()
+        self._attach(
+            AnyFlowFARTransformer3DModel.from_config(wan_config), action_dim, horizon, proprio_dim
+        )
+        if self.wan.config["full_chunk_limit"] < 2:
+            raise UserError(
+                "An AnyFlow must see two frames in full resolution or more, but its "
+                "full_chunk_limit is 1."
+            )
+        for block in self.wan.blocks:
+            block.attn1.set_processor(CausalAttention())
+
+    def forward(
+        self,
+        context: Float[Tensor, "b 3 v c y x"],
+        proprio: Float[Tensor, "b p"],
+        actions: Float[Tensor, "b h a"],
+        count: Int[Tensor, " b"],
+        noise: Float[Tensor, " b"],
+        sample: Float[Tensor, "b v c y x"] | None = None,
+        time: Float[Tensor, " b"] | None = None,
+        until: Float[Tensor, " b"] | None = None,
+    ) -> tuple[Float[Tensor, "b v c y x"], Float[Tensor, "b p"]]:
+        """Changes of latent and proprio; see ``ChunkTransformer.forward``.
+
+        With ``until``, r, the change is where the mean velocity from ``time`` to r leads when it
+        goes on to 0. Context and next frame are looked at in one pass, which can be trained.
+        """
+        current = context[:, -1]
+        time = torch.zeros_like(noise) if time is None else time
+        sample = torch.zeros_like(current) if sample is None else sample
+        # A row whose time is 0 asks for the mean, which is what remains to be said at full noise.
+        mean = time <= 0
+        level = torch.where(mean, 1.0, time)
+        until = level if until is None else torch.where(mean, 1.0, until)
+        tokens, taken = self.tokens(actions, count, proprio)
+        frames = torch.cat([context, (per_row(1.0 - level) * current + sample)[:, None]], dim=1)
+        told = [
+            torch.cat([noise[:, None].expand(-1, CONTEXT), x[:, None]], dim=1)
+            for x in (level, until)
+        ]
+        velocity = self._wan(frames, *told, tokens)[:, -1] + current
+        change = sample - per_row(level) * velocity
+        return change, self.moved(change, taken, proprio)
+
+    def denoise(
+        self,
+        context: Float[Tensor, "b 3 v c y x"],
+        proprio: Float[Tensor, "b p"],
+        actions: Float[Tensor, "b h a"],
+        count: Int[Tensor, " b"],
+        noise: Float[Tensor, " b"],
+        sample: Float[Tensor, "b v c y x"],
+        steps: int,
+    ) -> tuple[Float[Tensor, "b v c y x"], Float[Tensor, "b p"]]:
+        """The changes that Gaussian noise ``sample`` flows to in ``steps`` steps, with one look at the context."""
+        tokens, taken = self.tokens(actions, count, proprio)
+        cache = self._look(context, noise, tokens)
+        current = context[:, -1]
+        one = torch.ones_like(noise)
+        for left in range(steps, 0, -1):
+            velocity = self._velocity(
+                cache, current, tokens, sample, one * left / steps, one * (left - 1) / steps
+            )
+            sample = sample - velocity.float() / steps
+        return sample, self.moved(sample, taken, proprio)
+
+    @torch.no_grad()
+    def shortcuts(
+        self,
+        context: Float[Tensor, "b 3 v c y x"],
+        proprio: Float[Tensor, "b p"],
+        actions: Float[Tensor, "b h a"],
+        count: Int[Tensor, " b"],
+        noise: Float[Tensor, " b"],
+        change: Float[Tensor, "b v c y x"],
+        sample: Float[Tensor, "b v c y x"],
+        time: Float[Tensor, " b"],
+        generator: torch.Generator,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Turns some rows that learn to denoise into rows that learn the flow map from t to r.
+
+        They stand on the grid of one of ``LADDER``, where sampling will ask, and shall say at once
+        what two half steps say together: u(x_t, t, r) = (u(x_t, t, m) + u(x_m, m, r)) / 2 with m =
+        (t + r) / 2 (arXiv:2410.12557, eq. 5).
+
+        Args:
+            context: see ``forward``, and the next four as well.
+            proprio: see there.
+            actions: see there.
+            count: see there.
+            noise: see there.
+            change: what really happened to the latent.
+            sample: noisy ones.
+            time: of them; rows with 0 learn the mean and stay as they are.
+            generator: of the choice.
+
+        Returns:
+            ``sample`` and ``time`` with those rows in them, ``until``, and the changes that
+            ``forward`` shall give.
+        """
+        draws = torch.rand(3, len(time), generator=generator).to(time.device)
+        fresh = torch.randn(change.shape, generator=generator).to(change.device)
+        rows = ((time > 0) & (draws[0] < SHARE)).nonzero().flatten()
+        sample, time, until, goal = sample.clone(), time.clone(), time.clone(), change.clone()
+        if not len(rows):
+            return sample, time, until, goal
+        grids = torch.tensor(LADDER, device=time.device)
+        steps = grids[(draws[1, rows] * len(grids)).long()]
+        t = ((draws[2, rows] * steps).floor() + 1) / steps
+        r = t - 1 / steps
+        m = t - 0.5 / steps
+        short = 2 * steps > max(LADDER)
+        x_t = per_row(1 - t) * change[rows] + per_row(t) * fresh[rows]
+        context = context[rows]
+        tokens = self.tokens(actions[rows], count[rows], proprio[rows])[0]
+        cache = self._look(context, noise[rows], tokens)
+        current = context[:, -1]
+        first = self._velocity(cache, current, tokens, x_t, t, torch.where(short, t, m)).float()
+        x_m = x_t - per_row(t - m) * first
+        second = self._velocity(cache, current, tokens, x_m, m, torch.where(short, m, r)).float()
+        sample[rows] = x_t
+        time[rows] = t
+        until[rows] = r
+        goal[rows] = x_t - per_row(t) * (first + second) / 2
+        return sample, time, until, goal
+
+    def _look(self, context: Tensor, noise: Tensor, tokens: Tensor) -> list[dict[str, Tensor]]:
+        """Keys and values of the context, for every block."""
+        cache: list[dict[str, Tensor]] = [{} for _ in self.wan.blocks]
+        level = noise[:, None].expand(-1, CONTEXT)
+        self._wan(
+            context, level, level, tokens, kv_cache=cache, kv_cache_flag={"is_cache_step": True}
+        )
+        return cache
+
+    def _velocity(
+        self,
+        cache: list[dict[str, Tensor]],
+        current: Tensor,
+        tokens: Tensor,
+        sample: Tensor,
+        time: Tensor,
+        r: Tensor,
+    ) -> Tensor:
+        """Mean velocity of a noisy change from ``time`` to ``r``, with the context from ``_look``: noise - change."""
+        frame = (per_row(1.0 - time) * current + sample)[:, None]
+        flags = {"is_cache_step": False, "num_cached_chunks": CONTEXT}
+        return (
+            self._wan(
+                frame, time[:, None], r[:, None], tokens, kv_cache=cache, kv_cache_flag=flags
+            )[:, 0]
+            + current
+        )
+
+    def _wan(
+        self, frames: Tensor, time: Tensor, until: Tensor, tokens: Tensor, **cache: Any
+    ) -> Any:
+        """The transformer's velocities (B, frames in full resolution, V, c, y, x); None where it fills the cache."""
+        config = self.wan.config
+        views = frames.shape[2]
+        video = frames.permute(0, 1, 3, 4, 2, 5).flatten(4, 5)  # b f c y (v x)
+        y, x = video.shape[3:]
+        small, full = (
+            (y // h) * (x // w)
+            for _, h, w in (config["compressed_patch_size"], config["patch_size"])
+        )
+        compressed = max(0, len(CHUNKS) - config["full_chunk_limit"])
+        lengths = [small if i < compressed else full for i in range(frames.shape[1])]
+        filling = cache.get("kv_cache_flag", {}).get("is_cache_step", False)
+        given = (
+            video,
+            time * TIMESTEPS,
+            until * TIMESTEPS,
+            tokens,
+            CHUNKS[:CONTEXT] if filling else CHUNKS,
+        )
+        velocity = self.wan(*given, attention_mask=lengths, return_dict=False, **cache)[0]
+        return None if filling else velocity.unflatten(4, (views, -1)).permute(0, 1, 4, 2, 3, 5)
+
+
+class CausalAttention:
+    """Self-attention of AnyFlow's blocks in which a frame sees itself and what is before it.
+
+    It takes the place of diffusers' own because flex_attention, of which that is made, has no
+    backward pass on a CPU, and because that one pads the keys with zeros beside a cache and attends
+    to them, so that cached and uncached differ. No mask is needed: each frame's queries meet as
+    many keys as it may see.
+    """
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Float[Tensor, "b n d"],
+        attention_mask: list[int] | None = None,
+        rotary_emb: dict[str, Tensor] | None = None,
+        kv_cache: dict[str, Tensor] | None = None,
+        kv_cache_flag: dict[str, Any] | None = None,
+    ) -> Float[Tensor, "b n d"]:
+        """Called by diffusers' attention module.
+
+        Args:
+            attn: that module.
+            hidden_states: of all frames, or of the newest alone where the others are in the cache.
+            attention_mask: tokens of each frame; None, as in a step with a cache, means that all is
+                seen.
+            rotary_emb: its ``query`` has the rotations of ``hidden_states``.
+            kv_cache: keys (rotated) and values of the context, which a cache step writes.
+            kv_cache_flag: whether it is one.
+        """
+        assert rotary_emb is not None
+        dtype = hidden_states.dtype
+        q = attn.norm_q(attn.to_q(hidden_states))
+        k = attn.norm_k(attn.to_k(hidden_states))
+        q, k, v = (
+            z.unflatten(2, (attn.heads, -1)).transpose(1, 2)
+            for z in (q, k, attn.to_v(hidden_states))
+        )
+        q, k = (apply_rotary_emb(z.to(dtype), rotary_emb["query"]).to(v.dtype) for z in (q, k))
+        if kv_cache is not None and kv_cache_flag is not None:
+            if kv_cache_flag["is_cache_step"]:
+                kv_cache["key"] = k
+                kv_cache["value"] = v
+            else:
+                k = torch.cat([kv_cache["key"], k], dim=2)
+                v = torch.cat([kv_cache["value"], v], dim=2)
+        seen = k.shape[2] - q.shape[2]
+        parts = []
+        for queries in q.split(attention_mask or q.shape[2], dim=2):
+            seen += queries.shape[2]
+            parts.append(attention(queries, k[:, :, :seen], v[:, :, :seen]))
+        out = torch.cat(parts, dim=2).transpose(1, 2).flatten(2)
+        return attn.to_out[1](attn.to_out[0](out.to(dtype)))

@@ -1,0 +1,150 @@
+"""``Episodes``: frames with a label each, read from a data set or made of imagined frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodyrl.data.demonstrations import Demonstrations
+from embodyrl.errors import UserError
+from embodyrl.world_models.reflectors.base import window_rows
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Frames of episodes one after the other; selecting episodes copies no frames.
+
+    Attributes:
+        frames: camera -> (R, h, w, 3) uint8, in memory or mapped from a file.
+        rows: (F,) which of those R are meant, in order.
+        label: (F,) bool, whether the task is solved as of that frame.
+        episode: (F,) numbers of the episodes, each one's frames contiguous.
+        sentence: (F,) numbers of the instructions.
+        sentences: the instructions.
+    """
+
+    frames: Mapping[str, np.ndarray]
+    rows: np.ndarray
+    label: np.ndarray
+    episode: np.ndarray
+    sentence: np.ndarray
+    sentences: list[str]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """(E,) numbers of the episodes, in order."""
+        return self.episode[self.first_frames]
+
+    @cached_property
+    def first_frames(self) -> np.ndarray:
+        """(E,) each episode's first frame."""
+        return np.flatnonzero(np.append(True, self.episode[1:] != self.episode[:-1]))
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """(F,) the first frame of each frame's episode."""
+        starts = self.first_frames
+        return np.repeat(starts, np.diff(np.append(starts, len(self))))
+
+    @property
+    def solved(self) -> np.ndarray:
+        """(E,) bool, whether any frame of the episode is solved."""
+        return np.logical_or.reduceat(self.label, self.first_frames)
+
+    def windowed(self, values: np.ndarray, frame: np.ndarray, window: int) -> Tensor:
+        """(B, T) ``values`` (F,) of the frames that a reflector sees that judges the frames numbered ``frame`` (B,)."""
+        first = torch.from_numpy(self.first[frame])
+        return torch.from_numpy(values[window_rows(torch.from_numpy(frame), first, window).numpy()])
+
+    def window(self, camera: str, frame: np.ndarray, window: int) -> Tensor:
+        """(B, T, h, w, 3) uint8, those frames."""
+        return torch.from_numpy(
+            self.frames[camera][self.windowed(self.rows, frame, window).numpy()]
+        )
+
+    def select(self, episodes: np.ndarray) -> Episodes:
+        """Those episodes alone (their numbers)."""
+        mask = np.isin(self.episode, episodes)
+        return replace(
+            self,
+            rows=self.rows[mask],
+            label=self.label[mask],
+            episode=self.episode[mask],
+            sentence=self.sentence[mask],
+        )
+
+    def split(self, held_out: float, seed: int = 0) -> tuple[Episodes, Episodes]:
+        """Episodes to train on, and the share ``held_out`` of them, chosen by ``seed``.
+
+        Raises:
+            UserError: nothing would be left on one side.
+        """
+        numbers = np.random.default_rng(seed).permutation(self.numbers)
+        count = round(held_out * len(numbers))
+        if not 0 < count < len(numbers):
+            raise UserError(
+                f"{held_out:g} of {len(numbers)} episodes cannot be held out; both sides need one."
+            )
+        return self.select(numbers[count:]), self.select(numbers[:count])
+
+
+def from_demonstrations(demos: Demonstrations, tail: int = 0) -> Episodes:
+    """Labels frames by the reward: frame t+1 is solved if action t earned more than .5.
+
+    Args:
+        demos: loaded with ``keep="all"``; a reflector learns most from failures.
+        tail: also counts the last that many frames of solved episodes as solved, for data that say
+            no more than that.
+
+    Raises:
+        UserError: no frame would be labelled as solved although episodes are.
+    """
+    episode = torch.unique_consecutive(demos.end, return_inverse=True)[1].numpy()
+    reward = demos.reward.numpy()
+    end = demos.end.numpy()
+    label = np.zeros(len(demos), dtype=bool)
+    label[1:] = (reward[:-1] > 0.5) & (episode[1:] == episode[:-1])
+    if tail:
+        label |= (end - np.arange(len(demos)) <= tail) & demos.success.numpy()
+    if not label.any() and demos.success.any():
+        raise UserError(
+            "The episodes of this data set end with the action that solves them, so no frame "
+            "shows a solved task. Collect with env.terminate_on_success=false, or label the last "
+            "frames of solved episodes: --tail 1."
+        )
+    return Episodes(
+        frames=demos.images,
+        rows=np.arange(len(demos)),
+        label=label,
+        episode=episode,
+        sentence=demos.instruction.numpy(),
+        sentences=demos.sentences,
+    )
+
+
+def load_episodes(path: str | Path, cameras: Sequence[str] = (), tail: int = 0) -> Episodes:
+    """Reads a LeRobotDataset v3 with its failures.
+
+    Args:
+        path: folder or hub id.
+        cameras: names; none means all.
+        tail: see ``from_demonstrations``.
+
+    Raises:
+        UserError: no such data set or camera, no camera at all, or no label.
+    """
+    demos = Demonstrations.load(
+        path, 1, keep="all", cameras={name: name for name in cameras} or None
+    )
+    if not demos.images:
+        raise UserError(f"The data set {path} has no camera, and a reflector judges frames.")
+    return from_demonstrations(demos, tail)

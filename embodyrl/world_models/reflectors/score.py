@@ -1,0 +1,151 @@
+"""Judges the frames of whole episodes as an env would, and says how good the judgements are."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from embodyrl.errors import UserError
+from embodyrl.functional.intervals import wilson
+from embodyrl.world_models.reflectors import metrics
+from embodyrl.world_models.reflectors.base import Reflector
+from embodyrl.world_models.reflectors.calibration import Calibration
+from embodyrl.world_models.reflectors.labelled_episodes import Episodes
+
+RESAMPLES = 200
+
+
+def judge_episodes(
+    reflector: Reflector,
+    episodes: Episodes,
+    *,
+    chunk: int = 0,
+    batch_size: int = 64,
+    progress: Callable[[int], None] | None = None,
+) -> np.ndarray:
+    """Every frame's probability, from windows in which it is new, as in an env whose chunks are ``chunk`` frames long.
+
+    Args:
+        reflector: the judge.
+        episodes: F frames.
+        chunk: frames that are new in a window; 0 means as many as fit.
+        batch_size: windows per call.
+        progress: told how many frames were judged.
+
+    Returns:
+        (F,) float64, not calibrated; NaN where it could not judge.
+
+    Raises:
+        UserError: the chunk does not fit into the window, or a camera is missing.
+    """
+    chunk = chunk or reflector.window - 1
+    if not 0 < chunk < reflector.window:
+        raise UserError(
+            f"Chunks of {chunk} frames do not fit into a window of {reflector.window} beside the "
+            "first frame."
+        )
+    prob = np.full(len(episodes), np.nan)
+    for new, newest in _newest_frames(episodes, chunk).items():
+        for batch in np.split(newest, range(batch_size, len(newest), batch_size)):
+            frames = {
+                name: episodes.window(name, batch, reflector.window) for name in reflector.cameras
+            }
+            sentences = [episodes.sentences[i] for i in episodes.sentence[batch]]
+            judged = reflector.judge(frames, sentences, new)[:, -new:]
+            prob[batch[:, None] + np.arange(1 - new, 1)] = judged.double().numpy()
+            if progress is not None:
+                progress(new * len(batch))
+    return prob
+
+
+def _newest_frames(episodes: Episodes, chunk: int) -> dict[int, np.ndarray]:
+    """How many frames are new -> the newest frames of the windows of which that is so."""
+    starts = episodes.first_frames
+    newest = defaultdict(list)
+    for start, end in zip(starts, [*starts[1:], len(episodes)], strict=True):
+        newest[chunk] += range(start + chunk - 1, end, chunk)
+        if rest := (end - start) % chunk:
+            newest[rest].append(end - 1)
+    return {new: np.array(frames, dtype=np.int64) for new, frames in newest.items()}
+
+
+def score(
+    prob: np.ndarray, episodes: Episodes, calibration: Calibration, seed: int = 0
+) -> dict[str, Any]:
+    """How well probabilities tell solved from unsolved.
+
+    F1, AUROC and calibration error count frames; their 95% intervals resample episodes, because the
+    frames of an episode are much alike. What ends an episode counts episodes, with Wilson's
+    intervals.
+
+    Args:
+        prob: (F,) as ``judge_episodes`` gave them.
+        episodes: with the labels.
+        calibration: its threshold and hits decide what is a success.
+        seed: of the resampling.
+
+    Returns:
+        JSON-able: ``episodes``, ``solved``, ``frames`` and ``unjudged``; ``f1``, ``auroc`` and
+        ``ece`` with ``value``, ``low`` and ``high`` each; and, with ``rate``, ``k``, ``n``, ``low``
+        and ``high`` each, ``false_terminations`` (failing episodes that are ended as a success),
+        ``missed`` (solved ones never ended) and ``premature`` (solved ones ended before their first
+        solved frame).
+    """
+    calibrated = calibration.apply(torch.from_numpy(prob)).numpy()
+    ended = metrics.streak(calibrated, episodes.episode, calibration.hits) >= calibration.threshold
+    solved = episodes.solved
+    end = _first(ended, episodes)
+    first_solved = _first(episodes.label, episodes)
+    never = end == len(episodes)
+    seen = np.isfinite(calibrated)
+    value = calibrated[seen]
+    label = episodes.label[seen]
+    own = [np.flatnonzero(episodes.episode[seen] == number) for number in episodes.numbers]
+    rng = np.random.default_rng(seed)
+    picks = [
+        np.concatenate([own[i] for i in rng.integers(len(own), size=len(own))])
+        for _ in range(RESAMPLES)
+    ]
+
+    def frames(metric: Callable[[np.ndarray, np.ndarray], float]) -> dict[str, float | None]:
+        resampled = np.array([metric(value[pick], label[pick]) for pick in picks])
+        low, high = (
+            np.nanquantile(resampled, [0.025, 0.975])
+            if np.isfinite(resampled).any()
+            else (np.nan, np.nan)
+        )
+        numbers = {"value": metric(value, label), "low": float(low), "high": float(high)}
+        return {name: x if np.isfinite(x) else None for name, x in numbers.items()}
+
+    return {
+        "episodes": len(solved),
+        "solved": int(solved.sum()),
+        "frames": len(episodes),
+        "unjudged": int((~seen).sum()),
+        "f1": frames(lambda p, y: metrics.f1(p >= calibration.threshold, y)),
+        "auroc": frames(metrics.auroc),
+        "ece": frames(metrics.ece),
+        "false_terminations": _share(~never[~solved]),
+        "missed": _share(never[solved]),
+        "premature": _share((end < first_solved)[solved]),
+        "calibration": asdict(calibration),
+    }
+
+
+def _first(flag: np.ndarray, episodes: Episodes) -> np.ndarray:
+    """(E,) the first frame of each episode that has the flag; beyond the last frame where none has."""
+    return np.minimum.reduceat(
+        np.where(flag, np.arange(len(flag)), len(flag)), episodes.first_frames
+    )
+
+
+def _share(flag: np.ndarray) -> dict[str, float | int | None]:
+    k = int(flag.sum())
+    n = len(flag)
+    low, high = wilson(k, n)
+    return {"rate": k / n if n else None, "k": k, "n": n, "low": low, "high": high}

@@ -1,0 +1,313 @@
+"""GRPO: groups from one start, what is dropped and redrawn, advantages of episodes, and what is refused."""
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from embodyrl.algorithms.grpo import GRPO, GroupBatch, GRPOConfig
+from embodyrl.build import make_policy
+from embodyrl.errors import UserError
+from embodyrl.functional.flow import randn
+from embodyrl.policies.flow_vla import FlowVLAConfig
+from embodyrl.rollouts.batches import Episode, EpisodeBatch
+from embodyrl.rollouts.collect import collect_episodes
+from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs
+
+SPEC = EnvSpec("test/arm", 8, 4, 6, "ee_delta_pos", 25.0, 20, {}, privileged_dim=5)
+TINY = FlowVLAConfig(width=32, layers=1, heads=2, text_layers=0, critic_width=16)
+GAP = slice(18, 21)
+"""Columns of MuJoCo's privileged state with the way from the hand to the ball."""
+
+
+class Chaser:
+    """A noisy policy without a critic that goes for the ball: some episodes succeed and some run out of time."""
+
+    def sample(self, obs, *, generator, mode):
+        n = len(obs)
+        start, noise = randn((n, 5, 4), generator), randn((n, 5, 4), generator)
+        mean = torch.nn.functional.pad(obs.privileged[:, GAP] / 0.175, (0, 1))[:, None].expand(
+            n, 5, 4
+        )
+        actions = mean + 0.5 * noise
+        trace = DenoisingTrace(
+            torch.stack([start, actions], dim=1), torch.ones(n, 1, dtype=torch.bool)
+        )
+        return ActionSample(actions.clamp(-1, 1), trace, -actions.square().sum((1, 2))[:, None])
+
+
+def make_env(num_envs: int, cls=MujocoEnv, **settings) -> MujocoEnv:
+    settings = {"task": "reach", "max_episode_steps": 12, "num_threads": 1, **settings}
+    return cls(Config(num_envs=num_envs, renderer="none", **settings))
+
+
+def make_grpo(policy=None, **settings) -> GRPO:
+    settings = {
+        "minibatch_size": 16,
+        "epochs": 3,
+        "lr": 1e-3,
+        "lr_warmup": 0,
+        "group_size": 4,
+        **settings,
+    }
+    return GRPO(GRPOConfig(**settings), policy or make_policy(TINY, SPEC, seed=0))
+
+
+def make_batch(policy, episodes: list[Episode], seed: int = 0) -> GroupBatch:
+    """Episodes of 1 + i % 3 chunks each."""
+    generator = torch.Generator().manual_seed(seed)
+    number = torch.tensor([i for i in range(len(episodes)) for _ in range(1 + i % 3)])
+    proprio, privileged = (torch.randn(len(number), d, generator=generator) for d in (6, 5))
+    obs = Obs({}, proprio, ["push"] * len(number), privileged)
+    sample = policy.sample(obs, generator=generator, mode="train")
+    kept = EpisodeBatch(obs, sample.trace, sample.logprob, number, list(episodes), 100)
+    return GroupBatch(kept, episodes, 100, 1)
+
+
+def outcome(success: float, reward: float = 0.0, length: int = 10) -> Episode:
+    return Episode(0, "push", bool(success), reward, length)
+
+
+def update(grpo: GRPO, batch: GroupBatch) -> dict[str, float]:
+    return grpo.update(batch, progress=0.0, generator=torch.Generator().manual_seed(0))
+
+
+# Episodes
+
+
+def test_every_initial_state_is_played_once_as_a_whole_episode():
+    inits = [7, 7, 7, 7, 9, 9, 9, 9, 3, 3, 3, 3]
+    batch = collect_episodes(
+        make_env(4), Chaser(), inits, generator=torch.Generator().manual_seed(0)
+    )
+    assert [e.init for e in batch.episodes] == inits
+    assert {e.success for e in batch.episodes} == {True, False}
+    assert all(e.success or e.length == 12 for e in batch.episodes)
+    chunks = torch.bincount(batch.episode, minlength=12)
+    assert chunks.tolist() == [math.ceil(e.length / 5) for e in batch.episodes]
+    assert batch.env_steps == sum(e.length for e in batch.episodes)
+    assert len(batch.obs) == len(batch.trace.x) == len(batch.logprob) == len(batch.episode)
+    # A group starts from one state, and goes different ways from there.
+    first = [batch.obs.proprio[(batch.episode == i).nonzero()[0, 0]] for i in range(4)]
+    assert all(torch.equal(first[0], x) for x in first)
+    assert len({e.reward for e in batch.episodes[:4]} | {e.length for e in batch.episodes[:4]}) > 1
+
+
+def test_a_rollout_of_episodes_is_a_function_of_inits_and_generator_whatever_came_before():
+    env, inits = make_env(3), [5, 5, 5, 6, 6, 6]
+
+    def run(seed):
+        return collect_episodes(env, Chaser(), inits, generator=torch.Generator().manual_seed(seed))
+
+    a, other, b = run(0), run(1), run(0)
+    assert (
+        torch.equal(a.trace.x, b.trace.x)
+        and a.episodes == b.episodes
+        and torch.equal(a.episode, b.episode)
+    )
+    assert not torch.equal(a.trace.x[:3], other.trace.x[:3])
+
+
+def test_success_ends_an_episode_also_where_the_env_would_go_on():
+    env = make_env(4, terminate_on_success=False, max_episode_steps=20)
+    options = {"generator": torch.Generator().manual_seed(0)}
+    stopped = collect_episodes(env, Chaser(), [1] * 8, **options)
+    assert any(e.success and e.length < 20 for e in stopped.episodes)
+    whole = collect_episodes(env, Chaser(), [1] * 8, until_success=False, **options)
+    assert all(e.length == 20 for e in whole.episodes)
+
+
+class Breaks(MujocoEnv):
+    """Its env 1 explodes at the third action of its first episode."""
+
+    broken = False
+
+    def _step(self, actions, active):
+        if not self.broken and self._elapsed[1] == 2:
+            self.broken, self._state[1, 15] = True, float("nan")
+        return super()._step(actions, active)
+
+
+def test_a_broken_simulation_costs_its_group(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it stands
+    env = make_env(4, Breaks)
+    grpo = make_grpo(Tracing(Chaser()), num_episodes=8, keep_min=0.0, keep_max=1.0, max_rounds=1)
+    batch = grpo.collect(env, draw_from(range(100)), generator=torch.Generator().manual_seed(0))
+    assert [e.init for e in batch.kept.episodes] == [1, 1, 1, 1]
+    assert [e.init for e in batch.episodes] == [0, 0, 0, 1, 1, 1, 1]
+
+
+class Tracing:
+    """Gives a policy what GRPO's actor asks for, without training it."""
+
+    spec, transition = SPEC, make_policy(TINY, SPEC, seed=0).transition
+
+    def __init__(self, policy):
+        self.sample = policy.sample
+
+    def actor_parameters(self):
+        return [torch.nn.Parameter(torch.zeros(1))]
+
+
+def draw_from(inits):
+    queue = iter(inits)
+    return lambda count: [next(queue) for _ in range(count)]
+
+
+def test_dynamic_sampling_drops_groups_that_say_nothing_and_draws_new_ones():
+    env, policy = make_env(8), Tracing(Chaser())
+    grpo = make_grpo(policy, num_episodes=16, keep_min=0.5, keep_max=0.8, max_rounds=9)
+    batch = grpo.collect(env, draw_from(range(1000)), generator=torch.Generator().manual_seed(0))
+    groups = [batch.kept.episodes[i : i + 4] for i in range(0, len(batch.kept.episodes), 4)]
+    assert len(groups) >= 4 and batch.rounds > 1
+    assert all(len({e.init for e in group}) == 1 for group in groups)
+    assert all(0.5 <= sum(e.success for e in group) / 4 <= 0.8 for group in groups)
+    assert len(batch.episodes) > len(batch.kept.episodes) and batch.env_steps == sum(
+        e.length for e in batch.episodes
+    )
+    # Chunks and episodes still belong together.
+    chunks = torch.bincount(batch.kept.episode, minlength=len(batch.kept.episodes))
+    assert chunks.tolist() == [math.ceil(e.length / 5) for e in batch.kept.episodes]
+    # It gives up where nothing is worth keeping, and learns nothing from nothing.
+    grpo = make_grpo(policy, num_episodes=8, keep_min=0.6, keep_max=0.7, max_rounds=2)
+    batch = grpo.collect(env, draw_from(range(1000)), generator=torch.Generator().manual_seed(0))
+    assert batch.rounds == 2 and not batch.kept.episodes and len(batch.episodes) == 16
+    assert update(grpo, batch) == {"groups": 0.0, "group_rounds": 2.0}
+
+
+# Updates
+
+
+@pytest.mark.parametrize("baseline", ["mean", "median", "leave_one_out"])
+def test_episodes_better_than_their_group_become_likelier_and_the_others_less(baseline):
+    grpo = make_grpo(baseline=baseline)
+    episodes = [outcome(i % 2) for i in range(16)]
+    batch = make_batch(grpo.policy, episodes)
+    stats = update(grpo, batch)
+    with torch.no_grad():
+        moved = (
+            grpo.policy.evaluate(batch.kept.obs, batch.kept.trace).logprob - batch.kept.logprob
+        ).sum(1)
+    won = torch.tensor([e.success for e in episodes])[batch.kept.episode]
+    assert moved[won].mean() > 0.01 and moved[~won].mean() < -0.01
+    assert stats["groups"] == 4 and stats["actor_epochs"] == 3
+
+
+def test_8_the_first_pass_has_ratio_one_and_clips_nothing():
+    grpo = make_grpo(epochs=1, minibatch_size=1000)
+    stats = update(grpo, make_batch(grpo.policy, [outcome(i % 2) for i in range(16)]))
+    assert (
+        abs(stats["ratio"] - 1) < 1e-4
+        and abs(stats["approx_kl"]) < 1e-6
+        and stats["clip_fraction"] == 0
+    )
+
+
+def test_14_equal_outcomes_teach_nothing():
+    grpo = make_grpo()
+    before = copy.deepcopy(grpo.policy.state_dict())
+    update(
+        grpo, make_batch(grpo.policy, [outcome(i // 4 % 2) for i in range(16)])
+    )  # whole groups alike
+    assert all(torch.equal(before[k], v) for k, v in grpo.policy.state_dict().items())
+
+
+def test_advantages_by_hand():
+    episodes = [outcome(1, 3.0, 5), outcome(0, 1.0, 9), outcome(0, 1.0, 9), outcome(0, 1.0, 9)]
+    plus, minus = 0.75 / 0.5, -0.25 / 0.5  # one success of four: standard deviation 1/2
+    assert make_grpo()._advantages(episodes).tolist() == pytest.approx(
+        [plus, minus, minus, minus], rel=1e-5
+    )
+    rloo = make_grpo(baseline="leave_one_out", normalize=False)
+    assert rloo._advantages(episodes).tolist() == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])
+    returns = make_grpo(rewards=("return",), reward_weights=(1.0,), normalize=False)
+    assert returns._advantages(episodes).tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5])
+    both = make_grpo(rewards=("success", "length"), reward_weights=(1.0, -0.5), normalize=False)
+    assert both._advantages(episodes).tolist() == pytest.approx([2.25, -0.75, -0.75, -0.75])
+
+
+def test_per_reward_normalisation_keeps_a_small_reward_from_drowning():
+    """GDPO: returns in the hundreds hide who succeeded, unless each reward is normalised on its own."""
+    episodes = [outcome(1, 500.0), outcome(0, 510.0), outcome(1, 700.0), outcome(0, 690.0)]
+    settings = {"rewards": ("success", "return"), "reward_weights": (1.0, 1.0)}
+    summed, apart = (
+        make_grpo(**settings, per_reward=p)._advantages(episodes) for p in (False, True)
+    )
+    assert summed[0] < summed[1] and apart[0] > apart[1]
+    assert float(apart.mean()) == pytest.approx(0, abs=1e-6) and float(
+        apart.std(correction=0)
+    ) == pytest.approx(1)
+
+
+def test_every_episode_counts_the_same_however_long():
+    """The loss at ratio 1 is minus the mean of A over what counts the same: episodes, or chunks."""
+    advantage = torch.tensor([1.5, -0.5, -0.5, -0.5])
+    chunks = torch.tensor([1, 2, 3, 1])  # of ``make_batch``
+    expected = {"episode": -advantage.mean(), "chunk": -(advantage * chunks).sum() / chunks.sum()}
+    for weighting, loss in expected.items():
+        grpo = make_grpo(weighting=weighting, epochs=1, minibatch_size=1000)
+        stats = update(grpo, make_batch(grpo.policy, [outcome(i == 0) for i in range(4)]))
+        assert stats["policy_loss"] == pytest.approx(float(loss), abs=1e-4)
+
+
+class Reads:
+    """A config that remembers which of its settings were looked at."""
+
+    def __init__(self, config):
+        self.config, self.seen = config, set()
+
+    def __getattr__(self, name):
+        self.seen.add(name)
+        return getattr(self.config, name)
+
+
+def test_every_setting_is_read():
+    reads = Reads(make_grpo(Tracing(Chaser()), num_episodes=8, keep_min=0.0, keep_max=1.0).config)
+    GRPO(reads, Tracing(Chaser())).collect(
+        make_env(8), draw_from(range(9)), generator=torch.Generator()
+    )
+    grpo = GRPO(reads, make_policy(TINY, SPEC, seed=0))
+    update(grpo, make_batch(grpo.policy, [outcome(i % 2) for i in range(16)]))
+    assert {f.name for f in dataclasses.fields(GRPOConfig)} - reads.seen == {"name"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"group_size": 1}, "algorithm.group_size is 1: an episode alone"),
+        (
+            {"group_size": 5, "num_episodes": 64},
+            "group_size 5 does not divide algorithm.num_episodes 64",
+        ),
+        ({"keep_min": 0.9, "keep_max": 0.1}, "keep_min <= keep_max"),
+        ({"max_rounds": 0}, "algorithm.max_rounds is 0"),
+        ({"baseline": "medain"}, "Did you mean 'median'"),
+        ({"weighting": "episodes"}, "Did you mean 'episode'"),
+        ({"rewards": ("sucess",)}, "algorithm.rewards names 'sucess'. Did you mean 'success'"),
+        ({"rewards": ("success", "return")}, "has 2 names and algorithm.reward_weights 1"),
+        ({"per_reward": True}, "algorithm.rewards has only one"),
+        (
+            {
+                "per_reward": True,
+                "rewards": ("success", "return"),
+                "reward_weights": (1.0, 1.0),
+                "normalize": False,
+            },
+            "algorithm.normalize is False, but per_reward=true",
+        ),
+        ({"dual_clip": 0.5}, "algorithm.dual_clip is 0.5"),
+    ],
+)
+def test_wrong_settings_are_refused_in_words(settings, words):
+    with pytest.raises(UserError, match=words):
+        GRPOConfig(**settings)
+
+
+def test_more_envs_than_episodes_are_refused_in_words():
+    with pytest.raises(UserError, match=r"num_episodes 4 cannot keep env.num_envs=8 busy"):
+        make_grpo(Tracing(Chaser()), num_episodes=4).collect(make_env(8), draw_from(range(9)))
+    with pytest.raises(UserError, match="2 episodes cannot keep 3 envs busy"):
+        collect_episodes(make_env(3), Chaser(), [1, 2], generator=torch.Generator())

@@ -1,0 +1,144 @@
+"""Supervised fine-tuning on synthetic demonstrations: it learns them, averages its weights, and resumes exactly."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from embodyrl.algorithms.sft import SFT, SFTConfig
+from embodyrl.build import make_policy
+from embodyrl.data.demonstrations import Demonstrations
+from embodyrl.errors import UserError
+from embodyrl.policies.flow_vla import FlowVLAConfig
+from embodyrl.storage import checkpoint
+from embodyrl.types import EnvSpec, Obs
+
+CAMERAS = {"front": (32, 32)}
+SPEC = EnvSpec("test/arm", 8, 2, 3, "ee_delta_pos", 25.0, 20, {}, privileged_dim=5)
+SEEING = EnvSpec("test/arm", 8, 2, 3, "ee_delta_pos", 25.0, 20, CAMERAS, privileged_dim=5)
+
+
+def demonstrations(episodes: int = 20, length: int = 12, cameras=None) -> Demonstrations:
+    """The sentence says which way to go, proprio how far; the action is the same all through an episode."""
+    generator = torch.Generator().manual_seed(0)
+    goal = torch.rand(episodes, 1, 3, generator=generator) * 2 - 1
+    sentence = torch.arange(episodes) % 2
+    proprio = goal.expand(episodes, length, 3).reshape(-1, 3)
+    sign = (1.0 - 2.0 * sentence).repeat_interleave(length)[:, None]
+    images = {
+        name: torch.randint(
+            0, 256, (episodes * length, *size, 3), generator=generator, dtype=torch.uint8
+        ).numpy()
+        for name, size in (cameras or {}).items()
+    }
+    return Demonstrations(
+        horizon=5,
+        images=images,
+        proprio=proprio,
+        actions=0.8 * sign * proprio[:, :2],
+        episode=torch.arange(episodes).repeat_interleave(length),
+        instruction=sentence.repeat_interleave(length),
+        sentences=["move as shown", "move the other way"],
+    )
+
+
+def make_sft(spec: EnvSpec = SPEC, **settings) -> SFT:
+    config = FlowVLAConfig(
+        width=32, layers=1, heads=2, text_layers=0, critic_width=16, vision_width=4
+    )
+    settings = {"batch_size": 64, "steps_per_iteration": 50, "lr": 3e-3, "ema": 0.9, **settings}
+    return SFT(SFTConfig(**settings), make_policy(config, spec, seed=0))
+
+
+def run(sft: SFT, demos: Demonstrations, iterations: range, total: int) -> list[dict[str, float]]:
+    return [
+        sft.update(demos, progress=i / total, generator=torch.Generator().manual_seed(i))
+        for i in iterations
+    ]
+
+
+def test_the_demonstrated_actions_come_back_from_noise():
+    sft, demos = make_sft(), demonstrations()
+    critic = copy.deepcopy(sft.policy.critic.state_dict())
+    rows = run(sft, demos, range(6), 6)
+    assert rows[-1]["loss"] < 0.5 * rows[0]["loss"]
+    obs, actions, mask = demos.batch(torch.arange(0, len(demos), 7))
+    sampled = sft.result.sample(
+        obs, generator=torch.Generator().manual_seed(0), mode="eval"
+    ).actions
+    error = (sampled - actions).abs()[mask].mean()
+    other_way = Obs(
+        {}, obs.proprio, [demos.sentences[1 - demos.sentences.index(s)] for s in obs.instruction]
+    )
+    flipped = sft.result.sample(
+        other_way, generator=torch.Generator().manual_seed(0), mode="eval"
+    ).actions
+    assert error < 0.1
+    assert (flipped - actions).abs()[mask].mean() > 3 * error  # the sentence is heard
+    assert all(torch.equal(critic[k], v) for k, v in sft.policy.critic.state_dict().items())
+
+
+def test_the_result_is_an_average_without_gradients():
+    sft, demos = make_sft(ema=0.9, steps_per_iteration=1), demonstrations()
+    before = copy.deepcopy(sft.policy.state_dict())
+    run(sft, demos, range(1), 1)
+    assert not any(p.requires_grad for p in sft.result.parameters())
+    now = sft.policy.state_dict()
+    for name, averaged in sft.result.named_parameters():
+        torch.testing.assert_close(
+            averaged, 0.9 * before[name] + 0.1 * now[name], atol=1e-6, rtol=1e-5
+        )
+    torch.testing.assert_close(sft.result.normalize_action.mean, demos.actions.mean(0))
+    torch.testing.assert_close(sft.result.normalize_proprio.std, demos.proprio.std(0, correction=0))
+
+
+def test_images_are_shifted_by_the_generator_of_the_iteration():
+    demos = demonstrations(4, cameras=CAMERAS)
+    states = []
+    for shift in (2, 2, 0):
+        sft = make_sft(SEEING, shift=shift, steps_per_iteration=2, batch_size=16)
+        run(sft, demos, range(1), 1)
+        states.append(sft.policy.state_dict())
+    assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
+    seen = [k for k in states[0] if k.startswith("vision.") and k.endswith("weight")]
+    assert seen and not any(torch.equal(states[0][k], states[2][k]) for k in seen)
+
+
+def test_the_learning_rate_rises_and_falls():
+    sft, demos = make_sft(steps_per_iteration=1, warmup=0.2), demonstrations(4)
+    rates = [row["lr"] for row in run(sft, demos, range(20), 20)]
+    assert rates[0] < 0.5 * max(rates) and rates[-1] < 0.2 * max(rates) and max(rates) <= 3e-3
+    peak = rates.index(max(rates))
+    assert 2 <= peak <= 5 and rates[peak:] == sorted(rates[peak:], reverse=True)
+
+
+def test_what_is_saved_continues_bit_for_bit(tmp_path):
+    demos, straight, first = (
+        demonstrations(),
+        make_sft(steps_per_iteration=5),
+        make_sft(steps_per_iteration=5),
+    )
+    run(straight, demos, range(4), 4)
+    run(first, demos, range(2), 4)
+    states = {"policy": first.result.state_dict(), "algorithm": first.state_dict()}
+    loaded, _ = checkpoint.load(checkpoint.save(tmp_path / "step_2", states, {}))
+    second = make_sft(steps_per_iteration=5)
+    second.result.load_state_dict(loaded["policy"])
+    second.load_state_dict(loaded["algorithm"])
+    run(second, demos, range(2, 4), 4)
+    for a, b in ((straight.policy, second.policy), (straight.result, second.result)):
+        assert all(torch.equal(v, b.state_dict()[k]) for k, v in a.state_dict().items())
+
+
+def test_data_that_is_not_finite_stops_it_in_words():
+    demos = demonstrations(4)
+    demos.actions = demos.actions.clone()
+    demos.actions[3] = float(np.nan)
+    with pytest.raises(UserError, match=r"not finite: lower algorithm\.lr or check the data"):
+        run(make_sft(), demos, range(1), 1)
+
+
+def test_an_unknown_time_schedule_is_refused_in_words():
+    with pytest.raises(UserError, match="no time schedule 'cosine'"):
+        run(make_sft(time="cosine"), demonstrations(4), range(1), 1)

@@ -1,0 +1,101 @@
+"""What the tests of the pretrained policies share: an env's spec, observations, and LeRobot's own half."""
+
+import numpy as np
+import torch
+
+from embodyrl.algorithms.sft import SFT, SFTConfig
+from embodyrl.data.demonstrations import Demonstrations
+from embodyrl.policies.sample_path import given_prefix
+from embodyrl.real_robot.policy_link.checkpoint_server import sample_after
+from embodyrl.types import EnvSpec, Obs
+
+SPEC = EnvSpec("test/arm", 3, 4, 6, "ee_delta_pos", 25.0, 20, {"front": (24, 32)}, privileged_dim=5)
+SENTENCES = ["pick up the red block", "go", "push the blue block, slowly"]
+
+
+def gen(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def observation(spec: EnvSpec = SPEC) -> Obs:
+    g, n = gen(), spec.num_envs
+    images = {
+        k: torch.randint(0, 256, (n, *s, 3), generator=g, dtype=torch.uint8)
+        for k, s in spec.cameras.items()
+    }
+    proprio, privileged = (
+        torch.randn(n, spec.proprio_dim, generator=g),
+        torch.randn(n, 5, generator=g),
+    )
+    return Obs(images, proprio, (SENTENCES * n)[:n], privileged)
+
+
+def lerobot_from(folder):
+    """Policy, pre- and post-processor as LeRobot itself loads them."""
+    from lerobot.configs import PreTrainedConfig
+    from lerobot.policies import get_policy_class, make_pre_post_processors
+
+    config = PreTrainedConfig.from_pretrained(folder)
+    policy = get_policy_class(config.type).from_pretrained(folder, config=config, strict=True)
+    return policy, *make_pre_post_processors(config, folder)
+
+
+def lerobot_batch(obs: Obs) -> dict:
+    images = {
+        f"observation.images.{k}": v.permute(0, 3, 1, 2) / 255.0 for k, v in obs.images.items()
+    }
+    return {**images, "observation.state": obs.proprio, "task": obs.instruction}
+
+
+def stir(policy, generator: torch.Generator) -> None:
+    """Moves every weight, so that those which start at zero matter too."""
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.add_(0.1 * torch.randn(p.shape, generator=generator))
+
+
+def check_times(policy) -> None:
+    """The same time for every action is the chunk's time, bit for bit; a given prefix moves the actions after it."""
+    g, (chunk, dims) = gen(), policy.flow_shape
+    x, t = torch.randn(3, 2, chunk, dims, generator=g), torch.rand(3, 2, generator=g)
+    with torch.no_grad():
+        context = policy.encode(observation())
+        velocity = policy.velocity(context, x, t)
+        assert torch.equal(policy.velocity(context, x, t[..., None].expand(3, 2, chunk)), velocity)
+        seen = []
+        for clean in (torch.zeros_like(x[:, 0]), torch.ones_like(x[:, 0])):
+            given, times = given_prefix(x[:, 0], t[:, 0], clean, torch.full((3,), 2))
+            seen.append(policy.velocity(context, given[:, None], times[:, None])[:, 0, 2:])
+            same_time = policy.velocity(context, given[:, None], t[:, :1])[:, 0, 2:]
+            assert (seen[-1] - same_time).abs().amax(
+                (1, 2)
+            ).min() > 1e-4  # that they are given matters
+        assert (seen[0] - seen[1]).abs().amax((1, 2)).min() > 1e-4  # and what they are
+
+
+def check_goes_on(policy, steps: int) -> None:
+    """Trained on episodes half of which go one way and half the other, with nothing but the actions to say which."""
+    g, h = gen(), policy.config.horizon
+    way = (
+        torch.where(torch.rand(40, generator=g) < 0.5, 0.6, -0.6)
+        .repeat_interleave(10)[:, None]
+        .expand(400, 4)
+    )
+    episode, zeros = torch.arange(40).repeat_interleave(10), torch.zeros(400, dtype=torch.long)
+    images = {"front": np.zeros((400, 24, 32, 3), np.uint8)}
+    demos = Demonstrations(
+        h, images, torch.zeros(400, 6), way.clone(), episode, zeros, [SENTENCES[1]]
+    )
+    sft = SFT(
+        SFTConfig(steps_per_iteration=steps, batch_size=32, lr=5e-3, warmup=0.0, ema=0.9, shift=0),
+        policy,
+    )
+    sft.update(demos, progress=0.0, generator=g)
+    n = 64
+    black = {"front": torch.zeros(n, 24, 32, 3, dtype=torch.uint8)}
+    obs = Obs(black, torch.zeros(n, 6), [SENTENCES[1]] * n, None)
+    for sign in (0.6, -0.6):
+        actions = sample_after(sft.result, obs, torch.full((n, h, 4), sign), 2, g)
+        torch.testing.assert_close(actions[:, :2], torch.full((n, 2, 4), sign))
+        went_on = ((actions[:, 2:] * sign) > 0).all(2).all(1).float().mean()
+        assert went_on > 0.8, went_on  # half of them would by chance

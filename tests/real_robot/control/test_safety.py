@@ -1,0 +1,361 @@
+"""The safety filter: no limit broken by any input, and what each fault makes of a moving arm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embodyrl.errors import UserError
+from embodyrl.real_robot.control import kinematics
+from embodyrl.real_robot.control.fuzz import BOX, fuzz
+from embodyrl.real_robot.control.limits import FR3, PANDA, find
+from embodyrl.real_robot.control.messages import Mode, RobotState, Target
+from embodyrl.real_robot.control.safety import Event, SafetyConfig, SafetyFilter
+from embodyrl.real_robot.control.watch import Watch
+from embodyrl.sims.mujoco import kinematics as batched
+
+TICK = 0.01
+AWAY = np.array([0.65, 0.2, 0.4])
+
+
+class Arm:
+    """A filter with a robot that follows perfectly, and what came out."""
+
+    def __init__(self, **config: Any) -> None:
+        self.events: list[Event] = []
+        self.guard = SafetyFilter(SafetyConfig(**{**BOX, **config}), self.events.append)
+        self.watch = Watch(self.guard.hard, self.guard.config.tick)
+        self.now = 0.0
+        self.guard.start(self.now, RobotState(self.now, kinematics.HOME, np.zeros(7)))
+
+    def target(self, **changes: Any) -> Target:
+        return replace(Target(self.now, AWAY, kinematics.DOWN, 0.08), **changes)
+
+    def go(
+        self,
+        ticks: int,
+        target: Callable[[], Target | None] | None = None,
+        state: Callable[[RobotState], RobotState] = lambda s: s,
+    ) -> Arm:
+        """Ticks on, with the target or state that a fault makes of it."""
+        for _ in range(ticks):
+            self.now += self.guard.config.tick
+            last = self.guard.command
+            assert last is not None
+            measured = state(RobotState(self.now, last.q, last.dq, force=np.zeros(3)))
+            self.watch.see(self.guard.tick(self.now, measured, (target or self.target)()))
+        return self
+
+    def moving(self) -> Arm:
+        """At full speed towards a far corner."""
+        self.guard.run(self.now)
+        self.go(12)
+        assert self.guard.mode == Mode.RUN and self.speed > 0.3
+        return self
+
+    @property
+    def speed(self) -> float:
+        assert self.guard.command is not None
+        return float(np.abs(self.guard.command.dq).max())
+
+    def seconds_to_stop(self, **kwargs: Any) -> float:
+        for ticks in range(100):
+            if self.speed < 1e-6:
+                return ticks * self.guard.config.tick
+            self.go(1, **kwargs)
+        raise AssertionError(f"still moving at {self.speed} rad/s")
+
+
+def test_single_arm_kinematics_agree_with_the_simulators() -> None:
+    rng = np.random.default_rng(0)
+    for q in rng.uniform(batched.JOINT_LOWER, batched.JOINT_UPPER, (20, 7)):
+        for mine, theirs in zip(kinematics.forward(q), batched.forward(q[None]), strict=True):
+            np.testing.assert_allclose(mine, theirs[0], atol=1e-12)
+        np.testing.assert_allclose(kinematics.tip(q.tolist()), kinematics.forward(q)[0], atol=1e-12)
+    for turn in (
+        *rng.normal(size=(20, 3)),
+        np.array([np.pi, 0, 0]),
+        np.array([0, np.pi - 1e-8, 0]),
+    ):
+        turn = turn * min(1.0, np.pi / np.linalg.norm(turn))
+        back = kinematics.rotation_vector(kinematics.exp_rotation(turn))
+        np.testing.assert_allclose(
+            kinematics.exp_rotation(back), kinematics.exp_rotation(turn), atol=1e-6
+        )
+
+
+def test_velocity_limits_are_those_of_the_data_sheet() -> None:
+    low, high = FR3.velocity_bounds(np.array([2.5, 0, 0, -1.5, 0, 2.0, -3.0]))
+    assert high[0] == pytest.approx(-0.30 + np.sqrt(2 * 6.0 * 0.2437))
+    assert high[1] == pytest.approx(2.62) and low[1] == pytest.approx(-2.62)
+    assert low[6] == pytest.approx(-(-0.35 + np.sqrt(2 * 17 * 0.0159)))
+    assert (FR3.velocity_bounds(FR3.q_max)[1] == 0).all() and (
+        PANDA.velocity_bounds(PANDA.q_min)[0] == 0
+    ).all()
+    with pytest.raises(UserError, match="Did you mean 'fr3'"):
+        find("fr33")
+
+
+@pytest.mark.parametrize("robot", ["fr3", "panda"])
+@pytest.mark.parametrize(
+    ("tick", "wide"), [(0.01, False), (0.01, True), (0.001, False), (0.002, True)]
+)
+def test_no_command_breaks_a_limit(robot: str, tick: float, wide: bool) -> None:
+    watch, modes = fuzz(robot, 2500, seed=3, tick=tick, wide=wide)
+    assert not watch.violated, watch.peak
+    assert watch.peak["ddq"] > 0.99  # it was driven hard
+    assert modes["run"] > 1000 and modes["hold"] > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("robot", ["fr3", "panda"])
+def test_no_command_breaks_a_limit_in_a_hundred_thousand(robot: str) -> None:
+    for seed in range(4):
+        watch, _ = fuzz(robot, 12_500, seed=100 + seed, wide=seed % 2 == 0)
+        assert not watch.violated, watch.peak
+
+
+def test_the_watch_sees_what_an_unfiltered_chunk_does() -> None:
+    """The control: 15 Hz chunks of 8 with a jump of .05 rad between them, interpolated in straight lines at 100 Hz."""
+    watch, q = Watch(FR3, TICK), kinematics.HOME.copy()
+    path = [q + 0.05 * (k // 8) + 0.01 * k for k in range(32)]
+    times = np.arange(0, 31 / 15, TICK)
+    line = np.stack(
+        [np.interp(times * 15, np.arange(32), np.array(path)[:, j]) for j in range(7)], axis=1
+    )
+    speed = np.gradient(line, TICK, axis=0)
+    push = np.gradient(speed, TICK, axis=0)
+    arm = Arm()
+    command = arm.guard.command
+    assert command is not None
+    for k in range(len(times)):
+        watch.see(replace(command, q=line[k], dq=speed[k], ddq=push[k]))
+    assert watch.violated["ddq"] > 2 and "motion" in watch.violated
+
+
+def test_it_arrives_where_it_is_sent() -> None:
+    arm = Arm(max_target_age=10.0)
+    arm.guard.run(0.0)
+    arm.go(300)
+    assert arm.guard.command is not None
+    place, rotation, _ = kinematics.forward(arm.guard.command.q)
+    np.testing.assert_allclose(place, AWAY, atol=2e-3)
+    np.testing.assert_allclose(rotation, kinematics.DOWN, atol=2e-2)
+    assert not arm.watch.violated
+
+
+FAULTS: dict[str, tuple[dict[str, Any], Mode, str]] = {
+    "no target": ({"target": lambda: None}, Mode.HOLD, "stale"),
+    "nan": (
+        {"target": lambda: Target(9, np.full(3, np.nan), kinematics.DOWN, 0.0)},
+        Mode.FAULT,
+        "not finite",
+    ),
+    "shape": (
+        {"target": lambda: Target(9, np.zeros(4), kinematics.DOWN, 0.0)},
+        Mode.FAULT,
+        "shapes",
+    ),
+    "no rotation": (
+        {"target": lambda: Target(9, AWAY, np.ones((3, 3)), 0.0)},
+        Mode.FAULT,
+        "rotation",
+    ),
+    "reflex": (
+        {"state": lambda s: replace(s, reflex="joint_velocity_violation")},
+        Mode.FAULT,
+        "reflex",
+    ),
+    "collision": (
+        {"state": lambda s: replace(s, force=np.array([0.0, 0.0, 45.0]))},
+        Mode.FAULT,
+        "force: 45 N",
+    ),
+    "force unknown": (
+        {"state": lambda s: replace(s, force=np.full(3, np.nan))},
+        Mode.FAULT,
+        "force",
+    ),
+    "state nan": ({"state": lambda s: replace(s, q=np.full(7, np.nan))}, Mode.FAULT, "finite"),
+    "state old": (
+        {"state": lambda s: replace(s, stamp=s.stamp - 0.2)},
+        Mode.FAULT,
+        "no fresh state",
+    ),
+    "state frozen": (
+        {"state": lambda s: replace(s, q=kinematics.HOME)},
+        Mode.FAULT,
+        "away from where",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_stops_a_moving_arm(fault: str) -> None:
+    how, mode, reason = FAULTS[fault]
+    arm = Arm(max_error=0.1).moving()
+    before = arm.now
+    if "target" in how:
+        given = how["target"]()
+        how = {"target": lambda: replace(given, stamp=arm.now) if given else None}
+    while arm.guard.mode == Mode.RUN:
+        arm.go(1, **how)
+    event = arm.events[-1]
+    assert (event.after, arm.guard.mode) == (mode, mode) and reason in event.reason
+    # A stale target is noticed within two ticks of its age limit; all else at once or after one
+    # tracking error.
+    allowed = {"no target": arm.guard.config.max_target_age + 2 * TICK, "state frozen": 0.2}.get(
+        fault, TICK
+    )
+    assert event.stamp - before <= allowed + 1e-9
+    assert arm.seconds_to_stop(**how) < 0.3
+    assert not arm.watch.violated, arm.watch.peak
+    still = arm.guard.command
+    arm.go(5, **how)
+    assert arm.guard.command is not None and still is not None
+    np.testing.assert_array_equal(arm.guard.command.q, still.q)
+
+
+def test_estop_wins_and_stays() -> None:
+    arm = Arm().moving()
+    arm.guard.estop("button")
+    arm.go(1)
+    assert arm.guard.mode == Mode.ESTOP and arm.events[-1].reason == "button"
+    arm.guard.takeover(arm.now)
+    arm.go(1, state=lambda s: replace(s, reflex="x"))
+    assert arm.guard.mode == Mode.ESTOP
+    with pytest.raises(UserError, match="still moves"):
+        arm.guard.clear(arm.now, RobotState(arm.now, kinematics.HOME, np.zeros(7)))
+    arm.seconds_to_stop()
+    with pytest.raises(UserError, match="cannot run: it is in estop"):
+        arm.guard.run(arm.now)
+    with pytest.raises(UserError, match="must be cleared first"):
+        arm.guard.start(arm.now, RobotState(arm.now, kinematics.HOME, np.zeros(7)))
+    arm.guard.clear(arm.now, RobotState(arm.now, arm.guard.command.q, np.zeros(7)))  # type: ignore[union-attr]
+    assert arm.guard.mode == Mode.HOLD
+    arm.guard.run(arm.now)
+    assert arm.go(1).guard.mode == Mode.RUN and not arm.watch.violated
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_reflex_needs_an_explicit_policy(allowed: bool) -> None:
+    arm = Arm(recover_reflex=allowed).moving()
+    arm.go(1, state=lambda s: replace(s, reflex="cartesian_reflex"))
+    arm.seconds_to_stop()
+    arm.go(500)
+    assert arm.guard.mode == Mode.FAULT  # it never comes back by itself
+    state = RobotState(arm.now, arm.guard.command.q, np.zeros(7))  # type: ignore[union-attr]
+    if allowed:
+        arm.guard.clear(arm.now, state)
+        assert arm.guard.mode == Mode.HOLD
+    else:
+        with pytest.raises(UserError, match="stopped itself"):
+            arm.guard.clear(arm.now, state)
+
+
+def test_a_person_takes_over_within_a_tick() -> None:
+    arm = Arm().moving()
+    arm.guard.takeover(arm.now)
+    back = np.array([0.4, -0.2, 0.2])
+    arm.go(1, lambda: arm.target(position=back, human=True))
+    assert arm.guard.mode == Mode.HUMAN
+    arm.go(200, lambda: arm.target(position=back, human=True))
+    np.testing.assert_allclose(kinematics.tip(arm.guard.command.q), back, atol=3e-3)  # type: ignore[union-attr]
+    arm.go(15)  # the policy's targets are not followed
+    assert arm.guard.mode == Mode.HOLD and not arm.watch.violated
+    arm.guard.takeover(arm.now)
+    arm.guard.release(arm.now)
+    assert arm.guard.mode == Mode.HOLD
+
+
+@pytest.mark.parametrize("jump", [0.05, -0.3, 3600.0])
+def test_a_stall_or_a_jump_of_the_clock_holds(jump: float) -> None:
+    arm = Arm().moving()
+    arm.now += jump
+    arm.go(1)
+    assert arm.guard.mode == Mode.HOLD and arm.events[-1].reason
+    assert arm.seconds_to_stop() < 0.3 and not arm.watch.violated
+
+
+def test_reordered_and_repeated_targets_change_nothing() -> None:
+    plain, shuffled = Arm().moving(), Arm().moving()
+    plain.go(20)
+    for k in range(20):
+        if k % 3 == 1:  # an old one comes late, with something else in it
+            shuffled.go(1, lambda: shuffled.target(stamp=shuffled.now - 0.05, position=AWAY - 0.2))
+        else:
+            shuffled.go(1)
+    np.testing.assert_allclose(shuffled.guard.command.q, plain.guard.command.q, atol=1e-9)  # type: ignore[union-attr]
+
+
+def test_a_hold_ends_by_itself_only_if_told_so() -> None:
+    for resume, mode in (("person", Mode.HOLD), ("fresh_target", Mode.RUN)):
+        arm = Arm(resume=resume).moving()
+        arm.go(30, lambda: None)
+        assert arm.guard.mode == Mode.HOLD
+        arm.go(2)
+        assert arm.guard.mode == mode and not arm.watch.violated
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [
+        (2.0, 0.0, 0.3),
+        (0.5, 3.0, 0.3),
+        (0.5, 0.0, -1.0),
+        (0.0, 0.0, 0.3),
+        (0.72, 0.35, 0.6),
+        (1e6, 1e6, -1e6),
+    ],
+)
+def test_the_hand_stays_in_the_workspace(goal: tuple[float, float, float]) -> None:
+    """Targets outside, beyond reach, and above the base, where the arm is singular."""
+    arm = Arm(max_target_age=10.0, ee_speed=3.0)
+    arm.guard.run(0.0)
+    low, high = np.array(BOX["box_low"]) - 7e-3, np.array(BOX["box_high"]) + 7e-3
+    for _ in range(250):
+        arm.go(1, lambda: arm.target(position=np.array(goal)))
+        place = np.array(kinematics.tip(arm.guard.command.q))  # type: ignore[union-attr]
+        assert (place > low).all() and (place < high).all(), place
+    assert not arm.watch.violated and arm.speed < 0.1
+
+
+def test_near_a_joints_end_it_slows_down_in_time() -> None:
+    arm = Arm(
+        box_low=(-1.0, -1.0, -0.5), box_high=(1.0, 1.0, 1.3), max_target_age=10.0, max_tilt=3.1
+    )
+    arm.guard.run(0.0)
+    arm.go(600, lambda: arm.target(position=np.array([-0.5, -0.1, 0.2])))
+    assert not arm.watch.violated and arm.speed < 0.05
+
+
+def test_a_blocked_arm_stores_up_no_jerk() -> None:
+    arm = Arm(max_lead=0.05, max_error=0.3, max_target_age=10.0)
+    arm.guard.run(0.0)
+    arm.go(200, state=lambda s: replace(s, q=kinematics.HOME))
+    assert arm.guard.mode == Mode.RUN
+    assert np.abs(arm.guard.command.q - kinematics.HOME).max() < 0.08  # type: ignore[union-attr]
+
+
+def test_refusals_say_what_to_do() -> None:
+    with pytest.raises(UserError, match="not one: give x, y, z"):
+        SafetyConfig(box_low=(0, 0, 0), box_high=(1, 0, 1))
+    with pytest.raises(TypeError):
+        SafetyConfig()  # type: ignore[call-arg]  # the box must be given
+    for wrong in ({"tick": 1.0}, {"follow": 0.0}, {"resume": "always"}):
+        with pytest.raises(UserError):
+            SafetyConfig(**BOX, **wrong)
+    guard = SafetyFilter(SafetyConfig(**BOX))
+    for state, words in (
+        (RobotState(0, np.zeros(7), np.zeros(7)), "joint 4 is at its end"),
+        (RobotState(0, kinematics.HOME + 2 * np.eye(7)[0], np.zeros(7)), "outside the workspace"),
+        (RobotState(0, kinematics.HOME, np.zeros(7), reflex="x"), "reflex"),
+    ):
+        with pytest.raises(UserError, match=words):
+            guard.start(0.0, state)
+    with pytest.raises(RuntimeError):
+        guard.tick(0.0, RobotState(0, kinematics.HOME, np.zeros(7)), None)
