@@ -36,7 +36,7 @@ from embodyrl.build import make_env, make_policy
 from embodyrl.config import Config, resolve
 from embodyrl.functional.intervals import bootstrap_iqm
 from embodyrl.rollouts.collect import Player, collect_transitions
-from embodyrl.rollouts.seeding import draw_inits, seeded
+from embodyrl.rollouts.seeding import seeded
 
 OUT = Path("runs/bench/locomotion")
 ENVS = ("Hopper-v5", "HalfCheetah-v5")
@@ -124,9 +124,9 @@ def speed(width: int, batch: int) -> dict[str, dict[str, float]]:
         algorithm = SACFlow(config.algorithm, make_policy(config.policy, env.spec, 0))
         player, generator = Player(env), seeded(0, 0)
 
-        def roll(player=player, algorithm=algorithm, env=env, generator=generator):
-            inits = draw_inits(env, 100, 0, 0)
-            return collect_transitions(player, algorithm.act, 100, inits=inits, generator=generator)
+        def roll(player=player, algorithm=algorithm, generator=generator):
+            stream = player.ongoing_episodes()
+            return collect_transitions(stream, algorithm.act, 100, generator=generator).chunks
 
         algorithm.collected = 10**9  # acts with the policy
         roll()
@@ -135,7 +135,7 @@ def speed(width: int, batch: int) -> dict[str, dict[str, float]]:
         acting = (time.process_time() - began) / batch_.env_steps
         for _ in range(300 // len(batch_) + 1):
             algorithm.buffer.add(batch_)
-        algorithm.owed = 0.0
+        algorithm.pending_steps = 0.0
         for count in (20, 100):  # the first ones warm up
             began = time.process_time()
             for _ in range(count):

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 
 from embodyrl.config import compose
-from embodyrl.distributed.shards import Rollouts, local_rollouts
 from embodyrl.storage.loggers import read_metrics
 from embodyrl.storage.provenance import git_commit, hardware, versions
 from embodyrl.training.runner import train
 from embodyrl.training.setup import Envs, build_algorithm
+from embodyrl.training.shards import Rollouts, local_rollouts
 
 ENVS = {
     "mujoco_pixels": ("mujoco_pick_ppo",),

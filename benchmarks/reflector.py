@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from embodyrl.data.collect import initial_states, make_expert
-from embodyrl.data.record import collect_episodes
+from embodyrl.data.collect import make_expert, shuffled_states
+from embodyrl.data.record import record_episodes
 from embodyrl.errors import UserError
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 from embodyrl.storage.provenance import git_commit, hardware, versions
@@ -51,8 +51,8 @@ def collect(count: int, seed: int) -> dict[str, np.ndarray]:
     number = 0
     for k, noise in enumerate(NOISE):
         expert = make_expert(env, noise, seed + k)
-        inits = initial_states(env.spec, seed + k)
-        for recording in collect_episodes(
+        inits = shuffled_states(env.spec, seed + k)
+        for recording in record_episodes(
             env, expert, count // len(NOISE), inits=inits, keep="all", noise=noise
         ):
             columns["picture"].append(recording.images["front"])

@@ -12,6 +12,7 @@ from embodyrl import registry
 from embodyrl.config import Config, resolve
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
+from embodyrl.policy import Policy
 from embodyrl.storage import checkpoint
 from embodyrl.types import EnvSpec
 
@@ -26,7 +27,9 @@ def for_episodes(config: EnvConfig, episodes: int) -> EnvConfig:
     return dataclasses.replace(config, num_envs=min(config.num_envs, episodes))
 
 
-def make_policy(config: Any, spec: EnvSpec, seed: int, device: torch.device | str = "cpu") -> Any:
+def make_policy(
+    config: Any, spec: EnvSpec, seed: int, device: torch.device | str = "cpu"
+) -> Policy:
     """A policy with fresh weights that depend on ``seed`` alone."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)

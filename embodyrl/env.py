@@ -234,8 +234,8 @@ class SteppedVecEnv(ABC):
             truncated |= fault
             success &= ~fault
             self._last_obs = obs = _replace_rows(obs, previous, fault)
-        log = {"fault": fault, "steps": valid.sum(1)}
-        return Step(obs, reward, terminated, truncated, valid, success, log, human, taken)
+        log = {"steps": valid.sum(1)}
+        return Step(obs, reward, terminated, truncated, valid, success, fault, log, human, taken)
 
 
 def plan_reset(

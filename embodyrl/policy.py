@@ -1,39 +1,261 @@
-"""The policy API: sample an action chunk, and score the path that led to it."""
+"""The policy contract: what acts, what can be trained, and what an algorithm may ask of it.
+
+A policy is an ``nn.Module`` with the methods of ``Policy``. What more it can do are its abilities,
+each a protocol of its own. An algorithm names the abilities that it needs (``Algorithm.needs``) and
+asks for nothing else, so a policy that has them can be trained by it:
+
+    ability       what it means                                     who needs it
+    ScoresPaths   knows how likely it was to act as it did          ppo, grpo
+    HasValue      has a value head beside the actor                 ppo, fpo
+    HasFlow       moves noise to actions along a learned velocity   sft, fpo, nft, sac_flow, rlpd, wsrl
+    HasFeatures   summarises an observation for critics             sac_flow, rlpd, wsrl, dsrl
+    Steerable     lets a small policy choose the noise              dsrl
+    Imitates      has an imitation loss of its own                  sft (in place of HasFlow)
+
+``embodyrl.checks.check_policy`` tries all that a policy offers, and says in words what is wrong.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from embodyrl.types import ActionSample, DenoisingTrace, Obs, PolicyEval
+from embodyrl.functional.flow import DenoisingTransition, Generators
+from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
 
 Mode = Literal["train", "eval"]
 
 
 @runtime_checkable
-class Policy(Protocol):
-    """A flow or diffusion action-chunk policy (an ``nn.Module`` as well)."""
+class Actor(Protocol):
+    """Whatever acts: a policy, or several that act as one."""
 
-    def sample(
-        self, obs: Obs, *, generator: torch.Generator | list[torch.Generator], mode: Mode
-    ) -> ActionSample:
+    def sample(self, obs: Obs, *, generator: Generators, mode: Mode) -> ActionSample:
         """Draws a chunk for every row of obs.
 
         Args:
             obs: N observations.
             generator: source of all noise; a list gives each row its own.
-            mode: ``"train"`` follows the stochastic transition and returns the trace, its
-                log-probability and the critic's value; ``"eval"`` integrates the ODE (only the
-                initial noise is random) and returns actions.
+            mode: ``"train"`` explores, and returns with the actions what training needs: the trace,
+                its log-probability and the value, where the policy has them. ``"eval"`` returns the
+                noise-free actions alone: a flow integrates the ODE, so that only its initial noise
+                is random.
         """
         ...
 
-    def evaluate(self, obs: Obs, trace: DenoisingTrace) -> PolicyEval:
-        """Scores a trace under the current parameters, with gradients; equal to ``sample`` for the same ones."""
+
+@runtime_checkable
+class Policy(Actor, Protocol):
+    """What can be trained: an ``nn.Module``, of which these methods are asked for.
+
+    Attributes:
+        config: frozen dataclass with at least ``name`` and ``horizon`` (H, actions in a chunk).
+        spec: of the env that it was built for.
+    """
+
+    config: Any
+    spec: EnvSpec
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """What an actor's optimiser trains: not the value head, nor what is frozen."""
         ...
 
-    def value(self, obs: Obs) -> Tensor:
-        """The critic's estimate (N,) of the discounted return from obs, with gradients."""
+    def fit_inputs(self, proprio: Tensor, actions: Tensor) -> None:
+        """Normalises by the statistics of demonstrations: proprio (B, P) and actions (B, A)."""
         ...
+
+    # The rest comes with nn.Module.
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]: ...  # noqa: D102
+
+    def named_parameters(  # noqa: D102
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...  # noqa: D102
+
+    def load_state_dict(  # noqa: D102
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any: ...
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self: ...  # noqa: D102
+
+
+class Steps(Protocol):
+    """The steps that a path takes; ``functional.flow.DenoisingTransition`` is one.
+
+    Attributes:
+        kind: how a step draws noise.
+        num_steps: K.
+        num_noisy: how many steps, counted from the first, have a density and can be trained.
+        eta: noise level.
+    """
+
+    @property
+    def kind(self) -> str: ...  # noqa: D102
+
+    @property
+    def num_steps(self) -> int: ...  # noqa: D102
+
+    @property
+    def num_noisy(self) -> int: ...  # noqa: D102
+
+    @property
+    def eta(self) -> float: ...  # noqa: D102
+
+
+@runtime_checkable
+class ScoresPaths(Protocol):
+    """Knows the log-probability of the path from noise to action that it sampled.
+
+    Attributes:
+        transition: the steps of that path.
+    """
+
+    @property
+    def transition(self) -> Steps: ...  # noqa: D102
+
+    def evaluate(self, obs: Obs, trace: DenoisingTrace) -> PolicyEval:
+        """Scores a trace under the current parameters, with gradients.
+
+        For the parameters that sampled it, the log-probability equals that of ``sample``.
+        """
+        ...
+
+
+@runtime_checkable
+class HasValue(Protocol):
+    """Has a value head. Its loss never reaches the actor."""
+
+    def value(self, obs: Obs) -> Tensor:
+        """The estimate (N,) of the discounted return from obs; ``value_of(critic_features(obs))``."""
+        ...
+
+    def critic_features(self, obs: Obs) -> Tensor:
+        """What the value head sees of obs, (N, F), without gradients into the actor."""
+        ...
+
+    def value_of(self, features: Tensor) -> Tensor:
+        """The estimate (N,) from ``critic_features``, with gradients."""
+        ...
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """Of the value head."""
+        ...
+
+    def fit_critic_inputs(self, obs: Obs) -> None:
+        """Normalises what the value head sees, by the first rollout of training."""
+        ...
+
+
+@runtime_checkable
+class HasFlow(Protocol):
+    """Turns noise into actions along a learned velocity; t = 1 is noise and t = 0 is data.
+
+    Attributes:
+        transition: how a denoising step draws noise when the policy explores.
+        normalize_action: actions to the units of the flow, with ``inverse`` and ``log_det``.
+    """
+
+    transition: DenoisingTransition
+    normalize_action: Any
+
+    @property
+    def flow_shape(self) -> tuple[int, int]:
+        """(C, D): of the flow's state, whose first H rows and A columns are executed."""
+        ...
+
+    def encode(self, obs: Obs) -> Any:
+        """What the denoising steps need of obs, computed once."""
+        ...
+
+    def velocity(self, context: Any, x: Tensor, t: Tensor) -> Tensor:
+        """Noise - action at x (N, K, C, D) and times t (N, K), of x's shape."""
+        ...
+
+    def step_inputs(self, context: Any, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The velocity, and the log-std of the step's noise where the policy learns it."""
+        ...
+
+
+@runtime_checkable
+class HasFeatures(Protocol):
+    """Summarises an observation for the critics of an off-policy algorithm.
+
+    Attributes:
+        features_dim: F of ``features``.
+        critic_features_dim: F of ``critic_features``.
+    """
+
+    @property
+    def features_dim(self) -> int: ...  # noqa: D102
+
+    @property
+    def critic_features_dim(self) -> int: ...  # noqa: D102
+
+    def features(self, context: Any) -> Tensor:
+        """A summary (N, F) of what ``encode`` gave, without gradients into the actor."""
+        ...
+
+    def critic_features(self, obs: Obs, context: Any = None) -> Tensor:
+        """What critics see of obs, (N, F); ``context`` saves encoding obs a second time."""
+        ...
+
+    def fit_critic_inputs(self, obs: Obs) -> None:
+        """Normalises what critics see, by the first rollouts."""
+        ...
+
+
+@runtime_checkable
+class Steerable(Protocol):
+    """Lets a small policy choose the noise that the flow starts from.
+
+    Attributes:
+        steer: the small policy; None where the config asks for none.
+    """
+
+    steer: Any
+
+    def decode(self, context: Any, noise: Tensor) -> Tensor:
+        """The noise-free actions (N, H, A) that the flow makes of ``noise`` (N, H, A)."""
+        ...
+
+
+@runtime_checkable
+class Imitates(Protocol):
+    """Has an imitation loss of its own: a regressor, or a model that says actions in tokens."""
+
+    def imitation_loss(self, obs: Obs, actions: Tensor, mask: Tensor) -> Tensor:
+        """The mean loss of demonstrated actions (B, H, A), of those with ``mask`` (B, H)."""
+        ...
+
+
+# What the algorithms need, as types.
+
+
+class PathPolicy(Policy, ScoresPaths, Protocol):
+    """For the clipped surrogate without a critic: grpo."""
+
+
+class ActorCriticPolicy(Policy, ScoresPaths, HasValue, Protocol):
+    """For the clipped surrogate with a critic: ppo."""
+
+
+class FlowPolicyProtocol(Policy, HasFlow, Protocol):
+    """For flow matching: sft, nft."""
+
+
+class FlowCriticPolicy(Policy, HasFlow, HasFeatures, Protocol):
+    """For critics of action chunks: sac_flow, rlpd, wsrl."""
+
+
+class SteerablePolicy(FlowCriticPolicy, Steerable, Protocol):
+    """For noise steering: dsrl."""
+
+
+def missing_methods(policy: object, ability: type) -> list[str]:
+    """The names that an ability asks for and ``policy`` lacks, in alphabetical order."""
+    names = getattr(ability, "__protocol_attrs__", set())
+    return sorted(name for name in names if not hasattr(policy, name))

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 
-class TensorData:
-    """Base of the dataclasses below: move, select and concatenate all their tensors at once."""
+class Movable:
+    """Base of dataclasses that hold tensors: moves all of them at once."""
 
     def _map(self, fn: Any) -> Self:
         values = {f.name: _map_value(getattr(self, f.name), fn) for f in fields(self)}  # type: ignore[arg-type]
@@ -25,6 +25,10 @@ class TensorData:
     def to(self, device: torch.device | str) -> Self:
         """The same data on another device."""
         return self._map(lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x)
+
+
+class TensorData(Movable):
+    """Base of the dataclasses below: selects and concatenates the rows of all their tensors at once."""
 
     def __getitem__(self, index: Any) -> Self:
         """The rows that ``index`` (int tensor, bool mask or slice) selects from the leading dimension."""
@@ -39,7 +43,7 @@ class TensorData:
 
 
 def _map_value(value: Any, fn: Any) -> Any:
-    if isinstance(value, TensorData):
+    if isinstance(value, Movable):
         return value._map(fn)
     if isinstance(value, Mapping):
         return {k: _map_value(v, fn) for k, v in value.items()}
@@ -92,7 +96,7 @@ class Obs(TensorData):
 
 
 @dataclass
-class Step:
+class Step(TensorData):
     """What one chunk of actions did.
 
     An env that has ended stays as it is, ``valid`` False, until ``reset`` is called for it: ``obs``
@@ -103,11 +107,12 @@ class Step:
         obs: after the last valid action of the chunk.
         reward: (N, H) float32, zero where not valid.
         terminated: (N,) bool, the task itself ended (success or failure); never bootstrapped.
-        truncated: (N,) bool, the time was up, or the env broke (then no action of the chunk is
-            valid); bootstrapped.
+        truncated: (N,) bool, the time was up, or the simulation broke; bootstrapped.
         valid: (N, H) bool, the actions that were executed in a running episode.
         success: (N,) bool, the task was solved in this chunk or, for tasks that do not end on
             success, is solved now.
+        fault: (N,) bool, the simulation broke in this chunk. No action of the chunk is then valid,
+            and ``obs`` is the last good one.
         log: further per-env figures, each (N,).
         human: (N, H) bool, the actions that a person took instead of the policy; None where nobody
             can.
@@ -120,6 +125,7 @@ class Step:
     truncated: Tensor
     valid: Tensor
     success: Tensor
+    fault: Tensor
     log: dict[str, Tensor] = field(default_factory=dict)
     human: Tensor | None = None
     taken: Tensor | None = None

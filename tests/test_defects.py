@@ -8,7 +8,7 @@ import torch
 
 from embodyrl.build import make_policy
 from embodyrl.functional.flow import (
-    Transition,
+    DenoisingTransition,
     draw_stochastic_steps,
     initial_log_prob,
     randn,
@@ -35,7 +35,7 @@ def first_ratio_is_1(sampling_times, scoring_times):
     """The path, scored before anything was learned, has the probability that it was sampled with."""
     for steps in (2, 4):
         transition, log_std, generator = (
-            Transition("flow_noise", steps),
+            DenoisingTransition("flow_noise", steps),
             torch.full((1, 1), math.log(0.12)),
             seeded(),
         )

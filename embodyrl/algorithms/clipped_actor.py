@@ -1,4 +1,7 @@
-"""What PPO and GRPO share: epochs of the clipped surrogate over the chunks of a rollout, for given advantages."""
+"""``ClippedActor``: epochs of the clipped surrogate, for given advantages.
+
+PPO and GRPO share it: they differ in where the advantages come from.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodyrl.algorithms.optim import Figures, GuardedAdam, Means, Microbatches
+from embodyrl.algorithm import MemoryPlan
+from embodyrl.algorithms.optim import Figures, GuardedAdam, Means, Microbatches, minibatches
 from embodyrl.errors import UserError, did_you_mean, refuse_unread
-from embodyrl.functional.flow import Transition
 from embodyrl.functional.losses import ppo_policy_loss
-from embodyrl.rollouts.batches import minibatches
 from embodyrl.types import DenoisingTrace, Obs, PolicyEval
 
 RATIOS = ("joint", "per_step", "per_dim")
 SCHEDULES = ("linear", "adaptive")
 ADAPTIVE_RANGE = 30.0
-"""The adaptive rate stays within this factor of ``lr``: one odd rollout must neither freeze nor wreck a policy."""
+"""The adaptive rate stays within this factor of ``lr``.
+
+So one odd rollout neither freezes nor wrecks a policy.
+"""
 
 
 @dataclass(frozen=True)
@@ -96,22 +101,24 @@ class ActorConfig:
 
 
 class ClippedActor:
-    """The policy's optimiser; see ``ActorConfig``. One ``update`` is one iteration."""
+    """Epochs of the clipped surrogate on a policy; one ``update`` is one iteration.
+
+    FPO replaces what is scored and how: ``_check``, ``_evaluate`` and ``_decision_logprob``.
+    """
 
     def __init__(self, config: ActorConfig, policy: Any) -> None:
         self.config = config
         self.policy = policy
-        self._check(policy.transition)
+        self._check()
         self.optimizer = GuardedAdam(
             policy.actor_parameters(), config.lr, config.max_grad_norm, "actor", eps=1e-5
         )
         self.microbatches = Microbatches(config.microbatch_size, self.optimizer.parameters)
         self.iteration = 0
 
-    # What is scored, and how: what FPO replaces.
-
-    def _check(self, transition: Transition) -> None:
+    def _check(self) -> None:
         """Refuses a sampler whose path has no density, or no entropy that could be raised."""
+        transition = self.policy.transition
         coef = self.config.entropy_coef
         if transition.num_noisy == 0:
             raise UserError(
@@ -131,11 +138,9 @@ class ClippedActor:
         """Log-probabilities (B, K) and entropies of what the policy did, with gradients."""
         return self.policy.evaluate(obs, trace)
 
-    def _decision(self, logprob: Tensor, trace: Any) -> Tensor:
-        """What a ratio is taken of, from log-probabilities (B, K): (B,), the sum over the trained steps."""
+    def _decision_logprob(self, logprob: Tensor, trace: Any) -> Tensor:
+        """Log-probability (B,) of the whole decision: the sum over the trained steps (B, K)."""
         return logprob.sum(1) / self._divisor(trace)
-
-    # The loop.
 
     def update(
         self,
@@ -167,31 +172,24 @@ class ClippedActor:
         """
         c = self.config
         stats = Means()
-        behaviour = self._decision(logprob, trace)
-        old = behaviour
-        weight = torch.ones_like(behaviour) if weight is None else weight
-        if c.behaviour_cap:
-            old = self._decision(self.scores(obs, trace, rows, logprob.shape[1]), trace)
-            importance = (old - behaviour).exp()
-            weight = weight * importance.clamp(max=c.behaviour_cap)
-            stats.add(
-                behaviour_weight=importance[rows].clamp(max=c.behaviour_cap).mean(),
-                behaviour_truncated=(importance[rows] > c.behaviour_cap).float().mean(),
-            )
+        # The old policy's log-probabilities, which every ratio is taken against.
+        old, weight = self._old_policy(obs, trace, logprob, rows, weight, stats)
         if c.lr_schedule == "linear":
-            warmup = min(1.0, (self.iteration + 1) / max(c.lr_warmup, 1))
-            self.optimizer.lr = c.lr * warmup * (1.0 + (c.lr_end - 1.0) * progress)
+            self.optimizer.lr = self._scheduled_lr(progress)
         rate = self.optimizer.lr
+
         passes = 0
         kl = 0.0
         for _ in range(c.epochs if len(rows) else 0):
-            seen = []
+            kls = []
             for batch in minibatches(rows, c.minibatch_size, generator):
 
-                def loss_of(i: Tensor, size: int = len(batch)) -> tuple[Tensor, Figures]:
+                def surrogate(i: Tensor, size: int = len(batch)) -> tuple[Tensor, Figures]:
+                    # Score the decisions again under the current parameters.
                     new = self._evaluate(obs[i], trace[i])
+                    # The clipped surrogate with its entropy bonus.
                     loss, figures = ppo_policy_loss(
-                        self._decision(new.logprob, trace),
+                        self._decision_logprob(new.logprob, trace),
                         old[i],
                         advantage[i],
                         torch.ones_like(old[i], dtype=torch.bool),
@@ -201,22 +199,27 @@ class ClippedActor:
                         weight[i],
                     )
                     entropy = new.entropy.mean()
-                    share = len(i) / size
                     total = loss - c.entropy_coef * entropy
-                    return total * share, {**figures, "policy_loss": loss, "entropy": entropy}
+                    # These rows' share of the minibatch's mean.
+                    return total * (len(i) / size), {
+                        **figures,
+                        "policy_loss": loss,
+                        "entropy": entropy,
+                    }
 
-                loss, figures = self.microbatches.backward(batch, loss_of)
-                stats.add(grad_norm=self.optimizer.apply(loss), **figures)
-                seen.append(figures["approx_kl"])
-            passes = passes + 1
-            kl = float(torch.stack(seen).mean())
+                # Loss, backward pass (in pieces that fit the memory) and optimiser step.
+                loss, figures = self.microbatches.backward(batch, surrogate)
+                norm = self.optimizer.step(loss)
+                stats.add(grad_norm=norm, **figures)
+                kls.append(figures["approx_kl"])
+            passes += 1
+            # Stop early where the policy has moved far enough.
+            kl = float(torch.stack(kls).mean())
             if c.lr_schedule == "linear" and c.target_kl and kl > c.target_kl:
                 break
+
         if c.lr_schedule == "adaptive" and passes and math.isfinite(kl):
-            factor = 1 / 1.5 if kl > 2 * c.target_kl else 1.5 if kl < c.target_kl / 2 else 1.0
-            self.optimizer.lr = min(
-                max(rate * factor, c.lr / ADAPTIVE_RANGE), c.lr * ADAPTIVE_RANGE
-            )
+            self.optimizer.lr = self._adapted_lr(rate, kl)
         self.iteration += 1
         return {
             **stats.means(),
@@ -224,6 +227,46 @@ class ClippedActor:
             "actor_lr": rate,
             "clip_range_joint": c.clip_range * self._divisor(trace),
         }
+
+    def _old_policy(
+        self,
+        obs: Obs,
+        trace: Any,
+        logprob: Tensor,
+        rows: Tensor,
+        weight: Tensor | None,
+        stats: Means,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (B,) of the proximal policy, and the weight (B,) of each chunk."""
+        cap = self.config.behaviour_cap
+        behaviour = self._decision_logprob(logprob, trace)
+        weight = torch.ones_like(behaviour) if weight is None else weight
+        if not cap:
+            return behaviour, weight
+        # Decoupled PPO: the proximal policy is the one that this update starts from.
+        proximal = self._decision_logprob(self.scores(obs, trace, rows, logprob.shape[1]), trace)
+        importance = (proximal - behaviour).exp()
+        stats.add(
+            behaviour_weight=importance[rows].clamp(max=cap).mean(),
+            behaviour_truncated=(importance[rows] > cap).float().mean(),
+        )
+        return proximal, weight * importance.clamp(max=cap)
+
+    def _scheduled_lr(self, progress: float) -> float:
+        """A linear rise over the first iterations, then a linear fall to ``lr_end``."""
+        c = self.config
+        warmup = min(1.0, (self.iteration + 1) / max(c.lr_warmup, 1))
+        return c.lr * warmup * (1.0 + (c.lr_end - 1.0) * progress)
+
+    def _adapted_lr(self, rate: float, kl: float) -> float:
+        """Lower where the KL is more than twice the target, higher where less than half of it."""
+        c = self.config
+        factor = 1.0
+        if kl > 2 * c.target_kl:
+            factor = 1 / 1.5
+        elif kl < c.target_kl / 2:
+            factor = 1.5
+        return min(max(rate * factor, c.lr / ADAPTIVE_RANGE), c.lr * ADAPTIVE_RANGE)
 
     def _divisor(self, trace: DenoisingTrace) -> float:
         """What the joint log-ratio is divided by."""
@@ -251,3 +294,11 @@ class ClippedActor:
         """The inverse of ``state_dict``."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.iteration = int(state["iteration"])
+
+
+def on_policy_memory(config: ActorConfig, rollout_chunks: int) -> MemoryPlan:
+    """The memory of an algorithm that scores paths."""
+    rows = min(config.microbatch_size or config.minibatch_size, config.minibatch_size)
+    return MemoryPlan(
+        rows, lambda policy, obs, trace: policy.evaluate(obs, trace).logprob.sum(), rollout_chunks
+    )

@@ -16,12 +16,16 @@ from torch import Tensor, nn
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import randn
+from embodyrl.policy import HasFeatures, HasFlow, Steerable
 from embodyrl.types import Obs
 
 
 @dataclass(frozen=True)
 class DSRLConfig(SACFlowConfig):
-    """Settings of DSRL: those of ``SACFlowConfig`` with other defaults; ``target_entropy`` is per dim of the noise."""
+    """Settings of DSRL: those of ``SACFlowConfig`` with other defaults.
+
+    ``target_entropy`` is per dim of the noise.
+    """
 
     name: str = "dsrl"
     warmup_chunks: int = 1_000
@@ -47,6 +51,7 @@ class DSRL(SACFlow):
     """See the module's docstring."""
 
     Config = DSRLConfig
+    needs = (HasFlow, HasFeatures, Steerable)
 
     def _check_actor(self) -> None:
         if self.policy.steer is None:
@@ -62,7 +67,8 @@ class DSRL(SACFlow):
     def _actor_parameters(self) -> list[nn.Parameter]:
         return list(self.policy.steer.parameters())
 
-    def _propose(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    def _sample_choice(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        # The choice is the noise; no gradient goes through the flow.
         with torch.no_grad():
             context = self.policy.encode(obs)
             features = self._critic_features(obs, context)
@@ -70,14 +76,11 @@ class DSRL(SACFlow):
         return noise, logprob, features
 
     def act(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """See ``rollouts.collect.Act``: the choice is the noise, and the actions are what the flow makes of it."""
+        """See ``rollouts.collect.Act``: the choice is the noise, which the flow turns into actions."""
         context = self.policy.encode(obs)
         if self.collected < self.config.warmup_chunks:
-            noise = randn(
-                (len(obs), self.policy.config.horizon, self.policy.spec.action_dim),
-                generator,
-                self.device,
-            )
+            shape = (len(obs), self.policy.config.horizon, self.policy.spec.action_dim)
+            noise = randn(shape, generator, self.device)
         else:
             noise, _ = self.policy.steer.sample(self.policy.features(context), generator)
         return self.policy.decode(context, noise), noise

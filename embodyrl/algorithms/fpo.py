@@ -19,11 +19,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from embodyrl.algorithm import MemoryPlan
 from embodyrl.algorithms.clipped_actor import ClippedActor
 from embodyrl.algorithms.ppo import PPO, PPOConfig
 from embodyrl.errors import UserError, refuse_unread
-from embodyrl.functional.flow import Transition, flow_matching_pair, randn, sample_training_time
-from embodyrl.types import DenoisingTrace, Obs, PolicyEval, TensorData
+from embodyrl.functional.flow import (
+    flow_matching_pair,
+    randn,
+    sample_training_time,
+)
+from embodyrl.policy import FlowPolicyProtocol, HasFlow, HasValue
+from embodyrl.types import DenoisingTrace, EnvSpec, Obs, PolicyEval, TensorData
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class FlowMatchingActor(ClippedActor):
 
     config: FPOConfig
 
-    def _check(self, transition: Transition) -> None:
+    def _check(self) -> None:
         """Any sampler will do."""
 
     def update(
@@ -82,7 +88,7 @@ class FlowMatchingActor(ClippedActor):
         """As PPO's, but for ``logprob``, which the sampler gave: not read."""
         pairs = draw_pairs(trace.x[:, -1], self.config.num_pairs, generator)
         old = self.scores(obs, pairs, rows, self.config.num_pairs)
-        advantage = advantage[:, None].expand_as(self._decision(old, pairs))
+        advantage = advantage[:, None].expand_as(self._decision_logprob(old, pairs))
         return super().update(
             obs, pairs, old, advantage, rows, weight=weight, progress=progress, generator=generator
         )
@@ -91,7 +97,7 @@ class FlowMatchingActor(ClippedActor):
         loss = pair_losses(self.policy, obs, trace)
         return PolicyEval(-loss, torch.zeros_like(loss[:, 0]), None)
 
-    def _decision(self, logprob: Tensor, trace: Any) -> Tensor:
+    def _decision_logprob(self, logprob: Tensor, trace: Any) -> Tensor:
         """(B, M), or (B, 1) without ``per_pair``."""
         return logprob if self.config.per_pair else logprob.mean(1, keepdim=True)
 
@@ -100,7 +106,13 @@ class FPO(PPO):
     """See the module's docstring."""
 
     Config = FPOConfig
+    needs = (HasFlow, HasValue)
     Actor = FlowMatchingActor
+
+    @classmethod
+    def memory_plan(cls, config: PPOConfig, policy: Any, spec: EnvSpec) -> MemoryPlan | None:
+        """See ``Algorithm``: not known before a run."""
+        return None
 
 
 def draw_pairs(action: Float[Tensor, "b c d"], count: int, generator: torch.Generator) -> FlowPairs:
@@ -111,7 +123,7 @@ def draw_pairs(action: Float[Tensor, "b c d"], count: int, generator: torch.Gene
     return FlowPairs(action, randn((b, count, *action.shape[1:]), generator, device), t)
 
 
-def pair_losses(policy: Any, obs: Obs, pairs: FlowPairs) -> Float[Tensor, "b m"]:
+def pair_losses(policy: FlowPolicyProtocol, obs: Obs, pairs: FlowPairs) -> Float[Tensor, "b m"]:
     """The flow matching loss of each pair, summed over the actions that are executed."""
     b, m = pairs.t.shape
     action = pairs.action[:, None].expand_as(pairs.noise)

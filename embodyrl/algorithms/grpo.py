@@ -11,14 +11,15 @@ succeed say nothing and are replaced by new ones (dynamic sampling, DAPO, arXiv:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from embodyrl.algorithms.clipped_actor import ActorConfig, ClippedActor
-from embodyrl.env import VecEnv
+from embodyrl.algorithm import Algorithm, MemoryPlan, SharesGradients
+from embodyrl.algorithms.clipped_actor import ActorConfig, ClippedActor, on_policy_memory
 from embodyrl.errors import UserError, did_you_mean, refuse_unread
 from embodyrl.functional.returns import (
     BASELINES,
@@ -26,8 +27,10 @@ from embodyrl.functional.returns import (
     equal_episode_weights,
     group_advantages,
 )
-from embodyrl.rollouts.batches import Episode, EpisodeBatch
-from embodyrl.rollouts.collect import collect_episodes
+from embodyrl.policy import Actor, PathPolicy, ScoresPaths
+from embodyrl.rollouts.batches import Episode, EpisodeBatch, GroupBatch
+from embodyrl.rollouts.collect import Player, collect_episodes
+from embodyrl.types import EnvSpec
 
 REWARDS: dict[str, Callable[[Episode], float]] = {
     "success": lambda e: float(e.success),
@@ -114,81 +117,66 @@ class GRPOConfig(ActorConfig):
             refuse_unread(self, "algorithm", ("normalize",), "per_reward=true always normalises")
 
 
-@dataclass
-class GroupBatch:
-    """The groups of one iteration.
-
-    Attributes:
-        kept: the episodes that are learned from, group after group.
-        episodes: all that were played, those of dropped groups too: their success rate is the
-            policy's.
-        env_steps: actions executed in them.
-        rounds: how often groups were drawn.
-    """
-
-    kept: EpisodeBatch
-    episodes: list[Episode]
-    env_steps: int
-    rounds: int
-
-
-class GRPO:
+class GRPO(Algorithm):
     """See the module's docstring."""
 
     Config = GRPOConfig
-    source = "groups"
+    needs = (ScoresPaths,)
+    Batch = GroupBatch
+    whole_episodes = True
 
-    def __init__(self, config: GRPOConfig, policy: Any) -> None:
+    def __init__(self, config: GRPOConfig, policy: PathPolicy) -> None:
+        super().__init__(config, policy)
         if "success" in config.rewards and not policy.spec.reports_success:
             raise UserError(
                 f"{policy.spec.name} reports no success, so a group's episodes would all be worth "
                 "the same. Set algorithm.rewards=[return]."
             )
-        self.config = config
-        self.policy = policy
-        self.result = policy
         self.actor = ClippedActor(config, policy)
 
-    def collect(self, env: VecEnv, draw: Callable[[int], list[int]], **options: Any) -> GroupBatch:
-        """Plays groups until ``num_episodes`` are worth learning from, or ``max_rounds`` are over.
-
-        Args:
-            env: N envs, N <= num_episodes.
-            draw: gives so many new initial states.
-            options: see ``rollouts.collect.collect_episodes``.
-        """
+    def collect(
+        self,
+        player: Player,
+        *,
+        generator: torch.Generator,
+        between: Callable[[], None] = lambda: None,
+    ) -> GroupBatch:
+        """Plays groups until ``num_episodes`` are worth learning from, or ``max_rounds`` are over."""
         c = self.config
-        wanted = c.num_episodes // c.group_size
-        fills_envs = -(-env.spec.num_envs // c.group_size)
-        if env.spec.num_envs > c.num_episodes:
+        num_envs = player.spec.num_envs
+        if num_envs > c.num_episodes:
             raise UserError(
-                f"algorithm.num_episodes {c.num_episodes} cannot keep "
-                f"env.num_envs={env.spec.num_envs} busy: lower env.num_envs, or raise "
-                "algorithm.num_episodes."
+                f"algorithm.num_episodes {c.num_episodes} cannot keep env.num_envs={num_envs} "
+                "busy: lower env.num_envs, or raise algorithm.num_episodes."
             )
+        fills_envs = -(-num_envs // c.group_size)
+        missing = c.num_episodes // c.group_size
         kept: list[EpisodeBatch] = []
         episodes: list[Episode] = []
-        missing = wanted
         rounds = 0
         while missing > 0 and rounds < c.max_rounds:
-            inits = [init for init in draw(max(missing, fills_envs)) for _ in range(c.group_size)]
-            batch = collect_episodes(
-                env, self.policy, inits, until_success=c.until_success, **options
+            # Play one group from each of so many new initial states.
+            batch = collect_groups(
+                player,
+                self.policy,
+                max(missing, fills_envs),
+                c.group_size,
+                until_success=c.until_success,
+                generator=generator,
+                between=between,
             )
-            groups = [range(i, i + c.group_size) for i in range(0, len(inits), c.group_size)]
-            good = [
-                group
-                for group in groups
-                if self._says_something([batch.episodes[i] for i in group])
-            ]
+            # Keep the groups whose episodes differ in success; the others are drawn anew.
+            size = c.group_size
+            groups = [range(i, i + size) for i in range(0, len(batch.episodes), size)]
+            good = [g for g in groups if self._is_informative([batch.episodes[i] for i in g])]
             kept.append(batch.select([i for group in good for i in group]))
             episodes += [e for e in batch.episodes if e is not None]
-            missing = missing - len(good)
-            rounds = rounds + 1
+            missing -= len(good)
+            rounds += 1
         whole = EpisodeBatch.cat(kept)
         return GroupBatch(whole, episodes, whole.env_steps, rounds)
 
-    def _says_something(self, group: list[Episode | None]) -> bool:
+    def _is_informative(self, group: list[Episode | None]) -> bool:
         if None in group:
             return False  # a simulation broke, and the others have lost what they are compared with
         rate = sum(e.success for e in group if e is not None) / len(group)
@@ -197,23 +185,33 @@ class GRPO:
     def update(
         self, batch: GroupBatch, *, progress: float, generator: torch.Generator
     ) -> dict[str, float]:
-        """One iteration: advantages of the episodes that were kept, then the actor's epochs over their chunks."""
+        """One iteration: advantages of the kept episodes, then the actor's epochs over their chunks."""
         kept = batch.kept
         stats = {
             "groups": len(kept.episodes) / self.config.group_size,
             "group_rounds": float(batch.rounds),
         }
         if not kept.episodes:
-            # every group was alike: nothing to learn from, and the next iteration draws others
-            return stats
-        advantage = self._advantages([e for e in kept.episodes if e is not None]).to(
-            kept.logprob.device
-        )
+            return stats  # every group was alike: the next iteration draws others
+
+        # An episode's advantage is that of each of its chunks.
+        episodes = [e for e in kept.episodes if e is not None]
+        advantage = self._advantages(episodes).to(kept.logprob.device)
         rows = torch.arange(len(kept.episode), device=kept.episode.device)
-        weight = equal_episode_weights(kept.episode) if self.config.weighting == "episode" else None
-        options: dict[str, Any] = {"weight": weight, "progress": progress, "generator": generator}
+        weight = None
+        if self.config.weighting == "episode":
+            weight = equal_episode_weights(kept.episode)
+
+        # The clipped surrogate, as PPO's.
         stats |= self.actor.update(
-            kept.obs, kept.trace, kept.logprob, advantage[kept.episode], rows, **options
+            kept.obs,
+            kept.trace,
+            kept.logprob,
+            advantage[kept.episode],
+            rows,
+            weight=weight,
+            progress=progress,
+            generator=generator,
         )
         return stats | {
             "advantage_std": float(advantage.std()),
@@ -228,9 +226,8 @@ class GRPO:
         weights = torch.tensor(c.reward_weights)
         if c.per_reward:
             return combined_group_advantages(rewards, weights, c.baseline).flatten()
-        return group_advantages(
-            (weights[:, None, None] * rewards).sum(0), c.baseline, c.normalize
-        ).flatten()
+        total = (weights[:, None, None] * rewards).sum(0)
+        return group_advantages(total, c.baseline, c.normalize).flatten()
 
     def state_dict(self) -> dict[str, Any]:
         """Of the actor's optimiser."""
@@ -239,3 +236,65 @@ class GRPO:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of ``state_dict``."""
         self.actor.load_state_dict(state["actor"])
+
+    @classmethod
+    def tolerates_lag(cls, config: GRPOConfig) -> bool:
+        """See ``Algorithm``: decoupled clipping does."""
+        return config.behaviour_cap > 0
+
+    @classmethod
+    def worker_config(cls, config: GRPOConfig, count: int) -> GRPOConfig:
+        """See ``Algorithm``: each worker plays whole groups."""
+        return share_episodes(config, count)
+
+    def shared_gradients(self) -> list[SharesGradients]:
+        """See ``Algorithm``."""
+        return [self.actor.microbatches]
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """See ``Algorithm``."""
+        return [self.actor.optimizer.adam]
+
+    @classmethod
+    def memory_plan(cls, config: GRPOConfig, policy: Any, spec: EnvSpec) -> MemoryPlan | None:
+        """See ``Algorithm``."""
+        chunks = config.num_episodes * -(-spec.max_episode_steps // policy.config.horizon)
+        return on_policy_memory(config, chunks)
+
+
+def collect_groups(
+    player: Player,
+    policy: Actor,
+    groups: int,
+    size: int,
+    *,
+    generator: torch.Generator,
+    between: Callable[[], None],
+    until_success: bool = True,
+) -> EpisodeBatch:
+    """``size`` whole episodes from each of ``groups`` new initial states, group after group."""
+    inits = [init for init in islice(player.states, groups) for _ in range(size)]
+    return collect_episodes(
+        player.env,
+        policy,
+        inits,
+        generator=generator,
+        until_success=until_success,
+        device=player.device,
+        between=between,
+    )
+
+
+def share_episodes(config: Any, count: int) -> Any:
+    """The settings of one of ``count`` workers, which plays its share of the groups.
+
+    Raises:
+        UserError: the groups cannot be dealt out evenly.
+    """
+    if config.num_episodes % (count * config.group_size):
+        raise UserError(
+            f"algorithm.num_episodes={config.num_episodes} cannot be shared by run.workers={count} "
+            f"in whole groups of {config.group_size}. Make it a multiple of "
+            f"{count * config.group_size}."
+        )
+    return replace(config, num_episodes=config.num_episodes // count)

@@ -21,16 +21,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodyrl.algorithms.grpo import GroupBatch
-from embodyrl.algorithms.optim import GuardedAdam, Means
-from embodyrl.env import VecEnv
+from embodyrl.algorithm import Algorithm, MemoryPlan
+from embodyrl.algorithms.grpo import collect_groups, share_episodes
+from embodyrl.algorithms.optim import GuardedAdam, Means, minibatches
+from embodyrl.algorithms.sft import flow_loss_of_shapes
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.functional.flow import flow_matching_pair, randn, sample_training_time, timesteps
 from embodyrl.functional.losses import nft_branches, nft_loss
 from embodyrl.functional.returns import equal_episode_weights, group_advantages
-from embodyrl.rollouts.batches import EpisodeBatch, minibatches
-from embodyrl.rollouts.collect import collect_episodes
-from embodyrl.types import DenoisingTrace, Obs
+from embodyrl.policy import FlowPolicyProtocol, HasFlow
+from embodyrl.rollouts.batches import EpisodeBatch, GroupBatch
+from embodyrl.rollouts.collect import Player
+from embodyrl.types import DenoisingTrace, EnvSpec, Obs
 
 TARGETS = ("action", "step")
 
@@ -79,61 +81,75 @@ class NFTConfig:
             )
 
 
-class NFT:
+class NFT(Algorithm):
     """See the module's docstring."""
 
     Config = NFTConfig
-    source = "groups"
+    needs = (HasFlow,)
+    Batch = GroupBatch
+    whole_episodes = True
 
-    def __init__(self, config: NFTConfig, policy: Any) -> None:
+    def __init__(self, config: NFTConfig, policy: FlowPolicyProtocol) -> None:
+        super().__init__(config, policy)
         if config.target == "step" and policy.transition.num_noisy == 0:
             raise UserError(
                 "algorithm.target=step needs noisy denoising steps, but policy.eta is 0."
             )
         if not policy.spec.reports_success:
             raise UserError(
-                f"NFT learns from which episodes succeed, and {policy.spec.name} reports no "
-                "success. Use another algorithm, such as grpo with algorithm.rewards=[return]."
+                "NFT learns from which episodes succeed, and "
+                f"{policy.spec.name} reports no success. Use another algorithm, such as grpo with "
+                "algorithm.rewards=[return]."
             )
-        self.config = config
-        self.result = policy
-        self.policy = copy.deepcopy(policy).requires_grad_(False)  # the old one, which acts
+        # The old policy acts; the new one is trained.
+        self.policy = copy.deepcopy(policy).requires_grad_(False)
         self.optimizer = GuardedAdam(
             policy.actor_parameters(), config.lr, config.max_grad_norm, "policy"
         )
 
-    def collect(self, env: VecEnv, draw: Callable[[int], list[int]], **options: Any) -> GroupBatch:
-        """``group_size`` whole episodes of the old policy from each of the initial states that ``draw`` gives."""
+    def collect(
+        self,
+        player: Player,
+        *,
+        generator: torch.Generator,
+        between: Callable[[], None] = lambda: None,
+    ) -> GroupBatch:
+        """``group_size`` whole episodes of the old policy from each initial state."""
         c = self.config
-        inits = [init for init in draw(c.num_episodes // c.group_size) for _ in range(c.group_size)]
-        batch = collect_episodes(env, self.policy, inits, **options)
-        return GroupBatch(
-            batch, [e for e in batch.episodes if e is not None], batch.env_steps, rounds=1
+        groups = c.num_episodes // c.group_size
+        batch = collect_groups(
+            player, self.policy, groups, c.group_size, generator=generator, between=between
         )
+        episodes = [e for e in batch.episodes if e is not None]
+        return GroupBatch(batch, episodes, batch.env_steps, rounds=1)
 
     def update(
         self, batch: GroupBatch, *, progress: float, generator: torch.Generator
     ) -> dict[str, float]:
         """One iteration: how good each chunk was, the epochs, then the old policy follows."""
-        return self._learn(batch.kept, generator)
-
-    def _learn(self, batch: EpisodeBatch, generator: torch.Generator) -> dict[str, float]:
         c = self.config
-        good = self._optimality(batch).to(batch.episode.device)[batch.episode]
-        weight = equal_episode_weights(batch.episode)
-        rows = (good != 0.5).nonzero().flatten()  # at 1/2 the two branches cancel
+        kept = batch.kept
+        # The probability that an episode is good is that of each of its chunks.
+        optimality = self._optimality(kept).to(kept.episode.device)[kept.episode]
+        weight = equal_episode_weights(kept.episode)
+        rows = (optimality != 0.5).nonzero().flatten()  # at 1/2 the two branches cancel
         stats = Means()
         for _ in range(c.epochs if len(rows) else 0):
             for i in minibatches(rows, c.minibatch_size, generator):
-                loss = self._loss(batch.obs[i], batch.trace[i], good[i], weight[i], generator)
-                stats.add(loss=loss, grad_norm=self.optimizer.step(loss))
+                # Loss, backward pass and optimiser step.
+                loss = self._loss(kept.obs[i], kept.trace[i], optimality[i], weight[i], generator)
+                self.optimizer.zero_grad()
+                loss.backward()
+                norm = self.optimizer.step(loss)
+                stats.add(loss=loss, grad_norm=norm)
+        # The old policy follows the new one.
         with torch.no_grad():
             for old, new in zip(self.policy.parameters(), self.result.parameters(), strict=True):
                 old.lerp_(new, 1.0 - c.old_decay)
         return {
             **stats.means(),
-            "informative": len(rows) / max(1, len(good)),
-            "optimality": float((good * weight).mean()),
+            "informative": len(rows) / max(1, len(optimality)),
+            "optimality": float((optimality * weight).mean()),
         }
 
     def _optimality(self, batch: EpisodeBatch) -> Tensor:
@@ -214,3 +230,14 @@ class NFT:
         """The inverse of ``state_dict``."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.policy.load_state_dict(state["old"])
+
+    @classmethod
+    def worker_config(cls, config: NFTConfig, count: int) -> NFTConfig:
+        """See ``Algorithm``: each worker plays whole groups."""
+        return share_episodes(config, count)
+
+    @classmethod
+    def memory_plan(cls, config: NFTConfig, policy: Any, spec: EnvSpec) -> MemoryPlan | None:
+        """See ``Algorithm``; the old policy is a copy."""
+        chunks = config.num_episodes * -(-spec.max_episode_steps // policy.config.horizon)
+        return MemoryPlan(config.minibatch_size, flow_loss_of_shapes, chunks, extra_policies=1)

@@ -1,19 +1,25 @@
-"""What the algorithms share: a guarded optimiser, gradients in pieces that fit the memory, means of figures."""
+"""What the algorithms share: a guarded optimiser, gradients in pieces, means of figures."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from embodyrl.algorithm import Peers
 from embodyrl.errors import UserError
+
+MAX_SKIPPED = 10
+"""Gradient steps in a row that may be skipped before training stops."""
+
+Figures = dict[str, Tensor | float]
 
 
 class GuardedAdam:
-    """Adam with a clipped gradient; a loss or gradient that is not finite changes nothing, and ten in a row stop."""
+    """Adam with a clipped gradient that skips steps whose loss or gradient is not finite."""
 
     def __init__(
         self,
@@ -23,6 +29,15 @@ class GuardedAdam:
         what: str,
         eps: float = 1e-8,
     ) -> None:
+        """Makes the optimiser.
+
+        Args:
+            parameters: to be trained.
+            lr: learning rate.
+            max_grad_norm: the gradient is scaled down to this norm; 0 leaves it as it is.
+            what: is trained, for messages.
+            eps: of Adam.
+        """
         self.parameters = list(parameters)
         self.max_grad_norm = max_grad_norm
         self.what = what
@@ -39,23 +54,27 @@ class GuardedAdam:
         for group in self.adam.param_groups:
             group["lr"] = value
 
-    def step(self, loss: Tensor) -> float:
-        """One gradient step; returns the gradient's norm before clipping."""
+    def zero_grad(self) -> None:
+        """Forgets the gradient."""
         self.adam.zero_grad(set_to_none=True)
-        loss.backward()
-        return self.apply(loss)
 
-    def apply(self, loss: Tensor) -> float:
-        """``step`` with the gradient that is there already, that of ``loss``."""
+    def step(self, loss: Tensor) -> float:
+        """One gradient step with the gradient of ``loss``, which ``backward`` has computed.
+
+        Returns:
+            The gradient's norm before clipping.
+
+        Raises:
+            UserError: ten losses or gradients in a row were not finite.
+        """
         norm = clip_gradient(self.parameters, self.max_grad_norm)
-        if math.isfinite(norm) and math.isfinite(
-            float(loss.detach())
-        ):  # clamps hide a NaN from the gradient
+        # The loss is looked at too: clamps hide a NaN from the gradient.
+        if math.isfinite(norm) and math.isfinite(float(loss.detach())):
             self.adam.step()
             self.skipped = 0
             return norm
         self.skipped += 1
-        if self.skipped >= 10:
+        if self.skipped >= MAX_SKIPPED:
             raise UserError(
                 f"Ten gradient steps of the {self.what} in a row were not finite, so training "
                 "stopped; the weights are those before them. Lower its learning rate, or look for "
@@ -74,47 +93,34 @@ class GuardedAdam:
 
 
 def clip_gradient(parameters: list[nn.Parameter], most: float) -> float:
-    """Scales the gradient down to the norm ``most`` (0 leaves it); returns the norm that it had."""
+    """Scales the gradient down to the norm ``most`` (0 leaves it); returns the norm it had."""
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    norm = getattr(
-        norm, "full_tensor", lambda: norm
-    )()  # where the gradient is sharded, so is its norm
+    # Where the gradient is sharded, so is its norm.
+    norm = getattr(norm, "full_tensor", lambda: norm)()
     nn.utils.clip_grads_with_norm_(parameters, most or math.inf, norm)
     return float(norm)
 
 
-Figures = dict[str, Tensor | float]
+def minibatches(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """The entries of ``rows`` in a random order, in pieces of about ``size``.
 
-
-class Peers(Protocol):
-    """Other processes that compute a share of every batch (``distributed.fsdp``).
-
-    Attributes:
-        rank: of this process.
-        count: of all.
+    The pieces differ by one row at most.
     """
-
-    rank: int
-    count: int
-
-    def run(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """``fn`` of ``args``, while all weights are whole; its gradient will be the sum over the processes."""
-        ...
-
-    def gather(self, rows: Tensor) -> Tensor:
-        """The rows of all processes, one after the other."""
-        ...
+    order = rows[torch.randperm(len(rows), generator=generator).to(rows.device)]
+    yield from order.tensor_split(max(1, round(len(rows) / size)))
 
 
 class Microbatches:
-    """The gradient of a batch in pieces; where the memory runs out the pieces are halved, and the step is done again.
+    """The gradient of a minibatch, computed in pieces that fit the memory.
+
+    Where the memory runs out the pieces are halved, and the minibatch is done again.
 
     Args:
         size: rows of a piece; 0 for all at once.
         parameters: whose gradient it is.
 
     Attributes:
-        peers: who else computes a share; None for nobody.
+        peers: other processes that compute a share each; None for this one alone.
     """
 
     peers: Peers | None = None
@@ -134,9 +140,9 @@ class Microbatches:
 
         Args:
             rows: (B,) of the batch.
-            loss_of: what some of them add to the batch's loss, and figures: means over them, or
-                their largest value where the name ends in ``_max``; called again after a failure,
-                so it must draw nothing.
+            loss_of: some of the rows to what they add to the batch's loss, and to figures: means
+                over them, or their largest value where the name ends in ``_max``. It is called
+                again after a failure, so it must draw nothing at random.
 
         Returns:
             The loss of the batch, and its figures.
@@ -146,46 +152,58 @@ class Microbatches:
         """
         while True:
             size = self.size or len(rows)
-            for p in self.parameters:
-                p.grad = None
-            pieces = []
             try:
-                for part in self._pieces(rows, size):
-                    # All processes have as many pieces, so one of them may have none of the rows.
-                    loss, found = self._run(loss_of, part if len(part) else rows[:1])
-                    loss = loss if len(part) else 0.0 * loss
-                    loss.backward()
-                    pieces.append({"rows": len(part), "loss": loss.detach(), **found})
-                return self._of_batch(pieces)
+                return self._of_batch(self._backward_pieces(rows, size, loss_of))
             except RuntimeError as error:
                 if not _out_of_memory(error):
                     raise
             # Only here, after the exception let go of its tensors, can their memory be freed.
-            if self.peers is not None:
-                raise UserError(
-                    f"Process {self.peers.rank} ran out of memory while it computed a gradient. "
-                    "The pieces cannot be halved in one process alone: set "
-                    "algorithm.microbatch_size (rows per piece and process), and the same command "
-                    "goes on from the last checkpoint."
-                )
-            size = min(size, len(rows))
-            if size <= 1:
-                raise UserError(
-                    "The memory does not even hold one row of a batch while its gradient is "
-                    "computed. Set policy.checkpointing=true or policy.lora_rank where the policy "
-                    "has them, or train a smaller one."
-                )
-            self.size = size // 2
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            print(
-                f"Out of memory: gradients are now computed {self.size} rows at a time "
-                "(algorithm.microbatch_size)."
+            self._halve(min(size, len(rows)))
+
+    def _backward_pieces(
+        self, rows: Tensor, size: int, loss_of: Callable[[Tensor], tuple[Tensor, Figures]]
+    ) -> list[Figures]:
+        """Adds up the gradients of all pieces; returns the figures of each."""
+        for p in self.parameters:
+            p.grad = None
+        pieces: list[Figures] = []
+        for part in self._pieces(rows, size):
+            # All processes have as many pieces, so one of them may have none of the rows.
+            loss, found = self._run(loss_of, part if len(part) else rows[:1])
+            loss = loss if len(part) else 0.0 * loss
+            loss.backward()
+            pieces.append({"rows": len(part), "loss": loss.detach(), **found})
+        return pieces
+
+    def _halve(self, size: int) -> None:
+        """Makes the pieces smaller than ``size``, which did not fit."""
+        if self.peers is not None:
+            raise UserError(
+                f"Process {self.peers.rank} ran out of memory while it computed a gradient. The "
+                "pieces cannot be halved in one process alone: set algorithm.microbatch_size "
+                "(rows per piece and process), and the same command goes on from the last "
+                "checkpoint."
             )
+        if size <= 1:
+            raise UserError(
+                "The memory does not even hold one row of a batch while its gradient is computed. "
+                "Set policy.checkpointing=true or policy.lora_rank where the policy has them, or "
+                "train a smaller one."
+            )
+        self.size = size // 2
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        print(
+            f"Out of memory: gradients are now computed {self.size} rows at a time "
+            "(algorithm.microbatch_size)."
+        )
 
     @torch.no_grad()
     def forward(self, rows: Tensor, fn: Callable[[Tensor], Tensor], size: int) -> Tensor:
-        """``fn`` of all rows (B,), at most ``size`` at a time and without gradient; peers compute a share each."""
+        """``fn`` of all rows (B,), at most ``size`` at a time and without gradient.
+
+        Peers compute a share each.
+        """
         if self.peers is None:
             return torch.cat([fn(part) for part in rows.split(size)])
         parts = self._pieces(rows, size)
@@ -203,7 +221,7 @@ class Microbatches:
 
     @torch.no_grad()
     def _of_batch(self, pieces: list[Figures]) -> tuple[Tensor, Figures]:
-        """The losses' sum and the figures of a batch, from those of all processes' pieces."""
+        """The sum of the losses, and the figures of a batch, from those of all pieces."""
         like = torch.as_tensor(pieces[0]["loss"])
         values = [
             [torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in p.values()]
@@ -227,7 +245,10 @@ def _out_of_memory(error: RuntimeError) -> bool:
 
 
 class Means:
-    """Means of named figures over the gradient steps of an update; nothing is read from the device before the end."""
+    """Means of named figures over the gradient steps of an update.
+
+    Nothing is read from the device before the end.
+    """
 
     def __init__(self) -> None:
         self.values: dict[str, list[Tensor]] = {}
@@ -235,9 +256,8 @@ class Means:
     def add(self, **figures: Tensor | float) -> None:
         """One value of each figure."""
         for key, value in figures.items():
-            self.values.setdefault(key, []).append(
-                torch.as_tensor(value, dtype=torch.float32).detach()
-            )
+            tensor = torch.as_tensor(value, dtype=torch.float32).detach()
+            self.values.setdefault(key, []).append(tensor)
 
     def means(self) -> dict[str, float]:
         """Name -> mean; a figure that never came is missing."""

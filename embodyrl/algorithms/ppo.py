@@ -10,18 +10,23 @@ the steps (``trained_steps``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from embodyrl.algorithms.clipped_actor import ActorConfig, ClippedActor
-from embodyrl.algorithms.optim import GuardedAdam, Means
+from embodyrl.algorithm import Algorithm, MemoryPlan, SharesGradients
+from embodyrl.algorithms.clipped_actor import ActorConfig, ClippedActor, on_policy_memory
+from embodyrl.algorithms.optim import GuardedAdam, Means, minibatches
 from embodyrl.errors import UserError
 from embodyrl.functional.losses import value_loss
 from embodyrl.functional.returns import chunk_rewards, gae, masked_whiten
-from embodyrl.rollouts.batches import RolloutBatch, minibatches
+from embodyrl.policy import ActorCriticPolicy, HasValue, ScoresPaths
+from embodyrl.rollouts.batches import RolloutBatch
+from embodyrl.rollouts.collect import Player, collect_rollout
+from embodyrl.types import EnvSpec
 
 
 @dataclass(frozen=True)
@@ -57,88 +62,122 @@ class PPOConfig(ActorConfig):
             )
 
 
-class PPO:
+class PPO(Algorithm):
     """See the module's docstring."""
 
-    Config: type = PPOConfig
+    Config = PPOConfig
+    needs = (ScoresPaths, HasValue)
+    Batch = RolloutBatch
     Actor: type[ClippedActor] = ClippedActor
-    source = "rollout"
 
-    def __init__(self, config: PPOConfig, policy: Any) -> None:
-        self.config = config
-        self.policy = policy
-        self.result = policy
+    def __init__(self, config: PPOConfig, policy: ActorCriticPolicy) -> None:
+        super().__init__(config, policy)
         self.actor = self.Actor(config, policy)
-        critic = policy.critic.parameters()
         self.critic_optimizer = GuardedAdam(
-            critic, config.critic_lr, config.max_grad_norm, "critic", eps=1e-5
+            policy.critic_parameters(), config.critic_lr, config.max_grad_norm, "critic", eps=1e-5
         )
         self.iteration = 0
+
+    def collect(
+        self,
+        player: Player,
+        *,
+        generator: torch.Generator,
+        between: Callable[[], None] = lambda: None,
+    ) -> RolloutBatch:
+        """``num_chunks`` chunks of every env, from fresh initial states."""
+        return collect_rollout(
+            player.new_episodes(),
+            self.policy,
+            self.config.num_chunks,
+            generator=generator,
+            between=between,
+        )
 
     def update(
         self, batch: RolloutBatch, *, progress: float, generator: torch.Generator
     ) -> dict[str, float]:
         """One iteration on one rollout: returns, then the critic's epochs, then the actor's."""
         if self.iteration == 0:
-            # A fresh critic says zero everywhere: normalising its inputs now leaves the rollout's
-            # values as they are.
+            # A fresh critic says zero everywhere, so fitting its inputs now changes no value.
             self.policy.fit_critic_inputs(batch.obs)
-        advantage, ret = self._returns(batch)
+
+        # Advantages and returns of every chunk in which something was executed.
+        advantage, returns = self._advantages(batch)
         mask = batch.valid.any(-1).flatten()
         rows = mask.nonzero().flatten()
         advantage = masked_whiten(advantage.flatten(), mask)
-        ret = ret.flatten()
+        returns = returns.flatten()
         old_value = batch.value.flatten()
 
-        stats = self._fit_critic(batch, rows, ret, old_value, generator)
+        # The critic learns first. Only once it is of use does the actor follow it.
+        stats = self._update_critic(batch, rows, returns, old_value, generator)
         if self.iteration >= self.config.warmup_iterations:
-            options: dict[str, Any] = {"progress": progress, "generator": generator}
             stats |= self.actor.update(
-                batch.obs, batch.trace, batch.logprob, advantage, rows, **options
+                batch.obs,
+                batch.trace,
+                batch.logprob,
+                advantage,
+                rows,
+                progress=progress,
+                generator=generator,
             )
         self.iteration += 1
-        spread = ret[mask].var(correction=0)
-        explained = 1.0 - (ret - old_value)[mask].var(correction=0) / spread.clamp_min(1e-8)
+
+        error = (returns - old_value)[mask].var(correction=0)
+        spread = returns[mask].var(correction=0).clamp_min(1e-8)
+        skipped = self.actor.optimizer.skipped + self.critic_optimizer.skipped
         return {
             "actor_epochs": 0.0,
             **stats,
-            "explained_variance": float(explained),
-            "return": float(ret[mask].mean()),
+            "explained_variance": float(1.0 - error / spread),
+            "return": float(returns[mask].mean()),
             "value": float(old_value[mask].mean()),
-            "skipped_steps": float(self.actor.optimizer.skipped + self.critic_optimizer.skipped),
+            "skipped_steps": float(skipped),
         }
 
-    def _returns(self, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
+    def _advantages(self, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
+        """Generalised advantage estimates and returns, (T, N) each."""
         c = self.config
         reward = chunk_rewards(batch.reward, batch.valid, c.gamma)
         discount = c.gamma ** batch.valid.sum(-1).to(reward.dtype)
         done = batch.terminated | batch.truncated
         return gae(
-            reward, batch.value, batch.next_value, discount, batch.terminated, done, c.gae_lambda
+            reward,
+            batch.value,
+            batch.next_value,
+            discount,
+            batch.terminated,
+            done,
+            c.gae_lambda,
         )
 
-    def _fit_critic(
+    def _update_critic(
         self,
         batch: RolloutBatch,
         rows: Tensor,
-        ret: Tensor,
+        returns: Tensor,
         old_value: Tensor,
         generator: torch.Generator,
     ) -> dict[str, float]:
+        """The critic's epochs: regression on the returns."""
         c = self.config
         stats = Means()
-        # The critic's inputs have no parameters that it trains: once is enough for all epochs.
+        # What the critic sees has no parameters that it trains: once is enough for all epochs.
         everything = torch.arange(len(batch.obs), device=rows.device)
         features = self.actor.microbatches.forward(
             everything, lambda i: self.policy.critic_features(batch.obs[i]), c.minibatch_size
         )
         for _ in range(c.critic_epochs):
             for i in minibatches(rows, c.minibatch_size, generator):
+                # Loss, backward pass and optimiser step.
                 value = self.policy.value_of(features[i])
                 mask = torch.ones_like(i, dtype=torch.bool)
                 loss, figures = value_loss(
-                    value, old_value[i], ret[i], mask, c.value_clip or None, c.huber_delta
+                    value, old_value[i], returns[i], mask, c.value_clip or None, c.huber_delta
                 )
+                self.critic_optimizer.zero_grad()
+                loss.backward()
                 self.critic_optimizer.step(loss)
                 stats.add(**figures, value_loss=loss)
         return stats.means()
@@ -156,3 +195,21 @@ class PPO:
         self.actor.load_state_dict(state["actor"])
         self.critic_optimizer.load_state_dict(state["critic"])
         self.iteration = int(state["iteration"])
+
+    @classmethod
+    def tolerates_lag(cls, config: PPOConfig) -> bool:
+        """See ``Algorithm``: decoupled PPO does."""
+        return config.behaviour_cap > 0
+
+    def shared_gradients(self) -> list[SharesGradients]:
+        """See ``Algorithm``."""
+        return [self.actor.microbatches]
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """See ``Algorithm``."""
+        return [self.actor.optimizer.adam, self.critic_optimizer.adam]
+
+    @classmethod
+    def memory_plan(cls, config: PPOConfig, policy: Any, spec: EnvSpec) -> MemoryPlan | None:
+        """See ``Algorithm``."""
+        return on_policy_memory(config, config.num_chunks * spec.num_envs)

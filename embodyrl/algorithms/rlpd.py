@@ -18,7 +18,8 @@ from torch import Tensor
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.errors import UserError
-from embodyrl.rollouts.batches import Transitions
+from embodyrl.policy import FlowCriticPolicy
+from embodyrl.rollouts.batches import TransitionBatch, Transitions
 from embodyrl.rollouts.replay_buffer import DEMO, INTERVENTION, ReplayBuffer
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class RLPD(SACFlow):
 
     Config = RLPDConfig
 
-    def __init__(self, config: RLPDConfig, policy: Any) -> None:
+    def __init__(self, config: RLPDConfig, policy: FlowCriticPolicy) -> None:
         super().__init__(config, policy)
         if self.privileged:
             raise UserError(
@@ -94,14 +95,14 @@ class RLPD(SACFlow):
         self.buffer.add(chunks, INTERVENTION)
 
     def update(
-        self, batch: Transitions, *, progress: float, generator: torch.Generator
+        self, batch: TransitionBatch, *, progress: float, generator: torch.Generator
     ) -> dict[str, float]:
-        """As SAC-Flow's; chunks in which a person took over count among the demonstrations too."""
-        human = batch.human
+        """As SAC-Flow's; chunks in which a person took over count as demonstrations too."""
+        human = batch.chunks.human
         if human is None:
             return super().update(batch, progress=progress, generator=generator)
         if human.any():
-            self._prior.add(batch[human], INTERVENTION)
+            self._prior.add(batch.chunks[human], INTERVENTION)
         row = super().update(batch, progress=progress, generator=generator)
         return row | {"human_chunks": float(human.sum())}
 

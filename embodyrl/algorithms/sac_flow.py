@@ -17,270 +17,167 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from embodyrl.algorithms.critics import NORMS, Critics
+from embodyrl.algorithm import Algorithm
+from embodyrl.algorithms.critics import Critics
 from embodyrl.algorithms.optim import GuardedAdam, Means
+from embodyrl.algorithms.sac_flow_config import SACFlowConfig
 from embodyrl.algorithms.sft import imitation_loss
-from embodyrl.errors import UserError, did_you_mean, refuse_unread
+from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import LEARNED, LOG_2PI, randn
 from embodyrl.functional.losses import sac_actor_loss, td_loss, temperature_loss
 from embodyrl.functional.returns import chunk_td_target
 from embodyrl.policies.sample_path import sample_path
 from embodyrl.policies.vision import random_shift
-from embodyrl.rollouts.batches import Transitions
+from embodyrl.policy import FlowCriticPolicy, HasFeatures, HasFlow
+from embodyrl.rollouts.batches import TransitionBatch, Transitions
+from embodyrl.rollouts.collect import Player, collect_transitions
 from embodyrl.rollouts.replay_buffer import ReplayBuffer
 from embodyrl.types import Obs
 
 if TYPE_CHECKING:
     from embodyrl.data.demonstrations import Demonstrations
 
-ENTROPIES = ("action", "path")
+COLLECTED = "collected"
 
 
-@dataclass(frozen=True)
-class SACFlowConfig:
-    """Settings of SAC-Flow.
-
-    Attributes:
-        name: registry name.
-        num_chunks: T, chunks per env and iteration.
-        capacity: chunks in the replay buffer, allocated at the start.
-        save_replay: whether checkpoints hold the buffer; without it a resumed run collects
-            ``warmup_chunks`` anew.
-        warmup_chunks: collected before the first gradient step.
-        random_warmup: those are uniformly random actions, for a policy that starts from nothing,
-            not the policy's own.
-        critic_warmup: gradient steps, the first ones, in which only the critics learn; for a policy
-            worth keeping.
-        utd: update-to-data ratio: gradient steps of the critics per chunk collected.
-        policy_delay: critic steps per step of the actor and the temperature.
-        batch_size: chunks per gradient step.
-        gamma: discount per action.
-        lr: of the actor (Adam).
-        critic_lr: of the critics (Adam).
-        alpha_lr: of the temperature (Adam).
-        alpha: the temperature at the start; it stays there if ``alpha_lr`` is 0.
-        entropy: whose the temperature holds, of the ``action`` or of the joint ``path``; see the
-            module.
-        target_entropy: at how many nats per action dim, for the path also per denoising step;
-            negative. In all that is target_entropy * H * A, or target_entropy * K * H * A, in the
-            units of actions.
-        entropy_backup: whether TD targets hold the entropy bonus of the next decision.
-        bc_coef: weight of the flow matching loss on ``data.path`` in the actor's loss
-            (offline-to-online).
-        num_critics: E; a target is the smaller value of two of them, drawn for every step (REDQ,
-            arXiv:2101.05982).
-        shared_critic: critics see the actor's features, also where ``policy.critic`` is privileged.
-        own_encoder: critics see the features of an encoder of their own instead, whatever
-            ``policy.critic`` is: a copy of the actor's that their loss trains further.
-        critic_shift: pixels, at most, by which pictures are shifted at random before it sees them
-            (DrQ, arXiv: 2004.13649).
-        critic_width: of their hidden layers.
-        critic_layers: hidden layers.
-        critic_norm: ``none``, ``layer`` (LayerNorm), or ``batch``: CrossQ, which has no target
-            nets.
-        tau: share by which target nets follow at each step; not read by CrossQ.
-        max_grad_norm: of the actor and of the critics, each; 0 means no bound. The critics' norms
-            grow with returns, and a bound that always binds makes all batches weigh the same.
-    """
-
-    name: str = "sac_flow"
-    num_chunks: int = 1
-    capacity: int = 200_000
-    save_replay: bool = True
-    warmup_chunks: int = 5_000
-    random_warmup: bool = True
-    critic_warmup: int = 0
-    utd: float = 1.0
-    policy_delay: int = 2
-    batch_size: int = 256
-    gamma: float = 0.99
-    lr: float = 3e-4
-    critic_lr: float = 1e-3
-    alpha_lr: float = 1e-3
-    alpha: float = 0.2
-    entropy: str = "action"
-    target_entropy: float = -1.0
-    entropy_backup: bool = True
-    bc_coef: float = 0.0
-    num_critics: int = 2
-    shared_critic: bool = False
-    own_encoder: bool = False
-    critic_shift: int = 4
-    critic_width: int = 256
-    critic_layers: int = 2
-    critic_norm: str = "none"
-    tau: float = 0.005
-    max_grad_norm: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.utd <= 0:
-            raise UserError(
-                f"algorithm.utd is {self.utd}, so nothing would be learned: it is the number of "
-                "gradient steps per chunk collected and must be above 0."
-            )
-        if self.target_entropy >= 0:
-            raise UserError(
-                f"algorithm.target_entropy is {self.target_entropy}; the entropy of actions in "
-                "[-1, 1] is a negative number of nats per dim for all but near-uniform noise. "
-                "SAC's usual target is -1."
-            )
-        if self.entropy not in ENTROPIES:
-            raise UserError(
-                f"There is no entropy of {self.entropy!r}. {did_you_mean(self.entropy, ENTROPIES)}"
-            )
-        if self.critic_norm not in NORMS:
-            raise UserError(
-                f"There is no critic_norm {self.critic_norm!r}. "
-                f"{did_you_mean(self.critic_norm, NORMS)}"
-            )
-        if not self.own_encoder:
-            refuse_unread(
-                self, "algorithm", ("critic_shift",), "own_encoder=false shifts no pictures"
-            )
-        if self.critic_norm == "batch":
-            refuse_unread(
-                self, "algorithm", ("tau",), "critic_norm=batch (CrossQ) has no target nets"
-            )
-        if not self.alpha_lr:
-            refuse_unread(
-                self, "algorithm", ("target_entropy",), "alpha_lr=0 leaves the temperature as it is"
-            )
-        if not 0 < self.gamma <= 1 or not 0 < self.tau <= 1:
-            raise UserError("algorithm.gamma and algorithm.tau must lie in (0, 1].")
-        if self.critic_shift < 0:
-            raise UserError(
-                f"algorithm.critic_shift is {self.critic_shift}; it is a number of pixels, 0 for "
-                "none."
-            )
-        if self.num_critics < 2:
-            raise UserError(
-                f"algorithm.num_critics is {self.num_critics}; the smaller value of two needs at "
-                "least 2."
-            )
-        for key in ("num_chunks", "policy_delay", "batch_size"):
-            if getattr(self, key) < 1:
-                raise UserError(f"algorithm.{key} is {getattr(self, key)}; it must be at least 1.")
-        if self.alpha <= 0 or self.warmup_chunks < 0 or self.critic_warmup < 0 or self.bc_coef < 0:
-            raise UserError(
-                "algorithm.alpha must be above 0, and warmup_chunks, critic_warmup and bc_coef "
-                "not below it."
-            )
-
-
-class SACFlow:
+class SACFlow(Algorithm):
     """See the module's docstring."""
 
-    Config: type = SACFlowConfig
-    source = "transitions"
+    Config = SACFlowConfig
+    needs = (HasFlow, HasFeatures)
+    Batch = TransitionBatch
+    continues_episodes = True
     sample_path = staticmethod(sample_path)
 
-    def __init__(self, config: Any, policy: Any) -> None:
-        self.config = config
-        self.policy = policy
-        self.result = policy
+    def __init__(self, config: SACFlowConfig, policy: FlowCriticPolicy) -> None:
+        super().__init__(config, policy)
         c = config
-        spec = policy.spec
-        horizon = policy.config.horizon
         self.device = next(policy.parameters()).device
         self._check_actor()
-        self.featured = c.shared_critic or c.own_encoder
-        self.privileged = getattr(policy.config, "critic", "") == "privileged" and not self.featured
+        self._make_critics()
         self.buffer = ReplayBuffer(
-            c.capacity, spec, horizon, privileged=self.privileged, device=self.device
-        )
-        size = (c.num_critics, c.critic_width, c.critic_layers, c.critic_norm)
-        features = policy.features_dim if self.featured else policy.critic[0].in_features
-        self.critics = Critics(features, horizon * spec.action_dim, *size).to(self.device)
-        self.encoder = copy.deepcopy(policy) if c.own_encoder else None
-        self.target = (
-            None if c.critic_norm == "batch" else copy.deepcopy(self.critics).requires_grad_(False)
+            c.capacity,
+            policy.spec,
+            policy.config.horizon,
+            privileged=self.privileged,
+            device=self.device,
         )
         self.log_alpha = nn.Parameter(torch.tensor(math.log(c.alpha), device=self.device))
         self.target_entropy = c.target_entropy * self._decision_size()
         self.actor_optimizer = GuardedAdam(self._actor_parameters(), c.lr, c.max_grad_norm, "actor")
-        judges = [
-            *self.critics.parameters(),
-            *([] if self.encoder is None else self.encoder.parameters()),
-        ]
-        self.critic_optimizer = GuardedAdam(judges, c.critic_lr, c.max_grad_norm, "critics")
+        self.critic_optimizer = GuardedAdam(
+            self._critic_parameters(), c.critic_lr, c.max_grad_norm, "critics"
+        )
         self.alpha_optimizer = GuardedAdam([self.log_alpha], c.alpha_lr, 0.0, "temperature")
         self.demos: Demonstrations | None = None
-        self.collected = 0
+        self.collected = 0  # chunks so far
         self.gradient_steps = 0
-        self.owed = 0.0
+        self.pending_steps = 0.0  # gradient steps that the chunks collected so far still ask for
+
+    # The critics.
+
+    def _make_critics(self) -> None:
+        """An ensemble of Q functions, its target nets, and an encoder where they have their own."""
+        c = self.config
+        policy = self.policy
+        # Critics see the actor's features, those of their own encoder, or what the policy's value
+        # head sees.
+        self.sees_features = c.shared_critic or c.own_encoder
+        self.privileged = getattr(policy, "reads_privileged", False) and not self.sees_features
+        features = policy.features_dim if self.sees_features else policy.critic_features_dim
+        size = policy.config.horizon * policy.spec.action_dim
+        self.critics = Critics(
+            features, size, c.num_critics, c.critic_width, c.critic_layers, c.critic_norm
+        ).to(self.device)
+        self.encoder = copy.deepcopy(policy) if c.own_encoder else None
+        # CrossQ (batch norm) has no target nets.
+        self.target = None
+        if c.critic_norm != "batch":
+            self.target = copy.deepcopy(self.critics).requires_grad_(False)
+
+    def _critic_parameters(self) -> list[nn.Parameter]:
+        encoder = [] if self.encoder is None else list(self.encoder.parameters())
+        return [*self.critics.parameters(), *encoder]
+
+    def _critic_features(self, obs: Obs, context: Any = None) -> Tensor:
+        """What the critics see of obs (B, F); ``context`` saves encoding obs a second time."""
+        if self.encoder is not None:
+            return self.encoder.encode(obs).pooled
+        if not self.sees_features:
+            return self.policy.critic_features(obs, context)
+        with torch.no_grad():
+            return self.policy.features(self.policy.encode(obs) if context is None else context)
 
     # The actor: what DSRL replaces.
 
     def _check_actor(self) -> None:
         """Refuses a policy whose noise cannot be tuned, or an entropy that it cannot have."""
         transition = self.policy.transition
-        p = self.policy.config
+        config = self.policy.config
         if transition.kind not in LEARNED:
             raise UserError(
                 f"policy.transition is {transition.kind!r}, whose noise is fixed, so SAC could not "
                 "tune its entropy. Set policy.transition=flow_noise."
             )
-        unread = [key for key in ("trained_steps", "steer_width") if hasattr(p, key)]
-        refuse_unread(
-            p,
-            "policy",
-            unread,
-            f"{self.config.name} does not read it: all K steps draw noise and are trained",
-        )
+        unread = [key for key in ("trained_steps", "steer_width") if hasattr(config, key)]
+        why = f"{self.config.name} does not read it: all K steps draw noise and are trained"
+        refuse_unread(config, "policy", unread, why)
         steps = transition.num_steps
-        top = 0.5 * (1 + LOG_2PI) + math.log(p.noise_max) - 0.5 * math.log(steps)
+        top = 0.5 * (1 + LOG_2PI) + math.log(config.noise_max) - 0.5 * math.log(steps)
         if self.config.target_entropy >= top:
             raise UserError(
                 f"algorithm.target_entropy is {self.config.target_entropy}, but with "
-                f"policy.noise_max={p.noise_max} and K={steps} no step has more than {top:.2f} "
-                "nats per dim. Lower the one or raise the other."
+                f"policy.noise_max={config.noise_max} and K={steps} no step has more than "
+                f"{top:.2f} nats per dim. Lower the one or raise the other."
             )
 
     def _decision_size(self) -> int:
         """What target_entropy is multiplied with."""
-        p = self.policy
-        steps = p.transition.num_steps if self.config.entropy == "path" else 1
-        return steps * p.config.horizon * p.spec.action_dim
+        policy = self.policy
+        steps = policy.transition.num_steps if self.config.entropy == "path" else 1
+        return steps * policy.config.horizon * policy.spec.action_dim
 
     def _actor_parameters(self) -> list[nn.Parameter]:
         return list(self.policy.actor_parameters())
 
-    def _propose(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """A reparameterised choice (B, H, A), its log-density (B,), and what the critics see of obs (B, F)."""
-        p = self.policy
-        context = p.encode(obs)
-        start = randn((len(obs), p.config.horizon, p.spec.action_dim), generator, self.device)
-        path = self.sample_path(partial(p.step_inputs, context), p.transition, start, generator)
-        choice = p.normalize_action.inverse(path.end).clamp(-1.0, 1.0)
+    def _sample_choice(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Samples from the actor, so that gradients flow through the sample.
+
+        Returns:
+            The choice (B, H, A), its log-density (B,), and what the critics see of obs (B, F).
+        """
+        policy = self.policy
+        context = policy.encode(obs)
+        shape = (len(obs), policy.config.horizon, policy.spec.action_dim)
+        start = randn(shape, generator, self.device)
+        step_inputs = partial(policy.step_inputs, context)
+        path = self.sample_path(step_inputs, policy.transition, start, generator)
+        choice = policy.normalize_action.inverse(path.end).clamp(-1.0, 1.0)
         logprob = path.logprob.sum(1) if self.config.entropy == "path" else path.logprob[:, -1]
-        logprob = logprob - p.normalize_action.log_det(path.end)
+        logprob = logprob - policy.normalize_action.log_det(path.end)
         with torch.no_grad():
             features = self._critic_features(obs, context)
         return choice, logprob, features
 
-    def _critic_features(self, obs: Obs, context: Any = None) -> Tensor:
-        """What the critics see of obs (B, F); ``context`` saves encoding obs a second time."""
-        if self.encoder is not None:
-            return self.encoder.encode(obs).pooled
-        if not self.featured:
-            return self.policy.critic_features(obs, context)
-        with torch.no_grad():
-            return self.policy.features(self.policy.encode(obs) if context is None else context)
-
     def act(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """See ``rollouts.collect.Act``: the noisy policy, or while it warms up from nothing, uniform actions."""
+        """See ``rollouts.collect.Act``: the noisy policy.
+
+        While it warms up from nothing, uniform actions take its place.
+        """
+        policy = self.policy
         if self.config.random_warmup and self.collected < self.config.warmup_chunks:
-            shape = (len(obs), self.policy.config.horizon, self.policy.spec.action_dim)
+            shape = (len(obs), policy.config.horizon, policy.spec.action_dim)
             choice = (torch.rand(shape, generator=generator) * 2 - 1).to(self.device)
         else:
-            choice = self.policy.sample(obs, generator=generator, mode="train").actions
+            choice = policy.sample(obs, generator=generator, mode="train").actions
         return choice, choice
 
     # The data: what RLPD replaces.
@@ -298,7 +195,7 @@ class SACFlow:
         return self.buffer.sample(self.config.batch_size, generator)[0].to(self.device)
 
     def _shifted(self, obs: Obs, generator: torch.Generator) -> Obs:
-        """Pictures as an own encoder of the critics learns from them."""
+        """Randomly shifted images, as the critics' own encoder learns from them."""
         if self.encoder is None or not self.config.critic_shift:
             return obs
         shift = partial(random_shift, pixels=self.config.critic_shift, generator=generator)
@@ -306,21 +203,37 @@ class SACFlow:
 
     # The loop.
 
+    def collect(
+        self,
+        player: Player,
+        *,
+        generator: torch.Generator,
+        between: Callable[[], None] = lambda: None,
+    ) -> TransitionBatch:
+        """``num_chunks`` further chunks of the episodes in progress."""
+        return collect_transitions(
+            player.ongoing_episodes(),
+            self.act,
+            self.config.num_chunks,
+            generator=generator,
+            between=between,
+        )
+
     def update(
-        self, batch: Transitions, *, progress: float, generator: torch.Generator
+        self, batch: TransitionBatch, *, progress: float, generator: torch.Generator
     ) -> dict[str, float]:
-        """Stores the chunks, then takes ``utd`` gradient steps for each once the warm-up is over."""
+        """Stores the chunks, then takes ``utd`` gradient steps for each after the warm-up."""
         c = self.config
-        self.buffer.add(batch)
-        self.collected += len(batch)
+        self.buffer.add(batch.chunks)
+        self.collected += len(batch.chunks)
         stats = Means()
         if len(self.buffer) >= min(c.warmup_chunks, c.capacity):
             if self.gradient_steps == 0 and self.privileged:
-                seen = torch.arange(min(len(self.buffer), 4096), device=self.device)
-                self.policy.fit_critic_inputs(self.buffer.rows(seen).obs)
-            self.owed += c.utd * len(batch)
-        while self.owed >= 1:
-            self.owed -= 1
+                rows = torch.arange(min(len(self.buffer), 4096), device=self.device)
+                self.policy.fit_critic_inputs(self.buffer.rows(rows).obs)
+            self.pending_steps += c.utd * len(batch.chunks)
+        while self.pending_steps >= 1:
+            self.pending_steps -= 1
             self._gradient_step(generator, stats)
         return {
             **stats.means(),
@@ -332,66 +245,87 @@ class SACFlow:
         }
 
     def _gradient_step(self, generator: torch.Generator, stats: Means) -> None:
+        """One step of the critics; every ``policy_delay``-th time also one of the actor."""
         c = self.config
         batch = self._batch(generator)
-        self._critic_step(batch, generator, stats)
+        self._update_critics(batch, generator, stats)
         self.gradient_steps += 1
         if self.gradient_steps > c.critic_warmup and self.gradient_steps % c.policy_delay == 0:
-            self._actor_step(batch.obs, generator, stats)
+            self._update_actor(batch.obs, generator, stats)
 
-    def _critic_step(self, batch: Transitions, generator: torch.Generator, stats: Means) -> None:
+    def _update_critics(self, batch: Transitions, generator: torch.Generator, stats: Means) -> None:
         c = self.config
+        # The next action, from the current policy.
         features = self._critic_features(self._shifted(batch.obs, generator))
         with torch.no_grad():
-            following, logprob, next_features = self._propose(
+            next_choice, next_logprob, next_features = self._sample_choice(
                 self._shifted(batch.next_obs, generator), generator
             )
-        if self.target is None:
-            both = self.critics(
-                torch.cat([features, next_features]), torch.cat([batch.choice, following])
-            )
-            q, next_q = both.split(len(batch), dim=1)
-            next_q = next_q.detach()
-        else:
-            q = self.critics(features, batch.choice)
-            next_q = self.target(next_features, following)
-        two = torch.randperm(c.num_critics, generator=generator)[:2].to(self.device)
-        next_value = next_q[two].amin(0)
+        # Q of the chunk, and of what comes after it.
+        q, next_q = self._q_values(features, batch.choice, next_features, next_choice)
+        # The soft value: the smaller of two critics (REDQ), and the entropy bonus.
+        pair = torch.randperm(c.num_critics, generator=generator)[:2].to(self.device)
+        next_value = next_q[pair].amin(0)
         if c.entropy_backup:
-            next_value = next_value - self.log_alpha.detach().exp() * logprob
+            next_value = next_value - self.log_alpha.detach().exp() * next_logprob
         target = chunk_td_target(batch.reward, batch.valid, next_value, batch.terminated, c.gamma)
+        # Loss, backward pass and optimiser step.
         loss = td_loss(q, target)
+        self.critic_optimizer.zero_grad()
+        loss.backward()
         norm = self.critic_optimizer.step(loss)
+        # The target nets follow.
         if self.target is not None:
             self.target.follow(self.critics, c.tau)
         stats.add(critic_loss=loss, critic_grad_norm=norm, q=q.mean(), td_target=target.mean())
 
-    def _actor_step(self, obs: Obs, generator: torch.Generator, stats: Means) -> None:
+    def _q_values(
+        self, features: Tensor, choice: Tensor, next_features: Tensor, next_choice: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Q (E, B) with gradients, and the Q of the next pair (E, B) without."""
+        if self.target is not None:
+            return self.critics(features, choice), self.target(next_features, next_choice)
+        # CrossQ: one pass over both, so that batch norm sees the statistics of both.
+        both = self.critics(torch.cat([features, next_features]), torch.cat([choice, next_choice]))
+        q, next_q = both.split(len(choice), dim=1)
+        return q, next_q.detach()
+
+    def _update_actor(self, obs: Obs, generator: torch.Generator, stats: Means) -> None:
         c = self.config
-        choice, logprob, features = self._propose(obs, generator)
+        # Q of an action from the current policy; the critics are only looked through.
+        choice, logprob, features = self._sample_choice(obs, generator)
         self.critics.requires_grad_(False).eval()
         q = self.critics(features.detach(), choice)
         self.critics.requires_grad_(True).train()
         # The smaller of two, as SAC; of more, the mean, as REDQ.
         q = q.amin(0) if c.num_critics == 2 else q.mean(0)
+        # Loss, with imitation of the demonstrations where asked for.
         loss = sac_actor_loss(q, logprob, self.log_alpha.detach().exp())
         if c.bc_coef:
             bc = self._imitation(generator)
             loss = loss + c.bc_coef * bc
             stats.add(bc_loss=bc)
+        # Backward pass and optimiser step.
+        self.actor_optimizer.zero_grad()
+        loss.backward()
         norm = self.actor_optimizer.step(loss)
+        # The temperature holds the entropy at its target.
         if c.alpha_lr:
-            self.alpha_optimizer.step(
-                temperature_loss(self.log_alpha, logprob, self.target_entropy)
-            )
+            alpha_loss = temperature_loss(self.log_alpha, logprob, self.target_entropy)
+            self.alpha_optimizer.zero_grad()
+            alpha_loss.backward()
+            self.alpha_optimizer.step(alpha_loss)
         stats.add(actor_loss=loss, actor_grad_norm=norm, entropy=-logprob.mean(), q_actor=q.mean())
 
     def _imitation(self, generator: torch.Generator) -> Tensor:
+        """The flow matching loss of a batch of demonstrations."""
         assert self.demos is not None
         index = torch.randint(len(self.demos), (self.config.batch_size,), generator=generator)
         obs, actions, mask = self.demos.batch(index)
         d = self.device
         return imitation_loss(self.policy, obs.to(d), actions.to(d), mask.to(d), generator)
+
+    # Checkpoints and workers.
 
     def state_dict(self) -> dict[str, Any]:
         """Critics, optimisers, counters and, with ``save_replay``, the buffer."""
@@ -400,8 +334,8 @@ class SACFlow:
             "encoder": None if self.encoder is None else self.encoder.state_dict(),
             "target": None if self.target is None else self.target.state_dict(),
             "log_alpha": self.log_alpha.detach(),
-            "optimizers": [o.state_dict() for o in self._optimizers()],
-            "counters": [self.collected, self.gradient_steps, self.owed],
+            "optimizers": [o.state_dict() for o in self._guarded()],
+            "counters": [self.collected, self.gradient_steps, self.pending_steps],
             "replay": self.buffer.state_dict() if self.config.save_replay else None,
         }
 
@@ -414,11 +348,29 @@ class SACFlow:
             self.target.load_state_dict(state["target"])
         with torch.no_grad():
             self.log_alpha.copy_(state["log_alpha"])
-        for optimizer, saved in zip(self._optimizers(), state["optimizers"], strict=True):
+        for optimizer, saved in zip(self._guarded(), state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self.collected, self.gradient_steps, self.owed = state["counters"]
+        self.collected, self.gradient_steps, self.pending_steps = state["counters"]
         if state["replay"] is not None:
             self.buffer.load_state_dict(state["replay"])
 
-    def _optimizers(self) -> tuple[GuardedAdam, GuardedAdam, GuardedAdam]:
+    def _guarded(self) -> tuple[GuardedAdam, GuardedAdam, GuardedAdam]:
         return self.actor_optimizer, self.critic_optimizer, self.alpha_optimizer
+
+    @classmethod
+    def tolerates_lag(cls, config: SACFlowConfig) -> bool:
+        """See ``Algorithm``: off-policy, so always."""
+        return True
+
+    @classmethod
+    def worker_config(cls, config: SACFlowConfig, count: int) -> SACFlowConfig:
+        """See ``Algorithm``: the learner alone has a replay buffer."""
+        return replace(config, capacity=1)
+
+    def acting_state(self) -> dict[str, Tensor]:
+        """See ``Algorithm``: chunks collected so far, for who acts otherwise while it warms up."""
+        return {COLLECTED: torch.tensor(self.collected)}
+
+    def load_acting_state(self, state: dict[str, Tensor]) -> None:
+        """See ``Algorithm``."""
+        self.collected = int(state[COLLECTED])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from embodyrl.algorithm import Algorithm, MemoryPlan, SharesGradients
 from embodyrl.algorithms.optim import Figures, Microbatches, clip_gradient
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import flow_matching_pair, randn, sample_training_time
@@ -19,7 +20,8 @@ from embodyrl.functional.losses import flow_matching_loss
 from embodyrl.policies.flow_base import pad
 from embodyrl.policies.sample_path import given_prefix
 from embodyrl.policies.vision import random_shift
-from embodyrl.types import Obs
+from embodyrl.policy import FlowPolicyProtocol, HasFlow, Imitates, Policy
+from embodyrl.types import DenoisingTrace, EnvSpec, Obs
 
 if TYPE_CHECKING:
     from embodyrl.data.demonstrations import Demonstrations
@@ -60,32 +62,39 @@ class SFTConfig:
 
 
 def imitation_loss(
-    policy: Any,
+    policy: FlowPolicyProtocol,
     obs: Obs,
     actions: Tensor,
     mask: Tensor,
     generator: torch.Generator,
     time: str = "uniform",
 ) -> Tensor:
-    """The flow matching loss of actions (B, H, A), those with ``mask`` (B, H), at times and noise drawn at random."""
+    """The flow matching loss of actions (B, H, A), those with ``mask`` (B, H).
+
+    Times and noise are drawn at random.
+    """
     return pair_loss(policy, obs, *noisy_pair(policy, actions, generator, time), mask)
 
 
 def noisy_pair(
-    policy: Any, actions: Tensor, generator: torch.Generator, time: str
+    policy: FlowPolicyProtocol, actions: Tensor, generator: torch.Generator, time: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Noisy chunks (B, C, D), the times (B,) that they are at, and the velocity (B, H, A) of the actions there."""
-    clean = policy.normalize_action(actions)
-    clean = pad(clean, getattr(policy, "flow_shape", clean.shape[1:]))
+    """Draws a point of the flow towards each chunk of actions (B, H, A).
+
+    Returns:
+        Noisy chunks (B, C, D), their times (B,), and the velocity (B, H, A) at them.
+    """
+    clean = pad(policy.normalize_action(actions), policy.flow_shape)
     noise = randn(tuple(clean.shape), generator, clean.device)
     t = sample_training_time(len(clean), generator, time, clean.device)
     noisy, target = flow_matching_pair(clean, t, noise)
-    h, a = actions.shape[1:]  # a pretrained model's chunk may be longer and wider than the actions
+    # A pretrained model's chunk may be longer and wider than the actions.
+    h, a = actions.shape[1:]
     return noisy, t, target[:, :h, :a]
 
 
 def pair_loss(
-    policy: Any, obs: Obs, noisy: Tensor, t: Tensor, target: Tensor, mask: Tensor
+    policy: FlowPolicyProtocol, obs: Obs, noisy: Tensor, t: Tensor, target: Tensor, mask: Tensor
 ) -> Tensor:
     """The flow matching loss of what ``noisy_pair`` drew."""
     velocity = policy.velocity(policy.encode(obs), noisy[:, None], t[:, None])[:, 0]
@@ -93,19 +102,25 @@ def pair_loss(
     return flow_matching_loss(velocity[:, :h, :a], target, mask)
 
 
-class SFT:
+class SFT(Algorithm):
     """See the module's docstring."""
 
     Config = SFTConfig
-    source = "demos"
+    plays = False
 
-    def __init__(self, config: SFTConfig, policy: Any) -> None:
-        self.config = config
-        self.policy = policy
+    def __init__(self, config: SFTConfig, policy: Policy) -> None:
+        super().__init__(config, policy)
+        if not isinstance(policy, HasFlow | Imitates):
+            raise UserError(
+                f"{config.name} needs a policy with the ability HasFlow, or Imitates (an "
+                f"imitation_loss of its own), and {type(policy).__name__} has neither. See "
+                "embodyrl/policy.py."
+            )
         self.parameters = list(policy.actor_parameters())
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.lr, weight_decay=config.weight_decay
         )
+        # The averaged weights are what is evaluated and saved.
         self.result = copy.deepcopy(policy).requires_grad_(False)
         self.microbatches = Microbatches(config.microbatch_size, self.parameters)
         self.iteration = 0
@@ -118,32 +133,25 @@ class SFT:
         if self.iteration == 0:
             self.policy.fit_inputs(batch.proprio, batch.actions)
             self.result.load_state_dict(self.policy.state_dict())
-        rate = min(1.0, 0.2 + progress / c.warmup if c.warmup else 1.0) * (
-            0.55 + 0.45 * math.cos(math.pi * progress)
-        )
         for group in self.optimizer.param_groups:
-            group["lr"] = c.lr * max(rate, 1e-2)
+            group["lr"] = self._scheduled_lr(progress)
         losses = []
         norms = []
         for _ in range(c.steps_per_iteration):
-            index = batch.draw(c.batch_size, generator)
-            obs, actions, mask = batch.batch(index)
-            device = self.parameters[0].device
-            obs = obs.to(device)
-            actions = actions.to(device)
-            mask = mask.to(device)
-            obs = replace(
-                obs, images={n: random_shift(x, c.shift, generator) for n, x in obs.images.items()}
-            )
+            # Draw chunks of demonstrations, with randomly shifted images.
+            obs, actions, mask = self._draw(batch, generator)
+            # Loss, backward pass and optimiser step.
             loss_of = self._loss_of(obs, actions, mask, generator)
-            loss, _ = self.microbatches.backward(torch.arange(len(mask), device=device), loss_of)
+            rows = torch.arange(len(mask), device=mask.device)
+            loss, _ = self.microbatches.backward(rows, loss_of)
             norm = clip_gradient(self.parameters, c.max_grad_norm)
             if not math.isfinite(norm):
                 raise UserError(
-                    "The loss of supervised fine-tuning is not finite: lower algorithm.lr or "
-                    "check the data."
+                    "The loss of supervised fine-tuning is not finite: lower algorithm.lr or check "
+                    "the data."
                 )
             self.optimizer.step()
+            # The averaged weights follow.
             self._average()
             losses.append(float(loss))
             norms.append(norm)
@@ -154,31 +162,55 @@ class SFT:
             "lr": self.optimizer.param_groups[0]["lr"],
         }
 
+    def _scheduled_lr(self, progress: float) -> float:
+        """A linear warm-up times a half cosine from 1 to a tenth."""
+        c = self.config
+        warmup = min(1.0, 0.2 + progress / c.warmup) if c.warmup else 1.0
+        cosine = 0.55 + 0.45 * math.cos(math.pi * progress)
+        return c.lr * max(warmup * cosine, 1e-2)
+
+    def _draw(
+        self, batch: Demonstrations, generator: torch.Generator
+    ) -> tuple[Obs, Tensor, Tensor]:
+        """Observations, actions (B, H, A) and their mask (B, H), on the policy's device."""
+        c = self.config
+        device = self.parameters[0].device
+        obs, actions, mask = batch.batch(batch.draw(c.batch_size, generator))
+        obs = obs.to(device)
+        images = {name: random_shift(x, c.shift, generator) for name, x in obs.images.items()}
+        return replace(obs, images=images), actions.to(device), mask.to(device)
+
     def _loss_of(
         self, obs: Obs, actions: Tensor, mask: Tensor, generator: torch.Generator
     ) -> Callable[[Tensor], tuple[Tensor, Figures]]:
-        """What some rows add to the loss of a batch; all that is random in it is drawn here."""
+        """What some rows add to the loss of a batch; all that is random is drawn here."""
         policy = self.policy
         given: tuple[Tensor, ...] = (actions,)
-        loss = getattr(policy, "imitation_loss", None)
-        if loss is None:  # it has a flow
-            loss = partial(pair_loss, policy)
+        loss: Callable[..., Tensor]
+        if isinstance(policy, Imitates):
+            loss = cast("Callable[..., Tensor]", policy.imitation_loss)
+        else:
+            loss = cast("Callable[..., Tensor]", partial(pair_loss, policy))
             noisy, t, target = noisy_pair(policy, actions, generator, self.config.time)
             if most := getattr(policy.config, "max_prefix", 0):
+                # The first actions of some chunks are given, so they are not asked for.
                 count = torch.randint(most + 1, (len(t),), generator=generator).to(t.device)
                 clean = pad(policy.normalize_action(actions), (noisy.shape[1], noisy.shape[2]))
                 noisy, t = given_prefix(noisy, t, clean, count)
-                mask = mask & (t > 0)  # what is given is not asked for
+                mask = mask & (t > 0)
             given = (noisy, t, target)
         total = mask.sum()
-        fn = cast("Callable[..., Tensor]", loss)
-        return lambda i: (fn(obs[i], *(x[i] for x in given), mask[i]) * (mask[i].sum() / total), {})
+
+        def share(i: Tensor) -> tuple[Tensor, Figures]:
+            own = loss(obs[i], *(x[i] for x in given), mask[i])
+            return own * (mask[i].sum() / total), {}
+
+        return share
 
     @torch.no_grad()
     def _average(self) -> None:
-        for averaged, current in zip(
-            self.result.parameters(), self.policy.parameters(), strict=True
-        ):
+        pairs = zip(self.result.parameters(), self.policy.parameters(), strict=True)
+        for averaged, current in pairs:
             averaged.lerp_(current, 1.0 - self.config.ema)
 
     def state_dict(self) -> dict[str, Any]:
@@ -194,3 +226,26 @@ class SFT:
         self.optimizer.load_state_dict(state["optimizer"])
         self.policy.load_state_dict(state["policy"])
         self.iteration = int(state["iteration"])
+
+    def shared_gradients(self) -> list[SharesGradients]:
+        """See ``Algorithm``."""
+        return [self.microbatches]
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """See ``Algorithm``."""
+        return [self.optimizer]
+
+    @classmethod
+    def memory_plan(cls, config: SFTConfig, policy: Any, spec: EnvSpec) -> MemoryPlan | None:
+        """See ``Algorithm``; known for policies with a flow."""
+        if not isinstance(policy, HasFlow):
+            return None
+        rows = min(config.microbatch_size or config.batch_size, config.batch_size)
+        return MemoryPlan(rows, flow_loss_of_shapes, extra_policies=1)
+
+
+def flow_loss_of_shapes(policy: Any, obs: Obs, trace: DenoisingTrace) -> Tensor:
+    """The flow matching loss of tensors of the right shapes."""
+    noisy = trace.x[:, 0]
+    actions = noisy[:, : policy.config.horizon, : policy.spec.action_dim]
+    return pair_loss(policy, obs, noisy, noisy[:, 0, 0], actions, actions[..., 0] > 0)

@@ -136,8 +136,7 @@ def _measure(
         step = env.step(actions[k])
         steps += int(step.valid.sum())
         drawn = int(step.valid.any(dim=1).sum())
-        if "fault" in step.log:
-            faults += int(step.log["fault"].sum())
+        faults += int(step.fault.sum())
         if ended := int(step.done.sum()):
             env.reset(step.done)
             episodes = episodes + ended

@@ -15,7 +15,7 @@ from embodyrl import registry
 from embodyrl.data.partial import EpisodeParts, parts_folder
 from embodyrl.data.perturbed_replay import load_replays
 from embodyrl.data.policy_actor import load_actor
-from embodyrl.data.record import CollectStats, Keep, collect_episodes
+from embodyrl.data.record import CollectStats, Keep, record_episodes
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
 from embodyrl.storage.folder_lock import held
@@ -35,7 +35,7 @@ def make_expert(env: VecEnv, noise: float = 0.0, seed: int = 0) -> Any:
     return env.make_expert(noise=noise, seed=seed)  # pyright: ignore[reportAttributeAccessIssue] - looked for above
 
 
-def initial_states(spec: EnvSpec, seed: int, *, repeat: bool = False) -> Iterator[int]:
+def shuffled_states(spec: EnvSpec, seed: int, *, repeat: bool = False) -> Iterator[int]:
     """Initial states in a random order in which the tasks take turns.
 
     Args:
@@ -85,7 +85,7 @@ def collect_dataset(
         num_episodes: how many to keep.
         noise: standard deviation of noise on the expert's actions.
         keep_failures: keep failed episodes as well, marked ``success`` False.
-        past_success: see ``collect_episodes``; the env then goes on when the task is solved,
+        past_success: see ``record_episodes``; the env then goes on when the task is solved,
             whatever ``config`` says, which is what the data set keeps: the env that a policy is
                 scored in.
         policy: a checkpoint or run whose policy acts instead of the expert, with its exploration
@@ -102,7 +102,7 @@ def collect_dataset(
     Raises:
         UserError: the env has no scripted expert, the policy does not fit it, ``out`` exists,
             ``OUT.parts`` was collected with other settings or is being written by another process,
-            or see ``collect_episodes``.
+            or see ``record_episodes``.
     """
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
@@ -154,7 +154,7 @@ def collect_dataset(
                 if policy
                 else make_expert(env, noise, fresh)
             )
-            inits = initial_states(env.spec, seed, repeat=noise > 0 or bool(policy))
+            inits = shuffled_states(env.spec, seed, repeat=noise > 0 or bool(policy))
             for recording in parts:
                 while next(inits) != recording.init:
                     pass
@@ -175,7 +175,7 @@ def collect_dataset(
                 "past_success": past_success,
                 "stats": stats,
             }
-            for recording in collect_episodes(env, expert, missing, **how):
+            for recording in record_episodes(env, expert, missing, **how):
                 parts.add(recording)
                 bar.advance(line)
             line = bar.add_task("loading LeRobot", total=num_episodes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -16,6 +16,7 @@ from embodyrl.data.policy_actor import PolicyActor
 from embodyrl.data.recording import Recording
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
+from embodyrl.rollouts.episodes import IDLE, EpisodeStream
 from embodyrl.types import EnvSpec, Obs, Step
 
 Keep = Literal["success", "failure", "all"]
@@ -67,16 +68,14 @@ class _Row(NamedTuple):
     privileged: np.ndarray
 
 
-@dataclass
-class _Slot:
-    """The episode that one env is in; ``number`` is its place in the order of initial states."""
+class _Film:
+    """What was recorded of one episode so far."""
 
-    number: int
-    init: int
-    instruction: str
-    rows: list[_Row] = field(default_factory=list)
-    since_success: int = -1
-    """Control steps since the task was first solved, -1 before."""
+    def __init__(self, init: int, instruction: str) -> None:
+        self.init = init
+        self.instruction = instruction
+        self.rows: list[_Row] = []
+        self.since_success = -1  # control steps since the task was first solved, -1 before
 
     def add(self, row: _Row) -> None:
         self.rows.append(row)
@@ -84,7 +83,7 @@ class _Slot:
             self.since_success += 1
 
 
-def collect_episodes(
+def record_episodes(
     env: VecEnv,
     expert: Expert | PolicyActor | ReplayActor,
     num_episodes: int,
@@ -111,7 +110,7 @@ def collect_episodes(
         noise: the expert's, for the record.
         past_success: in an env that goes on when the task is solved, break an episode off that many
             steps later: what a solved task looks like is worth having, the rest of the time is not.
-                None lets it run to its end.
+            None lets it run to its end.
         stats: filled while running.
         progress: called after every episode.
 
@@ -121,66 +120,40 @@ def collect_episodes(
     stats = stats if stats is not None else CollectStats()
     if keep not in ("success", "failure", "all"):
         raise UserError(f"keep is {keep!r}; it must be 'success', 'failure' or 'all'.")
-    limit = 20 + 10 * num_episodes
-    states = iter(count() if inits is None else inits)
-    slots: list[_Slot | None] = [None] * env.spec.num_envs
+    stream = EpisodeStream(env, count() if inits is None else inits)
+    films: dict[int, _Film] = {}  # of the episodes that are going on, by number
     ended: dict[int, Recording | None] = {}  # by number; None was thrown away
-    started = 0
     emitted = 0
-    obs: Obs | None = None
     while stats.kept < num_episodes:
-        held = stats.kept + sum(r is not None for r in ended.values())
-        idle = [k for k, slot in enumerate(slots) if slot is None]
-        fresh = idle[: max(0, num_episodes - held - (len(slots) - len(idle)))]
-        if fresh:
-            if started >= limit:
-                raise UserError(
-                    f"Of {stats.tried} episodes in {env.spec.name} only {held} could be kept "
-                    f"(keep={keep!r}; the expert solved {stats.solved}), so {num_episodes} are out "
-                    "of reach. Lower the expert's noise, or ask for fewer."
-                )
-            fresh = fresh[: len(chosen := [init for _, init in zip(fresh, states, strict=False)])]
-            if fresh:
-                obs = _timed(
-                    stats, "env_seconds", lambda ids=fresh, i=chosen: env.reset(ids, init=i)
-                )
-                for k, init in zip(fresh, chosen, strict=True):
-                    slots[k] = _Slot(started, init, obs.instruction[k])
-                    started += 1
-                _timed(stats, "expert_seconds", lambda ids=fresh: expert.reset(ids))
-            elif len(idle) == len(slots):
-                raise UserError(
-                    f"The initial states of {env.spec.name} ran out after {held} of {num_episodes} "
-                    "episodes. Ask for fewer, or give the expert some noise: then a state can be "
-                    "used again."
-                )
-        assert obs is not None
-        before = obs
+        # Start as many episodes as are still missing.
+        kept = stats.kept + sum(r is not None for r in ended.values())
+        _start(stream, expert, films, stats, num_episodes, kept, keep)
+
+        # One control step of every env.
+        before = stream.obs
         step, actions = _timed(stats, "env_seconds", lambda obs=before: _advance(env, expert, obs))
-        actions = actions[:, 0]
-        obs = step.obs
-        valid = step.valid[:, 0].tolist()
-        done = step.done.tolist()
-        fault = step.log["fault"].tolist() if "fault" in step.log else [False] * len(slots)
-        row_of = _row_of(before, actions, step)
-        for k, slot in enumerate(slots):
-            if slot is None:
-                continue
-            if valid[k]:
-                slot.add(row_of(k))
+        row_of = _row_of(before, actions[:, 0], step)
+        over = step.done.clone()
+        for k in (stream.playing != IDLE).nonzero().flatten().tolist():
+            film = films[int(stream.playing[k])]
+            if step.valid[k, 0]:
+                film.add(row_of(k))
                 stats.env_steps += 1
-            if not done[k] and (past_success is None or slot.since_success < past_success):
-                continue
-            slots[k] = None
-            if fault[k]:
+            if past_success is not None and film.since_success >= past_success:
+                over[k] = True
+
+        # Keep or throw away the episodes that ended, and hand them out in order.
+        for one in stream.advance(step, over):
+            film = films.pop(one.number)
+            if one.result is None:
                 stats.faults += 1
-                ended[slot.number] = None
+                ended[one.number] = None
                 continue
             stats.tried += 1
-            recording = _finish(slot, env.spec, noise)
+            recording = _finish(film, env.spec, noise)
             stats.solved += recording.success
             wanted = keep == "all" or recording.success == (keep == "success")
-            ended[slot.number] = recording if wanted else None
+            ended[one.number] = recording if wanted else None
             if progress is not None:
                 progress(stats)
         while emitted in ended:
@@ -189,6 +162,42 @@ def collect_episodes(
             if recording is not None:
                 stats.kept += 1
                 yield recording
+
+
+def _start(
+    stream: EpisodeStream,
+    expert: Expert | PolicyActor | ReplayActor,
+    films: dict[int, _Film],
+    stats: CollectStats,
+    wanted: int,
+    kept: int,
+    keep: Keep,
+) -> None:
+    """Starts episodes in idle envs, but no more than are missing.
+
+    Raises:
+        UserError: too many were thrown away, or no initial state is left.
+    """
+    name = stream.env.spec.name
+    running = int((stream.playing != IDLE).sum())
+    missing = max(0, wanted - kept - running)
+    if missing and running < len(stream.playing):
+        if stream.started >= 20 + 10 * wanted:
+            raise UserError(
+                f"Of {stats.tried} episodes in {name} only {kept} could be kept (keep={keep!r}; "
+                f"the expert solved {stats.solved}), so {wanted} are out of reach. Lower the "
+                "expert's noise, or ask for fewer."
+            )
+        started = _timed(stats, "env_seconds", lambda: stream.fill(missing))
+        for k in started:
+            films[int(stream.playing[k])] = _Film(stream.init[k], stream.obs.instruction[k])
+        if started:
+            _timed(stats, "expert_seconds", lambda: expert.reset(started))
+    if not stream.running:
+        raise UserError(
+            f"The initial states of {name} ran out after {kept} of {wanted} episodes. Ask for "
+            "fewer, or give the expert some noise: then a state can be used again."
+        )
 
 
 def _advance(env: Any, expert: Any, obs: Obs) -> tuple[Step, Tensor]:
@@ -210,14 +219,14 @@ def _row_of(obs: Obs, actions: Tensor, step: Step) -> Callable[[int], _Row]:
     )
 
 
-def _finish(slot: _Slot, spec: EnvSpec, noise: float) -> Recording:
-    images, *columns, privileged = zip(*slot.rows, strict=True)
+def _finish(film: _Film, spec: EnvSpec, noise: float) -> Recording:
+    images, *columns, privileged = zip(*film.rows, strict=True)
     return Recording(
         {name: np.stack([frame[name] for frame in images]) for name in images[0]},
         *(np.stack(column) for column in columns),
-        init=slot.init,
-        task=spec.task_of(slot.init),
-        instruction=slot.instruction,
+        init=film.init,
+        task=spec.task_of(film.init),
+        instruction=film.instruction,
         noise=noise,
         privileged=np.stack(privileged) if spec.privileged_dim else None,
     )

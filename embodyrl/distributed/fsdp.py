@@ -31,13 +31,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from embodyrl import registry
-from embodyrl.algorithms.optim import Microbatches
+from embodyrl.algorithm import Algorithm
 from embodyrl.build import pick_device
 from embodyrl.config import Config
-from embodyrl.distributed.shards import Shard, check, merge, moved
-from embodyrl.distributed.wire import pack, unpack
+from embodyrl.distributed.wire import know_batch, pack, unpack
 from embodyrl.errors import UserError
-from embodyrl.training.evaluate import Evaluation
+from embodyrl.rollouts.evaluation import Evaluation
+from embodyrl.training.shards import Between, Shard, check_sharing, merge
 
 PATIENCE = timedelta(hours=2)
 """How long a process waits for the others: their envs may be slower. torchrun ends all as soon as one fails."""
@@ -67,7 +67,7 @@ def joined(config: Config) -> Iterator[Ranks]:
 
 
 class Ranks:
-    """All processes of a run; ``Peers`` of the algorithm's ``Microbatches``, and ``Rollouts`` of the training loop.
+    """All processes of a run: its ``Rollouts``, and the ``Peers`` that share its gradients.
 
     Attributes:
         rank: of this process.
@@ -90,7 +90,8 @@ class Ranks:
         """
         self.count = int(os.environ["WORLD_SIZE"])
         self.rank = int(os.environ["RANK"])
-        self.config = share(config, self.count)
+        self.config = ranks_config(config, self.count)
+        know_batch(config)
         device = pick_device(config.run.device)
         if device.type == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -101,7 +102,7 @@ class Ranks:
         envs = dataclasses.replace(config.env, num_envs=max(1, config.env.num_envs // self.count))
         self.own = dataclasses.replace(self.config, env=envs)
         self._shard: Shard | None = None
-        self.plays = registry.load("algorithms", config.algorithm.name).source != "demos"
+        self.plays = registry.load("algorithms", config.algorithm.name).plays
         if self.plays:
             self._shard = Shard(self.config, self.rank, device)
             self.spec = dataclasses.replace(self._shard.spec, num_envs=config.env.num_envs)
@@ -127,25 +128,23 @@ class Ranks:
             p for p in policy.parameters() if p.requires_grad and p in whole
         ]  # a set has no order
 
-    def attach(self, algorithm: Any) -> None:
+    def attach(self, algorithm: Algorithm) -> None:
         """Lets the algorithm compute its share of every minibatch alone.
 
         Raises:
             UserError: it does not compute its gradients in pieces.
         """
-        parts = list(_parts(algorithm))
-        found = [part for part in parts if isinstance(part, Microbatches)]
-        if not found:
+        shared = algorithm.shared_gradients()
+        if not shared:
             raise UserError(
                 f"{self.config.algorithm.name} cannot be trained by several processes: sft, ppo, "
                 "fpo and grpo can. Start it without torchrun; run.workers shares its rollouts "
                 "where it has them."
             )
-        for microbatches in found:
-            microbatches.peers = self
-        for part in parts:
-            if isinstance(part, torch.optim.Optimizer):
-                part.register_load_state_dict_post_hook(_take_share_of_moments)
+        for part in shared:
+            part.peers = self
+        for optimizer in algorithm.optimizers():
+            optimizer.register_load_state_dict_post_hook(_take_share_of_moments)
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Any:
         """See ``Peers``."""
@@ -157,12 +156,12 @@ class Ranks:
 
     def collect(
         self,
-        algorithm: Any,
+        algorithm: Algorithm,
         iteration: int,
         *,
         generator: torch.Generator,
         device: torch.device,
-        between: Any = None,
+        between: Between = lambda: None,
     ) -> Any:
         """What the algorithm learns from: what all played. ``between`` is not asked: nobody may leave alone."""
         assert self._shard is not None
@@ -175,7 +174,10 @@ class Ranks:
             piece = self._shard.play(iteration)
         pieces = self.exchange({"batch": piece.batch, "generator": piece.generator})
         generator.set_state(pieces[0]["generator"])
-        return moved(merge([p["batch"] for p in pieces]), device)
+        return merge([p["batch"] for p in pieces]).to(device)
+
+    def restart_episodes(self) -> None:
+        """See ``Rollouts``; what is played here begins anew in every iteration."""
 
     def evaluation(
         self, play: Callable[[list[int]], Evaluation], policy: nn.Module, inits: list[int]
@@ -264,7 +266,7 @@ class _Step(nn.Module):
         return fn(*args)
 
 
-def share(config: Config, count: int) -> Config:
+def ranks_config(config: Config, count: int) -> Config:
     """The config of a run that ``count`` processes share.
 
     Raises:
@@ -272,8 +274,8 @@ def share(config: Config, count: int) -> Config:
     """
     name = config.algorithm.name
     run = config.run
-    source = registry.load("algorithms", name).source
-    if source == "transitions":
+    algorithm = registry.load("algorithms", name)
+    if algorithm.continues_episodes:
         raise UserError(
             f"{name} learns a little after every few steps, which several processes cannot share: "
             "sft, ppo, fpo and grpo can be started by torchrun."
@@ -290,7 +292,7 @@ def share(config: Config, count: int) -> Config:
             "run.compile does not go with torchrun yet: weights move between steps. Leave one of "
             "them out."
         )
-    if source == "demos":
+    if not algorithm.plays:
         return config
     if run.workers not in (1, count):
         raise UserError(
@@ -298,17 +300,8 @@ def share(config: Config, count: int) -> Config:
             "out."
         )
     config = dataclasses.replace(config, run=dataclasses.replace(run, workers=count))
-    check(config)
+    check_sharing(config)
     return config
-
-
-def _parts(thing: Any) -> Iterator[Any]:
-    """An algorithm and the objects that it is made of, except for the policy."""
-    yield thing
-    if type(thing).__module__.startswith("embodyrl.algorithms"):
-        for value in vars(thing).values():
-            if not isinstance(value, nn.Module):
-                yield from _parts(value)
 
 
 def _whole(sharded: DTensor) -> Tensor:

@@ -18,17 +18,24 @@ import torch
 
 from embodyrl.build import pick_device
 from embodyrl.config import Config, resolve, to_dict
-from embodyrl.distributed.shards import Between, Piece, Rollouts, Shard, State, check
-from embodyrl.distributed.wire import pack, unpack
+from embodyrl.distributed.wire import know_batch, pack, unpack
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.storage import checkpoint
+from embodyrl.training.shards import (
+    Between,
+    Piece,
+    Shard,
+    ShardedRollouts,
+    State,
+    check_sharing,
+)
 
 MAX_RESTARTS = 5  # of one worker: as many are a fault of the set-up, not of chance
 
 
 def ray_rollouts(
     config: Config, *, address: str = "", cpus: float = 1.0, gpus: float = 0.0
-) -> Rollouts:
+) -> ShardedRollouts:
     """Starts ``run.workers`` actors.
 
     Args:
@@ -43,13 +50,13 @@ def ray_rollouts(
         UserError: the run cannot be shared, the cluster cannot be reached or is too small, or an
             env refuses its config.
     """
-    check(config)
+    check_sharing(config)
     if not address:  # said before Ray takes its time to start
         here = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
         _check_room(config.run.workers, here, cpus, gpus)
     _connect(address)
     try:
-        return Rollouts(config, RayPool(config, cpus, gpus))
+        return ShardedRollouts(config, RayPool(config, cpus, gpus))
     except BaseException:
         _ray().shutdown()
         raise
@@ -121,6 +128,7 @@ class Worker:
 
     def __init__(self, config: dict[str, Any], shard: int, device: str) -> None:
         resolved = resolve(config)
+        know_batch(resolved)
         if resolved.run.threads:
             torch.set_num_threads(resolved.run.threads)
         self._shard = Shard(resolved, shard, pick_device(device))
@@ -144,6 +152,7 @@ class RayPool:
     """See the module; a ``Pool``."""
 
     def __init__(self, config: Config, cpus: float, gpus: float) -> None:
+        know_batch(config)
         self._ray = ray = _ray()
         count = config.run.workers
         _check_room(count, ray.cluster_resources(), cpus, gpus)

@@ -15,17 +15,42 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from embodyrl.algorithms.grpo import GroupBatch
+from embodyrl import registry
+from embodyrl.config import Config
 from embodyrl.errors import UserError
-from embodyrl.rollouts.batches import Episode, EpisodeBatch, RolloutBatch, Transitions
+from embodyrl.rollouts.batches import (
+    Episode,
+    EpisodeBatch,
+    GroupBatch,
+    RolloutBatch,
+    TransitionBatch,
+    Transitions,
+)
 from embodyrl.storage.state_tree import flatten, unflatten
 from embodyrl.types import DenoisingTrace, Obs
 
-TYPES = {
+TYPES: dict[str, type] = {
     t.__name__: t
-    for t in (Obs, DenoisingTrace, Episode, RolloutBatch, EpisodeBatch, GroupBatch, Transitions)
+    for t in (
+        Obs,
+        DenoisingTrace,
+        Episode,
+        RolloutBatch,
+        EpisodeBatch,
+        GroupBatch,
+        Transitions,
+        TransitionBatch,
+    )
 }
+"""What a message may hold beside tensors and plain values."""
 KIND = "dataclass"
+
+
+def know_batch(config: Config) -> None:
+    """Adds the batches of a run's algorithm, which may come from another package, to ``TYPES``."""
+    batch = registry.load("algorithms", config.algorithm.name).Batch
+    if batch is not None:
+        TYPES.setdefault(batch.__name__, batch)
 
 
 def pack(value: Any) -> dict[str, Any]:

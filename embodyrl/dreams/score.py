@@ -13,8 +13,9 @@ from embodyrl.build import load_config, make_env, make_policy
 from embodyrl.dreams.pictures import draw_dreams
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
+from embodyrl.rollouts.evaluation import Evaluation, evaluate
 from embodyrl.storage import checkpoint
-from embodyrl.training.evaluate import Evaluation, evaluate, first_inits
+from embodyrl.training.evaluate import first_inits
 from embodyrl.types import Obs
 from embodyrl.world_models.calibrate import outcomes, probabilities, solved_after
 from embodyrl.world_models.clips import Clips

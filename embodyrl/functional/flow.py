@@ -13,7 +13,7 @@ Convention: t = 1 is noise, t = 0 is data, x_t = (1-t) a + t e, velocity u = e -
 
 with s = eta sqrt(t/(1-t)). Flow-GRPO is arXiv:2505.05470, pi_RL 2510.25889, Flow-CPS 2509.05952,
 ReinFlow 2505.22094, SAC Flow 2509.25756. The drift of Flow-SDE keeps the marginals of the ODE,
-whoever chose the std. ``Transition.mean_std`` is the only place that holds this table; sampling,
+whoever chose the std. ``DenoisingTransition.mean_std`` is the only place that holds this table; sampling,
 scoring and entropy all read it.
 """
 
@@ -116,7 +116,7 @@ def draw_stochastic_steps(
         num_steps: K.
         mode: ``"all"``, or ``"one"`` step per env, drawn uniformly.
         generator: one, or one per env.
-        num_noisy: only the first that many steps may be chosen (``Transition.num_noisy``); None
+        num_noisy: only the first that many steps may be chosen (``DenoisingTransition.num_noisy``); None
             means all K.
 
     Raises:
@@ -174,7 +174,7 @@ def initial_log_prob(x: Float[Tensor, "*b h a"], mask: Tensor | None = None) -> 
 
 
 @dataclass(frozen=True)
-class Transition:
+class DenoisingTransition:
     """One denoising step x_k -> x_{k+1} as a Gaussian; see the table at the top of the module.
 
     In every method ``x``, ``velocity`` and ``log_std`` are (*b, H, A), and ``k`` is an int or an

@@ -15,17 +15,19 @@ import torch
 from torch import Tensor
 
 from embodyrl.errors import UserError
+from embodyrl.policy import HasFlow, Policy
 
-StepInputs = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+StepFunction = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+"""A policy's ``step_inputs``."""
 
 
-def compile_sampling(policy: Any) -> None:
+def compile_sampling(policy: Policy) -> None:
     """Compiles ``policy.step_inputs`` in place, for sampling alone; the first steps then take a minute or more.
 
     Raises:
         UserError: the policy has no denoising steps.
     """
-    if not hasattr(policy, "step_inputs"):
+    if not isinstance(policy, HasFlow):
         raise UserError(
             f"run.compile compiles denoising steps, and {policy.config.name} has none. Leave "
             "run.compile out."
@@ -36,7 +38,7 @@ def compile_sampling(policy: Any) -> None:
 class CompiledStep:
     """A policy's ``step_inputs``, compiled where no gradient is wanted."""
 
-    def __init__(self, eager: StepInputs, device: str) -> None:
+    def __init__(self, eager: StepFunction, device: str) -> None:
         self.eager = eager
         self._compiled = torch.compile(
             eager, mode="reduce-overhead" if device == "cuda" else "default", dynamic=False

@@ -8,20 +8,16 @@ For locomotion and for ablations. Velocity, learned noise and squashing follow S
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
-import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodyrl.errors import UserError, did_you_mean, refuse_unread
-from embodyrl.functional.flow import LEARNED, Generators, Transition, squash_log_std, timesteps
+from embodyrl.functional.flow import LEARNED, squash_log_std
+from embodyrl.policies.flow_base import FlowPolicy
 from embodyrl.policies.mlp_velocities import VELOCITIES, mlp
-from embodyrl.policies.noise_policy import NoisePolicy, initial_noise
 from embodyrl.policies.normalize import Normalizer, TanhSquash
-from embodyrl.policies.sample_path import integrate, sample_path
-from embodyrl.policy import Mode
-from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
+from embodyrl.types import EnvSpec, Obs
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ class FlowMLPConfig:
             )
 
 
-class FlowMLP(nn.Module):
+class FlowMLP(FlowPolicy):
     """The policy and a value head; see the module's docstring."""
 
     Config = FlowMLPConfig
@@ -91,108 +87,47 @@ class FlowMLP(nn.Module):
     """Parts that an initial checkpoint may lack."""
 
     def __init__(self, config: FlowMLPConfig, spec: EnvSpec) -> None:
-        super().__init__()
+        super().__init__(config, spec)
         if spec.cameras or len(spec.tasks) > 1:
             raise UserError(
-                f"flow_mlp sees neither pictures nor instructions, but {spec.name} has "
-                f"{len(spec.cameras)} cameras and {len(spec.tasks)} tasks. Use "
+                "flow_mlp sees neither pictures nor instructions, but "
+                f"{spec.name} has {len(spec.cameras)} cameras and {len(spec.tasks)} tasks. Use "
                 "policy.name=flow_vla."
             )
-        self.config = config
-        self.spec = spec
         c = config
-        self.transition = Transition(kind=c.transition, num_steps=c.num_denoise_steps)  # type: ignore[arg-type]
         # The clip only catches what is broken: a cheetah's velocities go far beyond those of a
         # first rollout.
         self.normalize_proprio = Normalizer(spec.proprio_dim, clip=100.0)
         self.normalize_action = (
             TanhSquash() if c.squash else Normalizer(spec.action_dim, min_std=0.05)
         )
-        self.net = VELOCITIES[c.velocity](
-            spec.proprio_dim, c.horizon, spec.action_dim, c.width, c.layers
-        )
-        self.critic = mlp(spec.proprio_dim, c.critic_width, 2, 1)
-        size = (spec.proprio_dim, c.horizon, spec.action_dim, c.steer_width, c.steer_bound)
-        self.steer = NoisePolicy(*size) if c.steer_width else None
-
-    def actor_parameters(self) -> list[nn.Parameter]:
-        """The flow alone."""
-        return list(self.net.parameters())
+        velocity = VELOCITIES[c.velocity]
+        self.net = velocity(spec.proprio_dim, c.horizon, spec.action_dim, c.width, c.layers)
+        self.add_heads(spec.proprio_dim, mlp(spec.proprio_dim, c.critic_width, 2, 1))
 
     def encode(self, obs: Obs) -> Float[Tensor, "n p"]:
         """Normalised proprioception."""
         return self.normalize_proprio(obs.proprio)
 
-    def step_inputs(self, context: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """Velocity and log-std of steps from x (N, K, H, A) at times t (N, K)."""
-        velocity, raw = self.net(context, x, t)
-        c = self.config
-        scale = self.config.num_denoise_steps**-0.5
-        return velocity, squash_log_std(raw, c.noise_min * scale, c.noise_max * scale)
+    def features(self, context: Tensor) -> Float[Tensor, "n p"]:
+        """See ``ActorCritic.features``: critics see what the actor sees."""
+        return context
 
     def velocity(self, context: Tensor, x: Tensor, t: Tensor) -> Tensor:
         """The velocity, noise - action, before squashing."""
         return self.net(context, x, t)[0]
 
-    def critic_features(self, obs: Obs, context: Tensor | None = None) -> Float[Tensor, "n p"]:
-        """What critics see of an observation."""
-        return self.encode(obs) if context is None else context
-
-    def value(self, obs: Obs) -> Float[Tensor, " n"]:
-        """The value head's estimate of the discounted return from obs."""
-        return self.value_of(self.encode(obs))
-
-    def value_of(self, features: Float[Tensor, "n p"]) -> Float[Tensor, " n"]:
-        """The value head's estimate from ``critic_features``."""
-        return self.critic(features).squeeze(-1)
-
-    @property
-    def features_dim(self) -> int:
-        """Length of ``features``."""
-        return self.spec.proprio_dim
-
-    def features(self, context: Tensor) -> Float[Tensor, "n p"]:
-        """What small nets beside the actor see of an observation."""
-        return context
-
-    @torch.no_grad()
-    def decode(self, context: Tensor, noise: Float[Tensor, "n h a"]) -> Float[Tensor, "n h a"]:
-        """The action chunk that the noise-free flow makes of ``noise``."""
-        end = integrate(partial(self.step_inputs, context), self.config.num_denoise_steps, noise)
-        return self.normalize_action.inverse(end).clamp(-1.0, 1.0)
+    def step_inputs(self, context: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Velocity and log-std of steps from x (N, K, H, A) at times t (N, K)."""
+        velocity, raw = self.net(context, x, t)
+        scale = self.config.num_denoise_steps**-0.5
+        low = self.config.noise_min * scale
+        return velocity, squash_log_std(raw, low, self.config.noise_max * scale)
 
     def fit_inputs(self, proprio: Tensor, actions: Tensor) -> None:
-        """Normalises by the statistics of demonstrations: proprio (B, P) and, unless squashed, actions (B, A)."""
+        """Normalises by the statistics of demonstrations: proprio (B, P) and actions (B, A).
+
+        Squashed actions are left as they are.
+        """
         self.normalize_proprio.fit(proprio)
         self.normalize_action.fit(actions)
-
-    def fit_critic_inputs(self, obs: Obs) -> None:
-        """Nothing to do: critics see what the actor sees."""
-
-    @torch.no_grad()
-    def sample(self, obs: Obs, *, generator: Generators, mode: Mode) -> ActionSample:
-        """See ``Policy.sample``."""
-        context = self.encode(obs)
-        step_inputs = partial(self.step_inputs, context)
-        shape = (len(obs), self.config.horizon, self.spec.action_dim)
-        start = initial_noise(self.steer, context, shape, generator, mode)
-        if mode == "eval":
-            return ActionSample(self.decode(context, start))
-        path = sample_path(step_inputs, self.transition, start, generator)
-        actions = self.normalize_action.inverse(path.end).clamp(-1.0, 1.0)
-        trace = DenoisingTrace(path.x, torch.ones_like(path.logprob, dtype=torch.bool))
-        return ActionSample(actions, trace, path.logprob, self.value(obs))
-
-    def evaluate(self, obs: Obs, trace: DenoisingTrace) -> PolicyEval:
-        """See ``Policy.evaluate``; all K steps are scored in one pass."""
-        n, steps = trace.stochastic.shape
-        x = trace.x[:, :-1]
-        k = torch.arange(steps, device=trace.x.device)
-        velocity, log_std = self.step_inputs(
-            self.encode(obs), x, timesteps(steps, x.device).expand(n, steps)
-        )
-        logprob = self.transition.log_prob(x, trace.x[:, 1:], velocity, k, log_std)
-        entropy = self.transition.entropy(x, velocity, k, log_std).mean(1) / (
-            x.shape[2] * x.shape[3]
-        )
-        return PolicyEval(logprob, entropy, self.value(obs))

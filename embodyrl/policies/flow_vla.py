@@ -124,7 +124,7 @@ class FlowVLA(FlowPolicy):
     """Parts of a setting: with another value of it than an initial checkpoint's they start fresh."""
 
     def __init__(self, config: FlowVLAConfig, spec: EnvSpec) -> None:
-        super().__init__(config, spec)
+        super().__init__(config, spec, config.eta, config.trained_steps)
         c = config
         d = config.width
         self.normalize_action = Normalizer(spec.action_dim, min_std=0.05)
@@ -182,7 +182,7 @@ class FlowVLA(FlowPolicy):
         return self.expert(context, x, t)
 
     def step_inputs(self, context: Context, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Velocity and, for Flow-Noise, the log-std: what ``Transition`` takes."""
+        """Velocity and, for Flow-Noise, the log-std: what ``DenoisingTransition`` takes."""
         c = self.config
         if c.transition != "flow_noise":
             return self.velocity(context, x, t), None

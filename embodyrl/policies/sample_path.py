@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embodyrl.functional.flow import LOG_2PI, Generators, Transition, randn, timesteps
+from embodyrl.functional.flow import LOG_2PI, DenoisingTransition, Generators, randn, timesteps
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 """Noisy chunks (N, K, H, A) and the times (N, K, H) of their actions to the velocity."""
@@ -38,7 +38,7 @@ class Path:
 
 
 def sample_path(
-    step_inputs: StepInputs, transition: Transition, start: Tensor, generator: Generators
+    step_inputs: StepInputs, transition: DenoisingTransition, start: Tensor, generator: Generators
 ) -> Path:
     """K steps x_{k+1} = mean_k + std_k e_k from ``start`` (N, H, A), with gradients through all of them.
 

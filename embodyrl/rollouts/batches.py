@@ -1,16 +1,20 @@
-"""Storage for what a rollout produced."""
+"""What a rollout produced: the batches that algorithms learn from.
+
+Every batch is a dataclass of tensors with ``episodes``, ``env_steps``, ``to`` and ``merge``: the
+runner, workers and the network ask for no more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from embodyrl.types import DenoisingTrace, Obs, TensorData
+from embodyrl.types import DenoisingTrace, Movable, Obs, TensorData
 
 
 @dataclass
@@ -43,7 +47,7 @@ def mean_return(episodes: list[Episode]) -> float:
 
 
 @dataclass
-class RolloutBatch:
+class RolloutBatch(Movable):
     """T chunks of N envs, on the device of the policy; the flat fields are in time-major order (T * N rows).
 
     Attributes:
@@ -72,6 +76,26 @@ class RolloutBatch:
     def success_rate(self) -> float:
         """Of the episodes that ended during the rollout; nan when none did."""
         return success_rate(self.episodes)
+
+    @classmethod
+    def merge(cls, parts: list[Self]) -> Self:
+        """One rollout of the envs of all ``parts``, which are equally long."""
+        # Flat rows are in time-major order over all envs: (T, N1 + N2 + ...) flattened.
+        numbers = []
+        before = 0
+        for part in parts:
+            numbers.append(torch.arange(part.value.numel()).view(part.value.shape) + before)
+            before += part.value.numel()
+        rows = torch.cat(numbers, dim=1).flatten()
+        per_env = ("value", "next_value", "reward", "valid", "terminated", "truncated")
+        return cls(
+            obs=Obs.cat([part.obs for part in parts])[rows],
+            trace=DenoisingTrace.cat([part.trace for part in parts])[rows],
+            logprob=torch.cat([part.logprob for part in parts])[rows],
+            **{name: torch.cat([getattr(part, name) for part in parts], dim=1) for name in per_env},
+            episodes=[episode for part in parts for episode in part.episodes],
+            env_steps=sum(part.env_steps for part in parts),
+        )
 
 
 @dataclass
@@ -106,7 +130,31 @@ class Transitions(TensorData):
 
 
 @dataclass
-class EpisodeBatch:
+class TransitionBatch(Movable):
+    """What an iteration of an off-policy algorithm collected.
+
+    Attributes:
+        chunks: the chunks of all envs.
+        episodes: that ended meanwhile.
+    """
+
+    chunks: Transitions
+    episodes: list[Episode] = field(default_factory=list)
+
+    @property
+    def env_steps(self) -> int:
+        """Actions executed."""
+        return self.chunks.env_steps
+
+    @classmethod
+    def merge(cls, parts: list[Self]) -> Self:
+        """The chunks and episodes of all ``parts``, one after the other."""
+        episodes = [episode for part in parts for episode in part.episodes]
+        return cls(Transitions.cat([part.chunks for part in parts]), episodes)
+
+
+@dataclass
+class EpisodeBatch(Movable):
     """B chunks of E whole episodes, on the device of the policy.
 
     Attributes:
@@ -153,7 +201,29 @@ class EpisodeBatch:
         )
 
 
-def minibatches(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """The entries of ``rows`` in a random order, in pieces of about ``size`` that differ by one at most."""
-    order = rows[torch.randperm(len(rows), generator=generator).to(rows.device)]
-    yield from order.tensor_split(max(1, round(len(rows) / size)))
+@dataclass
+class GroupBatch(Movable):
+    """The groups of one iteration.
+
+    Attributes:
+        kept: the episodes that are learned from, group after group.
+        episodes: all that were played, those of dropped groups too: their success rate is the
+            policy's.
+        env_steps: actions executed in them.
+        rounds: how often groups were drawn.
+    """
+
+    kept: EpisodeBatch
+    episodes: list[Episode]
+    env_steps: int
+    rounds: int
+
+    @classmethod
+    def merge(cls, parts: list[Self]) -> Self:
+        """The groups of all ``parts``, one after the other."""
+        return cls(
+            EpisodeBatch.cat([part.kept for part in parts]),
+            [episode for part in parts for episode in part.episodes],
+            sum(part.env_steps for part in parts),
+            max(part.rounds for part in parts),
+        )

@@ -74,8 +74,8 @@ class WatchedEnv:
             UserError: the simulator broke too often.
         """
         step = self.env.step(actions)
-        if self._window is not None and "fault" in step.log:
-            for k in step.log["fault"].nonzero().flatten().tolist():
+        if self._window is not None:
+            for k in step.fault.nonzero().flatten().tolist():
                 if too_many := self._window.add():
                     where = f" (initial state {self._init[k]})" if k in self._init else ""
                     raise UserError(f"{self.spec.name} {too_many} Last it broke in env {k}{where}.")

@@ -28,9 +28,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.policy import Policy
 from embodyrl.storage.state_tree import flatten, unflatten
 from embodyrl.types import EnvSpec
 
@@ -198,7 +199,7 @@ def find(path: str | Path) -> Path:
     raise UserError(f"There is no checkpoint in {path}. {hint}")
 
 
-def load_policy(path: str | Path, policy: nn.Module, spec: EnvSpec) -> dict[str, Any]:
+def load_policy(path: str | Path, policy: Policy, spec: EnvSpec) -> dict[str, Any]:
     """Loads the state ``policy`` of a checkpoint into a module, after checking that it fits the env and the module.
 
     Args:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from embodyrl.algorithm import Algorithm
 from embodyrl.config import Config
 from embodyrl.errors import UserError
 from embodyrl.types import EnvSpec
 
 
-def load_demos(config: Config, algorithm: Any, spec: EnvSpec) -> Any:
+def load_demos(config: Config, algorithm: Algorithm, spec: EnvSpec) -> Any:
     """``Demonstrations`` or a ``Mixture``: the data sets of the ``data`` section; None where the algorithm reads none.
 
     Raises:
@@ -17,7 +18,7 @@ def load_demos(config: Config, algorithm: Any, spec: EnvSpec) -> Any:
             read.
     """
     data = config.data
-    if not (algorithm.source == "demos" or getattr(algorithm, "wants_demos", False)):
+    if not algorithm.wants_demos:
         if data.path:
             raise UserError(
                 f"data.path is {data.path!r}, but {config.algorithm.name} with these settings "

@@ -22,13 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from embodyrl import registry
-from embodyrl.algorithms.sft import pair_loss
+from embodyrl.algorithm import MemoryPlan
 from embodyrl.build import make_env
 from embodyrl.config import Config
 from embodyrl.types import DenoisingTrace, EnvSpec, Obs
 
-ON_ROLLOUTS = ("ppo", "grpo")
-ESTIMATED = (*ON_ROLLOUTS, "sft")
 SENTENCE = "pick up the alphabet soup and place it in the basket"
 
 
@@ -51,57 +49,51 @@ def estimate(config: Config, spec: EnvSpec) -> list[Need]:
     """What the learner holds, item by item; the largest of the steps' peaks counts once.
 
     Args:
-        config: with an algorithm of ``ESTIMATED``; of others weights and optimiser alone are
+        config: of an algorithm with a ``memory_plan``; of others, weights and optimiser alone are
             counted.
         spec: of the training env.
     """
     policy = on_meta(config, spec)
-    algorithm = config.algorithm
     trained = list(policy.actor_parameters())
     parameters = list(policy.parameters())
     gradient = _bytes(trained)
-    count = f"{sum(p.numel() for p in parameters):,} parameters, {sum(p.numel() for p in trained):,} of them trained"
+    count = sum(p.numel() for p in parameters)
+    learned = sum(p.numel() for p in trained)
     needs = [
-        Need(f"weights: {count}", _bytes(parameters) + _bytes(policy.buffers())),
+        Need(
+            f"weights: {count:,} parameters, {learned:,} of them trained",
+            _bytes(parameters) + _bytes(policy.buffers()),
+        ),
         Need("their gradient", gradient),
         Need("Adam's two moments", 2 * gradient),
     ]
-    if algorithm.name in ("sft", "nft"):
-        needs.append(Need("a second, averaged policy (what is trained of it)", gradient))
-    if algorithm.name not in ESTIMATED:
+    algorithm = registry.load("algorithms", config.algorithm.name)
+    plan: MemoryPlan | None = algorithm.memory_plan(config.algorithm, policy, spec)
+    if plan is None:
         return needs
-    rows = algorithm.batch_size if algorithm.name == "sft" else algorithm.minibatch_size
-    rows = min(algorithm.microbatch_size or rows, rows)
+    if plan.extra_policies:
+        what = "further copies of the policy (what is trained of it)"
+        needs.append(Need(f"{plan.extra_policies} {what}", plan.extra_policies * gradient))
     batches = _Batches(policy, spec)
 
     def learn() -> None:
-        obs = batches.obs(rows)
-        if algorithm.name == "sft":
-            shape = (rows, *policy.flow_shape)
-            x = _empty(shape)
-            t = _empty((rows,))
-            mask = _empty((rows, policy.config.horizon)) > 0
-            loss = pair_loss(
-                policy, obs, x, t, x[:, : policy.config.horizon, : spec.action_dim], mask
-            )
-        else:
-            loss = policy.evaluate(obs, batches.trace(rows)).logprob.sum()
-        loss.backward()
+        plan.loss(policy, batches.obs(plan.rows), batches.trace(plan.rows)).backward()
 
+    if plan.rollout_chunks:
+        size = plan.rollout_chunks * _row_bytes(policy, spec)
+        needs.append(Need(f"a rollout of {plan.rollout_chunks:,} chunks", size))
     activations = peak_of(learn) - gradient
-    steps = [Need(f"activations of a gradient step, {rows} rows at a time", activations)]
-    if algorithm.name in ON_ROLLOUTS:
+    what = f"activations of a gradient step, {plan.rows} rows at a time"
+    needs.append(Need(what, activations))
+    if algorithm.plays:
         num_envs = -(-spec.num_envs // config.run.workers)
 
         def act() -> None:
             policy.sample(batches.obs(num_envs), generator=torch.Generator(), mode="train")
 
-        steps.append(
-            Need(f"acting in {num_envs} envs at a time (not while learning)", peak_of(act))
-        )
-        chunks = _chunks(config, spec)
-        needs.append(Need(f"a rollout of {chunks:,} chunks", chunks * _row_bytes(policy, spec)))
-    return needs + steps
+        what = f"acting in {num_envs} envs at a time (not while learning)"
+        needs.append(Need(what, peak_of(act)))
+    return needs
 
 
 def total(needs: list[Need]) -> int:
@@ -250,13 +242,6 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor
 
 def _bytes(tensors: Any) -> int:
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())
-
-
-def _chunks(config: Config, spec: EnvSpec) -> int:
-    c = config.algorithm
-    if c.name == "ppo":
-        return c.num_chunks * spec.num_envs
-    return c.num_episodes * -(-spec.max_episode_steps // config.policy.horizon)
 
 
 def _row_bytes(policy: Any, spec: EnvSpec) -> int:

@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from embodyrl.config import Config, read_preset, to_yaml
 from embodyrl.errors import UserError
+from embodyrl.rollouts.evaluation import Evaluation
 from embodyrl.storage.video import write_video
-from embodyrl.training.evaluate import Evaluation
 from embodyrl.types import EnvSpec
 
 

@@ -16,22 +16,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from embodyrl.algorithm import Algorithm
 from embodyrl.build import pick_device
 from embodyrl.config import Config, to_yaml
 from embodyrl.errors import UserError
 from embodyrl.interrupt import Interrupt, Interrupted
 from embodyrl.rollouts.batches import Episode, mean_return, success_rate
-from embodyrl.rollouts.collect import InProcess
+from embodyrl.rollouts.collect import Player, Rollouts
+from embodyrl.rollouts.evaluation import Evaluation, evaluate
 from embodyrl.rollouts.seeding import seeded
 from embodyrl.storage import checkpoint
 from embodyrl.storage.folder_lock import held
 from embodyrl.storage.loggers import LiveTable, MetricsWriter
 from embodyrl.storage.provenance import describe_run, finish_run
-from embodyrl.training.evaluate import Evaluation, evaluate, first_inits, score_text
+from embodyrl.training.evaluate import first_inits, score_text
 from embodyrl.training.load_demos import load_demos
 from embodyrl.training.run_folder import (
     Position,
@@ -43,11 +45,8 @@ from embodyrl.training.run_folder import (
     save_evaluation,
     stalled,
 )
-from embodyrl.training.setup import Envs, build_algorithm
-
-if TYPE_CHECKING:
-    from embodyrl.distributed.fsdp import Ranks
-    from embodyrl.distributed.shards import Rollouts
+from embodyrl.training.setup import Envs, Ranks, build_algorithm
+from embodyrl.training.shards import local_rollouts
 
 
 @dataclass
@@ -73,10 +72,10 @@ class Run:
     folder: Path
     device: torch.device
     envs: Envs
-    algorithm: Any
+    algorithm: Algorithm
     ranks: Ranks | None
     at: Position = field(default_factory=Position)
-    rollouts: Any = None
+    rollouts: Rollouts | None = None
     demos: Any = None
     stalled: bool = False
 
@@ -99,7 +98,7 @@ class Run:
         if self.over:
             return "after"
         if i == 0:
-            return "before" if run.eval_before and self.algorithm.source != "demos" else ""
+            return "before" if run.eval_before and self.algorithm.plays else ""
         return f"iter_{i:06d}" if run.eval_every and i % run.eval_every == 0 else ""
 
     def evaluated(self, name: str) -> bool:
@@ -139,8 +138,6 @@ def train(
     if settings.threads:
         torch.set_num_threads(settings.threads)
     if rollouts is None and ranks is None and (settings.workers > 1 or settings.max_lag):
-        from embodyrl.distributed.shards import local_rollouts
-
         rollouts = partial(local_rollouts, config)
     if ranks is not None:
         envs = Envs(ranks.own, ranks if ranks.plays else None)
@@ -174,11 +171,11 @@ def prepare(run: Run) -> None:
     config = run.config
     envs = run.envs
     algorithm = run.algorithm
-    if algorithm.source == "transitions":
+    if algorithm.continues_episodes:
         check_episodes_end(config, envs.spec.max_episode_steps)
     run.demos = load_demos(config, algorithm, envs.spec)
-    if algorithm.source != "demos":
-        run.rollouts = envs.rollouts or InProcess(envs.train, config.run.seed, run.device)
+    if algorithm.plays:
+        run.rollouts = envs.rollouts or Player(envs.train, config.run.seed, run.device)
         if run.demos is not None:
             algorithm.add_demos(
                 run.demos
@@ -258,7 +255,7 @@ def iterate(run: Run, between: Callable[[], None]) -> dict[str, Any]:
         batch = rollouts.collect(
             algorithm, at.iteration, generator=generator, device=run.device, between=between
         )
-        episodes = rollouts.take_episodes() if algorithm.source == "transitions" else batch.episodes
+        episodes = batch.episodes
         rollout_seconds = time.monotonic() - began
         row = algorithm.update(batch, **options)
         at.env_steps += batch.env_steps
@@ -322,8 +319,8 @@ def resume(run: Run) -> Position:
 
 def save(run: Run) -> None:
     """Writes a checkpoint that ``resume`` and ``embodyrl eval`` read; off-policy episodes begin anew after it."""
-    if run.algorithm.source == "transitions":
-        run.rollouts.fresh = True
+    if run.rollouts is not None:
+        run.rollouts.restart_episodes()
     states = {"policy": run.algorithm.result.state_dict(), "algorithm": run.algorithm.state_dict()}
     if run.ranks is not None:
         states = run.ranks.whole_state(states)
@@ -340,7 +337,8 @@ def save(run: Run) -> None:
 
 def short_rollout(run: Run) -> str | None:
     """What to say where episodes may outlast a rollout: those that succeed (or fall) end within it, others may not."""
-    if run.algorithm.source != "rollout":
+    algorithm = run.algorithm
+    if not algorithm.plays or algorithm.continues_episodes or algorithm.whole_episodes:
         return None
     steps = run.config.algorithm.num_chunks * run.config.policy.horizon
     most = run.envs.spec.max_episode_steps

@@ -2,22 +2,64 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 
 from embodyrl import registry
+from embodyrl.algorithm import Algorithm, Peers
 from embodyrl.build import for_episodes, make_env, make_policy
 from embodyrl.config import Config
 from embodyrl.env import VecEnv
 from embodyrl.policies.compile import compile_sampling
+from embodyrl.rollouts.collect import Rollouts
+from embodyrl.rollouts.evaluation import Evaluation
 from embodyrl.sims.fault_watch import WatchedEnv
 from embodyrl.storage import checkpoint
 from embodyrl.types import EnvSpec
 
-if TYPE_CHECKING:
-    from embodyrl.distributed.fsdp import Ranks
-    from embodyrl.distributed.shards import Rollouts
+
+class Ranks(Rollouts, Peers, Protocol):
+    """The processes that torchrun started, which play and train together (``distributed.fsdp``).
+
+    Attributes:
+        own: the config with this process's share of the envs.
+        plays: whether they play rollouts.
+        first: whether this is the process that writes.
+    """
+
+    own: Config
+    plays: bool
+
+    @property
+    def first(self) -> bool: ...  # noqa: D102
+
+    def shard(self, policy: Any) -> None:
+        """Shards what is trained of a policy in place, before an optimiser is made of it."""
+        ...
+
+    def attach(self, algorithm: Algorithm) -> None:
+        """Lets the algorithm compute its share of every minibatch alone."""
+        ...
+
+    def evaluation(
+        self, play: Callable[[list[int]], Evaluation], policy: Any, inits: list[int]
+    ) -> Evaluation:
+        """``play`` of all initial states, each process its share."""
+        ...
+
+    def agree(self, minutes: float, stop: bool) -> tuple[float, bool]:
+        """The first process's clock, and whether anybody was asked to stop."""
+        ...
+
+    def whole_state(self, state: Any) -> Any:
+        """A nested state with whole tensors; in the first process alone."""
+        ...
+
+    def wait(self) -> None:
+        """Until all are here."""
+        ...
 
 
 class Envs:
@@ -27,7 +69,7 @@ class Envs:
         rollouts: who plays in the training env in place of this process, if anybody.
     """
 
-    def __init__(self, config: Config, rollouts: Rollouts | Ranks | None = None) -> None:
+    def __init__(self, config: Config, rollouts: Rollouts | None = None) -> None:
         self.rollouts = rollouts
         self._configs = {
             "train": config.env,
@@ -74,10 +116,10 @@ class Envs:
 
 def build_algorithm(
     config: Config, envs: Envs, device: torch.device, ranks: Ranks | None = None
-) -> Any:
+) -> Algorithm:
     """Policy, critic and optimiser, with initial weights that depend on ``run.seed`` alone."""
     cls = registry.load("algorithms", config.algorithm.name)
-    spec = envs.eval.spec if cls.source == "demos" else envs.train_spec
+    spec = envs.train_spec if cls.plays else envs.eval.spec
     policy = make_policy(config.policy, spec, config.run.seed, device)
     if config.run.init_checkpoint and checkpoint.latest(config.run.folder / "checkpoints") is None:
         checkpoint.load_policy(config.run.init_checkpoint, policy, spec)

@@ -221,8 +221,8 @@ class WorldModelEnv:
             self._dream = self._dream.where(fault, before)
         if self._reflector is None or fault.any():  # a reflector has had them drawn
             self._draw(started)
-        log = {"fault": fault, "doubt": doubt, "steps": valid.sum(1), "judged": judged}
-        return Step(self._observe(), reward, success | doubt, truncated, valid, success, log)
+        log = {"doubt": doubt, "steps": valid.sum(1), "judged": judged}
+        return Step(self._observe(), reward, success | doubt, truncated, valid, success, fault, log)
 
     def _advance(self, actions: Tensor, count: Tensor) -> Tensor:
         """Imagines the chunk in the envs that run; (N,) bool: where draws, nets, or pictures and actions differ."""

@@ -85,9 +85,9 @@ class MixedEnv:
         def both(name: str) -> Tensor:
             return torch.cat([getattr(part, name).to(self.config.device) for part in parts])
 
-        log = {name: torch.cat([p.log[name] for p in parts]) for name in ("fault", "steps")}
+        log = {"steps": torch.cat([part.log["steps"] for part in parts])}
         log["real"] = torch.arange(self.spec.num_envs, device=log["steps"].device) < self._first
-        names = ("reward", "terminated", "truncated", "valid", "success")
+        names = ("reward", "terminated", "truncated", "valid", "success", "fault")
         return Step(obs=self._joined(), log=log, **{name: both(name) for name in names})
 
     def _joined(self) -> Obs:

@@ -19,8 +19,8 @@ from embodyrl.algorithms.ppo import PPO, PPOConfig
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.build import make_policy
 from embodyrl.policies.flow_vla import FlowVLAConfig
-from embodyrl.rollouts.collect import Player, collect, collect_transitions
-from embodyrl.rollouts.seeding import draw_inits, initial_states, seeded
+from embodyrl.rollouts.collect import Player
+from embodyrl.rollouts.seeding import seeded
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 
 FOLDER = Path(__file__).parent / "golden"
@@ -107,17 +107,7 @@ def train(policy_settings, config) -> list[dict[str, float]]:
         algorithm, player = ALGORITHMS[type(config)](config, policy), Player(env)
     for i in range(ITERATIONS):
         generator = seeded(0, i)
-        if isinstance(algorithm, GRPO):
-            batch = algorithm.collect(env, initial_states(env, 0, i), generator=generator)
-        elif isinstance(algorithm, SACFlow):
-            inits = draw_inits(env, CHUNKS, 0, i)
-            batch = collect_transitions(
-                player, algorithm.act, CHUNKS, inits=inits, generator=generator
-            )
-        else:
-            batch = collect(
-                env, policy, CHUNKS, inits=draw_inits(env, CHUNKS, 0, i), generator=generator
-            )
+        batch = player.collect(algorithm, i, generator=generator)
         row = algorithm.update(batch, progress=i / ITERATIONS, generator=generator)
         total = sum(float(p.detach().double().abs().sum()) for p in policy.parameters())
         rows.append({**row, "env_steps": batch.env_steps, "parameters": total})

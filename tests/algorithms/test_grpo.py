@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 
-from embodyrl.algorithms.grpo import GRPO, GroupBatch, GRPOConfig
+from embodyrl.algorithms.grpo import GRPO, GRPOConfig
 from embodyrl.build import make_policy
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import randn
 from embodyrl.policies.flow_vla import FlowVLAConfig
-from embodyrl.rollouts.batches import Episode, EpisodeBatch
-from embodyrl.rollouts.collect import collect_episodes
+from embodyrl.rollouts.batches import Episode, EpisodeBatch, GroupBatch
+from embodyrl.rollouts.collect import Player, collect_episodes
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs
 
@@ -135,32 +135,40 @@ def test_a_broken_simulation_costs_its_group(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it stands
     env = make_env(4, Breaks)
     grpo = make_grpo(Tracing(Chaser()), num_episodes=8, keep_min=0.0, keep_max=1.0, max_rounds=1)
-    batch = grpo.collect(env, draw_from(range(100)), generator=torch.Generator().manual_seed(0))
+    batch = grpo.collect(player(env, range(100)), generator=torch.Generator().manual_seed(0))
     assert [e.init for e in batch.kept.episodes] == [1, 1, 1, 1]
     assert [e.init for e in batch.episodes] == [0, 0, 0, 1, 1, 1, 1]
 
 
-class Tracing:
-    """Gives a policy what GRPO's actor asks for, without training it."""
+class Tracing(torch.nn.Module):
+    """Gives a policy what GRPO asks for, without training it."""
 
-    spec, transition = SPEC, make_policy(TINY, SPEC, seed=0).transition
+    config, spec, transition = TINY, SPEC, make_policy(TINY, SPEC, seed=0).transition
 
     def __init__(self, policy):
+        super().__init__()
         self.sample = policy.sample
+        self.evaluate = policy.evaluate
+        self.weight = torch.nn.Parameter(torch.zeros(1))
 
     def actor_parameters(self):
-        return [torch.nn.Parameter(torch.zeros(1))]
+        return [self.weight]
+
+    def fit_inputs(self, proprio, actions):
+        pass
 
 
-def draw_from(inits):
-    queue = iter(inits)
-    return lambda count: [next(queue) for _ in range(count)]
+def player(env, inits):
+    """Plays from those initial states."""
+    made = Player(env)
+    made.states = iter(inits)
+    return made
 
 
 def test_dynamic_sampling_drops_groups_that_say_nothing_and_draws_new_ones():
     env, policy = make_env(8), Tracing(Chaser())
     grpo = make_grpo(policy, num_episodes=16, keep_min=0.5, keep_max=0.8, max_rounds=9)
-    batch = grpo.collect(env, draw_from(range(1000)), generator=torch.Generator().manual_seed(0))
+    batch = grpo.collect(player(env, range(1000)), generator=torch.Generator().manual_seed(0))
     groups = [batch.kept.episodes[i : i + 4] for i in range(0, len(batch.kept.episodes), 4)]
     assert len(groups) >= 4 and batch.rounds > 1
     assert all(len({e.init for e in group}) == 1 for group in groups)
@@ -173,7 +181,7 @@ def test_dynamic_sampling_drops_groups_that_say_nothing_and_draws_new_ones():
     assert chunks.tolist() == [math.ceil(e.length / 5) for e in batch.kept.episodes]
     # It gives up where nothing is worth keeping, and learns nothing from nothing.
     grpo = make_grpo(policy, num_episodes=8, keep_min=0.6, keep_max=0.7, max_rounds=2)
-    batch = grpo.collect(env, draw_from(range(1000)), generator=torch.Generator().manual_seed(0))
+    batch = grpo.collect(player(env, range(1000)), generator=torch.Generator().manual_seed(0))
     assert batch.rounds == 2 and not batch.kept.episodes and len(batch.episodes) == 16
     assert update(grpo, batch) == {"groups": 0.0, "group_rounds": 2.0}
 
@@ -267,7 +275,7 @@ class Reads:
 def test_every_setting_is_read():
     reads = Reads(make_grpo(Tracing(Chaser()), num_episodes=8, keep_min=0.0, keep_max=1.0).config)
     GRPO(reads, Tracing(Chaser())).collect(
-        make_env(8), draw_from(range(9)), generator=torch.Generator()
+        player(make_env(8), range(9)), generator=torch.Generator()
     )
     grpo = GRPO(reads, make_policy(TINY, SPEC, seed=0))
     update(grpo, make_batch(grpo.policy, [outcome(i % 2) for i in range(16)]))
@@ -308,6 +316,8 @@ def test_wrong_settings_are_refused_in_words(settings, words):
 
 def test_more_envs_than_episodes_are_refused_in_words():
     with pytest.raises(UserError, match=r"num_episodes 4 cannot keep env.num_envs=8 busy"):
-        make_grpo(Tracing(Chaser()), num_episodes=4).collect(make_env(8), draw_from(range(9)))
+        make_grpo(Tracing(Chaser()), num_episodes=4).collect(
+            player(make_env(8), range(9)), generator=torch.Generator()
+        )
     with pytest.raises(UserError, match="2 episodes cannot keep 3 envs busy"):
         collect_episodes(make_env(3), Chaser(), [1, 2], generator=torch.Generator())

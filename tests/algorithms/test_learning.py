@@ -22,12 +22,12 @@ from embodyrl.algorithms.sft import SFT, SFTConfig
 from embodyrl.build import make_policy
 from embodyrl.data.collect import make_expert
 from embodyrl.data.demonstrations import Demonstrations
-from embodyrl.data.record import collect_episodes
+from embodyrl.data.record import record_episodes
 from embodyrl.policies.flow_vla import FlowVLA, FlowVLAConfig
-from embodyrl.rollouts.collect import collect
-from embodyrl.rollouts.seeding import draw_inits, initial_states, seeded
+from embodyrl.rollouts.collect import Player
+from embodyrl.rollouts.evaluation import evaluate
+from embodyrl.rollouts.seeding import seeded
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
-from embodyrl.training.evaluate import evaluate
 
 SEED, DEMOS, ITERATIONS, FLOOR = 0, 20, 56, 0.7
 GRPO_ITERATIONS, GRPO_FLOOR = 80, 0.6
@@ -67,7 +67,7 @@ def make_env(split: str, num_envs: int) -> MujocoEnv:
 
 def demonstrations(env: MujocoEnv, seed: int) -> Demonstrations:
     inits = count(1000 * seed)
-    recordings = list(collect_episodes(env, make_expert(env, seed=seed), DEMOS, inits=inits))
+    recordings = list(record_episodes(env, make_expert(env, seed=seed), DEMOS, inits=inits))
     lengths = torch.tensor([len(r.actions) for r in recordings])
     proprio, actions = (
         torch.from_numpy(np.concatenate([getattr(r, name) for r in recordings]))
@@ -99,9 +99,10 @@ def improve(env: MujocoEnv, policy: FlowVLA, seed: int, factor: float) -> None:
     )
     ppo = ScaledPPO(config, policy)
     ppo.factor = factor
+    player = Player(env, seed)
     for i in range(ITERATIONS):
-        inits, generator = draw_inits(env, 10, seed, i), seeded(seed, 1000 + i)
-        batch = collect(env, policy, 10, inits=inits, generator=generator)
+        generator = seeded(seed, 1000 + i)
+        batch = player.collect(ppo, i, generator=generator)
         ppo.update(batch, progress=i / ITERATIONS, generator=generator)
 
 
@@ -109,9 +110,10 @@ def improve_in_groups(env: MujocoEnv, policy: FlowVLA, seed: int) -> None:
     """Without a critic: eight groups of eight, compared by the sum of their rewards."""
     settings = {"rewards": ("return",), "keep_min": 0.0, "keep_max": 1.0, "max_rounds": 1}
     grpo = GRPO(GRPOConfig(minibatch_size=320, epochs=4, lr=3e-4, **settings), policy)
+    player = Player(env, seed)
     for i in range(GRPO_ITERATIONS):
         generator = seeded(seed, 1000 + i)
-        batch = grpo.collect(env, initial_states(env, seed, i), generator=generator)
+        batch = player.collect(grpo, i, generator=generator)
         grpo.update(batch, progress=i / GRPO_ITERATIONS, generator=generator)
 
 

@@ -10,8 +10,8 @@ import torch
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.build import make_policy
 from embodyrl.policies.flow_mlp import FlowMLPConfig
-from embodyrl.rollouts.collect import Player, collect_transitions
-from embodyrl.rollouts.seeding import draw_inits, seeded
+from embodyrl.rollouts.collect import Player
+from embodyrl.rollouts.seeding import seeded
 from embodyrl.sims.gymnasium.env import GymnasiumConfig, GymnasiumEnv
 
 STEPS, FLOOR = 8_000, -400.0
@@ -21,10 +21,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 class Flipped(SACFlow):
     """Acts against its critics."""
 
-    def _actor_step(self, obs, generator, stats):
+    def _update_actor(self, obs, generator, stats):
         with torch.no_grad():
             self.critics.weights[-1].neg_(), self.critics.biases[-1].neg_()
-        super()._actor_step(obs, generator, stats)
+        super()._update_actor(obs, generator, stats)
         with torch.no_grad():
             self.critics.weights[-1].neg_(), self.critics.biases[-1].neg_()
 
@@ -35,17 +35,17 @@ def learn(cls) -> float:
     policy = make_policy(FlowMLPConfig(width=64), env.spec, 0)
     torch.manual_seed(0)
     algorithm = cls(
-        SACFlowConfig(warmup_chunks=1000, critic_width=128, batch_size=64, capacity=STEPS), policy
+        SACFlowConfig(
+            num_chunks=25, warmup_chunks=1000, critic_width=128, batch_size=64, capacity=STEPS
+        ),
+        policy,
     )
     player, episodes = Player(env), []
     for i in range(STEPS // 100):
         generator = seeded(0, i)
-        batch = collect_transitions(
-            player, algorithm.act, 25, inits=draw_inits(env, 25, 0, i), generator=generator
-        )
+        batch = player.collect(algorithm, i, generator=generator)
         algorithm.update(batch, progress=0.0, generator=generator)
-        ended = player.take_episodes()
-        episodes += ended if 100 * i >= STEPS - 1600 else []
+        episodes += batch.episodes if 100 * i >= STEPS - 1600 else []
     return sum(e.reward for e in episodes) / len(episodes)
 
 

@@ -12,8 +12,8 @@ from embodyrl.algorithms.sft import SFT, SFTConfig
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
 from embodyrl.policies.flow_mlp import FlowMLP, FlowMLPConfig
-from embodyrl.rollouts.collect import collect
-from embodyrl.rollouts.seeding import draw_inits, seeded
+from embodyrl.rollouts.collect import Player
+from embodyrl.rollouts.seeding import seeded
 from embodyrl.training.setup import Envs, build_algorithm
 from embodyrl.types import EnvSpec
 
@@ -77,8 +77,7 @@ def after_ppo(tmp_path, size: int) -> tuple[torch.Tensor, dict[str, float]]:
     envs = Envs(config)
     algorithm = build_algorithm(config, envs, CPU)
     generator = seeded(0, 0)
-    inits = draw_inits(envs.train, 6, 0, 0)
-    batch = collect(envs.train, algorithm.policy, 6, inits=inits, generator=generator)
+    batch = Player(envs.train).collect(algorithm, 0, generator=generator)
     envs.close()
     figures = algorithm.update(batch, progress=0.0, generator=generator)
     return nn.utils.parameters_to_vector(algorithm.policy.parameters()), figures

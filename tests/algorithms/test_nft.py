@@ -6,13 +6,12 @@ import dataclasses
 import pytest
 import torch
 
-from embodyrl.algorithms.grpo import GroupBatch
 from embodyrl.algorithms.nft import NFT, NFTConfig
 from embodyrl.build import make_policy
 from embodyrl.errors import UserError
 from embodyrl.functional.losses import nft_branches, nft_loss
 from embodyrl.policies.flow_vla import FlowVLAConfig
-from embodyrl.rollouts.batches import Episode, EpisodeBatch
+from embodyrl.rollouts.batches import Episode, EpisodeBatch, GroupBatch
 from embodyrl.types import EnvSpec, Obs
 
 H = 2

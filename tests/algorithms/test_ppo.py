@@ -6,11 +6,12 @@ import dataclasses
 import pytest
 import torch
 
+from embodyrl.algorithms.optim import minibatches
 from embodyrl.algorithms.ppo import PPO, PPOConfig
 from embodyrl.build import make_policy
 from embodyrl.errors import UserError
 from embodyrl.policies.flow_vla import FlowVLAConfig
-from embodyrl.rollouts.batches import RolloutBatch, minibatches
+from embodyrl.rollouts.batches import RolloutBatch
 from embodyrl.storage import checkpoint
 from embodyrl.types import EnvSpec, Obs
 

@@ -5,8 +5,6 @@ import math
 
 import pytest
 import torch
-from tests.test_replay import SPEC as PIXELS
-from tests.test_replay import chunks
 
 from embodyrl.algorithms.dsrl import DSRL, DSRLConfig
 from embodyrl.algorithms.rlpd import RLPD, RLPDConfig
@@ -18,8 +16,10 @@ from embodyrl.errors import UserError
 from embodyrl.policies.flow_mlp import FlowMLPConfig
 from embodyrl.policies.flow_vla import FlowVLAConfig
 from embodyrl.policies.noise_policy import NoisePolicy
-from embodyrl.rollouts.batches import Transitions
+from embodyrl.rollouts.batches import TransitionBatch, Transitions
 from embodyrl.types import EnvSpec, Obs
+from tests.rollouts.test_replay_buffer import SPEC as PIXELS
+from tests.rollouts.test_replay_buffer import chunks
 
 SPEC = EnvSpec("test/arm", 4, 2, 3, "torque", 25.0, 20, {}, privileged_dim=3)
 H = 3
@@ -63,7 +63,7 @@ def test_rlpd_draws_half_of_every_batch_from_demonstrations():
     with pytest.raises(UserError, match="no demonstrations yet"):
         algorithm.state_dict()
     algorithm.add_demos(demos())
-    row = algorithm.update(online(), progress=0, generator=gen())
+    row = algorithm.update(TransitionBatch(online()), progress=0, generator=gen())
     assert row["gradient_steps"] == 32 and math.isfinite(row["critic_loss"])
     batch = algorithm._batch(gen())
     assert (batch.obs.proprio[:, 0] > 50).sum() == 5 and len(batch) == 10
@@ -149,7 +149,7 @@ def test_an_own_encoder_learns_from_the_critics_loss_and_leaves_the_actor_alone(
     seen = algorithm._critic_features(batch.obs).detach()
     assert torch.equal(seen, algorithm.policy.features(algorithm.policy.encode(batch.obs)))
     start = {name: value.clone() for name, value in algorithm.policy.state_dict().items()}
-    row = algorithm.update(batch, progress=0, generator=gen())
+    row = algorithm.update(TransitionBatch(batch), progress=0, generator=gen())
     assert row["gradient_steps"] == 4 and math.isfinite(row["critic_loss"])
     moved = {
         name
@@ -160,7 +160,7 @@ def test_an_own_encoder_learns_from_the_critics_loss_and_leaves_the_actor_alone(
     assert all(
         torch.equal(value, start[name]) for name, value in algorithm.policy.state_dict().items()
     )
-    algorithm.update(batch, progress=0, generator=gen())
+    algorithm.update(TransitionBatch(batch), progress=0, generator=gen())
     assert not torch.equal(
         algorithm.policy.state_dict()["vision.stem.weight"], start["vision.stem.weight"]
     )
@@ -178,13 +178,13 @@ def test_wsrl_warms_up_with_the_policy_itself_and_lets_the_critics_learn_first()
     expected = algorithm.policy.sample(obs, generator=gen(3), mode="train").actions
     assert torch.equal(algorithm.act(obs, gen(3))[0], expected)
     before = [p.clone() for p in algorithm.policy.actor_parameters()]
-    algorithm.update(online(4), progress=0, generator=gen())
-    row = algorithm.update(online(4), progress=0, generator=gen())
+    algorithm.update(TransitionBatch(online(4)), progress=0, generator=gen())
+    row = algorithm.update(TransitionBatch(online(4)), progress=0, generator=gen())
     assert row["gradient_steps"] == 4 and "actor_loss" not in row
     assert all(
         torch.equal(a, b) for a, b in zip(before, algorithm.policy.actor_parameters(), strict=True)
     )
-    assert "actor_loss" in algorithm.update(online(4), progress=0, generator=gen())
+    assert "actor_loss" in algorithm.update(TransitionBatch(online(4)), progress=0, generator=gen())
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_19_dsrl_with_normal_noise_is_the_base_policy(name):
 def test_dsrl_trains_the_noise_alone():
     algorithm = make(DSRL, DSRLConfig(**SMALL), steer_width=8)
     before = {k: v.clone() for k, v in algorithm.policy.state_dict().items()}
-    row = algorithm.update(online(), progress=0, generator=gen())
+    row = algorithm.update(TransitionBatch(online()), progress=0, generator=gen())
     assert row["gradient_steps"] == 16 and algorithm.target_entropy == -H * 2
     changed = {
         k.split(".")[0]
@@ -286,7 +286,7 @@ def test_21_targets_are_discounted_by_what_was_executed():
         def add(self, **figures):
             seen.update(figures)
 
-    algorithm._critic_step(batch, gen(), Stats())
+    algorithm._update_critics(batch, gen(), Stats())
     assert float(seen["td_target"]) == pytest.approx(expected / 8, rel=1e-5)
 
 
@@ -294,7 +294,9 @@ def test_imitation_holds_the_actor_when_it_is_asked_to():
     algorithm = make(SACFlow, SACFlowConfig(**{**SMALL, "bc_coef": 1.0, "random_warmup": False}))
     assert algorithm.wants_demos
     algorithm.add_demos(demos())
-    assert math.isfinite(algorithm.update(online(), progress=0, generator=gen())["bc_loss"])
+    assert math.isfinite(
+        algorithm.update(TransitionBatch(online()), progress=0, generator=gen())["bc_loss"]
+    )
 
 
 def test_sac_learns_on_the_small_vla_from_pixels_too():
@@ -316,7 +318,7 @@ def test_sac_learns_on_the_small_vla_from_pixels_too():
     for obs in (batch.obs, batch.next_obs):
         obs.images = {"front": torch.randint(0, 256, (8, 32, 32, 3), dtype=torch.uint8)}
     before = {k: v.clone() for k, v in policy.state_dict().items()}
-    row = algorithm.update(batch, progress=0, generator=gen())
+    row = algorithm.update(TransitionBatch(batch), progress=0, generator=gen())
     assert math.isfinite(row["actor_loss"]) and math.isfinite(row["critic_loss"])
     changed = {
         k.split(".")[0] for k, v in policy.state_dict().items() if not torch.equal(v, before[k])

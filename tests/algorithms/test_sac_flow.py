@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from tests.defects_offpolicy import DEFECTS
+from defects_offpolicy import DEFECTS
 from torch import nn
 
 from embodyrl.algorithms.critics import Critics
@@ -14,14 +14,14 @@ from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.build import make_policy
 from embodyrl.checks import check_policy
 from embodyrl.errors import UserError
-from embodyrl.functional.flow import Transition, randn
+from embodyrl.functional.flow import DenoisingTransition, randn
 from embodyrl.functional.losses import sac_actor_loss, temperature_loss
 from embodyrl.policies.flow_mlp import FlowMLPConfig
 from embodyrl.policies.mlp_velocities import VELOCITIES, DecodedVelocity, GatedVelocity
 from embodyrl.policies.normalize import TanhSquash
 from embodyrl.policies.sample_path import integrate, sample_path
-from embodyrl.rollouts.collect import Player, collect_transitions
-from embodyrl.rollouts.seeding import draw_inits, seeded
+from embodyrl.rollouts.collect import Player
+from embodyrl.rollouts.seeding import seeded
 from embodyrl.sims.gymnasium.env import GymnasiumConfig, GymnasiumEnv
 from embodyrl.types import DenoisingTrace, EnvSpec, Obs
 
@@ -76,13 +76,13 @@ class Net(nn.Module):
 def draw(sample, n=64):
     net = Net()
     start = randn((n, 1, D), gen(3)).double()
-    return net, sample(net, Transition("flow_sde_learned", K), start, gen(4))
+    return net, sample(net, DenoisingTransition("flow_sde_learned", K), start, gen(4))
 
 
 def check_density(sample):
     """The log-probability is that of the Gaussians that were sampled from."""
     net, path = draw(sample)
-    transition, expected = Transition("flow_sde_learned", K), 0.0
+    transition, expected = DenoisingTransition("flow_sde_learned", K), 0.0
     for k in range(K):
         t = torch.full((len(path.x), 1), 1 - k / K, dtype=torch.float64)
         v, log_std = net(path.x[:, k : k + 1], t)
@@ -106,7 +106,7 @@ def check_entropy_gradient(sample):
 def check_noise(sample):
     """Rows and dims have noise of their own."""
     _, path = draw(sample)
-    net, transition = Net(), Transition("flow_sde_learned", K)
+    net, transition = Net(), DenoisingTransition("flow_sde_learned", K)
     v, log_std = net(path.x[:, :1], torch.ones(len(path.x), 1, dtype=torch.float64))
     mean, std = transition.mean_std(path.x[:, 0], v[:, 0], 0, log_std[:, 0])
     noise = ((path.x[:, 1] - mean) / std).detach().flatten(1)
@@ -142,7 +142,7 @@ def test_path_and_tanh_are_a_change_of_variables(kind):
     def step_inputs(x, t):
         return torch.tanh(x) * t[..., None, None], -0.7 + 0.3 * torch.sin(x)
 
-    transition, squash = Transition(kind, steps), TanhSquash()
+    transition, squash = DenoisingTransition(kind, steps), TanhSquash()
 
     def walk(flat):
         x, out = start, []
@@ -277,7 +277,7 @@ def soft_optimum(defect=None):
     tau, alpha = 0.5, 0.25
     mean, log_std = torch.zeros(1, requires_grad=True), torch.full((1,), -1.5, requires_grad=True)
     optimizer, generator = torch.optim.Adam([mean, log_std], lr=0.03), gen(0)
-    transition = Transition("flow_noise", 1)
+    transition = DenoisingTransition("flow_noise", 1)
     for _ in range(150):
         path = (defect or sample_path)(
             lambda x, t: (x - mean, log_std.expand_as(x)),
@@ -336,9 +336,7 @@ def run(env, algorithm, iterations, first=0, player=None):
     player, row = player or Player(env), {}
     for i in range(first, first + iterations):
         generator = seeded(0, i)
-        batch = collect_transitions(
-            player, algorithm.act, 8, inits=draw_inits(env, 8, 0, i), generator=generator
-        )
+        batch = player.collect(algorithm, i, generator=generator)
         row = algorithm.update(batch, progress=0.0, generator=generator)
     return row
 
@@ -348,7 +346,7 @@ def test_whose_entropy_the_temperature_holds(entropy):
     """The log-probability is that of the last step, given the one before it, or of all steps."""
     env, algorithm = setup(entropy=entropy)
     p, obs = algorithm.policy, env.reset([0, 1])
-    choice, logprob, _ = algorithm._propose(obs, gen(1))
+    choice, logprob, _ = algorithm._sample_choice(obs, gen(1))
     start, steps = randn((2, 2, 1), generator := gen(1)), 2 if entropy == "path" else 1
     path = sample_path(partial(p.step_inputs, p.encode(obs)), p.transition, start, generator)
     torch.testing.assert_close(choice, torch.tanh(path.end))

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from embodyrl.data.collect import collect_dataset, initial_states
+from embodyrl.data.collect import collect_dataset, shuffled_states
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.data.lerobot_write import DatasetWriter
 from embodyrl.data.partial import EpisodeParts
-from embodyrl.data.record import CollectStats, collect_episodes
+from embodyrl.data.record import CollectStats, record_episodes
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
 from embodyrl.errors import UserError
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
@@ -23,7 +23,7 @@ def record(num_envs, n, *, noise=0.0, **options):
     env = MujocoEnv(Config(num_envs=num_envs, task="pick,reach", cameras=(), renderer="none"))
     try:
         return list(
-            collect_episodes(
+            record_episodes(
                 env, ScriptedExpert(env, noise=noise, seed=1), n, noise=noise, **options
             )
         )
@@ -57,7 +57,7 @@ def test_recordings_hold_what_was_seen_done_and_earned():
 @pytest.mark.parametrize("size", [64, 256])
 def test_pictures_of_any_size_are_kept(size, tmp_path):
     env = MujocoEnv(Config(num_envs=1, task="reach", image_size=size))
-    [episode] = collect_episodes(env, ScriptedExpert(env), 1)
+    [episode] = record_episodes(env, ScriptedExpert(env), 1)
     env.close()
     with DatasetWriter(tmp_path / "data", env.spec) as writer:
         writer.add(episode)
@@ -136,7 +136,7 @@ class Walker:
 
 def test_broken_episodes_are_replaced():
     env, stats = Corridor(CorridorConfig(num_envs=3)), CollectStats()
-    episodes = list(collect_episodes(env, Walker(env), 5, stats=stats))
+    episodes = list(record_episodes(env, Walker(env), 5, stats=stats))
     assert [e.init for e in episodes] == [0, 1, 3, 4, 5] and stats.faults == 1 and stats.tried == 5
     assert [len(e) for e in episodes] == [7, 6, 4, 3, 2]
 
@@ -144,15 +144,15 @@ def test_broken_episodes_are_replaced():
 def test_running_out_of_initial_states_is_said():
     env = Corridor(CorridorConfig(num_envs=3))
     with pytest.raises(UserError, match="ran out after 5 of 9"):
-        list(collect_episodes(env, Walker(env), 9, inits=initial_states(env.spec, 0)))
+        list(record_episodes(env, Walker(env), 9, inits=shuffled_states(env.spec, 0)))
 
 
 def test_initial_states_take_turns_and_are_used_once():
     spec = EnvSpec("e", 1, 1, 1, "m", 1.0, 1, {}, tasks=("a", "b", "c"), num_init_states=30)
-    order = list(initial_states(spec, 0))
+    order = list(shuffled_states(spec, 0))
     assert sorted(order) == list(range(30)) and [i % 3 for i in order] == [0, 1, 2] * 10
-    assert order != list(initial_states(spec, 1)) and order == list(initial_states(spec, 0))
-    endless = initial_states(EnvSpec("e", 1, 1, 1, "m", 1.0, 1, {}, tasks=("a", "b")), 0)
+    assert order != list(shuffled_states(spec, 1)) and order == list(shuffled_states(spec, 0))
+    endless = shuffled_states(EnvSpec("e", 1, 1, 1, "m", 1.0, 1, {}, tasks=("a", "b")), 0)
     drawn = [next(endless) for _ in range(100)]
     assert len(set(drawn)) == 100 and [i % 2 for i in drawn] == [0, 1] * 50 and max(drawn) < 2**31
 
@@ -204,7 +204,7 @@ def test_kill_9_loses_no_finished_episode_and_the_same_command_goes_on(tmp_path)
 
 def test_a_recording_is_kept_as_it_was(tmp_path):
     env = MujocoEnv(Config(num_envs=1, task="reach", renderer="none", cameras=()))
-    recording = next(collect_episodes(env, ScriptedExpert(env), 1))
+    recording = next(record_episodes(env, ScriptedExpert(env), 1))
     env.close()
     recording.images = {"a/b": np.arange(len(recording) * 12, dtype=np.uint8).reshape(-1, 2, 2, 3)}
     EpisodeParts(tmp_path / "x", {"seed": (0,)}).add(recording)

@@ -10,11 +10,11 @@ import torch
 
 from embodyrl.algorithms.sft import SFT
 from embodyrl.config import resolve
-from embodyrl.data.collect import collect_episodes
 from embodyrl.data.demonstrations import Demonstrations, Statistics
 from embodyrl.data.frames import decode_camera
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.data.lerobot_write import DatasetWriter, write_dataset
+from embodyrl.data.record import record_episodes
 from embodyrl.errors import UserError
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 from embodyrl.sims.mujoco.experts import ScriptedExpert
@@ -26,7 +26,7 @@ from embodyrl.world_models.clips import Clips
 def spec_and_recordings():
     env = MujocoEnv(Config(num_envs=4, task="pick,push", cameras=("front", "wrist")))
     expert = ScriptedExpert(env, noise=1.0, seed=0)
-    recordings = list(collect_episodes(env, expert, 8, keep="all", noise=1.0))
+    recordings = list(record_episodes(env, expert, 8, keep="all", noise=1.0))
     env.close()
     assert 0 < sum(r.success for r in recordings) < 8
     return env.spec, recordings

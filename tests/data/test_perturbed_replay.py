@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from embodyrl.data.collect import collect_dataset, collect_episodes
+from embodyrl.data.collect import collect_dataset
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.data.perturbed_replay import NUDGE, ReplayActor, load_replays
+from embodyrl.data.record import record_episodes
 from embodyrl.errors import UserError
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 from embodyrl.types import EnvSpec, Obs
@@ -35,7 +36,7 @@ def test_without_a_nudge_it_succeeds_again_and_with_a_large_one_often_not(tmp_pa
     env = MujocoEnv(config)
     try:
         again, off = (
-            list(collect_episodes(env, actor, 6, inits=actor.inits, keep="all"))
+            list(record_episodes(env, actor, 6, inits=actor.inits, keep="all"))
             for actor in (
                 load_replays(tmp_path / "data", config, env, size, seed=0) for size in (0.0, 6.0)
             )

@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from embodyrl.data.collect import collect_dataset, collect_episodes
+from embodyrl.data.collect import collect_dataset
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.data.policy_actor import PolicyActor
+from embodyrl.data.record import record_episodes
 from embodyrl.errors import UserError
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 from embodyrl.sims.mujoco.experts import ScriptedExpert
@@ -62,7 +63,7 @@ def test_what_a_solved_task_looks_like_is_recorded_and_no_more() -> None:
         Config(num_envs=4, task="reach", cameras=(), renderer="none", terminate_on_success=False)
     )
     try:
-        episodes = list(collect_episodes(env, ScriptedExpert(env), 6, past_success=3))
+        episodes = list(record_episodes(env, ScriptedExpert(env), 6, past_success=3))
     finally:
         env.close()
     for episode in episodes:

@@ -12,7 +12,7 @@ from scale_runs import GRPO, make, rows, states
 
 from embodyrl.config import Config, to_yaml
 from embodyrl.data.collect import collect_dataset
-from embodyrl.distributed.fsdp import share
+from embodyrl.distributed.fsdp import ranks_config
 from embodyrl.errors import UserError
 from embodyrl.training.runner import train
 
@@ -95,9 +95,9 @@ def test_imitation_in_pieces(tmp_path):
 )
 def test_what_cannot_be_shared_is_refused(tmp_path, overrides, words):
     with pytest.raises(UserError, match=words):
-        share(make(tmp_path, *overrides), 2)
+        ranks_config(make(tmp_path, *overrides), 2)
 
 
 def test_off_policy_is_refused(tmp_path):
     with pytest.raises(UserError, match="sft, ppo, fpo and grpo"):
-        share(make(tmp_path, algorithm={"name": "sac_flow"}), 2)
+        ranks_config(make(tmp_path, algorithm={"name": "sac_flow"}), 2)

@@ -13,7 +13,7 @@ import torch
 
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import (
-    Transition,
+    DenoisingTransition,
     draw_stochastic_steps,
     flow_matching_pair,
     gaussian_log_prob,
@@ -80,10 +80,10 @@ def score(transition, path, stochastic, log_std=None, weight=0.3, mask=None):
 
 
 NOISY = [
-    Transition("flow_sde", 4, 0.5),
-    Transition("flow_sde", 1, 0.5),
-    Transition("flow_cps", 4, 0.5),
-    Transition("flow_noise", 4),
+    DenoisingTransition("flow_sde", 4, 0.5),
+    DenoisingTransition("flow_sde", 1, 0.5),
+    DenoisingTransition("flow_cps", 4, 0.5),
+    DenoisingTransition("flow_noise", 4),
 ]
 IDS = [f"{t.kind}-{t.num_steps}" for t in NOISY]
 
@@ -142,11 +142,11 @@ def test_rows_with_their_own_generator_do_not_depend_on_the_others():
 
 def test_1_exact_ode_maps_noise_affinely_and_euler_is_first_order():
     """K = 1 collapses to the mean; the error of the std falls as 1/K towards x_1 = m + s e."""
-    mean, std = toy_result(Transition("ode", 1))
+    mean, std = toy_result(DenoisingTransition("ode", 1))
     assert mean == pytest.approx(M) and std == pytest.approx(0.0, abs=1e-12)
     errors = []
     for steps in (50, 100, 200, 400):
-        mean, std = toy_result(Transition("ode", steps))
+        mean, std = toy_result(DenoisingTransition("ode", steps))
         assert mean == pytest.approx(M)
         errors.append(abs(std - S))
     assert [a / b for a, b in itertools.pairwise(errors)] == pytest.approx([2, 2, 2], rel=0.05)
@@ -154,9 +154,9 @@ def test_1_exact_ode_maps_noise_affinely_and_euler_is_first_order():
 
 def test_2_flow_sde_keeps_the_mean_and_its_std_tends_to_the_data_s():
     for steps in (1, 2, 3, 4, 10, 100):
-        assert toy_result(Transition("flow_sde", steps, 0.5))[0] == pytest.approx(M)
-    assert toy_result(Transition("flow_sde", 100, 0.5))[1] == pytest.approx(S, rel=0.02)
-    assert toy_result(Transition("flow_sde", 3, 0.5))[1] == pytest.approx(0.2394, abs=5e-5)
+        assert toy_result(DenoisingTransition("flow_sde", steps, 0.5))[0] == pytest.approx(M)
+    assert toy_result(DenoisingTransition("flow_sde", 100, 0.5))[1] == pytest.approx(S, rel=0.02)
+    assert toy_result(DenoisingTransition("flow_sde", 3, 0.5))[1] == pytest.approx(0.2394, abs=5e-5)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_2_flow_sde_keeps_the_mean_and_its_std_tends_to_the_data_s():
 )
 def test_2_flow_sde_std_by_step(steps, stds):
     x = torch.zeros(1, steps, 1, 1)
-    _, std = Transition("flow_sde", steps, 0.5).mean_std(x, x, torch.arange(steps))
+    _, std = DenoisingTransition("flow_sde", steps, 0.5).mean_std(x, x, torch.arange(steps))
     assert std.flatten().tolist() == pytest.approx(stds, abs=1e-6)
 
 
@@ -181,7 +181,7 @@ def test_3_score_follows_from_the_velocity():
 
 def test_3_flow_sde_is_the_euler_step_of_the_reverse_sde():
     """Mean = x - d v + (s^2 d / 2) grad log p_t(x)."""
-    transition, d = Transition("flow_sde", 5, 0.7), 0.2
+    transition, d = DenoisingTransition("flow_sde", 5, 0.7), 0.2
     x = torch.linspace(-2, 2, 9, dtype=F64).view(-1, 1, 1)
     for k in range(1, 5):
         t = 1 - k * d
@@ -195,21 +195,23 @@ def test_3_flow_sde_is_the_euler_step_of_the_reverse_sde():
 @pytest.mark.parametrize("kind", ["flow_sde", "flow_cps"])
 def test_4_without_noise_every_transition_is_the_ode(kind):
     x, v = torch.randn(5, 4, 2, 3, dtype=F64), torch.randn(5, 4, 2, 3, dtype=F64)
-    transition = Transition(kind, 4, eta=0.0)
+    transition = DenoisingTransition(kind, 4, eta=0.0)
     mean, std = transition.mean_std(x, v, torch.arange(4))
     assert torch.allclose(mean, x - v / 4) and (std == 0).all() and transition.num_noisy == 0
 
 
 def test_4_flow_noise_without_sigma_is_the_ode():
     x, v = torch.randn(SHAPE), torch.randn(SHAPE)
-    mean, std = Transition("flow_noise", 4).mean_std(x, v, 2, torch.full((1, 1), -torch.inf))
+    mean, std = DenoisingTransition("flow_noise", 4).mean_std(
+        x, v, 2, torch.full((1, 1), -torch.inf)
+    )
     assert torch.equal(mean, x - v / 4) and (std == 0).all()
 
 
 @pytest.mark.parametrize("eta", [0.1, 0.5, 1.0])
 def test_5_cps_preserves_the_coefficients_of_the_flow(eta):
     """The weight of x1 and the std satisfy w1^2 + std^2 = (t-d)^2, the weight of x0 is 1 - (t-d)."""
-    transition = Transition("flow_cps", 4, eta)
+    transition = DenoisingTransition("flow_cps", 4, eta)
     for k in range(4):
         t, after = 1 - k / 4, 1 - (k + 1) / 4
         # v chosen such that (x0, x1) = (1, 0), then (0, 1)
@@ -226,7 +228,9 @@ def test_6_flow_noise_with_one_step_is_a_gaussian_policy():
     x, v, x_next = (torch.randn(SHAPE, dtype=F64) for _ in range(3))
     log_std = torch.randn(SHAPE, dtype=F64)
     expected = torch.distributions.Normal(x - v, log_std.exp()).log_prob(x_next).sum((1, 2))
-    assert torch.allclose(Transition("flow_noise", 1).log_prob(x, x_next, v, 0, log_std), expected)
+    assert torch.allclose(
+        DenoisingTransition("flow_noise", 1).log_prob(x, x_next, v, 0, log_std), expected
+    )
 
 
 def path_gaussian(transition, log_std=None):
@@ -285,7 +289,7 @@ def test_8_limited_actions_keep_the_ratio_of_the_path(limit):
     A clamp or tanh of the result is then a part of the world, not of the density: tanh's Jacobian
     depends on the sample alone and cancels, so the ratio is that of the path.
     """
-    transition = Transition("flow_sde", 4, 0.9)
+    transition = DenoisingTransition("flow_sde", 4, 0.9)
     path, old, stochastic = sample_path(transition, torch.Generator().manual_seed(2))
     for weight, expected in ((0.3, True), (0.4, False)):
         new = score(transition, path, stochastic, weight=weight)
@@ -345,7 +349,7 @@ def test_10_path_entropy_against_action_entropy(transition):
 
 def test_10_a_path_may_be_noisy_and_its_end_exact():
     """What a last step does with velocity K x: it forgets where it came from, with whatever noise."""
-    transition, log_std = Transition("flow_noise", 2), torch.tensor([1.0, -3.0], dtype=F64)
+    transition, log_std = DenoisingTransition("flow_noise", 2), torch.tensor([1.0, -3.0], dtype=F64)
     x, generator = torch.zeros(20_000, 1, 1, dtype=F64), torch.Generator().manual_seed(0)
     for k in range(2):
         mean, std = transition.mean_std(x, 2 * x, k, log_std[k].expand_as(x))
@@ -415,7 +419,7 @@ def test_one_random_step_is_drawn_for_each_env_on_its_own():
 
 def test_only_noisy_steps_are_drawn():
     """Flow-CPS ends without noise: choosing that step would train nothing."""
-    cps, generator = Transition("flow_cps", 4, 0.5), torch.Generator().manual_seed(0)
+    cps, generator = DenoisingTransition("flow_cps", 4, 0.5), torch.Generator().manual_seed(0)
     assert cps.num_noisy == 3
     chosen = draw_stochastic_steps(500, 4, "one", generator, cps.num_noisy)
     assert (chosen.sum(1) == 1).all() and not chosen[:, 3].any()
@@ -439,7 +443,7 @@ def test_rows_that_are_not_stochastic_follow_the_ode():
 
 
 def test_step_without_noise_has_neither_density_nor_entropy():
-    cps = Transition("flow_cps", 4, 0.5)
+    cps = DenoisingTransition("flow_cps", 4, 0.5)
     x, v = torch.randn(SHAPE), torch.randn(SHAPE, requires_grad=True)
     x_next = cps.step(x, v, 3, torch.randn(SHAPE), torch.ones(5, dtype=torch.bool))
     assert torch.allclose(x_next, x - v / 4, atol=1e-6)
@@ -492,7 +496,7 @@ def test_flow_noise_needs_its_range_scaled_with_k():
 
     def spread(steps, sigma):
         return toy_result(
-            Transition("flow_noise", steps), torch.full((1, 1), math.log(sigma), dtype=F64)
+            DenoisingTransition("flow_noise", steps), torch.full((1, 1), math.log(sigma), dtype=F64)
         )[1]
 
     assert spread(400, 0.1) > 1.8 * spread(100, 0.1)
@@ -503,11 +507,11 @@ def test_flow_noise_needs_its_range_scaled_with_k():
 
 def test_wrong_settings_are_refused_in_words():
     with pytest.raises(UserError, match="Did you mean 'flow_sde'"):
-        Transition("flow-sde")  # pyright: ignore[reportArgumentType]
+        DenoisingTransition("flow-sde")  # pyright: ignore[reportArgumentType]
     with pytest.raises(UserError, match="at least 1"):
-        Transition("ode", 0)
+        DenoisingTransition("ode", 0)
     with pytest.raises(UserError, match="not above 1"):
-        Transition("flow_cps", 4, 1.5)
+        DenoisingTransition("flow_cps", 4, 1.5)
     with pytest.raises(ValueError, match="not used by a flow_sde"):
         NOISY[0].mean_std(torch.zeros(SHAPE), torch.zeros(SHAPE), 0, torch.zeros(1, 1))
     with pytest.raises(ValueError, match="needed by a flow_noise"):

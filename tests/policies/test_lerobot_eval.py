@@ -16,7 +16,7 @@ from embodyrl.errors import UserError
 from embodyrl.functional.intervals import wilson
 from embodyrl.policies.vla.make_small import make_small_smolvla
 from embodyrl.policies.vla.policy import VLAConfig
-from embodyrl.training.evaluate import evaluate
+from embodyrl.rollouts.evaluation import evaluate
 from embodyrl.types import ActionSample, EnvSpec, Obs
 
 pytest.importorskip("lerobot.policies", reason="the extra vla is not installed")

@@ -24,7 +24,7 @@ from embodyrl.functional.flow import randn, sample_training_time
 from embodyrl.policies.vla import lerobot_io
 from embodyrl.policies.vla.make_small import make_small_smolvla
 from embodyrl.policies.vla.policy import SmolVLA, VLAConfig
-from embodyrl.rollouts.collect import Player, collect, collect_transitions
+from embodyrl.rollouts.collect import Player
 from embodyrl.storage import checkpoint
 from embodyrl.types import EnvSpec, Obs
 
@@ -393,14 +393,9 @@ def test_every_algorithm_trains_it_unchanged(small, name):
     before = {k: v.clone() for k, v in algorithm.result.named_parameters()}
     if name == "sft":
         batch = demonstrations(2)
-    elif name == "ppo":
-        batch = collect(env, policy, 2, inits=torch.arange(16), generator=generator)
-    elif name == "dsrl":
-        batch = collect_transitions(
-            Player(env), algorithm.act, 2, inits=torch.arange(16), generator=generator
-        )
     else:
-        batch = algorithm.collect(env, lambda n: list(range(n)), generator=generator)
+        batch = Player(env).collect(algorithm, 0, generator=generator)
+    if name in ("grpo", "nft"):
         for i, episode in enumerate(batch.kept.episodes):  # NFT learns nothing where all are alike
             episode.success = i % 4 == 0
     row = algorithm.update(batch, progress=0.0, generator=generator)

@@ -8,7 +8,8 @@ from scale_runs import GRPO, PPO
 from vla_models import SENTENCES, SPEC, gen, observation, stir
 
 from embodyrl.algorithms.grpo import GRPO as Grpo
-from embodyrl.algorithms.grpo import GroupBatch, GRPOConfig
+from embodyrl.algorithms.grpo import GRPOConfig
+from embodyrl.algorithms.nft import NFT, NFTConfig
 from embodyrl.algorithms.ppo import PPO as Ppo
 from embodyrl.algorithms.ppo import PPOConfig
 from embodyrl.algorithms.sft import SFT, SFTConfig
@@ -18,7 +19,7 @@ from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
 from embodyrl.policies.vla.make_small import make_small_smolvla
 from embodyrl.policies.vla.tokens import Bins, TokenVLAConfig
-from embodyrl.rollouts.batches import Episode, EpisodeBatch, RolloutBatch
+from embodyrl.rollouts.batches import Episode, EpisodeBatch, GroupBatch, RolloutBatch
 
 pytest.importorskip("lerobot.policies", reason="the extra vla is not installed")
 TINY = {
@@ -174,8 +175,8 @@ def test_ppo_and_grpo_make_good_words_likelier(vlm):
 
 
 def test_what_it_cannot_do_is_refused(vlm):
-    with pytest.raises(UserError, match="has no flow"):
-        make(vlm).velocity(None, None, None)
+    with pytest.raises(UserError, match=r"nft needs a policy with the ability HasFlow.*velocity"):
+        NFT(NFTConfig(), make(vlm))
     with pytest.raises(UserError, match="Did you mean 'parallel'"):
         TokenVLAConfig(decoding="paralel")
     with pytest.raises(UserError, match=r"policy\.vlm"):

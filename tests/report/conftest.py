@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from embodyrl.config import resolve
-from embodyrl.data.record import collect_episodes
+from embodyrl.data.record import record_episodes
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 from embodyrl.sims.mujoco.experts import ScriptedExpert
 from embodyrl.storage.loggers import MetricsWriter
@@ -30,7 +30,7 @@ def make_run(folder: Path, env: MujocoEnv, seed: int, noises: dict[str, tuple[in
     (folder / "evals").mkdir(parents=True)
     for name, (iteration, noise) in noises.items():
         rows = []
-        for r in collect_episodes(
+        for r in record_episodes(
             env, ScriptedExpert(env, noise=noise, seed=seed), 16, keep="all", noise=noise
         ):
             video = f"videos/{name}_{r.init:04d}.mp4" if r.init < 6 else None

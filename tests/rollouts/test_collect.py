@@ -1,4 +1,6 @@
-"""``collect`` against a slow loop over single envs that keeps its own books, and what it promises beside."""
+"""``collect_rollout`` against a slow loop over single envs that keeps its own books, and what it promises beside."""
+
+from itertools import cycle
 
 import pytest
 import torch
@@ -8,7 +10,8 @@ from embodyrl.checks import check_env
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import randn
 from embodyrl.policies.flow_vla import FlowVLAConfig
-from embodyrl.rollouts.collect import collect
+from embodyrl.rollouts.collect import collect_rollout
+from embodyrl.rollouts.episodes import start_episodes
 from embodyrl.sims.fault_watch import FaultWindow, WatchedEnv
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 from embodyrl.types import ActionSample, DenoisingTrace, Obs, PolicyEval
@@ -48,19 +51,19 @@ def make_env(num_envs: int, cls=MujocoEnv, **settings) -> MujocoEnv:
     return cls(Config(num_envs=num_envs, renderer="none", **settings))
 
 
+def collect(env, policy, num_chunks, states, seed=0, **options):
+    generator = torch.Generator().manual_seed(seed)
+    stream = start_episodes(env, states)
+    return collect_rollout(stream, policy, num_chunks, generator=generator, **options)
+
+
 def test_collect_equals_a_slow_loop_of_single_envs():
-    num_envs, num_chunks, inits = 4, 8, torch.arange(40, 80)
+    num_envs, num_chunks, inits = 4, 8, range(40, 80)
     policy = Chaser()
-    batch = collect(
-        make_env(num_envs),
-        policy,
-        num_chunks,
-        inits=inits,
-        generator=torch.Generator().manual_seed(0),
-    )
+    batch = collect(make_env(num_envs), policy, num_chunks, inits, seed=0)
 
     generator, envs = torch.Generator().manual_seed(0), [make_env(1) for _ in range(num_envs)]
-    queue = iter(inits.tolist())
+    queue = iter(inits)
     current = [next(queue) for _ in range(num_envs)]
     seen = [env.reset(init=[i]) for env, i in zip(envs, current, strict=True)]
     total, length, episodes, env_steps = [0.0] * num_envs, [0] * num_envs, [], 0
@@ -120,9 +123,7 @@ def test_a_rollout_is_a_function_of_parameters_inits_and_generator():
     )
 
     def run(seed, inits, env=env):
-        return collect(
-            env, policy, 4, inits=torch.tensor(inits), generator=torch.Generator().manual_seed(seed)
-        )
+        return collect(env, policy, 4, inits, seed=seed)
 
     first = run(0, [5, 6, 7, 8])
     other = run(1, [5, 6, 7, 8])
@@ -132,17 +133,11 @@ def test_a_rollout_is_a_function_of_parameters_inits_and_generator():
     assert_same(run(0, [5, 6, 7, 8], make_env(3, num_threads=2)), first)
 
 
-def test_initial_states_are_used_again_from_the_first_when_they_run_out():
-    batch = collect(
-        make_env(2, max_episode_steps=5),
-        Chaser(),
-        3,
-        inits=torch.tensor([7, 8, 9]),
-        generator=torch.Generator(),
-    )
+def test_initial_states_are_taken_in_order_and_there_must_be_some():
+    batch = collect(make_env(2, max_episode_steps=5), Chaser(), 3, cycle([7, 8, 9]))
     assert [e.init for e in batch.episodes] == [7, 8, 9, 7, 8, 9]
-    with pytest.raises(UserError, match="needs initial states"):
-        collect(make_env(2), Chaser(), 1, inits=torch.tensor([]), generator=torch.Generator())
+    with pytest.raises(UserError, match="need initial states"):
+        collect(make_env(2), Chaser(), 1, [])
 
 
 class Breaks(MujocoEnv):
@@ -158,13 +153,9 @@ class Breaks(MujocoEnv):
 
 def test_a_broken_simulation_costs_its_chunk_and_counts_as_no_episode(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it stands
-    inits = torch.arange(20)
-    batch = collect(
-        make_env(3, Breaks), Chaser(), 2, inits=inits, generator=torch.Generator().manual_seed(0)
-    )
-    clean = collect(
-        make_env(3), Chaser(), 2, inits=inits, generator=torch.Generator().manual_seed(0)
-    )
+    inits = range(20)
+    batch = collect(make_env(3, Breaks), Chaser(), 2, inits, seed=0)
+    clean = collect(make_env(3), Chaser(), 2, inits, seed=0)
     assert not batch.valid[0, 1].any() and not batch.reward[0, 1].any()
     assert batch.truncated[0, 1] and not batch.terminated[0, 1]
     assert batch.next_value[0, 1] == batch.value[0, 1]  # the last good observation
@@ -192,7 +183,7 @@ def test_a_simulator_that_breaks_too_often_stops_the_run(tmp_path, monkeypatch):
     watched = WatchedEnv(env)
 
     def run(env, chunks):
-        collect(env, Chaser(), chunks, inits=torch.arange(20), generator=torch.Generator())
+        collect(env, Chaser(), chunks, range(20))
 
     run(watched, 4)  # four faults are borne; the fifth, in the next rollout, is not
     with pytest.raises(
@@ -222,12 +213,5 @@ def test_between_may_give_the_rollout_up():
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        collect(
-            make_env(2),
-            Chaser(),
-            9,
-            inits=torch.arange(9),
-            generator=torch.Generator(),
-            between=between,
-        )
+        collect(make_env(2), Chaser(), 9, range(9), between=between)
     assert len(calls) == 3

@@ -18,7 +18,7 @@ from embodyrl.config import resolve
 from embodyrl.data.collect import collect_dataset
 from embodyrl.errors import UserError
 from embodyrl.policies.flow_mlp import FlowMLPConfig
-from embodyrl.rollouts.collect import collect
+from embodyrl.rollouts.collect import Player
 from embodyrl.sims.gymnasium.env import GymnasiumConfig, GymnasiumEnv, no_deprecations
 from embodyrl.sims.gymnasium.tasks import TASKS
 from embodyrl.storage import checkpoint
@@ -83,7 +83,7 @@ def test_ppo_runs_on_a_flow_of_states():
         policy,
     )
     generator = torch.Generator().manual_seed(0)
-    batch = collect(env, policy, 5, inits=torch.arange(30), generator=generator)
+    batch = Player(env).collect(ppo, 0, generator=generator)
     row = ppo.update(batch, progress=0.0, generator=generator)
     assert row["ratio"] == pytest.approx(1.0, abs=1e-4) and row["grad_norm"] > 0
 

@@ -231,7 +231,7 @@ def test_broken_simulation_is_masked_and_its_env_made_anew(env):
     scene = env.scene(0)
     scene.data.qvel[3] = np.nan
     step = env.step(chunk(1))
-    assert step.log["fault"].tolist() == [True, False] and step.truncated.tolist() == [True, False]
+    assert step.fault.tolist() == [True, False] and step.truncated.tolist() == [True, False]
     assert not step.valid[0].any() and step.valid[1].all()
     assert torch.equal(step.obs.proprio[0], good.obs.proprio[0])
     env.reset([0], init=[0])

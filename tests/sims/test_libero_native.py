@@ -113,7 +113,7 @@ def test_nan_is_refused_and_a_broken_simulation_masked(pair):
         native.step(torch.full((2, 1, 7), float("nan")))
     native.scene(0).data.qvel[3] = np.nan
     step = native.step(torch.zeros(2, 4, 7))
-    assert step.log["fault"].tolist() == [True, False] and step.valid.any(1).tolist() == [
+    assert step.fault.tolist() == [True, False] and step.valid.any(1).tolist() == [
         False,
         True,
     ]

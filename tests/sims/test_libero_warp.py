@@ -125,7 +125,7 @@ def test_a_chunk_is_the_native_backends_but_for_single_precision():
     group = warp._group_of[0]
     group.worlds.tensors["qvel"][group.world_of[0], 3] = torch.nan
     step = warp.step(torch.zeros(2, 1, 7))
-    assert step.log["fault"].tolist() == [True, False] and step.valid.any(1).tolist() == [
+    assert step.fault.tolist() == [True, False] and step.valid.any(1).tolist() == [
         False,
         True,
     ]

@@ -164,7 +164,7 @@ def test_a_simulation_that_is_not_finite_is_a_fault_and_recovers(pick):
     cube = pick.engine.envs[0].base.cube._objs[0]
     cube.pose = sapien.Pose([float("nan")] * 3)
     step = pick.step(torch.zeros(2, 2, 4))
-    assert step.log["fault"].tolist() == [True, False]
+    assert step.fault.tolist() == [True, False]
     assert step.truncated.tolist() == [True, False]
     assert not step.valid[0].any() and step.valid[1].all()
     assert torch.isfinite(step.obs.privileged).all()

@@ -177,7 +177,7 @@ def test_an_exploded_simulation_is_a_masked_fault(value, tmp_path, monkeypatch):
         e.step(tape[0])
     env._state[1, 1 + env.model.nq + 10] = value
     step, normal = env.step(tape[1]), quiet.step(tape[1])
-    assert step.log["fault"].tolist() == [False, True, False]
+    assert step.fault.tolist() == [False, True, False]
     assert step.truncated.tolist() == [False, True, False]
     assert not step.valid[1].any() and step.reward[1].abs().sum() == 0
     assert torch.isfinite(step.obs.proprio).all() and torch.isfinite(step.obs.privileged).all()

@@ -16,7 +16,7 @@ def success_rate(num_envs: int = 64, noise: float = 0.0, **settings) -> float:
     success = torch.zeros(num_envs, dtype=torch.bool)
     for _ in range(env.spec.max_episode_steps):
         step = env.step(expert.act()[:, None])
-        assert not step.log["fault"].any()
+        assert not step.fault.any()
         success |= step.success
     env.close()
     return success.float().mean().item()

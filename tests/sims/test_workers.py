@@ -195,7 +195,7 @@ def test_killed_worker_costs_one_masked_chunk(pool):
         and not step.terminated[lost].any()
         and not step.valid[lost].any()
     )
-    assert step.log["fault"].tolist() == [True, True, False, False, False]
+    assert step.fault.tolist() == [True, True, False, False, False]
     assert not step.reward[lost].any() and not step.success[lost].any()
     assert torch.equal(step.obs.proprio[lost], before.obs.proprio[lost])
     assert_rows_equal(step, reference, rest)
@@ -225,7 +225,7 @@ def test_killed_in_mid_step(pool):
     start = time.monotonic()
     step = env.step(actions_of(0))
     assert time.monotonic() - start < 10
-    assert step.log["fault"].tolist() == [True, True, False, False, False]
+    assert step.fault.tolist() == [True, True, False, False, False]
     assert not psutil.pid_exists(victim)
 
 
@@ -236,7 +236,7 @@ def test_stopped_worker_is_found_within_its_deadline(pool):
     start = time.monotonic()
     step = env.step(actions_of(0))
     assert 1.9 < time.monotonic() - start < 3
-    assert step.log["fault"].tolist() == [False, False, True, True, True]
+    assert step.fault.tolist() == [False, False, True, True, True]
     env.reset(step.done)
     assert env.step(actions_of(1)).valid[step.done].any()
 
@@ -265,7 +265,7 @@ def test_exception_comes_across_as_text_and_only_its_worker_is_remade(pool, conf
     obs = env.reset(init=[4, 0, 1, 2, 3])
     plain.reset(init=[5, 0, 1, 2, 3])
     step, reference = env.step(actions_of(0)), plain.step(actions_of(0))
-    assert step.log["fault"].tolist() == [True, True, False, False, False]
+    assert step.fault.tolist() == [True, True, False, False, False]
     assert torch.equal(step.obs.proprio[:2], obs.proprio[:2])
     assert_rows_equal(step, reference, slice(2, 5))
     assert pids(env) == before  # the process lives on
@@ -281,7 +281,7 @@ def test_exception_comes_across_as_text_and_only_its_worker_is_remade(pool, conf
 def test_a_question_on_stdin_is_an_error_and_no_wait(pool):
     env = pool(bad_init=4, how="input", num_envs=2)
     env.reset(init=[4, 1])
-    assert env.step(actions_of(0, num_envs=2)).log["fault"].tolist() == [True, False]
+    assert env.step(actions_of(0, num_envs=2)).fault.tolist() == [True, False]
 
 
 def test_user_errors_keep_their_class_and_words(pool):
@@ -296,7 +296,7 @@ def test_user_errors_keep_their_class_and_words(pool):
     env.reset()
     with pytest.raises(UserError, match="NaN"):
         env.step(torch.full((5, 4, 1), torch.nan))
-    assert not env.step(actions_of(0)).log["fault"].any()
+    assert not env.step(actions_of(0)).fault.any()
 
 
 SCRIPT = """

@@ -5,8 +5,9 @@ import torch
 
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import randn
+from embodyrl.rollouts.evaluation import evaluate
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
-from embodyrl.training.evaluate import evaluate, first_inits
+from embodyrl.training.evaluate import first_inits
 from embodyrl.types import ActionSample
 
 GAP = slice(18, 21)

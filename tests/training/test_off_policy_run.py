@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.test_runner import TIMES, assert_equal, forget_after
 
 from embodyrl.config import resolve
 from embodyrl.errors import UserError
@@ -16,6 +15,7 @@ from embodyrl.storage.loggers import read_metrics
 from embodyrl.training.evaluate import evaluate_checkpoint
 from embodyrl.training.run_folder import finished
 from embodyrl.training.runner import train
+from tests.training.test_runner import TIMES, assert_equal, forget_after
 
 SECTIONS = {
     "env": {"name": "gymnasium", "id": "Pendulum-v1", "num_envs": 2, "max_episode_steps": 15},
@@ -82,18 +82,19 @@ def test_episodes_go_on_from_one_rollout_to_the_next():
 
     generator = torch.Generator().manual_seed(0)
     batches = [
-        collect_transitions(player, act, 3, inits=torch.arange(9), generator=generator)
+        collect_transitions(player.ongoing_episodes(), act, 3, generator=generator)
         for _ in range(2)
     ]
-    first, second = batches
+    first, second = (batch.chunks for batch in batches)
     assert torch.equal(seen[3], first.next_obs.proprio[-2:])  # chunk 4 starts where chunk 3 ended
     assert first.valid.all() and not first.truncated.any()
     assert second.truncated.tolist() == [True, True, False, False, False, False]
     assert second.valid.sum(1).tolist() == [2, 2, 3, 3, 3, 3]
-    assert [e.length for e in player.take_episodes()] == [11, 11] and player.take_episodes() == []
+    assert [[e.length for e in batch.episodes] for batch in batches] == [[], [11, 11]]
     assert not torch.equal(
         second.next_obs.proprio[:2], second.obs.proprio[2:4]
     )  # the end of one, the start of another
-    player.fresh = True
-    collect_transitions(player, act, 1, inits=torch.arange(9), generator=generator)
+    player.restart_episodes()
+    player.begin(0)
+    collect_transitions(player.ongoing_episodes(), act, 1, generator=generator)
     assert torch.equal(seen[6], seen[0])

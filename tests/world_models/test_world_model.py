@@ -394,7 +394,7 @@ def test_a_reflector_judges_the_frames_in_place_of_the_head(folder, window) -> N
     first = env.reset(init=[0, 1, 2, 3]).images["front"]
     steps = [env.step(torch.ones(4, 3, 2)) for _ in range(3)]
     assert not steps[0].done.any()
-    assert steps[1].log["fault"].tolist() == [
+    assert steps[1].fault.tolist() == [
         False,
         False,
         True,
@@ -415,7 +415,7 @@ def test_a_dream_that_breaks_is_masked_and_leaves_the_others_alone(folder) -> No
     env._dream.context = env._dream.context.clone()  # all three frames of a fresh dream are one
     env._dream.context[1] = float("nan")
     step = env.step(torch.zeros(3, 3, 2))
-    assert step.log["fault"].tolist() == [False, True, False] and step.truncated.tolist() == [
+    assert step.fault.tolist() == [False, True, False] and step.truncated.tolist() == [
         False,
         True,
         False,
@@ -562,7 +562,7 @@ def test_a_dream_whose_two_draws_differ_too_much_has_failed(drawn) -> None:
     step = doubtful.step(actions)
     assert step.log["doubt"].all() and step.terminated.all() and step.valid.all()
     assert not step.success.any() and not step.truncated.any() and not step.reward.any()
-    assert not step.log["fault"].any()  # it is no broken simulator, which would stop a run
+    assert not step.fault.any()  # it is no broken simulator, which would stop a run
 
 
 def test_it_goes_on_with_new_data_and_the_codec_it_has(

@@ -134,7 +134,7 @@ class VLA(FlowPolicy):
     """Parts that an initial checkpoint may lack."""
 
     def __init__(self, config: VLAConfig, spec: EnvSpec) -> None:
-        super().__init__(config, spec)
+        super().__init__(config, spec, config.eta, config.trained_steps)
         if not config.pretrained:
             raise UserError(
                 f"policy.name={config.name} needs policy.pretrained: a LeRobot checkpoint (a "

@@ -304,14 +304,6 @@ class TokenVLA(ActorCritic):
         self.normalize_proprio.fit(proprio)
         self.normalize_action.fit(actions)
 
-    def velocity(self, *_: Any) -> Tensor:
-        """There is none."""
-        raise UserError(
-            "token_vla says its actions in words and has no flow; sft, ppo and grpo can train it."
-        )
-
-    step_inputs = velocity
-
 
 def _choose(logits: Tensor, uniform: Tensor, mode: Mode) -> Tensor:
     """Words (N, L): the most likely, or drawn by inverting the distribution function at ``uniform`` (N, L)."""

@@ -43,7 +43,8 @@ class CheckpointPolicy:
         _, meta = checkpoint.load(checkpoint.find(path))
         self.spec = checkpoint.spec_from_json(meta["spec"])
         self.device = pick_device(device)
-        self.policy = make_policy(self.config.policy, self.spec, 0, self.device).eval()
+        self.policy: Any = make_policy(self.config.policy, self.spec, 0, self.device)
+        self.policy.eval()
         checkpoint.load_policy(path, self.policy, self.spec)
         self._generator = torch.Generator().manual_seed(seed)
         self.metadata: dict[str, Any] = {

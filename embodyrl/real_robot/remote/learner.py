@@ -20,13 +20,14 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
 from embodyrl import registry
+from embodyrl.algorithm import Algorithm
 from embodyrl.config import Config, to_dict
 from embodyrl.distributed.wire import from_bytes, to_bytes
 from embodyrl.errors import UserError
 from embodyrl.real_robot.policy_link.server import admit, refuse_strangers
-from embodyrl.rollouts.batches import Episode, Transitions
+from embodyrl.rollouts.batches import TransitionBatch
+from embodyrl.rollouts.evaluation import Evaluation
 from embodyrl.storage import checkpoint
-from embodyrl.training.evaluate import Evaluation
 from embodyrl.types import EnvSpec
 
 PORT = 8001
@@ -52,7 +53,7 @@ class RemoteActor:
     def __init__(
         self, config: Config, host: str = "127.0.0.1", port: int = PORT, token: str = ""
     ) -> None:
-        if registry.load("algorithms", config.algorithm.name).source != "transitions":
+        if not registry.load("algorithms", config.algorithm.name).continues_episodes:
             raise UserError(
                 f"{config.algorithm.name} learns from its own latest rollouts alone, but an actor "
                 "elsewhere plays with weights that are some chunks old. Use sac_flow, rlpd or "
@@ -61,13 +62,12 @@ class RemoteActor:
         refuse_strangers(host, token)
         self.config = config
         self.restarts = -1
-        self.fresh = True
         self._news = threading.Condition()
         self._spec: EnvSpec | None = None
-        self._chunks: list[Transitions] = []
-        self._episodes: list[Episode] = []
+        self._played: list[TransitionBatch] = []
         self._weights: dict[str, Any] = {}
-        self._version = self._collected = 0
+        self._acting: dict[str, Any] = {}
+        self._version = 0
         self._job: dict[str, Any] | None = None
         self._evaluation: Evaluation | None = None
         self._busy = self._closed = False
@@ -98,13 +98,13 @@ class RemoteActor:
 
     def collect(
         self,
-        algorithm: Any,
+        algorithm: Algorithm,
         iteration: int,
         *,
         generator: torch.Generator,
         device: torch.device,
         between: Callable[[], None],
-    ) -> Transitions:
+    ) -> TransitionBatch:
         """All chunks that came since the last call, at least ``num_chunks`` of them.
 
         Args:
@@ -116,23 +116,19 @@ class RemoteActor:
         """
         self._publish(algorithm)
         with self._news:
-            while len(self._chunks) < algorithm.config.num_chunks:
+            while len(self._played) < algorithm.config.num_chunks:
                 self._news.wait(0.1)
                 between()
-            chunks = self._chunks
-            self._chunks = []
+            played = self._played
+            self._played = []
             self._news.notify_all()
-        return Transitions.cat(chunks).to(device)
+        return TransitionBatch.merge(played).to(device)
 
-    def take_episodes(self) -> list[Episode]:
-        """Those that ended since the last call."""
-        with self._news:
-            episodes = self._episodes
-            self._episodes = []
-        return episodes
+    def restart_episodes(self) -> None:
+        """See ``Rollouts``; a robot's episodes go on."""
 
     def evaluate(
-        self, algorithm: Any, inits: list[int], seed: int, between: Callable[[], None]
+        self, algorithm: Algorithm, inits: list[int], seed: int, between: Callable[[], None]
     ) -> Evaluation:
         """See ``training.evaluate.evaluate``; the actor's robot plays."""
         self._publish(algorithm)
@@ -154,12 +150,12 @@ class RemoteActor:
             self._news.wait_for(lambda: not self._busy, timeout=5.0)
         self._server.shutdown()
 
-    def _publish(self, algorithm: Any) -> None:
+    def _publish(self, algorithm: Algorithm) -> None:
         weights = {k: v.detach().cpu().clone() for k, v in algorithm.result.state_dict().items()}
         with self._news:
             self._weights = weights
             self._version = self._version + 1
-            self._collected = algorithm.collected
+            self._acting = algorithm.acting_state()
             self._news.notify_all()
 
     def _talk(self, connection: ServerConnection) -> None:
@@ -210,12 +206,12 @@ class RemoteActor:
             self._news.wait_for(
                 lambda: (
                     self._closed
-                    or (self._version and (self._job is not None or len(self._chunks) < most))
+                    or (self._version and (self._job is not None or len(self._played) < most))
                 )
             )
             if self._closed:
                 return {"do": "end"}, version
-            answer: dict[str, Any] = {"do": "play", "collected": self._collected}
+            answer: dict[str, Any] = {"do": "play", "acting": self._acting}
             if self._job is not None and self._evaluation is None:
                 answer |= {"do": "evaluate", **self._job}
             if version != self._version:
@@ -226,7 +222,6 @@ class RemoteActor:
         with self._news:
             if "evaluation" in message:
                 self._evaluation = Evaluation(message["evaluation"], {}, message["faults"])
-            elif len(message["chunks"]):
-                self._chunks.append(message["chunks"])
-                self._episodes += message["episodes"]
+            elif len(message["played"].chunks):
+                self._played.append(message["played"])
             self._news.notify_all()

@@ -9,15 +9,16 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 from websockets.sync.client import ClientConnection, connect
 
+from embodyrl import registry
 from embodyrl.build import pick_device
 from embodyrl.config import resolve
 from embodyrl.distributed.wire import from_bytes, to_bytes
 from embodyrl.errors import UserError
 from embodyrl.real_robot.remote.learner import MAX_BYTES
 from embodyrl.rollouts.collect import Player, collect_transitions
-from embodyrl.rollouts.seeding import draw_inits, seeded
+from embodyrl.rollouts.evaluation import evaluate
+from embodyrl.rollouts.seeding import seeded
 from embodyrl.storage import checkpoint
-from embodyrl.training.evaluate import evaluate
 from embodyrl.training.setup import Envs, build_algorithm
 
 GONE = 1  # s until a learner that does not answer is not waited for
@@ -60,8 +61,8 @@ def act(
             ) from error
         sent["run"] |= {"init_checkpoint": "", "device": device, "workers": 1}
         config = resolve(sent, overrides or [])
-        if hasattr(config.algorithm, "capacity"):  # the learner remembers
-            config = replace(config, algorithm=replace(config.algorithm, capacity=1))
+        cls = registry.load("algorithms", config.algorithm.name)
+        config = replace(config, algorithm=cls.worker_config(config.algorithm, 1))
         envs = Envs(config)
         opened.callback(envs.close)
         try:
@@ -75,8 +76,8 @@ def act(
 
 def _serve(connection: ClientConnection, config: Any, envs: Envs) -> int:
     target = pick_device(config.run.device)
-    algorithm = build_algorithm(config, envs, target)
-    player = Player(envs.train, target)
+    algorithm: Any = build_algorithm(config, envs, target)  # off-policy: it has ``act``
+    player = Player(envs.train, config.run.seed, target)
     played = 0
     has_weights = False
     while True:
@@ -88,18 +89,22 @@ def _serve(connection: ClientConnection, config: Any, envs: Envs) -> int:
             has_weights = True
         if not has_weights:
             raise UserError("The learner sent no weights.")
-        algorithm.collected = told["collected"]
+        algorithm.load_acting_state(told["acting"])
         if told["do"] == "evaluate":
             result = evaluate(
                 envs.eval, algorithm.result, told["inits"], seed=told["seed"], device=target
             )
             connection.send(to_bytes({"evaluation": result.episodes, "faults": result.faults}))
-            player.fresh = True
+            player.restart_episodes()
             continue
-        inits = draw_inits(envs.train, 1, config.run.seed, played)
-        generator = seeded(config.run.seed, played)
-        chunks = collect_transitions(player, algorithm.act, 1, inits=inits, generator=generator)
-        connection.send(to_bytes({"chunks": chunks.to("cpu"), "episodes": player.take_episodes()}))
+        player.begin(played)
+        batch = collect_transitions(
+            player.ongoing_episodes(),
+            algorithm.act,
+            1,
+            generator=seeded(config.run.seed, played),
+        )
+        connection.send(to_bytes({"played": batch.to("cpu")}))
         played += 1
 
 

@@ -2,7 +2,7 @@
 
 Each worker hosts a VecEnv of N / num_workers envs; a chunk is one message to each. A worker that
 dies or hangs past its deadline costs one masked chunk: its envs come back truncated with nothing
-valid and ``log["fault"]`` set, a new process starts while the others go on untouched, and the
+valid and ``fault`` set, a new process starts while the others go on untouched, and the
 caller resets those envs like any that ended.
 """
 
@@ -179,25 +179,26 @@ class PooledVecEnv:
                 good[worker.low : worker.high] = True
                 self._instruction[worker.low : worker.high] = reply["instruction"]
         good &= started
-        fault = started & ~good
-        flags = {name: self._read(name) & good for name in ("terminated", "truncated", "success")}
-        flags["truncated"] |= fault
+        lost = started & ~good
+        names = ("terminated", "truncated", "success", "fault")
+        flags = {name: self._read(name) & good for name in names}
+        flags["truncated"] |= lost
+        flags["fault"] |= lost
         reward = torch.where(good[:, None], self._read("reward")[:, :horizon], 0.0)
         valid = self._read("valid")[:, :horizon] & good[:, None]
         self._last_obs = self._observe(good)
         self._running = started & ~(flags["terminated"] | flags["truncated"])
         log = self._merge_logs(replies, good) | {"steps": valid.sum(1)}
-        log["fault"] = log.get("fault", torch.zeros(n, dtype=torch.bool)).bool() | fault
-        self._running &= ~log["fault"]
+        self._running &= ~flags["fault"]
         for worker, reply in replies.items():
             if isinstance(reply, WorkerFault):
                 self._count_fault(worker, reply)
-            elif (log["fault"] & good)[worker.low : worker.high].any():
+            elif (flags["fault"] & good)[worker.low : worker.high].any():
                 self._count_fault(
                     worker, WorkerFault("The simulation itself broke (an error, NaN or infinity).")
                 )
         step = Step(self._last_obs, reward, valid=valid, log=log, **flags)
-        return _to_device(step, self.device)
+        return step.to(self.device)
 
     def _read(self, name: str) -> Tensor:
         return torch.from_numpy(self._arrays[name].copy())
@@ -315,13 +316,3 @@ class PooledExpert:
                 reply, WorkerFault
             ):  # its envs are found broken, and counted, at the next step
                 worker.kill()
-
-
-def _to_device(step: Step, device: torch.device) -> Step:
-    if device.type == "cpu":
-        return step
-    names = ("reward", "terminated", "truncated", "valid", "success")
-    log = {key: value.to(device) for key, value in step.log.items()}
-    return dataclasses.replace(
-        step, log=log, **{name: getattr(step, name).to(device) for name in names}
-    )

@@ -52,7 +52,7 @@ def block_layout(spec: EnvSpec, horizon: int) -> Layout:
         "reward": ("float32", (n, horizon)),
     }
     layout |= {"valid": ("bool", (n, horizon))} | {
-        k: ("bool", (n,)) for k in ("terminated", "truncated", "success")
+        k: ("bool", (n,)) for k in ("terminated", "truncated", "success", "fault")
     }
     return layout
 
@@ -199,7 +199,7 @@ class _Host:
         horizon = step.reward.shape[1]
         for name in ("reward", "valid"):
             self.arrays[name][self.rows, :horizon] = getattr(step, name).cpu().numpy()
-        for name in ("terminated", "truncated", "success"):
+        for name in ("terminated", "truncated", "success", "fault"):
             self.arrays[name][self.rows] = getattr(step, name).cpu().numpy()
         log = {k: [str(v.dtype).removeprefix("torch."), v.tolist()] for k, v in step.log.items()}
         return {"instruction": step.obs.instruction, "log": log}

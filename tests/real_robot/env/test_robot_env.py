@@ -21,11 +21,12 @@ from embodyrl.real_robot.control.transports import RealClock
 from embodyrl.real_robot.env.robot_env import Config, RobotEnv
 from embodyrl.real_robot.logs.mcap_log import read
 from embodyrl.real_robot.operator import OperatorPage
-from embodyrl.rollouts.collect import Player, collect_transitions
+from embodyrl.rollouts.collect import collect_transitions
+from embodyrl.rollouts.episodes import start_episodes
+from embodyrl.rollouts.evaluation import evaluate
 from embodyrl.sims.mujoco.config import Config as TaskConfig
 from embodyrl.storage import checkpoint
 from embodyrl.storage.loggers import read_metrics
-from embodyrl.training.evaluate import evaluate
 from embodyrl.training.runner import train
 from embodyrl.types import ActionSample, Obs, Step
 
@@ -111,10 +112,7 @@ def test_a_reflex_masks_the_chunk_and_the_next_episode_is_whole(env: RobotEnv) -
     twin.reflex = "cartesian_reflex"
     step = env.step(torch.full((1, 5, 4), 0.5))
     assert (
-        bool(step.truncated)
-        and not step.valid.any()
-        and bool(step.log["fault"])
-        and not step.reward.any()
+        bool(step.truncated) and not step.valid.any() and bool(step.fault) and not step.reward.any()
     )
     twin.reflex = ""
     env.reset(init=[0])
@@ -140,7 +138,7 @@ def test_an_arm_that_is_driven_against_the_table_has_failed_and_is_not_broken() 
     assert (
         bool(last.terminated)
         and not bool(last.success)
-        and not bool(last.log["fault"])
+        and not bool(last.fault)
         and not last.reward.any()
     )
     assert last.valid[0, 0] and not last.valid.all()
@@ -233,35 +231,34 @@ def test_a_person_labels_holds_and_stops() -> None:
             in [f"{e.before} -> {e.after}: {e.reason}" for e in pilot.events][1:]
         )
         step = says("estop")
-        assert bool(step.log["fault"]) and not step.valid.any()
+        assert bool(step.fault) and not step.valid.any()
     env.close()
 
 
 def test_a_person_takes_over_and_what_they_did_is_what_counts(tmp_path: Path) -> None:
     env = RobotEnv(Config(**STATES, log=str(tmp_path), corrector=7))
-    player, still = Player(env), torch.zeros(1, 5, 4)
+    stream, still = start_episodes(env, range(9)), torch.zeros(1, 5, 4)
     generator = torch.Generator()
 
     def act(obs: Obs, _: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         return still, still
 
-    inits = torch.arange(4)
-    chunks = collect_transitions(player, act, 2, inits=inits, generator=generator)
+    chunks = collect_transitions(stream, act, 2, generator=generator).chunks
     assert chunks.human is not None and chunks.human.tolist() == [False, True]
     assert (
         not chunks.choice[0].any() and not chunks.choice[1, :2].any()
     )  # the seventh action was still the policy's
     assert chunks.choice[1, 2:][chunks.valid[1, 2:]].abs().amax(-1).min() > 0.2
-    while not player.take_episodes():
-        chunks = collect_transitions(player, act, 1, inits=inits, generator=generator)
+    ended = []
+    while not ended:
+        batch = collect_transitions(stream, act, 1, generator=generator)
+        chunks, ended = batch.chunks, batch.episodes
     assert bool(chunks.terminated[-1]) and chunks.reward.sum() == 1.0  # they solved it
     # An algorithm whose choice is no action (DSRL chooses noise) cannot have chosen what a person
     # did.
-    player.fresh = True
+    stream = start_episodes(env, range(9))
     noise = torch.ones(1, 5, 4)
-    kept = collect_transitions(
-        player, lambda *_: (still, noise), 2, inits=inits, generator=generator
-    )
+    kept = collect_transitions(stream, lambda *_: (still, noise), 2, generator=generator).chunks
     assert len(kept) == 1 and kept.choice.eq(1.0).all()
     env.close()
     log = read(tmp_path / "episode_000000.mcap")

@@ -17,7 +17,7 @@ from embodyrl.distributed.wire import from_bytes, to_bytes
 from embodyrl.errors import UserError
 from embodyrl.real_robot.remote.learner import RemoteActor
 from embodyrl.real_robot.remote.remote_actor import act
-from embodyrl.rollouts.batches import Transitions
+from embodyrl.rollouts.batches import TransitionBatch
 from embodyrl.storage.loggers import read_metrics
 from embodyrl.training.runner import train
 from embodyrl.types import Obs
@@ -67,12 +67,12 @@ class Noting(RemoteActor):
         self.human: list[bool] = []
         self.weights: list[dict[str, torch.Tensor]] = []
 
-    def collect(self, *args: Any, **options: Any) -> Transitions:
-        chunks = super().collect(*args, **options)
-        assert chunks.human is not None
-        self.human += chunks.human.tolist()
+    def collect(self, *args: Any, **options: Any) -> TransitionBatch:
+        batch = super().collect(*args, **options)
+        assert batch.chunks.human is not None
+        self.human += batch.chunks.human.tolist()
         self.weights.append(self._weights)
-        return chunks
+        return batch
 
 
 def test_a_learner_learns_from_what_an_actor_plays_and_the_actor_plays_what_was_learned(

@@ -169,7 +169,7 @@ def test_an_ensemble_doubts_what_no_data_say(tmp_path, monkeypatch) -> None:
         and step.valid.all()
         and not step.success.any()
     )
-    assert not step.log["fault"].any() and len(WorldModel.load(path).state.members) == 3
+    assert not step.fault.any() and len(WorldModel.load(path).state.members) == 3
 
 
 def test_trained_with_noise_it_leads_a_dream_back(tmp_path, monkeypatch) -> None:

@@ -25,20 +25,19 @@ import torch
 from torch import Tensor
 
 from embodyrl import registry
-from embodyrl.algorithms.grpo import GroupBatch
+from embodyrl.algorithm import Algorithm
 from embodyrl.build import pick_device
 from embodyrl.config import Config
 from embodyrl.errors import UserError
-from embodyrl.rollouts.batches import Episode, EpisodeBatch, RolloutBatch, Transitions
-from embodyrl.rollouts.collect import InProcess
+from embodyrl.rollouts.collect import Player
 from embodyrl.rollouts.seeding import seeded
 from embodyrl.training.setup import Envs, build_algorithm
-from embodyrl.types import DenoisingTrace, EnvSpec, Obs, TensorData
+from embodyrl.types import EnvSpec
 
 State = dict[str, Any]
 Between = Callable[[], None]
-# beside the weights: chunks so far, for algorithms that act otherwise while they warm up
-COLLECTED = "collected"
+ACTING = "acting/"
+"""Prefix of what an algorithm needs for acting beside the policy's weights."""
 
 
 @dataclasses.dataclass
@@ -46,15 +45,13 @@ class Piece:
     """What one shard played.
 
     Attributes:
-        batch: a ``RolloutBatch`` or ``GroupBatch``, on the CPU.
+        batch: what the algorithm's ``collect`` gave, on the CPU.
         generator: the state of its noise's generator afterwards.
-        episodes: that ended meanwhile, where the batch does not hold them (``Transitions``).
         player: the process that played it; empty for this one.
     """
 
     batch: Any
     generator: Tensor
-    episodes: list[Episode] = dataclasses.field(default_factory=list)
     player: str = ""
 
 
@@ -86,47 +83,36 @@ class Pool(Protocol):
         ...
 
 
-def share(config: Config, shard: int) -> Config:
+def shard_config(config: Config, shard: int) -> Config:
     """The config of one of ``run.workers`` shards.
 
     Raises:
         UserError: envs or episodes cannot be dealt out evenly.
     """
     count = config.run.workers
-    envs = config.env.num_envs
-    algorithm = config.algorithm
-    if count < 1 or envs % count:
+    num_envs = config.env.num_envs
+    if count < 1 or num_envs % count:
         raise UserError(
-            f"run.workers={count} cannot share env.num_envs={envs} evenly. Change one of them."
+            f"run.workers={count} cannot share env.num_envs={num_envs} evenly. Change one of them."
         )
-    each = envs // count
+    each = num_envs // count
     env = dataclasses.replace(config.env, num_envs=each, seed=config.env.seed + shard * each)
-    if episodes := getattr(algorithm, "num_episodes", 0):
-        if episodes % (count * algorithm.group_size):
-            raise UserError(
-                f"algorithm.num_episodes={episodes} cannot be shared by run.workers={count} in "
-                f"whole groups of {algorithm.group_size}. Make it a multiple of "
-                f"{count * algorithm.group_size}."
-            )
-        algorithm = dataclasses.replace(algorithm, num_episodes=episodes // count)
-    if hasattr(algorithm, "capacity"):
-        algorithm = dataclasses.replace(
-            algorithm, capacity=1
-        )  # the learner alone has a replay buffer
+    algorithm = registry.load("algorithms", config.algorithm.name)
+    settings = algorithm.worker_config(config.algorithm, count)
     run = dataclasses.replace(config.run, init_checkpoint="")  # the learner sends weights
-    return dataclasses.replace(config, env=env, algorithm=algorithm, run=run)
+    return dataclasses.replace(config, env=env, algorithm=settings, run=run)
 
 
 class Shard:
     """Envs and a replica of the policy."""
 
     def __init__(self, config: Config, shard: int, device: torch.device) -> None:
-        self.config = share(config, shard)
+        self.config = shard_config(config, shard)
         self.shard = shard
         self.device = device
         self.envs = Envs(self.config)
-        self._algorithm: Any = None
-        self._player: InProcess | None = None
+        self._algorithm: Algorithm | None = None
+        self._player: Player | None = None
         self._next = 0
 
     @property
@@ -141,33 +127,36 @@ class Shard:
 
     def load(self, weights: State) -> None:
         """Takes weights, at first all of them."""
-        fresh = not self.has_weights
-        if fresh:
+        fresh = self._algorithm is None
+        if self._algorithm is None:
             self._algorithm = build_algorithm(self.config, self.envs, self.device)
-        policy = {name: value for name, value in weights.items() if name != COLLECTED}
+        policy = {name: value for name, value in weights.items() if not name.startswith(ACTING)}
+        acting = {name: value for name, value in weights.items() if name.startswith(ACTING)}
         self._algorithm.policy.load_state_dict(policy, strict=fresh)
-        if COLLECTED in weights:
-            self._algorithm.collected = int(weights[COLLECTED])
+        self._algorithm.load_acting_state(
+            {name.removeprefix(ACTING): value for name, value in acting.items()}
+        )
 
-    def act_for(self, algorithm: Any) -> None:
-        """Plays with the policy of ``algorithm`` itself from now on, not a replica, and only this shard's share."""
+    def act_for(self, algorithm: Algorithm) -> None:
+        """Plays this shard's share with the policy of ``algorithm`` itself, not a replica."""
         self._algorithm = copy.copy(algorithm)
         self._algorithm.config = self.config.algorithm
 
     def play(self, iteration: int, between: Between = lambda: None) -> Piece:
-        """One iteration's rollout; ``between`` is called before every chunk, and may raise to give it up."""
+        """One iteration's rollout; ``between`` may raise to give it up."""
         run = self.config.run
         if self._player is None:
-            self._player = InProcess(self.envs.train, run.seed, self.device, self.shard)
-        # As the plain loop: episodes begin anew after a checkpoint, so that a run which goes on
+            self._player = Player(self.envs.train, run.seed, self.device, self.shard)
+        # As in the plain loop, episodes begin anew after a checkpoint, so that a run which goes on
         # from it does the same.
-        self._player.fresh |= iteration == run.last_pause(iteration) or iteration != self._next
+        if iteration == run.last_pause(iteration) or iteration != self._next:
+            self._player.restart_episodes()
         self._next = iteration + 1
         generator = seeded(run.seed, iteration, self.shard)
         batch = self._player.collect(
-            self._algorithm, iteration, generator=generator, device=self.device, between=between
+            self._algorithm, iteration, generator=generator, between=between
         )
-        return Piece(moved(batch, "cpu"), generator.get_state(), self._player.take_episodes())
+        return Piece(batch.to("cpu"), generator.get_state())
 
 
 class LocalPool:
@@ -220,7 +209,7 @@ class LocalPool:
             shard.envs.close()
 
 
-class Rollouts:
+class ShardedRollouts:
     """The rollouts of all shards, with weights that are ``run.max_lag`` updates old."""
 
     def __init__(self, config: Config, pool: Pool) -> None:
@@ -229,28 +218,23 @@ class Rollouts:
         self.spec = pool.spec
         self._first: int | None = None
         self._jobs: dict[int, list[Any]] = {}
-        self._episodes: list[Episode] = []
 
     def collect(
         self,
-        algorithm: Any,
+        algorithm: Algorithm,
         iteration: int,
         *,
         generator: torch.Generator,
         device: torch.device,
         between: Between,
     ) -> Any:
-        """What the algorithm learns from in this iteration; ``generator`` goes on where the first shard's stopped.
+        """See ``Rollouts``; ``generator`` goes on where the first shard's stopped.
 
-        Args:
-            algorithm: after the updates before ``iteration``.
-            iteration: the next one after that of the last call.
-            generator: of the update.
-            device: where the result goes.
-            between: called while waiting; may raise.
+        Iterations must follow one another.
         """
         if self._first is None:
             self._first = iteration
+        # Ask for all iterations that are to be played with these weights.
         last = min(iteration + self.config.run.max_lag, self.config.run.iterations - 1)
         if new := [j for j in range(iteration, last + 1) if self._weights_of(j) == iteration]:
             weights = self.pool.publish(*_split(algorithm))
@@ -258,16 +242,13 @@ class Rollouts:
                 self._jobs[j] = [
                     self.pool.submit(k, weights, j) for k in range(self.config.run.workers)
                 ]
+        # Wait for this one.
         pieces = [self.pool.wait(job, between) for job in self._jobs.pop(iteration)]
         generator.set_state(pieces[0].generator)
-        self._episodes += [episode for piece in pieces for episode in piece.episodes]
-        return moved(merge([piece.batch for piece in pieces]), device)
+        return merge([piece.batch for piece in pieces]).to(device)
 
-    def take_episodes(self) -> list[Episode]:
-        """The episodes that ended since the last call, where the batches do not hold them."""
-        episodes = self._episodes
-        self._episodes = []
-        return episodes
+    def restart_episodes(self) -> None:
+        """See ``Rollouts``; the shards know by themselves when a checkpoint is due."""
 
     @property
     def restarts(self) -> int:
@@ -284,7 +265,7 @@ class Rollouts:
         self.pool.close()
 
 
-def check(config: Config) -> None:
+def check_sharing(config: Config) -> None:
     """Refuses what cannot be played in shards.
 
     Raises:
@@ -293,78 +274,36 @@ def check(config: Config) -> None:
     """
     name = config.algorithm.name
     run = config.run
-    source = registry.load("algorithms", name).source
-    if source == "demos":
+    algorithm = registry.load("algorithms", name)
+    if not algorithm.plays:
         raise UserError(f"{name} has no rollouts to share among workers. Leave run.workers at 1.")
-    if (
-        run.max_lag
-        and source != "transitions"
-        and not getattr(config.algorithm, "behaviour_cap", 0.0)
-    ):
+    if run.max_lag and not algorithm.tolerates_lag(config.algorithm):
         raise UserError(
             f"run.max_lag={run.max_lag} lets {name} learn from rollouts of older weights, which it "
             "would take for the current ones. Set algorithm.behaviour_cap=5 (ppo and grpo have "
             "it), or run.max_lag=0."
         )
-    share(config, 0)
+    shard_config(config, 0)
 
 
-def local_rollouts(config: Config) -> Rollouts:
+def local_rollouts(config: Config) -> ShardedRollouts:
     """Shards in this process."""
-    check(config)
-    return Rollouts(config, LocalPool(config))
+    check_sharing(config)
+    return ShardedRollouts(config, LocalPool(config))
 
 
-def _split(algorithm: Any) -> tuple[State, State]:
+def merge(batches: list[Any]) -> Any:
+    """The batch of all shards."""
+    return batches[0] if len(batches) == 1 else type(batches[0]).merge(batches)
+
+
+def _split(algorithm: Algorithm) -> tuple[State, State]:
     """What a replica acts with: weights that no update changes, and everything else."""
-    frozen = {
-        k
-        for k, p in algorithm.result.named_parameters(remove_duplicate=False)
-        if not p.requires_grad
-    }
+    parameters = algorithm.result.named_parameters(remove_duplicate=False)
+    frozen = {name for name, p in parameters if not p.requires_grad}
     state = algorithm.policy.state_dict()
-    if algorithm.source == "transitions":
-        state[COLLECTED] = torch.tensor(algorithm.collected)
-    return {k: v for k, v in state.items() if k in frozen}, {
-        k: v for k, v in state.items() if k not in frozen
-    }
-
-
-def moved(value: Any, device: torch.device | str) -> Any:
-    """A batch on another device."""
-    if isinstance(value, Tensor | TensorData):
-        return value.to(device)
-    if isinstance(value, RolloutBatch | EpisodeBatch | GroupBatch):
-        parts = {f.name: moved(getattr(value, f.name), device) for f in dataclasses.fields(value)}
-        return dataclasses.replace(value, **parts)
-    return value
-
-
-def merge(parts: list[Any]) -> Any:
-    """The batch of all shards: envs one shard after the other, or groups."""
-    if len(parts) == 1:
-        return parts[0]
-    if isinstance(parts[0], Transitions):
-        return Transitions.cat(parts)
-    if isinstance(parts[0], GroupBatch):
-        kept = EpisodeBatch.cat([p.kept for p in parts])
-        episodes = [e for p in parts for e in p.episodes]
-        return GroupBatch(
-            kept, episodes, sum(p.env_steps for p in parts), max(p.rounds for p in parts)
-        )
-    # Rows are in time-major order over all envs: (T, N1 + N2 + ...) flattened.
-    numbers = []
-    before = 0
-    for p in parts:
-        numbers.append(torch.arange(p.value.numel()).view(p.value.shape) + before)
-        before += p.value.numel()
-    rows = torch.cat(numbers, dim=1).flatten()
-    tensors = ("value", "next_value", "reward", "valid", "terminated", "truncated")
-    return RolloutBatch(
-        obs=Obs.cat([p.obs for p in parts])[rows],
-        trace=DenoisingTrace.cat([p.trace for p in parts])[rows],
-        logprob=torch.cat([p.logprob for p in parts])[rows],
-        **{name: torch.cat([getattr(p, name) for p in parts], dim=1) for name in tensors},
-        episodes=[e for p in parts for e in p.episodes],
-        env_steps=sum(p.env_steps for p in parts),
+    state |= {f"{ACTING}{name}": value for name, value in algorithm.acting_state().items()}
+    return (
+        {k: v for k, v in state.items() if k in frozen},
+        {k: v for k, v in state.items() if k not in frozen},
     )

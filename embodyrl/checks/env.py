@@ -1,21 +1,12 @@
-"""``check_env`` and ``check_policy``: does an implementation keep the promises that everything else relies on?"""
+"""``check_env``: does an env keep the promises that everything else relies on?"""
 
 from __future__ import annotations
 
 import torch
 
+from embodyrl.checks.error import CheckError, require
 from embodyrl.env import InvalidActionError, VecEnv
-from embodyrl.policy import Policy
 from embodyrl.types import EnvSpec, Obs, Step
-
-
-class CheckError(AssertionError):
-    """A promise of the API is not kept; the message says which, and where to look."""
-
-
-def _require(holds: bool, sentence: str) -> None:
-    if not holds:
-        raise CheckError(sentence)
 
 
 def check_env(env: VecEnv, *, horizon: int = 4, chunks: int = 3) -> None:
@@ -55,7 +46,7 @@ def check_env(env: VecEnv, *, horizon: int = 4, chunks: int = 3) -> None:
         check_step(step, spec, horizon)
     again = _run(env, actions, seed=3)
     for k, (a, b) in enumerate(zip(first, again, strict=True)):
-        _require(
+        require(
             _same(a, b),
             f"The same seed and actions gave another chunk {k}: an episode must repeat exactly.",
         )
@@ -67,11 +58,11 @@ def check_env(env: VecEnv, *, horizon: int = 4, chunks: int = 3) -> None:
     others[0] = False
     if n > 1 and others.any():
         after = env.reset([0], init=[_some_inits(spec)[0]])
-        _require(
+        require(
             torch.equal(after.proprio[others], step.obs.proprio[others]),
             "reset([0]) changed the observation of another env.",
         )
-        _require(
+        require(
             torch.equal(after.proprio[0], obs_before.proprio[0]),
             (
                 "reset(init=i) did not restore initial state i: the same number must always give "
@@ -84,16 +75,16 @@ def check_env(env: VecEnv, *, horizon: int = 4, chunks: int = 3) -> None:
     ended = torch.zeros(n, dtype=torch.bool, device=step.done.device)
     for _ in range(-(-spec.max_episode_steps // horizon)):
         step = env.step(actions[0])
-        _require(
+        require(
             not step.valid[ended].any(),
             "An env that had ended executed actions; it must stay masked until reset.",
         )
-        _require(
+        require(
             not step.done[ended].any(),
             "An env that had ended reported its end again; it must do so once.",
         )
         ended |= step.done
-    _require(
+    require(
         bool(ended.all()),
         f"Some env still runs after max_episode_steps={spec.max_episode_steps} actions.",
     )
@@ -102,43 +93,43 @@ def check_env(env: VecEnv, *, horizon: int = 4, chunks: int = 3) -> None:
 def check_obs(obs: Obs, spec: EnvSpec, where: str) -> None:
     """Shapes, types and finiteness of an observation against the spec."""
     n = spec.num_envs
-    _require(
+    require(
         set(obs.images) == set(spec.cameras),
         f"{where}: cameras {sorted(obs.images)}, spec says {sorted(spec.cameras)}.",
     )
     for name, (height, width) in spec.cameras.items():
         image = obs.images[name]
-        _require(
+        require(
             tuple(image.shape) == (n, height, width, 3) and image.dtype == torch.uint8,
             (
                 f"{where}: image {name!r} is {tuple(image.shape)} {image.dtype}, not "
                 f"{(n, height, width, 3)} uint8."
             ),
         )
-        _require(
+        require(
             bool((image.float().std(dim=(1, 2, 3)) > 0).all()),
             f"{where}: an image of camera {name!r} is one flat colour.",
         )
-    _require(
+    require(
         tuple(obs.proprio.shape) == (n, spec.proprio_dim) and obs.proprio.dtype == torch.float32,
         (
             f"{where}: proprio is {tuple(obs.proprio.shape)} {obs.proprio.dtype}, not "
             f"{(n, spec.proprio_dim)} float32."
         ),
     )
-    _require(bool(torch.isfinite(obs.proprio).all()), f"{where}: proprio is not finite.")
-    _require(
+    require(bool(torch.isfinite(obs.proprio).all()), f"{where}: proprio is not finite.")
+    require(
         len(obs.instruction) == n, f"{where}: {len(obs.instruction)} instructions for {n} envs."
     )
-    _require(all(obs.instruction), f"{where}: an instruction is empty.")
+    require(all(obs.instruction), f"{where}: an instruction is empty.")
     if spec.privileged_dim:
         privileged = obs.privileged
-        _require(
+        require(
             privileged is not None and tuple(privileged.shape) == (n, spec.privileged_dim),
             f"{where}: privileged is not (N, {spec.privileged_dim}) as the spec says.",
         )
         assert privileged is not None
-        _require(bool(torch.isfinite(privileged).all()), f"{where}: privileged is not finite.")
+        require(bool(torch.isfinite(privileged).all()), f"{where}: privileged is not finite.")
 
 
 def check_step(step: Step, spec: EnvSpec, horizon: int) -> None:
@@ -147,83 +138,27 @@ def check_step(step: Step, spec: EnvSpec, horizon: int) -> None:
     check_obs(step.obs, spec, "step")
     for name in ("reward", "valid"):
         shape = tuple(getattr(step, name).shape)
-        _require(shape == (n, horizon), f"step.{name} is {shape}, not {(n, horizon)}.")
-    for name in ("terminated", "truncated", "success"):
+        require(shape == (n, horizon), f"step.{name} is {shape}, not {(n, horizon)}.")
+    for name in ("terminated", "truncated", "success", "fault"):
         value = getattr(step, name)
-        _require(
+        require(
             tuple(value.shape) == (n,) and value.dtype == torch.bool,
             f"step.{name} is not ({n},) bool.",
         )
-    _require(bool(torch.isfinite(step.reward).all()), "step.reward is not finite.")
-    _require(
+    require(bool(torch.isfinite(step.reward).all()), "step.reward is not finite.")
+    require(
         not (step.terminated & step.truncated).any(),
         "An env was terminated and truncated at once; terminated wins.",
     )
-    _require(
+    require(
         bool((step.reward[~step.valid] == 0).all()),
         "step.reward is not zero where step.valid is False.",
     )
     running_after_gap = step.valid[:, 1:] & ~step.valid[:, :-1]
-    _require(
+    require(
         not running_after_gap.any(),
         "step.valid has a gap: once an env ended, later actions of the chunk are invalid.",
     )
-
-
-def check_policy(policy: Policy, obs: Obs, spec: EnvSpec, *, tolerance: float = 1e-3) -> None:
-    """Samples and scores on one observation; returns if all is well.
-
-    Args:
-        policy: to check.
-        obs: of the env that ``spec`` describes.
-        spec: what the policy was built for.
-        tolerance: allowed difference of a path's log-probability between ``sample`` and
-            ``evaluate``.
-
-    Raises:
-        CheckError: says in words which promise is broken.
-    """
-    n = len(obs)
-
-    def seeds() -> list[torch.Generator]:
-        return [torch.Generator().manual_seed(k) for k in range(n)]
-
-    noise_free = policy.sample(obs, generator=seeds(), mode="eval")
-    _require(
-        noise_free.actions.ndim == 3 and noise_free.actions.shape[::2] == (n, spec.action_dim),
-        "actions are not (N, H, A).",
-    )
-    _require(bool((noise_free.actions.abs() <= 1).all()), "actions leave [-1, 1].")
-    again = policy.sample(obs, generator=seeds(), mode="eval")
-    _require(
-        torch.equal(noise_free.actions, again.actions), "The same generators gave other actions."
-    )
-    sample = policy.sample(obs, generator=seeds(), mode="train")
-    if sample.trace is None or sample.logprob is None:
-        raise CheckError("sample(mode='train') returned no trace or no logprob.")
-    _require(
-        sample.trace.x.shape[0] == n
-        and all(
-            x >= a for x, a in zip(sample.trace.x.shape[2:], sample.actions.shape[1:], strict=True)
-        ),
-        (
-            "trace.x is not (N, K+1, H, A), nor larger in H and A (what lies beyond the actions is "
-            "not executed)."
-        ),
-    )
-    scored = policy.evaluate(obs, sample.trace)
-    gap = float((scored.logprob - sample.logprob).abs().max().detach())
-    _require(
-        gap <= tolerance,
-        (
-            f"evaluate's log-probability differs from sample's by {gap:.2g}: the first ratio would "
-            "not be 1."
-        ),
-    )
-    _require(scored.logprob.requires_grad, "evaluate's logprob carries no gradient.")
-    alone = policy.sample(obs[:1], generator=seeds()[:1], mode="eval")
-    gap = float((alone.actions[0] - noise_free.actions[0]).abs().max())
-    _require(gap <= 1e-4, f"A row's actions depend on the other rows of the batch (by {gap:.2g}).")
 
 
 def _some_inits(spec: EnvSpec) -> list[int]:

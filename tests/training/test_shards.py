@@ -6,14 +6,13 @@ import pytest
 import torch
 from scale_runs import DSRL, FPO, GRPO, PPO, SAC, assert_same, make, rows
 
-from embodyrl.algorithms.grpo import GroupBatch
 from embodyrl.config import Config
-from embodyrl.distributed.shards import Shard, local_rollouts, merge, share
 from embodyrl.distributed.wire import pack, unpack
 from embodyrl.errors import UserError
-from embodyrl.rollouts.batches import Episode, EpisodeBatch, RolloutBatch
+from embodyrl.rollouts.batches import Episode, EpisodeBatch, GroupBatch, RolloutBatch
 from embodyrl.training.runner import train
 from embodyrl.training.setup import build_algorithm
+from embodyrl.training.shards import Shard, local_rollouts, merge, shard_config
 from embodyrl.types import DenoisingTrace, Obs
 
 pytestmark = pytest.mark.timeout(600)
@@ -37,7 +36,7 @@ def test_one_shard_gives_the_bits_of_the_plain_loop(tmp_path, algorithm):
 
 def test_two_shards_share_the_envs_and_play_different_episodes(tmp_path):
     config = make(tmp_path, "run.workers=2")
-    shares = [share(config, k) for k in (0, 1)]
+    shares = [shard_config(config, k) for k in (0, 1)]
     assert [s.env.num_envs for s in shares] == [4, 4] and [s.env.seed for s in shares] == [0, 4]
     rollouts = local_rollouts(config)
     assert rollouts.spec.num_envs == 8
@@ -97,18 +96,19 @@ def test_off_policy_shards_go_on_with_their_episodes_and_warm_up_together(tmp_pa
         batches.append(
             rollouts.collect(algorithm, iteration, generator=torch.Generator(), **options)
         )
-        ended.append(len(rollouts.take_episodes()))
+        ended.append(len(batches[-1].episodes))
         algorithm.collected = 1000  # no longer uniform actions
     rollouts.close()
     whole.envs.close()
-    assert all(len(batch) == 8 * 12 for batch in batches)
-    last, following = batches[0].next_obs.proprio, batches[1].obs.proprio
+    chunks = [batch.chunks for batch in batches]
+    assert all(len(batch) == 8 * 12 for batch in chunks)
+    last, following = chunks[0].next_obs.proprio, chunks[1].obs.proprio
     for shard in (0, 48):  # rows of the first shard, then of the second
         assert torch.equal(last[shard + 44 : shard + 48], following[shard : shard + 4])
     assert not torch.equal(
-        batches[3].next_obs.proprio[44:48], batches[4].obs.proprio[:4]
+        chunks[3].next_obs.proprio[44:48], chunks[4].obs.proprio[:4]
     )  # a checkpoint between
-    uniform = [float(batch.choice.abs().mean()) for batch in batches]
+    uniform = [float(batch.choice.abs().mean()) for batch in chunks]
     assert uniform[:2] == pytest.approx([0.5, 0.5], abs=0.05)  # a lag of one: the second too
     assert all(abs(u - uniform[0]) > 0.05 for u in uniform[2:])
     assert sum(ended) >= 8

@@ -1,0 +1,142 @@
+"""``EpisodeStream``: whole episodes, played one after the other in N parallel envs.
+
+Rollouts, groups, evaluation and recording all play their episodes through it. It says which episode
+each env is in, adds up rewards and lengths, and starts the next episode where one ended. Who acts,
+and what is kept of a chunk, is the caller's business:
+
+    stream = EpisodeStream(env, states)
+    stream.fill()
+    while stream.running:
+        step = env.step(actions for stream.obs)
+        ended = stream.advance(step)
+        stream.fill()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from embodyrl.env import VecEnv
+from embodyrl.errors import UserError
+from embodyrl.rollouts.batches import Episode
+from embodyrl.types import Obs, Step
+
+IDLE = -1
+
+
+def start_episodes(
+    env: VecEnv, states: Iterable[int], device: torch.device | str = "cpu"
+) -> EpisodeStream:
+    """A stream whose envs are all in an episode, where there are as many initial states."""
+    stream = EpisodeStream(env, states, device)
+    stream.fill()
+    return stream
+
+
+@dataclass
+class EndedEpisode:
+    """An episode that came to its end.
+
+    Attributes:
+        env: the env that it was played in.
+        number: its place in the order of initial states, from 0.
+        init: its initial state.
+        result: what it scored; None where the simulation broke.
+    """
+
+    env: int
+    number: int
+    init: int
+    result: Episode | None
+
+
+class EpisodeStream:
+    """Episodes from the initial states of ``states``, in that order, in all envs of ``env``.
+
+    Attributes:
+        obs: what the policy sees next, (N, ...) on ``device``.
+        playing: (N,) the number of the episode that each env is in; ``IDLE`` where it is in none.
+        init: the initial state of each env's episode.
+        started: how many episodes have begun.
+    """
+
+    obs: Obs
+
+    def __init__(
+        self, env: VecEnv, states: Iterable[int], device: torch.device | str = "cpu"
+    ) -> None:
+        n = env.spec.num_envs
+        self.env = env
+        self.device = device
+        self.states = iter(states)
+        self.playing = torch.full((n,), IDLE)
+        self.init = [0] * n
+        self.started = 0
+        self._reward = torch.zeros(n)
+        self._length = torch.zeros(n, dtype=torch.long)
+
+    @property
+    def running(self) -> bool:
+        """Whether any env is in an episode."""
+        return bool((self.playing != IDLE).any())
+
+    def fill(self, most: int | None = None) -> list[int]:
+        """Starts an episode in every idle env for which there is an initial state.
+
+        Args:
+            most: starts no more episodes than that; None means as many as there are idle envs.
+
+        Returns:
+            The envs in which an episode began.
+
+        Raises:
+            UserError: there was no initial state from the very start.
+        """
+        idle = (self.playing == IDLE).nonzero().flatten().tolist()[:most]
+        states = list(islice(self.states, len(idle)))
+        rows = idle[: len(states)]
+        if not self.started and not rows and most != 0:
+            raise UserError("Episodes need initial states, but the list of them is empty.")
+        for k, init in zip(rows, states, strict=True):
+            self.playing[k] = self.started
+            self.init[k] = init
+            self._reward[k] = 0.0
+            self._length[k] = 0
+            self.started += 1
+        if rows and self.started == len(rows):
+            # At the start, envs without an episode are reset too: only then do they show anything.
+            spare = self.env.spec.num_envs - len(rows)
+            self.obs = self.env.reset(init=states + [states[0]] * spare).to(self.device)
+        elif rows:
+            self.obs = self.env.reset(rows, init=states).to(self.device)
+        return rows
+
+    def advance(self, step: Step, over: Tensor | None = None) -> list[EndedEpisode]:
+        """Notes what a chunk did, and which episodes it ended; their envs idle until ``fill``.
+
+        Args:
+            step: of all envs.
+            over: (N,) bool, the episodes to end now; None means those that the env ended.
+        """
+        self.obs = step.obs.to(self.device)
+        self._reward += step.reward.sum(1).cpu()
+        self._length += step.valid.sum(1).cpu()
+        over = (step.done if over is None else over).cpu() & (self.playing != IDLE)
+        ended = []
+        for k in over.nonzero().flatten().tolist():
+            number = int(self.playing[k])
+            ended.append(EndedEpisode(k, number, self.init[k], self._result(step, k)))
+            self.playing[k] = IDLE
+        return ended
+
+    def _result(self, step: Step, k: int) -> Episode | None:
+        if step.fault[k]:
+            return None
+        task = self.env.spec.task_of(self.init[k])
+        reward = float(self._reward[k])
+        return Episode(self.init[k], task, bool(step.success[k]), reward, int(self._length[k]))

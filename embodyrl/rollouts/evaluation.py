@@ -1,0 +1,192 @@
+"""The one evaluation protocol: the noise-free policy on a fixed list of initial states.
+
+Each state is scored once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodyrl.env import VecEnv
+from embodyrl.errors import UserError
+from embodyrl.policy import Actor
+from embodyrl.rollouts.batches import Episode
+from embodyrl.rollouts.episodes import EndedEpisode, EpisodeStream
+from embodyrl.types import Obs, Step
+
+MAX_FAULTS = 5
+"""Episodes of one pass in which the simulator may break before the pass is given up."""
+
+
+@dataclass
+class Evaluation:
+    """Results in the order of the initial states asked for.
+
+    Attributes:
+        episodes: one per initial state.
+        frames: init -> (steps + 1, h, w, 3) uint8 of the episodes that were filmed, cameras side by
+            side.
+        faults: episodes whose simulator broke; they were run again from the start.
+    """
+
+    episodes: list[Episode]
+    frames: dict[int, Tensor]
+    faults: int = 0
+
+    @property
+    def successes(self) -> int:
+        """How many episodes were solved."""
+        return sum(e.success for e in self.episodes)
+
+
+def evaluate(
+    env: VecEnv,
+    policy: Actor,
+    inits: Sequence[int],
+    *,
+    seed: int = 0,
+    film: Sequence[int] = (),
+    device: torch.device | str = "cpu",
+    progress: Callable[[list[Episode]], None] | None = None,
+) -> Evaluation:
+    """Scores a policy on each of ``inits`` once.
+
+    Every episode draws its initial noise from its own generator, seeded by (seed, init), so that
+    its outcome does not depend on the number of envs or on the other episodes (but for the rounding
+    of larger matrix products).
+
+    Args:
+        env: N envs, of a split never trained on.
+        policy: sampled in ``"eval"`` mode.
+        inits: initial states.
+        seed: of the noise.
+        film: those of ``inits`` that are filmed, at one frame per action; the outcome stays the
+            same.
+        device: of the policy.
+        progress: called with the episodes done so far.
+
+    Raises:
+        UserError: ``inits`` is empty or names a state twice, or the simulator broke far too often.
+    """
+    if not inits:
+        raise UserError("There is nothing to evaluate: the list of initial states is empty.")
+    if twice := [i for i, count in Counter(inits).items() if count > 1]:
+        raise UserError(
+            f"Initial state {twice[0]} is listed twice; its episode would be the same again and "
+            "make the interval look narrower than it is. List every state once, and vary the seed "
+            "for more episodes."
+        )
+    done: dict[int, Episode] = {}
+    frames: dict[int, Tensor] = {}
+    faults = 0
+    # Filmed episodes come first. They are drawn at every action, the others once per chunk.
+    filmed = set(film)
+    for filming in (True, False):
+        waiting = [i for i in inits if (i in filmed) is filming][::-1]
+        while waiting:
+            one_pass = _Pass(env, policy, waiting, seed, device, filming)
+            for _ in one_pass.play():
+                if progress is not None:
+                    progress([*done.values(), *one_pass.done.values()])
+            done |= one_pass.done
+            frames |= one_pass.frames
+            faults += one_pass.faults
+            if faults > MAX_FAULTS + len(inits) // 20:
+                raise UserError(
+                    f"The simulator of {env.spec.name} broke {faults} times in one evaluation; "
+                    "giving up."
+                )
+    return Evaluation([done[i] for i in inits], frames, faults)
+
+
+class _Pass:
+    """Works off a list of initial states, from its end, with as many envs as there are.
+
+    A state whose simulation broke is put back. After too many faults no more states are taken.
+    """
+
+    def __init__(
+        self,
+        env: VecEnv,
+        policy: Actor,
+        waiting: list[int],
+        seed: int,
+        device: torch.device | str,
+        filming: bool,
+    ) -> None:
+        self.policy = policy
+        self.waiting = waiting
+        self.seed = seed
+        self.filming = filming
+        self.done: dict[int, Episode] = {}
+        self.frames: dict[int, Tensor] = {}
+        self.faults = 0
+        self.stream = EpisodeStream(env, self, device)
+        self.generators = [_generator(seed, 0) for _ in range(env.spec.num_envs)]
+        self.reel: list[list[Tensor]] = [[] for _ in range(env.spec.num_envs)]
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        """The next initial state; there may be more again after a fault."""
+        if not self.waiting or self.faults > MAX_FAULTS:
+            raise StopIteration
+        return self.waiting.pop()
+
+    def play(self) -> Iterator[None]:
+        """Plays chunk after chunk, until all episodes are over."""
+        stream = self.stream
+        self._begin(stream.fill())
+        while stream.running:
+            sample = self.policy.sample(stream.obs, generator=self.generators, mode="eval")
+            # A chunk that is filmed is executed one action at a time.
+            actions = sample.actions
+            for piece in actions.split(1, dim=1) if self.filming else (actions,):
+                step = stream.env.step(piece)
+                if self.filming:
+                    self._film(step)
+                for ended in stream.advance(step):
+                    self._note(ended)
+            yield
+            self._begin(stream.fill())
+
+    def _begin(self, started: list[int]) -> None:
+        """Gives each episode that began its own noise and, where it is filmed, its first frame."""
+        for k in started:
+            self.generators[k] = _generator(self.seed, self.stream.init[k])
+        if self.filming and started:
+            images = _images(self.stream.obs)
+            for k in started:
+                self.reel[k] = [images[k]]
+
+    def _film(self, step: Step) -> None:
+        valid = step.valid[:, 0].tolist()
+        for k, image in enumerate(_images(step.obs)):
+            if valid[k]:
+                self.reel[k].append(image)
+
+    def _note(self, ended: EndedEpisode) -> None:
+        if ended.result is None:
+            self.faults += 1
+            self.waiting.append(ended.init)
+            return
+        self.done[ended.init] = ended.result
+        if self.filming:
+            self.frames[ended.init] = torch.stack(self.reel[ended.env])
+
+
+def _images(obs: Obs) -> list[Tensor]:
+    """Per env one picture with all cameras side by side."""
+    if not obs.images:
+        return [torch.zeros(8, 8, 3, dtype=torch.uint8)] * len(obs)
+    return list(torch.cat([image.cpu() for image in obs.images.values()], dim=2))
+
+
+def _generator(seed: int, init: int) -> torch.Generator:
+    return torch.Generator().manual_seed((seed * 1_000_003 + init * 7_919 + 1) % 2**63)
