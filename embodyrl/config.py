@@ -3,8 +3,8 @@
 A preset is a short YAML file with the sections ``env``, ``policy``, ``algorithm``, ``run`` and,
 where it has a data set, ``data``. It states only what differs from the defaults of the dataclass
 that the section's ``name`` selects, and, with ``run.init_checkpoint``, from the checkpoint's
-policy. A key that does not exist, or a value of the wrong type, is refused with the nearest valid
-name.
+policy. Its key ``base`` names presets to start from, one or a list; a later one is on top. A key
+that does not exist, or a value of the wrong type, is refused with the nearest valid name.
 """
 
 from __future__ import annotations
@@ -193,12 +193,24 @@ def _initial_policy(merged: DictConfig) -> dict[str, Any]:
 
 
 def read_preset(preset: str) -> DictConfig:
-    """The preset's YAML, not yet checked."""
-    known = preset_names()
+    """The preset's YAML on top of those that its key ``base`` names; not yet checked.
+
+    Raises:
+        UserError: no such preset, no valid YAML, or presets that are based on one another.
+    """
+    return _read(preset, ())
+
+
+def _read(preset: str, above: tuple[str, ...]) -> DictConfig:
+    known = preset_names() | preset_names("base")
     path = known.get(preset, Path(preset))
+    if preset in above:
+        raise UserError(f"Presets are based on one another: {' -> '.join((*above, preset))}.")
     if not path.is_file():
+        where = f"base of {above[-1]}, " if above else ""
         raise UserError(
-            f"There is no preset {preset!r}, nor a file of that name. {did_you_mean(preset, known)}"
+            f"There is no preset {preset!r}, {where}nor a file of that name. "
+            f"{did_you_mean(preset, known)}"
         )
     try:
         raw = OmegaConf.load(path)
@@ -209,7 +221,24 @@ def read_preset(preset: str) -> DictConfig:
             f"{path} must hold sections ({', '.join(f.name for f in dataclasses.fields(Config))}), "
             "not a list."
         )
-    return raw
+    bases = raw.pop("base", [])
+    merged = cast(DictConfig, OmegaConf.create({}))
+    for base in [bases] if isinstance(bases, str) else bases:
+        merged = _on_top(merged, _read(str(base), (*above, preset)))
+    return _on_top(merged, raw)
+
+
+def _on_top(below: DictConfig, above: DictConfig) -> DictConfig:
+    """Two presets merged; a section that names another class starts anew."""
+    kept = dict(below)
+    for section in SECTIONS:
+        mine = above.get(section)
+        theirs = below.get(section)
+        if not isinstance(mine, DictConfig) or not isinstance(theirs, DictConfig):
+            continue
+        if "name" in mine and theirs.get("name", mine["name"]) != mine["name"]:
+            del kept[section]
+    return cast(DictConfig, OmegaConf.merge(OmegaConf.create(kept), above))
 
 
 def merge(raw: DictConfig | dict[str, Any], overrides: Sequence[str]) -> DictConfig:

@@ -18,6 +18,7 @@ asks for nothing else, so a policy that has them can be trained by it:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
@@ -229,6 +230,15 @@ class Imitates(Protocol):
 
     def imitation_loss(self, obs: Obs, actions: Tensor, mask: Tensor) -> Tensor:
         """The mean loss of demonstrated actions (B, H, A), of those with ``mask`` (B, H)."""
+        ...
+
+
+@runtime_checkable
+class ExportsToLeRobot(Protocol):
+    """Can be written for another program: ``embodyrl export``."""
+
+    def save_lerobot(self, folder: str | Path) -> Path:
+        """Writes a checkpoint into a new or empty folder, and returns it."""
         ...
 
 

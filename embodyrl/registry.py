@@ -1,7 +1,8 @@
 """Names to classes, imported only when asked for.
 
-A third party adds its own by an entry point in the groups ``embodyrl.envs``, ``embodyrl.policies``
-and ``embodyrl.algorithms``; nothing here needs to change. Every registered class has a frozen
+A third party adds its own by an entry point in the groups ``embodyrl.envs``,
+``embodyrl.policies``, ``embodyrl.algorithms`` and ``embodyrl.presets``; nothing here needs to
+change. Every registered class has a frozen
 config dataclass as its attribute ``Config`` and is built as ``cls(config)`` (envs),
 ``cls(config, spec)`` (policies) or ``cls(config, policy)`` (algorithms). An env's package may have
 a module ``tasks`` beside the env's own, with a function ``list_tasks()`` (see ``TaskInfo``) and a
@@ -42,6 +43,9 @@ class TaskInfo:
     missing: tuple[str, ...] = ()
     mend: str = ""
 
+
+PRESETS = "embodyrl.presets"
+"""Entry points that name a package of YAML files."""
 
 BUILT_IN: dict[str, dict[str, str]] = {
     "envs": {
@@ -99,9 +103,26 @@ def load(kind: str, name: str) -> Any:
 
 
 def preset_names(kind: str = "") -> dict[str, Path]:
-    """Preset name -> file, of those that come with the package: of runs, or of ``"loops"`` of world models."""
-    folder = Path(str(importlib.resources.files("embodyrl"))) / "configs" / kind
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    """Preset name -> file, of this package and of those that bring their own.
+
+    Another package names the package that holds its YAML files in the entry-point group
+    ``embodyrl.presets``; folders in it stand for kinds. Built-in names cannot be taken over.
+
+    Args:
+        kind: presets of runs; ``"loops"`` of world models, or ``"base"``: blocks that others share.
+    """
+    packages = ["embodyrl.configs", *(point.value for point in entry_points(group=PRESETS))]
+    found: dict[str, Path] = {}
+    for package in packages:
+        for path in sorted((_folder(package) / kind).glob("*.yaml")):
+            found.setdefault(path.stem, path)
+    return found
+
+
+def _folder(package: str) -> Path:
+    """The folder of a package, which need hold no Python file."""
+    root, _, inner = package.partition(".")
+    return Path(str(importlib.resources.files(root))) / inner.replace(".", "/")
 
 
 def tasks_module(env: str) -> ModuleType | None:

@@ -410,7 +410,7 @@ def _bench(a: argparse.Namespace) -> int:
 
 
 def _export(a: argparse.Namespace) -> int:
-    from embodyrl.policies.vla.export import export
+    from embodyrl.training.export import export
 
     print(f"Wrote {export(a.checkpoint, a.out)}")
     return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from embodyrl.build import load_config, make_policy
 from embodyrl.errors import UserError
-from embodyrl.policies.vla.policy import VLA
+from embodyrl.policy import ExportsToLeRobot
 from embodyrl.storage import checkpoint
 
 
@@ -24,10 +24,10 @@ def export(path: str, folder: str | Path) -> Path:
     _, meta = checkpoint.load(checkpoint.find(path))
     spec = checkpoint.spec_from_json(meta["spec"])
     policy = make_policy(config.policy, spec, config.run.seed)
-    if not isinstance(policy, VLA):
+    if not isinstance(policy, ExportsToLeRobot):
         raise UserError(
             f"{path} holds a {config.policy.name}, which LeRobot does not have: it knows smolvla, "
-            "pi0 and pi05."
+            "pi0 and pi05. A policy of your own needs the method save_lerobot."
         )
     checkpoint.load_policy(path, policy, spec)
     return policy.save_lerobot(folder)

@@ -1,0 +1,1 @@
+"""A point that moves to a goal in a plane."""
