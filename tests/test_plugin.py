@@ -66,12 +66,13 @@ def test_it_keeps_the_contracts(tmp_path):
     policy = make_policy(config.policy, env.spec, 0)
     abilities = check_policy(policy, env.reset(seed=0), env.spec)
     assert abilities == ["ScoresPaths", "HasValue", "Imitates"]
+    cpu = torch.device("cpu")
     for preset in PRESETS:
-        config = make(tmp_path, preset)
-        cpu = torch.device("cpu")
-        check_algorithm(
-            lambda config=config: build_algorithm(config, Envs(config), cpu), env, iterations=5
-        )
+
+        def build(config=make(tmp_path, preset)):
+            return build_algorithm(config, Envs(config), cpu)
+
+        check_algorithm(build, env, iterations=5)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
