@@ -217,7 +217,8 @@ def check_abilities(algorithm: type[Algorithm], name: str, policy: Policy) -> No
             raise UserError(
                 f"{name} needs a policy with the ability {ability.__name__} "
                 f"({_first_line(ability)}), and {type(policy).__name__} lacks "
-                f"{', '.join(missing)}. Add them (see embodyrl/policy.py), or use another algorithm."
+                f"{', '.join(missing)}. Add them (see embodyrl/policy.py), or use another "
+                "algorithm."
             )
 
 

@@ -7,8 +7,8 @@ asks for nothing else, so a policy that has them can be trained by it:
     ability       what it means                                     who needs it
     ScoresPaths   knows how likely it was to act as it did          ppo, grpo
     HasValue      has a value head beside the actor                 ppo, fpo
-    HasFlow       moves noise to actions along a learned velocity   sft, fpo, nft, sac_flow, rlpd, wsrl
-    HasFeatures   summarises an observation for critics             sac_flow, rlpd, wsrl, dsrl
+    HasFlow       moves noise to actions along a learned velocity   sft, fpo, nft, sac_flow and kin
+    HasFeatures   summarises an observation for critics             sac_flow and kin
     Steerable     lets a small policy choose the noise              dsrl
     Imitates      has an imitation loss of its own                  sft (in place of HasFlow)
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self
 
 from torch import Tensor, nn
 
@@ -29,7 +29,6 @@ from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEva
 Mode = Literal["train", "eval"]
 
 
-@runtime_checkable
 class Actor(Protocol):
     """Whatever acts: a policy, or several that act as one."""
 
@@ -47,7 +46,6 @@ class Actor(Protocol):
         ...
 
 
-@runtime_checkable
 class Policy(Actor, Protocol):
     """What can be trained: an ``nn.Module``, of which these methods are asked for.
 
@@ -107,7 +105,6 @@ class Steps(Protocol):
     def eta(self) -> float: ...  # noqa: D102
 
 
-@runtime_checkable
 class ScoresPaths(Protocol):
     """Knows the log-probability of the path from noise to action that it sampled.
 
@@ -126,12 +123,11 @@ class ScoresPaths(Protocol):
         ...
 
 
-@runtime_checkable
 class HasValue(Protocol):
     """Has a value head. Its loss never reaches the actor."""
 
     def value(self, obs: Obs) -> Tensor:
-        """The estimate (N,) of the discounted return from obs; ``value_of(critic_features(obs))``."""
+        """The estimate (N,) of the discounted return: ``value_of(critic_features(obs))``."""
         ...
 
     def critic_features(self, obs: Obs) -> Tensor:
@@ -151,7 +147,6 @@ class HasValue(Protocol):
         ...
 
 
-@runtime_checkable
 class HasFlow(Protocol):
     """Turns noise into actions along a learned velocity; t = 1 is noise and t = 0 is data.
 
@@ -181,7 +176,6 @@ class HasFlow(Protocol):
         ...
 
 
-@runtime_checkable
 class HasFeatures(Protocol):
     """Summarises an observation for the critics of an off-policy algorithm.
 
@@ -209,7 +203,6 @@ class HasFeatures(Protocol):
         ...
 
 
-@runtime_checkable
 class Steerable(Protocol):
     """Lets a small policy choose the noise that the flow starts from.
 
@@ -224,7 +217,6 @@ class Steerable(Protocol):
         ...
 
 
-@runtime_checkable
 class Imitates(Protocol):
     """Has an imitation loss of its own: a regressor, or a model that says actions in tokens."""
 
@@ -233,7 +225,6 @@ class Imitates(Protocol):
         ...
 
 
-@runtime_checkable
 class ExportsToLeRobot(Protocol):
     """Can be written for another program: ``embodyrl export``."""
 
@@ -263,6 +254,14 @@ class FlowCriticPolicy(Policy, HasFlow, HasFeatures, Protocol):
 
 class SteerablePolicy(FlowCriticPolicy, Steerable, Protocol):
     """For noise steering: dsrl."""
+
+
+def has_ability(policy: object, ability: type) -> bool:
+    """Whether ``policy`` has all that an ability asks for.
+
+    ``isinstance`` would not do: it does not see the submodules of an ``nn.Module``.
+    """
+    return not missing_methods(policy, ability)
 
 
 def missing_methods(policy: object, ability: type) -> list[str]:

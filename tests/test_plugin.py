@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -51,7 +52,9 @@ def test_it_is_listed_with_its_summaries(capsys):
     assert main(["list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     rows = {
-        kind: {row["name"]: row["summary"] for row in found[kind]} for kind in found if found[kind]
+        kind: {row["name"]: row.get("summary") for row in found[kind]}
+        for kind in found
+        if found[kind]
     }
     assert rows["envs"]["reach2d"] == "A point that moves to a goal in a plane."
     assert rows["policies"]["gaussian_mlp"].startswith("GaussianMLP: a Gaussian around")
@@ -68,16 +71,14 @@ def test_it_keeps_the_contracts(tmp_path):
     assert abilities == ["ScoresPaths", "HasValue", "Imitates"]
     cpu = torch.device("cpu")
     for preset in PRESETS:
-
-        def build(config=make(tmp_path, preset)):
-            return build_algorithm(config, Envs(config), cpu)
-
+        config = make(tmp_path, preset)
+        build = partial(build_algorithm, config, Envs(config), cpu)
         check_algorithm(build, env, iterations=5)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_it_learns(tmp_path, preset, capsys):
-    overrides = ("run.iterations=40", "run.eval_episodes=64", "run.checkpoint_every=40")
+    overrides = ("run.iterations=60", "run.eval_episodes=64", "run.checkpoint_every=60")
     folder = train(make(tmp_path, preset, *overrides))
     scores = {
         path.stem: json.loads(path.read_text())["episodes"]

@@ -76,7 +76,7 @@ class DSRL(SACFlow):
         return noise, logprob, features
 
     def act(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """See ``rollouts.collect.Act``: the choice is the noise, which the flow turns into actions."""
+        """See ``rollouts.collect.Act``: it chooses the noise, and the flow makes actions of it."""
         context = self.policy.encode(obs)
         if self.collected < self.config.warmup_chunks:
             shape = (len(obs), self.policy.config.horizon, self.policy.spec.action_dim)

@@ -3,7 +3,8 @@
 Flow matching on an action bounds how likely the policy is to take it, so FPO (arXiv:2507.21053)
 reads "more likely" off the loss. For M pairs of noise e and time t, drawn when the update starts,
 
-    l_m = |v(x_t, t) - (e - a)|^2 summed over the chunk,   x_t = (1 - t) a + t e,   r_m = exp(l_m(old) - l_m(new))
+    l_m = |v(x_t, t) - (e - a)|^2 summed over the chunk,   x_t = (1 - t) a + t e
+    r_m = exp(l_m(old) - l_m(new))
 
 Any sampler may act, with noise in its steps or without, and K does not matter to training. Clipping
 each r_m by itself is FPO++'s (Yi and others 2026, "Flow Policy Gradients for Robot Control"); FPO's
@@ -52,13 +53,22 @@ class FPOConfig(PPOConfig):
                 f"algorithm.num_pairs is {self.num_pairs}; a loss needs at least one pair. 8 is "
                 "usual."
             )
-        why = "FPO takes losses for likelihoods: there are no steps, no density of the rollout and no entropy"
+        why = (
+            "FPO takes losses for likelihoods: there are no steps, no density of the rollout and "
+            "no entropy"
+        )
         refuse_unread(self, "algorithm", ("ratio", "behaviour_cap", "entropy_coef"), why)
 
 
 @dataclass
 class FlowPairs(TensorData):
-    """Chunks (B, C, D) that were executed, and M points of the flow towards each: noise (B, M, C, D), t (B, M)."""
+    """M points of the flow towards each of B chunks.
+
+    Attributes:
+        action: (B, C, D) the chunks that were executed.
+        noise: (B, M, C, D).
+        t: (B, M) times.
+    """
 
     action: Tensor
     noise: Tensor

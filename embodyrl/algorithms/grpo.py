@@ -1,4 +1,4 @@
-"""GRPO on flow-matching policies: no critic; an episode is as good as it is better than others from the same start.
+"""GRPO on flow-matching policies: episodes are compared with others from the same start.
 
 A group is G episodes from one initial state with one instruction. The advantage of an episode, and
 of each of its chunks, is its outcome compared with its group's: GRPO, arXiv:2402.03300; on VLAs
@@ -141,7 +141,7 @@ class GRPO(Algorithm):
         generator: torch.Generator,
         between: Callable[[], None] = lambda: None,
     ) -> GroupBatch:
-        """Plays groups until ``num_episodes`` are worth learning from, or ``max_rounds`` are over."""
+        """Plays groups until enough of them are informative, or ``max_rounds`` are over."""
         c = self.config
         num_envs = player.spec.num_envs
         if num_envs > c.num_episodes:
@@ -185,7 +185,7 @@ class GRPO(Algorithm):
     def update(
         self, batch: GroupBatch, *, progress: float, generator: torch.Generator
     ) -> dict[str, float]:
-        """One iteration: advantages of the kept episodes, then the actor's epochs over their chunks."""
+        """One iteration: advantages of the kept episodes, then the actor's epochs."""
         kept = batch.kept
         stats = {
             "groups": len(kept.episodes) / self.config.group_size,

@@ -205,13 +205,13 @@ class NFT(Algorithm):
         )
 
     def _executed(self, *parts: Tensor) -> Iterator[Tensor]:
-        """The actions of each (B, C, D); a pretrained model's chunk may be longer and wider than what is executed."""
+        """The executed actions of each (B, C, D): a model's chunk may be longer and wider."""
         return (x[:, : self.policy.config.horizon, : self.policy.spec.action_dim] for x in parts)
 
     def _branches(
         self, obs: Obs, x: Tensor, t: Tensor
     ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-        """The mirrored velocities at x (B, H, A) and t (B,), and the old policy's log-std where it learns one."""
+        """The mirrored velocities at x (B, H, A) and t (B,), and the old log-std, if it has one."""
         new = self.result
         old = self.policy
         x = x[:, None]

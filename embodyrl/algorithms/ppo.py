@@ -1,4 +1,4 @@
-"""PPO on flow-matching policies: the ratio is that of the joint density of a chunk's denoising path.
+"""PPO on flow-matching policies: its ratio is that of the density of a denoising path.
 
 A denoising step that draws noise is a Gaussian transition (``embodyrl.functional.flow``), so the
 path from noise to action has a density in closed form, and PPO (arXiv:1707.06347) applies to it as

@@ -1,4 +1,4 @@
-"""RLPD: SAC-Flow whose every batch is half demonstrations, and which learns much from each chunk (arXiv:2302.02948).
+"""RLPD: SAC-Flow whose batches are half demonstrations (arXiv:2302.02948).
 
 Demonstrations are data like any other. What makes that work is symmetric sampling
 (``demo_fraction``), LayerNorm in the critics, which bounds the value of actions that nobody tried,
@@ -90,7 +90,7 @@ class RLPD(SACFlow):
             self.prior.add(chunks, DEMO)
 
     def add_interventions(self, chunks: Transitions) -> None:
-        """A human's corrections: they count among the demonstrations and among the online experience."""
+        """A human's corrections: they count as demonstrations and as online experience."""
         self._prior.add(chunks, INTERVENTION)
         self.buffer.add(chunks, INTERVENTION)
 
@@ -123,7 +123,10 @@ class RLPD(SACFlow):
         return Transitions.cat([own, given])
 
     def _imitation(self, generator: torch.Generator) -> Tensor:
-        """Of corrections too: where a person took over, the policy has most to learn (HG-DAgger, arXiv:1810.02890)."""
+        """The flow matching loss of demonstrations and corrections.
+
+        Where a person took over, the policy has most to learn (HG-DAgger, arXiv:1810.02890).
+        """
         given = self._prior.sample(self.config.batch_size, generator)[0].to(self.device)
         return imitation_loss(self.policy, given.obs, given.choice, given.valid, generator)
 

@@ -1,11 +1,13 @@
-"""SAC-Flow: soft actor-critic on a flow policy, its gradient reparameterised through all K denoising steps.
+"""SAC-Flow: soft actor-critic on a flow policy, reparameterised through all K denoising steps.
 
 SAC Flow is arXiv:2509.25756, SAC arXiv:1812.05905. The noise-augmented rollout x_{k+1} = mean_k +
 std_k e_k ends in the action a. Its density pi(a|s) has no closed form; two others take its place
 (``SACFlowConfig.entropy``):
 
-    path      log pi = sum_k log N(x_{k+1}; mean_k, std_k^2) - log |da/dx_K|      (the initial noise's is a constant)
-    action    log pi = log N(x_K; mean_{K-1}, std_{K-1}^2) - log |da/dx_K|        (of a, given x_{K-1})
+    path      log pi = sum_k log N(x_{k+1}; mean_k, std_k^2) - log |da/dx_K|
+    action    log pi = log N(x_K; mean_{K-1}, std_{K-1}^2) - log |da/dx_K|     (given x_{K-1})
+
+The initial noise adds a constant to the first.
 
 The second is a bound, H(a|s) >= H(a|x_{K-1}, s), so an entropy that it reaches is the action's.
 That of the path is not: a policy may be noisy on the way and exact at the end.

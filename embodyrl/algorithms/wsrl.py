@@ -1,4 +1,4 @@
-"""WSRL: fine-tunes a pretrained policy by SAC-Flow without keeping the data that it was trained on (arXiv:2412.07762).
+"""WSRL: fine-tunes a pretrained policy without keeping its data (arXiv:2412.07762).
 
 What ruins a pretrained policy at the start of online learning is that the critics know nothing of
 its own states. WSRL first lets the frozen policy act (``warmup_chunks``), then lets the critics

@@ -1,4 +1,4 @@
-"""Does an env, a policy or an algorithm keep its contract? Each check says in words what is wrong."""
+"""Checks whether an env, a policy or an algorithm keeps its contract, and says what is wrong."""
 
 from embodyrl.checks.algorithm import check_algorithm
 from embodyrl.checks.env import check_env

@@ -72,7 +72,7 @@ def collect_dataset(
     perturb: float = 1.0,
     seed: int = 0,
 ) -> CollectStats:
-    """Collects with an env's scripted expert or a policy, writes a LeRobotDataset v3, and shows progress.
+    """Collects episodes of a scripted expert or a policy into a LeRobotDataset v3.
 
     Every episode is on disk (``OUT.parts``) as soon as it is over. However a collection ended, the
     same call goes on from there; where it asks for fewer episodes than there are, it takes the

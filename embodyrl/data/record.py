@@ -201,7 +201,10 @@ def _start(
 
 
 def _advance(env: Any, expert: Any, obs: Obs) -> tuple[Step, Tensor]:
-    """One control step and its actions (N, 1, A); the expert of a pool of processes acts inside them."""
+    """One control step and its actions (N, 1, A).
+
+    The expert of a pool of worker processes acts inside them.
+    """
     if hasattr(expert, "act_on"):
         actions = expert.act_on(obs)[:, None]
         return env.step(actions), actions

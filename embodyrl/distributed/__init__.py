@@ -1,1 +1,1 @@
-"""More than one process: rollouts in shards, in Ray's actors where asked for. Nothing else knows of Ray."""
+"""More than one machine: rollouts in Ray's actors, and training under torchrun (FSDP2)."""

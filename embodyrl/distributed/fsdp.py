@@ -1,4 +1,4 @@
-"""Training in several processes that torchrun started, each with its envs and its share of every minibatch (FSDP2).
+"""Training in several processes that torchrun started (FSDP2).
 
 Each process plays its own shard of the envs, and all tell one another what came of it: a rollout is
 small beside the model and the time that it took. From there on each computes what a single process
@@ -40,7 +40,10 @@ from embodyrl.rollouts.evaluation import Evaluation
 from embodyrl.training.shards import Between, Shard, check_sharing, merge
 
 PATIENCE = timedelta(hours=2)
-"""How long a process waits for the others: their envs may be slower. torchrun ends all as soon as one fails."""
+"""How long a process waits for the others, whose envs may be slower.
+
+torchrun ends all as soon as one fails.
+"""
 
 
 @contextlib.contextmanager
@@ -113,7 +116,7 @@ class Ranks:
         return self.rank == 0
 
     def shard(self, policy: Any) -> None:
-        """Shards what is trained of a policy in place; to be called before an optimiser is made of it."""
+        """Shards what is trained of a policy in place, before an optimiser is made of it."""
         whole = set(policy.parameters()) - set(policy.actor_parameters())
         step = fully_shard(
             _Step(policy), mesh=self.mesh, reshard_after_forward=False, ignored_params=whole
@@ -163,11 +166,13 @@ class Ranks:
         device: torch.device,
         between: Between = lambda: None,
     ) -> Any:
-        """What the algorithm learns from: what all played. ``between`` is not asked: nobody may leave alone."""
+        """See ``Rollouts``: what all processes played.
+
+        ``between`` is not asked, because no process may leave alone.
+        """
         assert self._shard is not None
-        for p in (
-            self._critic
-        ):  # each process computes it; rounding on a GPU must not make them drift apart
+        # Each process computes the critic. Rounding on a GPU must not make them drift apart.
+        for p in self._critic:
             dist.broadcast(p.data, 0)
         self._shard.act_for(algorithm)
         with self.whole(algorithm.policy):
@@ -234,7 +239,7 @@ class Ranks:
         return state
 
     def exchange(self, value: Any) -> list[Any]:
-        """What each process gave: containers of tensors and plain values, as JSON and safetensors."""
+        """What each process gave; tensors and plain values go as JSON and safetensors."""
         message = pack(value)
         head = json.dumps({k: message[k] for k in ("tree", "bfloat16")}).encode()
         data = b"".join((len(head).to_bytes(8), head, safetensors.numpy.save(message["arrays"])))
@@ -256,7 +261,10 @@ class Ranks:
 
 
 class _Step(nn.Module):
-    """What FSDP wraps: its hooks go with a module's call, and here any function of the policy can be such a call."""
+    """What FSDP wraps.
+
+    Its hooks belong to a module's call. Here any function of the policy can be such a call.
+    """
 
     def __init__(self, policy: nn.Module) -> None:
         super().__init__()

@@ -112,7 +112,7 @@ def _connect(address: str) -> None:
 
 
 def _init(ray: Any, address: str) -> None:
-    """``ray.init``, which gives its parts 30 s to start: too little at times, where simulators keep a machine busy."""
+    """``ray.init``, tried again where its parts did not start within 30 s on a busy machine."""
     for last in (False, False, True):
         try:
             ray.init(address, include_dashboard=False, logging_level=logging.ERROR)

@@ -1,4 +1,4 @@
-"""What crosses between machines, without pickle: rollouts and weights as numpy arrays for Ray, as bytes for sockets.
+"""What crosses between machines, without pickle: arrays for Ray, bytes for sockets.
 
 Ray's object store hands arrays of the same machine over without a copy, and so read-only:
 ``unpack`` copies.
@@ -54,7 +54,7 @@ def know_batch(config: Config) -> None:
 
 
 def pack(value: Any) -> dict[str, Any]:
-    """Nested containers of tensors, numbers, strings and the dataclasses above as a tree and its arrays."""
+    """Nested tensors, plain values and the dataclasses above, as a tree and its arrays."""
     tree, tensors = flatten(_to_tree(value), "message")
     halves = [k for k, v in tensors.items() if v.dtype == torch.bfloat16]  # numpy has no such type
     arrays = {k: (v.view(torch.int16) if k in halves else v).numpy() for k, v in tensors.items()}

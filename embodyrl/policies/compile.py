@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 
 from embodyrl.errors import UserError
-from embodyrl.policy import HasFlow, Policy
+from embodyrl.policy import HasFlow, has_ability
 
 StepFunction = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """A policy's ``step_inputs``."""
 
 
-def compile_sampling(policy: Policy) -> None:
+def compile_sampling(policy: Any) -> None:
     """Compiles ``policy.step_inputs`` in place, for sampling alone; the first steps then take a minute or more.
 
     Raises:
         UserError: the policy has no denoising steps.
     """
-    if not isinstance(policy, HasFlow):
+    if not has_ability(policy, HasFlow):
         raise UserError(
             f"run.compile compiles denoising steps, and {policy.config.name} has none. Leave "
             "run.compile out."

@@ -48,7 +48,9 @@ def mean_return(episodes: list[Episode]) -> float:
 
 @dataclass
 class RolloutBatch(Movable):
-    """T chunks of N envs, on the device of the policy; the flat fields are in time-major order (T * N rows).
+    """T chunks of N envs, on the device of the policy.
+
+    Flat fields have T * N rows, in time-major order.
 
     Attributes:
         obs, trace, logprob: (T*N, ...) what the policy saw, did, and how likely that was.
@@ -100,7 +102,7 @@ class RolloutBatch(Movable):
 
 @dataclass
 class Transitions(TensorData):
-    """B chunks, each on its own: what off-policy algorithms learn from, and what a ``ReplayBuffer`` holds.
+    """B chunks, each on its own: what a ``ReplayBuffer`` holds.
 
     Attributes:
         obs: before the chunk.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,7 +31,6 @@ the noise.
 """
 
 
-@runtime_checkable
 class ActorWithValue(Actor, HasValue, Protocol):
     """A policy that acts and has a value head."""
 

@@ -1,4 +1,4 @@
-"""Everything random about an iteration, from the run's seed, its number and the shard of the envs."""
+"""Everything random about an iteration: a function of the run's seed, its number and the shard."""
 
 from __future__ import annotations
 

@@ -27,7 +27,9 @@ def evaluate_checkpoint(
     base: str = "",
     guidance: float = 1.0,
 ) -> dict[str, Any]:
-    """Scores a checkpoint in the env it was trained for, on its evaluation split unless ``env.split`` is overridden.
+    """Scores a checkpoint in the env it was trained for.
+
+    The split is the run's evaluation split, unless ``env.split`` is overridden.
 
     Args:
         path: a checkpoint, or a run's folder (its newest).
@@ -77,12 +79,12 @@ def _base_policy(path: str, spec: EnvSpec, device: torch.device) -> Policy:
 
 
 def first_inits(spec: EnvSpec, count: int) -> list[int]:
-    """The initial states that an evaluation of ``count`` episodes uses: always the first ones, tasks in turn."""
+    """The initial states of an evaluation: always the first ``count``, tasks in turn."""
     return list(range(count if spec.num_init_states is None else min(count, spec.num_init_states)))
 
 
 def score_text(episodes: Sequence[Episode], reports_success: bool) -> str:
-    """The success rate of some episodes as text, or their mean return where the env reports no success."""
+    """The success rate of some episodes as text, or their mean return without successes."""
     if reports_success:
         return format_rate(sum(e.success for e in episodes), len(episodes))
     return f"return {format_return([e.reward for e in episodes])}" if episodes else "no episodes"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from embodyrl.build import load_config, make_policy
 from embodyrl.errors import UserError
-from embodyrl.policy import ExportsToLeRobot
+from embodyrl.policy import ExportsToLeRobot, has_ability
 from embodyrl.storage import checkpoint
 
 
@@ -23,8 +24,8 @@ def export(path: str, folder: str | Path) -> Path:
     config = load_config(path)
     _, meta = checkpoint.load(checkpoint.find(path))
     spec = checkpoint.spec_from_json(meta["spec"])
-    policy = make_policy(config.policy, spec, config.run.seed)
-    if not isinstance(policy, ExportsToLeRobot):
+    policy: Any = make_policy(config.policy, spec, config.run.seed)
+    if not has_ability(policy, ExportsToLeRobot):
         raise UserError(
             f"{path} holds a {config.policy.name}, which LeRobot does not have: it knows smolvla, "
             "pi0 and pi05. A policy of your own needs the method save_lerobot."

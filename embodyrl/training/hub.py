@@ -1,4 +1,4 @@
-"""Checkpoints to and from the Hugging Face hub: weights, config, evaluations, and a card that says how they came about.
+"""Checkpoints to and from the Hugging Face hub, with config, evaluations and a model card.
 
 What is pushed has a run's layout, so that a pulled folder is what ``embodyrl eval``,
 ``run.init_checkpoint`` and ``embodyrl deploy`` take: ``config.yaml``, ``evals/`` and one
@@ -47,7 +47,8 @@ embodyrl eval my_policy
 {command}
 ```
 
-Commit `{commit}`, seed {seed}{hardware}. `config.yaml` holds every setting: `embodyrl train config.yaml`.
+Commit `{commit}`, seed {seed}{hardware}. `config.yaml` holds every setting:
+`embodyrl train config.yaml`.
 """
 
 
@@ -100,7 +101,7 @@ def push(path: str, repo: str, *, public: bool = False, endpoint: str | None = N
 
 
 def pull(repo: str, folder: str | Path, *, revision: str = "", endpoint: str | None = None) -> Path:
-    """Downloads what ``push`` uploaded; every file is checked by its hash before the folder gets its name.
+    """Downloads what ``push`` uploaded, and checks every file by its hash.
 
     Args:
         repo: ``you/name``.
@@ -171,7 +172,8 @@ def card(repo: str, meta: dict[str, Any], evaluations: dict[str, Any], run: Path
         f"| evaluation | env steps | minutes of training | {what}, 95% interval |",
         "| --- | --- | --- | --- |",
     ]
-    split = f"Initial states of the split `{config['run']['eval_split']}`, which it was never trained on:"
+    name = config["run"]["eval_split"]
+    split = f"Initial states of the split `{name}`, which it was never trained on:"
     base = config["policy"].get("pretrained")
     hardware = about.get("hardware", {})
     return CARD.format(
@@ -226,17 +228,26 @@ def _explained(repo: str, done: str) -> Iterator[None]:
     except UserError:
         raise
     except errors.GatedRepoError as error:
-        mend = "it is gated: accept its licence on its page at huggingface.co, then `hf auth login` (or set HF_TOKEN)"
+        mend = (
+            "it is gated: accept its licence on its page at huggingface.co, then `hf auth login` "
+            "(or set HF_TOKEN)"
+        )
         raise UserError(f"{repo} cannot be {done}: {mend}.") from error
     except (
         errors.RepositoryNotFoundError,
         errors.RevisionNotFoundError,
         errors.HFValidationError,
     ) as error:
-        mend = "there is no such repository or revision, or it is private: check the id, or `hf auth login`"
+        mend = (
+            "there is no such repository or revision, or it is private: check the id, or "
+            "`hf auth login`"
+        )
         raise UserError(f"{repo} cannot be {done}: {mend}.") from error
     except (httpx.TransportError, ConnectionError, errors.LocalEntryNotFoundError) as error:
-        mend = "the Hugging Face hub cannot be reached. Check the network (and HF_HUB_OFFLINE), then try again"
+        mend = (
+            "the Hugging Face hub cannot be reached. Check the network (and HF_HUB_OFFLINE), then "
+            "try again"
+        )
         raise UserError(f"{repo} cannot be {done}: {mend}; nothing is left half done.") from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0

@@ -11,7 +11,7 @@ from embodyrl.types import EnvSpec
 
 
 def load_demos(config: Config, algorithm: Algorithm, spec: EnvSpec) -> Any:
-    """``Demonstrations`` or a ``Mixture``: the data sets of the ``data`` section; None where the algorithm reads none.
+    """The data sets of the ``data`` section; None where the algorithm reads none.
 
     Raises:
         UserError: it needs some and ``data.path`` names none, or it names some that nothing would

@@ -1,4 +1,6 @@
-"""What a run will need of its device's memory, before it starts: counted on PyTorch's meta device, which holds no data.
+"""What a run will need of its device's memory, counted before it starts.
+
+It is counted on PyTorch's meta device, which holds no data.
 
 Parameters are counted. For activations a gradient step and a sampling step are run on tensors
 without data, and every tensor is noted when it comes and when it goes: the peak is that of the real
@@ -110,7 +112,7 @@ def table(needs: list[Need]) -> str:
 
 
 def on_meta(config: Config, spec: EnvSpec) -> Any:
-    """The policy of a run without a number in it; of a pretrained one, nothing but config and tokenizer is read."""
+    """The policy of a run without its weights; of a pretrained one, only the config is read."""
     with torch.device("meta"):
         policy = registry.load("policies", config.policy.name)(config.policy, spec).to("meta")
     for module in policy.modules():

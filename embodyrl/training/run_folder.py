@@ -1,4 +1,4 @@
-"""What a run leaves in its folder besides checkpoints and metrics, and whether it may go on there."""
+"""What a run leaves in its folder, and whether another may go on there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from embodyrl.types import EnvSpec
 
 @dataclass
 class Position:
-    """How far a run has come: iterations and env steps done, and minutes of training (evaluations not counted)."""
+    """How far a run has come. Minutes are those of training, evaluations not counted."""
 
     iteration: int = 0
     env_steps: int = 0
@@ -37,12 +37,15 @@ def finished(folder: Path) -> bool:
 
 # What an existing run may change; the first two may only rise.
 CHANGEABLE = (
-    "iterations", "minutes", "eval_every", "patience", "checkpoint_every", "keep_checkpoints", "loggers", "compile",
+    "iterations", "minutes", "eval_every", "patience", "checkpoint_every", "keep_checkpoints",
+    "loggers", "compile",
 )  # fmt: skip
 
 
 def check_folder(folder: Path, config: Config, say: Callable[[str], None] = print) -> None:
-    """Refuses a folder that holds a run with another config, but for its place and what is ``CHANGEABLE``.
+    """Refuses a folder that holds a run with another config.
+
+    Its place, and what is ``CHANGEABLE``, may differ.
 
     Args:
         folder: of the run; it need not exist.
@@ -106,7 +109,7 @@ def _lowered(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
 def save_evaluation(
     folder: Path, name: str, at: Position, result: Evaluation, spec: EnvSpec
 ) -> None:
-    """Writes ``evals/NAME.json`` and the videos it names, which play in the real time of the env of that ``spec``."""
+    """Writes ``evals/NAME.json`` and the videos it names, at the pace of the env of ``spec``."""
     rows = []
     for episode in result.episodes:
         row = {**dataclasses.asdict(episode), "return": episode.reward, "video": None}
@@ -169,7 +172,7 @@ def _write(path: Path, payload: dict[str, Any]) -> None:
 
 
 def drop_evaluations(folder: Path, last_iteration: int) -> None:
-    """Deletes evaluations of later iterations than the one that a run resumes from; it makes them again."""
+    """Deletes evaluations of later iterations than the one that a run resumes from."""
     for path in (folder / "evals").glob("*.json"):
         if json.loads(path.read_text())["iteration"] > last_iteration:
             path.unlink()

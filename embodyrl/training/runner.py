@@ -1,4 +1,4 @@
-"""The training loop: rollout or demonstrations -> algorithm -> checkpoint, with an evaluation every so often.
+"""The training loop: rollout or demonstrations -> algorithm -> checkpoint and evaluation.
 
 All randomness of iteration i is drawn from generators seeded by (seed, i) and every rollout starts
 from fresh initial states, so parameters, optimiser and the number i are all that an exact resume
@@ -274,7 +274,10 @@ def iterate(run: Run, between: Callable[[], None]) -> dict[str, Any]:
 
 
 def score(run: Run, name: str, interrupt: Interrupt, table: LiveTable) -> Evaluation:
-    """The first ``run.eval_episodes`` initial states of the evaluation split, played here or where the robot is."""
+    """Scores the policy on the first initial states of the evaluation split.
+
+    The episodes are played here, or where the robot is.
+    """
     settings = run.config.run
     ranks = run.ranks
     elsewhere = getattr(
@@ -318,7 +321,10 @@ def resume(run: Run) -> Position:
 
 
 def save(run: Run) -> None:
-    """Writes a checkpoint that ``resume`` and ``embodyrl eval`` read; off-policy episodes begin anew after it."""
+    """Writes a checkpoint that ``resume`` and ``embodyrl eval`` read.
+
+    Episodes begin anew after it, as they do in a run that resumes from it.
+    """
     if run.rollouts is not None:
         run.rollouts.restart_episodes()
     states = {"policy": run.algorithm.result.state_dict(), "algorithm": run.algorithm.state_dict()}
@@ -336,7 +342,10 @@ def save(run: Run) -> None:
 
 
 def short_rollout(run: Run) -> str | None:
-    """What to say where episodes may outlast a rollout: those that succeed (or fall) end within it, others may not."""
+    """What to say where an episode may be longer than a rollout.
+
+    Episodes that succeed (or fall) early end within it, and others may not.
+    """
     algorithm = run.algorithm
     if not algorithm.plays or algorithm.continues_episodes or algorithm.whole_episodes:
         return None
@@ -350,11 +359,17 @@ def short_rollout(run: Run) -> str | None:
         if reports
         else "return is mostly that of short episodes"
     )
-    return f"A rollout has {steps} actions and an episode up to {most}, so the train {what}; the evaluations count all."
+    return (
+        f"A rollout has {steps} actions and an episode up to {most}, so the train {what}; the "
+        "evaluations count all."
+    )
 
 
 def check_episodes_end(config: Config, max_episode_steps: int) -> None:
-    """Refuses an off-policy run whose episodes, which begin anew after every checkpoint, would never come to an end."""
+    """Refuses an off-policy run whose episodes would never come to an end.
+
+    They begin anew after every checkpoint and evaluation.
+    """
     every = min(
         n
         for n in (config.run.checkpoint_every, config.run.eval_every or config.run.iterations)

@@ -160,7 +160,10 @@ class Shard:
 
 
 class LocalPool:
-    """Shards in this process, a thread each: while some simulate and draw, the policy acts in another."""
+    """Shards in this process, a thread each.
+
+    While some simulate and draw, the policy acts in another.
+    """
 
     def __init__(self, config: Config) -> None:
         device = pick_device(config.run.device)

@@ -313,4 +313,4 @@ def test_every_setting_is_read():
     ppo = PPO(reads, ppo.policy)
     update(ppo, make_batch(ppo.policy, half()))
     left = {f.name for f in dataclasses.fields(PPOConfig)} - reads.seen
-    assert left == {"name", "num_chunks"}  # the registry's and the rollout's
+    assert left == {"num_chunks"}  # the rollout's

@@ -27,7 +27,7 @@ class Reach2DConfig(EnvConfig):
 
 
 class Reach2D(SteppedVecEnv):
-    """N points in the square [-1, 1]^2; an action moves a point by up to 0.1 along each axis."""
+    """N points in the square [-1, 1]^2; an action moves a point by up to 0.2 along each axis."""
 
     Config = Reach2DConfig
 
@@ -56,12 +56,12 @@ class Reach2D(SteppedVecEnv):
             self.goal[k] = torch.from_numpy(start[2:])
 
     def _step(self, actions: Tensor, active: Tensor) -> Tick:
-        self.point[active] += 0.1 * actions[active]
+        self.point[active] += 0.2 * actions[active]
         distance = (self.point - self.goal).norm(dim=1)
         success = distance < self.radius
         never = torch.zeros_like(success)
-        return Tick(reward=-0.1 * distance, terminated=success, success=success, fault=never)
+        return Tick(reward=success.float() - 0.1 * distance, terminated=success, success=success, fault=never)
 
     def _observe(self, env_ids: list[int] | None) -> Obs:
-        proprio = torch.cat([self.point, self.goal], dim=1)
+        proprio = torch.cat([self.point, self.goal - self.point], dim=1)
         return Obs({}, proprio, ["move the point to the goal"] * self.spec.num_envs)
