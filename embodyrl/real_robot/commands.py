@@ -141,8 +141,8 @@ def run_twin(
         port: of that server; 0 takes a free one.
     """
     from embodyrl.real_robot.env.twin import MujocoTwin
-    from embodyrl.real_robot.ros.bus import connect
     from embodyrl.real_robot.ros.config import PRESETS
+    from embodyrl.real_robot.ros.connect_bus import connect
     from embodyrl.real_robot.ros.rosbridge_server import RosbridgeServer
     from embodyrl.real_robot.ros.twin_node import TwinNode
 

@@ -80,8 +80,8 @@ def ros_robot(
         cameras: of the policy, name -> (height, width).
         prompt: what the policy is told where no topic says it.
     """
-    from embodyrl.real_robot.ros.bus import connect
     from embodyrl.real_robot.ros.config import load_robot
+    from embodyrl.real_robot.ros.connect_bus import connect
     from embodyrl.real_robot.ros.robot import RosRobot
 
     topics, safety = load_robot(robot_file)

@@ -24,8 +24,8 @@ from embodyrl.real_robot.control.tracking import SafetyConfig
 from embodyrl.real_robot.control.transports import Clock, RealClock
 from embodyrl.real_robot.logs.mcap_log import RunLog, read
 from embodyrl.real_robot.ros import rosbridge
-from embodyrl.real_robot.ros.bus import connect
 from embodyrl.real_robot.ros.config import PRESETS, load_robot
+from embodyrl.real_robot.ros.connect_bus import connect
 from embodyrl.real_robot.ros.robot import RosRobot
 
 H, HZ = 8, 25.0

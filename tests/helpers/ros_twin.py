@@ -17,8 +17,8 @@ from typing import Any
 
 from embodyrl.real_robot.env.twin import MujocoTwin
 from embodyrl.real_robot.ros import fields, twin_node
-from embodyrl.real_robot.ros.bus import connect
 from embodyrl.real_robot.ros.config import PRESETS
+from embodyrl.real_robot.ros.connect_bus import connect
 from embodyrl.real_robot.ros.rosbridge_server import RosbridgeServer
 from embodyrl.sims.mujoco.env import Config
 

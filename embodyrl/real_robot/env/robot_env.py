@@ -99,9 +99,12 @@ class RobotEnv(SteppedVecEnv):
         task = getattr(self._rig.robot, "spec", None)  # of a simulated one
         dims = task.proprio_dim if task is not None else proprio_dim(self._space)
         if config.corrector and operator is None:
-            from embodyrl.real_robot.env.scripted_operator import Corrector
+            # Imported here because the expert brings MuJoCo, which a real arm does not need.
+            from embodyrl.real_robot.env.scripted_operator import ScriptedOperator
 
-            self._operator = Corrector(self, config.corrector)
+            self._operator = ScriptedOperator(
+                self.twin, config.corrector, elapsed=lambda: self.elapsed, look=self.look
+            )
         elif (config.operator >= 0 or config.hand) and operator is None:
             if self._rig.simulated:
                 self._rig.clock = PacedClock(self._rig.clock)

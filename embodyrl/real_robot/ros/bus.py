@@ -1,8 +1,7 @@
-"""Topics, whichever ROS carries them.
+"""What every bus of ROS topics can do, whichever ROS carries them; ``connect_bus`` opens one.
 
-A message is a dict of its fields as in rosbridge's protocol, but for ``uint8[]``, which are bytes;
-a type is written ``package/Name``. ``rclpy_bus`` is ROS 2, ``rosbridge`` a websocket of any ROS,
-and ROS 1 the same over the pipes of ``rospy_node``, a process under the Python that has rospy.
+A message is a dict of its fields, as in rosbridge's protocol, except that ``uint8[]`` are bytes.
+A message type is written ``package/Name``.
 """
 
 from __future__ import annotations
@@ -10,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from embodyrl.errors import UserError, did_you_mean
-
-KINDS = ("ros2", "rosbridge", "ros1")
 Fields = dict[str, Any]
+"""A message: the name of each field -> its value."""
 
 
 class Bus(Protocol):
@@ -37,28 +34,3 @@ class Bus(Protocol):
     def close(self) -> None:
         """Lets go of the connection; may be called twice."""
         ...
-
-
-def connect(kind: str, address: str = "", name: str = "embodyrl") -> Bus:
-    """A bus of one of ``KINDS``.
-
-    Args:
-        kind: which.
-        address: of the rosbridge server; ROS itself finds its nodes by its environment variables.
-        name: of the node.
-
-    Raises:
-        UserError: an unknown kind, or it cannot be reached.
-        MissingDependencyError: ROS is not installed.
-    """
-    if kind == "ros2":
-        from embodyrl.real_robot.ros.rclpy_bus import RclpyBus
-
-        return RclpyBus(name)
-    from embodyrl.real_robot.ros import rosbridge
-
-    if kind == "rosbridge":
-        return rosbridge.RosbridgeBus(rosbridge.WebsocketWire(address or rosbridge.ADDRESS), ros=2)
-    if kind == "ros1":
-        return rosbridge.RosbridgeBus(rosbridge.RospyWire(name), ros=1)
-    raise UserError(f"There is no transport {kind!r}. {did_you_mean(kind, KINDS)}")

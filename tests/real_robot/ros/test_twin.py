@@ -60,7 +60,7 @@ from embodyrl.real_robot.control.transports import RealClock
 from embodyrl.real_robot.env.twin import MujocoTwin
 from embodyrl.real_robot.logs.mcap_log import read
 from embodyrl.real_robot.ros import rosbridge
-from embodyrl.real_robot.ros.bus import KINDS, connect
+from embodyrl.real_robot.ros.connect_bus import KINDS, connect
 from embodyrl.sims.mujoco.env import Config
 from embodyrl.storage import checkpoint
 
