@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.real_robot.control.ticker import Operator
+from embodyrl.real_robot.control.operator import Operator
 from embodyrl.sims.mujoco.experts import ScriptedExpert
 
 

@@ -17,20 +17,26 @@ class Bus(Protocol):
     """Publishes and subscribes."""
 
     ros: int
-    """1 or 2: how times are written."""
+    """1 or 2: the ROS whose field names times have."""
 
     def subscribe(self, topic: str, kind: str, callback: Callable[[Fields], None]) -> None:
-        """Calls back, in a thread of the bus, with each message that comes; all but the newest may be left out."""
+        """Calls back with the messages that come, in a thread of the bus.
+
+        When they come faster than they are handled, only the newest is sure to be handled.
+        """
         ...
 
     def advertise(self, topic: str, kind: str) -> Callable[[Fields], None]:
-        """What publishes on a topic without ever waiting: of messages that cannot go yet only the newest is kept."""
+        """A function that publishes on a topic and never waits.
+
+        Of messages that cannot be sent yet, only the newest is kept.
+        """
         ...
 
     def trouble(self) -> str:
-        """Why nothing comes or goes any more; empty while all is well. It never mends by itself."""
+        """Why the connection is lost; empty while all is well. A lost connection stays lost."""
         ...
 
     def close(self) -> None:
-        """Lets go of the connection; may be called twice."""
+        """Ends the connection; may be called twice."""
         ...

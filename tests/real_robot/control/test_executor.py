@@ -12,12 +12,8 @@ import numpy as np
 import pytest
 
 from embodyrl.errors import UserError
-from embodyrl.real_robot.control.executor import (
-    Executor,
-    ExecutorConfig,
-    ThreadInference,
-    VirtualInference,
-)
+from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
+from embodyrl.real_robot.control.inference import ThreadInference, VirtualInference
 
 HZ, H, A = 10.0, 8, 2
 

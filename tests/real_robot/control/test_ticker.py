@@ -14,17 +14,19 @@ import torch
 
 from embodyrl.real_robot.control import actions, kinematics, limits
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
-from embodyrl.real_robot.control.executor import Executor, ExecutorConfig, VirtualInference
+from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
+from embodyrl.real_robot.control.inference import VirtualInference
+from embodyrl.real_robot.control.joint_tracking import Stopper
 from embodyrl.real_robot.control.messages import Command, Mode, RobotState
-from embodyrl.real_robot.control.safety import SafetyConfig, SafetyFilter
+from embodyrl.real_robot.control.safety import SafetyFilter
+from embodyrl.real_robot.control.safety_config import SafetyConfig
 from embodyrl.real_robot.control.ticker import Episode, drive
-from embodyrl.real_robot.control.tracking import Stopper
-from embodyrl.real_robot.env.twin import BOX, MujocoTwin
 from embodyrl.real_robot.logs.mcap_log import RunLog, read
-from embodyrl.real_robot.policy_link.checkpoint_server import rtc_weights, sample_guided
 from embodyrl.real_robot.policy_link.client import PolicyClient
+from embodyrl.real_robot.policy_link.real_time_chunking import rtc_weights, sample_guided
 from embodyrl.real_robot.policy_link.server import PolicyServer
 from embodyrl.real_robot.ros.robot import stop_points
+from embodyrl.real_robot.twin.mujoco_twin import BOX, MujocoTwin
 from embodyrl.sims.mujoco import env as mujoco_env
 
 H, HZ = 8, 25.0
@@ -408,7 +410,9 @@ def test_the_robots_side_imports_no_torch() -> None:
 
     rooms = ("control", "operator", "ros", "libfranka", "policy_link.server", "policy_link.client")
     modules = [f"embodyrl.real_robot.{room}" for room in (*rooms, "logs.mcap_log", "cli")]
-    modules += [f"embodyrl.real_robot.control.{name}" for name in ("ticker", "pilot", "preflight")]
+    modules += [
+        f"embodyrl.real_robot.control.{name}" for name in ("ticker", "step_driver", "preflight")
+    ]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

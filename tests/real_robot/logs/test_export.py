@@ -23,9 +23,9 @@ from embodyrl.config import compose
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
 from embodyrl.real_robot.env.robot_env import Config, RobotEnv
-from embodyrl.real_robot.env.twin import MujocoTwin
 from embodyrl.real_robot.logs.export import export_logs
 from embodyrl.real_robot.logs.mcap_log import picture, read
+from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 from embodyrl.storage import checkpoint
 from embodyrl.storage.loggers import read_metrics
 

@@ -14,14 +14,16 @@ import pytest
 
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
-from embodyrl.real_robot.control.executor import Executor, ExecutorConfig, VirtualInference
+from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
+from embodyrl.real_robot.control.inference import VirtualInference
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.ticker import drive
-from embodyrl.real_robot.env.twin import MujocoTwin
 from embodyrl.real_robot.logs.mcap_log import RunLog, read
-from embodyrl.real_robot.operator.devices import DeviceOperator, Gamepad, SpaceMouse, open_device
+from embodyrl.real_robot.operator.device_operator import DeviceOperator
+from embodyrl.real_robot.operator.devices import Gamepad, SpaceMouse, open_device
 from embodyrl.real_robot.ros.config import load_robot
+from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 from embodyrl.sims.mujoco.env import Config
 
 A, B, BACK, START, AXIS, BUTTON, INITIAL = 0, 1, 6, 7, 2, 1, 0x80

@@ -11,10 +11,10 @@ from PIL import Image
 
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control import kinematics, limits
-from embodyrl.real_robot.control.tracking import Stopper
+from embodyrl.real_robot.control.joint_tracking import Stopper
 from embodyrl.real_robot.ros import fields
 from embodyrl.real_robot.ros.config import PRESETS, Topics, load_robot
-from embodyrl.real_robot.ros.robot import Stamps
+from embodyrl.real_robot.ros.robot import StampConverter
 
 
 @pytest.mark.parametrize("ros", [1, 2])
@@ -86,7 +86,7 @@ def header(stamp: float) -> dict:
 
 
 def test_stamps_tell_what_is_fresh_how_old_it_is_and_what_is_wrong() -> None:
-    stamps = Stamps("the states", 0.5)
+    stamps = StampConverter("the states", 0.5)
     assert stamps.measured(header(100.0), 5.0) == pytest.approx(5.0)
     assert stamps.measured(header(100.0), 5.1) is None  # the same again
     assert stamps.measured(header(100.2), 5.2) == pytest.approx(5.2, abs=1e-3)

@@ -52,15 +52,16 @@ from embodyrl.config import compose
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.actions import DeltaDecoder
-from embodyrl.real_robot.control.executor import Executor, ExecutorConfig, VirtualInference
+from embodyrl.real_robot.control.clocks import RealClock
+from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
+from embodyrl.real_robot.control.inference import VirtualInference
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.ticker import Episode, drive
-from embodyrl.real_robot.control.transports import RealClock
-from embodyrl.real_robot.env.twin import MujocoTwin
 from embodyrl.real_robot.logs.mcap_log import read
 from embodyrl.real_robot.ros import rosbridge
 from embodyrl.real_robot.ros.connect_bus import KINDS, connect
+from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 from embodyrl.sims.mujoco.env import Config
 from embodyrl.storage import checkpoint
 

@@ -19,8 +19,8 @@ from ros_arm import PATIENT
 
 from embodyrl.build import make_policy
 from embodyrl.config import compose
-from embodyrl.real_robot.env.twin import MujocoTwin
 from embodyrl.real_robot.logs.mcap_log import read
+from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 from embodyrl.storage import checkpoint
 
 ROOT = Path(__file__).parents[2]
