@@ -59,17 +59,6 @@ def test_pictures_of_every_encoding_are_the_same_picture() -> None:
         fields.picture({"format": "gif", "data": b"GIF89a"})
 
 
-def test_a_picture_is_cut_to_shape_and_scaled() -> None:
-    image = np.zeros((48, 64, 3), np.uint8)
-    image[:, 8:56] = 200  # the middle square
-    np.testing.assert_array_equal(fields.fit(image, (12, 12)), np.full((12, 12, 3), 200, np.uint8))
-    assert fields.fit(image, (48, 64)) is image and fields.fit(image, (96, 128)).shape == (
-        96,
-        128,
-        3,
-    )
-
-
 def test_the_pose_is_the_commands_hand() -> None:
     q = kinematics.HOME + 0.1
     told = fields.pose(q, "base", 2.0, 2)["pose"]
