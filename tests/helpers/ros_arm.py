@@ -93,7 +93,10 @@ TOLD = {
 
 
 class Faults:
-    """A policy that sweeps, and to which something happens at its fifth question, or a cold start at its first."""
+    """A policy that sweeps until its fifth request, where something happens to it.
+
+    A cold start happens at its first request.
+    """
 
     def __init__(self, fault: str, hang: float) -> None:
         self.fault, self.hang, self.asked = fault, hang, 0
@@ -116,7 +119,7 @@ class Faults:
 FAR = {"box_low": (0.1, -0.7, 0.02), "box_high": (1.1, 0.7, 1.1)}
 """A workspace that ends where the arm cannot go."""
 AWAY = {"stretched": (1.0, 0.0, 0.4), "end": (-1.0, 0.0, 0.0)}
-"""Ways there: to where the arm is stretched, which is singular, and to where a joint is at its end."""
+"""Directions to where the arm is stretched (singular), and to where a joint is at its end."""
 
 
 def towards(*way: float) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -128,7 +131,16 @@ def towards(*way: float) -> Callable[[dict[str, Any]], dict[str, Any]]:
 def ends_at_rest(
     episode: Episode, path: Path, mode: Mode, *told: str, reason: str = "", moving: bool = True
 ) -> None:
-    """After a fault: the mode, the limits, the time to stop if it was ``moving``, and what the log says (``told``)."""
+    """Checks an episode that a fault ended: mode, limits, time to stop, and the log.
+
+    Args:
+        episode: the result.
+        path: of its log.
+        mode: that it must end in.
+        told: words of which the log must hold one.
+        reason: part of the reason of the end.
+        moving: whether the arm was surely moving when the fault came.
+    """
     assert episode.mode == mode and reason in episode.reason and not episode.solved, episode
     assert max(episode.peak.values()) <= 1.0, episode.peak  # acceleration and jerk are among them
     messages = read(path)
@@ -147,7 +159,11 @@ def ends_at_rest(
 
 
 def goes_on(episode: Episode, path: Path, moved: float = 0.05) -> np.ndarray:
-    """Nothing stopped the arm before its time was up, within limits; the angles that it was told (ticks, 7)."""
+    """Checks that nothing stopped the arm before its time was up, within limits.
+
+    Returns:
+        The angles that it was told, (ticks, 7).
+    """
     assert (episode.mode, episode.reason) == (Mode.HOLD, "the time is up"), episode
     assert max(episode.peak.values()) <= 1.0, episode.peak
     messages = read(path)
@@ -174,7 +190,7 @@ def is_there(q: np.ndarray, where: str, robot: str) -> bool:
 
 
 class TakesOver:
-    """A person who takes over when the policy is asked for the fifth time, and lets go after a second.
+    """A person who takes over at the policy's fifth request, and lets go after a second.
 
     Where a busy machine stopped the arm, they look, clear what there is to clear, and go on; they
     give up in the end.

@@ -157,7 +157,10 @@ def test_preflight_is_red_where_it_should_be(saved: Path) -> None:
 
 def test_serve_answers_and_ends_on_ctrl_c(saved: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "embodyrl.cli", "serve", str(saved), "--port", "0", "--device", "cpu"],
+        [
+            *(sys.executable, "-m", "embodyrl.cli"),
+            *("serve", str(saved), "--port", "0", "--device", "cpu"),
+        ],
         stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     try:

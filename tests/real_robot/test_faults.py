@@ -1,4 +1,4 @@
-"""Faults of state, sensors and clock on the simulated arm in this process: mode, limits, time to stop and log."""
+"""Faults of state, sensors and clock on the simulated arm: mode, limits, time to stop, and log."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def driven(
     executor = Executor(
         ExecutorConfig(H, 4, HZ, "naive"), VirtualInference(lambda seen: chunk, lambda took: 0.05)
     )
-    log, guard = RunLog(path, {}, twin.now()), SafetyFilter(SafetyConfig(**box, robot="panda"))  # type: ignore[arg-type]
+    log = RunLog(path, {}, twin.now())
+    guard = SafetyFilter(SafetyConfig(**box, robot="panda"))  # type: ignore[arg-type]
     try:
         return drive(
             twin, twin, guard, executor, DeltaDecoder(SPACE, HZ, **box), log, seconds=seconds

@@ -1,4 +1,4 @@
-"""The robot's computer: its own wheel in an environment without PyTorch drives an arm by a policy that is served."""
+"""The robot's own wheel, in an environment without PyTorch, drives an arm by a served policy."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def twin() -> Iterator[MujocoTwin]:
 
 
 def reach(observation: dict[str, Any]) -> dict[str, Any]:
-    """Straight to the ball, whose place relative to the hand is in the privileged part of proprio."""
+    """Goes straight to the ball, whose place is in the privileged part of the proprio."""
     seen = observation["proprio"]
     start, goal = seen[3:6], seen[:3] + seen[25:28]
     chunk = np.zeros((H, 4), np.float32)
@@ -69,7 +69,8 @@ class Trial:
         self.twin, self.asked, self.path = twin, 0, folder / "run.mcap"
         self.policy: Callable[[dict[str, Any]], dict[str, Any]] = reach
         self.latency: Callable[[int], float] = lambda asked: latency
-        self.guard = SafetyFilter(SafetyConfig(**BOX, robot="panda", **config))  # type: ignore[arg-type]
+        safety = SafetyConfig(**BOX, robot="panda", **config)  # type: ignore[arg-type]
+        self.guard = SafetyFilter(safety)
         self.executor = Executor(
             ExecutorConfig(H, 4, HZ, mode),
             VirtualInference(self.infer, lambda _: self.latency(self.asked)),
@@ -325,7 +326,7 @@ def test_the_policys_side_asks_for_a_person(twin: MujocoTwin, tmp_path: Path) ->
 def test_an_answer_that_comes_after_a_takeover_is_not_obeyed(
     twin: MujocoTwin, tmp_path: Path
 ) -> None:
-    """The person takes over while the policy thinks; its late chunk would throw the arm the other way."""
+    """A person takes over during inference; the late chunk would throw the arm the other way."""
 
     def policy(observation: dict[str, Any]) -> dict[str, Any]:
         chunk = forwards(observation)
@@ -418,7 +419,7 @@ def test_the_robots_side_imports_no_torch() -> None:
 
 
 def test_an_arm_that_hears_no_more_brakes_along_the_stop_it_was_sent(twin: MujocoTwin) -> None:
-    """As ``ros.robot`` sends it: a fraction of the deceleration of an arm that keeps its last place."""
+    """As ``ros.robot`` sends it: it brakes far less hard than an arm that keeps its last place."""
     safe = limits.PANDA.inside()
     peaks = []
     for with_stop in (True, False):

@@ -1,4 +1,4 @@
-"""The robot as an env: promises, evaluation, learning, faults and people, all on the simulated arm."""
+"""The robot as an env: promises, evaluation, learning, faults and people, on the simulated arm."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def env() -> Iterator[RobotEnv]:
 
 
 class Reach:
-    """Straight to the ball, whose place relative to the hand is in the privileged part of the twin's proprio."""
+    """Goes straight to the ball, whose place is in the privileged part of the twin's proprio."""
 
     def sample(self, obs: Obs, *, generator: Sequence[torch.Generator], mode: str) -> ActionSample:
         seen, chunk = obs.proprio[0], torch.zeros(1, 5, 4)

@@ -1,4 +1,4 @@
-"""The arm by libfranka, against franka-sim: real libfranka, its wire protocol, and the reflexes that the robot raises.
+"""The arm by libfranka, against franka-sim: real libfranka, its protocol, and the reflexes.
 
 ``make test-robot`` installs both; the parts that need neither are tested everywhere.
 """

@@ -1,4 +1,4 @@
-"""Logs: what was written is read back, by us and by the readers of others, ROS 2's own among them."""
+"""Logs: what was written is read back, by us and by other readers, ROS 2's own among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gamepad and SpaceMouse: what the kernel and the device really send, as bytes, up to an arm that a person moves."""
+"""Gamepad and SpaceMouse: from the bytes that the kernel and the device really send to the arm."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def test_who_pushes_takes_over_and_who_goes_away_no_longer_moves(pad: Pad) -> No
     time.sleep(0.1)
     pad.send(BUTTON, START, 1)
     assert until(person.wishes) == ["run"] and person.action(4)[3] == -1.0
-    os.dup2(os.open("/dev/null", os.O_RDONLY), person._device._file)  # type: ignore[attr-defined] - unplugged
+    # Unplugged.
+    os.dup2(os.open("/dev/null", os.O_RDONLY), person._device._file)  # type: ignore[attr-defined]
     until(lambda: not person.alive(0.0))
     assert not person.action(4)[:3].any()
     person.close()
@@ -162,7 +163,8 @@ def test_a_person_with_a_gamepad_moves_the_arm_within_its_limits(pad: Pad, tmp_p
     )
 
     todo = [
-        (0.5, (AXIS, 1, -32767)), (1.5, (AXIS, 1, 0)), (1.6, (BUTTON, START, 1)), (1.8, (BUTTON, START, 0)),
+        (0.5, (AXIS, 1, -32767)), (1.5, (AXIS, 1, 0)),
+        (1.6, (BUTTON, START, 1)), (1.8, (BUTTON, START, 0)),
         (2.0, (BUTTON, START, 1)), (2.5, (BUTTON, 3, 1)),
     ]  # fmt: skip
 
