@@ -20,12 +20,13 @@ import numpy as np
 
 from embodyrl.real_robot.control import kinematics, limits
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
+from embodyrl.real_robot.control.episode import Episode
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import ThreadInference
 from embodyrl.real_robot.control.messages import RobotState
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.safety_config import SafetyConfig
-from embodyrl.real_robot.control.ticker import Episode, drive
+from embodyrl.real_robot.control.ticker import drive
 from embodyrl.real_robot.libfranka.config import load_arm
 from embodyrl.real_robot.libfranka.robot import LibfrankaRobot
 from embodyrl.real_robot.logs.mcap_log import RunLog

@@ -17,12 +17,13 @@ import numpy as np
 from embodyrl.real_robot.control import kinematics, limits
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
 from embodyrl.real_robot.control.clocks import Clock, RealClock
+from embodyrl.real_robot.control.episode import Episode
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import ThreadInference
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.safety_config import SafetyConfig
-from embodyrl.real_robot.control.ticker import Episode, drive
+from embodyrl.real_robot.control.ticker import drive
 from embodyrl.real_robot.logs.mcap_log import RunLog, read
 from embodyrl.real_robot.ros import rosbridge
 from embodyrl.real_robot.ros.config import PRESETS, load_robot

@@ -13,13 +13,14 @@ from ros_arm import AWAY, FAR, ends_at_rest, goes_on, is_there
 
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
+from embodyrl.real_robot.control.episode import Episode
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import VirtualInference
 from embodyrl.real_robot.control.messages import Mode, RobotState
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.safety_config import SafetyConfig
-from embodyrl.real_robot.control.ticker import Episode, drive
+from embodyrl.real_robot.control.ticker import drive
 from embodyrl.real_robot.control.tracking import BOX_SLACK
 from embodyrl.real_robot.logs.mcap_log import RunLog, read
 from embodyrl.real_robot.twin.mujoco_twin import BOX, MujocoTwin

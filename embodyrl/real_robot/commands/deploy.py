@@ -265,6 +265,7 @@ def _run_episode(
 ) -> dict[str, Any]:  # fmt: skip
     """Runs and logs one episode; returns its row of the result."""
     safety = connected.safety
+    # The log begins with all that is needed to read it later.
     guard = SafetyFilter(safety)
     described = {
         **settings,
@@ -278,6 +279,7 @@ def _run_episode(
     decoder = DeltaDecoder(
         action_space(metadata), execution.control_hz, safety.box_low, safety.box_high
     )
+    # The time limit of training, stretched by the lower speed.
     seconds = metadata["max_episode_steps"] / execution.control_hz
     with ctrl_c_is_estop(guard):
         try:

@@ -84,9 +84,11 @@ class DeltaDecoder:
     def start(self, now: float, state: RobotState) -> None:
         """Starts at the measured pose."""
         self.position, self.rotation, _ = kinematics.forward(state.q)
+        # The present step: where it began, and when.
         self._before = self.position
         self._since = now
         self._stamp = now
+        # Fingers that are more than half open count as open.
         self.width = MAX_WIDTH if state.width > MAX_WIDTH / 2 else 0.0
 
     def act(self, now: float, action: NDArray[np.float32], state: RobotState) -> None:
@@ -99,6 +101,7 @@ class DeltaDecoder:
         self._before = self.position
         self._since = now
         self.position = np.clip(goal, self._low, self._high)
+        # The rotation is about axes of the base, so it is multiplied from the left.
         if self.space.dims == 7:
             self.rotation = kinematics.exp_rotation(self.space.radians * move[3:6]) @ self.rotation
         self.width = MAX_WIDTH if move[-1] > 0 else 0.0

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.clocks import Clock
+from embodyrl.real_robot.control.episode import event_lines
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.control.robot import Robot
 from embodyrl.real_robot.control.safety import CONTACT_REASONS, Event, SafetyFilter
-from embodyrl.real_robot.control.ticker import AT_REST, event_lines
+from embodyrl.real_robot.control.ticker import AT_REST
 from embodyrl.real_robot.logs.mcap_log import RunLog
 
 WISHES = ("estop", "hold", "run", "takeover", "release", "success", "failure")
@@ -126,6 +127,7 @@ class StepDriver:
     def stop(self, seconds: float = 2.0) -> None:
         """Brings the arm to rest within ``seconds`` and ends the thread."""
         self.hold("the episode is over")
+        # In simulated time waiting is what ticks; in real time the thread does.
         end = self.clock.now() + seconds
         while self.clock.now() < end and self._moving():
             self.wait_until(self.clock.now() + self.guard.config.tick)
@@ -160,6 +162,7 @@ class StepDriver:
             return
         with self._lock:
             now = self.clock.now()
+            # Deltas add up from where the arm is, not from where the other one wanted it to be.
             self.decoder.start(now, self.robot.state())
             if person:
                 self.guard.takeover(now)
@@ -191,6 +194,7 @@ class StepDriver:
             self.robot.send(command)
             if self._log is not None:
                 self._log.tick(command, state)
+        # A late tick delays the next one: there is no burst of ticks.
         self._tick_due = max(self._tick_due + self.guard.config.tick, now)
         self.clock.sleep_until(self._tick_due)
 

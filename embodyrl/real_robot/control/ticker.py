@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.clocks import Clock
+from embodyrl.real_robot.control.episode import Episode, event_lines
 from embodyrl.real_robot.control.executor import Executor
 from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
 from embodyrl.real_robot.control.limit_monitor import LimitMonitor
@@ -29,31 +29,6 @@ SHOW_EVERY = 0.1
 """s between two updates of the operator's display."""
 AT_REST = 1e-6
 """rad/s, joint velocity below which the arm counts as stopped."""
-
-
-@dataclass
-class Episode:
-    """How an episode went.
-
-    Attributes:
-        solved: whether the task was solved, according to the robot or to the person.
-        seconds: duration by the control loop's clock, without the time that the arm waited.
-        mode: mode of the safety filter at the end.
-        reason: why the episode ended.
-        peak: for each limit, the largest share of it that a command used.
-        late: number of ticks that came more than half a tick late.
-        human: number of actions that a person took.
-        events: changes of mode.
-    """
-
-    solved: bool
-    seconds: float
-    mode: Mode
-    reason: str
-    peak: dict[str, float]
-    late: int = 0
-    human: int = 0
-    events: list[Event] = field(default_factory=list)
 
 
 class _Phase(StrEnum):
@@ -380,8 +355,3 @@ class _Ticker:
             "task": self.robot.prompt(),
         }
         self.operator.show(status, self.robot.pictures())
-
-
-def event_lines(events: Iterable[Event]) -> list[str]:
-    """The last eight changes of mode, one line each, for the operator's display."""
-    return [f"{e.stamp:9.2f} s  {e.before} -> {e.after}: {e.reason}" for e in list(events)[-8:]]

@@ -39,7 +39,7 @@ class Tracker:
 
     def __init__(self, config: SafetyConfig) -> None:
         self.config = config
-        self.limits = safe = limits.find(config.robot).inside()
+        safe = limits.find(config.robot).inside()
         self._low = np.array(config.box_low)
         self._high = np.array(config.box_high)
         # The reference stays away from the ends of the joints, where the velocity limit is zero.

@@ -97,6 +97,7 @@ def check(config: Config) -> None:
         raise UserError(f"There is one robot, so env.num_envs must be 1, not {config.num_envs}.")
     if config.robot not in ROBOTS:
         raise UserError(f"There is no robot {config.robot!r}. {did_you_mean(config.robot, ROBOTS)}")
+    # Only control modes whose actions the decoder knows.
     modes = [mode for env, mode in SPACES if env == "robot"]
     if config.control_mode not in modes:
         raise UserError(

@@ -47,6 +47,7 @@ class Link:
                 break
             except OSError:
                 data = b""
+            # An empty message means that the other end is closed.
             if data:
                 found.append(msgpack.unpackb(data))
             else:
@@ -65,5 +66,6 @@ class Link:
 
 def pair() -> tuple[Link, socket.socket]:
     """An end for this process, and a socket for another. Messages arrive whole and in order."""
+    # SOCK_SEQPACKET keeps the borders of messages, unlike a stream.
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     return Link(here), there

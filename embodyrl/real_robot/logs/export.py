@@ -42,6 +42,7 @@ def export_logs(
     files = sorted(Path(folder).glob("*.mcap"))
     if not files:
         raise UserError(f"There are no logs (*.mcap) in {folder}.")
+    # What the first episode that is kept says about its policy; the others must agree.
     facts: dict[str, Any] | None = None
     writer: DatasetWriter | None = None
     written = {"episodes": 0, "frames": 0, "human_frames": 0, "left_out": 0}
@@ -54,6 +55,7 @@ def export_logs(
                     f"{file} is of another policy than {files[0]}: they make no one data set. Put "
                     "the logs of each policy into a folder of its own."
                 )
+            # Keep the episodes that were solved, or all.
             recording = recorded(messages, file)
             if recording is None or not (recording.success or keep_failures):
                 written["left_out"] += 1
@@ -99,6 +101,7 @@ def recorded(messages: dict[str, list[dict[str, Any]]], file: Path) -> Recording
             f"{file} does not hold what the policy saw. Record it: deploy --record, or "
             "env.record=true."
         )
+    # The reward comes with the last action, if the episode was solved.
     cameras = {t.removeprefix(CAMERA): m for t, m in messages.items() if t.startswith(CAMERA)}
     solved = bool(messages["/episode"] and messages["/episode"][-1]["solved"])
     last = np.arange(len(actions)) == len(actions) - 1

@@ -131,6 +131,7 @@ class RunLog:
         Raises:
             UserError: the log could not be written.
         """
+        # The thread ends when it comes to the None.
         self._items.put(None)
         self._thread.join()
         try:
@@ -275,6 +276,7 @@ def _sort_in(
         stamp: s.
         ros: the message.
     """
+    # Accelerations and proprio have messages of their own, right after what they belong to.
     if topic in _LATCHED:
         latest[topic] = ros.data
     elif topic == "/command/acceleration":
@@ -288,6 +290,7 @@ def _sort_in(
 def _plain(topic: str, ros: Any, latest: dict[str, Any]) -> dict[str, Any]:
     """A message as a dict, with the latched values that hold for it."""
     if topic in ("/state", "/command"):
+        # The last two joints are the fingers.
         motion = {"q": ros.position[:-2], "dq": ros.velocity[:-2], "width": sum(ros.position[-2:])}
         if topic == "/state":
             return motion | {"reflex": latest["/reflex"]}

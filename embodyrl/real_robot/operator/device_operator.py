@@ -148,7 +148,8 @@ def open_operator(
     page = None
     person = None
     if port is not None:
-        person = page = OperatorPage(clock, port)
+        page = OperatorPage(clock, port)
+        person = page
         opened.callback(page.close)
         print(f"The operator's page: {page.address}", flush=True)
     if hand:

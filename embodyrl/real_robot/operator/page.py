@@ -156,6 +156,7 @@ class OperatorPage:
             "open": True,
             "can": ["run"],
         }
+        # Wishes from before the question do not count.
         self.wishes()
         while "run" not in self.wishes():
             self.show({**status, "numbers": {}, "events": []}, {})
@@ -209,6 +210,7 @@ class OperatorPage:
                 raise ValueError(message["do"])
             self._wishes.put(message["do"])
         else:
+            # The age of the keys is by the control loop's clock, whatever the page's is.
             held = frozenset(message["keys"]) & frozenset(AXES)
             self._keys = _Keys(self._clock.now(), held, bool(message["open"]))
 

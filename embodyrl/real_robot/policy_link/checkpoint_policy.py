@@ -43,6 +43,7 @@ class CheckpointPolicy:
         self, path: str, device: str = "auto", seed: int = 0, monitor: Monitor | None = None
     ) -> None:
         self.monitor = monitor
+        # The checkpoint says which policy it is, and the env that it was made for.
         self.config = load_config(path)
         _, meta = checkpoint.load(checkpoint.find(path))
         self.spec = checkpoint.spec_from_json(meta["spec"])
@@ -61,6 +62,7 @@ class CheckpointPolicy:
         Returns:
             ``actions`` (H, A) float32, and ``ask`` where the monitor asks for a person.
         """
+        # A batch of one.
         images = observation.get("images", {})
         obs = Obs(
             images={name: torch.tensor(image)[None] for name, image in images.items()},

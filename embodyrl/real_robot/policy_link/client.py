@@ -86,6 +86,7 @@ class PolicyClient:
             connection.send(codec.pack(observation))
             answer = self._receive()
         except (OSError, WebSocketException, codec.MessageError, TimeoutError) as error:
+            # A late answer to this request must not be taken for the answer to the next one.
             self.close()
             late = isinstance(error, TimeoutError)
             what = "took too long" if late else f"failed ({type(error).__name__})"

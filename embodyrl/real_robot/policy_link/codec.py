@@ -46,6 +46,7 @@ def unpack(data: bytes) -> Any:
     """
     if len(data) > MAX_BYTES:
         raise MessageError(f"The message has {len(data)} bytes; at most {MAX_BYTES} are read.")
+    # msgpack bounds the sizes; the depth is checked afterwards.
     try:
         message = msgpack.unpackb(
             data, object_hook=_decode, max_array_len=MAX_ITEMS, max_map_len=MAX_ITEMS, max_ext_len=0

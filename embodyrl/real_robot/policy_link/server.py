@@ -100,6 +100,7 @@ class PolicyServer:
             while True:
                 data = connection.recv()
                 began = time.monotonic()
+                # Whatever is wrong with a request, the connection lives and the client is told.
                 try:
                     answer = self._answer(data, previous)
                 except UserError as error:
@@ -122,6 +123,7 @@ class PolicyServer:
             raise codec.MessageError("Requests are binary messages.")
         observation = check_observation(codec.unpack(data), self._metadata)
         began = time.monotonic()
+        # One inference at a time, whatever the number of clients.
         with self._lock:
             result = self._infer(observation)
         timing = {"infer_ms": (time.monotonic() - began) * 1e3}
@@ -146,6 +148,7 @@ def refuse_strangers(host: str, token: str) -> None:
 def admit(connection: ServerConnection, request: Request, token: str) -> Response | None:
     """None for a client that sent the token, or if there is none; otherwise the refusal."""
     given = request.headers.get("Authorization", "").removeprefix("Api-Key ")
+    # Compared in constant time, so that the time of a refusal says nothing about the token.
     if token and not hmac.compare_digest(given.encode(), token.encode()):
         return connection.respond(HTTPStatus.UNAUTHORIZED, "A token is needed.\n")
     return None
@@ -166,10 +169,12 @@ def check_observation(message: Any, metadata: Mapping[str, Any]) -> dict[str, An
         if not holds:
             raise codec.MessageError(f"The observation does not fit this policy: {what}.")
 
+    # Keys.
     need(isinstance(message, dict), "it is not a map")
     known = {"images", "proprio", "prompt", "step", "previous", "delay", "execute"}
     extra = set(message) - known
     need(not extra, f"unknown key {str(next(iter(extra), ''))[:40]!r}")
+    # What the policy sees: images of the right size, proprio and prompt.
     images = message.get("images", {})
     proprio = message.get("proprio")
     prompt = message.get("prompt", "")
@@ -191,6 +196,7 @@ def check_observation(message: Any, metadata: Mapping[str, Any]) -> dict[str, An
     )
     step = message.get("step", 0)
     need(type(step) is int and 0 <= step < 2**31, "step must be a whole number")
+    # Real-time chunking.
     if "previous" in message:
         shape = (metadata["horizon"], metadata["action_dim"])
         need(_is_array(message["previous"], shape, "f4"), f"previous must be {shape} float32")

@@ -73,6 +73,7 @@ class RosbridgeServer:
         self._server.shutdown()
 
     def _spread(self, topic: str, message: Fields) -> None:
+        # Encoded once, and handed to each client, which sends it in a thread of its own.
         with self._lock:
             clients = list(self._clients.get(topic, ()))
         if clients:
@@ -87,6 +88,7 @@ class RosbridgeServer:
         try:
             while True:
                 data = connection.recv()
+                # A bad request is answered by its error, as rosbridge does; the client stays.
                 try:
                     self._obey(client, json.loads(data))
                 except (ValueError, KeyError, TypeError, AttributeError) as error:

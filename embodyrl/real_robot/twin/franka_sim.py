@@ -41,11 +41,13 @@ class FrankaSimInScene(LibfrankaRobot):
         self._recover(seconds)
         self.twin.begin(init)
         self._go(self.twin.data.qpos[:7], seconds)
+        # From the scene's time to that of the arm.
         self._offset = self.now() - self.twin.now()
 
     def sleep_until(self, stamp: float) -> None:
         """See ``Clock``; the scene moves on by the same time."""
         super().sleep_until(stamp)
+        # The scene's arm follows the measured angles, one tick late.
         state = super().state()
         self.twin.follow(np.array([self._tick]), state.q[None], state.dq[None])
         self.twin.sleep_until(stamp - self._offset)

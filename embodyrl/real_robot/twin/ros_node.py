@@ -79,7 +79,9 @@ class TwinNode:
             elif asked is not None and asked != init:  # the same number may come twice
                 init = asked
                 twin.begin(init)
-                self._command = self._width = None
+                # Commands for the last scene no longer count.
+                self._command = None
+                self._width = None
                 due = time.monotonic()
                 ahead = twin.now() - due
             # 2. Take the newest command, move the physics on, and publish.

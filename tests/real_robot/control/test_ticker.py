@@ -14,13 +14,14 @@ import torch
 
 from embodyrl.real_robot.control import actions, kinematics, limits
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
+from embodyrl.real_robot.control.episode import Episode
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import VirtualInference
 from embodyrl.real_robot.control.joint_tracking import Stopper
 from embodyrl.real_robot.control.messages import Command, Mode, RobotState
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.safety_config import SafetyConfig
-from embodyrl.real_robot.control.ticker import Episode, drive
+from embodyrl.real_robot.control.ticker import drive
 from embodyrl.real_robot.logs.mcap_log import RunLog, read
 from embodyrl.real_robot.policy_link.client import PolicyClient
 from embodyrl.real_robot.policy_link.real_time_chunking import rtc_weights, sample_guided

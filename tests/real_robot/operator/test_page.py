@@ -18,11 +18,12 @@ from websockets.sync.client import connect
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
 from embodyrl.real_robot.control.clocks import PacedClock
+from embodyrl.real_robot.control.episode import Episode
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import ThreadInference
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.control.safety import SafetyFilter
-from embodyrl.real_robot.control.ticker import Episode, drive
+from embodyrl.real_robot.control.ticker import drive
 from embodyrl.real_robot.logs.mcap_log import RunLog, read
 from embodyrl.real_robot.operator import OperatorPage
 from embodyrl.real_robot.ros.config import load_robot

@@ -14,7 +14,7 @@ from embodyrl.real_robot.control import kinematics, limits
 from embodyrl.real_robot.control.joint_tracking import Stopper
 from embodyrl.real_robot.ros import fields
 from embodyrl.real_robot.ros.config import PRESETS, Topics, load_robot
-from embodyrl.real_robot.ros.robot import StampConverter
+from embodyrl.real_robot.ros.stamps import StampConverter
 
 
 @pytest.mark.parametrize("ros", [1, 2])

@@ -53,11 +53,12 @@ from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.clocks import RealClock
+from embodyrl.real_robot.control.episode import Episode
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import VirtualInference
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.control.safety import SafetyFilter
-from embodyrl.real_robot.control.ticker import Episode, drive
+from embodyrl.real_robot.control.ticker import drive
 from embodyrl.real_robot.logs.mcap_log import read
 from embodyrl.real_robot.ros import rosbridge
 from embodyrl.real_robot.ros.connect_bus import KINDS, connect
