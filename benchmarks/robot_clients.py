@@ -46,16 +46,17 @@ import numpy as np
 from robot_transports import twin  # pyright: ignore[reportMissingImports] - beside this file
 
 from embodyrl.functional.intervals import wilson
-from embodyrl.real_robot.connect import Rig, ros_robot
+from embodyrl.real_robot.connect_robot import ConnectedRobot, ros_robot
 from embodyrl.real_robot.control.actions import DeltaDecoder, action_space
-from embodyrl.real_robot.control.executor import Executor, ExecutorConfig, ThreadInference
-from embodyrl.real_robot.control.pilot import Pilot
+from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
+from embodyrl.real_robot.control.inference import ThreadInference
 from embodyrl.real_robot.control.safety import SafetyFilter
+from embodyrl.real_robot.control.step_driver import StepDriver
 from embodyrl.real_robot.control.ticker import drive
-from embodyrl.real_robot.env.twin import BOX
 from embodyrl.real_robot.logs.mcap_log import RunLog, read
 from embodyrl.real_robot.policy_link.client import PolicyClient
 from embodyrl.real_robot.ros import rosbridge
+from embodyrl.real_robot.twin.mujoco_twin import BOX
 from embodyrl.storage.provenance import git_commit, hardware, versions
 
 CLIENTS = ("rtc", "naive", "sync", "openpi", "our client", "lerobot")
@@ -156,7 +157,9 @@ def row(
 class Arm:
     """The arm of one row: the filter and the log that all clients share, and what the log says."""
 
-    def __init__(self, rig: Rig, told: dict[str, Any], speed: float, folder: Path) -> None:
+    def __init__(
+        self, rig: ConnectedRobot, told: dict[str, Any], speed: float, folder: Path
+    ) -> None:
         self.rig, self.told, self.safety, self.file = rig, told, rig.safety, folder / "run.mcap"
         self.hz = told["control_hz"] * speed
         self.seconds = told["max_episode_steps"] / self.hz
@@ -173,10 +176,10 @@ class Arm:
         return decoder, SafetyFilter(self.safety), RunLog(self.file, {}, self.rig.clock.now())
 
     @contextmanager
-    def piloted(self) -> Iterator[Pilot]:
+    def piloted(self) -> Iterator[StepDriver]:
         """For clients that hand over one action at a time."""
         decoder, guard, log = self.parts()
-        pilot = Pilot(self.rig.robot, self.rig.clock, guard, decoder, True, log)
+        pilot = StepDriver(self.rig.robot, self.rig.clock, guard, decoder, True, log)
         pilot.start()
         self._began, self._acted = time.monotonic(), False
         try:
@@ -187,13 +190,13 @@ class Arm:
             pilot.stop()
             log.close()
 
-    def act(self, pilot: Pilot, action: np.ndarray) -> None:
+    def act(self, pilot: StepDriver, action: np.ndarray) -> None:
         """An action that is due now; the episode's time begins with the first."""
         if not self._acted:
             self._began, self._acted = time.monotonic(), True
         pilot.act(action.astype(np.float32))
 
-    def over(self, pilot: Pilot) -> bool:
+    def over(self, pilot: StepDriver) -> bool:
         """Whether the episode is."""
         late = time.monotonic() - self._began > (self.seconds if self._acted else 60.0)
         return late or bool(pilot.broken) or self.rig.robot.solved()
@@ -361,7 +364,7 @@ def serve(kind: str, checkpoint: Path, delay: float, openpi: Path | None) -> Non
     """Serves the checkpoint until it is terminated."""
     import torch
 
-    from embodyrl.real_robot.policy_link.checkpoint_server import CheckpointPolicy
+    from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy
     from embodyrl.real_robot.policy_link.server import PolicyServer
 
     torch.set_num_threads(1)

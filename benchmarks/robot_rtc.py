@@ -33,13 +33,15 @@ from shared import complete
 from embodyrl.config import env_config, resolve
 from embodyrl.data.collect import collect_dataset
 from embodyrl.functional.intervals import wilson
-from embodyrl.real_robot.connect import Rig, simulated_robot, twin_config
+from embodyrl.real_robot.connect_robot import ConnectedRobot, simulated_robot
 from embodyrl.real_robot.control.actions import DeltaDecoder, action_space
-from embodyrl.real_robot.control.executor import Executor, ExecutorConfig, VirtualInference
+from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
+from embodyrl.real_robot.control.inference import VirtualInference
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.ticker import drive
 from embodyrl.real_robot.logs.mcap_log import RunLog, read
-from embodyrl.real_robot.policy_link.checkpoint_server import CheckpointPolicy
+from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy
+from embodyrl.real_robot.twin.config import twin_config
 from embodyrl.sims.mujoco.experts import PROGRAMS, Waypoint
 from embodyrl.storage.provenance import git_commit, hardware, versions
 from embodyrl.training.run_folder import finished
@@ -150,7 +152,7 @@ def mean(values: list[Any]) -> float:
 
 
 def row(
-    rig: Rig,
+    rig: ConnectedRobot,
     policy: CheckpointPolicy,
     mode: str,
     delay: float,

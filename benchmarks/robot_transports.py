@@ -31,10 +31,10 @@ from typing import Any
 import numpy as np
 
 from embodyrl.real_robot.commands import deploy_checkpoint
-from embodyrl.real_robot.env.twin import BOX
 from embodyrl.real_robot.ros import fields
-from embodyrl.real_robot.ros.bus import connect
 from embodyrl.real_robot.ros.config import PRESETS
+from embodyrl.real_robot.ros.connect_bus import connect
+from embodyrl.real_robot.twin.mujoco_twin import BOX
 from embodyrl.storage.provenance import git_commit, hardware, versions
 from embodyrl.training.evaluate import evaluate_checkpoint
 

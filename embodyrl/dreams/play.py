@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from embodyrl.build import make_env
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
-from embodyrl.real_robot.control.transports import RealClock
+from embodyrl.real_robot.control.clocks import RealClock
 from embodyrl.real_robot.operator import OperatorPage
 from embodyrl.types import Obs, Step
 from embodyrl.world_models.dream_metrics import psnr

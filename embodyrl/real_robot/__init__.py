@@ -1,5 +1,13 @@
-"""Checkpoints on a robot: safety filter, chunk executor, policy server and client, transports.
+"""Runs policies on a robot, behind a safety filter.
 
-Everything here but ``policy_link.checkpoint_server`` runs on the robot's computer and imports no
-torch.
+- ``commands``, ``cli``: ``embodyrl serve``, ``deploy``, ``act`` and ``twin``.
+- ``control``: the control loop, from an action to a safe command.
+- ``policy_link``: the policy server, its client, and what they exchange.
+- ``ros``, ``libfranka``, ``twin``: robots that can be driven; the twin is a simulated one.
+- ``operator``: the person beside the robot.
+- ``logs``: what happened, recorded and exported.
+- ``env``, ``remote``: reinforcement learning on the robot.
+
+``control``, ``operator``, ``ros``, ``libfranka``, the policy client and the logs run on the robot's
+computer and import no torch.
 """

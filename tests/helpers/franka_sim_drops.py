@@ -1,4 +1,4 @@
-"""franka-sim's server, which drops a command that comes after its cycle, as Franka says that its robots do.
+"""franka-sim's server, which drops commands that come too late, as Franka says its robots do.
 
 franka-sim by itself lets such a command undo what the robot did meanwhile, and so calls the next
 one a jump (https://support.franka.de/docs/requirements.html). Runs in franka-sim's own environment.

@@ -16,16 +16,18 @@ import numpy as np
 
 from embodyrl.real_robot.control import kinematics, limits
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
-from embodyrl.real_robot.control.executor import Executor, ExecutorConfig, ThreadInference
+from embodyrl.real_robot.control.clocks import Clock, RealClock
+from embodyrl.real_robot.control.episode import Episode
+from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
+from embodyrl.real_robot.control.inference import ThreadInference
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.control.safety import SafetyFilter
-from embodyrl.real_robot.control.ticker import Episode, drive
-from embodyrl.real_robot.control.tracking import SafetyConfig
-from embodyrl.real_robot.control.transports import Clock, RealClock
+from embodyrl.real_robot.control.safety_config import SafetyConfig
+from embodyrl.real_robot.control.ticker import drive
 from embodyrl.real_robot.logs.mcap_log import RunLog, read
 from embodyrl.real_robot.ros import rosbridge
-from embodyrl.real_robot.ros.bus import connect
 from embodyrl.real_robot.ros.config import PRESETS, load_robot
+from embodyrl.real_robot.ros.connect_bus import connect
 from embodyrl.real_robot.ros.robot import RosRobot
 
 H, HZ = 8, 25.0
@@ -92,7 +94,10 @@ TOLD = {
 
 
 class Faults:
-    """A policy that sweeps, and to which something happens at its fifth question, or a cold start at its first."""
+    """A policy that sweeps until its fifth request, where something happens to it.
+
+    A cold start happens at its first request.
+    """
 
     def __init__(self, fault: str, hang: float) -> None:
         self.fault, self.hang, self.asked = fault, hang, 0
@@ -115,7 +120,7 @@ class Faults:
 FAR = {"box_low": (0.1, -0.7, 0.02), "box_high": (1.1, 0.7, 1.1)}
 """A workspace that ends where the arm cannot go."""
 AWAY = {"stretched": (1.0, 0.0, 0.4), "end": (-1.0, 0.0, 0.0)}
-"""Ways there: to where the arm is stretched, which is singular, and to where a joint is at its end."""
+"""Directions to where the arm is stretched (singular), and to where a joint is at its end."""
 
 
 def towards(*way: float) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -127,7 +132,16 @@ def towards(*way: float) -> Callable[[dict[str, Any]], dict[str, Any]]:
 def ends_at_rest(
     episode: Episode, path: Path, mode: Mode, *told: str, reason: str = "", moving: bool = True
 ) -> None:
-    """After a fault: the mode, the limits, the time to stop if it was ``moving``, and what the log says (``told``)."""
+    """Checks an episode that a fault ended: mode, limits, time to stop, and the log.
+
+    Args:
+        episode: the result.
+        path: of its log.
+        mode: that it must end in.
+        told: words of which the log must hold one.
+        reason: part of the reason of the end.
+        moving: whether the arm was surely moving when the fault came.
+    """
     assert episode.mode == mode and reason in episode.reason and not episode.solved, episode
     assert max(episode.peak.values()) <= 1.0, episode.peak  # acceleration and jerk are among them
     messages = read(path)
@@ -146,7 +160,11 @@ def ends_at_rest(
 
 
 def goes_on(episode: Episode, path: Path, moved: float = 0.05) -> np.ndarray:
-    """Nothing stopped the arm before its time was up, within limits; the angles that it was told (ticks, 7)."""
+    """Checks that nothing stopped the arm before its time was up, within limits.
+
+    Returns:
+        The angles that it was told, (ticks, 7).
+    """
     assert (episode.mode, episode.reason) == (Mode.HOLD, "the time is up"), episode
     assert max(episode.peak.values()) <= 1.0, episode.peak
     messages = read(path)
@@ -173,7 +191,7 @@ def is_there(q: np.ndarray, where: str, robot: str) -> bool:
 
 
 class TakesOver:
-    """A person who takes over when the policy is asked for the fifth time, and lets go after a second.
+    """A person who takes over at the policy's fifth request, and lets go after a second.
 
     Where a busy machine stopped the arm, they look, clear what there is to clear, and go on; they
     give up in the end.

@@ -15,11 +15,12 @@ import sys
 import time
 from typing import Any
 
-from embodyrl.real_robot.env.twin import MujocoTwin
-from embodyrl.real_robot.ros import fields, twin_node
-from embodyrl.real_robot.ros.bus import connect
+from embodyrl.real_robot.ros import fields
 from embodyrl.real_robot.ros.config import PRESETS
+from embodyrl.real_robot.ros.connect_bus import connect
 from embodyrl.real_robot.ros.rosbridge_server import RosbridgeServer
+from embodyrl.real_robot.twin import ros_node
+from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 from embodyrl.sims.mujoco.env import Config
 
 
@@ -37,7 +38,7 @@ class FaultyTime:
 FAULTS = ("frozen", "late", "not finite", "shuffled", "repeats", "force")
 
 
-class FaultyNode(twin_node.TwinNode):
+class FaultyNode(ros_node.TwinNode):
     mute, wrong = False, ""
 
     def __init__(self, twin: MujocoTwin, bus: Any) -> None:
@@ -87,7 +88,7 @@ class FaultyNode(twin_node.TwinNode):
 
 def main(kind: str, task: str) -> None:
     clock: Any = FaultyTime()
-    twin_node.time = clock
+    ros_node.time = clock
     bus = RosbridgeServer(0) if kind == "rosbridge" else connect(kind, name="embodyrl_twin")
     twin = MujocoTwin(Config(task=task, image_size=32, split="eval"))
     node = FaultyNode(twin, bus)

@@ -6,7 +6,7 @@ import torch
 from embodyrl.algorithms.sft import SFT, SFTConfig
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.policies.sample_path import given_prefix
-from embodyrl.real_robot.policy_link.checkpoint_server import sample_after
+from embodyrl.real_robot.policy_link.real_time_chunking import sample_after
 from embodyrl.types import EnvSpec, Obs
 
 SPEC = EnvSpec("test/arm", 3, 4, 6, "ee_delta_pos", 25.0, 20, {"front": (24, 32)}, privileged_dim=5)

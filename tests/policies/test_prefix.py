@@ -12,7 +12,7 @@ from embodyrl.errors import UserError
 from embodyrl.policies.flow_vla import FlowVLAConfig
 from embodyrl.policies.sample_path import given_prefix, integrate_after
 from embodyrl.policies.vla.policy import VLAConfig
-from embodyrl.real_robot.policy_link.checkpoint_server import sample_after
+from embodyrl.real_robot.policy_link.real_time_chunking import sample_after
 from embodyrl.types import EnvSpec, Obs
 
 SPEC = EnvSpec("test/arm", 64, 1, 2, "ee_delta_pos", 25.0, 20, {}, privileged_dim=2)

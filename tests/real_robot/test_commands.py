@@ -20,11 +20,11 @@ from embodyrl.config import compose
 from embodyrl.real_robot.control.executor import ExecutorConfig
 from embodyrl.real_robot.control.messages import RobotState
 from embodyrl.real_robot.control.preflight import preflight
-from embodyrl.real_robot.control.tracking import SafetyConfig
-from embodyrl.real_robot.env.twin import BOX, MujocoTwin
+from embodyrl.real_robot.control.safety_config import SafetyConfig
 from embodyrl.real_robot.logs.mcap_log import read
 from embodyrl.real_robot.policy_link.client import PolicyClient
 from embodyrl.real_robot.ros.config import load_robot
+from embodyrl.real_robot.twin.mujoco_twin import BOX, MujocoTwin
 from embodyrl.storage import checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -113,7 +113,7 @@ class Moved:
 
 
 def test_preflight_is_red_where_it_should_be(saved: Path) -> None:
-    from embodyrl.real_robot.policy_link.checkpoint_server import CheckpointPolicy
+    from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy
 
     policy = CheckpointPolicy(str(saved), "cpu")
     twin = MujocoTwin(policy.config.env)  # type: ignore[arg-type]
@@ -157,7 +157,10 @@ def test_preflight_is_red_where_it_should_be(saved: Path) -> None:
 
 def test_serve_answers_and_ends_on_ctrl_c(saved: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "embodyrl.cli", "serve", str(saved), "--port", "0", "--device", "cpu"],
+        [
+            *(sys.executable, "-m", "embodyrl.cli"),
+            *("serve", str(saved), "--port", "0", "--device", "cpu"),
+        ],
         stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     try:

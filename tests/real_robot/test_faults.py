@@ -1,4 +1,4 @@
-"""Faults of state, sensors and clock on the simulated arm in this process: mode, limits, time to stop and log."""
+"""Faults of state, sensors and clock on the simulated arm: mode, limits, time to stop, and log."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from ros_arm import AWAY, FAR, ends_at_rest, goes_on, is_there
 
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
-from embodyrl.real_robot.control.executor import Executor, ExecutorConfig, VirtualInference
+from embodyrl.real_robot.control.episode import Episode
+from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
+from embodyrl.real_robot.control.inference import VirtualInference
 from embodyrl.real_robot.control.messages import Mode, RobotState
-from embodyrl.real_robot.control.safety import SafetyConfig, SafetyFilter
-from embodyrl.real_robot.control.ticker import Episode, drive
+from embodyrl.real_robot.control.robot import NotReadyError
+from embodyrl.real_robot.control.safety import SafetyFilter
+from embodyrl.real_robot.control.safety_config import SafetyConfig
+from embodyrl.real_robot.control.ticker import drive
 from embodyrl.real_robot.control.tracking import BOX_SLACK
-from embodyrl.real_robot.control.transports import NotReadyError
-from embodyrl.real_robot.env.twin import BOX, MujocoTwin
 from embodyrl.real_robot.logs.mcap_log import RunLog, read
+from embodyrl.real_robot.twin.mujoco_twin import BOX, MujocoTwin
 from embodyrl.sims.mujoco.env import Config
 
 H, HZ = 8, 25.0
@@ -88,7 +91,8 @@ def driven(
     executor = Executor(
         ExecutorConfig(H, 4, HZ, "naive"), VirtualInference(lambda seen: chunk, lambda took: 0.05)
     )
-    log, guard = RunLog(path, {}, twin.now()), SafetyFilter(SafetyConfig(**box, robot="panda"))  # type: ignore[arg-type]
+    log = RunLog(path, {}, twin.now())
+    guard = SafetyFilter(SafetyConfig(**box, robot="panda"))  # type: ignore[arg-type]
     try:
         return drive(
             twin, twin, guard, executor, DeltaDecoder(SPACE, HZ, **box), log, seconds=seconds

@@ -1,1 +1,5 @@
-"""From an action to the arm, and when to stop: chunk executor, safety filter, tracking, ticker. No torch."""
+"""The control loop of the arm, without torch.
+
+``ticker`` is the loop: policy -> ``executor`` -> ``actions`` -> ``safety`` -> robot. ``robot``,
+``clocks`` and ``operator`` are the interfaces that the other rooms implement.
+"""

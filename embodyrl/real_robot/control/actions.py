@@ -1,4 +1,4 @@
-"""From a policy's actions to poses for the safety filter, and from poses to the policy's proprio."""
+"""Turns a policy's actions into target poses, and the robot's state into the policy's proprio."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.real_robot.control import kinematics
+from embodyrl.real_robot.control.limits import MAX_WIDTH
 from embodyrl.real_robot.control.messages import Array, RobotState, Target
-from embodyrl.real_robot.control.safety import MAX_WIDTH
 
 
 @dataclass(frozen=True)
 class ActionSpace:
-    """What an action of a control mode means; as in the env that the policy was trained in.
+    """What an action means, as in the environment that the policy was trained in.
 
     Attributes:
-        dims: A; x, y, z, then three of rotation if there are seven, then the gripper (above 0
-            opens).
-        metres: that the commanded hand moves at 1.
-        radians: that it turns at 1.
-        max_lead: m that the command may be ahead of the measured hand.
+        dims: A. The action is x, y, z, then a rotation vector if there are seven dimensions, then
+            the gripper (above 0 opens). All are in [-1, 1].
+        metres: m that the commanded hand moves for a value of 1.
+        radians: rad that it turns for a value of 1.
+        max_lead: m that the commanded hand may be ahead of the measured one.
     """
 
     dims: int
@@ -42,7 +42,7 @@ SPACES = {(env, mode): space for env in ("mujoco", "robot") for mode, space in _
 
 
 def action_space(metadata: Mapping[str, Any]) -> ActionSpace:
-    """Of the policy that a server's metadata describes.
+    """The action space of the policy that a server's metadata describes.
 
     Raises:
         UserError: its control mode is not known here.
@@ -58,9 +58,21 @@ def action_space(metadata: Mapping[str, Any]) -> ActionSpace:
 
 
 class DeltaDecoder:
-    """Adds up end-effector deltas into the pose that is commanded, and moves to it in a straight line over each step.
+    """Adds up end-effector deltas into a commanded pose.
 
-    The commanded pose is integrated, not the measured one, so that tracking errors do not add up.
+    Over each control step the target moves to that pose in a straight line. The commanded pose is
+    integrated, not the measured one, so that tracking errors do not add up.
+
+    Args:
+        space: of the actions.
+        control_hz: actions per second.
+        box_low: (3,) m, lower corner of the workspace.
+        box_high: (3,) m, upper corner of the workspace.
+
+    Attributes:
+        position: (3,) m, the commanded position.
+        rotation: (3, 3) the commanded rotation.
+        width: m, the commanded opening of the gripper.
     """
 
     def __init__(self, space: ActionSpace, control_hz: float, box_low: Any, box_high: Any) -> None:
@@ -70,30 +82,35 @@ class DeltaDecoder:
         self._high = np.array(box_high)
 
     def start(self, now: float, state: RobotState) -> None:
-        """Begins at the measured pose."""
+        """Starts at the measured pose."""
         self.position, self.rotation, _ = kinematics.forward(state.q)
+        # The present step: where it began, and when.
         self._before = self.position
         self._since = now
         self._stamp = now
+        # Fingers that are more than half open count as open.
         self.width = MAX_WIDTH if state.width > MAX_WIDTH / 2 else 0.0
 
     def act(self, now: float, action: NDArray[np.float32], state: RobotState) -> None:
-        """Takes an action (A,) that is due now."""
+        """Adds an action (A,) that is due now."""
         move: Array = np.clip(action.astype(np.float64), -1.0, 1.0)
         here = np.array(kinematics.tip(state.q.tolist()))
+        # Integrate the command, but keep it near the measured hand and inside the workspace.
         goal = self.position + self.space.metres * move[:3]
         goal = np.clip(goal, here - self.space.max_lead, here + self.space.max_lead)
         self._before = self.position
         self._since = now
         self.position = np.clip(goal, self._low, self._high)
+        # The rotation is about axes of the base, so it is multiplied from the left.
         if self.space.dims == 7:
             self.rotation = kinematics.exp_rotation(self.space.radians * move[3:6]) @ self.rotation
         self.width = MAX_WIDTH if move[-1] > 0 else 0.0
 
     def target(self, now: float, fresh: bool) -> Target:
-        """Where to be now; its stamp only moves on while the actions are ``fresh``."""
+        """Where to be now; its stamp only advances while the actions are ``fresh``."""
         if fresh:
             self._stamp = now
+        # Linear interpolation from the last commanded position to this one.
         share = min(max((now - self._since) / self.period, 0.0), 1.0)
         return Target(
             self._stamp,
@@ -104,12 +121,16 @@ class DeltaDecoder:
 
 
 def proprio_dim(space: ActionSpace) -> int:
-    """P of ``proprio``."""
+    """P, the length of ``proprio``."""
     return 13 if space.dims == 7 else 7
 
 
 def proprio(space: ActionSpace, state: RobotState, decoder: DeltaDecoder) -> NDArray[np.float32]:
-    """(P,) float32 as the MuJoCo tasks give it: hand, commanded hand, their rotations if they turn, gripper."""
+    """The policy's proprio (P,) float32, as in the MuJoCo tasks.
+
+    It holds the position of the hand, the commanded position, for seven action dimensions the two
+    rotations as vectors against pointing down, and the opening of the gripper.
+    """
     position, rotation, _ = kinematics.forward(state.q)
     parts = [position, decoder.position]
     if space.dims == 7:

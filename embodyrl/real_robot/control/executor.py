@@ -1,34 +1,31 @@
-"""Action chunks in time: one inference under way at most, while a ticker takes one action per control step.
+"""Carries out action chunks in time: one action per control step, while the next chunk is inferred.
 
-A chunk that was asked for when n actions had been taken, and arrives when n + d have, starts with
-its action d: the delay is counted in actions really taken, so an arm that waits loses none. Modes:
+At most one inference is under way. Suppose a chunk was requested after n actions had been taken,
+and arrives after n + d. Its actions 0 to d - 1 are in the past, so it takes over with action d.
+The delay d counts actions that were really taken, so an arm that waits skips none. The modes:
 
-    sync      asks when all actions are taken, and waits
-    naive     asks early, and switches when the answer comes
-    ensemble  asks early, and averages all predictions for a step: weights exp(-decay i), the oldest
-              i = 0 (ACT, arXiv:2304.13705)
-    rtc       as naive, but the policy is told what will have been taken meanwhile and continues it
-              (real-time chunking, arXiv:2506.07339)
+    sync      requests a chunk when all actions are taken, and waits for it
+    naive     requests early, and switches to the new chunk when it arrives
+    ensemble  requests early, and averages all predictions for a step, with weights exp(-decay i),
+              where i = 0 is the oldest (ACT, arXiv:2304.13705)
+    rtc       like naive, but the policy is told which actions will be taken meanwhile, and
+              continues from them (real-time chunking, arXiv:2506.07339)
 """
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.real_robot.control.inference import Answer, Inference, Request
 
 MODES = ("sync", "naive", "ensemble", "rtc")
 Actions = NDArray[np.float32]
-Request = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -36,14 +33,15 @@ class ExecutorConfig:
     """How chunks are carried out.
 
     Attributes:
-        horizon: H, actions in a chunk.
+        horizon: H, the number of actions in a chunk.
         action_dim: A.
         control_hz: actions per second.
-        mode: see the module.
-        execute: actions after which the next chunk is asked for; 0 means H in sync, else H // 2.
-        ensemble_decay: see the module.
-        delay: actions that the first guess of the delay is (rtc).
-        patience: s that sync waits for an answer before it counts as starved.
+        mode: ``"sync"``, ``"naive"``, ``"ensemble"`` or ``"rtc"``; see the module.
+        execute: number of actions after which the next chunk is requested; 0 means H in sync mode,
+            else H // 2.
+        ensemble_decay: decay of the weights in ensemble mode.
+        delay: first guess of the delay in actions (rtc).
+        patience: s that sync mode waits for a chunk before the step counts as starved.
     """
 
     horizon: int
@@ -65,112 +63,23 @@ class ExecutorConfig:
 
     @property
     def asks_after(self) -> int:
-        """Actions of a chunk that are taken before the next is asked for."""
+        """Number of actions of a chunk that are taken before the next chunk is requested."""
         return self.execute or (self.horizon if self.mode == "sync" else max(1, self.horizon // 2))
-
-
-class Inference(Protocol):
-    """Something that answers one request at a time, meanwhile."""
-
-    def submit(self, request: Request, now: float) -> None:
-        """Starts on a request."""
-        ...
-
-    def poll(self, now: float) -> dict[str, Any] | Exception | None:
-        """The answer, what went wrong, or None while it is under way."""
-        ...
-
-    def close(self) -> None:
-        """Ends it after the request under way."""
-        ...
-
-
-class ThreadInference:
-    """Inference in one thread of its own."""
-
-    def __init__(self, infer: Callable[[Request], dict[str, Any]]) -> None:
-        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[dict[str, Any] | Exception] = queue.SimpleQueue()
-        self._infer = infer
-        self._thread = threading.Thread(target=self._work, name="inference", daemon=True)
-        self._thread.start()
-
-    def submit(self, request: Request, now: float) -> None:
-        """See ``Inference``."""
-        self._requests.put(request)
-
-    def poll(self, now: float) -> dict[str, Any] | Exception | None:
-        """See ``Inference``."""
-        try:
-            return self._answers.get_nowait()
-        except queue.Empty:
-            return None
-
-    def close(self) -> None:
-        """See ``Inference``."""
-        self._requests.put(None)
-        self._thread.join(timeout=5.0)
-
-    def _work(self) -> None:
-        while (request := self._requests.get()) is not None:
-            try:
-                self._answers.put(self._infer(request))
-            except (
-                Exception
-            ) as error:  # handed to the ticker, which logs it and starves into a hold
-                self._answers.put(error)
-
-
-class VirtualInference:
-    """Inference in the time of a simulated clock.
-
-    Args:
-        infer: observation to chunk.
-        latency: the s that it really took to the s after which the answer is ready.
-    """
-
-    def __init__(
-        self, infer: Callable[[Request], dict[str, Any]], latency: Callable[[float], float]
-    ) -> None:
-        self._infer = infer
-        self._latency = latency
-        self._due = 0.0
-        self._answer = None
-
-    def submit(self, request: Request, now: float) -> None:
-        """See ``Inference``."""
-        began = time.perf_counter()
-        try:
-            self._answer = self._infer(request)
-        except Exception as error:  # as in ``ThreadInference``
-            self._answer = error
-        self._due = now + self._latency(time.perf_counter() - began)
-
-    def poll(self, now: float) -> dict[str, Any] | Exception | None:
-        """See ``Inference``."""
-        if self._answer is None or now < self._due - 1e-9:
-            return None
-        answer = self._answer
-        self._answer = None
-        return answer
-
-    def close(self) -> None:
-        """See ``Inference``; there is nothing to end."""
 
 
 @dataclass
 class Counts:
-    """What happened.
+    """Statistics of an episode.
 
     Attributes:
-        taken: actions.
-        starved: control steps without one.
-        chunks: used.
-        refused: chunks that were not.
+        taken: actions that were taken.
+        starved: control steps without an action.
+        chunks: chunks that were used.
+        refused: chunks that were refused as invalid.
         missed: control steps that the ticker was too late for.
-        delays: of chunks, in actions.
-        jumps: where a chunk took over from another: how far its action is from the planned one,
-            without the gripper.
+        delays: the delay of each chunk in actions.
+        jumps: at each switch between chunks, the distance between the action taken and the action
+            that the previous chunk had planned, without the gripper.
         switches: the numbers of those actions.
     """
 
@@ -185,10 +94,16 @@ class Counts:
 
 
 class Executor:
-    """See the module. Used by the ticker's thread alone.
+    """Turns action chunks into one action per control step; see the module.
 
-    ``asks`` is why the policy's side wants a person: the text ``ask`` that came with the newest
-    chunk, or nothing.
+    Only the ticker's thread uses it.
+
+    Attributes:
+        fresh: whether all is well: the last control step had its action, or sync mode is still
+            waiting for one within its patience.
+        asks: why the policy's side wants a person: the text ``ask`` that came with the newest
+            chunk, or nothing.
+        counts: statistics of the episode.
     """
 
     def __init__(
@@ -200,80 +115,93 @@ class Executor:
         self.config = config
         self.inference = inference
         self.counts = Counts()
-        self._on_problem = on_problem or (lambda now, text: None)
-        self._execute = config.asks_after
-        self._chunks: deque[tuple[int, Actions]] = deque(
-            maxlen=config.horizon
-        )  # (number of its first action, (H, A))
-        self._asked_at: int | None = None
-        self._asked_when = 0.0
-        self._start = 0.0
-        self._step = -1
-        self._recent: deque[int] = deque(maxlen=10)
         self.fresh = False
         self.asks = ""
-        self._abandoned = self._switched = False
+        self._on_problem = on_problem or (lambda now, text: None)
+        self._execute = config.asks_after
+        # Each chunk (H, A) with the number, counted over the episode, of its first action.
+        self._chunks: deque[tuple[int, Actions]] = deque(maxlen=config.horizon)
+        # The request under way: how many actions had been taken, and when (s) it was made.
+        self._requested_at_action: int | None = None
+        self._requested_at_time = 0.0
+        self._abandoned = False  # the answer to that request is no longer wanted
+        self._recent_delays: deque[int] = deque(maxlen=10)
+        self._start = 0.0
+        self._step = -1
+        self._switched = False  # a chunk arrived since the last action
 
     def start(self, now: float) -> None:
-        """Control steps are counted from here."""
+        """Counts control steps from ``now`` on."""
         self._start = now
         self._step = -1
         self.fresh = False
 
     def restart(self) -> None:
-        """Forgets all chunks, the one that is under way too: they are about a place where the arm no longer is."""
+        """Forgets all chunks, also one under way: they were made for where the arm was before."""
         self._chunks.clear()
-        self._abandoned = self._asked_at is not None
+        self._abandoned = self._requested_at_action is not None
         self.fresh = False
 
     def ready(self, now: float, observe: Callable[[], Request | None]) -> bool:
-        """Asks for the first chunk without taking from it; True once it is there."""
-        self._collect(now)
-        if self._left == 0 and self._asked_at is None:
-            self._ask(now, observe)
+        """Requests the first chunk without taking an action of it; True once it has arrived."""
+        self._receive(now)
+        if self._left == 0 and self._requested_at_action is None:
+            self._request(now, observe)
         return self._left > 0
 
     def tick(self, now: float, observe: Callable[[], Request | None]) -> Actions | None:
-        """The action (A,) that becomes due, or None between control steps and when there is none.
+        """The action (A,) that becomes due now.
 
-        ``fresh`` then says whether all is well: the last step had its action, or sync is waiting
-        for one in patience.
+        Args:
+            now: time in s.
+            observe: makes the observation for the next request, or returns None if it cannot.
+
+        Returns:
+            The action; None between two control steps, or where there is no action.
         """
-        self._collect(now)
+        self._receive(now)
+        # Take an action when a new control step has begun. The small term absorbs rounding.
         step = int((now - self._start) * self.config.control_hz + 1e-6)
         action = None
         if step > self._step:
             self.counts.missed += step - self._step - 1
             self._step = step
             action = self._take()
-            waiting = self._asked_at is not None and now - self._asked_when <= self.config.patience
-            self.fresh = action is not None or (self.config.mode == "sync" and waiting)
+            self.fresh = action is not None or self._waits_in_patience(now)
             self.counts.starved += not self.fresh
-        if self._asked_at is None and (
-            not self._chunks or self._taken_of_newest >= self._execute or self._left == 0
-        ):
-            self._ask(now, observe)
+        # Request the next chunk once enough of the newest one has been taken.
+        idle = self._requested_at_action is None
+        if idle and (not self._chunks or self._taken_of_newest >= self._execute or self._left == 0):
+            self._request(now, observe)
         return action
+
+    def _waits_in_patience(self, now: float) -> bool:
+        """Whether sync mode is waiting for a chunk that is not overdue yet."""
+        waiting = (
+            self._requested_at_action is not None
+            and now - self._requested_at_time <= self.config.patience
+        )
+        return self.config.mode == "sync" and waiting
 
     @property
     def _taken_of_newest(self) -> int:
+        """How many actions were taken since the newest chunk was requested."""
         return self.counts.taken - self._chunks[-1][0]
 
     @property
     def _left(self) -> int:
-        """Actions that are still to be taken."""
+        """How many actions of the newest chunk are still to be taken."""
         return max(0, self.config.horizon - self._taken_of_newest) if self._chunks else 0
 
     def _take(self) -> Actions | None:
+        """Takes the next action, and measures the jump if a new chunk has just taken over."""
         if self._left == 0:
             return None
         chunks = list(self._chunks)
         action = self._action(chunks)
-        if (
-            self._switched
-            and action is not None
-            and (planned := self._action(chunks[:-1])) is not None
-        ):
+        # The jump: against what the older chunks had planned for the same step.
+        planned = self._action(chunks[:-1]) if self._switched else None
+        if action is not None and planned is not None:
             self.counts.jumps.append(float(np.linalg.norm((action - planned)[:-1])))
             self.counts.switches.append(self.counts.taken)
         self._switched = False
@@ -281,59 +209,74 @@ class Executor:
         return action
 
     def _action(self, chunks: list[tuple[int, Actions]]) -> Actions | None:
-        """What these chunks say is next, if they reach that far."""
+        """The next action according to these chunks; None if none of them reaches that far."""
         number = self.counts.taken
-        found = [
+        predictions = [
             chunk[number - first] for first, chunk in chunks if number - first < self.config.horizon
         ]
-        if not found or self.config.mode != "ensemble":
-            return found[-1] if found else None
-        weights = np.exp(-self.config.ensemble_decay * np.arange(len(found)))
-        return ((weights[:, None] * np.array(found)).sum(0) / weights.sum()).astype(np.float32)
+        if not predictions or self.config.mode != "ensemble":
+            return predictions[-1] if predictions else None
+        # Temporal ensembling: the oldest prediction weighs most.
+        weights = np.exp(-self.config.ensemble_decay * np.arange(len(predictions)))
+        mean = (weights[:, None] * np.array(predictions)).sum(0) / weights.sum()
+        return mean.astype(np.float32)
 
-    def _ask(self, now: float, observe: Callable[[], Request | None]) -> None:
+    def _request(self, now: float, observe: Callable[[], Request | None]) -> None:
+        """Submits a request for the next chunk."""
         request = observe()
-        if request is None:  # nothing to be seen now: it is asked again at the next tick
+        if request is None:  # nothing to be seen now: the next tick tries again
             return
         request["step"] = self.counts.taken
         if self.config.mode == "rtc" and self._left:
-            first, chunk = self._chunks[-1]
-            rest = chunk[self.counts.taken - first :]
-            # Hold-last padding: the policy is told a whole chunk, and weighs only what is real.
-            padding = np.repeat(rest[-1:], self.config.horizon - len(rest), axis=0)
-            expected = max(self._recent, default=self.config.delay)
-            request |= {
-                "previous": np.concatenate([rest, padding]).astype(np.float32),
-                "delay": min(expected, len(rest)),
-                "execute": self.config.horizon - len(rest),
-            }
-        self._asked_at = self.counts.taken
-        self._asked_when = now
+            request |= self._rtc_fields()
+        self._requested_at_action = self.counts.taken
+        self._requested_at_time = now
         self.inference.submit(request, now)
 
-    def _collect(self, now: float) -> None:
-        if self._asked_at is None or (answer := self.inference.poll(now)) is None:
+    def _rtc_fields(self) -> Request:
+        """What real-time chunking adds to a request.
+
+        Returns:
+            ``previous`` (H, A), the rest of the newest chunk; ``delay``, the expected delay in
+            actions; ``execute``, the number of actions at the end that ``previous`` lacks.
+        """
+        first, chunk = self._chunks[-1]
+        rest = chunk[self.counts.taken - first :]
+        # The policy gets a whole chunk, padded with the last action. The padding has no weight.
+        padding = np.repeat(rest[-1:], self.config.horizon - len(rest), axis=0)
+        # The worst recent delay is expected: an action promised too early could not be kept.
+        expected = max(self._recent_delays, default=self.config.delay)
+        return {
+            "previous": np.concatenate([rest, padding]).astype(np.float32),
+            "delay": min(expected, len(rest)),
+            "execute": self.config.horizon - len(rest),
+        }
+
+    def _receive(self, now: float) -> None:
+        """Accepts or refuses the chunk that has arrived, if any."""
+        if self._requested_at_action is None or (answer := self.inference.poll(now)) is None:
             return
-        asked_at = self._asked_at
-        self._asked_at = None
-        delay = self.counts.taken - asked_at
+        first = self._requested_at_action
+        self._requested_at_action = None
+        delay = self.counts.taken - first
         if self._abandoned:
             self._abandoned = False
         elif wrong := self._refusal(answer):
             self.counts.refused += 1
             self._on_problem(now, wrong)
-        elif delay < self.config.horizon:
+        elif delay < self.config.horizon:  # else every action of it is in the past
             assert isinstance(answer, dict)
-            # The first one paid for compilation and caches: it says nothing of those to come.
+            # The first delay includes compilation and cold caches: it predicts no later one.
             if self.counts.chunks:
                 self.counts.delays.append(delay)
-                self._recent.append(delay)
+                self._recent_delays.append(delay)
             self.counts.chunks += 1
             self.asks = str(answer.get("ask", ""))[:300]
-            self._chunks.append((asked_at, np.asarray(answer["actions"], np.float32)))
+            self._chunks.append((first, np.asarray(answer["actions"], np.float32)))
             self._switched = True
 
-    def _refusal(self, answer: dict[str, Any] | Exception) -> str:
+    def _refusal(self, answer: Answer) -> str:
+        """Why an answer is refused; empty if it is a finite chunk (H, A)."""
         if isinstance(answer, Exception):
             return f"inference failed: {answer}"
         actions = answer.get("actions")

@@ -1,8 +1,8 @@
 """The limits of Franka's arms, as data.
 
-FR3's are its data sheet's, velocity limits that fall towards the ends of each joint included; the
-tighter of published values is taken where sources differ. The Panda (FER) has the constant ones of
-its data sheet.
+The FR3's come from its data sheet, including velocity limits that fall towards the ends of each
+joint. Where published values differ, the tighter one is taken. The Panda (FER) has the constant
+limits of its data sheet.
 """
 
 from __future__ import annotations
@@ -14,22 +14,25 @@ import numpy as np
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.real_robot.control.messages import Array
 
+MAX_WIDTH = 0.08
+"""m between the open fingers of the Franka hand."""
+
 
 @dataclass(frozen=True)
 class RobotLimits:
-    """Limits of one model of robot, (7,) each, in rad and s.
+    """Limits of one robot model; arrays are (7,), one value per joint, in rad and s.
 
     Attributes:
-        name: of the model.
-        q_min: least angles.
+        name: the model.
+        q_min: smallest angles.
         q_max: largest angles.
-        dq_max: largest speeds.
+        dq_max: largest velocities.
         ddq_max: largest accelerations.
         dddq_max: largest jerks.
-        offset: rad/s, of ``velocity_bounds``.
-        decel: rad/s^2, of ``velocity_bounds``.
-        ee_speed: largest speed of the hand in m/s.
-        ee_turn: largest turning rate of the hand in rad/s.
+        offset: rad/s, see ``velocity_bounds``.
+        decel: rad/s^2, see ``velocity_bounds``.
+        ee_speed: m/s, largest speed of the hand.
+        ee_turn: rad/s, largest turning rate of the hand.
     """
 
     name: str
@@ -44,17 +47,17 @@ class RobotLimits:
     ee_turn: float
 
     def velocity_bounds(self, q: Array) -> tuple[Array, Array]:
-        """Least (negative) and largest velocities (..., 7) that are allowed at the angles q (..., 7).
+        """Lowest (negative) and largest allowed velocities (..., 7) at the angles q (..., 7).
 
-        Towards a joint's end dq <= min(dq_max, max(0, -offset + sqrt(2 decel (q_max - q)))),
-        mirrored at the other (FR3's data sheet).
+        Towards the upper end dq <= min(dq_max, max(0, -offset + sqrt(2 decel (q_max - q)))), and
+        the same mirrored at the lower end (FR3's data sheet).
         """
         up = -self.offset + np.sqrt(np.maximum(0.0, 2.0 * self.decel * (self.q_max - q)))
         down = -self.offset + np.sqrt(np.maximum(0.0, 2.0 * self.decel * (q - self.q_min)))
         return -np.clip(down, 0.0, self.dq_max), np.clip(up, 0.0, self.dq_max)
 
     def inside(self, margin: float = 1e-3) -> RobotLimits:
-        """The same limits drawn in by ``margin``: in rad for angles, as a share for all else."""
+        """The same limits drawn in by ``margin``: rad for angles, a share for everything else."""
         keep = 1.0 - margin
         return replace(
             self,
@@ -84,8 +87,8 @@ FR3 = RobotLimits(
     ee_speed=3.0,
     ee_turn=2.5,
 )
-# The Panda's data sheet has no velocity limit that depends on the angle. The one given here, which
-# can stop before the end at less than the largest acceleration, is ours.
+# The Panda's data sheet has no velocity limit that depends on the angle. ``offset`` and ``decel``
+# are ours: with them a joint can stop before its end at less than its largest acceleration.
 PANDA = RobotLimits(
     name="panda",
     q_min=_row(-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973),

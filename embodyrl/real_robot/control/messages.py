@@ -1,7 +1,7 @@
-"""What goes between policy, executor, safety filter and robot: plain numpy data.
+"""The data that policy, executor, safety filter and robot exchange, as plain numpy arrays.
 
-Units are rad, rad/s, m and s; positions and rotations are those of the tool centre point in the
-base's frame. All stamps are of one monotonic clock, that of the process that runs the ticker.
+Units are rad, rad/s, m and s. Positions and rotations are those of the tool centre point in the
+base's frame. All stamps come from one monotonic clock, that of the control loop.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ Array = NDArray[np.float64]
 
 
 class Mode(StrEnum):
-    """What the safety filter is doing; all but RUN and HUMAN decelerate to a stop and stay there."""
+    """What the safety filter is doing. All modes but RUN and HUMAN brake to a stop and stay so."""
 
     RUN = "run"
     """Follows the policy."""
     HOLD = "hold"
-    """Waits: not started yet, or no fresh target came."""
+    """Waits, for example for a start or a fresh target."""
     HUMAN = "human"
     """Follows a person; the policy's targets are ignored."""
     FAULT = "fault"
-    """Something is wrong with the robot, the state or the targets; left only by ``SafetyFilter.clear``."""
+    """The robot, its state or a target is wrong; left only by ``SafetyFilter.clear``."""
     ESTOP = "estop"
     """A person pressed stop; left only by ``SafetyFilter.clear``."""
 
@@ -35,16 +35,15 @@ class RobotState:
     """What the robot measured.
 
     Attributes:
-        stamp: when.
+        stamp: when it was measured.
         q: (7,) joint angles.
         dq: (7,) joint velocities.
-        width: of the gripper's opening.
+        width: opening of the gripper.
         force: (3,) external force at the hand in N, or None where the robot does not estimate it.
-        reflex: what the robot's own controller stopped for; empty while it runs.
-        trouble: what is wrong with the way by which states come and commands go; empty while all is
-            well.
-        hand: (3,) where the robot believes its tool centre point to be, or None where it does not
-            say.
+        reflex: why the robot's own controller stopped the arm; empty while it runs.
+        trouble: what is wrong with the connection to the robot; empty while all is well.
+        hand: (3,) position of the tool centre point according to the robot, or None where the robot
+            does not report it.
     """
 
     stamp: float
@@ -65,8 +64,8 @@ class Target:
         stamp: when it became due.
         position: (3,).
         rotation: (3, 3).
-        width: of the gripper's opening.
-        human: whether a person gave it.
+        width: opening of the gripper.
+        human: whether it comes from a person.
     """
 
     stamp: float
@@ -78,16 +77,16 @@ class Target:
 
 @dataclass(frozen=True)
 class Command:
-    """What the filter lets through to the robot, one per tick.
+    """What the safety filter sends to the robot, one per tick.
 
     Attributes:
-        stamp: when.
-        q: (7,) joint angles to be at by the end of the tick.
-        dq: (7,) their velocities then.
-        ddq: (7,) their accelerations then.
-        width: of the gripper's opening.
-        mode: of the filter.
-        reason: why it is in that mode.
+        stamp: when it was made.
+        q: (7,) joint angles at the end of the tick.
+        dq: (7,) joint velocities then.
+        ddq: (7,) joint accelerations then.
+        width: opening of the gripper.
+        mode: mode of the filter.
+        reason: why the filter is in that mode.
     """
 
     stamp: float

@@ -1,4 +1,4 @@
-"""What must hold before an arm may move, as a table; anything red and it does not."""
+"""The pre-flight check: what must hold before an arm may move, as a table."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from embodyrl.real_robot.control import kinematics, limits
 from embodyrl.real_robot.control.actions import DeltaDecoder, action_space
 from embodyrl.real_robot.control.executor import ExecutorConfig
 from embodyrl.real_robot.control.messages import Array, RobotState, Target
-from embodyrl.real_robot.control.safety import SafetyConfig, SafetyFilter
-from embodyrl.real_robot.control.transports import Robot
+from embodyrl.real_robot.control.robot import Robot
+from embodyrl.real_robot.control.safety import SafetyFilter
+from embodyrl.real_robot.control.safety_config import SafetyConfig
 from embodyrl.real_robot.policy_link.server import check_observation
 
-CALIBRATED = 0.005
-"""m by which robot and program may differ in where the hand is."""
+MAX_HAND_ERROR = 0.005
+"""m by which the robot and this program may differ in where the hand is."""
+WARM_UP = 2
+"""Inferences before the timed ones: the first compiles, the second is the first guided one."""
 PACKAGES = ("numpy", "ruckig", "msgpack", "websockets", "mcap", "mcap-ros2-support")
 
 
 @dataclass(frozen=True)
 class Check:
-    """A line of the table: what was looked at, whether it is well, and what was found."""
+    """A line of the table: what was checked, whether it passed, and what was found."""
 
     name: str
     ok: bool
@@ -44,22 +47,24 @@ def preflight(
     trials: int = 4,
     charged: Callable[[float], float] = float,
 ) -> list[Check]:
-    """Looks at everything without moving anything.
+    """Checks everything without moving anything; stops early where later checks need earlier ones.
 
     Args:
         robot: at rest.
-        infer: the policy.
-        metadata: its server's.
-        safety: with which it will run.
-        execution: the same.
-        trials: timed inferences, after two that warm up.
-        charged: the s that an inference took to the s that it will count for, where a robot's time
-            is simulated.
+        infer: the policy: maps an observation to a chunk.
+        metadata: what the policy's server says about it.
+        safety: settings of the safety filter.
+        execution: settings of the executor.
+        trials: number of timed inferences, after ``WARM_UP``.
+        charged: maps the s that an inference took to the s that it counts for, where the robot's
+            time is simulated.
     """
+    # The software and the policy.
     checks = [
         _check("packages", _packages),
         _check("action space", lambda: _actions(metadata, execution.control_hz)),
     ]
+    # The robot.
     state = robot.state()
     checks.append(_check("robot state", lambda: _state(robot)))
     checks.append(_check(f"joint limits ({safety.robot})", lambda: _limits(safety, state.q)))
@@ -67,7 +72,9 @@ def preflight(
     checks.append(_check("calibration", lambda: _calibration(robot)))
     if not all(c.ok for c in checks):
         return checks
+    # The safety filter, in a simulation.
     checks.append(_check("emergency stop", lambda: _stop(safety, state.q)))
+    # What the policy sees, and how long it takes.
     decoder = DeltaDecoder(
         action_space(metadata), execution.control_hz, safety.box_low, safety.box_high
     )
@@ -86,7 +93,7 @@ def preflight(
 
 
 def print_checks(checks: list[Check]) -> None:
-    """The table."""
+    """Prints the table."""
     width = max(len(c.name) for c in checks)
     for c in checks:
         print(f"  {'ok   ' if c.ok else 'FAILS'}  {c.name:<{width}}  {c.found}")
@@ -115,8 +122,8 @@ def _actions(metadata: Mapping[str, Any], rate: float) -> str:
             f"The policy has {metadata['action_dim']} action dims, but its control mode has "
             f"{space.dims}."
         )
-    trained = metadata["control_hz"]
-    return f"{metadata['control_mode']}, chunks of {metadata['horizon']} at {rate:g} Hz, trained at {trained:g}"
+    chunks = f"chunks of {metadata['horizon']} at {rate:g} Hz"
+    return f"{metadata['control_mode']}, {chunks}, trained at {metadata['control_hz']:g}"
 
 
 def _state(robot: Robot) -> str:
@@ -144,37 +151,37 @@ def _limits(safety: SafetyConfig, q: np.ndarray) -> str:
 
 def _workspace(safety: SafetyConfig, q: np.ndarray) -> str:
     place = np.array(kinematics.tip(q.tolist()))
-    said = f"hand at {np.round(place, 3).tolist()}, box {list(safety.box_low)} to {list(safety.box_high)} m"
+    box = f"box {list(safety.box_low)} to {list(safety.box_high)} m"
+    found = f"hand at {np.round(place, 3).tolist()}, {box}"
     if (place < safety.box_low).any() or (place > safety.box_high).any():
-        raise UserError(f"Outside: {said}.")
-    return said
+        raise UserError(f"Outside: {found}.")
+    return found
 
 
 def _calibration(robot: Robot) -> str:
-    """Whether the robot and this program mean the same place by the same angles."""
+    """Whether the robot and this program compute the same hand position from the same angles."""
     away = math.inf
     end = time.monotonic() + 1.0
-    while (
-        away > CALIBRATED and time.monotonic() < end
-    ):  # angles and place may come by different messages
+    # Angles and hand position may come in different messages, so a difference is looked at again.
+    while away > MAX_HAND_ERROR and time.monotonic() < end:
         state = robot.state()
         if state.hand is None:
-            return "the robot does not say where it believes its hand to be"
+            return "the robot does not report the position of its hand"
         away = float(np.linalg.norm(state.hand - kinematics.tip(state.q.tolist())))
         time.sleep(0.02)
-    said = f"the robot believes its hand {away * 1e3:.1f} mm from where its angles put it"
-    if away > CALIBRATED:
+    found = f"the robot reports its hand {away * 1e3:.1f} mm from where its joint angles put it"
+    if away > MAX_HAND_ERROR:
         raise UserError(
-            f"{said}, more than {CALIBRATED * 1e3:.0f}. Is safety.robot its model, and the tool "
-            "that is set in Desk Franka's hand?"
+            f"{found}, more than {MAX_HAND_ERROR * 1e3:.0f}. Is safety.robot its model, and is "
+            "Franka's hand the tool that is set in Desk?"
         )
-    return said
+    return found
 
 
 def _stop(safety: SafetyConfig, q: Array) -> str:
-    """Presses stop in the filter, on an arm that moves towards the middle of the workspace in here alone."""
+    """Presses stop in the safety filter, while a simulated arm moves to the workspace's middle."""
     guard = SafetyFilter(safety)
-    pressed = 0.3
+    pressed = 0.3  # s, when stop is pressed
     dq = np.zeros(7)
     guard.start(0.0, RobotState(0.0, q, dq))
     guard.run(0.0)
@@ -187,7 +194,8 @@ def _stop(safety: SafetyConfig, q: Array) -> str:
         q = command.q
         dq = command.dq
         if now > pressed and np.abs(dq).max() < 1e-6:
-            return f"by software at rest in {(now - pressed) * 1e3:.0f} ms; the robot's own button is a person's to try"
+            took = (now - pressed) * 1e3
+            return f"by software at rest in {took:.0f} ms; try the robot's own button by hand"
     raise UserError(
         "The arm would not come to rest within 1 s. Is safety.tick right, and the workspace wide "
         "enough?"
@@ -212,8 +220,9 @@ def _latency(
     trials: int,
     charged: Callable[[float], float],
 ) -> str:
+    """How long a chunk takes, and whether that is in time for the execution mode."""
     took: list[float] = []
-    for _ in range(trials + 2):
+    for _ in range(trials + WARM_UP):
         began = time.monotonic()
         actions = infer(observation)["actions"]
         took.append(charged(time.monotonic() - began))
@@ -225,24 +234,28 @@ def _latency(
                 f"The policy's actions {actions.shape} are not the finite chunk that its metadata "
                 "promises."
             )
-        if (
-            execution.mode == "rtc"
-        ):  # how all but the first are asked: other code, which has its own cold start
+        # In rtc mode all requests but the first are guided. That is other code, with a cold start
+        # of its own, so it is what must be timed.
+        if execution.mode == "rtc":
             execute = execution.asks_after
-            told = {
+            guided = {
                 "previous": actions,
                 "delay": min(execution.delay, execution.horizon - execute),
                 "execute": execute,
             }
-            observation = {**observation, **told}
-    first = max(took[:2])
-    timed = took[2:]
+            observation = {**observation, **guided}
+    first = max(took[:WARM_UP])
+    timed = took[WARM_UP:]
     worst = max(timed)
+    # The chunk must arrive before the actions of the previous one are used up.
     ahead = (execution.horizon - execution.asks_after) / execution.control_hz
-    said = f"{np.median(timed) * 1e3:.0f} ms per chunk, slowest {worst * 1e3:.0f}, the first one {first * 1e3:.0f}"
+    found = (
+        f"{np.median(timed) * 1e3:.0f} ms per chunk, slowest {worst * 1e3:.0f}, "
+        f"the first one {first * 1e3:.0f}"
+    )
     if execution.mode != "sync" and worst > ahead:
         raise UserError(
-            f"{said}: slower than the {ahead * 1e3:.0f} ms of actions that are left when it is "
-            "asked. Use a smaller --execute, a faster machine, or --mode sync."
+            f"{found}: slower than the {ahead * 1e3:.0f} ms of actions that are left when a chunk "
+            "is requested. Use a smaller --execute, a faster machine, or --mode sync."
         )
-    return said
+    return found

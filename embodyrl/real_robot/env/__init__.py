@@ -1,1 +1,1 @@
-"""A robot as a ``VecEnv``, and the simulated arm."""
+"""The robot as an environment (``VecEnv``), for evaluation and reinforcement learning on it."""

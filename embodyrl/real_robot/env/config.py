@@ -7,12 +7,9 @@ from typing import Any
 
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
-from embodyrl.real_robot.connect import ROBOTS
+from embodyrl.real_robot.connect_robot import ROBOTS
 from embodyrl.real_robot.control.actions import SPACES
-from embodyrl.real_robot.env.reflect import Witness
-from embodyrl.types import EnvSpec
-
-FACTS = ("action_dim", "proprio_dim", "control_mode", "control_hz", "max_episode_steps")
+from embodyrl.real_robot.env.reflector_judge import ReflectorJudge
 
 
 @dataclass(frozen=True)
@@ -20,30 +17,31 @@ class Config(EnvConfig):
     """Settings of ``RobotEnv``.
 
     Attributes:
-        robot: ``"twin"``, the simulated one in this process, or the transport to one: ``"ros2"``,
-            ``"rosbridge"``, ``"ros1"`` or ``"libfranka"``.
+        robot: ``"twin"``, the simulated one in this process, or the transport to a robot:
+            ``"ros2"``, ``"rosbridge"``, ``"ros1"`` or ``"libfranka"``.
         address: of the rosbridge server, or of the arm.
-        robot_file: see ``ros.config.load_robot`` and ``libfranka.config.load_arm``; empty means the
-            simulated one.
-        prompt: the instruction, where no topic says it.
+        robot_file: see ``ros.config.load_robot`` and ``libfranka.config.load_arm``; empty means a
+            simulated arm.
+        prompt: instruction for the policy, where no topic gives one.
         task: of the simulated robot.
         cameras: that the policy sees; the twin has ``"front"`` and ``"wrist"``.
-        image_size: edge of the square pictures in pixels.
+        image_size: edge of the square images in pixels.
         renderer: of the simulated robot.
         control_mode: what an action means: ``"ee_delta_pos"`` or ``"ee_delta_pose"``.
         control_hz: actions per second that the policy was trained at.
-        speed: share of that rate at which they are carried out (``embodyrl deploy --speed``).
-        max_episode_steps: actions.
-        home: x, y and z (m) of the hand before a person arranges the scene.
+        speed: share of that rate at which actions are carried out (``embodyrl deploy --speed``).
+        max_episode_steps: number of actions in an episode.
+        home: (3,) m, where the hand goes before a person arranges the scene.
         log: folder of the episodes' logs (MCAP); empty for none.
-        record: those get what the policy sees before each action: ``embodyrl data from-logs`` makes
-            a data set of them.
-        corrector: actions after which a scripted expert takes over an episode of the simulated arm;
-            0 for nobody.
+        record: also log what the policy sees before each action, so that ``embodyrl data
+            from-logs`` can make a data set.
+        corrector: number of actions after which a scripted expert takes over an episode of the
+            simulated arm; 0 for none.
         operator: port of a page on which a person may stop, hold, take over and label (0: a free
             one); -1 for no page.
-        hand: what they take over with: ``spacemouse``, ``gamepad`` or a gamepad's file.
-        reflector: folder of the one that gives the reward; empty means the robot's own success.
+        hand: the device they take over with: ``spacemouse``, ``gamepad`` or a gamepad's file.
+        reflector: folder of the reflector that gives the reward; empty means the robot's own
+            success.
     """
 
     name: str = "robot"
@@ -69,7 +67,7 @@ class Config(EnvConfig):
     reflector: str = ""
 
     def for_evaluation(self, split: str) -> EnvConfig:
-        """The policy alone is scored."""
+        """The same robot without a person: only the policy is scored."""
         return replace(self, split=split, corrector=0, operator=-1, hand="")
 
 
@@ -78,17 +76,28 @@ def task_config(config: Config) -> Any:
     from embodyrl.sims.mujoco.config import Config as TaskConfig
 
     return TaskConfig(
-        num_envs=1, split=config.split, seed=config.seed, task=config.task, cameras=tuple(config.cameras),
-        image_size=config.image_size, renderer=config.renderer, control_mode=config.control_mode,
-    )  # fmt: skip
+        num_envs=1,
+        split=config.split,
+        seed=config.seed,
+        task=config.task,
+        cameras=tuple(config.cameras),
+        image_size=config.image_size,
+        renderer=config.renderer,
+        control_mode=config.control_mode,
+    )
 
 
 def check(config: Config) -> None:
-    """Raises a ``UserError`` where settings cannot be."""
+    """Checks settings that depend on each other, or on what there is.
+
+    Raises:
+        UserError: a setting that cannot be.
+    """
     if config.num_envs != 1:
         raise UserError(f"There is one robot, so env.num_envs must be 1, not {config.num_envs}.")
     if config.robot not in ROBOTS:
         raise UserError(f"There is no robot {config.robot!r}. {did_you_mean(config.robot, ROBOTS)}")
+    # Only control modes whose actions the decoder knows.
     modes = [mode for env, mode in SPACES if env == "robot"]
     if config.control_mode not in modes:
         raise UserError(
@@ -102,8 +111,8 @@ def check(config: Config) -> None:
         )
     if config.corrector and config.robot != "twin":
         raise UserError(
-            "The scripted corrector knows the simulated arm alone, but env.robot is "
-            f"{config.robot}."
+            "env.corrector works with the simulated arm alone, because its scripted expert needs "
+            f"the simulator's state. env.robot is {config.robot}."
         )
     if config.device != "cpu":
         raise UserError(
@@ -112,20 +121,10 @@ def check(config: Config) -> None:
         )
 
 
-def policy_facts(spec: EnvSpec) -> dict[str, Any]:
-    """What a policy server says of its policy, as far as the env determines it."""
-    facts = {name: getattr(spec, name) for name in FACTS}
-    return {
-        "env": spec.name,
-        "cameras": {name: list(size) for name, size in spec.cameras.items()},
-        **facts,
-    }
-
-
-def reflector_judge(config: Config) -> Witness | None:
-    """The judge that the config names, if it does."""
+def reflector_judge(config: Config) -> ReflectorJudge | None:
+    """The judge of the config's reflector, if it names one."""
     if not config.reflector:
         return None
     from embodyrl.world_models.reflectors.folder import load_reflector
 
-    return Witness(load_reflector(config.reflector))
+    return ReflectorJudge(load_reflector(config.reflector))

@@ -1,20 +1,21 @@
-"""``RobotEnv``: a robot as a ``VecEnv`` of one, so that evaluation and learning run on it unchanged."""
+"""``RobotEnv``: a robot as a ``VecEnv`` with one env, so evaluation and learning run unchanged."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embodyrl.env import SteppedVecEnv, Tick
-from embodyrl.real_robot.connect import (
-    Rig,
+from embodyrl.real_robot.connect_robot import (
+    ConnectedRobot,
     ask_at_terminal,
     libfranka_robot,
     ros_robot,
@@ -22,46 +23,49 @@ from embodyrl.real_robot.connect import (
 )
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder, proprio_dim
+from embodyrl.real_robot.control.clocks import PacedClock
+from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
 from embodyrl.real_robot.control.messages import Mode
-from embodyrl.real_robot.control.observe import Sight
-from embodyrl.real_robot.control.pilot import Pilot
+from embodyrl.real_robot.control.operator import Operator
+from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.control.safety import SafetyFilter
-from embodyrl.real_robot.control.ticker import Operator
-from embodyrl.real_robot.control.transports import NotReadyError, PacedClock
-from embodyrl.real_robot.env.config import Config, check, policy_facts, reflector_judge, task_config
-from embodyrl.real_robot.env.reflect import Witness
+from embodyrl.real_robot.control.step_driver import StepDriver
+from embodyrl.real_robot.env.config import Config, check, reflector_judge, task_config
+from embodyrl.real_robot.env.reflector_judge import ReflectorJudge
 from embodyrl.real_robot.logs.mcap_log import RunLog
-from embodyrl.real_robot.operator.devices import operator_of
+from embodyrl.real_robot.operator.device_operator import open_operator
+from embodyrl.real_robot.policy_link.metadata import policy_facts
 from embodyrl.types import EnvSpec, Obs, Step
 
 Judge = Callable[[dict[str, Any]], tuple[float, bool]]
 """What the policy sees (``Robot.observe``) -> reward, and whether the task is solved."""
 PATIENCE = 0.5
-"""s that a picture may be late before the chunk is given up."""
-_moving: dict[tuple[str, str], RobotEnv] = {}
-"""Robot and address -> who moves it. Training and evaluation have an env each, but there is one arm."""
+"""s that an image may be late before the chunk is given up."""
+_active_env: dict[tuple[str, str], RobotEnv] = {}
+"""(robot, address) -> the env that moves it: training and evaluation have one each, for one arm."""
 
 
 class RobotEnv(SteppedVecEnv):
     """One episode at a time, on a robot behind the safety filter.
 
-    An action takes 1 / (control_hz * speed) s. Between chunks the arm is held, however long its
-    owner thinks. After a fault the chunk is masked, as for a simulator that broke, unless the arm
-    was driven against something: then the episode is over and failed. Either way ``reset`` asks for
-    a person, as it does to have a scene arranged where no topic can. There is no privileged state:
-    a critic must share what the policy sees.
+    An action takes 1 / (control_hz * speed) s. Between chunks the arm is held, for as long as its
+    owner needs. There is no privileged state: a critic must share what the policy sees.
 
-    A person who takes over moves the arm from the next action on; ``Step.human`` and ``Step.taken``
-    then say what was executed. Who lets go does so at the end of the chunk, for the rest of the
-    policy's plan was about another place.
+    After a fault the chunk is masked, as for a simulator that broke. If the arm was driven against
+    something, however, the episode is over and failed. In both cases ``reset`` asks for a person.
+    It also does so where only a person can arrange the scene.
+
+    A person who takes over moves the arm from the next action on. ``Step.human`` and ``Step.taken``
+    then say what was executed. A person who lets go keeps the arm until the end of the chunk,
+    because the rest of the policy's plan was made for another place.
 
     Args:
-        config: see there.
+        config: settings.
         judge: gives reward and success after each action; by default the config's reflector, or
-            else the robot's own success. A person's label counts above it: success is a reward of
-            1, failure of 0; both end the episode.
-        ask: called with a sentence when a person is needed, returns when it is done; by default at
-            the operator's page or the terminal.
+            else the robot's own success. A person's label overrides it: success is a reward of 1,
+            failure of 0, and both end the episode.
+        ask: called with a sentence when a person is needed; returns when it is done. By default it
+            asks at the operator's page or the terminal.
         operator: who may take over; by default the page, if there is one.
 
     Raises:
@@ -82,36 +86,22 @@ class RobotEnv(SteppedVecEnv):
         self._space = SPACES["robot", config.control_mode]
         self._judge = judge or reflector_judge(config)
         self._ask = ask or ask_at_terminal
-        self._operator = operator
-        self._letting_go = False
-        self._arm = (config.robot, config.address)
+        self._arm_key = (config.robot, config.address)
         self._open = ExitStack()
-        self._rig: Rig
         cameras = {name: (config.image_size, config.image_size) for name in config.cameras}
-        where = (config.address, config.robot_file, self._space, cameras, config.prompt)
-        if config.robot == "twin":
-            opened = simulated_robot(task_config(config))
-        elif config.robot == "libfranka":
-            opened = libfranka_robot(*where, None if config.robot_file else task_config(config))
-        else:
-            opened = ros_robot(config.robot, *where)
-        self._rig = self._open.enter_context(opened)
-        task = getattr(self._rig.robot, "spec", None)  # of a simulated one
-        dims = task.proprio_dim if task is not None else proprio_dim(self._space)
-        if config.corrector and operator is None:
-            from embodyrl.real_robot.env.scripted_operator import Corrector
-
-            self._operator = Corrector(self, config.corrector)
-        elif (config.operator >= 0 or config.hand) and operator is None:
-            if self._rig.simulated:
-                self._rig.clock = PacedClock(self._rig.clock)
-            port = config.operator if config.operator >= 0 else None
-            self._operator, page = operator_of(self._open, self._rig.clock, port, config.hand)
-            self._ask = ask or (page.ask if page is not None else ask_at_terminal)
-        self._pilot: Pilot | None = None
+        self._connected = self._open.enter_context(self._connect(cameras))
+        self._operator = operator
+        if operator is None:
+            self._open_operator(ask)
+        # The episode: what drives the arm, the log, and what the policy last saw.
+        self._driver: StepDriver | None = None
         self._log: RunLog | None = None
         self._seen: dict[str, Any] | None = None
         self._episodes = 0
+        self._releasing = False  # the person lets go at the end of the chunk
+        # A simulated robot tells its own proprio, which may hold more.
+        task = getattr(self._connected.robot, "spec", None)
+        dims = task.proprio_dim if task is not None else proprio_dim(self._space)
         spec = EnvSpec(
             name=f"robot/{config.task if config.robot == 'twin' else config.robot}",
             num_envs=1,
@@ -124,22 +114,54 @@ class RobotEnv(SteppedVecEnv):
         )
         super().__init__(spec, config)
 
+    def _connect(
+        self, cameras: dict[str, tuple[int, int]]
+    ) -> AbstractContextManager[ConnectedRobot]:
+        config = self.config
+        where = (config.address, config.robot_file, self._space, cameras, config.prompt)
+        if config.robot == "twin":
+            return simulated_robot(task_config(config))
+        if config.robot == "libfranka":
+            return libfranka_robot(*where, None if config.robot_file else task_config(config))
+        return ros_robot(config.robot, *where)
+
+    def _open_operator(self, ask: Callable[[str], None] | None) -> None:
+        """Opens who the config says may take over: a scripted expert, or a person."""
+        config = self.config
+        connected = self._connected
+        if config.corrector:
+            # Imported here because the expert brings MuJoCo, which a real arm does not need.
+            from embodyrl.real_robot.env.scripted_operator import ScriptedOperator
+
+            self._operator = ScriptedOperator(
+                self.twin, config.corrector, elapsed=lambda: self.elapsed, look=self.look
+            )
+        elif config.operator >= 0 or config.hand:
+            if connected.simulated:
+                connected.clock = PacedClock(connected.clock)
+            port = config.operator if config.operator >= 0 else None
+            self._operator, page = open_operator(self._open, connected.clock, port, config.hand)
+            self._ask = ask or (page.ask if page is not None else ask_at_terminal)
+
     @property
     def twin(self) -> Any:
         """The simulated arm."""
-        return self._rig.robot
+        return self._connected.robot
 
     @property
     def elapsed(self) -> int:
-        """Actions of the episode before this one."""
+        """Number of actions of the episode before this one."""
         return int(self._elapsed[0])
 
+    # ---- Episodes.
+
     def _reset(self, env_ids: list[int], inits: list[int]) -> None:
-        rig = self._rig
+        connected = self._connected
         why = self._end_episode()
-        if why and not rig.simulated:
+        if why and not connected.simulated:
             self._ask(f"The arm stopped: {why}. Look at it, mend the cause, and go on.")
-        if not rig.arranges:
+        if not connected.arranges:
+            # Clear the scene for the person, who then arranges it.
             if self._episodes:
                 self._begin_episode(inits[0])
                 self._go_home()
@@ -148,96 +170,100 @@ class RobotEnv(SteppedVecEnv):
                 f"Arrange the scene for episode {self._episodes + 1} (initial state {inits[0]}), "
                 "and go on."
             )
-        rig.begin(inits[0])
+        connected.begin(inits[0])
         self._begin_episode(inits[0])
         self._episodes += 1
         self._seen = None
 
     def _begin_episode(self, init: int) -> None:
-        rig = self._rig
+        connected = self._connected
         config = self.config
-        if not rig.simulated:
-            if (other := _moving.get(self._arm)) not in (None, self):
+        # There is one arm: an episode of another env on it ends here.
+        if not connected.simulated:
+            if (other := _active_env.get(self._arm_key)) not in (None, self):
                 other._end_episode()
-            _moving[self._arm] = self
+            _active_env[self._arm_key] = self
         decoder = DeltaDecoder(
-            self._space, config.control_hz * config.speed, rig.safety.box_low, rig.safety.box_high
+            self._space,
+            config.control_hz * config.speed,
+            connected.safety.box_low,
+            connected.safety.box_high,
         )
         if config.log:
             path = Path(config.log) / f"episode_{self._episodes:06d}.mcap"
-            said = {"init": init, "config": asdict(config), "policy": policy_facts(self.spec)}
-            self._log = RunLog(path, said, rig.clock.now(), rig.safety.robot)
-        # The next action ends a hold that thinking caused.
-        guard = SafetyFilter(replace(rig.safety, resume="fresh_target"))
-        self._sight = Sight(rig.robot)
-        self._pilot = Pilot(rig.robot, rig.clock, guard, decoder, not rig.simulated, self._log)
-        if isinstance(self._judge, Witness):
+            settings = {"init": init, "config": asdict(config), "policy": policy_facts(self.spec)}
+            self._log = RunLog(path, settings, connected.clock.now(), connected.safety.robot)
+        # The next action ends a hold that came because the owner took long to infer.
+        guard = SafetyFilter(replace(connected.safety, resume="fresh_target"))
+        self._cameras = FrozenCameraCheck(connected.robot)
+        self._driver = StepDriver(
+            connected.robot, connected.clock, guard, decoder, not connected.simulated, self._log
+        )
+        if isinstance(self._judge, ReflectorJudge):
             self._judge.begin()
-        self._letting_go = False
+        self._releasing = False
         self._outcome = {"solved": False, "reason": ""}
-        self._pilot.start()
+        self._driver.start()
 
     def _end_episode(self) -> str:
-        """Brings the arm to rest; why it could take no more actions, if so."""
-        pilot = self._pilot
-        self._pilot = None
-        if pilot is not None:
-            pilot.stop()
+        """Brings the arm to rest; returns why it could take no more actions, or nothing."""
+        driver = self._driver
+        self._driver = None
+        if driver is not None:
+            driver.stop()
+        broken = driver.broken if driver is not None else ""
         if self._log is not None:
-            outcome = self._outcome | (
-                {"reason": pilot.broken} if pilot is not None and pilot.broken else {}
-            )
-            self._log.put("/episode", self._rig.clock.now(), outcome)
+            outcome = self._outcome | ({"reason": broken} if broken else {})
+            self._log.put("/episode", self._connected.clock.now(), outcome)
             self._log.close()
             self._log = None
-        return pilot.broken if pilot is not None else ""
+        return broken
 
     def _go_home(self) -> None:
-        """To ``home`` with open fingers, by actions like the policy's."""
-        pilot = self._pilot
-        assert pilot is not None
-        pilot.decoder.rotation = kinematics.DOWN
+        """Moves the hand to ``home`` with open fingers, by actions like the policy's."""
+        driver = self._driver
+        assert driver is not None
+        driver.decoder.rotation = kinematics.DOWN
         action = np.zeros(self._space.dims, np.float32)
         action[-1] = 1.0
         for _ in range(200):
-            way = (np.array(self.config.home) - pilot.decoder.position) / self._space.metres
-            if np.abs(way).max() < 0.1 or pilot.broken:
+            way = (np.array(self.config.home) - driver.decoder.position) / self._space.metres
+            if np.abs(way).max() < 0.1 or driver.broken:
                 return
             action[:3] = np.clip(way, -0.5, 0.5)
-            pilot.wait_until(pilot.act(action))
+            driver.wait_until(driver.act(action))
+
+    # ---- Actions.
 
     def step(self, actions: Tensor) -> Step:
         """See ``VecEnv.step``."""
-        if self._letting_go and self._pilot is not None:
-            self._pilot.hand_over(False)
-            self._letting_go = False
+        if self._releasing and self._driver is not None:
+            self._driver.hand_over(False)
+            self._releasing = False
         return super().step(actions)
 
     def _step(self, actions: Tensor, active: Tensor) -> Tick:
-        pilot = self._pilot
-        assert pilot is not None
-        person = self._operator if pilot.person else None
-        action = actions[0].cpu().numpy()
-        if person is not None and person.alive(pilot.clock.now()):
-            action = np.clip(person.action(self._space.dims), -1.0, 1.0)
-        elif person is not None:
-            pilot.hold("the person who moved the arm does not answer")
-            action = np.zeros(self._space.dims, np.float32)
-            action[-1] = 1.0 if pilot.decoder.width > 0.0 else -1.0
-        pilot.wait_until(
-            pilot.act(action, self.look() if self._log is not None and self.config.record else None)
-        )
-        label = self._attend(pilot)
+        driver = self._driver
+        assert driver is not None
+        # 1. Whose action: the policy's, or the person's.
+        person = self._operator if driver.person else None
+        action = actions[0].cpu().numpy() if person is None else self._person_action(person, driver)
+        # 2. Take it, and wait until it is over.
+        seen = self.look() if self._log is not None and self.config.record else None
+        driver.wait_until(driver.act(action, seen))
+        # 3. Hear the person. Their label counts above the judge's.
+        label = self._attend(driver)
         reward = float(label == "success")
         solved = label == "success"
-        fault = bool(pilot.broken) and not pilot.pressed
-        if not pilot.broken and not label:
+        fault = bool(driver.broken) and not driver.hit_something
+        # 4. Judge.
+        if not driver.broken and not label:
             try:
-                reward, solved = self._judged()
+                reward, solved = self._judge_step()
             except NotReadyError as error:
-                pilot.hold(f"stale: {error}")
+                driver.hold(f"stale: {error}")
                 fault = True
-        over = solved or bool(label) or pilot.pressed
+        over = solved or bool(label) or driver.hit_something
         self._outcome = {"solved": solved, "reason": label or ("solved" if solved else "")}
         row = [torch.tensor([x], device=self.device) for x in (over, solved, fault)]
         tick = Tick(torch.tensor([reward], device=self.device), *row)
@@ -246,64 +272,83 @@ class RobotEnv(SteppedVecEnv):
             tick.taken = torch.from_numpy(action)[None]
         return tick
 
-    def _attend(self, pilot: Pilot) -> str:
-        """What the person says of the episode, if anything; waits for as long as they hold the arm."""
+    def _person_action(self, person: Operator, driver: StepDriver) -> NDArray[np.float32]:
+        """The person's action (A,); while they do not answer, the arm is held."""
+        if person.alive(driver.clock.now()):
+            return np.clip(person.action(self._space.dims), -1.0, 1.0)
+        driver.hold("the person who moved the arm does not answer")
+        still = np.zeros(self._space.dims, np.float32)
+        still[-1] = 1.0 if driver.decoder.width > 0.0 else -1.0
+        return still
+
+    def _attend(self, driver: StepDriver) -> str:
+        """Does what the person asks for, and waits for as long as they hold the arm.
+
+        Returns:
+            Their label of the episode, ``"success"`` or ``"failure"``; empty for none.
+        """
         person = self._operator
         label = ""
-        held = pilot.person and pilot.guard.mode == Mode.HOLD
+        held = driver.person and driver.guard.mode == Mode.HOLD
         while person is not None:
             for wish in person.wishes():
                 if wish == "estop":
-                    pilot.guard.estop("a person pressed stop")
-                    pilot.wait_until(pilot.clock.now() + 2 * pilot.guard.config.tick)
+                    driver.guard.estop("a person pressed stop")
+                    # Two ticks, so that the mode has changed.
+                    driver.wait_until(driver.clock.now() + 2 * driver.guard.config.tick)
                 elif wish in ("success", "failure"):
                     label = wish
                 elif wish == "hold":
-                    pilot.hold("a person said hold")
+                    driver.hold("a person said hold")
                     held = True
                 elif wish == "takeover":
-                    pilot.hand_over(True)
-                    self._letting_go = held = False
-                elif wish == "run" and held:
-                    pilot.hand_over(False)
+                    driver.hand_over(True)
+                    self._releasing = False
                     held = False
-                elif wish in ("release", "run") and pilot.person:
-                    self._letting_go = True
-            person.show(pilot.status(), self._rig.robot.pictures())
-            if not held or label or pilot.broken:
+                elif wish == "run" and held:
+                    driver.hand_over(False)
+                    held = False
+                elif wish in ("release", "run") and driver.person:
+                    self._releasing = True
+            person.show(driver.status(), self._connected.robot.pictures())
+            if not held or label or driver.broken:
                 break
-            pilot.wait_until(pilot.clock.now() + 0.1)
+            driver.wait_until(driver.clock.now() + 0.1)
         return label
 
-    def _judged(self) -> tuple[float, bool]:
+    def _judge_step(self) -> tuple[float, bool]:
+        """Reward and success after an action."""
         if self._judge is not None:
             reward, solved = self._judge(self.look())
             return float(reward), bool(solved)
-        solved = self._rig.robot.solved()
+        solved = self._connected.robot.solved()
         return float(solved), solved
 
+    # ---- Observations.
+
     def look(self) -> dict[str, Any]:
-        """What the policy sees now; a late picture is waited for.
+        """What the policy sees now; waits up to ``PATIENCE`` s for a late image.
 
         Raises:
-            NotReadyError: none came in time.
+            NotReadyError: no image came in time.
         """
-        pilot = self._pilot
-        assert pilot is not None
-        end = pilot.clock.now() + PATIENCE
+        driver = self._driver
+        assert driver is not None
+        end = driver.clock.now() + PATIENCE
         while True:
             try:
-                self._seen = self._sight.observe(pilot.decoder)
+                self._seen = self._cameras.observe(driver.decoder)
                 return self._seen
             except NotReadyError:
-                if self._rig.simulated or pilot.clock.now() > end:
+                if self._connected.simulated or driver.clock.now() > end:
                     raise
-                pilot.clock.sleep_until(pilot.clock.now() + 0.02)
+                driver.clock.sleep_until(driver.clock.now() + 0.02)
 
     def _observe(self, env_ids: list[int] | None) -> Obs:
         try:
             seen = self.look()
-        except NotReadyError:  # of a chunk that was masked, unless the episode has just begun
+        except NotReadyError:
+            # The chunk is masked then, so the last observation will do, unless there is none.
             if self._seen is None:
                 raise
             seen = self._seen
@@ -317,8 +362,8 @@ class RobotEnv(SteppedVecEnv):
         )
 
     def close(self) -> None:
-        """Brings the arm to rest and lets go of it."""
+        """Brings the arm to rest and disconnects."""
         self._end_episode()
-        if _moving.get(self._arm) is self:
-            del _moving[self._arm]
+        if _active_env.get(self._arm_key) is self:
+            del _active_env[self._arm_key]
         self._open.close()

@@ -1,35 +1,38 @@
-"""A scripted person beside the simulated arm, so that learning from corrections can be tried without people."""
+"""A scripted person beside the simulated arm: learning from corrections, tried without people."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.real_robot.control.ticker import Operator
+from embodyrl.real_robot.control.operator import Operator
 from embodyrl.sims.mujoco.experts import ScriptedExpert
 
-if TYPE_CHECKING:
-    from embodyrl.real_robot.env.robot_env import RobotEnv
 
-
-class Corrector(Operator):
-    """Takes over in an episode that is not solved in time, and ends it as the task's scripted expert would.
+class ScriptedOperator(Operator):
+    """Takes over when an episode is not solved in time, and finishes it as the task's expert would.
 
     Args:
-        env: of the simulated arm.
-        patience: actions of an episode that the policy may take alone.
+        twin: the simulated arm.
+        patience: number of actions that the policy may take alone in an episode.
+        elapsed: returns how many actions of the episode are over.
+        look: brings the state that the expert acts on up to date.
     """
 
-    def __init__(self, env: RobotEnv, patience: int) -> None:
-        self._env = env
+    def __init__(
+        self, twin: Any, patience: int, elapsed: Callable[[], int], look: Callable[[], object]
+    ) -> None:
         self._patience = patience
-        self._expert = ScriptedExpert(env.twin)
+        self._elapsed = elapsed
+        self._look = look
+        self._expert = ScriptedExpert(twin)
 
     def wishes(self) -> list[str]:
         """See ``Operator``; asked once after each action."""
-        if self._env.elapsed + 1 != self._patience:
+        if self._elapsed() + 1 != self._patience:
             return []
         self._expert.reset()
         return ["takeover"]
@@ -40,7 +43,7 @@ class Corrector(Operator):
 
     def action(self, dims: int) -> NDArray[np.float32]:
         """See ``Operator``."""
-        self._env.look()
+        self._look()
         return self._expert.act()[0].numpy()
 
     def show(self, status: dict[str, Any], images: dict[str, NDArray[np.uint8]]) -> None:

@@ -1,4 +1,4 @@
-"""The tasks that ``embodyrl list`` shows for a robot: those of the simulated one."""
+"""The tasks that ``embodyrl list`` shows for a robot: those of the simulated arm."""
 
 from __future__ import annotations
 

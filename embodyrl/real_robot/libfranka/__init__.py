@@ -1,4 +1,5 @@
-"""An arm by libfranka itself, without ROS: its 1 kHz loop runs in a process of its own.
+"""An arm by libfranka itself, without ROS.
 
-Importing this imports no ``pylibfranka``.
+``robot`` is the arm as the control loop sees it. Its 1 kHz loop runs in ``control_process``, a
+process of its own, and its gripper in ``gripper_process``. Only these import ``pylibfranka``.
 """

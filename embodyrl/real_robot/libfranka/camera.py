@@ -1,4 +1,4 @@
-"""A camera that OpenCV opens, read in a thread of its own."""
+"""A camera that OpenCV reads, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import time
 import numpy as np
 
 from embodyrl.errors import MissingDependencyError, UserError
-from embodyrl.real_robot.ros.fields import Image, fit
+from embodyrl.real_robot.images import Image, fit
 
 
 class Camera:
-    """The newest picture of a camera, with when it came (``time.monotonic``).
+    """The newest image of a camera.
 
     Args:
         name: for messages.
-        source: a number, a device's path or an address; a file is played once.
-        size: (height, width) that pictures are cut and scaled to.
+        source: what OpenCV opens: a number, a device's path or an address; a file is played once.
+        size: (height, width) that images are cut and scaled to.
+
+    Attributes:
+        newest: when the newest image came (``time.monotonic``), and the image.
 
     Raises:
         MissingDependencyError: there is no OpenCV.
@@ -48,11 +51,10 @@ class Camera:
         while not self._closing:
             there, image = self._capture.read()
             if not there:
-                return  # its age then says so
-            self.newest = (
-                time.monotonic(),
-                fit(np.ascontiguousarray(image[:, :, ::-1], np.uint8), self._size),
-            )
+                return  # the age of the newest image then shows it
+            # OpenCV gives BGR.
+            rgb = np.ascontiguousarray(image[:, :, ::-1], np.uint8)
+            self.newest = (time.monotonic(), fit(rgb, self._size))
 
     def close(self) -> None:
         """Lets go of the camera."""

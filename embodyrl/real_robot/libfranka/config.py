@@ -1,14 +1,12 @@
-"""Where an arm is, what sees it, and where it may move: a YAML file with the keys ``libfranka`` and ``safety``."""
+"""The settings of an arm by libfranka: its address, its cameras, and where it may move."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
-from embodyrl.errors import UserError, did_you_mean
-from embodyrl.real_robot.control.tracking import SafetyConfig
-from embodyrl.real_robot.ros.config import SAFETY
+from embodyrl.errors import UserError
+from embodyrl.real_robot.control.safety_config import SafetyConfig
+from embodyrl.real_robot.robot_file import TWIN_SAFETY, build_safety, read_sections
 
 
 @dataclass(frozen=True)
@@ -18,15 +16,15 @@ class Franka:
     Attributes:
         address: of its control unit, or of ``franka-sim``.
         realtime: whether this computer must have a real-time kernel, as Franka asks for.
-        gripper: whether there is Franka's hand.
+        gripper: whether the arm has Franka's hand.
         gripper_speed: m/s.
         gripper_force: N, of a grasp.
-        home: (7,) rad, a posture that the arm goes to, slowly and whatever is in its way, before
-            each episode; empty for none.
-        cameras: the policy's name of a camera to what OpenCV opens: a number, a device's path, an
-            address.
-        max_image_age: s.
-        patience: s that the robot's clock may stand still; after that time goes on without it.
+        home: (7,) rad, posture that the arm goes to before each episode, slowly and whatever is in
+            its way; empty for none.
+        cameras: the policy's name of each camera -> what OpenCV opens: a number, a device's path,
+            or an address.
+        max_image_age: s, oldest image that the policy may see.
+        patience: s that the robot's clock may stand still; after that, time goes on without it.
     """
 
     address: str = "127.0.0.1"
@@ -47,40 +45,24 @@ class Franka:
 
 
 def load_arm(file: str) -> tuple[Franka, SafetyConfig]:
-    """An arm from its file; without one franka-sim on this machine, in the workspace of the embedded tasks.
+    """An arm's settings and those of its safety filter.
+
+    Args:
+        file: path of a YAML file with the keys ``libfranka`` and ``safety``; empty means franka-sim
+            on this machine, in the workspace of the embedded tasks.
 
     Raises:
-        UserError: no such file, an unknown key, or no workspace box.
+        UserError: no such file, an unknown key, or no workspace.
     """
-    from omegaconf import OmegaConf
-
     from embodyrl.config import build
 
     if not file:
-        # The simulator makes no promise to keep the wall's time, and has a hand only in the scene.
+        # franka-sim does not promise to run in real time, and has a hand only in the scene.
         simulated = Franka(realtime=False, gripper=False, patience=0.5)
-        return simulated, SafetyConfig(**{**SAFETY["twin"], "robot": "fr3"})
-    path = Path(file)
-    keys = ("libfranka", "safety")
-    if not path.is_file():
-        raise UserError(
-            f"There is no file {file}. It names the arm and its workspace; see "
-            "docs/robot_libfranka.md."
-        )
-    try:
-        raw: Any = OmegaConf.to_container(OmegaConf.load(path))
-    except Exception as error:
-        raise UserError(f"{file} is not valid YAML: {error}") from error
-    if not isinstance(raw, dict) or set(raw) - set(keys):
-        wrong = next(iter(set(raw) - set(keys)), "") if isinstance(raw, dict) else ""
-        raise UserError(f"{file} has no key {str(wrong)!r}. {did_you_mean(str(wrong), keys)}")
-    safety = raw.get("safety") or {}
-    if not {"box_low", "box_high"} <= set(safety):
-        raise UserError(
-            f"{file} must give the workspace, safety.box_low and safety.box_high: x, y, z in m."
-        )
+        return simulated, SafetyConfig(**{**TWIN_SAFETY, "robot": "fr3"})
+    purpose = "It names the arm and its workspace; see docs/robot_libfranka.md."
+    raw = read_sections(file, ("libfranka", "safety"), purpose)
+    safety = build_safety(file, raw.get("safety") or {})
     arm = build("libfranka", Franka, raw.get("libfranka") or {})
-    limits = build("safety", SafetyConfig, safety)
     cameras = {name: str(source) for name, source in arm.cameras.items()}
-    arm = replace(arm, home=tuple(arm.home), cameras=cameras)
-    return arm, replace(limits, box_low=tuple(limits.box_low), box_high=tuple(limits.box_high))
+    return replace(arm, home=tuple(arm.home), cameras=cameras), safety

@@ -1,4 +1,4 @@
-"""The kernel's promise that the control process is never kept waiting."""
+"""Real-time scheduling of the control process, so that nothing else keeps it waiting."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ KERNEL = Path("/sys/kernel/realtime")
 
 
 def ask_for_real_time(kernel: Path = KERNEL) -> None:
-    """From here on nothing else keeps this process from a processor: libfranka asks for that in its callbacks alone.
+    """Gives this process the highest real-time priority.
+
+    libfranka does that only for control by callbacks, which the control process does not use.
 
     Args:
         kernel: the file in which a real-time kernel says that it is one.
 
     Raises:
-        RuntimeError: it is none, or this user may not ask.
+        RuntimeError: the kernel is not a real-time one, or this user may not ask for priority.
     """
     if not kernel.exists() or kernel.read_text().strip() != "1":
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""An arm by libfranka: a ``Robot``, and its ``Clock``, which is the robot's own."""
+"""An arm by libfranka: a ``Robot``, and also its ``Clock``, because its time is its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,27 +17,30 @@ import numpy as np
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.real_robot.control.actions import ActionSpace, DeltaDecoder, proprio
 from embodyrl.real_robot.control.messages import Command, RobotState
-from embodyrl.real_robot.control.tracking import SafetyConfig
-from embodyrl.real_robot.control.transports import NotReadyError
+from embodyrl.real_robot.control.robot import NotReadyError
+from embodyrl.real_robot.control.safety_config import SafetyConfig
+from embodyrl.real_robot.images import Image
 from embodyrl.real_robot.libfranka.camera import Camera
 from embodyrl.real_robot.libfranka.config import Franka
-from embodyrl.real_robot.libfranka.link import Link, pair
-from embodyrl.real_robot.ros.fields import Image
+from embodyrl.real_robot.libfranka.process_link import Link, pair
 
 
 class LibfrankaRobot:
-    """See ``Robot`` and ``Clock``. ``loop`` and ``gripper`` are its processes.
+    """See ``Robot`` and ``Clock``. Its processes are ``control_process`` and ``gripper_process``.
 
-    Time is counted in the robot's cycles; where no cycle comes for ``arm.patience`` s, by this
-    computer's clock.
+    Time is counted in the robot's cycles, and by this computer's clock when no cycle has come for
+    ``arm.patience`` s.
 
     Args:
-        arm: where it is.
-        safety: of the filter.
+        arm: settings of the arm.
+        safety: settings of the safety filter.
         space: of the policy's actions.
         cameras: of the policy, name -> (height, width).
-        prompt: what the policy is told.
-        seconds: to wait for the robot.
+        prompt: instruction for the policy.
+        seconds: s to wait for the robot.
+
+    Attributes:
+        success_rate: share of the recent commands that the robot received in time.
 
     Raises:
         MissingDependencyError: there is no ``pylibfranka``.
@@ -45,9 +48,14 @@ class LibfrankaRobot:
     """
 
     def __init__(
-        self, arm: Franka, safety: SafetyConfig, space: ActionSpace, cameras: Mapping[str, tuple[int, int]],
-        prompt: str = "", seconds: float = 30.0,
-    ) -> None:  # fmt: skip
+        self,
+        arm: Franka,
+        safety: SafetyConfig,
+        space: ActionSpace,
+        cameras: Mapping[str, tuple[int, int]],
+        prompt: str = "",
+        seconds: float = 30.0,
+    ) -> None:
         if importlib.util.find_spec("pylibfranka") is None:
             raise MissingDependencyError(
                 "libfranka's Python bindings are not installed. Install the version that fits the "
@@ -63,24 +71,24 @@ class LibfrankaRobot:
         self._space = space
         self._prompt = prompt
         self._recovers = safety.recover_reflex
-        self._now = 0.0
-        self._seen = -np.inf
-        self._trouble = ""
+        # What the processes last reported.
         self._state: RobotState | None = None
+        self._state_sent = -np.inf  # when, by this computer's clock
         self._width = 0.0
-        self._asked_width = -1.0
         self._homing = False
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._hand: Link | None = None
+        self._trouble = ""
         self.success_rate = 1.0
+        self._now = 0.0
+        self._commanded_width = -1.0
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._gripper: Link | None = None
         self._cameras: dict[str, Camera] = {}
         try:
             flags = (safety.robot, arm.realtime, safety.recover_reflex)
-            self._link = self._start("loop", arm.address, *flags)
+            self._link = self._start("control_process", arm.address, *flags)
             if arm.gripper:
-                self._hand = self._start(
-                    "gripper", arm.address, arm.gripper_speed, arm.gripper_force
-                )
+                grip = (arm.gripper_speed, arm.gripper_force)
+                self._gripper = self._start("gripper_process", arm.address, *grip)
             for name, size in cameras.items():
                 self._cameras[name] = Camera(name, arm.cameras[name], size)
             self._wait(lambda: self._state is not None, seconds, f"nothing came from {arm.address}")
@@ -88,23 +96,24 @@ class LibfrankaRobot:
             self.close()
             raise
 
-    def _start(self, module: str, *words: Any) -> Link:
-        link, there = pair()
-        command = [
-            sys.executable,
-            "-m",
-            f"{__package__}.{module}",
-            str(there.fileno()),
-            *map(str, words),
-        ]
-        # Ctrl-C belongs to the ticker, which brings the arm to rest first.
-        self._processes.append(
-            subprocess.Popen(command, pass_fds=[there.fileno()], start_new_session=True)
-        )
-        there.close()
+    def _start(self, module: str, *arguments: Any) -> Link:
+        """Starts a module of this package as a process, and returns the link to it."""
+        link, other_end = pair()
+        fd = other_end.fileno()
+        words = map(str, (fd, *arguments))
+        command = [sys.executable, "-m", f"{__package__}.{module}", *words]
+        # Ctrl-C goes to the control loop alone, which brings the arm to rest first.
+        process = subprocess.Popen(command, pass_fds=[fd], start_new_session=True)
+        self._processes.append(process)
+        other_end.close()
         return link
 
-    def _wait(self, holds: Any, seconds: float, what: str) -> None:
+    def _wait(self, holds: Callable[[], Any], seconds: float, what: str) -> None:
+        """Waits until ``holds`` is true.
+
+        Raises:
+            UserError: something went wrong meanwhile, or it took longer; ``what`` then says what.
+        """
         end = time.monotonic() + seconds
         while not holds():
             self._link.wait(0.02)
@@ -115,18 +124,19 @@ class LibfrankaRobot:
                 raise UserError(f"The robot cannot be used: {what} within {seconds:.0f} s.")
 
     def _hear(self) -> None:
+        """Takes in what the processes have reported since the last call."""
         for word, *rest in self._link.heard():
             if word == "trouble":
                 self._trouble = self._trouble or rest[0]
             elif word == "state":
                 t, sent, q, dq, force, hand, reflex, self.success_rate, self._homing = rest
-                self._seen = sent
+                self._state_sent = sent
                 self._now = max(self._now, t)
                 q, dq, force, hand = (np.array(x) for x in (q, dq, force, hand))
-                # Without Franka's hand its end effector is some other point than ours.
+                # Without Franka's hand the robot's end effector is another point than ours.
                 hand = hand if self._arm.gripper else None
                 self._state = RobotState(t, q, dq, self._width, force, reflex, hand=hand)
-        for word, value in self._hand.heard() if self._hand is not None else ():
+        for word, value in self._gripper.heard() if self._gripper is not None else ():
             if word == "width":
                 self._width = value
             elif word == "trouble":
@@ -135,18 +145,19 @@ class LibfrankaRobot:
             self._trouble = self._trouble or "the control process ended"
 
     def begin(self, init: int, seconds: float = 30.0) -> None:
-        """Goes home, where the arm has one; the scene is a person's to arrange.
+        """Moves the arm to its home posture, if it has one; a person arranges the scene.
 
         Raises:
-            UserError: the robot is stopped by a reflex that may not be recovered from, or does not
+            UserError: a reflex stopped the robot and may not be recovered from, or the arm does not
                 come home.
         """
         self._recover(seconds)
         if self._arm.home:
             self._go(self._arm.home, seconds)
-        self._asked_width = -1.0
+        self._commanded_width = -1.0
 
     def _recover(self, seconds: float) -> None:
+        """Recovers from a reflex, where the safety filter's settings allow it."""
         reflex = self.state().reflex
         if reflex and not self._recovers:
             raise UserError(
@@ -159,7 +170,7 @@ class LibfrankaRobot:
             )
 
     def _go(self, q: Any, seconds: float) -> None:
-        """To the angles q (7,), slowly."""
+        """Moves slowly to the angles q (7,)."""
         self._link.say("home", [float(x) for x in q])
         self._homing = True
         self._wait(lambda: not self._homing or self.state().reflex, seconds, "it did not come home")
@@ -171,13 +182,14 @@ class LibfrankaRobot:
         return self._now
 
     def _now_without_cycles(self) -> float:
+        """The time by this computer's clock, for when no more cycles come."""
         assert self._state is not None
-        return self._state.stamp + time.monotonic() - self._seen - self._arm.patience
+        return self._state.stamp + time.monotonic() - self._state_sent - self._arm.patience
 
     def sleep_until(self, stamp: float) -> None:
         """See ``Clock``."""
         while self.now() < stamp:
-            # A closed link is always ready to be read.
+            # A closed link is always ready to be read, so waiting for it would not wait.
             time.sleep(0.001) if self._link.closed else self._link.wait(0.005)
 
     def state(self) -> RobotState:
@@ -191,9 +203,10 @@ class LibfrankaRobot:
         """See ``Robot``."""
         motion = command.q.tolist(), command.dq.tolist(), command.ddq.tolist()
         self._link.say("command", command.stamp + self._tick, self._tick, *motion)
-        if self._hand is not None and command.width != self._asked_width:
-            self._hand.say("width", command.width)
-            self._asked_width = command.width
+        # The gripper is told only when its width changes.
+        if self._gripper is not None and command.width != self._commanded_width:
+            self._gripper.say("width", command.width)
+            self._commanded_width = command.width
 
     def observe(self, decoder: DeltaDecoder) -> dict[str, Any]:
         """See ``Robot``."""
@@ -223,8 +236,8 @@ class LibfrankaRobot:
         return False
 
     def close(self) -> None:
-        """Ends the processes: the control process brings the arm to rest first."""
-        for link in (getattr(self, "_link", None), self._hand):
+        """Ends the processes; the control process brings the arm to rest first."""
+        for link in (getattr(self, "_link", None), self._gripper):
             if link is not None:
                 link.close()
         for process in self._processes:

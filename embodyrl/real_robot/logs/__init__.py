@@ -1,1 +1,1 @@
-"""What happened on the robot: recorded as MCAP, exported as a data set."""
+"""What happened on the robot: recorded as MCAP by ``mcap_log``, made a data set by ``export``."""

@@ -1,4 +1,4 @@
-"""Recorded logs of a robot as a LeRobotDataset: ``embodyrl data from-logs``."""
+"""``embodyrl data from-logs``: makes a LeRobotDataset of a robot's recorded logs."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ import numpy as np
 from embodyrl.data.lerobot_write import DatasetWriter, require_free
 from embodyrl.data.recording import Recording
 from embodyrl.errors import UserError
-from embodyrl.real_robot.env.config import FACTS
 from embodyrl.real_robot.logs.mcap_log import CAMERA, picture, read
+from embodyrl.real_robot.policy_link.metadata import FACTS, camera_sizes
 from embodyrl.types import EnvSpec
 
 
 def export_logs(
     folder: str | Path, out: str | Path, *, keep_failures: bool = False
 ) -> dict[str, int]:
-    """Writes one data set of all recorded episodes of one kind of policy.
+    """Writes one data set of all recorded episodes in a folder.
 
-    A frame is what would have been seen before an action, the action that was carried out, and
-    whether a person took it (``intervention``). The rate is the one that the policy was trained at,
-    however slowly the robot went.
+    A frame holds what the policy would see before an action, the action that was carried out, and
+    whether a person took it (``intervention``). The frame rate is the control rate of training,
+    however slowly the robot moved.
 
     Args:
-        folder: of ``episode_*.mcap``, from ``deploy --record`` or ``env.record=true``.
+        folder: of ``*.mcap`` files, from ``deploy --record`` or ``env.record=true``.
         out: the data set's folder.
-        keep_failures: keep the episodes that were not solved too, with ``success`` False.
+        keep_failures: also keep the episodes that were not solved, with ``success`` False.
 
     Returns:
-        ``episodes``, ``frames``, ``human_frames`` that were written, and ``left_out`` episodes.
+        Numbers of ``episodes``, ``frames`` and ``human_frames`` that were written, and of episodes
+        that were ``left_out``.
 
     Raises:
-        UserError: no logs, logs without pictures, of different policies, or ``out`` exists.
+        UserError: no logs, logs without observations or of different policies, or ``out`` exists.
     """
     if not str(out):
         raise UserError("Say where the data set goes: --out FOLDER.")
@@ -41,6 +42,7 @@ def export_logs(
     files = sorted(Path(folder).glob("*.mcap"))
     if not files:
         raise UserError(f"There are no logs (*.mcap) in {folder}.")
+    # What the first episode that is kept says about its policy; the others must agree.
     facts: dict[str, Any] | None = None
     writer: DatasetWriter | None = None
     written = {"episodes": 0, "frames": 0, "human_frames": 0, "left_out": 0}
@@ -50,8 +52,10 @@ def export_logs(
             own = messages["/run"][0]["settings"].get("policy", {})
             if facts is not None and any(own.get(k) != facts.get(k) for k in ("cameras", *FACTS)):
                 raise UserError(
-                    f"{file} is of another policy than {files[0]}: they make no one data set."
+                    f"{file} is of another policy than {files[0]}: they make no one data set. Put "
+                    "the logs of each policy into a folder of its own."
                 )
+            # Keep the episodes that were solved, or all.
             recording = recorded(messages, file)
             if recording is None or not (recording.success or keep_failures):
                 written["left_out"] += 1
@@ -80,12 +84,16 @@ def export_logs(
 def recorded(messages: dict[str, list[dict[str, Any]]], file: Path) -> Recording | None:
     """The episode of a log; None if no action was taken in it.
 
+    Args:
+        messages: of ``mcap_log.read``.
+        file: for the message.
+
     Raises:
-        UserError: it was not recorded.
+        UserError: the log has no observations.
     """
     if not messages["/action"]:
         return None
-    # An action before which no fresh picture was to be had says nothing that can be learned.
+    # An action without an observation, because no fresh image came, teaches nothing.
     actions = [m for m in messages["/action"] if "proprio" in m]
     settings = messages["/run"][0]["settings"]
     if not actions:
@@ -93,6 +101,7 @@ def recorded(messages: dict[str, list[dict[str, Any]]], file: Path) -> Recording
             f"{file} does not hold what the policy saw. Record it: deploy --record, or "
             "env.record=true."
         )
+    # The reward comes with the last action, if the episode was solved.
     cameras = {t.removeprefix(CAMERA): m for t, m in messages.items() if t.startswith(CAMERA)}
     solved = bool(messages["/episode"] and messages["/episode"][-1]["solved"])
     last = np.arange(len(actions)) == len(actions) - 1
@@ -110,7 +119,6 @@ def recorded(messages: dict[str, list[dict[str, Any]]], file: Path) -> Recording
 
 
 def _spec(facts: dict[str, Any]) -> EnvSpec:
-    cameras = {name: (int(size[0]), int(size[1])) for name, size in facts["cameras"].items()}
-    return EnvSpec(
-        name=str(facts["env"]), num_envs=1, cameras=cameras, **{name: facts[name] for name in FACTS}
-    )
+    """The spec of the environment that the policy's metadata describe."""
+    given = {name: facts[name] for name in FACTS}
+    return EnvSpec(name=str(facts["env"]), num_envs=1, cameras=camera_sizes(facts), **given)

@@ -1,15 +1,20 @@
-"""What happened, as MCAP with ROS 2's standard messages: ``ros2 bag``, Foxglove, PlotJuggler and rosbags open it.
+"""The log of an episode: MCAP with ROS 2's standard messages.
 
-Per tick ``/state`` (measured, stamped when it was) and ``/command`` with ``/command/acceleration``;
-per control step ``/action``, in a recorded run with what the policy would see before it,
-``/proprio`` and ``/camera/NAME``; ``/event`` for changes of mode and problems; ``/run`` once with
-the settings and ``/episode`` once with the outcome, as JSON. ``/mode``, ``/reflex``, ``/human`` and
-``/prompt`` are said when they change, before what they hold for.
+``ros2 bag``, Foxglove, PlotJuggler and rosbags can open it. Its topics:
+
+    /run                       once: the settings, as JSON
+    /episode                   once: the outcome, as JSON
+    /state                     each tick: what was measured, stamped when it was measured
+    /command                   each tick: what was sent; with /command/acceleration
+    /action                    each control step: the action
+    /proprio, /camera/NAME     each control step of a recorded run: what the policy saw before it
+    /event                     changes of mode, and problems
+    /mode, /reflex             when they change, before the first state and command they hold for
+    /human, /prompt            when they change, before the first action they hold for
 """
 
 from __future__ import annotations
 
-import io
 import json
 import queue
 import struct
@@ -29,8 +34,9 @@ from numpy.typing import NDArray
 
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control.messages import Command, RobotState
+from embodyrl.real_robot.images import to_png
 from embodyrl.real_robot.ros import fields
-from embodyrl.real_robot.ros.definitions import definition
+from embodyrl.real_robot.ros.message_definitions import definition
 
 CAMERA = "/camera/"
 _TYPES = {
@@ -48,21 +54,24 @@ _TYPES = {
     "/prompt": "std_msgs/String",
 }
 _LATCHED = ("/mode", "/reflex", "/human", "/prompt")
+"""Topics whose value holds until the next message."""
 _READ = ("/state", "/command", "/action", "/event", "/run", "/episode")
+"""Topics that ``read`` always returns."""
+# Levels of ``rcl_interfaces/Log``.
 _INFO = 20
 _WARN = 30
 _CHUNK = 2**16
-"""Bytes that are written at once: what is lost when the program is killed, less than a second of ticks."""
+"""Bytes written at once. A program that is killed loses that much: less than a second of ticks."""
 
 
 class RunLog:
     """Writes in a thread of its own, so that the ticker never waits for a disk.
 
     Args:
-        path: the file; an existing one is replaced.
+        path: of the file; an existing one is replaced.
         settings: JSON data, the first message.
-        now: of the clock that stamps come from.
-        robot: what the joints' names begin with, as in the robot's URDF.
+        now: s, of the clock that makes the stamps.
+        robot: prefix of the joints' names, as in the robot's URDF.
     """
 
     def __init__(
@@ -73,7 +82,7 @@ class RunLog:
         joints = (f"{robot}_joint", range(1, 8))
         fingers = (f"{robot}_finger_joint", (1, 2))
         self._names = [f"{name}{k}" for name, numbers in (joints, fingers) for k in numbers]
-        self._offset = time.time() - now
+        self._offset = time.time() - now  # from stamps to the time of day
         self._stream = self.path.open("wb")
         self._writer = Writer(self._stream, chunk_size=_CHUNK)
         self._schemas: dict[str, Schema] = {}
@@ -87,11 +96,11 @@ class RunLog:
         self.put("/run", now, {"settings": settings})
 
     def put(self, topic: str, stamp: float, message: dict[str, Any]) -> None:
-        """A message of plain JSON data: ``/run`` or ``/episode``."""
+        """Logs plain JSON data: ``/run`` or ``/episode``."""
         self._items.put((self._json, stamp, (topic, message)))
 
     def tick(self, command: Command, state: RobotState) -> None:
-        """What was measured and what was sent."""
+        """Logs what was measured and what was sent."""
         self._items.put((self._tick, command.stamp, (command, state)))
 
     def action(
@@ -101,20 +110,28 @@ class RunLog:
         human: bool,
         seen: dict[str, Any] | None = None,
     ) -> None:
-        """An action that was taken, whether a person took it, and what was ``seen`` before (``Robot.observe``)."""
+        """Logs an action.
+
+        Args:
+            stamp: s, when it was taken.
+            action: (A,).
+            human: whether a person took it.
+            seen: what the policy saw before it (``Robot.observe``).
+        """
         proprio = [] if seen is None else seen["proprio"].tolist()
         self._items.put((self._action, stamp, (action.tolist(), human, proprio, seen)))
 
     def event(self, stamp: float, kind: str, text: str) -> None:
-        """A change of mode (``kind`` is "mode"), or a problem."""
+        """Logs a change of mode (``kind`` is "mode") or a problem."""
         self._items.put((self._event, stamp, (kind, text)))
 
     def close(self) -> None:
-        """Writes what is left and ends the file.
+        """Writes what is left and closes the file.
 
         Raises:
-            UserError: it could not be written.
+            UserError: the log could not be written.
         """
+        # The thread ends when it comes to the None.
         self._items.put(None)
         self._thread.join()
         try:
@@ -132,14 +149,15 @@ class RunLog:
         while (item := self._items.get()) is not None:
             write, stamp, what = item
             if self._error is not None:
-                continue  # nothing is kept of what cannot be written
+                continue  # after an error the rest is dropped, so that memory does not fill up
             try:
                 write(stamp, *what)
                 self._stream.flush()
-            except Exception as error:  # a full disk; ``close`` says so, when the arm is at rest
+            except Exception as error:  # e.g. a full disk; ``close`` reports it
                 self._error = error
 
     def _write(self, topic: str, stamp: float, message: dict[str, Any]) -> None:
+        """Writes one message; the first of its type also writes the type's definition."""
         kind = "sensor_msgs/CompressedImage" if topic.startswith(CAMERA) else _TYPES[topic]
         if kind not in self._schemas:
             self._schemas[kind] = self._writer.register_msgdef(
@@ -155,20 +173,23 @@ class RunLog:
     def _json(self, stamp: float, topic: str, message: dict[str, Any]) -> None:
         self._write(topic, stamp, {"data": json.dumps(message)})
 
-    def _changed(self, topic: str, stamp: float, value: Any) -> None:
+    def _write_if_changed(self, topic: str, stamp: float, value: Any) -> None:
         if self._latest.get(topic) != value:
             self._latest[topic] = value
             self._write(topic, stamp, {"data": value})
 
     def _tick(self, stamp: float, command: Command, state: RobotState) -> None:
-        self._changed("/reflex", stamp, state.reflex)
-        self._changed("/mode", stamp, str(command.mode))
-        for topic, told in (("/state", state), ("/command", command)):
-            self._write(topic, stamp, {
-                "header": {"stamp": self._time(told.stamp)}, "name": self._names,
-                "position": [*told.q.tolist(), told.width / 2, told.width / 2],
-                "velocity": [*told.dq.tolist(), np.nan, np.nan],  # that of the fingers is not known
-            })  # fmt: skip
+        self._write_if_changed("/reflex", stamp, state.reflex)
+        self._write_if_changed("/mode", stamp, str(command.mode))
+        for topic, motion in (("/state", state), ("/command", command)):
+            finger = motion.width / 2
+            message = {
+                "header": {"stamp": self._time(motion.stamp)},
+                "name": self._names,
+                "position": [*motion.q.tolist(), finger, finger],
+                "velocity": [*motion.dq.tolist(), np.nan, np.nan],  # unknown for the fingers
+            }
+            self._write(topic, stamp, message)
         self._write("/command/acceleration", stamp, {"data": command.ddq.tolist()})
 
     def _action(
@@ -179,17 +200,16 @@ class RunLog:
         proprio: list[float],
         seen: dict[str, Any] | None,
     ) -> None:
-        self._changed("/human", stamp, human)
+        self._write_if_changed("/human", stamp, human)
         self._write("/action", stamp, {"data": action})
         if seen is None:
             return
-        self._changed("/prompt", stamp, seen["prompt"])
+        self._write_if_changed("/prompt", stamp, seen["prompt"])
         self._write("/proprio", stamp, {"data": proprio})
         for name, image in seen["images"].items():
             header = {"stamp": self._time(stamp), "frame_id": name}
-            self._write(
-                CAMERA + name, stamp, {"header": header, "format": "png", "data": _png(image)}
-            )
+            message = {"header": header, "format": "png", "data": to_png(image)}
+            self._write(CAMERA + name, stamp, message)
 
     def _event(self, stamp: float, kind: str, text: str) -> None:
         level = _INFO if kind == "mode" else _WARN
@@ -198,28 +218,25 @@ class RunLog:
         )
 
 
-def _png(image: NDArray[np.uint8]) -> bytes:
-    from PIL import Image
-
-    out = io.BytesIO()
-    Image.fromarray(image).save(out, "PNG", compress_level=1)
-    return out.getvalue()
-
-
 def picture(message: dict[str, Any]) -> NDArray[np.uint8]:
-    """(h, w, 3) of a camera's message."""
+    """The image (h, w, 3) of a camera's message."""
     return fields.picture(message)
 
 
 def read(path: str | Path) -> dict[str, list[dict[str, Any]]]:
-    """Topic -> its messages in order, each with ``stamp`` (s).
+    """Reads a log.
 
-    ``/state`` has ``q``, ``dq``, ``width`` and ``reflex``, ``/command`` has ``q``, ``dq``, ``ddq``,
-    ``width`` and ``mode``, ``/action`` has ``action`` and ``human``, in a recorded run ``proprio``
-    and ``prompt``, ``/event`` has ``kind`` and ``text``; a camera's message is for ``picture``.
+    Returns:
+        Topic -> its messages in order, as dicts. Each has ``stamp`` (s), and besides:
+
+        - ``/state``: ``q``, ``dq``, ``width`` and ``reflex``;
+        - ``/command``: ``q``, ``dq``, ``ddq``, ``width`` and ``mode``;
+        - ``/action``: ``action`` and ``human``, in a recorded run also ``proprio`` and ``prompt``;
+        - ``/event``: ``kind`` and ``text``;
+        - ``/camera/NAME``: what ``picture`` takes.
 
     Raises:
-        UserError: it is no log, one of JSON messages, or one that was not ended.
+        UserError: the file is not a log, is one of an earlier version, or is not complete.
     """
     found: dict[str, list[dict[str, Any]]] = {topic: [] for topic in _READ}
     latest: dict[str, Any] = {}
@@ -235,8 +252,8 @@ def read(path: str | Path) -> dict[str, list[dict[str, Any]]]:
                 _sort_in(found, latest, channel.topic, message.log_time / 1e9, ros)
     except (McapError, struct.error) as error:
         raise UserError(
-            f"{path} is no whole log ({type(error).__name__}: {error}). If its program was killed, "
-            f"try: mcap recover {path} -o FILE"
+            f"{path} is no whole log ({type(error).__name__}: {error}). If its program was "
+            f"killed, try: mcap recover {path} -o FILE"
         ) from error
     if not found["/run"]:
         raise UserError(f"{path} is no log of a run: it has no /run.")
@@ -250,7 +267,16 @@ def _sort_in(
     stamp: float,
     ros: Any,
 ) -> None:
-    """Puts one message where ``read`` has it."""
+    """Adds one message to what ``read`` returns.
+
+    Args:
+        found: what was read so far.
+        latest: the latest value of each latched topic.
+        topic: of the message.
+        stamp: s.
+        ros: the message.
+    """
+    # Accelerations and proprio have messages of their own, right after what they belong to.
     if topic in _LATCHED:
         latest[topic] = ros.data
     elif topic == "/command/acceleration":
@@ -262,11 +288,13 @@ def _sort_in(
 
 
 def _plain(topic: str, ros: Any, latest: dict[str, Any]) -> dict[str, Any]:
+    """A message as a dict, with the latched values that hold for it."""
     if topic in ("/state", "/command"):
+        # The last two joints are the fingers.
         motion = {"q": ros.position[:-2], "dq": ros.velocity[:-2], "width": sum(ros.position[-2:])}
-        return motion | (
-            {"reflex": latest["/reflex"]} if topic == "/state" else {"mode": latest["/mode"]}
-        )
+        if topic == "/state":
+            return motion | {"reflex": latest["/reflex"]}
+        return motion | {"mode": latest["/mode"]}
     if topic == "/action":
         return {"action": ros.data, "human": latest["/human"]}
     if topic == "/event":

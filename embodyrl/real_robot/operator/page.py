@@ -1,15 +1,14 @@
 """The operator's web page: cameras, state, takeover by keyboard, stop, labels.
 
-One page without anything from elsewhere, served on this machine only. Whoever opens it must know
-the token, which is the part of its address after ``#`` and so is sent in no request: the page gives
-it in its first message. A page of another origin is refused. All that the page says is a fixed set
-of words; it can move nothing but by the safety filter.
+The page loads nothing from elsewhere and is served on this machine only. Whoever opens it must know
+the token. It is the part of the address after ``#``, so no request contains it: the page sends it
+in its first message. Pages of another origin are refused. The page can only send a fixed set of
+words, and moves the arm only through the safety filter.
 """
 
 from __future__ import annotations
 
 import hmac
-import io
 import json
 import queue
 import secrets
@@ -28,8 +27,9 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
 from embodyrl.errors import UserError
-from embodyrl.real_robot.control.ticker import WISHES
-from embodyrl.real_robot.control.transports import Clock
+from embodyrl.real_robot.control.clocks import Clock
+from embodyrl.real_robot.control.operator import WISHES
+from embodyrl.real_robot.images import to_jpeg
 
 ALIVE = 0.3
 """s after which a page that says nothing no longer moves the arm."""
@@ -43,14 +43,14 @@ AXES = {
     "q": (5, 1),
     "e": (5, -1),
 }
-"""Key -> which of x, y, z and three of rotation, and which way."""
-_POLICY = (
+"""Key -> index among x, y, z and the three of rotation, and the sign."""
+_CONTENT_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "img-src blob: data:; connect-src 'self'"
 )
 _HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
-    "Content-Security-Policy": _POLICY,
+    "Content-Security-Policy": _CONTENT_POLICY,
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -59,6 +59,8 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class _Keys:
+    """Which keys are held, when the page last said so, and whether the fingers shall be open."""
+
     stamp: float
     held: frozenset[str]
     open: bool
@@ -68,10 +70,10 @@ class OperatorPage:
     """Serves the page until ``close``.
 
     Args:
-        clock: of the ticker.
-        port: 0 takes a free one.
-        html: another page than the robot's.
-        wishes: what that page may ask for.
+        clock: of the control loop.
+        port: where it listens; 0 takes a free port.
+        html: a page other than the robot's.
+        wishes: what the page may ask for.
 
     Raises:
         UserError: the port is in use.
@@ -90,6 +92,7 @@ class OperatorPage:
         self._keys = _Keys(-np.inf, frozenset(), True)
         self._html = (html or Path(__file__).with_name("page.html")).read_bytes()
         self._known = wishes
+        # What the pages show: a number that changes with it, the status, and the images.
         self._shown: tuple[int, dict[str, Any], dict[str, NDArray[np.uint8]]] = (0, {}, {})
         self._news = threading.Condition()
         try:
@@ -110,7 +113,7 @@ class OperatorPage:
         threading.Thread(target=self._server.serve_forever, name="operator", daemon=True).start()
 
     def wishes(self) -> list[str]:
-        """What the person asked for since the last call, in order; each is one of those that the page knows."""
+        """What the person asked for since the last call, in order."""
         found = []
         while True:
             try:
@@ -119,11 +122,16 @@ class OperatorPage:
                 return found
 
     def alive(self, now: float) -> bool:
-        """Whether the page said within ``ALIVE`` s which keys are held."""
+        """Whether the page has reported its keys within the last ``ALIVE`` s."""
         return now - self._keys.stamp <= ALIVE
 
     def action(self, dims: int, share: float = 0.4) -> NDArray[np.float32]:
-        """The keys as an action (``dims``,) of the policy's kind, at ``share`` of its largest step."""
+        """The keys as an action (``dims``,) of the policy's kind.
+
+        Args:
+            dims: A.
+            share: size of a key's step, as a share of the largest one.
+        """
         keys = self._keys
         action = np.zeros(dims, np.float32)
         for key in keys.held:
@@ -134,7 +142,7 @@ class OperatorPage:
         return action
 
     def show(self, status: dict[str, Any], images: dict[str, NDArray[np.uint8]]) -> None:
-        """Sends plain JSON data and pictures (h, w, 3) to every page; returns at once."""
+        """Sends a status, as plain JSON data, and images (h, w, 3) to every page."""
         with self._news:
             self._shown = (self._shown[0] + 1, status, images)
             self._news.notify_all()
@@ -148,6 +156,7 @@ class OperatorPage:
             "open": True,
             "can": ["run"],
         }
+        # Wishes from before the question do not count.
         self.wishes()
         while "run" not in self.wishes():
             self.show({**status, "numbers": {}, "events": []}, {})
@@ -161,7 +170,10 @@ class OperatorPage:
         self._server.shutdown()
 
     def _answer(self, connection: ServerConnection, request: Request) -> Response | None:
-        """The page itself, or None for the websocket. Another name for this machine would be another site's."""
+        """Answers a request with the page, or with None to open the websocket.
+
+        Host and origin must name this machine: else a page of another site could reach it.
+        """
         here = (f"127.0.0.1:{self.port}", f"localhost:{self.port}")
         if request.headers.get("Host") not in here:
             return connection.respond(HTTPStatus.FORBIDDEN, "Not here.\n")
@@ -173,6 +185,7 @@ class OperatorPage:
         return connection.respond(HTTPStatus.NOT_FOUND, "Nothing here.\n")
 
     def _talk(self, connection: ServerConnection) -> None:
+        """Listens to one page, once it has sent the token."""
         try:
             given = connection.recv(timeout=5.0)
             if not isinstance(given, str) or not hmac.compare_digest(
@@ -191,15 +204,18 @@ class OperatorPage:
             connection.close(4002, "not understood")
 
     def _hear(self, message: dict[str, Any]) -> None:
+        """Takes in a wish, or the keys that are held."""
         if "do" in message:
             if message["do"] not in self._known:
                 raise ValueError(message["do"])
             self._wishes.put(message["do"])
         else:
+            # The age of the keys is by the control loop's clock, whatever the page's is.
             held = frozenset(message["keys"]) & frozenset(AXES)
             self._keys = _Keys(self._clock.now(), held, bool(message["open"]))
 
     def _send(self, connection: ServerConnection) -> None:
+        """Sends to one page whatever is shown next, until the server ends."""
         number = 0
         try:
             while True:
@@ -210,14 +226,6 @@ class OperatorPage:
                     return
                 connection.send(json.dumps({**status, "cameras": list(images)}))
                 for image in images.values():
-                    connection.send(_jpeg(image))
+                    connection.send(to_jpeg(image))
         except ConnectionClosed:
             pass
-
-
-def _jpeg(image: NDArray[np.uint8]) -> bytes:
-    from PIL import Image
-
-    out = io.BytesIO()
-    Image.fromarray(image).save(out, "JPEG", quality=85)
-    return out.getvalue()

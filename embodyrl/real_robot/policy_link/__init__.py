@@ -1,1 +1,4 @@
-"""The policy behind a socket: server, client and codec."""
+"""The policy behind a websocket: server, client, and what they exchange.
+
+The parts with torch are ``checkpoint_policy`` and ``real_time_chunking``.
+"""

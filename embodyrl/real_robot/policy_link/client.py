@@ -1,4 +1,4 @@
-"""Asks a policy server for action chunks; no torch. It also talks to openpi's own server."""
+"""Asks a policy server for action chunks, without torch. It also talks to openpi's own server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from embodyrl.real_robot.policy_link import codec
 
 
 class ServerError(UserError):
-    """The policy server cannot be reached, was too slow, or refused; the connection is made anew at the next call."""
+    """The policy server cannot be reached, was too slow, or refused.
+
+    The next call connects again.
+    """
 
 
 class PolicyClient:
@@ -21,8 +24,11 @@ class PolicyClient:
 
     Args:
         url: ``ws://host:port``, or ``host:port``.
-        token: the server's, if it has one.
-        timeout: s that connecting and an answer may take.
+        token: of the server, if it has one.
+        timeout: s that connecting, or an answer, may take.
+
+    Attributes:
+        metadata: what the server said about its policy.
     """
 
     def __init__(self, url: str, token: str = "", timeout: float = 10.0) -> None:
@@ -34,17 +40,22 @@ class PolicyClient:
         self.metadata: dict[str, Any] = {}
 
     def connect(self) -> dict[str, Any]:
-        """Connects if it is not, and returns the server's metadata.
+        """Connects, unless it is connected, and returns the server's metadata.
 
         Raises:
             ServerError: there is no such server, or it wants a token.
         """
         if self._connection is None:
             try:
-                self._connection = self._open.enter_context(connect(
-                    self.url, compression=None, max_size=codec.MAX_BYTES, open_timeout=self.timeout,
-                    additional_headers=self._headers,
-                ))  # fmt: skip
+                self._connection = self._open.enter_context(
+                    connect(
+                        self.url,
+                        compression=None,
+                        max_size=codec.MAX_BYTES,
+                        open_timeout=self.timeout,
+                        additional_headers=self._headers,
+                    )
+                )
                 self.metadata = self._receive()
             except (
                 OSError,
@@ -60,7 +71,10 @@ class PolicyClient:
         return self.metadata
 
     def infer(self, observation: dict[str, Any]) -> dict[str, Any]:
-        """The server's answer: ``actions`` (H, A) and ``server_timing``.
+        """Sends an observation and waits for the answer.
+
+        Returns:
+            ``actions`` (H, A), ``server_timing``, and what else the server sends.
 
         Raises:
             ServerError: no answer in time, or a refusal.
@@ -72,12 +86,10 @@ class PolicyClient:
             connection.send(codec.pack(observation))
             answer = self._receive()
         except (OSError, WebSocketException, codec.MessageError, TimeoutError) as error:
+            # A late answer to this request must not be taken for the answer to the next one.
             self.close()
-            what = (
-                "took too long"
-                if isinstance(error, TimeoutError)
-                else f"failed ({type(error).__name__})"
-            )
+            late = isinstance(error, TimeoutError)
+            what = "took too long" if late else f"failed ({type(error).__name__})"
             raise ServerError(f"The policy server at {self.url} {what}.") from error
         if "error" in answer:
             raise ServerError(f"The policy server refused: {str(answer['error'])[:300]}")
@@ -98,5 +110,6 @@ class PolicyClient:
         connection = self._connection
         self._connection = None
         if connection is not None:
-            connection.close_socket()  # at once: a hung server would not answer a goodbye
+            # At once: a server that hangs would not answer a closing handshake.
+            connection.close_socket()
             self._open.close()

@@ -1,8 +1,8 @@
-"""What goes over the wire: msgpack with numpy arrays as openpi writes them, and nothing that could run.
+"""Encodes messages as msgpack with numpy arrays, the way openpi does. Reading runs no code.
 
-An array is a map of ``__ndarray__``, ``data``, ``dtype`` and ``shape`` with bytes as keys
-(msgpack-numpy's format as in openpi_client.msgpack_numpy). Only the dtypes below are read, and
-sizes, depth and counts are bounded.
+An array is a map of ``__ndarray__``, ``data``, ``dtype`` and ``shape``, with bytes as keys
+(msgpack-numpy's format, as in openpi_client.msgpack_numpy). Only the dtypes below are read, and
+sizes, depths and counts are bounded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from embodyrl.errors import UserError
 MAX_BYTES = 32 * 2**20
 """Largest message."""
 MAX_DEPTH = 5
+"""Deepest nesting of lists and maps."""
 MAX_ITEMS = 256
+"""Largest number of items in a list or a map."""
 DTYPES = frozenset(
     np.dtype(name).str
     for name in ("bool", "u1", "i1", "<i2", "<i4", "<i8", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8")
@@ -26,24 +28,25 @@ DTYPES = frozenset(
 
 
 class MessageError(UserError, ValueError):
-    """A message that is no msgpack, too large, too deep, or has an array of a forbidden kind."""
+    """A message is not msgpack, too large, too deep, or has an array that is not allowed."""
 
 
 def pack(message: Any) -> bytes:
-    """Bytes of nested dicts and lists of numbers, strings, bytes, None and numpy arrays."""
+    """Encodes nested dicts and lists of numbers, strings, bytes, None and numpy arrays."""
     data = msgpack.packb(message, default=_encode)
     assert data is not None
     return data
 
 
 def unpack(data: bytes) -> Any:
-    """The inverse of ``pack``; arrays are read-only views of ``data``.
+    """Decodes what ``pack`` wrote; arrays are read-only views of ``data``.
 
     Raises:
-        MessageError: anything that ``pack`` would not have written.
+        MessageError: ``pack`` would not write that.
     """
     if len(data) > MAX_BYTES:
         raise MessageError(f"The message has {len(data)} bytes; at most {MAX_BYTES} are read.")
+    # msgpack bounds the sizes; the depth is checked afterwards.
     try:
         message = msgpack.unpackb(
             data, object_hook=_decode, max_array_len=MAX_ITEMS, max_map_len=MAX_ITEMS, max_ext_len=0
@@ -84,12 +87,13 @@ def _decode(item: dict[Any, Any]) -> Any:
     dtype = np.dtype(_dtype(item))
     shape = item[b"shape"]
     data = item[b"data"]
-    sane = (
+    # The product of the shape is only taken once its numbers are known to be small.
+    valid = (
         isinstance(data, bytes)
         and len(shape) <= 5
         and all(type(n) is int and 0 <= n <= MAX_BYTES for n in shape)
     )
-    if not sane or math.prod(shape) * dtype.itemsize != len(data):
+    if not valid or math.prod(shape) * dtype.itemsize != len(data):
         raise MessageError("The message has an array whose shape does not fit its data.")
     return np.frombuffer(data, dtype).reshape(shape)
 

@@ -1,9 +1,9 @@
-"""A policy behind openpi's websocket protocol, so that openpi's clients work too.
+"""Serves a policy by openpi's websocket protocol, so that openpi's clients work too.
 
-On connection the server sends its metadata; each request is an observation, each answer an action
-chunk with ``server_timing``. ``GET /healthz`` says OK. What a client gets to see of an error is one
-sentence, never a traceback. It listens on this machine alone unless it has a token, which clients
-send as ``Authorization: Api-Key TOKEN``.
+On connection the server sends its metadata. Then each request is an observation, and each answer an
+action chunk with ``server_timing``. ``GET /healthz`` answers OK. A client sees one sentence of an
+error, never a traceback. The server listens on this machine alone unless it has a token, which
+clients send as ``Authorization: Api-Key TOKEN``.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ log = logging.getLogger(__name__)
 Infer = Callable[[dict[str, Any]], dict[str, Any]]
 PORT = 8000
 MAX_PROMPT = 512
+"""Letters of an instruction."""
 
 
 class PolicyServer:
     """Serves ``infer`` until ``close``.
 
     Args:
-        infer: observation to ``{"actions": (H, A)}``; called by one thread at a time.
-        metadata: what a client is told first; ``cameras`` (name to (h, w)), ``proprio_dim``,
-            ``horizon`` and ``action_dim`` are also what requests are checked against.
+        infer: maps an observation to ``{"actions": (H, A)}``; called by one thread at a time.
+        metadata: what a client is told first. Requests are checked against its ``cameras``
+            (name -> (h, w)), ``proprio_dim``, ``horizon`` and ``action_dim``.
         host: address to listen at.
         port: 0 takes a free one.
-        token: what clients must know; needed wherever others can reach the address.
+        token: that clients must send; needed where other machines can reach the address.
 
     Raises:
         UserError: an address that others can reach without a token, or a port in use.
@@ -86,17 +87,20 @@ class PolicyServer:
         self._server.shutdown()
 
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Answers a request; None opens the websocket."""
         if request.path == "/healthz":
             return Response(HTTPStatus.OK, "OK", Headers({"Content-Type": "text/plain"}), b"OK\n")
         return admit(connection, request, self._token)
 
     def _talk(self, connection: ServerConnection) -> None:
-        previous = 0.0
+        """Answers one client until it is gone."""
+        previous = 0.0  # s that the last request took
         try:
             connection.send(codec.pack(self._metadata))
             while True:
                 data = connection.recv()
                 began = time.monotonic()
+                # Whatever is wrong with a request, the connection lives and the client is told.
                 try:
                     answer = self._answer(data, previous)
                 except UserError as error:
@@ -110,10 +114,16 @@ class PolicyServer:
             pass
 
     def _answer(self, data: str | bytes, previous: float) -> bytes:
+        """The answer to one request.
+
+        Raises:
+            MessageError: the request is not a valid observation.
+        """
         if isinstance(data, str):
             raise codec.MessageError("Requests are binary messages.")
         observation = check_observation(codec.unpack(data), self._metadata)
         began = time.monotonic()
+        # One inference at a time, whatever the number of clients.
         with self._lock:
             result = self._infer(observation)
         timing = {"infer_ms": (time.monotonic() - began) * 1e3}
@@ -123,7 +133,11 @@ class PolicyServer:
 
 
 def refuse_strangers(host: str, token: str) -> None:
-    """Raises a ``UserError`` where others could reach an address that has no token."""
+    """Checks that nobody else can use a server without a token.
+
+    Raises:
+        UserError: other machines can reach the address, and there is no token.
+    """
     if not token and not _is_loopback(host):
         raise UserError(
             f"Whoever reaches {host} could use it. Give a token (--token-file), or listen on "
@@ -132,32 +146,35 @@ def refuse_strangers(host: str, token: str) -> None:
 
 
 def admit(connection: ServerConnection, request: Request, token: str) -> Response | None:
-    """None for whoever knows the token, if there is one; else the refusal."""
+    """None for a client that sent the token, or if there is none; otherwise the refusal."""
     given = request.headers.get("Authorization", "").removeprefix("Api-Key ")
+    # Compared in constant time, so that the time of a refusal says nothing about the token.
     if token and not hmac.compare_digest(given.encode(), token.encode()):
         return connection.respond(HTTPStatus.UNAUTHORIZED, "A token is needed.\n")
     return None
 
 
 def check_observation(message: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """An observation that has the schema of the metadata.
+    """Checks an observation against a policy's metadata, and returns it.
 
-    Keys: ``images`` {camera: (h, w, 3) uint8}, ``proprio`` (P,) float32, ``prompt`` str, ``step``
-    int (actions taken in the episode), and for real-time chunking ``previous`` (H, A) float32,
-    ``delay`` int and ``execute`` int.
+    Its keys are ``images`` {camera: (h, w, 3) uint8}, ``proprio`` (P,) float32, ``prompt`` str and
+    ``step`` int (number of actions taken in the episode). For real-time chunking it also has
+    ``previous`` (H, A) float32, ``delay`` int and ``execute`` int.
 
     Raises:
-        MessageError: it has not.
+        MessageError: the observation does not fit.
     """
 
     def need(holds: bool, what: str) -> None:
         if not holds:
             raise codec.MessageError(f"The observation does not fit this policy: {what}.")
 
+    # Keys.
     need(isinstance(message, dict), "it is not a map")
     known = {"images", "proprio", "prompt", "step", "previous", "delay", "execute"}
     extra = set(message) - known
     need(not extra, f"unknown key {str(next(iter(extra), ''))[:40]!r}")
+    # What the policy sees: images of the right size, proprio and prompt.
     images = message.get("images", {})
     proprio = message.get("proprio")
     prompt = message.get("prompt", "")
@@ -179,6 +196,7 @@ def check_observation(message: Any, metadata: Mapping[str, Any]) -> dict[str, An
     )
     step = message.get("step", 0)
     need(type(step) is int and 0 <= step < 2**31, "step must be a whole number")
+    # Real-time chunking.
     if "previous" in message:
         shape = (metadata["horizon"], metadata["action_dim"])
         need(_is_array(message["previous"], shape, "f4"), f"previous must be {shape} float32")

@@ -1,1 +1,1 @@
-"""Learning with the robot on one computer and the learner on another."""
+"""Learning with the robot on one computer (``remote_actor``) and the ``learner`` on another."""

@@ -1,11 +1,12 @@
-"""Learner here, actor on the robot's computer: the training loop's end of a websocket (``remote_actor`` is the other).
+"""The learner's end of a websocket to an actor on the robot's computer (``remote_actor``).
 
-The actor plays one chunk after the other with the newest weights that it has, and the arm never
-waits for a gradient step; the learner learns from what has come. Messages are safetensors
-(``distributed.wire``), nothing is unpickled. The actor's end asks, this one answers:
+The actor plays one chunk after the other with the newest weights that it has, so the arm never
+waits for a gradient step. The learner learns from what has come. Messages are safetensors
+(``distributed.wire``); nothing is unpickled. First the learner sends the run's config. Then the
+actor sends, and the learner answers:
 
-    spec of the env, which the run's config asked for    -> play, or evaluate these initial states, or end;
-    a chunk and the episodes that ended with it             weights, if there are newer ones
+    the env's spec, at first                       -> play, evaluate these initial states, or end;
+    a chunk and the episodes that ended with it       with weights, if there are newer ones
     an evaluation
 """
 
@@ -37,7 +38,7 @@ LEAD = 4
 
 
 class RemoteActor:
-    """Plays a run's episodes on one robot that is elsewhere: what ``training.runner.train`` takes as ``rollouts``.
+    """Collects a run's episodes from an actor elsewhere, as ``rollouts`` of ``runner.train``.
 
     Args:
         config: of the run; the actor may override its env.

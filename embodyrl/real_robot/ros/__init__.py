@@ -1,5 +1,4 @@
-"""A robot behind ROS 2 (rclpy), ROS 1 (rospy) or a rosbridge server, and the simulated one as a node of each.
+"""A robot behind ROS 2 (rclpy), ROS 1 (rospy) or a rosbridge server.
 
-``bus`` moves messages, ``robot`` is the arm behind it, ``twin_node`` the simulated arm; neither
-knows which ROS it is.
+``robot`` is the arm. It sees topics through ``bus`` and does not know which ROS carries them.
 """

@@ -1,13 +1,13 @@
-"""Which topics a robot has, and where it may move: a preset and a YAML file."""
+"""Which topics a robot has and where it may move: presets, and a YAML file."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from embodyrl.errors import UserError, did_you_mean
-from embodyrl.real_robot.control.tracking import SafetyConfig
+from embodyrl.real_robot.control.safety_config import SafetyConfig
+from embodyrl.real_robot.robot_file import TWIN_SAFETY, build_safety, read_sections
 
 COMMANDS = ("joint_trajectory", "joint_state", "pose")
 
@@ -22,35 +22,33 @@ def _fingers(prefix: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Topics:
-    """What a robot's nodes publish and take.
+    """The topics that a robot's nodes publish and subscribe to.
 
     Attributes:
         joints: names of the seven joints.
         fingers: names of the two finger joints.
-        states: ``sensor_msgs/JointState``, of the arm, at least as often as the filter ticks.
-        finger_states: the same of the fingers; empty where ``states`` has them.
-        wrench: ``geometry_msgs/WrenchStamped``, external force in the base's frame; empty where
-            there is none.
-        pose: ``geometry_msgs/PoseStamped``, where the robot believes its tool centre point to be;
-            empty where it says nothing of it.
-        command: what takes the commands.
+        states: ``sensor_msgs/JointState`` of the arm, at least as often as the safety filter ticks.
+        finger_states: the same for the fingers; empty where ``states`` has them.
+        wrench: ``geometry_msgs/WrenchStamped``, external force in the base's frame; empty for none.
+        pose: ``geometry_msgs/PoseStamped``, the tool centre point according to the robot; empty
+            where the robot does not report it.
+        command: takes the commands.
         command_type: ``joint_trajectory`` (its later points are a stop, so that the arm brakes
-            within its limits when nothing comes any more), ``joint_state``, or ``pose``
+            within its limits when no more commands come), ``joint_state``, or ``pose``
             (``geometry_msgs/PoseStamped`` of the hand).
         frame: ``frame_id`` of poses.
         gripper: ``std_msgs/Float32``, takes the opening in m when it changes; empty where there is
             no gripper.
-        cameras: the policy's name of a camera to its topic, ``sensor_msgs/Image``, or
+        cameras: the policy's name of each camera -> its topic, ``sensor_msgs/Image``, or
             ``CompressedImage`` where the topic ends in ``/compressed``.
-        max_image_age: s.
-        max_clock_jump: s by which the stamps of messages may begin to lead their arrival, or go
-            back.
-        instruction: ``std_msgs/String``; empty where ``--prompt`` says it.
-        success: ``std_msgs/Bool``; empty where a person says it.
-        reset: ``std_msgs/Int64``, told -1 and then the number of an initial state; empty where a
-            person arranges the scene. A number that is said twice is meant once.
+        max_image_age: s, oldest image that the policy may see.
+        max_clock_jump: s by which the clock that stamps the messages may jump.
+        instruction: ``std_msgs/String``; empty where ``--prompt`` gives it.
+        success: ``std_msgs/Bool``; empty where a person labels the episodes.
+        reset: ``std_msgs/Int64``, takes -1 and then the number of an initial state; empty where a
+            person arranges the scene. The same number twice in a row means one reset.
         init: ``std_msgs/Int64``, the number of the initial state that was arranged last; -1 after
-            ``reset`` said so.
+            ``reset`` received -1.
     """
 
     joints: tuple[str, ...] = _joints("fr3")
@@ -81,7 +79,7 @@ class Topics:
             raise UserError(f"A Franka has seven joints, but {len(self.joints)} names are given.")
 
 
-# As their projects' documentation names them. Only "twin" is run by the tests.
+# Topics as the documentation of each project names them. The tests run only "twin".
 PRESETS: dict[str, Topics] = {
     "twin": Topics(
         joints=_joints("panda"),
@@ -107,51 +105,30 @@ PRESETS: dict[str, Topics] = {
         frame="panda_link0",
     ),
 }
-SAFETY: dict[str, dict[str, Any]] = {
-    # The workspace of the embedded tasks.
-    "twin": {"robot": "panda", "box_low": (0.28, -0.30, 0.012), "box_high": (0.72, 0.30, 0.40)},
-    "serl": {"robot": "panda"},
-}
+SAFETY: dict[str, dict[str, Any]] = {"twin": TWIN_SAFETY, "serl": {"robot": "panda"}}
+"""Preset -> what it says about the safety filter."""
 
 
 def load_robot(file: str) -> tuple[Topics, SafetyConfig]:
-    """A robot's topics and safety from a YAML file with the keys ``preset``, ``topics`` and ``safety``.
+    """A robot's topics and safety settings.
 
     Args:
-        file: its path; empty means the simulated robot of ``embodyrl twin``.
+        file: path of a YAML file with the keys ``preset``, ``topics`` and ``safety``; empty means
+            the simulated robot of ``embodyrl twin``.
 
     Raises:
-        UserError: no such file or preset, an unknown key, or no workspace box.
+        UserError: no such file or preset, an unknown key, or no workspace.
     """
-    from omegaconf import OmegaConf
-
     from embodyrl.config import build
 
     if not file:
         return PRESETS["twin"], SafetyConfig(**SAFETY["twin"])
-    path = Path(file)
-    if not path.is_file():
-        raise UserError(
-            f"There is no file {file}. A robot's file names its topics and its workspace; see "
-            "docs/robot_ros.md."
-        )
-    try:
-        raw: Any = OmegaConf.to_container(OmegaConf.load(path))
-    except Exception as error:
-        raise UserError(f"{file} is not valid YAML: {error}") from error
-    keys = ("preset", "topics", "safety")
-    if not isinstance(raw, dict) or set(raw) - set(keys):
-        wrong = next(iter(set(raw) - set(keys)), "") if isinstance(raw, dict) else ""
-        raise UserError(f"{file} has no key {str(wrong)!r}. {did_you_mean(str(wrong), keys)}")
+    purpose = "A robot's file names its topics and its workspace; see docs/robot_ros.md."
+    raw = read_sections(file, ("preset", "topics", "safety"), purpose)
     preset = str(raw.get("preset", "franka_ros2"))
     if preset not in PRESETS:
         raise UserError(f"There is no preset {preset!r}. {did_you_mean(preset, PRESETS)}")
-    safety = {**SAFETY.get(preset, {}), **(raw.get("safety") or {})}
-    if not {"box_low", "box_high"} <= set(safety):
-        raise UserError(
-            f"{file} must give the workspace, safety.box_low and safety.box_high: x, y, z in m."
-        )
+    # What the file says counts above the preset.
+    safety = build_safety(file, {**SAFETY.get(preset, {}), **(raw.get("safety") or {})})
     topics = build("topics", Topics, {**asdict(PRESETS[preset]), **(raw.get("topics") or {})})
-    topics = replace(topics, joints=tuple(topics.joints), fingers=tuple(topics.fingers))
-    built = build("safety", SafetyConfig, safety)
-    return topics, replace(built, box_low=tuple(built.box_low), box_high=tuple(built.box_high))
+    return replace(topics, joints=tuple(topics.joints), fingers=tuple(topics.fingers)), safety

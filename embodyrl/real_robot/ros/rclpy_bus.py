@@ -15,7 +15,7 @@ from embodyrl.real_robot.ros.bus import Fields
 
 
 class RclpyBus:
-    """See ``Bus``. Callbacks run in one thread; publishing hands over to the middleware, which has its own.
+    """See ``Bus``. Callbacks run in one thread; the middleware publishes in threads of its own.
 
     Args:
         name: of the node.
@@ -37,7 +37,7 @@ class RclpyBus:
                 "Python's version, or install the third-party builds: pip install 'embodyrl[ros]'."
             ) from error
         self._context = rclpy.Context()  # type: ignore[attr-defined]
-        # Ctrl-C belongs to the ticker, which stops the arm first.
+        # Ctrl-C goes to the control loop, which stops the arm first.
         rclpy.init(context=self._context, signal_handler_options=SignalHandlerOptions.NO)
         self._node = rclpy.create_node(name, context=self._context)
         self._executor = SingleThreadedExecutor(context=self._context)
@@ -49,9 +49,8 @@ class RclpyBus:
 
     def subscribe(self, topic: str, kind: str, callback: Callable[[Fields], None]) -> None:
         """See ``Bus``."""
-        from rclpy.qos import (
-            qos_profile_sensor_data,
-        )  # best effort, which hears reliable publishers too
+        # Best effort, which hears reliable publishers too.
+        from rclpy.qos import qos_profile_sensor_data
 
         self._node.create_subscription(
             message_class(kind),
@@ -67,7 +66,7 @@ class RclpyBus:
         return lambda fields: publisher.publish(from_fields(cls, fields))
 
     def trouble(self) -> str:
-        """See ``Bus``. ROS 2 has no master: that another node is gone shows in its silence alone."""
+        """See ``Bus``. ROS 2 has no master, so a node that is gone shows only by its silence."""
         return self._trouble
 
     def close(self) -> None:
@@ -82,7 +81,7 @@ class RclpyBus:
             self._executor.spin()
         except self._ended:
             pass
-        except Exception as error:  # a callback's, or the middleware's: the ticker must hear of it
+        except Exception as error:  # of a callback or the middleware: it becomes a fault
             self._trouble = f"ROS 2's thread ended: {type(error).__name__}: {error}"
 
 
@@ -119,6 +118,6 @@ def from_fields(cls: Any, fields: Fields) -> Any:
         elif isinstance(value, list) and "/" in inner:
             value = [from_fields(message_class(inner), each) for each in value]
         elif isinstance(value, bytes):
-            value = array.array("B", value)  # as it is; a list would be checked byte by byte
+            value = array.array("B", value)  # rclpy would check a list byte by byte
         setattr(message, name, value)
     return message

@@ -1,4 +1,4 @@
-"""An arm behind topics."""
+"""An arm behind ROS topics."""
 
 from __future__ import annotations
 
@@ -13,73 +13,44 @@ import numpy as np
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control import limits
 from embodyrl.real_robot.control.actions import ActionSpace, DeltaDecoder, proprio
+from embodyrl.real_robot.control.clocks import Clock
+from embodyrl.real_robot.control.joint_tracking import Stopper
 from embodyrl.real_robot.control.messages import Array, Command, RobotState
-from embodyrl.real_robot.control.tracking import Stopper
-from embodyrl.real_robot.control.transports import Clock, NotReadyError
+from embodyrl.real_robot.control.robot import NotReadyError
+from embodyrl.real_robot.images import Image, fit
 from embodyrl.real_robot.ros import fields
 from embodyrl.real_robot.ros.bus import Bus, Fields
 from embodyrl.real_robot.ros.config import Topics
+from embodyrl.real_robot.ros.stamps import StampConverter
 
+_COMMAND_KINDS = {
+    "joint_trajectory": "trajectory_msgs/JointTrajectory",
+    "joint_state": "sensor_msgs/JointState",
+    "pose": "geometry_msgs/PoseStamped",
+}
+"""``Topics.command_type`` -> message type."""
 STOP_POINTS = 6
-LEARN = 1.0
-"""s after the first message in which its clock's lead is still being learnt."""
-DRIFT = 1e-4
-"""s per s by which two clocks may drift apart."""
-
-
-class Stamps:
-    """When fresh messages were measured by our own clock, from stamps of another one, whose jumps it notices.
-
-    The stamps of messages that come without delay lead our clock by the same amount. Delay can only
-    lessen that lead, so the largest one seen is it, and what a message lacks of it is its delay.
-    """
-
-    def __init__(self, what: str, max_jump: float) -> None:
-        self._what = what
-        self._max_jump = max_jump
-        self._newest = 0.0
-        self._lead = -math.inf
-        self._since = math.inf
-        self._last = 0.0
-
-    def measured(self, header: Fields, now: float) -> float | None:
-        """When a message that came at ``now`` was measured; None if it is not newer than all before.
-
-        Raises:
-            UserError: it carries no stamp, or its clock jumped.
-        """
-        stamp = fields.seconds(header["stamp"])
-        if stamp == 0.0:
-            raise UserError(
-                f"{self._what} come without a time stamp, so nobody could tell whether they are "
-                "frozen"
-            )
-        ahead = stamp - now - self._lead
-        back = self._newest - stamp
-        if back > self._max_jump or (ahead > self._max_jump and now - self._since > LEARN):
-            jump = -back if back > self._max_jump else ahead
-            raise UserError(f"the clock that stamps {self._what} jumped by {jump:+.1f} s")
-        self._lead = max(stamp - now, self._lead - DRIFT * (now - self._last))
-        self._since = min(self._since, now)
-        self._last = now
-        if stamp <= self._newest:
-            return None
-        self._newest = stamp
-        return stamp - self._lead
+"""Number of points of the stop that goes with each command."""
 
 
 class RosRobot:
-    """See ``Robot``. What was received last stands in attributes, which the bus's thread replaces whole.
+    """See ``Robot``.
+
+    The newest messages are kept in attributes, which the bus's thread only ever replaces as a
+    whole, so no lock is needed.
 
     Args:
         bus: connected; ``close`` closes it.
         topics: of the robot.
-        model: of its limits, for the stop that goes with each command.
-        clock: of the ticker.
+        model: robot model, whose limits the stop that goes with each command keeps.
+        clock: of the control loop.
         space: of the policy's actions.
         cameras: of the policy, name -> (height, width).
-        prompt: what the policy is told where no topic says it.
+        prompt: instruction for the policy where no topic gives one.
         tick: s between two commands.
+
+    Raises:
+        UserError: a camera of the policy has no topic.
     """
 
     def __init__(
@@ -110,68 +81,57 @@ class RosRobot:
         self._width = 0.0
         self._force = None
         self._hand = None
-        self._images: dict[str, tuple[float, fields.Image]] = {}
+        self._images: dict[str, tuple[float, Image]] = {}  # (when measured, image)
         self._cameras = dict(cameras)
         self._success = False
         self._init = None
-        self._since = -math.inf
+        self._arranged_at = -math.inf  # when the scene was arranged; what is older is of another
         self._last_width = -1.0
-        self._stamps = {
-            name: Stamps(f"the pictures of camera {name}", topics.max_clock_jump)
-            for name in cameras
+        jump = topics.max_clock_jump
+        self._image_stamps = {
+            name: StampConverter(f"the pictures of camera {name}", jump) for name in cameras
         }
-        self._joint_stamps = Stamps("the joint states", topics.max_clock_jump)
-        self._listen()
-        kind = {
-            "joint_trajectory": "trajectory_msgs/JointTrajectory",
-            "joint_state": "sensor_msgs/JointState",
-        }
-        kind = kind.get(topics.command_type, "geometry_msgs/PoseStamped")
-        self._command = bus.advertise(topics.command, kind)
+        self._joint_stamps = StampConverter("the joint states", jump)
+        self._subscribe()
+        self._command = bus.advertise(topics.command, _COMMAND_KINDS[topics.command_type])
         self._gripper = (
             bus.advertise(topics.gripper, "std_msgs/Float32") if topics.gripper else None
         )
         self._reset = bus.advertise(topics.reset, "std_msgs/Int64") if topics.reset else None
 
-    def _listen(self) -> None:
+    def _subscribe(self) -> None:
         topics = self._topics
-        subscribe = self._bus.subscribe
-        # Fingers that have a topic of their own are not looked for among the arm's joints.
+        # The arm and the gripper. Fingers that have a topic of their own are not looked for among
+        # the arm's joints.
         own = bool(topics.finger_states)
-        subscribe(
-            topics.states,
-            "sensor_msgs/JointState",
-            self._guarded(lambda m: self._on_states(m, fingers=not own)),
-        )
-        if own:
-            subscribe(
-                topics.finger_states, "sensor_msgs/JointState", self._guarded(self._on_fingers)
-            )
-        if topics.wrench:
-            subscribe(topics.wrench, "geometry_msgs/WrenchStamped", self._guarded(self._on_wrench))
-        if topics.pose:
-            subscribe(topics.pose, "geometry_msgs/PoseStamped", self._guarded(self._on_pose))
+        joint_state = "sensor_msgs/JointState"
+        self._hear(topics.states, joint_state, lambda m: self._on_states(m, fingers=not own))
+        self._hear(topics.finger_states, joint_state, self._on_fingers)
+        self._hear(topics.wrench, "geometry_msgs/WrenchStamped", self._on_wrench)
+        self._hear(topics.pose, "geometry_msgs/PoseStamped", self._on_pose)
+        # The cameras.
         for name in self._cameras:
             topic = topics.cameras[name]
             kind = "CompressedImage" if topic.endswith("/compressed") else "Image"
-            subscribe(
-                topic,
-                f"sensor_msgs/{kind}",
-                self._guarded(lambda m, name=name: self._on_image(name, m)),
-            )
+            self._hear(topic, f"sensor_msgs/{kind}", lambda m, name=name: self._on_image(name, m))
+        # The task.
         for topic, kind, attribute in (
             (topics.instruction, "String", "_prompt"),
             (topics.success, "Bool", "_success"),
             (topics.init, "Int64", "_init"),
         ):
-            if topic:
-                hear = self._guarded(
-                    lambda m, attribute=attribute: setattr(self, attribute, m["data"])
-                )
-                subscribe(topic, f"std_msgs/{kind}", hear)
+            self._hear(
+                topic,
+                f"std_msgs/{kind}",
+                lambda m, attribute=attribute: setattr(self, attribute, m["data"]),
+            )
 
-    def _guarded(self, callback: Callable[[Fields], None]) -> Callable[[Fields], None]:
-        """What is wrong with a message becomes the robot's trouble, which faults; the first stays."""
+    def _hear(self, topic: str, kind: str, callback: Callable[[Fields], None]) -> None:
+        """Subscribes to a topic, if the robot has it.
+
+        What is wrong with a message becomes the robot's trouble, which is a fault. The first
+        trouble stays.
+        """
 
         def guarded(message: Fields) -> None:
             try:
@@ -179,12 +139,11 @@ class RosRobot:
             except UserError as error:
                 self._trouble = self._trouble or str(error)
             except (KeyError, TypeError, ValueError) as error:
-                self._trouble = (
-                    self._trouble
-                    or f"a message is not understood ({type(error).__name__}: {error})"
-                )
+                why = f"a message is not understood ({type(error).__name__}: {error})"
+                self._trouble = self._trouble or why
 
-        return guarded
+        if topic:
+            self._bus.subscribe(topic, kind, guarded)
 
     def _on_states(self, message: Fields, fingers: bool) -> None:
         now = self._clock.now()
@@ -192,7 +151,7 @@ class RosRobot:
         if fingers and self._topics.fingers and self._topics.fingers[0] in message["name"]:
             self._on_fingers(message)
             if names[0] not in message["name"]:
-                return
+                return  # a message of the fingers alone
         if (stamp := self._joint_stamps.measured(message["header"], now)) is not None:
             q, dq = (fields.by_name(message, names, what) for what in ("position", "velocity"))
             self._state = RobotState(stamp, q, dq, self._width, self._force, hand=self._hand)
@@ -208,28 +167,20 @@ class RosRobot:
 
     def _on_image(self, name: str, message: Fields) -> None:
         now = self._clock.now()
-        if (stamp := self._stamps[name].measured(message["header"], now)) is not None:
-            self._images[name] = (stamp, fields.fit(fields.picture(message), self._cameras[name]))
+        if (stamp := self._image_stamps[name].measured(message["header"], now)) is not None:
+            self._images[name] = (stamp, fit(fields.picture(message), self._cameras[name]))
 
     def wait(self, seconds: float = 10.0) -> None:
-        """Until joint states and pictures come that were measured since the scene was arranged.
+        """Waits for joint states and images that were measured since the scene was arranged.
 
         Raises:
-            UserError: naming the topic on which nothing comes.
+            UserError: nothing came on a topic within ``seconds``, or the robot cannot be used.
         """
         end = time.monotonic() + seconds
         while True:
             if trouble := self._bus.trouble() or self._trouble:
                 raise UserError(f"The robot cannot be used: {trouble}.")
-            since = self._since
-            never = (-math.inf, None)
-            silent = [
-                self._topics.cameras[name]
-                for name in self._cameras
-                if self._images.get(name, never)[0] <= since
-            ]
-            if self._state is None or self._state.stamp <= since:
-                silent.insert(0, self._topics.states)
+            silent = self._silent_topics()
             if not silent:
                 return
             if time.monotonic() > end:
@@ -239,19 +190,34 @@ class RosRobot:
                 )
             time.sleep(0.02)
 
+    def _silent_topics(self) -> list[str]:
+        """Topics on which nothing came that was measured since the scene was arranged."""
+        since = self._arranged_at
+        never = (-math.inf, None)
+        silent = [
+            self._topics.cameras[name]
+            for name in self._cameras
+            if self._images.get(name, never)[0] <= since
+        ]
+        if self._state is None or self._state.stamp <= since:
+            silent.insert(0, self._topics.states)
+        return silent
+
     def begin(self, init: int, seconds: float = 20.0) -> None:
-        """Has initial state ``init`` arranged, where a topic does that, and waits for states and pictures of it.
+        """Has initial state ``init`` arranged, where a topic does that, and waits for its images.
 
         Raises:
-            UserError: it was not within ``seconds``.
+            UserError: that took longer than ``seconds``.
         """
         self.wait(seconds)
         if self._reset is None:
             return
         end = time.monotonic() + seconds
-        for number in (-1, init):  # the answer from before goes first: it may be the same
+        # -1 first clears the answer to the last reset, which may have had the same number.
+        for number in (-1, init):
             self._init = None
-            while self._init != number:  # said again, because nobody may have been listening yet
+            # The number is repeated, because the other node may not have been listening yet.
+            while self._init != number:
                 self._reset({"data": number})
                 for _ in range(50):
                     time.sleep(0.02)
@@ -262,8 +228,8 @@ class RosRobot:
                         f"Initial state {init} was not arranged within {seconds:.0f} s "
                         f"({self._topics.reset})."
                     )
-        # What was measured before may still be on its way, by another connection.
-        self._since = self._clock.now()
+        # States and images from before may still be on their way, by another connection.
+        self._arranged_at = self._clock.now()
         self._success = False
         self._last_width = -1.0
         self.wait(seconds)
@@ -281,17 +247,15 @@ class RosRobot:
         topics = self._topics
         ros = self._bus.ros
         if topics.command_type == "joint_trajectory":
-            self._command(
-                fields.trajectory(
-                    topics.joints, *stop_points(self._stopper, command, self._tick), ros
-                )
-            )
+            # The trajectory ends in a stop: if no more commands come, the arm brakes by itself.
+            times, q, dq = stop_points(self._stopper, command, self._tick)
+            message = fields.trajectory(topics.joints, times, q, dq, ros)
         elif topics.command_type == "joint_state":
-            self._command(
-                fields.joint_state(topics.joints, command.q, command.dq, time.time(), ros)
-            )
+            message = fields.joint_state(topics.joints, command.q, command.dq, time.time(), ros)
         else:
-            self._command(fields.pose(command.q, topics.frame, time.time(), ros))
+            message = fields.pose(command.q, topics.frame, time.time(), ros)
+        self._command(message)
+        # The gripper is told only when its width changes.
         if self._gripper is not None and command.width != self._last_width:
             self._gripper({"data": float(command.width)})
             self._last_width = command.width
@@ -312,7 +276,7 @@ class RosRobot:
             "prompt": self._prompt,
         }
 
-    def pictures(self) -> dict[str, fields.Image]:
+    def pictures(self) -> dict[str, Image]:
         """See ``Robot``."""
         return {name: image for name, (_, image) in list(self._images.items())}
 
@@ -330,7 +294,11 @@ class RosRobot:
 
 
 def stop_points(stopper: Stopper, command: Command, tick: float) -> tuple[Array, Array, Array]:
-    """A command, and after it the hardest stop: times (k,) from now, angles and velocities (k, 7)."""
+    """A command, and after it the hardest stop from there.
+
+    Returns:
+        Times (k,) in s from now, angles (k, 7) and velocities (k, 7).
+    """
     if np.abs(command.dq).max() < 1e-6:
         return np.array([tick]), command.q[None], command.dq[None]
     path = stopper.plan((command.q.tolist(), command.dq.tolist(), command.ddq.tolist()))

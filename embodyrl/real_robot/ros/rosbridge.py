@@ -1,4 +1,4 @@
-"""The rosbridge v2 protocol (JSON), as a client: over a websocket, or over the pipes of a rospy node."""
+"""A client of the rosbridge v2 protocol (JSON), over a websocket or the pipes of a rospy node."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.real_robot.ros.bus import Fields
 
 ADDRESS = "ws://127.0.0.1:9090"
+"""Where a rosbridge server is by default."""
 MAX_BYTES = 32 * 2**20
 """Largest message that is read."""
 STALL = 0.5
@@ -32,34 +33,38 @@ PYTHONS = ("/usr/bin/python3",)
 
 
 class WireError(Exception):
-    """Nothing goes over the wire any more; says why."""
+    """The connection is lost; the message says why."""
 
 
 class Wire(Protocol):
-    """A way for lines of JSON."""
+    """A connection that carries JSON messages. Only ``close`` never raises ``WireError``."""
 
     def send(self, text: str) -> None:
-        """May wait; raises WireError."""
+        """Sends a message; may wait."""
         ...
 
     def settle(self) -> None:
-        """Waits until the other side has read what was sent; raises WireError."""
+        """Waits until the other side has read what was sent."""
         ...
 
     def receive(self) -> str | bytes:
-        """Waits for the next; raises WireError."""
+        """Waits for the next message."""
         ...
 
     def close(self) -> None:
-        """Ends both at once."""
+        """Ends the connection at once, also for a thread that waits in it."""
         ...
 
 
 class WebsocketWire:
-    """To a rosbridge server.
+    """A websocket to a rosbridge server.
+
+    Args:
+        address: ``ws://HOST:PORT``, or ``HOST:PORT``.
+        timeout: s that connecting may take.
 
     Raises:
-        UserError: there is none.
+        UserError: no server answers there.
     """
 
     def __init__(self, address: str, timeout: float = 10.0) -> None:
@@ -84,7 +89,7 @@ class WebsocketWire:
             raise WireError(f"the connection to rosbridge at {self.address} was lost") from error
 
     def settle(self) -> None:
-        """See ``Wire``. Answers to pings come in the order of what was sent."""
+        """See ``Wire``. The answer to a ping comes only after what was sent before was read."""
         try:
             if self._connection.ping().wait(STALL):
                 return
@@ -106,7 +111,10 @@ class WebsocketWire:
 
 
 class RospyWire:
-    """To a rospy node in a process of its own, because ROS 1 has another Python than this.
+    """The pipes of a rospy node, a process of its own, because ROS 1 has its own Python.
+
+    Args:
+        name: of the node.
 
     Raises:
         MissingDependencyError: no interpreter has rospy.
@@ -115,21 +123,24 @@ class RospyWire:
 
     def __init__(self, name: str) -> None:
         script = Path(__file__).with_name("rospy_node.py")
-        # What is on our path is of another Python than the node's.
+        # Packages on our path belong to another Python than the node's.
         env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
         env["PYTHONPATH"] = os.environ.get("ROS1_PYTHONPATH", "")
         self._process = subprocess.Popen(
-            [find_rospy(), str(script), name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env,
-            start_new_session=True,  # Ctrl-C belongs to the ticker
-        )  # fmt: skip
+            [find_rospy(), str(script), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=env,
+            start_new_session=True,  # Ctrl-C goes to the control loop alone
+        )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin = self._process.stdin
         self._stdout = self._process.stdout
         self.pid = self._process.pid
-        said, _, _ = select.select(
-            [self._stdout], [], [], START
-        )  # rospy waits for ever for a master that hangs
-        line = self._stdout.readline() if said else b'{"msg": "it said nothing for a minute"}'
+        # Its first message says whether it has found its master. A master that hangs would keep it
+        # waiting for ever.
+        ready, _, _ = select.select([self._stdout], [], [], START)
+        line = self._stdout.readline() if ready else b'{"msg": "it said nothing for a minute"}'
         first = json.loads(line or b'{"msg": "the rospy node ended at once"}')
         if first.get("level") != "info":
             self.close()
@@ -146,7 +157,7 @@ class RospyWire:
             raise WireError("the rospy node ended") from error
 
     def settle(self) -> None:
-        """See ``Wire``. A pipe holds no more than a few messages anyway."""
+        """See ``Wire``. A pipe holds only a few messages, so there is nothing to wait for."""
 
     def receive(self) -> bytes:
         """See ``Wire``."""
@@ -162,17 +173,17 @@ class RospyWire:
 
 
 def find_rospy() -> str:
-    """An interpreter that has rospy.
+    """The path of a Python interpreter that has rospy.
 
     Raises:
         MissingDependencyError: there is none.
     """
     own = os.environ.get("ROS1_PYTHON", "")
     for python in (own,) if own else PYTHONS:
-        if (
-            shutil.which(python)
-            and not subprocess.run([python, "-c", "import rospy"], capture_output=True).returncode
-        ):
+        if not shutil.which(python):
+            continue
+        probe = subprocess.run([python, "-c", "import rospy"], capture_output=True)
+        if probe.returncode == 0:
             return python
     raise MissingDependencyError(
         "No Python with rospy was found. On Debian: apt-get install python3-rospy "
@@ -182,11 +193,15 @@ def find_rospy() -> str:
 
 
 class RosbridgeBus:
-    """See ``Bus``. A thread reads and one writes, so that a server that hangs never holds up the ticker.
+    """See ``Bus``. One thread reads and one writes, so a server that hangs delays no control loop.
 
-    Nothing more is sent before the server has read what was: else commands would pile up on the way
-    to a slow one, and the arm would go on with them long after. A lost connection stays lost,
-    because commands that had waited for a new one would be old.
+    The next batch is sent only when the server has read the last one. Otherwise commands would pile
+    up on the way to a slow server, and the arm would follow them long after. A lost connection
+    stays lost, because commands that waited for a new one would be old.
+
+    Args:
+        wire: connected.
+        ros: 1 or 2.
     """
 
     def __init__(self, wire: Wire, ros: int) -> None:
@@ -235,6 +250,7 @@ class RosbridgeBus:
                 self._wake.wait_for(lambda: self._waiting or self._closed)
                 if self._closed:
                     return
+                # Take the newest message of each topic.
                 batch = list(self._waiting.values())
                 self._waiting = {}
             try:
@@ -269,14 +285,14 @@ class RosbridgeBus:
 
 
 def to_base64(value: Any) -> str:
-    """Bytes as JSON carries them; for ``json.dumps``'s ``default``."""
+    """Encodes bytes for JSON; the ``default`` of ``json.dumps``."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     raise TypeError(f"A message cannot hold a {type(value).__name__}.")
 
 
 def from_json(kind: str, fields: Fields) -> Fields:
-    """The fields of a message of this type with its bytes, if it has any, decoded."""
+    """The fields of a message of type ``kind``, with its bytes decoded from base64."""
     if kind in ("sensor_msgs/Image", "sensor_msgs/CompressedImage"):
         return {**fields, "data": base64.b64decode(fields["data"])}
     return fields

@@ -1,7 +1,7 @@
-"""A rosbridge v2 server without a ROS: topics between its clients and its own process, where the twin is.
+"""A rosbridge v2 server without ROS, so that the twin can be driven like a robot with rosbridge.
 
-It is there so that the twin can be driven as a robot is that has rosbridge_suite. It speaks the
-protocol's topic operations in JSON (subscribe, unsubscribe, advertise, unadvertise, publish,
+It carries topics between its clients and its own process, where the twin is. It speaks the topic
+operations of the protocol in JSON (subscribe, unsubscribe, advertise, unadvertise, publish,
 status) and listens on this machine only.
 """
 
@@ -23,10 +23,10 @@ PORT = 9090
 
 
 class RosbridgeServer:
-    """The server, and a ``Bus`` of its own process.
+    """The server; for its own process it is a ``Bus``.
 
     Args:
-        port: 0 takes a free one.
+        port: where it listens; 0 takes a free port.
 
     Raises:
         UserError: the port is in use.
@@ -73,6 +73,7 @@ class RosbridgeServer:
         self._server.shutdown()
 
     def _spread(self, topic: str, message: Fields) -> None:
+        # Encoded once, and handed to each client, which sends it in a thread of its own.
         with self._lock:
             clients = list(self._clients.get(topic, ()))
         if clients:
@@ -87,6 +88,7 @@ class RosbridgeServer:
         try:
             while True:
                 data = connection.recv()
+                # A bad request is answered by its error, as rosbridge does; the client stays.
                 try:
                     self._obey(client, json.loads(data))
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -117,7 +119,7 @@ class RosbridgeServer:
 
 
 class _Client:
-    """The newest message of each topic waits for a client that is slower than they come."""
+    """One client. If it reads slowly, only the newest message of each topic waits for it."""
 
     def __init__(self, connection: ServerConnection) -> None:
         self._connection = connection

@@ -1,7 +1,7 @@
 """A rospy node that speaks rosbridge's protocol over its pipes, one JSON object per line.
 
-ROS 1 has its own Python (3.8 in Noetic, 3.11 in Debian), so this file is run by that one, imports
-nothing of this project, and is written for Python 3.8. Without its parent it ends.
+ROS 1 has its own Python (3.8 in Noetic, 3.11 in Debian). So this file imports nothing of this
+project, and is written for Python 3.8. It ends when its parent does.
 """
 
 # pyright: reportMissingImports=false
@@ -17,14 +17,14 @@ import roslib.message
 import rospy
 from genpy.message import fill_message_args
 
-# rospy prints to stdout too, which belongs to the protocol.
+# stdout belongs to the protocol, but rospy prints to it too: its prints go to stderr instead.
 _out = os.fdopen(os.dup(1), "wb")
 os.dup2(2, 1)
 _lock = threading.Lock()
 
 
 def tell(message):
-    """Writes one message to the parent; without a parent there is nothing left to do."""
+    """Writes one message to the parent; ends if there is no parent any more."""
     data = json.dumps(message).encode() + b"\n"
     try:
         with _lock:
@@ -35,7 +35,7 @@ def tell(message):
 
 
 def to_fields(value):
-    """A message as a dict, as rosbridge writes it: byte arrays in base64."""
+    """A message as a dict, the way rosbridge writes it: byte arrays in base64."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if hasattr(value, "secs"):
@@ -48,7 +48,7 @@ def to_fields(value):
 
 
 def watch_master():
-    """Says so when roscore is gone: known topics would go on without it, and nothing could be mended."""
+    """Reports when roscore is gone. Known topics would go on without it, but no new ones come."""
     while True:
         time.sleep(0.5)
         if not rosgraph.is_master_online():
@@ -57,7 +57,7 @@ def watch_master():
 
 
 def serve(lines):
-    """Carries out the parent's requests until it is gone."""
+    """Carries out the parent's requests until the parent is gone."""
     publishers = {}
     for line in lines:
         request = json.loads(line)
@@ -84,13 +84,8 @@ def serve(lines):
 
 if __name__ == "__main__":
     if not rosgraph.is_master_online():
-        tell(
-            {
-                "op": "status",
-                "level": "error",
-                "msg": "no roscore answers at " + rosgraph.get_master_uri(),
-            }
-        )
+        why = "no roscore answers at " + rosgraph.get_master_uri()
+        tell({"op": "status", "level": "error", "msg": why})
         sys.exit(1)
     rospy.init_node(sys.argv[1], anonymous=True, disable_signals=True)
     tell({"op": "status", "level": "info", "msg": "connected"})

@@ -60,7 +60,12 @@ class Reach2D(SteppedVecEnv):
         distance = (self.point - self.goal).norm(dim=1)
         success = distance < self.radius
         never = torch.zeros_like(success)
-        return Tick(reward=success.float() - 0.1 * distance, terminated=success, success=success, fault=never)
+        return Tick(
+            reward=success.float() - 0.1 * distance,
+            terminated=success,
+            success=success,
+            fault=never,
+        )
 
     def _observe(self, env_ids: list[int] | None) -> Obs:
         proprio = torch.cat([self.point, self.goal - self.point], dim=1)

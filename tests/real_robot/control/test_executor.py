@@ -12,19 +12,17 @@ import numpy as np
 import pytest
 
 from embodyrl.errors import UserError
-from embodyrl.real_robot.control.executor import (
-    Executor,
-    ExecutorConfig,
-    ThreadInference,
-    VirtualInference,
-)
+from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
+from embodyrl.real_robot.control.inference import ThreadInference, VirtualInference
 
 HZ, H, A = 10.0, 8, 2
 
 
 class Run:
-    """An executor whose policy numbers its actions by the time they were meant for: action k of the n-th chunk is
-    (actions taken when asked + k, n)."""
+    """An executor whose policy numbers its actions by the step that they were meant for.
+
+    Action k of the n-th chunk is (number of actions taken at the request + k, n).
+    """
 
     def __init__(
         self, mode: str, latency: float | Callable[[int], float] = 0.0, **config: Any

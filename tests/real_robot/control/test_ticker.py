@@ -14,17 +14,20 @@ import torch
 
 from embodyrl.real_robot.control import actions, kinematics, limits
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
-from embodyrl.real_robot.control.executor import Executor, ExecutorConfig, VirtualInference
+from embodyrl.real_robot.control.episode import Episode
+from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
+from embodyrl.real_robot.control.inference import VirtualInference
+from embodyrl.real_robot.control.joint_tracking import Stopper
 from embodyrl.real_robot.control.messages import Command, Mode, RobotState
-from embodyrl.real_robot.control.safety import SafetyConfig, SafetyFilter
-from embodyrl.real_robot.control.ticker import Episode, drive
-from embodyrl.real_robot.control.tracking import Stopper
-from embodyrl.real_robot.env.twin import BOX, MujocoTwin
+from embodyrl.real_robot.control.safety import SafetyFilter
+from embodyrl.real_robot.control.safety_config import SafetyConfig
+from embodyrl.real_robot.control.ticker import drive
 from embodyrl.real_robot.logs.mcap_log import RunLog, read
-from embodyrl.real_robot.policy_link.checkpoint_server import rtc_weights, sample_guided
 from embodyrl.real_robot.policy_link.client import PolicyClient
+from embodyrl.real_robot.policy_link.real_time_chunking import rtc_weights, sample_guided
 from embodyrl.real_robot.policy_link.server import PolicyServer
 from embodyrl.real_robot.ros.robot import stop_points
+from embodyrl.real_robot.twin.mujoco_twin import BOX, MujocoTwin
 from embodyrl.sims.mujoco import env as mujoco_env
 
 H, HZ = 8, 25.0
@@ -39,7 +42,7 @@ def twin() -> Iterator[MujocoTwin]:
 
 
 def reach(observation: dict[str, Any]) -> dict[str, Any]:
-    """Straight to the ball, whose place relative to the hand is in the privileged part of proprio."""
+    """Goes straight to the ball, whose place is in the privileged part of the proprio."""
     seen = observation["proprio"]
     start, goal = seen[3:6], seen[:3] + seen[25:28]
     chunk = np.zeros((H, 4), np.float32)
@@ -67,7 +70,8 @@ class Trial:
         self.twin, self.asked, self.path = twin, 0, folder / "run.mcap"
         self.policy: Callable[[dict[str, Any]], dict[str, Any]] = reach
         self.latency: Callable[[int], float] = lambda asked: latency
-        self.guard = SafetyFilter(SafetyConfig(**BOX, robot="panda", **config))  # type: ignore[arg-type]
+        safety = SafetyConfig(**BOX, robot="panda", **config)  # type: ignore[arg-type]
+        self.guard = SafetyFilter(safety)
         self.executor = Executor(
             ExecutorConfig(H, 4, HZ, mode),
             VirtualInference(self.infer, lambda _: self.latency(self.asked)),
@@ -323,7 +327,7 @@ def test_the_policys_side_asks_for_a_person(twin: MujocoTwin, tmp_path: Path) ->
 def test_an_answer_that_comes_after_a_takeover_is_not_obeyed(
     twin: MujocoTwin, tmp_path: Path
 ) -> None:
-    """The person takes over while the policy thinks; its late chunk would throw the arm the other way."""
+    """A person takes over during inference; the late chunk would throw the arm the other way."""
 
     def policy(observation: dict[str, Any]) -> dict[str, Any]:
         chunk = forwards(observation)
@@ -406,15 +410,17 @@ def test_the_robots_side_imports_no_torch() -> None:
     import subprocess
     import sys
 
-    modules = "safety, executor, server, client, log, actions, deploy, transports, watch"
-    code = (
-        f"import sys; from embodyrl.real_robot import {modules}; sys.exit('torch' in sys.modules)"
-    )
+    rooms = ("control", "operator", "ros", "libfranka", "policy_link.server", "policy_link.client")
+    modules = [f"embodyrl.real_robot.{room}" for room in (*rooms, "logs.mcap_log", "cli")]
+    modules += [
+        f"embodyrl.real_robot.control.{name}" for name in ("ticker", "step_driver", "preflight")
+    ]
+    code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_an_arm_that_hears_no_more_brakes_along_the_stop_it_was_sent(twin: MujocoTwin) -> None:
-    """As ``ros.robot`` sends it: a fraction of the deceleration of an arm that keeps its last place."""
+    """As ``ros.robot`` sends it: it brakes far less hard than an arm that keeps its last place."""
     safe = limits.PANDA.inside()
     peaks = []
     for with_stop in (True, False):

@@ -1,4 +1,4 @@
-"""The robot as an env: promises, evaluation, learning, faults and people, all on the simulated arm."""
+"""The robot as an env: promises, evaluation, learning, faults and people, on the simulated arm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from embodyrl.checks import check_env
 from embodyrl.config import resolve
 from embodyrl.data.collect import collect_dataset
 from embodyrl.errors import UserError
-from embodyrl.real_robot.control.transports import RealClock
+from embodyrl.real_robot.control.clocks import RealClock
 from embodyrl.real_robot.env.robot_env import Config, RobotEnv
 from embodyrl.real_robot.logs.mcap_log import read
 from embodyrl.real_robot.operator import OperatorPage
@@ -46,7 +46,7 @@ def env() -> Iterator[RobotEnv]:
 
 
 class Reach:
-    """Straight to the ball, whose place relative to the hand is in the privileged part of the twin's proprio."""
+    """Goes straight to the ball, whose place is in the privileged part of the twin's proprio."""
 
     def sample(self, obs: Obs, *, generator: Sequence[torch.Generator], mode: str) -> ActionSample:
         seen, chunk = obs.proprio[0], torch.zeros(1, 5, 4)
@@ -108,7 +108,7 @@ def test_a_judge_gives_reward_and_ends_the_episode() -> None:
 
 def test_a_reflex_masks_the_chunk_and_the_next_episode_is_whole(env: RobotEnv) -> None:
     env.reset(init=[0])
-    twin: Any = env._rig.robot
+    twin: Any = env._connected.robot
     twin.reflex = "cartesian_reflex"
     step = env.step(torch.full((1, 5, 4), 0.5))
     assert (
@@ -152,15 +152,15 @@ def test_people_are_asked_where_no_topic_arranges_the_scene(
 ) -> None:
     asked: list[str] = []
     monkeypatch.setattr(env, "_ask", asked.append)
-    monkeypatch.setattr(env._rig, "arranges", False)
+    monkeypatch.setattr(env._connected, "arranges", False)
     monkeypatch.setattr(
         env, "_episodes", 1
     )  # not the first: the arm goes home before the person reaches in
     homes: list[np.ndarray] = []
-    twin: Any = env._rig.robot
-    begin = env._rig.begin
+    twin: Any = env._connected.robot
+    begin = env._connected.begin
     monkeypatch.setattr(
-        env._rig, "begin", lambda init: (homes.append(twin.data.qpos[:7].copy()), begin(init))
+        env._connected, "begin", lambda init: (homes.append(twin.data.qpos[:7].copy()), begin(init))
     )
     env.reset(init=[2])
     from embodyrl.real_robot.control import kinematics
@@ -172,7 +172,7 @@ def test_people_are_asked_where_no_topic_arranges_the_scene(
 def test_in_the_walls_time_the_arm_is_held_while_its_owner_thinks() -> None:
     """The twin's own time, moved on by the wall clock in the ticker's thread."""
     env = RobotEnv(Config(**STATES))
-    twin: Any = env._rig.robot
+    twin: Any = env._connected.robot
     clock = RealClock()
 
     class Walled:
@@ -188,17 +188,17 @@ def test_in_the_walls_time_the_arm_is_held_while_its_owner_thinks() -> None:
                 while twin.now() < stamp:
                     clock.sleep_until(clock.now() + 0.002)
 
-    env._rig.clock, env._rig.simulated = Walled(), False
+    env._connected.clock, env._connected.simulated = Walled(), False
     env.reset(init=[0])
     assert env.step(torch.full((1, 5, 4), 0.4)).valid.all()
-    pilot = env._pilot
-    assert pilot is not None
+    driver = env._driver
+    assert driver is not None
     clock.sleep_until(clock.now() + 0.5)
-    command = pilot.guard.command
-    assert pilot.guard.mode == "hold" and command is not None and np.abs(command.dq).max() < 1e-6
-    assert env.step(torch.full((1, 3, 4), -0.4)).valid.all() and pilot.guard.mode == "run"
+    command = driver.guard.command
+    assert driver.guard.mode == "hold" and command is not None and np.abs(command.dq).max() < 1e-6
+    assert env.step(torch.full((1, 3, 4), -0.4)).valid.all() and driver.guard.mode == "run"
     env.close()
-    assert [str(e.after) for e in pilot.events] == ["hold", "run", "hold", "run", "hold"]
+    assert [str(e.after) for e in driver.events] == ["hold", "run", "hold", "run", "hold"]
 
 
 def test_a_person_labels_holds_and_stops() -> None:
@@ -224,11 +224,11 @@ def test_a_person_labels_holds_and_stops() -> None:
         step = says("failure")
         assert bool(step.terminated) and not step.success and step.reward.sum() == 0.0
         step = says("hold", "run", "success")
-        pilot = env._pilot
-        assert bool(step.success) and pilot is not None
+        driver = env._driver
+        assert bool(step.success) and driver is not None
         assert (
             "hold -> run: told to run"
-            in [f"{e.before} -> {e.after}: {e.reason}" for e in pilot.events][1:]
+            in [f"{e.before} -> {e.after}: {e.reason}" for e in driver.events][1:]
         )
         step = says("estop")
         assert bool(step.fault) and not step.valid.any()
@@ -297,12 +297,12 @@ def test_who_lets_go_does_so_at_the_end_of_the_chunk_and_silence_holds_the_arm()
     assert step.human.tolist() == [[False, True, True, True, True]]  # to the end of the chunk
     assert step.taken[0, :, 1].tolist() == pytest.approx([0.0, 0.4, 0.4, 0.4, 0.4])
     step = env.step(still)
-    assert step.human is not None and not step.human.any() and env._pilot is not None
-    assert [str(e.after) for e in env._pilot.events[-3:]] == ["human", "hold", "run"]
+    assert step.human is not None and not step.human.any() and env._driver is not None
+    assert [str(e.after) for e in env._driver.events[-3:]] == ["human", "hold", "run"]
     person.said, person.answers = [["takeover"], ["run"]], False
     step = env.step(still)
-    assert "does not answer" in " ".join(e.reason for e in env._pilot.events) and person.asked == 4
-    assert step.valid.all() and env._pilot.guard.mode == "run"
+    assert "does not answer" in " ".join(e.reason for e in env._driver.events) and person.asked == 4
+    assert step.valid.all() and env._driver.guard.mode == "run"
     env.close()
 
 

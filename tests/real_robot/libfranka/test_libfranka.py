@@ -1,4 +1,4 @@
-"""The arm by libfranka, against franka-sim: real libfranka, its wire protocol, and the reflexes that the robot raises.
+"""The arm by libfranka, against franka-sim: real libfranka, its protocol, and the reflexes.
 
 ``make test-robot`` installs both; the parts that need neither are tested everywhere.
 """
@@ -30,14 +30,14 @@ from embodyrl.config import compose
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.messages import Mode
-from embodyrl.real_robot.env.twin import MujocoTwin
 from embodyrl.real_robot.libfranka.camera import Camera
 from embodyrl.real_robot.libfranka.config import Franka, load_arm
-from embodyrl.real_robot.libfranka.link import Link, pair
+from embodyrl.real_robot.libfranka.process_link import Link, pair
 from embodyrl.real_robot.libfranka.realtime import ask_for_real_time
 from embodyrl.real_robot.libfranka.robot import LibfrankaRobot
-from embodyrl.real_robot.libfranka.scene import FrankaInScene
 from embodyrl.real_robot.logs.mcap_log import read
+from embodyrl.real_robot.twin.franka_sim import FrankaSimInScene
+from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 from embodyrl.sims.mujoco.env import Config
 from embodyrl.storage import checkpoint
 
@@ -198,7 +198,7 @@ def test_a_reflex_is_recovered_from_only_where_that_is_asked_for(
 def test_a_task_is_solved_in_the_scene_around_franka_sim(
     sim: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    robot = FrankaInScene(
+    robot = FrankaSimInScene(
         load_arm("")[0],
         PATIENT,
         SPACE,
@@ -343,9 +343,9 @@ def test_a_gripper_that_hangs_does_not_stop_the_arm(
 def test_the_gripper_has_a_process_of_its_own(sim: subprocess.Popen[bytes]) -> None:
     robot = LibfrankaRobot(Franka(realtime=False), PATIENT, SPACE, {}, seconds=60.0)
     try:
-        assert robot._hand is not None
+        assert robot._gripper is not None
         for width in (0.02, 0.06):
-            robot._hand.say("width", width)
+            robot._gripper.say("width", width)
             robot._wait(
                 lambda width=width: abs(robot._width - width) < 0.005, 60.0, f"not {width} m"
             )

@@ -23,9 +23,9 @@ from embodyrl.config import compose
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
 from embodyrl.real_robot.env.robot_env import Config, RobotEnv
-from embodyrl.real_robot.env.twin import MujocoTwin
 from embodyrl.real_robot.logs.export import export_logs
 from embodyrl.real_robot.logs.mcap_log import picture, read
+from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 from embodyrl.storage import checkpoint
 from embodyrl.storage.loggers import read_metrics
 
@@ -33,7 +33,7 @@ SETTINGS = {"task": "reach", "image_size": 32, "renderer": "opengl", "max_episod
 
 
 def played(folder: Path, episodes: int, **settings: object) -> None:
-    """Episodes in which the policy does nothing, and a scripted person takes over after three actions."""
+    """Episodes in which the policy does nothing; a scripted person takes over after 3 actions."""
     env = RobotEnv(
         Config(**SETTINGS | {"log": str(folder), "record": True, "corrector": 3} | settings)
     )  # type: ignore[arg-type]
@@ -78,10 +78,13 @@ def test_corrections_become_demonstrations(tmp_path: Path) -> None:
 
 
 PRESET = """
-env: {name: mujoco, task: reach, image_size: 32, renderer: opengl, num_envs: 1, max_episode_steps: 500}
+env:
+  {name: mujoco, task: reach, image_size: 32, renderer: opengl, num_envs: 1, max_episode_steps: 500}
 policy: {name: flow_vla, width: 32, heads: 2, critic_width: 16}
 algorithm: {name: sft, batch_size: 8, steps_per_iteration: 5}
-run: {iterations: 2, eval_every: 0, eval_before: false, eval_episodes: 1, checkpoint_every: 2, videos: 0, device: cpu}
+run:
+  {iterations: 2, eval_every: 0, eval_before: false, eval_episodes: 1, checkpoint_every: 2,
+   videos: 0, device: cpu}
 """
 
 
@@ -100,7 +103,7 @@ def deployed(*command: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def correct(page: str) -> None:
-    """A person who takes over after five actions, moves the hand for five, and says that it went well."""
+    """A person who takes over after five actions, moves the hand for five, and says success."""
     at, token = re.findall(r"http://(\S+)/#(\S+)", page)[0]
     with connect(f"ws://{at}/socket", origin=Origin(f"http://{at}")) as socket:
         socket.send(token)
@@ -122,7 +125,7 @@ def correct(page: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_what_was_corrected_on_the_arm_is_learned_by_the_commands(tmp_path: Path) -> None:
-    """An untrained policy deployed with a person at the page, recorded, made a data set, trained, deployed again."""
+    """Deployed with a person at the page, recorded, made a data set, trained, deployed again."""
     preset, logs, data = tmp_path / "preset.yaml", tmp_path / "logs", tmp_path / "data"
     preset.write_text(PRESET)
     config = compose(str(preset), [])

@@ -1,4 +1,4 @@
-"""Logs: what was written is read back, by us and by the readers of others, ROS 2's own among them."""
+"""Logs: what was written is read back, by us and by other readers, ROS 2's own among them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from mcap.writer import Writer
 
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
-from embodyrl.real_robot.control.executor import Executor, ExecutorConfig, VirtualInference
+from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
+from embodyrl.real_robot.control.inference import VirtualInference
 from embodyrl.real_robot.control.messages import Command, Mode, RobotState
-from embodyrl.real_robot.control.safety import SafetyConfig, SafetyFilter
+from embodyrl.real_robot.control.safety import SafetyFilter
+from embodyrl.real_robot.control.safety_config import SafetyConfig
 from embodyrl.real_robot.control.ticker import drive
-from embodyrl.real_robot.env.twin import BOX, MujocoTwin
 from embodyrl.real_robot.logs.mcap_log import RunLog, picture, read
+from embodyrl.real_robot.twin.mujoco_twin import BOX, MujocoTwin
 from embodyrl.sims.mujoco.env import Config
 
 H, HZ = 8, 25.0

@@ -1,4 +1,4 @@
-"""Gamepad and SpaceMouse: what the kernel and the device really send, as bytes, up to an arm that a person moves."""
+"""Gamepad and SpaceMouse: from the bytes that the kernel and the device really send to the arm."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ import pytest
 
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
-from embodyrl.real_robot.control.executor import Executor, ExecutorConfig, VirtualInference
+from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
+from embodyrl.real_robot.control.inference import VirtualInference
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.ticker import drive
-from embodyrl.real_robot.env.twin import MujocoTwin
 from embodyrl.real_robot.logs.mcap_log import RunLog, read
-from embodyrl.real_robot.operator.devices import DeviceOperator, Gamepad, SpaceMouse, open_device
+from embodyrl.real_robot.operator.device_operator import DeviceOperator
+from embodyrl.real_robot.operator.devices import Gamepad, SpaceMouse, open_device
 from embodyrl.real_robot.ros.config import load_robot
+from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 from embodyrl.sims.mujoco.env import Config
 
 A, B, BACK, START, AXIS, BUTTON, INITIAL = 0, 1, 6, 7, 2, 1, 0x80
@@ -105,7 +107,8 @@ def test_who_pushes_takes_over_and_who_goes_away_no_longer_moves(pad: Pad) -> No
     time.sleep(0.1)
     pad.send(BUTTON, START, 1)
     assert until(person.wishes) == ["run"] and person.action(4)[3] == -1.0
-    os.dup2(os.open("/dev/null", os.O_RDONLY), person._device._file)  # type: ignore[attr-defined] - unplugged
+    # Unplugged.
+    os.dup2(os.open("/dev/null", os.O_RDONLY), person._device._file)  # type: ignore[attr-defined]
     until(lambda: not person.alive(0.0))
     assert not person.action(4)[:3].any()
     person.close()
@@ -160,7 +163,8 @@ def test_a_person_with_a_gamepad_moves_the_arm_within_its_limits(pad: Pad, tmp_p
     )
 
     todo = [
-        (0.5, (AXIS, 1, -32767)), (1.5, (AXIS, 1, 0)), (1.6, (BUTTON, START, 1)), (1.8, (BUTTON, START, 0)),
+        (0.5, (AXIS, 1, -32767)), (1.5, (AXIS, 1, 0)),
+        (1.6, (BUTTON, START, 1)), (1.8, (BUTTON, START, 0)),
         (2.0, (BUTTON, START, 1)), (2.5, (BUTTON, 3, 1)),
     ]  # fmt: skip
 

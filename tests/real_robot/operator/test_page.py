@@ -17,15 +17,17 @@ from websockets.sync.client import connect
 
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
-from embodyrl.real_robot.control.executor import Executor, ExecutorConfig, ThreadInference
+from embodyrl.real_robot.control.clocks import PacedClock
+from embodyrl.real_robot.control.episode import Episode
+from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
+from embodyrl.real_robot.control.inference import ThreadInference
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.control.safety import SafetyFilter
-from embodyrl.real_robot.control.ticker import Episode, drive
-from embodyrl.real_robot.control.transports import PacedClock
-from embodyrl.real_robot.env.twin import MujocoTwin
+from embodyrl.real_robot.control.ticker import drive
 from embodyrl.real_robot.logs.mcap_log import RunLog, read
 from embodyrl.real_robot.operator import OperatorPage
 from embodyrl.real_robot.ros.config import load_robot
+from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 from embodyrl.sims.mujoco.env import Config
 
 H, HZ = 8, 12.5
@@ -81,7 +83,7 @@ class Scene:
         self.tab.wait_for_selector(f"#mode[data-mode={mode}]", timeout=seconds * 1e3)
 
     def take_over(self) -> None:
-        """Asks until a person drives: on a busy machine the arm may have come to a stop in between."""
+        """Asks until a person drives: on a busy machine the arm may have stopped in between."""
         end = time.monotonic() + 120.0
         while self.guard.mode != Mode.HUMAN and time.monotonic() < end:
             self.tab.keyboard.press("t")
@@ -95,7 +97,7 @@ class Scene:
             self.tab.wait_for_timeout(20)
 
     def insist(self, act: Callable[[], None], holds: Callable[[], bool]) -> None:
-        """Acts until it holds: a busy machine's arm may have come to a stop after the key, rightly."""
+        """Acts until it holds: on a busy machine the arm may rightly have stopped after the key."""
         end = time.monotonic() + 120.0
         while not holds():
             assert time.monotonic() < end, (self.guard.mode, self.guard.reason)
@@ -237,12 +239,14 @@ def test_who_does_not_know_the_token_or_comes_from_elsewhere_is_refused(
     page = OperatorPage(twin)
     base = f"ws://127.0.0.1:{page.port}/socket"
     try:
-        with pytest.raises(InvalidStatus, match="403"), connect(base, origin="http://evil.example"):  # type: ignore[arg-type]
+        evil: Any = "http://evil.example"
+        with pytest.raises(InvalidStatus, match="403"), connect(base, origin=evil):
             pass
         request = http.client.HTTPConnection("127.0.0.1", page.port)
         request.request("GET", "/", headers={"Host": "evil.example"})
         assert request.getresponse().status == 403
-        with connect(base, origin=f"http://127.0.0.1:{page.port}") as socket:  # type: ignore[arg-type]
+        own: Any = f"http://127.0.0.1:{page.port}"
+        with connect(base, origin=own) as socket:
             socket.send("guessed")
             with pytest.raises(ConnectionClosed):
                 socket.recv()

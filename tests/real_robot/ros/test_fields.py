@@ -11,10 +11,10 @@ from PIL import Image
 
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control import kinematics, limits
-from embodyrl.real_robot.control.tracking import Stopper
+from embodyrl.real_robot.control.joint_tracking import Stopper
 from embodyrl.real_robot.ros import fields
 from embodyrl.real_robot.ros.config import PRESETS, Topics, load_robot
-from embodyrl.real_robot.ros.robot import Stamps
+from embodyrl.real_robot.ros.stamps import StampConverter
 
 
 @pytest.mark.parametrize("ros", [1, 2])
@@ -59,17 +59,6 @@ def test_pictures_of_every_encoding_are_the_same_picture() -> None:
         fields.picture({"format": "gif", "data": b"GIF89a"})
 
 
-def test_a_picture_is_cut_to_shape_and_scaled() -> None:
-    image = np.zeros((48, 64, 3), np.uint8)
-    image[:, 8:56] = 200  # the middle square
-    np.testing.assert_array_equal(fields.fit(image, (12, 12)), np.full((12, 12, 3), 200, np.uint8))
-    assert fields.fit(image, (48, 64)) is image and fields.fit(image, (96, 128)).shape == (
-        96,
-        128,
-        3,
-    )
-
-
 def test_the_pose_is_the_commands_hand() -> None:
     q = kinematics.HOME + 0.1
     told = fields.pose(q, "base", 2.0, 2)["pose"]
@@ -86,7 +75,7 @@ def header(stamp: float) -> dict:
 
 
 def test_stamps_tell_what_is_fresh_how_old_it_is_and_what_is_wrong() -> None:
-    stamps = Stamps("the states", 0.5)
+    stamps = StampConverter("the states", 0.5)
     assert stamps.measured(header(100.0), 5.0) == pytest.approx(5.0)
     assert stamps.measured(header(100.0), 5.1) is None  # the same again
     assert stamps.measured(header(100.2), 5.2) == pytest.approx(5.2, abs=1e-3)

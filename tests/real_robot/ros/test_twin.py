@@ -1,4 +1,4 @@
-"""The twin behind real transports: ROS 2, ROS 1 and rosbridge, each in processes of its own, which are really killed.
+"""The twin behind real transports: ROS 2, ROS 1 and rosbridge, in processes that are really killed.
 
 Rosbridge runs everywhere; rclpy and rospy where they are installed (``make test-robot`` sees to
 it).
@@ -52,15 +52,17 @@ from embodyrl.config import compose
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.actions import DeltaDecoder
-from embodyrl.real_robot.control.executor import Executor, ExecutorConfig, VirtualInference
+from embodyrl.real_robot.control.clocks import RealClock
+from embodyrl.real_robot.control.episode import Episode
+from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
+from embodyrl.real_robot.control.inference import VirtualInference
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.control.safety import SafetyFilter
-from embodyrl.real_robot.control.ticker import Episode, drive
-from embodyrl.real_robot.control.transports import RealClock
-from embodyrl.real_robot.env.twin import MujocoTwin
+from embodyrl.real_robot.control.ticker import drive
 from embodyrl.real_robot.logs.mcap_log import read
 from embodyrl.real_robot.ros import rosbridge
-from embodyrl.real_robot.ros.bus import KINDS, connect
+from embodyrl.real_robot.ros.connect_bus import KINDS, connect
+from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 from embodyrl.sims.mujoco.env import Config
 from embodyrl.storage import checkpoint
 
@@ -100,7 +102,9 @@ def roscore(patch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     patch.setenv("ROS_MASTER_URI", f"http://127.0.0.1:{port}")
     patch.setenv("ROS_IP", "127.0.0.1")
     process = subprocess.Popen(
-        ["rosmaster", "--core", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        ["rosmaster", "--core", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         start_new_session=True, env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
     )  # fmt: skip
     try:
@@ -353,7 +357,7 @@ def struck(arm: Arm, strike: Callable[[], None]) -> tuple[Episode, float]:
 
 @pytest.mark.slow
 def test_without_commands_the_arm_brakes_by_itself(twin: Twin, arm: Arm, tmp_path: Path) -> None:
-    """The ticker's process is killed in mid-motion: each command had carried the stop that follows it."""
+    """The ticker's process is killed in mid-motion: each command had carried a stop."""
     command = [sys.executable, str(HELPERS / "ros_arm.py"), twin.kind, twin.address]
     arm.robot.begin(0)
     other = subprocess.Popen(
@@ -392,7 +396,10 @@ def test_the_commands_twin_and_deploy(
     env.close()
     saved = str(checkpoint.save(tmp_path / "step_000001", {"policy": policy.state_dict()}, meta))
     twin = subprocess.Popen(
-        [sys.executable, "-u", "-m", "embodyrl.cli", "twin", saved, "--transport", kind, "--port", "0"],
+        [
+            *(sys.executable, "-u", "-m", "embodyrl.cli"),
+            *("twin", saved, "--transport", kind, "--port", "0"),
+        ],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

@@ -1,8 +1,8 @@
-"""franka-sim's arm in the scene of an embedded task: what is around an arm that has nothing around it.
+"""franka-sim's arm in the scene of an embedded task.
 
-franka-sim speaks libfranka's protocol and raises the reflexes, but has no objects and no cameras.
-Here the arm of the MuJoCo scene goes where franka-sim's arm is measured to be, so that a policy
-sees and moves what it was trained on.
+franka-sim speaks libfranka's protocol and raises the robot's reflexes, but has no objects and no
+cameras. Here the arm of the MuJoCo scene goes where franka-sim's arm is measured to be, so that a
+policy sees and moves what it was trained on.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import numpy as np
 
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.messages import Command, RobotState
-from embodyrl.real_robot.control.tracking import SafetyConfig
-from embodyrl.real_robot.env.twin import MujocoTwin
+from embodyrl.real_robot.control.safety_config import SafetyConfig
 from embodyrl.real_robot.libfranka.config import Franka
 from embodyrl.real_robot.libfranka.robot import LibfrankaRobot
+from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 
 
-class FrankaInScene(LibfrankaRobot):
-    """See ``LibfrankaRobot``; pictures, gripper, objects and success are the scene's.
+class FrankaSimInScene(LibfrankaRobot):
+    """See ``LibfrankaRobot``; images, gripper, objects and success are those of the scene.
 
     Args:
-        arm: franka-sim's.
-        safety: of the filter.
+        arm: settings of franka-sim's arm.
+        safety: settings of the safety filter.
         space: of the policy's actions.
         twin: the scene; ``close`` closes it too.
     """
@@ -37,15 +37,17 @@ class FrankaInScene(LibfrankaRobot):
         super().__init__(arm, safety, space, {})
 
     def begin(self, init: int, seconds: float = 60.0) -> None:
-        """Arranges initial state ``init``, and sends the arm to its posture."""
+        """Arranges initial state ``init`` and moves the arm to the posture that belongs to it."""
         self._recover(seconds)
         self.twin.begin(init)
         self._go(self.twin.data.qpos[:7], seconds)
+        # From the scene's time to that of the arm.
         self._offset = self.now() - self.twin.now()
 
     def sleep_until(self, stamp: float) -> None:
-        """See ``Clock``; the scene goes on as far."""
+        """See ``Clock``; the scene moves on by the same time."""
         super().sleep_until(stamp)
+        # The scene's arm follows the measured angles, one tick late.
         state = super().state()
         self.twin.follow(np.array([self._tick]), state.q[None], state.dq[None])
         self.twin.sleep_until(stamp - self._offset)

@@ -1,4 +1,7 @@
-"""The simulated arm as a node: joint states, pictures and the task's state out, commands in, at the wall's pace."""
+"""The simulated arm as a ROS node, in real time.
+
+It publishes joint states, images and the state of the task, and takes commands.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from embodyrl.real_robot.env.twin import MujocoTwin
 from embodyrl.real_robot.ros import fields
 from embodyrl.real_robot.ros.bus import Bus, Fields
 from embodyrl.real_robot.ros.config import Topics
+from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 
 STATE_HZ = 200.0
 CAMERA_HZ = 25.0
@@ -20,9 +23,9 @@ class TwinNode:
     """One twin on one bus.
 
     Args:
-        twin: of the task.
+        twin: the simulated arm in its task.
         bus: connected.
-        topics: as the robot's, seen from the other side.
+        topics: the same as the driver's: what it subscribes to is published here.
     """
 
     def __init__(self, twin: MujocoTwin, bus: Bus, topics: Topics) -> None:
@@ -59,35 +62,41 @@ class TwinNode:
         }
 
     def run(self, seconds: float = float("inf")) -> None:
-        """Until ``seconds`` are over or the bus fails, which it then says."""
+        """Runs until ``seconds`` are over or the bus fails; ``bus.trouble`` then says why."""
         twin = self._twin
         end = time.monotonic() + seconds
         period = 1.0 / STATE_HZ
         init = -1
         pictures_due = 0.0
-        ahead = 0.0  # of the twin's clock before the wall's
+        ahead = 0.0  # s by which the twin's clock is ahead of real time
         due = time.monotonic()
         while due < end and not self._bus.trouble():
+            # 1. Arrange an initial state, if one was asked for. -1 only clears the last answer.
             asked = self._reset
             self._reset = None
             if asked is not None and asked < 0:
                 init = -1
-            elif asked is not None and asked != init:  # it may have been said twice
+            elif asked is not None and asked != init:  # the same number may come twice
                 init = asked
                 twin.begin(init)
-                self._command = self._width = None
+                # Commands for the last scene no longer count.
+                self._command = None
+                self._width = None
                 due = time.monotonic()
                 ahead = twin.now() - due
+            # 2. Take the newest command, move the physics on, and publish.
             self._obey()
             twin.sleep_until(due + ahead)
             self._publish_state()
             if due >= pictures_due:
                 pictures_due = max(pictures_due + 1.0 / CAMERA_HZ, due)
                 self._publish_scene(init)
-            due = max(due + period, time.monotonic() - 0.1)  # catches up, but not on a long pause
+            # 3. Wait for real time. Short delays are made up for, long ones are not.
+            due = max(due + period, time.monotonic() - 0.1)
             time.sleep(max(due - time.monotonic(), 0.0))
 
     def _obey(self) -> None:
+        """Gives the newest command to the arm and the gripper."""
         command = self._command
         self._command = None
         if command is not None:
@@ -97,6 +106,7 @@ class TwinNode:
                 np.array([p[what] for p in points], dtype=float)
                 for what in ("positions", "velocities")
             )
+            # The message may name the joints in another order.
             order = [list(command["joint_names"]).index(name) for name in self._topics.joints]
             self._twin.follow(times, q[:, order], dq[:, order])
         width = self._width
@@ -122,8 +132,10 @@ class TwinNode:
         seen = twin.pictures()
         for name, publish in self._cameras.items():
             publish(fields.image_fields(seen[name], stamp, self._bus.ros))
-        told: dict[str, Any] = {
-            topics.instruction: twin.instructions[0], topics.success: twin.solved(), topics.init: init,
-        }  # fmt: skip
-        for topic, value in told.items():
+        values: dict[str, Any] = {
+            topics.instruction: twin.instructions[0],
+            topics.success: twin.solved(),
+            topics.init: init,
+        }
+        for topic, value in values.items():
             self._task[topic]({"data": value})

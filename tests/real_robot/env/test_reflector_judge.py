@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from embodyrl.errors import UserError
-from embodyrl.real_robot.control.transports import NotReadyError
-from embodyrl.real_robot.env.reflect import Overdue, Witness
+from embodyrl.real_robot.control.robot import NotReadyError
+from embodyrl.real_robot.env.reflector_judge import OverdueMonitor, ReflectorJudge
 from embodyrl.real_robot.env.robot_env import Config, RobotEnv
 from embodyrl.world_models.reflectors.calibration import Calibration
 
@@ -40,7 +40,7 @@ def seen(light: int, **more: Any) -> dict[str, Any]:
 
 
 def test_success_is_the_reward_and_an_episode_begins_with_its_own_first_frame() -> None:
-    judge = Witness(Brightness(hits=2))
+    judge = ReflectorJudge(Brightness(hits=2))
     assert [judge(seen(light)) for light in (10, 12, 30, 31)] == [(0.0, False)] * 3 + [(1.0, True)]
     judge.begin()
     assert [judge(seen(light)) for light in (31, 32)] == [(0.0, False)] * 2
@@ -50,7 +50,7 @@ def test_success_is_the_reward_and_an_episode_begins_with_its_own_first_frame() 
 
 
 def test_a_person_is_asked_once_when_it_takes_long() -> None:
-    monitor, chunk = Overdue(Brightness(), 20, 0.5), np.zeros((5, 4), np.float32)
+    monitor, chunk = OverdueMonitor(Brightness(), 20, 0.5), np.zeros((5, 4), np.float32)
     said = [monitor(seen(10, step=step), chunk) for step in (0, 5, 10, 15)]
     assert said[:2] == ["", ""] and said[3] == ""
     assert said[2].startswith("after 10 of 20 actions it is not solved") and said[2].endswith(
@@ -64,7 +64,7 @@ def test_a_person_is_asked_once_when_it_takes_long() -> None:
         monitor(seen(light, step=step), chunk) for light, step in ((10, 0), (60, 12), (60, 15))
     ] == [""] * 3
     with pytest.raises(UserError, match="share of an episode"):
-        Overdue(Brightness(), 20, 0.0)
+        OverdueMonitor(Brightness(), 20, 0.0)
 
 
 def test_an_env_begins_its_judge_anew_and_masks_what_it_cannot_judge(
@@ -73,10 +73,10 @@ def test_an_env_begins_its_judge_anew_and_masks_what_it_cannot_judge(
     reflector = Brightness()
     env = RobotEnv(
         Config(task="reach", image_size=32, renderer="opengl", max_episode_steps=10),
-        Witness(reflector),
+        ReflectorJudge(reflector),
     )
     monkeypatch.setattr(
-        env._rig.robot,
+        env._connected.robot,
         "observe",
         lambda decoder: seen(env.elapsed * 5, proprio=np.zeros(7, np.float32)),
     )

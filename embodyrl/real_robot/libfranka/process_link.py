@@ -1,4 +1,4 @@
-"""What the control process and the ticker tell one another: whole msgpack messages over a pair of local sockets."""
+"""Messages between the control loop and its processes: msgpack over a pair of local sockets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ MAX_MESSAGE = 4096
 
 
 class Link:
-    """One end. Sending never waits: where the other end does not read, the message is lost, and its stamps say so."""
+    """One end of a connection between two processes.
+
+    Sending never waits. If the other end does not read, the message is lost, and the age of the
+    last one shows it.
+
+    Attributes:
+        closed: whether one of the two ends was closed.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -31,7 +38,7 @@ class Link:
             self.closed = True
 
     def heard(self) -> list[list[Any]]:
-        """All that came since the last call; ``closed`` is true once the other end is gone."""
+        """All messages that came since the last call."""
         found: list[list[Any]] = []
         while not self.closed:
             try:
@@ -40,6 +47,7 @@ class Link:
                 break
             except OSError:
                 data = b""
+            # An empty message means that the other end is closed.
             if data:
                 found.append(msgpack.unpackb(data))
             else:
@@ -47,16 +55,17 @@ class Link:
         return found
 
     def wait(self, seconds: float) -> None:
-        """Until something came, ``seconds`` at most."""
+        """Waits until something comes, ``seconds`` at most."""
         select.select([self._end], [], [], seconds)
 
     def close(self) -> None:
-        """The other end notices."""
+        """Closes this end; the other end notices."""
         self._end.close()
         self.closed = True
 
 
 def pair() -> tuple[Link, socket.socket]:
-    """An end for this process, and one to hand to another. Messages arrive whole, in order."""
+    """An end for this process, and a socket for another. Messages arrive whole and in order."""
+    # SOCK_SEQPACKET keeps the borders of messages, unlike a stream.
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     return Link(here), there

@@ -1,4 +1,4 @@
-"""The robot's computer: its own wheel in an environment without PyTorch drives an arm by a policy that is served."""
+"""The robot's own wheel, in an environment without PyTorch, drives an arm by a served policy."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ros_arm import PATIENT
 
 from embodyrl.build import make_policy
 from embodyrl.config import compose
-from embodyrl.real_robot.env.twin import MujocoTwin
 from embodyrl.real_robot.logs.mcap_log import read
+from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 from embodyrl.storage import checkpoint
 
 ROOT = Path(__file__).parents[2]

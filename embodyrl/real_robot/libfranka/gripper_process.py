@@ -1,8 +1,8 @@
-"""The gripper's process: libfranka's gripper commands block until they are carried out, a second or more.
+"""The gripper's process: libfranka's gripper commands block until they are carried out.
 
-``robot.LibfrankaRobot`` starts it as
-``python -m embodyrl.real_robot.libfranka.gripper FD ADDRESS SPEED FORCE``. It is told
-``["width", w]``; of those that come meanwhile only the newest counts.
+That may take a second or more. ``robot.LibfrankaRobot`` starts the process as
+``python -m embodyrl.real_robot.libfranka.gripper_process FD ADDRESS SPEED FORCE``. It receives
+``["width", w]``. Of those that come during a command only the newest counts.
 """
 
 # pyright: reportMissingImports=false
@@ -14,15 +14,18 @@ import time
 
 import pylibfranka as franka
 
-from embodyrl.real_robot.libfranka.link import Link
+from embodyrl.real_robot.libfranka.process_link import Link
 
 TELL_EVERY = 0.05
+"""s between two reports of the measured width."""
 CLOSED = 0.01
-"""m; a smaller width than this is a grasp of whatever is there."""
+"""m; a smaller width means: grasp whatever is there."""
+GRASP_TOLERANCE = 0.08
+"""m by which the grasped width may differ: any object will do."""
 
 
 def main(fd: int, address: str, speed: float, force: float) -> None:
-    """Carries out widths and tells the measured one, until the link is closed."""
+    """Carries out commanded widths and reports the measured one, until the link is closed."""
     link = Link(socket.socket(fileno=fd))
     try:
         gripper = franka.Gripper(address)
@@ -31,10 +34,10 @@ def main(fd: int, address: str, speed: float, force: float) -> None:
             wanted = [width for word, width in link.heard() if word == "width"]
             try:
                 if wanted and wanted[-1] < CLOSED:
-                    gripper.grasp(0.0, speed, force, 0.08, 0.08)
+                    gripper.grasp(0.0, speed, force, GRASP_TOLERANCE, GRASP_TOLERANCE)
                 elif wanted:
                     gripper.move(wanted[-1], speed)
-            except franka.CommandException as error:  # what was to be done cannot be; the next may
+            except franka.CommandException as error:  # this command failed; the next may work
                 link.say("problem", str(error))
             time.sleep(TELL_EVERY)
     except (RuntimeError, franka.FrankaException) as error:

@@ -1,11 +1,11 @@
-"""The control process of one arm: libfranka's 1 kHz cycle and nothing else: neither images nor inference delay it.
+"""The control process of one arm: libfranka's 1 kHz cycle, which images and inference cannot delay.
 
-``robot.LibfrankaRobot`` starts it
-(``python -m embodyrl.real_robot.libfranka.loop FD ADDRESS MODEL REALTIME RECOVER``). It is told
-``["command", t, q, dq, ddq]`` at each tick of the safety filter, where to be at time t, and follows
-them one tick later under the limits at 1 ms. When no more come, because the ticker hangs or was
-killed, it goes on along the hardest stop from the last one. Time is the robot's own: cycles of 1 ms
-since the start.
+``robot.LibfrankaRobot`` starts it as
+``python -m embodyrl.real_robot.libfranka.control_process FD ADDRESS MODEL REALTIME RECOVER``. At
+each tick of the safety filter it receives ``["command", t, tick, q, dq, ddq]``: where to be at
+time t. It follows these one tick later, within the robot's limits at 1 ms. If no more commands
+come, because the control loop hangs or was killed, the arm makes the hardest stop from the last
+one. Time is that of the robot: cycles of 1 ms since the start.
 """
 
 # pyright: reportMissingImports=false
@@ -24,36 +24,41 @@ from typing import Any
 import pylibfranka as franka
 
 from embodyrl.real_robot.control import limits
-from embodyrl.real_robot.control.tracking import JointTracker, Motion, Stopper
-from embodyrl.real_robot.libfranka.link import Link
+from embodyrl.real_robot.control.joint_tracking import JointTracker, Motion, Stopper
+from embodyrl.real_robot.libfranka.process_link import Link
 from embodyrl.real_robot.libfranka.realtime import ask_for_real_time
 
 CYCLE = 1e-3
+"""s per cycle of the robot."""
 TELL_EVERY = 2
-"""Cycles between two states for the ticker."""
-SMOOTH = 0.1
-"""Weight of a cycle in the velocities that are told: a servo's chatter from one cycle to the next is no motion."""
-PACE = 0.01
-"""The same in how long a cycle takes by this computer's clock."""
+"""Cycles between two states for the control loop."""
+VELOCITY_SMOOTHING = 0.1
+"""Weight of a cycle in the reported velocities: jitter from cycle to cycle is no motion."""
+PACE_SMOOTHING = 0.01
+"""Weight of a cycle in the estimate of how long a cycle takes by this computer's clock."""
 LOST = 3e-7
-"""rad between what the robot was told and what it then says: the command did not come in time."""
-GENTLE = 0.02
+"""rad between what the robot was told and what it reports: beyond it the command was lost."""
+GENTLE_TIME = 0.02
+"""s after a lost command for which the arm uses only ``GENTLE_SHARE`` of its limits."""
 GENTLE_SHARE = 0.5
-"""s for which the arm then takes only a share of the acceleration and jerk limits: what the robot and this process
-believe of the cycles in between may differ, by up to the rest."""
+"""Share of the acceleration and jerk limits then.
+
+Robot and process may differ in what they believe happened in the lost cycles, by up to the rest.
+"""
 MARGIN = 0.03
-"""Share of the limits that is kept free: the robot sees positions that went through its own arithmetic."""
+"""Share of the limits that is kept free: the robot checks positions after its own arithmetic."""
 HOME_SHARE = 0.2
-"""Of the limits, on the way to a posture that the arm is sent to."""
+"""Share of the velocity and acceleration limits on the way to the home posture."""
 HOMED = 1e-4
+"""rad and rad/s within which the arm counts as being at home."""
 
 
 class Reference:
-    """Where the arm is to be: a cubic from each command to the next, then the hardest stop after the last.
+    """Where the arm is to be: a cubic from each command to the next, then the hardest stop.
 
     Args:
-        stopper: within the robot's limits.
-        t: when it begins.
+        stopper: plans stops within the robot's limits.
+        t: s, when the reference begins.
         motion: of the arm then.
     """
 
@@ -63,34 +68,38 @@ class Reference:
         self._knots: deque[tuple[float, Motion]] = deque([(t, motion)], maxlen=4)
 
     def add(self, t: float, motion: Motion) -> None:
-        """A command: the motion that is due at time ``t``; one that is not newer than the last is left out."""
+        """Adds the motion that is due at time ``t``, if it is newer than the last one."""
         if t > self._knots[-1][0]:
             self._knots.append((t, motion))
             self._stop = None
 
     def at(self, t: float) -> tuple[list[float], list[float]]:
         """Angles and velocities (7,) at time ``t``."""
+        # After the last command: the stop from there.
         last, motion = self._knots[-1]
         if t >= last:
             if self._stop is None:
                 self._stop = self._stopper.plan(motion)
             q, dq, _ = self._stop.at_time(min(t - last, self._stop.duration))
             return q, dq
+        # Between two commands: the cubic.
         for before, after in reversed(list(pairwise(self._knots))):
             if before[0] <= t:
                 return _cubic(t, before, after)
-        q, dq, _ = self._knots[0][1]  # more commands at once than are kept
+        # Before all commands that are kept.
+        q, dq, _ = self._knots[0][1]
         return q, dq
 
 
 def _cubic(
     t: float, before: tuple[float, Motion], after: tuple[float, Motion]
 ) -> tuple[list[float], list[float]]:
-    """Hermite's cubic between two knots."""
+    """Angles and velocities (7,) at time t, on Hermite's cubic between two knots."""
     (t0, (q0, v0, _)) = before
     (t1, (q1, v1, _)) = after
     span = t1 - t0
     s = (t - t0) / span
+    # Per joint: a + m0 s + c s^2 + d s^3, with the given angles and velocities at both ends.
     where = []
     speed = []
     for a, b, va, vb in zip(q0, q1, v0, v1, strict=True):
@@ -104,20 +113,27 @@ def _cubic(
     return where, speed
 
 
-def _gone_on(state: Any) -> Motion:
-    """Where the robot has taken the arm by itself in cycles that were lost: its last acceleration, kept.
+def _motion_after_loss(state: Any) -> Motion:
+    """The robot's own motion after lost commands, in which it keeps the last acceleration.
 
-    What it tells are differences of the positions of its cycles, so its velocity is that of half a
+    The robot reports differences of the positions of its cycles, so its velocity is that of half a
     cycle ago.
     """
     dq = [v + 0.5 * CYCLE * a for v, a in zip(state.dq_d, state.ddq_d, strict=True)]
     return list(state.q_d), dq, list(state.ddq_d)
 
 
-class Loop:
-    """One connection to a robot, until the ticker's end of the link is closed and the arm is at rest."""
+class ControlLoop:
+    """Controls one robot until the other end of the link is closed and the arm is at rest.
+
+    Args:
+        robot: ``pylibfranka.Robot``.
+        link: to the control loop of the safety filter.
+        model: robot model, a key of ``limits.ROBOTS``.
+    """
 
     def __init__(self, robot: Any, link: Link, model: str) -> None:
+        # Limits for following commands, for the time after lost commands, and for the way home.
         safe = limits.find(model).inside()
         keep = 1.0 - MARGIN
         safe = replace(
@@ -131,24 +147,31 @@ class Loop:
         self._link = link
         self._stopper = Stopper(safe)
         self._tracker = JointTracker(safe, CYCLE)
-        self._slow = JointTracker(slow, CYCLE, together=True)
-        self._time = time.monotonic()
+        self._gentle_tracker = JointTracker(safe, CYCLE, GENTLE_SHARE)
+        self._slow_tracker = JointTracker(slow, CYCLE, together=True)
+        self._time = time.monotonic()  # s of the robot's cycles
         self._cycles = 0
-        self._delay = 0.01
-        self._gentle = JointTracker(safe, CYCLE, GENTLE_SHARE)
+        self._delay = 0.01  # s by which commands are followed late: one tick of the safety filter
         self._gentle_until = -math.inf
-        self._pace = CYCLE  # s by this computer's clock, of a cycle: longer in a slow simulator
-        self._home: list[float] | None = None
+        # s that a cycle takes by this computer's clock: longer in a slow simulator.
+        self._pace = CYCLE
+        self._home: list[float] | None = None  # the posture that the arm is on its way to
 
     def run(self) -> None:
-        """Controls the arm; after a reflex it only tells of it, until it is told to recover."""
+        """Controls the arm. After a reflex it only reports it, until it is told to recover."""
         while not self._link.closed:
             try:
                 self._control()
             except franka.ControlException as error:
-                self._stopped(str(error))
+                self._report_reflex(str(error))
 
     def _control(self) -> None:
+        """Follows commands, cycle by cycle, until the link is closed and the arm is at rest.
+
+        Raises:
+            ControlException: the robot stopped itself by a reflex.
+        """
+        # Start at rest where the robot is.
         control = self._robot.start_joint_position_control(franka.ControllerMode.JointImpedance)
         state, _ = control.readOnce()
         motion: Motion = (list(state.q_d), [0.0] * 7, [0.0] * 7)
@@ -157,50 +180,58 @@ class Loop:
         control.writeOnce(franka.JointPositions(motion[0]))
         came = time.monotonic()
         while True:
+            # 1. Read the robot's state, and count the cycles that have passed.
             state, passed = control.readOnce()
             before = came
             came = time.monotonic()
             cycles = min(max(round(passed.to_sec() / CYCLE), 1), 20)
             self._time += cycles * CYCLE
-            self._pace += PACE * ((came - before) / cycles - self._pace)
+            self._pace += PACE_SMOOTHING * ((came - before) / cycles - self._pace)
             if came - before > (cycles + 2) * self._pace:
-                continue  # it has lain about: there are newer ones
-            self._hear()
+                continue  # this state waited to be read, so there are newer ones
+            # 2. Take the newest commands.
+            self._receive()
+            # 3. If the last command was lost, go on from what the robot did by itself.
             if max(abs(a - b) for a, b in zip(state.q_d, motion[0], strict=True)) > LOST:
-                motion = _gone_on(state)
-                self._gentle_until = self._time + GENTLE
+                motion = _motion_after_loss(state)
+                self._gentle_until = self._time + GENTLE_TIME
+            # 4. Move on by one cycle, and answer unless the robot no longer waits.
             motion = self._next(motion)
             if time.monotonic() - came > self._pace:
-                continue  # the robot no longer waits for an answer
+                continue
             command = franka.JointPositions(motion[0])
             at_rest = max(map(abs, motion[1])) < 1e-6
             command.motion_finished = self._link.closed and at_rest
             control.writeOnce(command)
             if command.motion_finished:
                 return
+            # 5. Report the state.
             self._dq = [
-                old + SMOOTH * (new - old) for old, new in zip(self._dq, state.dq, strict=True)
+                old + VELOCITY_SMOOTHING * (new - old)
+                for old, new in zip(self._dq, state.dq, strict=True)
             ]
             self._cycles += 1
             if self._cycles % TELL_EVERY == 0:
                 self._tell(state, "")
 
     def _begin_at(self, motion: Motion) -> None:
-        """From here on commands count; the first that comes may be any time away."""
+        """Follows commands from this motion on; the first one may be any time away."""
         self._reference = Reference(self._stopper, self._time - self._delay, motion)
         self._home = None
 
     def _next(self, motion: Motion) -> Motion:
+        """The motion one cycle later: along the commands, or on the way home."""
         if self._home is None:
-            tracker = self._gentle if self._time < self._gentle_until else self._tracker
+            gentle = self._time < self._gentle_until
+            tracker = self._gentle_tracker if gentle else self._tracker
             return tracker.follow(motion, *self._reference.at(self._time - self._delay))
-        motion = self._slow.follow(motion, self._home, [0.0] * 7)
+        motion = self._slow_tracker.follow(motion, self._home, [0.0] * 7)
         away = max(abs(a - b) for a, b in zip(motion[0], self._home, strict=True))
         if self._link.closed or (away < HOMED and max(map(abs, motion[1])) < HOMED):
             self._begin_at(motion)
         return motion
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         for word, *rest in self._link.heard():
             if word == "command":
                 t, tick, q, dq, ddq = rest
@@ -210,13 +241,14 @@ class Loop:
                 (self._home,) = rest
 
     def _tell(self, state: Any, reflex: str) -> None:
+        """Reports the state to the control loop."""
         measured = list(state.q), self._dq, list(state.O_F_ext_hat_K[:3]), list(state.O_T_EE[12:15])
         rate = state.control_command_success_rate
         homing = self._home is not None
         self._link.say("state", self._time, time.monotonic(), *measured, reflex, rate, homing)
 
-    def _stopped(self, why: str) -> None:
-        """The robot has stopped itself; it stays so until somebody has decided."""
+    def _report_reflex(self, why: str) -> None:
+        """Reports that the robot has stopped itself, until it is told to recover."""
         while not self._link.closed:
             began = time.monotonic()
             state = self._robot.read_once()
@@ -233,11 +265,11 @@ def main(fd: int, address: str, model: str, realtime: bool, recover: bool) -> No
     """Connects and controls.
 
     Args:
-        fd: this process's end of the link.
+        fd: file descriptor of this process's end of the link.
         address: of the robot.
-        model: of its limits.
+        model: robot model, whose limits are kept.
         realtime: whether the kernel must be a real-time one.
-        recover: whether a reflex from before may be recovered from.
+        recover: whether to recover from a reflex from before.
     """
     link = Link(socket.socket(fileno=fd))
     try:
@@ -248,10 +280,11 @@ def main(fd: int, address: str, model: str, realtime: bool, recover: bool) -> No
         )
         if robot.read_once().robot_mode == franka.RobotMode.Reflex and recover:
             robot.automatic_error_recovery()
-        loop = Loop(robot, link, model)
+        loop = ControlLoop(robot, link, model)
+        # A garbage collection takes longer than a cycle, and this process makes no garbage that
+        # needs one: no cycles of references.
         gc.collect()
         gc.freeze()
-        # a collection takes longer than a cycle, and this process makes no cycles of references
         gc.disable()
         loop.run()
     except (RuntimeError, franka.FrankaException) as error:

@@ -1,4 +1,4 @@
-"""A simulated robot: a MuJoCo task whose arm takes the filter's joint commands, in its own time."""
+"""The simulated robot: a MuJoCo task whose arm takes the safety filter's joint commands."""
 
 # pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
@@ -15,20 +15,24 @@ from embodyrl.sims.mujoco import kinematics
 from embodyrl.sims.mujoco.env import WORKSPACE_HIGH, WORKSPACE_LOW, Config, MujocoEnv
 
 BOX = {"box_low": tuple(WORKSPACE_LOW.tolist()), "box_high": tuple(WORKSPACE_HIGH.tolist())}
+"""The workspace of the embedded tasks, as settings of the safety filter."""
 TIP = 0.1034
 """m from the hand's frame to the point between its fingers."""
 _STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS
 
 
 class MujocoTwin(MujocoEnv):
-    """A ``Robot`` and its ``Clock``: time only passes in ``sleep_until``, which moves the physics on.
+    """A ``Robot`` and its ``Clock``: time passes only in ``sleep_until``, which steps the physics.
 
-    The scene, the pictures and the success are the env's; the arm is the Panda of its scene. It
-    follows a cubic in joint space from one command to the next, as ROS's joint trajectory
-    controller does.
+    The scene, the images and the success are those of the environment, and the arm is its Panda.
+    Like ROS's joint trajectory controller, the arm follows a cubic in joint space from one command
+    to the next.
 
     Args:
-        config: of the task; one env is made, whatever ``num_envs`` says.
+        config: of the task; one environment is made, whatever ``num_envs`` says.
+
+    Attributes:
+        reflex: set it to have the arm report a reflex, for tests.
     """
 
     def __init__(self, config: Config) -> None:
@@ -40,15 +44,20 @@ class MujocoTwin(MujocoEnv):
         self.reflex = ""
 
     def begin(self, init: int) -> None:
-        """Puts the scene into initial state ``init``, and the clock to zero: the same state gives the same episode."""
+        """Puts the scene into initial state ``init`` and the clock to zero.
+
+        The same state and the same commands give the same episode.
+        """
         self.reset(init=[init])
         self._now = 0.0
+        # Copy the state of the environment, which draws and judges, into the physics of the twin.
         mujoco.mj_resetData(self.model, self.data)
         mujoco.mj_setState(self.model, self.data, self._state[0], _STATE)
         if self.model.nmocap:
             self.data.mocap_pos[:] = self._frame.mocap_pos[0]
         mujoco.mj_forward(self.model, self.data)
         self._grip = self._grip_cmd[0]
+        # The commanded path: times (k,), angles (k, 7) and velocities (k, 7) of its knots.
         self._knots = np.array([self._now]), self._q_cmd[:1].copy(), np.zeros((1, 7))
 
     def now(self) -> float:
@@ -65,24 +74,31 @@ class MujocoTwin(MujocoEnv):
             mujoco.mj_step(self.model, self.data)
 
     def state(self) -> RobotState:
-        """See ``Robot``; there is no estimate of the external force."""
+        """See ``Robot``; the external force is not estimated."""
         width = float(self.data.qpos[7:9].sum())
         q = self.data.qpos[:7].copy()
         dq = self.data.qvel[:7].copy()
         return RobotState(self._now, q, dq, width, None, self.reflex, hand=self.hand())
 
     def hand(self) -> Array:
-        """(3,) the tool centre point, by MuJoCo's own kinematics."""
+        """(3,) m, the tool centre point by MuJoCo's own kinematics."""
         hand = self.data.body("hand")
         return hand.xpos + TIP * hand.xmat[2::3]  # along its z
 
     def send(self, command: Command, tick: float = 0.01) -> None:
-        """See ``Robot``; the command is reached ``tick`` s from now."""
+        """See ``Robot``; the command is to be reached ``tick`` s from now."""
         self.follow(np.array([tick]), command.q[None], command.dq[None])
         self.grasp(command.width)
 
     def follow(self, times: Array, q: Array, dq: Array) -> None:
-        """Goes through angles q (k, 7) with velocities dq (k, 7), ``times`` (k,) s from now, and stays at the last."""
+        """Follows a path from now on, and stays at its end.
+
+        Args:
+            times: (k,) s from now.
+            q: (k, 7) angles at those times.
+            dq: (k, 7) velocities at those times.
+        """
+        # The path begins at the present reference, not at the measured arm.
         here, speed = self._reference()
         self._knots = (
             np.concatenate([[self._now], self._now + times]),
@@ -95,11 +111,12 @@ class MujocoTwin(MujocoEnv):
         self._grip = width / 2
 
     def _reference(self) -> tuple[Array, Array]:
-        """Where the arm is told to be now, and how fast to move: cubics between the knots, at rest after the last."""
+        """Angles and velocities (7,) of the commanded path now; at rest after its last knot."""
         times, q, dq = self._knots
         k = int(np.searchsorted(times, self._now, side="right")) - 1
         if k >= len(times) - 1:
             return q[-1], np.zeros(7)
+        # The cubic between two knots that has their angles and velocities (Hermite).
         span = times[k + 1] - times[k]
         s = (self._now - times[k]) / span
         rise = q[k + 1] - q[k]
@@ -111,7 +128,8 @@ class MujocoTwin(MujocoEnv):
 
     def observe(self, decoder: DeltaDecoder) -> dict[str, Any]:
         """See ``Robot``."""
-        self._impose()
+        self._update_env()
+        # The proprio holds the commanded pose, which in the environment is the target.
         self._target[0] = decoder.position
         self._target_rot[0] = decoder.rotation
         self._grip_cmd[0] = decoder.width / 2
@@ -128,16 +146,16 @@ class MujocoTwin(MujocoEnv):
 
     def pictures(self) -> dict[str, np.ndarray]:
         """See ``Robot``."""
-        self._impose()
+        self._update_env()
         return {name: image[0].numpy() for name, image in self._observe(None).images.items()}
 
     def solved(self) -> bool:
         """See ``Robot``."""
-        self._impose()
+        self._update_env()
         return bool(self._per_task("success", np.array([0]))[0])
 
-    def _impose(self) -> None:
-        """Tells the env, which draws and judges, where the physics are."""
+    def _update_env(self) -> None:
+        """Copies the state of the physics into the environment, which draws and judges."""
         mujoco.mj_getState(self.model, self.data, self._state[0], _STATE)
         self._ee[:], self._ee_rot[:], _ = kinematics.forward(self.data.qpos[None, :7])
         self._stale[0] = True

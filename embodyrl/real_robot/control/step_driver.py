@@ -1,4 +1,4 @@
-"""An arm that is moved action by action, by whoever calls ``act``: the ticker behind ``RobotEnv``."""
+"""Moves the arm one action at a time, for an environment; ``ticker`` runs whole episodes."""
 
 from __future__ import annotations
 
@@ -10,26 +10,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.real_robot.control.actions import DeltaDecoder
+from embodyrl.real_robot.control.clocks import Clock
+from embodyrl.real_robot.control.episode import event_lines
 from embodyrl.real_robot.control.messages import Mode
-from embodyrl.real_robot.control.safety import PRESSED, Event, SafetyFilter
-from embodyrl.real_robot.control.transports import Clock, Robot
+from embodyrl.real_robot.control.robot import Robot
+from embodyrl.real_robot.control.safety import CONTACT_REASONS, Event, SafetyFilter
+from embodyrl.real_robot.control.ticker import AT_REST
 from embodyrl.real_robot.logs.mcap_log import RunLog
 
+WISHES = ("estop", "hold", "run", "takeover", "release", "success", "failure")
+"""What an operator can ask for here; there is no way back and no clearing of faults."""
 
-class Pilot:
-    """Ticks the safety filter, in the caller's thread or in one of its own.
 
-    An arm in the wall clock's time must be told something at every tick, whatever its owner does
-    meanwhile: think, learn, wait for a person. So ``start`` starts a thread, which holds the arm
-    when no action comes. In simulated time, which stands still meanwhile, ``wait_until`` ticks.
+class StepDriver:
+    """Ticks the safety filter between the actions of its owner.
+
+    An arm in real time must be told something at every tick, whatever its owner does meanwhile:
+    infer, learn, or wait for a person. So ``start`` starts a thread that ticks, and that holds the
+    arm when no action comes. Simulated time stands still meanwhile, so there ``wait_until`` ticks
+    in the owner's thread.
 
     Args:
         robot: connected.
         clock: of its stamps.
         guard: fresh; with ``resume="fresh_target"`` the next action ends a hold.
         decoder: of the actions.
-        threaded: whether the clock goes on by itself.
-        log: what ticks, actions and changes of mode are written to, if any.
+        threaded: whether the clock runs in real time.
+        log: where ticks, actions and changes of mode are recorded, if anywhere.
+
+    Attributes:
+        events: changes of mode.
+        person: whether the actions are a person's.
     """
 
     def __init__(
@@ -49,16 +60,17 @@ class Pilot:
         self.person = False
         self._log = log
         self._lock = threading.Lock()
-        self._ends = 0.0
+        self._action_ends = 0.0  # when the last action is over
+        self._tick_due = 0.0
         self._thread = (
             threading.Thread(target=self._work, name="ticker", daemon=True) if threaded else None
         )
         self._closing = False
         self._error = None
-        guard.on_event = self._note
+        guard.on_event = self._on_event
 
     def start(self) -> None:
-        """At rest where the arm is, ready for actions.
+        """Starts at rest where the arm is, ready for actions.
 
         Raises:
             UserError: the arm may not start from there.
@@ -68,32 +80,38 @@ class Pilot:
         self.guard.start(now, state)
         self.decoder.start(now, state)
         self.guard.run(now)
-        self._ends = self._due = now
+        self._action_ends = now
+        self._tick_due = now
         if self._thread is not None:
             self._thread.start()
 
     def act(self, action: NDArray[np.float32], seen: dict[str, Any] | None = None) -> float:
-        """An action (A,) that is due now; returns when the next one is. What was ``seen`` before goes into the log."""
+        """Takes an action now.
+
+        Args:
+            action: (A,).
+            seen: what the policy saw before it, for the log.
+
+        Returns:
+            When the next action is due.
+        """
         with self._lock:
             now = self.clock.now()
-            if (
-                self.person
-                and self.guard.mode == Mode.HOLD
-                and self.guard.reason.startswith("stale")
-            ):
-                self.guard.takeover(
-                    now
-                )  # their last action was a while ago, because the policy's owner was thinking
+            # The last action of a person may be old only because the policy's owner was inferring.
+            stale = self.guard.mode == Mode.HOLD and self.guard.reason.startswith("stale")
+            if self.person and stale:
+                self.guard.takeover(now)
             self.decoder.act(now, action, self.robot.state())
-            # On time after a small delay of the caller's, so that the control rate is kept.
-            began = self._ends if now - self._ends < 0.5 * self.decoder.period else now
-            self._ends = began + self.decoder.period
+            # A small delay of the caller does not lower the control rate.
+            late = now - self._action_ends
+            began = self._action_ends if late < 0.5 * self.decoder.period else now
+            self._action_ends = began + self.decoder.period
             if self._log is not None:
                 self._log.action(now, np.clip(action, -1.0, 1.0), self.person, seen)
-            return self._ends
+            return self._action_ends
 
     def wait_until(self, stamp: float) -> None:
-        """Lets time pass.
+        """Lets time pass until ``stamp``, while the arm moves.
 
         Raises:
             Exception: what ended the ticker's thread.
@@ -103,12 +121,13 @@ class Pilot:
             if self._error is not None:
                 raise self._error
             return
-        while self._due < stamp - 1e-9:
+        while self._tick_due < stamp - 1e-9:
             self._tick()
 
     def stop(self, seconds: float = 2.0) -> None:
-        """Brings the arm to rest and ends the thread."""
+        """Brings the arm to rest within ``seconds`` and ends the thread."""
         self.hold("the episode is over")
+        # In simulated time waiting is what ticks; in real time the thread does.
         end = self.clock.now() + seconds
         while self.clock.now() < end and self._moving():
             self.wait_until(self.clock.now() + self.guard.config.tick)
@@ -118,42 +137,39 @@ class Pilot:
 
     def _moving(self) -> bool:
         command = self.guard.command
-        return command is not None and bool(np.abs(command.dq).max() > 1e-6)
+        return command is not None and bool(np.abs(command.dq).max() > AT_REST)
 
     def hold(self, reason: str) -> None:
-        """Slows down to a stop; the next action goes on only if the reason begins with "stale"."""
+        """Brakes to a stop. The next action ends it only if the reason begins with "stale"."""
         with self._lock:
             self.guard.hold(self.clock.now(), reason)
 
     def status(self) -> dict[str, Any]:
-        """For ``OperatorPage.show``."""
-        events = [
-            f"{e.stamp:9.2f} s  {e.before} -> {e.after}: {e.reason}" for e in self.events[-8:]
-        ]
-        said = {
+        """The state for ``Operator.show``."""
+        return {
             "mode": str(self.guard.mode),
             "reason": self.guard.reason,
             "task": self.robot.prompt(),
-        }
-        can = ["estop", "hold", "run", "takeover", "release", "success", "failure"]
-        return {
-            **said,
             "open": self.decoder.width > 0.0,
-            "can": can,
+            "can": list(WISHES),
             "numbers": {},
-            "events": events,
+            "events": event_lines(self.events),
         }
 
     def hand_over(self, person: bool) -> None:
-        """From here on a person's actions move the arm, or the policy's again; either begins where the arm is."""
+        """Gives the arm to a person, or back to the policy; either starts where the arm is."""
         if self.broken:
             return
         with self._lock:
             now = self.clock.now()
+            # Deltas add up from where the arm is, not from where the other one wanted it to be.
             self.decoder.start(now, self.robot.state())
-            self.guard.takeover(now) if person else self.guard.release(now)
-            if not person and self.guard.mode == Mode.HOLD:
-                self.guard.run(now)
+            if person:
+                self.guard.takeover(now)
+            else:
+                self.guard.release(now)
+                if self.guard.mode == Mode.HOLD:
+                    self.guard.run(now)
             self.person = person
 
     @property
@@ -162,31 +178,34 @@ class Pilot:
         return self.guard.reason if self.guard.mode in (Mode.FAULT, Mode.ESTOP) else ""
 
     @property
-    def pressed(self) -> bool:
-        """Whether that is because the arm was driven against something: the doing of who chose the actions."""
-        return self.broken.startswith(PRESSED)
+    def hit_something(self) -> bool:
+        """Whether the arm stopped because the actions drove it against something."""
+        return self.broken.startswith(CONTACT_REASONS)
 
     def _tick(self) -> None:
+        """One tick: measure, filter, send, wait."""
         with self._lock:
             now = self.clock.now()
             state = self.robot.state()
-            fresh = now < self._ends + self.guard.config.tick
+            # The target counts as fresh until the last action is over.
+            fresh = now < self._action_ends + self.guard.config.tick
             target = replace(self.decoder.target(now, fresh), human=self.person)
             command = self.guard.tick(now, state, target)
             self.robot.send(command)
             if self._log is not None:
                 self._log.tick(command, state)
-        self._due = max(self._due + self.guard.config.tick, now)
-        self.clock.sleep_until(self._due)
+        # A late tick delays the next one: there is no burst of ticks.
+        self._tick_due = max(self._tick_due + self.guard.config.tick, now)
+        self.clock.sleep_until(self._tick_due)
 
     def _work(self) -> None:
         try:
             while not self._closing:
                 self._tick()
-        except Exception as error:  # the robot's or the filter's: raised in the owner's thread
+        except Exception as error:  # of the robot or the filter: raised in the owner's thread
             self._error = error
 
-    def _note(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         self.events.append(event)
         if self._log is not None:
             self._log.event(event.stamp, "mode", f"{event.before} -> {event.after}: {event.reason}")

@@ -1,4 +1,4 @@
-"""ROS 2's definitions of the messages in a log, so that whoever reads it needs neither ROS nor this project."""
+"""ROS 2's definitions of the messages in a log: readers need neither ROS nor this project."""
 
 from __future__ import annotations
 
@@ -35,10 +35,13 @@ _BETWEEN = f"\n{'=' * 80}\nMSG: "
 
 
 def definition(kind: str) -> str:
-    """The ``ros2msg`` schema of ``package/Name``: its definition, and those of all messages in it.
+    """The ``ros2msg`` schema of a message type: its definition, and those of the types inside it.
+
+    Args:
+        kind: ``package/Name``.
 
     Raises:
-        KeyError: it is not one of those that logs have.
+        KeyError: logs have no such message.
     """
     inner = [line.split()[0].removesuffix("[]") for line in _TEXTS[kind].splitlines()]
     return "".join(

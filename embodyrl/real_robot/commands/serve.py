@@ -1,0 +1,62 @@
+"""``embodyrl serve``: offers a checkpoint's policy on a websocket."""
+
+from __future__ import annotations
+
+from embodyrl.errors import UserError
+from embodyrl.real_robot.commands.signals import sigterm_is_ctrl_c
+from embodyrl.real_robot.commands.tokens import read_token
+from embodyrl.real_robot.policy_link.server import PolicyServer
+
+
+def serve_checkpoint(
+    path: str,
+    host: str,
+    port: int,
+    token_file: str,
+    device: str,
+    seed: int,
+    monitor: str = "",
+    reflector: str = "",
+    overdue: float = 0.7,
+) -> None:
+    """Serves a checkpoint's policy until interrupted.
+
+    Args:
+        path: a checkpoint, or a run's folder.
+        host: address to listen at.
+        port: of the server; 0 takes a free one.
+        token_file: holds the token that clients must send.
+        device: of the policy.
+        seed: of the policy's noise.
+        monitor: ``MODULE:FUNCTION``, see ``checkpoint_policy.load_monitor``.
+        reflector: a reflector's folder; a person is asked for when it has not seen the task solved
+            for too long.
+        overdue: share of an episode that is too long.
+
+    Raises:
+        UserError: no such checkpoint, an empty token file, or an address that may not be used.
+    """
+    # Torch is imported here: on a robot's computer there is none.
+    from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy, load_monitor
+
+    token = read_token(token_file)
+    policy = CheckpointPolicy(path, device, seed, load_monitor(monitor))
+    if reflector:
+        from embodyrl.real_robot.env.reflector_judge import OverdueMonitor
+        from embodyrl.world_models.reflectors.folder import load_reflector
+
+        if monitor:
+            raise UserError("Give --monitor or --reflector, not both.")
+        max_steps = policy.spec.max_episode_steps
+        policy.monitor = OverdueMonitor(load_reflector(reflector), max_steps, overdue)
+    server = PolicyServer(policy.infer, policy.metadata, host, port, token)
+    address = f"ws://{server.host}:{server.port}"
+    print(
+        f"Serving {path} at {address} ({'with' if token else 'no'} token). Ctrl-C stops.",
+        flush=True,
+    )
+    sigterm_is_ctrl_c()
+    try:
+        server.serve_forever()
+    finally:
+        server.close()

@@ -1,0 +1,140 @@
+"""Connects to a robot: the twin in this process, an arm behind ROS, or an arm by libfranka."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from embodyrl.errors import UserError
+from embodyrl.real_robot.control.actions import ActionSpace
+from embodyrl.real_robot.control.clocks import Clock, RealClock
+from embodyrl.real_robot.control.robot import Robot
+from embodyrl.real_robot.control.safety_config import SafetyConfig
+
+ROBOTS = ("twin", "ros2", "rosbridge", "ros1", "libfranka")
+"""What ``--robot`` and ``env.robot`` may be."""
+
+
+@dataclass
+class ConnectedRobot:
+    """A robot that is connected, with what is needed to drive it.
+
+    Attributes:
+        robot: at rest.
+        clock: of its stamps.
+        safety: its limits and its workspace.
+        begin: starts an episode at an initial state; the arm must be at rest.
+        simulated: whether its time stands still while nobody sleeps by ``clock``.
+        arranges: whether ``begin`` arranges the scene; otherwise a person has to.
+    """
+
+    robot: Robot
+    clock: Clock
+    safety: SafetyConfig
+    begin: Callable[[int], None]
+    simulated: bool
+    arranges: bool
+
+
+@contextmanager
+def simulated_robot(config: Any) -> Iterator[ConnectedRobot]:
+    """The simulated arm in this process; ``config`` is that of the embedded task."""
+    # Robots are imported when they are used: each brings packages that the others do not need.
+    from embodyrl.real_robot.ros.config import load_robot
+    from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
+
+    twin = MujocoTwin(config)
+    try:
+        safety = load_robot("")[1]
+        yield ConnectedRobot(twin, twin, safety, twin.begin, simulated=True, arranges=True)
+    finally:
+        twin.close()
+
+
+@contextmanager
+def ros_robot(
+    kind: str,
+    address: str,
+    robot_file: str,
+    space: ActionSpace,
+    cameras: Mapping[str, tuple[int, int]],
+    prompt: str,
+) -> Iterator[ConnectedRobot]:
+    """An arm behind ROS.
+
+    Args:
+        kind: transport, one of ``ros.connect_bus.KINDS``.
+        address: of the rosbridge server.
+        robot_file: see ``ros.config.load_robot``.
+        space: of the policy's actions.
+        cameras: of the policy, name -> (height, width).
+        prompt: instruction for the policy where no topic gives one.
+    """
+    from embodyrl.real_robot.ros.config import load_robot
+    from embodyrl.real_robot.ros.connect_bus import connect
+    from embodyrl.real_robot.ros.robot import RosRobot
+
+    topics, safety = load_robot(robot_file)
+    bus = connect(kind, address)
+    clock = RealClock()
+    try:
+        robot = RosRobot(bus, topics, safety.robot, clock, space, cameras, prompt, safety.tick)
+        arranges = bool(topics.reset)
+        yield ConnectedRobot(robot, clock, safety, robot.begin, simulated=False, arranges=arranges)
+    finally:
+        bus.close()
+
+
+@contextmanager
+def libfranka_robot(
+    address: str,
+    robot_file: str,
+    space: ActionSpace,
+    cameras: Mapping[str, tuple[int, int]],
+    prompt: str,
+    scene: Any,
+) -> Iterator[ConnectedRobot]:
+    """An arm by libfranka; without a robot's file the arm of franka-sim in an embedded task.
+
+    Args:
+        address: of the arm, where the file does not give it.
+        robot_file: see ``libfranka.config.load_arm``.
+        space: of the policy's actions.
+        cameras: of the policy, name -> (height, width).
+        prompt: instruction for the policy.
+        scene: config of the embedded task.
+    """
+    from embodyrl.real_robot.libfranka.config import load_arm
+    from embodyrl.real_robot.libfranka.robot import LibfrankaRobot
+
+    arm, safety = load_arm(robot_file)
+    arm = dataclasses.replace(arm, address=address or arm.address)
+    if robot_file:
+        robot = LibfrankaRobot(arm, safety, space, cameras, prompt)
+    else:
+        from embodyrl.real_robot.twin.franka_sim import FrankaSimInScene
+        from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
+
+        robot = FrankaSimInScene(arm, safety, space, MujocoTwin(scene))
+    try:
+        # The time of libfranka's robot is its own, so it is its own clock.
+        yield ConnectedRobot(
+            robot, robot, safety, robot.begin, simulated=False, arranges=not robot_file
+        )
+    finally:
+        robot.close()
+
+
+def ask_at_terminal(sentence: str) -> None:
+    """Says what a person must do, and waits for Enter.
+
+    Raises:
+        UserError: there is no terminal.
+    """
+    try:
+        input(f"\n{sentence} [Enter] ")
+    except EOFError as error:
+        raise UserError(f"A person is needed, but there is no terminal: {sentence}") from error

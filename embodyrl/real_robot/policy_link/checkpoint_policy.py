@@ -1,0 +1,110 @@
+"""The policy of a checkpoint, as ``PolicyServer`` serves it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embodyrl.build import load_config, make_policy, pick_device
+from embodyrl.errors import UserError
+from embodyrl.real_robot.policy_link.metadata import policy_facts
+from embodyrl.real_robot.policy_link.real_time_chunking import (
+    rtc_weights,
+    sample_after,
+    sample_guided,
+)
+from embodyrl.storage import checkpoint
+from embodyrl.types import Obs
+
+Monitor = Callable[[dict[str, Any], NDArray[np.float32]], str]
+"""(observation, chunk (H, A) that answers it) -> why a person is needed; empty while none is."""
+
+
+class CheckpointPolicy:
+    """Noise-free action chunks of a checkpoint's policy.
+
+    Args:
+        path: a checkpoint, or a run's folder (its newest).
+        device: ``"auto"`` takes the GPU where there is one.
+        seed: of the noise that flow policies start from.
+        monitor: looks at every chunk and may ask for a person; the answer then has the reason as
+            ``ask``.
+
+    Attributes:
+        metadata: what a server tells its clients about the policy.
+    """
+
+    def __init__(
+        self, path: str, device: str = "auto", seed: int = 0, monitor: Monitor | None = None
+    ) -> None:
+        self.monitor = monitor
+        # The checkpoint says which policy it is, and the env that it was made for.
+        self.config = load_config(path)
+        _, meta = checkpoint.load(checkpoint.find(path))
+        self.spec = checkpoint.spec_from_json(meta["spec"])
+        self.device = pick_device(device)
+        self.policy: Any = make_policy(self.config.policy, self.spec, 0, self.device)
+        self.policy.eval()
+        checkpoint.load_policy(path, self.policy, self.spec)
+        self._generator = torch.Generator().manual_seed(seed)
+        self.metadata = policy_facts(self.spec) | {"horizon": self.policy.config.horizon}
+
+    def infer(self, observation: dict[str, Any]) -> dict[str, Any]:
+        """Infers the next chunk.
+
+        Args:
+            observation: as ``server.check_observation`` accepts it.
+
+        Returns:
+            ``actions`` (H, A) float32, and ``ask`` where the monitor asks for a person.
+        """
+        # A batch of one.
+        images = observation.get("images", {})
+        obs = Obs(
+            images={name: torch.tensor(image)[None] for name, image in images.items()},
+            proprio=torch.tensor(observation["proprio"])[None],
+            instruction=[observation.get("prompt", "")],
+        ).to(self.device)
+        if "previous" in observation:
+            actions = self._continued(obs, observation)
+        else:
+            actions = self.policy.sample(obs, generator=self._generator, mode="eval").actions
+        chunk = actions[0].float().cpu().numpy().astype(np.float32)
+        why = self.monitor(observation, chunk) if self.monitor is not None else ""
+        return {"actions": chunk, "ask": why} if why else {"actions": chunk}
+
+    def _continued(self, obs: Obs, request: dict[str, Any]) -> torch.Tensor:
+        """A chunk (1, H, A) that continues the previous one, by real-time chunking."""
+        previous = torch.tensor(request["previous"])[None].to(self.device)
+        delay = request["delay"]
+        # A policy that was trained to continue a prefix needs no guidance.
+        if 0 < delay <= getattr(self.policy.config, "max_prefix", 0):
+            return sample_after(self.policy, obs, previous, delay, self._generator)
+        weights = rtc_weights(previous.shape[1], delay, request["execute"]).to(self.device)
+        return sample_guided(self.policy, obs, previous, weights, self._generator)
+
+
+def load_monitor(name: str) -> Monitor | None:
+    """The monitor that a function makes.
+
+    Args:
+        name: ``MODULE:FUNCTION``; the function takes no arguments and returns a ``Monitor``. Empty
+            for no monitor.
+
+    Raises:
+        UserError: there is no such function.
+    """
+    if not name:
+        return None
+    module, _, function = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)()
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f"There is no monitor {name!r} ({error}). Name a function as MODULE:FUNCTION."
+        ) from error

@@ -1,0 +1,127 @@
+"""Real-time chunking: samples an action chunk that continues the previous one.
+
+``sample_guided`` works for every flow policy (arXiv:2506.07339). ``sample_after`` is for policies
+that were trained to continue a prefix of actions (arXiv:2512.05964).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodyrl.errors import UserError
+from embodyrl.policies.flow_base import pad
+from embodyrl.policies.noise_policy import initial_noise
+from embodyrl.policies.sample_path import integrate_after
+from embodyrl.types import Obs
+
+
+def rtc_weights(horizon: int, delay: int, execute: int) -> Tensor:
+    """How much each action of the new chunk is held to the previous one (arXiv:2506.07339, eq. 5).
+
+    Args:
+        horizon: H.
+        delay: number of actions that will have been taken when the chunk arrives; weight 1.
+        execute: number of actions at the end that the previous chunk does not reach; weight 0.
+
+    Returns:
+        Weights (H,) in [0, 1]; they decay in between.
+    """
+    i = torch.arange(horizon, dtype=torch.float32)
+    end = horizon - execute
+    c = (end - i) / max(end - delay + 1, 1)
+    decaying = c * torch.expm1(c) / (np.e - 1.0)
+    return torch.where(i < delay, 1.0, torch.where(i < end, decaying, 0.0))
+
+
+@torch.no_grad()
+def sample_after(
+    policy: Any, obs: Obs, previous: Tensor, delay: int, generator: torch.Generator
+) -> Tensor:
+    """An action chunk that begins with the first actions of the previous one.
+
+    For a policy that was trained to continue them (``policy.max_prefix``, arXiv:2512.05964). It
+    needs no guidance and no gradient.
+
+    Args:
+        policy: a flow policy with ``max_prefix`` of at least ``delay``.
+        obs: N observations.
+        previous: (N, H, A) the rest of the previous chunk, in the env's units, padded.
+        delay: number of actions that are kept from it.
+        generator: of the initial noise.
+
+    Returns:
+        (N, H, A) in [-1, 1].
+    """
+    context = policy.encode(obs)
+    shape = policy.flow_shape
+    noise = initial_noise(
+        policy.steer, policy.features(context), (len(obs), *shape), generator, "eval"
+    )
+    # Integrate the flow from noise to data, with the first ``delay`` actions given.
+    start = pad(noise, shape)
+    goal = pad(policy.normalize_action(previous), shape)
+    end = integrate_after(
+        partial(policy.velocity, context), policy.config.num_denoise_steps, start, goal, delay
+    )
+    return policy.normalize_action.inverse(policy.executed(end)).clamp(-1.0, 1.0)
+
+
+def sample_guided(
+    policy: Any,
+    obs: Obs,
+    previous: Tensor,
+    weights: Tensor,
+    generator: torch.Generator,
+    max_guidance: float = 5.0,
+) -> Tensor:
+    """An action chunk that continues the previous one, by guided inpainting.
+
+    It follows arXiv:2506.07339, eqs. 2 to 4. In this project t = 1 is noise, so the predicted data
+    are x - t v. Each step corrects the velocity by a strength times the gradient of the weighted
+    squared distance between the predicted and the previous chunk. The strength is
+    min(beta, t / ((1 - t) r^2)), with r^2 = t^2 / ((1 - t)^2 + t^2).
+
+    Args:
+        policy: a flow policy such as ``FlowVLA``.
+        obs: N observations.
+        previous: (N, H, A) the rest of the previous chunk, in the env's units, padded.
+        weights: (H,) of ``rtc_weights``.
+        generator: of the initial noise.
+        max_guidance: beta.
+
+    Returns:
+        (N, H, A) in [-1, 1].
+    """
+    if not all(hasattr(policy, name) for name in ("encode", "velocity", "normalize_action")):
+        raise UserError(
+            f"{type(policy).__name__} is not a flow policy, so rtc cannot guide it. Use --mode "
+            "naive or sync."
+        )
+    steps = policy.config.num_denoise_steps
+    with torch.no_grad():
+        context = policy.encode(obs)
+        x = initial_noise(
+            policy.steer, policy.features(context), tuple(previous.shape), generator, "eval"
+        )
+        goal = policy.normalize_action(previous)
+    for k in range(steps):
+        t = 1.0 - k / steps
+        # t / ((1 - t) r^2), which is infinite at t = 1.
+        unbounded = ((1.0 - t) ** 2 + t**2) / (t * (1.0 - t)) if k else float("inf")
+        strength = min(max_guidance, unbounded)
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            times = torch.full((len(x), 1), t, device=x.device)
+            v = policy.velocity(context, x[:, None], times)[:, 0]
+            data = x - t * v
+            # The vector-Jacobian product of the weighted error with d data / d x.
+            error = (goal - data) * weights[:, None]
+            (gradient,) = torch.autograd.grad(data, x, error.detach())
+        # An Euler step with the corrected velocity.
+        x = (x - (v - strength * gradient) / steps).detach()
+    return policy.normalize_action.inverse(x).clamp(-1.0, 1.0)

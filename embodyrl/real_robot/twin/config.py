@@ -1,0 +1,33 @@
+"""Which task the twin plays: the one that a checkpoint was trained in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from embodyrl.build import load_config
+from embodyrl.errors import UserError
+
+
+def twin_config(path: str, overrides: Sequence[str]) -> Any:
+    """The settings of the environment that a checkpoint was trained in.
+
+    They are those of the evaluation split, unless ``env.split`` is overridden.
+
+    Args:
+        path: a checkpoint, or a run's folder.
+        overrides: of its config, e.g. ``env.task=reach``.
+
+    Raises:
+        UserError: the twin cannot play that environment.
+    """
+    config = load_config(path, overrides)
+    if config.env.name != "mujoco":
+        raise UserError(
+            f"The twin plays the embedded MuJoCo tasks, but {path} was trained in "
+            f"{config.env.name}."
+        )
+    if any(o.startswith("env.split=") for o in overrides):
+        return config.env
+    return dataclasses.replace(config.env, split=config.run.eval_split)
