@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,22 +62,22 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the generated pages of the reference."""
+    """Adds the generated pages of the reference, and the figures that pages show."""
     package = _load()
     files.append(File.generated(config, "reference/config.md", content=config_page(package)))
     for room, modules in _rooms(package).items():
         content = room_page(ROOMS[room], modules)
         files.append(File.generated(config, f"reference/{room}.md", content=content))
+    for name in _figures(Path(config["docs_dir"])):
+        path = str(ROOT / "benchmarks" / name)
+        files.append(File.generated(config, f"benchmarks/{name}", abs_src_path=path))
     return files
 
 
-def on_post_build(config: Any) -> None:
-    """Copies the figures; one that is not there fails the build."""
-    out = Path(config["site_dir"]) / "benchmarks"
-    out.mkdir(exist_ok=True)
-    for page in sorted(Path(config["docs_dir"]).rglob("*.md")):
-        for name in FIGURE.findall(page.read_text(encoding="utf-8")):
-            shutil.copy(ROOT / "benchmarks" / name, out)
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Turns a link to ``benchmarks/`` of the repository into one to the site's own copy."""
+    up = "../" * page.file.src_uri.count("/")
+    return FIGURE.sub(lambda match: f"]({up}benchmarks/{match[1]})", markdown)
 
 
 def room_page(title: str, modules: list[Any]) -> str:
@@ -191,6 +190,13 @@ def _meaning(cls: Any, key: str) -> str:
 
 def _escape(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def _figures(docs: Path) -> set[str]:
+    """The figures of ``benchmarks/`` that pages link to and that exist; MkDocs warns of the others."""
+    texts = [page.read_text(encoding="utf-8") for page in docs.rglob("*.md")]
+    named = {name for text in texts for name in FIGURE.findall(text)}
+    return {name for name in named if (ROOT / "benchmarks" / name).exists()}
 
 
 @functools.cache
