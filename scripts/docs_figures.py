@@ -1,8 +1,8 @@
-"""A hook of MkDocs: what the site holds beside the pages of ``docs/``.
+"""A hook of MkDocs: what the site holds beside ``docs/``.
 
 - The figures of ``benchmarks/`` that pages show, under the same address.
-- The reference: a page for each room of the package, and a page with every key of every config. Both
-  are made from the docstrings, so a module that moves or is new needs no change here.
+- The reference: a page for each room of the package, and a page with every key of every config.
+  Both are made from the docstrings, so a module that moves or is new needs no change here.
 """
 
 from __future__ import annotations
@@ -41,13 +41,19 @@ ROOMS = {
 # Rooms whose functions are for their own use: the reference shows their classes alone.
 CLASSES_ONLY = {"sims", "policies", "world_models", "dreams", "distributed", "real_robot", "cli"}
 
-# Which configs a person writes, and what stands before their keys. The rest are named by `name`.
-PREFIXES = {
-    "RunConfig": "run.",
-    "DataConfig": "data.",
-    "WorldTrainConfig": "",
-    "LoopConfig": "",
+# The parts of a config in the order of the page: title, the prefix of its keys, its classes' paths.
+SECTIONS = {
+    "run": ("Run", "run.", ("config.RunConfig",)),
+    "data": ("Data", "data.", ("config.DataConfig",)),
+    "env": ("Env", "env.", ("env.", "sims.", "world_models.config.WorldModel", "real_robot.env.")),
+    "policy": ("Policy", "policy.", ("policies.",)),
+    "algorithm": ("Algorithm", "algorithm.", ("algorithms.",)),
+    "world": ("Training of a world model", "", ("world_models.config.WorldTrain",)),
+    "loop": ("Loop", "", ("dreams.",)),
+    "robot": ("A robot's file", "", ("real_robot.",)),
+    "reflector": ("Reflectors", "", ("world_models.reflectors.",)),
 }
+CONFIG_CLASS = re.compile(r"Config$|^Topics$|^Franka$")
 
 
 def on_config(config: Any) -> Any:
@@ -98,30 +104,43 @@ def config_page(package: Any) -> str:
     lines = [
         "# Every config key",
         "",
-        "Set a key behind the name of a preset: `embodyrl train mujoco_pick_ppo algorithm.lr=3e-5`.",
-        "`--dry-run` prints the config that comes of it.",
+        "Set a key behind the name of a preset; `--dry-run` prints the config that comes of it:",
+        "",
+        "```sh",
+        "embodyrl train mujoco_pick_ppo algorithm.lr=3e-5 --dry-run",
+        "```",
         "",
     ]
-    for module in _modules(package):
-        for cls in module.classes.values():
-            if not cls.is_alias and _is_config(cls):
-                lines += _config_section(cls)
+    left = [
+        cls
+        for module in _modules(package)
+        for cls in module.classes.values()
+        if not cls.is_alias and CONFIG_CLASS.search(cls.name) and _fields(cls)
+    ]
+    for title, prefix, paths in SECTIONS.values():
+        starts = tuple(f"embodyrl.{path}" for path in paths)
+        mine = [cls for cls in left if cls.path.startswith(starts)]
+        left = [cls for cls in left if cls not in mine]
+        lines += [f"## {title}", ""]
+        for cls in mine:
+            lines += _config_section(cls, prefix)
     return "\n".join(lines)
 
 
-def _config_section(cls: Any) -> list[str]:
+def _config_section(cls: Any, prefix: str) -> list[str]:
     fields = _fields(cls)
     name = str(fields["name"].value).strip("'\"") if "name" in fields else ""
-    section = _section(cls)
-    title = f"{cls.name}: `{section}.name={name}`" if name and section else cls.name
+    named = name and prefix in ("env.", "policy.", "algorithm.")
+    title = f"{cls.name}: `{prefix}name={name}`" if named else cls.name
+    anchor = cls.path.removeprefix("embodyrl.").replace(".", "-")
     rows = [
-        f"| `{_prefix(cls, section)}{key}` | `{_escape(str(field.annotation))}` "
-        f"| {_default(field)} | {_meaning(cls, key)} |"
+        f"| `{prefix}{key}` | `{_escape(str(field.annotation))}` | {_default(field)} "
+        f"| {_meaning(cls, key)} |"
         for key, field in fields.items()
-        if key != "name"
+        if key != "name" or not named
     ]
     return [
-        f"## {title} {{ #config-{cls.path.removeprefix('embodyrl.').replace('.', '-')} }}",
+        f"### {title} {{ #config-{anchor} }}",
         "",
         f"`{cls.path}`. {cls.docstring.value.splitlines()[0] if cls.docstring else ''}",
         "",
@@ -132,34 +151,16 @@ def _config_section(cls: Any) -> list[str]:
     ]
 
 
-def _is_config(cls: Any) -> bool:
-    named = cls.name.endswith("Config") or cls.path.startswith("embodyrl.real_robot.")
-    frozen = any("frozen=True" in str(d.value) for d in cls.decorators)
-    return named and frozen and not cls.name.startswith("_") and bool(_fields(cls))
-
-
-def _section(cls: Any) -> str:
-    """The section of a preset that this class checks, by the room that it lies in."""
-    bases = {cls.name, *(base.name for base in _mro(cls))}
-    if "EnvConfig" in bases:
-        return "env"
-    room = cls.path.split(".")[1]
-    return {"algorithms": "algorithm", "policies": "policy"}.get(room, "")
-
-
-def _prefix(cls: Any, section: str) -> str:
-    return PREFIXES.get(cls.name, f"{section}." if section else "")
-
-
 def _fields(cls: Any) -> dict[str, Any]:
     """The fields of a dataclass, those of its bases first."""
-    fields: dict[str, Any] = {}
-    for owner in [*reversed(_mro(cls)), cls]:
-        for key, member in owner.members.items():
-            # A class attribute without annotation is no field.
-            if member.is_attribute and member.annotation is not None and not key.startswith("_"):
-                fields[key] = member
-    return fields
+    owners = [*reversed(_mro(cls)), cls]
+    members = {key: member for owner in owners for key, member in owner.members.items()}
+    # A class attribute without annotation is no field.
+    return {
+        key: member
+        for key, member in members.items()
+        if member.is_attribute and member.annotation is not None and not key.startswith("_")
+    }
 
 
 def _mro(cls: Any) -> list[Any]:
@@ -193,7 +194,7 @@ def _escape(text: str) -> str:
 
 
 def _figures(docs: Path) -> set[str]:
-    """The figures of ``benchmarks/`` that pages link to and that exist; MkDocs warns of the others."""
+    """The figures of ``benchmarks/`` that pages show; MkDocs warns of those that do not exist."""
     texts = [page.read_text(encoding="utf-8") for page in docs.rglob("*.md")]
     named = {name for text in texts for name in FIGURE.findall(text)}
     return {name for name in named if (ROOT / "benchmarks" / name).exists()}

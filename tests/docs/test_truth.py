@@ -20,13 +20,14 @@ from docs_text import (
     embodyrl_arguments,
     help_texts,
 )
-from omegaconf import OmegaConf
 
 from embodyrl import registry
 from embodyrl.cli.main import build_parser
-from embodyrl.config import build, env_config, read_preset, resolve
+from embodyrl.config import env_config, merge, read_preset, resolve
 from embodyrl.errors import UserError
 
+# Each preset asks the registry several times, and each time the metadata of all packages are read.
+registry.entry_points = functools.cache(registry.entry_points)
 PAGES = documents()
 TEXTS = PAGES + help_texts()
 PARSER = build_parser()
@@ -48,10 +49,13 @@ CONFIGS = {
     "algorithm": ("embodyrl.algorithms",),
     "run": ("embodyrl.config",),
     "data": ("embodyrl.config",),
+    "world": ("embodyrl.world_models.config",),
+    "loop": ("embodyrl.dreams.loop",),
     "safety": ("embodyrl.real_robot.control",),
     "topics": ("embodyrl.real_robot.ros",),
     "libfranka": ("embodyrl.real_robot.libfranka",),
 }
+CONFIG_CLASS = re.compile(r"Config$|^Topics$|^Franka$")
 PLACEHOLDER = re.compile(r"^[\[A-Z_\]]+$")
 TOP_FOLDERS = (
     "docs|benchmarks|tests|embodyrl|scripts|configs|examples|requirements|packages|sims|policies"
@@ -95,13 +99,13 @@ def wrong_commands(document: Document) -> Iterator[str]:
 
 
 def test_commands_in_a_sentence_exist() -> None:
-    """A sentence may leave arguments out, but not name a verb, option or preset that is not there."""
+    """A sentence may leave arguments out, but not name what is not there."""
     report(wrong_words, TEXTS)
 
 
 def wrong_words(document: Document) -> Iterator[str]:
     for word in document.words():
-        if word.startswith("embodyrl ") and "\\|" not in word:
+        if word.startswith("embodyrl ") and "--help" not in word:
             words = [w for w in word.split()[1:] if w != "..." and not w.startswith("[")]
             try:
                 check_command(tuple(words))
@@ -120,27 +124,50 @@ def check_command(given: tuple[str, ...]) -> None:
     overrides = [*(getattr(parsed, "overrides", None) or []), *rest]
     kind = getattr(parsed, "world_command", None) or parsed.command
     if kind == "train" and parsed.command == "world":
-        from embodyrl.world_models.config import WorldTrainConfig
-
-        build("world", WorldTrainConfig, OmegaConf.from_dotlist(overrides))
+        check_keys("world", overrides)
+    elif kind == "loop":
+        if not placeholder(parsed.preset):
+            check_loop(parsed.preset, overrides)
     elif kind == "train":
         if not placeholder(parsed.preset):
-            resolve(read_preset(parsed.preset), overrides)
+            check_preset(parsed.preset, overrides)
     elif kind in ("collect", "bench"):
         if parsed.env and not placeholder(parsed.env):
             env_config(parsed.env, overrides)
-    elif kind == "loop":
-        from embodyrl.dreams.loop import read
-
-        if not placeholder(parsed.preset):
-            read(parsed.preset, overrides)
     elif kind == "list" and parsed.env and parsed.env not in registry.names("envs"):
         raise UserError(f"There is no env {parsed.env!r}.")
     else:
         for item in overrides:
-            section, _, key = item.partition("=")[0].partition(".")
-            if key not in keys_of(section):
-                raise UserError(f"{section} has no key {key!r}.")
+            section, _, key = item.partition(".")
+            check_keys(section, [key])
+
+
+def check_preset(preset: str, overrides: list[str]) -> None:
+    """As ``train PRESET --dry-run`` does, but for a world model's env, whose import takes long."""
+    raw = merge(read_preset(preset), overrides)
+    if raw.env.name == "world_model":
+        check_keys("env", [f"{key}=" for key in raw.env])
+        raw.env = {"name": "mujoco"}
+    resolve(raw)
+
+
+def check_loop(preset: str, overrides: list[str]) -> None:
+    """A loop needs a policy, and demonstrations where its dream imitates, as all presets' do."""
+    known = registry.preset_names("loops")
+    if preset not in known:
+        raise UserError(f"There is no loop {preset!r}.")
+    raw = merge(read_preset(str(known[preset])), overrides)
+    check_keys("loop", [f"{key}=" for key in raw])
+    for key in ("policy", "demos"):
+        if not raw.get(key):
+            raise UserError(f"{key} is empty.")
+
+
+def check_keys(section: str, overrides: list[str]) -> None:
+    for item in overrides:
+        key = item.partition("=")[0]
+        if key not in keys_of(section):
+            raise UserError(f"{section} has no key {key!r}.")
 
 
 def placeholder(name: str) -> bool:
@@ -150,14 +177,14 @@ def placeholder(name: str) -> bool:
 
 @functools.cache
 def keys_of(section: str) -> set[str]:
-    """Every key that some config of a section has; read from the code, for imports would take a minute."""
+    """Every key that some config of a section has; read from the code: imports take long."""
     found: set[str] = set()
     for module in modules():
         for name, node in members(module).items():
-            if isinstance(node, ast.ClassDef) and module.startswith(CONFIGS.get(section, ())):
-                if name.endswith("Config") or name in ("Topics", "Franka"):
-                    fields = (n for n in node.body if isinstance(n, ast.AnnAssign))
-                    found |= {ast.unparse(field.target) for field in fields}
+            here = module.startswith(CONFIGS.get(section, ()))
+            if here and isinstance(node, ast.ClassDef) and CONFIG_CLASS.search(name):
+                fields = (n for n in node.body if isinstance(n, ast.AnnAssign))
+                found |= {ast.unparse(field.target) for field in fields}
     return found
 
 
@@ -196,6 +223,14 @@ def wrong_paths(document: Document) -> Iterator[str]:
     for word in document.words():
         if re.fullmatch(r"\w+\.(py|json|png)", word) and not is_file(word):
             yield f"there is no file {word}"
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    files = [*(ROOT / "embodyrl").rglob("*.py"), *(ROOT / "embodyrl").rglob("*.yaml")]
+    named = {
+        p for f in files for p in re.findall(r"docs/[\w/-]+\.md", f.read_text(encoding="utf-8"))
+    }
+    assert not {path for path in named if not (ROOT / path).exists()}
 
 
 def is_file(name: str) -> bool:
@@ -247,9 +282,9 @@ def wrong_names(document: Document) -> Iterator[str]:
         if match and not KEY.match(word) and not is_file(word):
             first, _, rest = match[1].partition(".")
             owners = (*owners_of(first), *OBJECTS.get(first, ()))
-            if owners and not any(resolves(f"{owner}.{rest}") for owner in owners):
-                if importlib.util.find_spec(first) is None:
-                    yield f"`{word}` is not there"
+            known = any(resolves(f"{owner}.{rest}") for owner in owners)
+            if owners and not known and importlib.util.find_spec(first) is None:
+                yield f"`{word}` is not there"
 
 
 def test_python_is_valid() -> None:
@@ -333,11 +368,8 @@ def has_member(node: ast.AST, name: str) -> bool:
 def owners_of(first: str) -> tuple[str, ...]:
     """Modules, or classes of modules, that a short name such as ``returns.gae`` may begin with."""
     found = [m for m in modules() if m.rpartition(".")[2] == first]
-    if first[:1].isupper():
-        for module in modules():
-            if isinstance(members(module).get(first), ast.ClassDef):
-                found.append(f"{module}.{first}")
-    return tuple(found)
+    classes = [m for m in modules() if isinstance(members(m).get(first), ast.ClassDef)]
+    return (*found, *(f"{module}.{first}" for module in classes))
 
 
 def test_targets_and_extras_exist() -> None:

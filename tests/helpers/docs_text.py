@@ -1,4 +1,4 @@
-"""Takes the documentation apart: code blocks, command lines, words in backticks, links, headings."""
+"""Takes the documentation apart: code blocks, commands, words in backticks, links, headings."""
 
 from __future__ import annotations
 
