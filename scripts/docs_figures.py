@@ -43,6 +43,7 @@ CLASSES_ONLY = {"sims", "policies", "world_models", "dreams", "distributed", "re
 
 # The parts of a config in the order of the page: title, the prefix of its keys, its classes' paths.
 SECTIONS = {
+    "preset": ("A preset's sections", "", ("config.Config",)),
     "run": ("Run", "run.", ("config.RunConfig",)),
     "data": ("Data", "data.", ("config.DataConfig",)),
     "env": ("Env", "env.", ("env.", "sims.", "world_models.config.WorldModel", "real_robot.env.")),
@@ -52,6 +53,7 @@ SECTIONS = {
     "loop": ("Loop", "", ("dreams.",)),
     "robot": ("A robot's file", "", ("real_robot.",)),
     "reflector": ("Reflectors", "", ("world_models.reflectors.",)),
+    "other": ("Others", "", ("",)),
 }
 CONFIG_CLASS = re.compile(r"Config$|^Topics$|^Franka$")
 
@@ -121,7 +123,7 @@ def config_page(package: Any) -> str:
         starts = tuple(f"embodyrl.{path}" for path in paths)
         mine = [cls for cls in left if cls.path.startswith(starts)]
         left = [cls for cls in left if cls not in mine]
-        lines += [f"## {title}", ""]
+        lines += [f"## {title}", ""] if mine else []
         for cls in mine:
             lines += _config_section(cls, prefix)
     return "\n".join(lines)
@@ -226,7 +228,7 @@ def _is_shown(member: Any) -> bool:
 
 
 def _modules(parent: Any) -> Iterator[Any]:
-    for member in parent.members.values():
+    for _, member in sorted(parent.members.items()):
         if not member.is_alias and member.is_module:
             yield member
             yield from _modules(member)

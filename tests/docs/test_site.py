@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -94,9 +96,24 @@ def test_pages_fit_their_window_and_equations_are_set(site: Path, chromium) -> N
     assert not outside, f"the site asks for {sorted(outside)[:3]}: it must work offline"
 
 
+def public_classes() -> set[str]:
+    """Dotted names of the package's classes, as their files define them."""
+    found = set()
+    for file in (ROOT / "embodyrl").rglob("*.py"):
+        parts = file.relative_to(ROOT).with_suffix("").parts
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.add(f"{module}.{node.name}")
+    return found
+
+
 def test_every_class_is_in_the_reference(site: Path) -> None:
     text = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
-    for name in ("env.VecEnv", "algorithms.ppo.PPO", "real_robot.control.safety.SafetyFilter"):
-        assert f'id="embodyrl.{name}"' in text
+    shown = set(re.findall(r'id="(embodyrl[\w.]+)"', text))
+    assert not public_classes() - shown
+    configs = {name for name in public_classes() if name.endswith("Config")}
+    anchors = {name.removeprefix("embodyrl.").replace(".", "-") for name in configs}
+    assert not anchors - set(re.findall(r'id="config-([\w-]+)"', text))
     for key in ("run.seed", "algorithm.clip_range", "policy.horizon", "env.num_envs", "data.path"):
         assert f"<code>{key}</code>" in text
