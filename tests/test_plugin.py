@@ -78,7 +78,7 @@ def test_it_keeps_the_contracts(tmp_path):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_it_learns(tmp_path, preset, capsys):
-    overrides = ("run.iterations=60", "run.eval_episodes=64", "run.checkpoint_every=60")
+    overrides = ("run.iterations=40", "run.eval_episodes=64", "run.checkpoint_every=40")
     folder = train(make(tmp_path, preset, *overrides))
     scores = {
         path.stem: json.loads(path.read_text())["episodes"]

@@ -15,7 +15,7 @@ HELP = """examples:
   embodyrl world train data=[data/tried,data/shown] out=runs/world
   embodyrl world eval runs/world/model --data data/held_out
   embodyrl world play runs/world/model
-  embodyrl world loop mujoco_pick policy=runs/sft out=runs/loop
+  embodyrl world loop mujoco_pick policy=runs/sft demos=data/pick out=runs/loop
 `embodyrl train PRESET env.name=world_model env.model=runs/world/model` then trains a policy in it.
 """
 TRAIN_HELP = """examples:
@@ -34,8 +34,8 @@ PLAY_HELP = """examples:
 Prints the address of a page on this machine; w, s, a, d, r, f and space move the hand in the dream and in the real env.
 """
 LOOP_HELP = """examples:
-  embodyrl world loop mujoco_pick policy=runs/sft out=runs/loop
-  embodyrl world loop mujoco_pick policy=runs/sft out=runs/loop rounds=5 episodes=100 dream_overrides=[env.length=20]
+  embodyrl world loop mujoco_pick policy=runs/sft demos=data/pick out=runs/loop
+  embodyrl world loop mujoco_pick policy=runs/sft demos=data/pick out=runs/loop rounds=5 episodes=100
 However it was interrupted, the same command goes on. OUT/loop.json holds what it took (real steps, minutes) and gave.
 """
 

@@ -365,7 +365,7 @@ class WorldModel(nn.Module):
 def use_bf16(precision: str, device: torch.device) -> bool:
     """Whether products are computed in bfloat16: as asked, or where the machine is faster so than in float32.
 
-    By AVX512-BF16 alone AMD's processors are, 1.7 times, and Intel's are slower (docs/log.md,
+    By AVX512-BF16 alone AMD's processors are, 1.7 times, and Intel's are slower (docs/notebook/2026-11.md,
     2026-11-25).
     """
     if precision != "auto":

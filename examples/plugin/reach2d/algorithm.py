@@ -34,7 +34,7 @@ class ReinforceConfig:
     name: str = "reinforce"
     num_episodes: int = 64
     group_size: int = 1
-    lr: float = 3e-2
+    lr: float = 1e-2
 
 
 class Reinforce(Algorithm):
