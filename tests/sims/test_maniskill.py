@@ -13,8 +13,9 @@ import torch
 
 from embodyrl.env import VecEnv
 from embodyrl.errors import MissingDependencyError, UserError
-from embodyrl.sims.maniskill import fast_step, make_env, tasks
-from embodyrl.sims.maniskill.env import ManiSkillConfig, ManiSkillEnv
+from embodyrl.sims.maniskill import base_env, fast_step, tasks
+from embodyrl.sims.maniskill.config import ManiSkillConfig
+from embodyrl.sims.maniskill.env import make_env
 from embodyrl.sims.workers.pool import PooledVecEnv
 
 pytest.importorskip("mani_skill")
@@ -23,7 +24,7 @@ warnings.filterwarnings("ignore", module="gymnasium")
 
 def make(**changes):
     settings = {"num_envs": 2, "backend": "cpu", "num_workers": 1} | changes
-    return ManiSkillEnv(ManiSkillConfig(**settings))
+    return make_env(ManiSkillConfig(**settings))
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def pick():
 
 def reference(task, seed, actions, **options):
     """States, rewards and successes of plain ``gymnasium.make`` for one episode."""
-    make_env._import_mani_skill(renders=False)
+    base_env._import_mani_skill(renders=False)
     options = {
         "control_mode": "pd_ee_delta_pos",
         "reward_mode": "sparse",
@@ -180,7 +181,7 @@ def test_list_of_tasks_needs_no_simulator():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert int(out.stdout) >= 70
-    make_env._import_mani_skill(renders=False)
+    base_env._import_mani_skill(renders=False)
     from mani_skill.utils.registration import REGISTERED_ENVS
 
     assert {t.name for t in tasks.list_tasks()} == set(REGISTERED_ENVS)
@@ -420,7 +421,8 @@ def test_cameras_are_chosen_by_name():
 
 def test_without_a_driver_state_works_and_images_are_a_sentence():
     code = (
-        "from embodyrl.sims.maniskill.env import ManiSkillConfig as C, ManiSkillEnv as E\n"
+        "from embodyrl.sims.maniskill.config import ManiSkillConfig as C\n"
+        "from embodyrl.sims.maniskill.env import make_env as E\n"
         "from embodyrl.errors import MissingDependencyError\n"
         "assert E(C(num_envs=1, backend='cpu')).reset().proprio.isfinite().all()\n"
         "try: E(C(num_envs=1, backend='cpu', obs='rgb'))\n"

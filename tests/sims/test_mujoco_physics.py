@@ -8,7 +8,7 @@ import torch
 
 from embodyrl.checks import check_env
 from embodyrl.errors import UserError
-from embodyrl.sims.mujoco import physics, render, scene
+from embodyrl.sims.mujoco import optional_imports, physics, scene
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 
 BACKENDS = [
@@ -71,7 +71,7 @@ def test_more_worlds_than_memory_holds_are_refused_with_the_number_that_fits():
 
 def test_the_memory_of_worlds_is_counted_from_their_arrays():
     pytest.importorskip("mujoco_warp")
-    mjw, _ = render.import_warp()
+    mjw, _ = optional_imports.import_warp()
     model = scene.build(1, False)
     one, two = (
         physics.array_bytes(mjw.make_data(model, nworld=n, nconmax=8, njmax=16)) for n in (1, 2)

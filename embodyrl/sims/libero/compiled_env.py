@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from embodyrl.sims.libero import blueprint
+from embodyrl.sims.libero.base import LiberoEnv
 from embodyrl.sims.libero.blueprint import Blueprint
 from embodyrl.sims.libero.cache import cache_dir
-from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
+from embodyrl.sims.libero.config import LiberoConfig
 from embodyrl.sims.libero.native import Simulation
 from embodyrl.sims.libero.scene import Scene, Start
 

@@ -15,7 +15,7 @@ from embodyrl.sims.libero import suites
 from embodyrl.sims.libero.blueprint import Blueprint
 from embodyrl.sims.libero.cache import told_once
 from embodyrl.sims.libero.compiled_env import CompiledEnv
-from embodyrl.sims.libero.env import LiberoConfig
+from embodyrl.sims.libero.config import LiberoConfig
 from embodyrl.sims.libero.native import Simulation
 from embodyrl.sims.libero.pictures import Pictures, View
 from embodyrl.sims.libero.scene import PRIVILEGED_DIM, PROPRIO_DIM

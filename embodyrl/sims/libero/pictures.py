@@ -14,7 +14,7 @@ from PIL import Image
 
 from embodyrl.sims.libero.cache import told_once
 from embodyrl.sims.libero.render import CAMERAS
-from embodyrl.sims.mujoco.render import import_warp
+from embodyrl.sims.mujoco.optional_imports import import_warp
 
 # Larger ones are shrunk: the ray caster takes single texels, so that more detail than pixels
 # becomes noise, and it keeps 16 bytes for each of theirs (LIBERO's largest have 4096 x 4096).

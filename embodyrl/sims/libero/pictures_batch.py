@@ -15,7 +15,7 @@ from embodyrl.sims.libero.blueprint import Blueprint
 from embodyrl.sims.libero.cache import told_once
 from embodyrl.sims.libero.pictures import NOWHERE, glow_geoms, put_scene, visual_model
 from embodyrl.sims.libero.render import CAMERAS
-from embodyrl.sims.mujoco.render import import_warp
+from embodyrl.sims.mujoco.optional_imports import import_warp
 
 
 class BatchPictures:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from embodyrl.env import Tick
-from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
+from embodyrl.sims.libero.base import LiberoEnv
+from embodyrl.sims.libero.config import LiberoConfig
 from embodyrl.sims.libero.render import Renderer
 from embodyrl.sims.libero.scene import PRIVILEGED_DIM, PROPRIO_DIM, Scene, Snapshot, Start
 from embodyrl.types import Obs

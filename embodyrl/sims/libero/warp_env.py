@@ -19,7 +19,7 @@ from embodyrl.errors import UserError
 from embodyrl.sims.libero import goals_batch, native
 from embodyrl.sims.libero.blueprint import Blueprint
 from embodyrl.sims.libero.compiled_env import CompiledEnv
-from embodyrl.sims.libero.env import LiberoConfig
+from embodyrl.sims.libero.config import LiberoConfig
 from embodyrl.sims.libero.pictures_batch import BatchPictures
 from embodyrl.sims.libero.scene import PRIVILEGED_DIM, PROPRIO_DIM, Start
 from embodyrl.sims.libero.worlds import Worlds, snapshot

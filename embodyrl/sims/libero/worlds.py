@@ -19,8 +19,8 @@ from torch import Tensor
 from embodyrl.sims.libero.blueprint import Blueprint
 from embodyrl.sims.libero.goals_batch import Poses
 from embodyrl.sims.libero.native import Simulation
+from embodyrl.sims.mujoco.optional_imports import import_warp
 from embodyrl.sims.mujoco.physics import array_bytes, check_fits, free_host_memory, supported
-from embodyrl.sims.mujoco.render import import_warp
 
 # What the next control step and the observation depend on: it stays as it is in worlds that are not
 # stepped.
