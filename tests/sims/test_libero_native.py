@@ -1,4 +1,4 @@
-"""LIBERO's native backend against the robosuite one, which test_libero.py holds equal to LIBERO's own env."""
+"""LIBERO's native backend against the robosuite one, which equals LIBERO's env (test_libero.py)."""
 
 import importlib.util
 import itertools
@@ -75,7 +75,7 @@ def test_nothing_is_carried_from_one_episode_to_the_next(pair):
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_chunk_run_at_once_is_the_same_steps(goes_on):
-    """Until the time is up within a chunk, and past a success where episodes go on."""
+    """A chunk stops when the time is up, and goes on past a success where episodes go on."""
     settings = {
         **SETTINGS,
         "cameras": (),

@@ -1,4 +1,4 @@
-"""LIBERO on mujoco-warp against the native backend, which test_libero_native.py holds equal to LIBERO's own env."""
+"""LIBERO on mujoco-warp against the native backend, which test_libero_native.py tests."""
 
 import importlib.util
 
@@ -50,8 +50,8 @@ def poses_of(s):
 def test_goals_and_observations_are_those_of_one_simulation():
     task = suites.load_suite("libero_object")[0]
     plan, model = blueprint.load(task, lambda: Scene(task, {}))
-    s, jury = Simulation(task, plan, model), goals_batch.Judge(model.ngeom, torch.device("cpu"))
-    assert jury.add(plan) == jury.add(plan) == 0
+    s, batch = Simulation(task, plan, model), goals_batch.Goals(model.ngeom, torch.device("cpu"))
+    assert batch.add(plan) == batch.add(plan) == 0
     s.start(Start(suites.official_states(task)[0], np.zeros((0, 7))))
     address = int(model.jnt_qposadr[model.body_jntadr[s.body(plan.goals[0][1])]])
     rng, answers = np.random.default_rng(0), []
@@ -62,15 +62,15 @@ def test_goals_and_observations_are_those_of_one_simulation():
         s.step(rng.uniform(-1, 1, 7))
         poses, zero = poses_of(s), torch.zeros(1, dtype=torch.long)
         answers.append(s.success())
-        assert jury.success(poses, zero).item() == answers[-1]
-        assert np.allclose(jury.privileged(poses, zero)[0], s.privileged(), atol=1e-6)
+        assert batch.success(poses, zero).item() == answers[-1]
+        assert np.allclose(batch.privileged(poses, zero)[0], s.privileged(), atol=1e-6)
         assert np.allclose(goals_batch.proprio(poses)[0], s.proprio(), atol=1e-6)
         objects, floor = (
             plan.items[plan.goals[0][1]],
             [n for n in plan.items if plan.items[n].geoms],
         )
         for name in floor:
-            assert bool(jury._touch(poses, objects, plan.items[name])) == s._touch(
+            assert bool(batch._touch(poses, objects, plan.items[name])) == s._touch(
                 objects, plan.items[name]
             )
     assert 0 < sum(answers) < 20

@@ -1,4 +1,4 @@
-"""The batched physics against MuJoCo's own: the same chunk, the same states but for single precision."""
+"""The batched physics against MuJoCo's own: a chunk leads to the same states but for rounding."""
 
 import importlib.util
 
@@ -40,7 +40,7 @@ def make_env(backend, task="pick", num_envs=2, **settings):
 @pytest.mark.slow  # compiling takes a minute the first time
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_grasp_is_the_same_but_for_single_precision(backend):
-    """The scripted expert's way to a block, closing on it and lifting it, with contacts all along."""
+    """The scripted expert goes to a block, grasps it and lifts it, with contacts all the time."""
     native, other = make_env("native"), make_env(backend)
     expert = native.make_expert()
     native.reset(init=[3, 4])

@@ -65,9 +65,9 @@ GYMNASIUM = EnvFactory(GymnasiumConfig, make_env)
 
 @contextmanager
 def no_deprecations() -> Iterator[None]:
-    """Leaves out MuJoCo's warnings that Gymnasium's XML files are of an old kind; prints the others.
+    """Leaves out MuJoCo's warnings that Gymnasium's XML files are of an old kind.
 
-    They would come once for every env.
+    They would come once for every env. Other warnings are printed.
     """
     api: Any = mujoco  # its type stubs lack these functions
     warnings: list[str] = []

@@ -1,4 +1,4 @@
-"""``LiberoEnv``: what the three backends share, which is the spec, the tasks and the initial states."""
+"""``LiberoEnv``: what the three backends share, namely spec, tasks and initial states."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SEED_OF_SPLIT = {"train": 1, "eval": 2}
 
 
 class LiberoEnv(SteppedVecEnv):
-    """LIBERO as a ``VecEnv``: OSC_POSE actions, two cameras, official initial states to evaluate on.
+    """LIBERO as a ``VecEnv``: OSC_POSE actions, two cameras, official initial states for "eval".
 
     A backend implements ``scene`` and ``_draw`` besides what ``SteppedVecEnv`` asks for.
 

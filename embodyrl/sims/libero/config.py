@@ -9,7 +9,7 @@ from embodyrl.env import EnvConfig
 
 @dataclass(frozen=True)
 class LiberoConfig(EnvConfig):
-    """LIBERO's own settings.
+    """Settings of a LIBERO env.
 
     Attributes:
         suite: ``libero_spatial``, ``libero_object``, ``libero_goal``, ``libero_10``, ``libero_90``,
@@ -19,18 +19,18 @@ class LiberoConfig(EnvConfig):
         task_ids: numbers of the suite's tasks; empty means all.
         cameras: any of ``agentview`` and ``wrist``.
         image_size: height and width of the pictures.
-        backend: ``native`` steps MuJoCo with a compiled controller and draws with mujoco-warp;
-            ``warp`` does all of it with mujoco-warp, thousands of worlds at once on a GPU;
-            ``robosuite`` runs robosuite's own controller and OpenGL, the reference.
+        backend: ``native`` steps MuJoCo with a compiled controller and draws with mujoco-warp.
+            ``warp`` does everything with mujoco-warp, thousands of worlds at once on a GPU.
+            ``robosuite`` is the reference: robosuite's own controller, and OpenGL.
         num_workers: processes that share the envs; 1 runs them in this one.
         num_threads: of each process of the native backend; 0 means as many as torch uses there.
-        max_episode_steps: control steps (of 1/20 s); 0 means what published results use for the
-            suite.
-        settle_steps: control steps with the gripper open that every episode starts with, while
+        max_episode_steps: control steps of 1/20 s until truncation; 0 means what published results
+            use for the suite.
+        settle_steps: control steps with the gripper open at the start of every episode, while
             objects fall into place.
-        max_models: scenes with their visual geometry kept in each process, about .4 GB each and 3 s
-            to make; tasks with the same objects (all of LIBERO-Spatial, all of LIBERO-Goal) share
-            one.
+        max_models: scenes with their visual geometry that each process keeps. One takes about .4 GB
+            and 3 s to make. Tasks with the same objects (all of LIBERO-Spatial, all of LIBERO-Goal)
+            share one.
     """
 
     name: str = "libero"

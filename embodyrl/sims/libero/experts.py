@@ -1,4 +1,4 @@
-"""A scripted expert for LIBERO's pick-and-place goals: ``(On object place)``, ``(In object region)``.
+"""A scripted expert for LIBERO's goals ``(On object place)`` and ``(In object region)``.
 
 It reads the simulation and plans one grasp from the object's collision geometry: a pinch across its
 narrowest side, or the rim of something hollow and wide. Then it goes through the phases above,

@@ -21,7 +21,7 @@ from embodyrl.types import EnvSpec, Obs
 
 
 class ManiSkillEnv(SteppedVecEnv):
-    """N episodes of one ManiSkill task in this process; ``make_env`` also spreads them over several.
+    """N episodes of one ManiSkill task, in this process; see ``make_env`` for several.
 
     Args:
         config: see ``ManiSkillConfig``.
@@ -98,7 +98,7 @@ def _make_engine(config: ManiSkillConfig) -> Engine:
 
 
 def make_env(config: ManiSkillConfig) -> VecEnv:
-    """The env that a config describes: in this process, or a pool of ``config.pool_size`` processes.
+    """The env that a config describes: in this process, or in ``config.pool_size`` processes.
 
     Raises:
         UserError: see ``ManiSkillEnv``.

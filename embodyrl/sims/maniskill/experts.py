@@ -178,7 +178,7 @@ class ScriptedExpert:
         self._dwell = np.zeros(env.spec.num_envs, dtype=np.int64)
 
     def reset(self, env_ids: Tensor | Sequence[int] | None = None) -> None:
-        """Starts the program of these envs (indices or mask; None: all); call it after their reset."""
+        """Starts the program of these envs (None: all) again; call it after their reset."""
         ids = env_index(env_ids, self.env.spec.num_envs)
         self._phase[ids] = self._dwell[ids] = 0
 

@@ -50,7 +50,7 @@ class EEDeltaPosController:
         """Sets the joints' targets.
 
         Args:
-            action: (4,) float32 in [-1, 1]: the tool's offset in the base's frame, then the gripper.
+            action: (4,) float32 in [-1, 1]: the tool's offset in the base's frame, and the gripper.
         """
         # The tool's new pose in the base's frame.
         scaled = self._middle + self._half * np.clip(action, -1.0, 1.0)
