@@ -197,7 +197,7 @@ class FromGymnasium(SteppedVecEnv):
         scaled = self._low + (actions.cpu().numpy() + 1) / 2 * (self._high - self._low)
         for k in active.nonzero().flatten().tolist():
             obs, r, term, trunc, info = self._envs[k].step(scaled[k].reshape(self._action_shape))
-            # Only the time limit may truncate: a truncated episode is bootstrapped from.
+            # Only the time limit may truncate, because training bootstraps from a truncated state.
             if trunc and not term and int(self._elapsed[k]) + 1 < self.spec.max_episode_steps:
                 raise UserError(
                     f"{self.spec.name} cut an episode short after {int(self._elapsed[k]) + 1} "
