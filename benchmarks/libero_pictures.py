@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
+from embodyrl.sims.libero.config import LiberoConfig
+from embodyrl.sims.libero.env import make_env
 from embodyrl.sims.libero.native import Simulation
 from embodyrl.sims.libero.render import Renderer
 from embodyrl.storage.provenance import git_commit, hardware, versions
@@ -74,7 +75,7 @@ def main() -> None:
         config = LiberoConfig(
             num_envs=1, split="eval", suite=suite, task_ids=(number,), cameras=CAMERAS
         )
-        env = LiberoEnv(config)
+        env = make_env(config)
         env.reset(init=[0])
         step = env.step(torch.rand(1, STEPS, 7, generator=torch.Generator().manual_seed(0)) * 2 - 1)
         ours = {name: step.obs.images[name][0].numpy() for name in CAMERAS}

@@ -31,7 +31,8 @@ import torch
 from gymnasium.vector import AsyncVectorEnv
 
 from embodyrl.sims.libero import suites
-from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
+from embodyrl.sims.libero.config import LiberoConfig
+from embodyrl.sims.libero.env import make_env
 from embodyrl.storage.provenance import git_commit, hardware, versions
 
 HORIZON, SIZE = 8, 128
@@ -97,7 +98,7 @@ def ours(
     suite: str, backend: str, cameras: bool, num_envs: int, workers: int, repeats: int
 ) -> dict[str, float]:
     start = time.perf_counter()
-    env = LiberoEnv(
+    env = make_env(
         LiberoConfig(
             num_envs=num_envs, split="eval", suite=suite, task_ids=(0,), cameras=CAMERAS if cameras else (),
             image_size=SIZE, backend=backend, num_workers=workers,
@@ -172,7 +173,7 @@ def asynchronous(
 
 def bare(suite: str, num_envs: int, repeats: int) -> dict[str, float]:
     """``mj_step`` alone in threads: the same model, states and physics steps, the last torques held."""
-    env = LiberoEnv(
+    env = make_env(
         LiberoConfig(num_envs=num_envs, split="eval", suite=suite, task_ids=(0,), cameras=())
     )
     env.reset()

@@ -23,13 +23,14 @@ import numpy as np
 import torch
 
 from embodyrl.sims.libero import blueprint, suites
-from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
+from embodyrl.sims.libero.config import LiberoConfig
+from embodyrl.sims.libero.env import make_env
 from embodyrl.sims.libero.experts import ScriptedExpert
-from embodyrl.sims.libero.goals_batch import Judge, Poses
+from embodyrl.sims.libero.goals_batch import Goals, Poses
 from embodyrl.sims.libero.native import Simulation
 from embodyrl.sims.libero.scene import Scene, Start
 from embodyrl.sims.libero.worlds import bytes_per_world
-from embodyrl.sims.mujoco.render import import_warp
+from embodyrl.sims.mujoco.optional_imports import import_warp
 from embodyrl.storage.provenance import git_commit, hardware, versions
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
@@ -73,12 +74,12 @@ def poses_of(s: Simulation) -> Poses:
 def goals(task: suites.Task) -> dict[str, int]:
     """Agreement of all goals of a task in random states, near the places that they speak of."""
     plan, model = plan_of(task)
-    s, judge, rng = (
+    s, batch, rng = (
         Simulation(task, plan, model),
-        Judge(model.ngeom, torch.device("cpu")),
+        Goals(model.ngeom, torch.device("cpu")),
         np.random.default_rng(0),
     )
-    judge.add(plan)
+    batch.add(plan)
     fixtures = np.hstack([model.body_pos[plan.fixtures], model.body_quat[plan.fixtures]]).reshape(
         -1, 7
     )
@@ -108,7 +109,7 @@ def goals(task: suites.Task) -> dict[str, int]:
         for goal in plan.goals:
             answer = s.reached(tuple(goal))
             held += answer
-            wrong += bool(judge.holds(poses, plan, goal)) != answer
+            wrong += bool(batch.holds(poses, plan, goal)) != answer
     return {"asked": TRIES * len(plan.goals), "held": held, "wrong": wrong}
 
 
@@ -122,8 +123,8 @@ def episode(suite: str, number: int, limit: int) -> dict[str, Any]:
         "cameras": (),
     }
     native, warp = (
-        LiberoEnv(LiberoConfig(**common)),
-        LiberoEnv(LiberoConfig(**common, backend="warp")),
+        make_env(LiberoConfig(**common)),
+        make_env(LiberoConfig(**common, backend="warp")),
     )
     env: Any = SimpleNamespace(spec=native.spec, _running=torch.ones(1), scene=native.scene)
     expert = ScriptedExpert(env, noise=0.1)

@@ -20,8 +20,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 
-from embodyrl.sims.maniskill.env import ManiSkillConfig, ManiSkillEnv
-from embodyrl.sims.maniskill.make_env import _import_mani_skill
+from embodyrl.sims.maniskill.base_env import _import_mani_skill
+from embodyrl.sims.maniskill.config import ManiSkillConfig
+from embodyrl.sims.maniskill.env import make_env
 from embodyrl.storage.provenance import git_commit, hardware, versions
 
 
@@ -32,7 +33,7 @@ def ours(
         num_envs=num_envs, num_workers=workers, backend="cpu", obs=obs, image_size=image_size
     )
     started = time.perf_counter()
-    env = ManiSkillEnv(config)
+    env = make_env(config)
     env.reset()
     build = time.perf_counter() - started
     generator = torch.Generator().manual_seed(0)

@@ -4,7 +4,8 @@ A third party adds its own by an entry point in the groups ``embodyrl.envs``,
 ``embodyrl.policies``, ``embodyrl.algorithms`` and ``embodyrl.presets``; nothing here needs to
 change. Every registered class has a frozen
 config dataclass as its attribute ``Config`` and is built as ``cls(config)`` (envs),
-``cls(config, spec)`` (policies) or ``cls(config, policy)`` (algorithms). An env's package may have
+``cls(config, spec)`` (policies) or ``cls(config, policy)`` (algorithms). An ``EnvFactory`` stands
+in for an env's class where the config decides which class it is. An env's package may have
 a module ``tasks`` beside the env's own, with a function ``list_tasks()`` (see ``TaskInfo``) and a
 ``SPLITS``, both cheap to import: ``embodyrl list`` shows them.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import importlib
 import importlib.resources
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -44,16 +46,35 @@ class TaskInfo:
     mend: str = ""
 
 
+@dataclass(frozen=True)
+class EnvFactory:
+    """A registered env whose class depends on its config, for example on the backend.
+
+    Like a class, it has the attribute ``Config`` and is called with a config.
+
+    Attributes:
+        Config: the env's frozen config dataclass.
+        make: builds the env from a config.
+    """
+
+    Config: type
+    make: Callable[[Any], Any]
+
+    def __call__(self, config: Any) -> Any:
+        """The env that the config describes."""
+        return self.make(config)
+
+
 PRESETS = "embodyrl.presets"
 """Entry points that name a package of YAML files."""
 
 BUILT_IN: dict[str, dict[str, str]] = {
     "envs": {
         "mujoco": "embodyrl.sims.mujoco.env:MujocoEnv",
-        "maniskill": "embodyrl.sims.maniskill.env:ManiSkillEnv",
-        "libero": "embodyrl.sims.libero.env:LiberoEnv",
+        "maniskill": "embodyrl.sims.maniskill.env:MANISKILL",
+        "libero": "embodyrl.sims.libero.env:LIBERO",
         "robot": "embodyrl.real_robot.env.robot_env:RobotEnv",
-        "gymnasium": "embodyrl.sims.gymnasium.env:GymnasiumEnv",
+        "gymnasium": "embodyrl.sims.gymnasium.env:GYMNASIUM",
         "world_model": "embodyrl.world_models.env:WorldModelEnv",
     },
     "policies": {
@@ -79,7 +100,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
 
 
 def names(kind: str) -> dict[str, str]:
-    """Registered name -> ``"module:Class"`` for ``"envs"``, ``"policies"`` or ``"algorithms"``."""
+    """Registered name -> ``"module:attribute"`` for ``"envs"``, ``"policies"`` or ``"algorithms"``."""
     found = dict(BUILT_IN[kind])
     for point in entry_points(group=f"embodyrl.{kind}"):
         found.setdefault(point.name, point.value)
@@ -87,7 +108,7 @@ def names(kind: str) -> dict[str, str]:
 
 
 def load(kind: str, name: str) -> Any:
-    """The class registered under ``name``.
+    """The class, or the ``EnvFactory``, registered under ``name``.
 
     Raises:
         UserError: no such name; the message gives the nearest ones.

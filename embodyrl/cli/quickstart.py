@@ -15,7 +15,7 @@ from embodyrl.config import compose
 from embodyrl.data.collect import collect_dataset
 from embodyrl.functional.intervals import format_rate
 from embodyrl.report import build_report
-from embodyrl.sims.mujoco.render import warm_up
+from embodyrl.sims.mujoco.warm_up import warm_up
 from embodyrl.training.run_folder import finished
 from embodyrl.training.runner import train
 

@@ -1,4 +1,4 @@
-"""When a simulator breaks too often to be a matter of chance."""
+"""Stops a run whose simulator breaks so often that it cannot be chance."""
 
 from __future__ import annotations
 
@@ -11,36 +11,40 @@ from embodyrl.env import VecEnv, env_index
 from embodyrl.errors import UserError
 from embodyrl.types import Obs, Step
 
-MAX_FAULTS = 5  # in FAULT_WINDOW episodes: as many are a fault of the set-up, not of chance
+MAX_FAULTS = 5
 FAULT_WINDOW = 100
+"""So many faults in so many episodes have a cause that restarting does not remove."""
 
 
 class FaultWindow:
-    """Counts the episodes that began and those that broke, over the last ``FAULT_WINDOW`` of them."""
+    """Counts faults over the last ``FAULT_WINDOW`` episodes."""
 
     def __init__(self) -> None:
         self._episodes = 0
-        self._faults: list[int] = []  # the number of episodes begun when each fault happened
+        self._faults: list[int] = []  # for each fault, how many episodes had begun by then
 
     def begin(self, episodes: int) -> None:
         """Notes that so many episodes begin."""
         self._episodes += episodes
 
     def add(self) -> str | None:
-        """Notes a fault; where it is one too many, says so in words that want a subject before them."""
-        self._faults = [at for at in self._faults if self._episodes - at < FAULT_WINDOW] + [
-            self._episodes
-        ]
+        """Notes a fault.
+
+        Returns:
+            Where it is one too many, the rest of a sentence about the env ("broke 5 times ...").
+        """
+        recent = [at for at in self._faults if self._episodes - at < FAULT_WINDOW]
+        self._faults = [*recent, self._episodes]
         if len(self._faults) < MAX_FAULTS:
             return None
         return f"broke {len(self._faults)} times within {FAULT_WINDOW} episodes, so the run stops."
 
 
 class WatchedEnv:
-    """A VecEnv that looks on while another one works, and stops the run when that one breaks too often.
+    """A VecEnv around another one, which stops the run when that one breaks too often.
 
-    A pool of processes counts for itself (``counts_faults``): there a worker that dies breaks all
-    the envs that it hosts, and is one fault.
+    A pool of processes counts its own faults (``counts_faults``). There a worker that dies breaks
+    all the envs that it hosts, and that is one fault.
     """
 
     def __init__(self, env: VecEnv) -> None:

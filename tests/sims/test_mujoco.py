@@ -1,4 +1,4 @@
-"""The MuJoCo env: its kinematics against MuJoCo's own, determinism, isolation, faults, splits and settings."""
+"""The MuJoCo env: kinematics against MuJoCo's own, determinism, isolation, faults, splits."""
 
 import itertools
 
@@ -236,7 +236,7 @@ def test_the_layout_says_where_hands_objects_and_marks_are(task):
 
 
 def test_the_privileged_state_does_not_tell_the_time():
-    """A critic that saw it would be bootstrapped, at the time limit, from a state that it was never trained on."""
+    """At the time limit the critic would be asked about a state that it was never trained on."""
     short, long = state_env(1, max_episode_steps=10), state_env(1, max_episode_steps=40)
     for env in (short, long):
         env.reset(init=[0])

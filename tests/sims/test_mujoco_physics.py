@@ -1,4 +1,4 @@
-"""The batched physics against MuJoCo's own: the same chunk, the same states but for single precision."""
+"""The batched physics against MuJoCo's own: a chunk leads to the same states but for rounding."""
 
 import importlib.util
 
@@ -8,7 +8,7 @@ import torch
 
 from embodyrl.checks import check_env
 from embodyrl.errors import UserError
-from embodyrl.sims.mujoco import physics, render, scene
+from embodyrl.sims.mujoco import optional_imports, physics, scene
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 
 BACKENDS = [
@@ -40,7 +40,7 @@ def make_env(backend, task="pick", num_envs=2, **settings):
 @pytest.mark.slow  # compiling takes a minute the first time
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_grasp_is_the_same_but_for_single_precision(backend):
-    """The scripted expert's way to a block, closing on it and lifting it, with contacts all along."""
+    """The scripted expert goes to a block, grasps it and lifts it, with contacts all the time."""
     native, other = make_env("native"), make_env(backend)
     expert = native.make_expert()
     native.reset(init=[3, 4])
@@ -71,7 +71,7 @@ def test_more_worlds_than_memory_holds_are_refused_with_the_number_that_fits():
 
 def test_the_memory_of_worlds_is_counted_from_their_arrays():
     pytest.importorskip("mujoco_warp")
-    mjw, _ = render.import_warp()
+    mjw, _ = optional_imports.import_warp()
     model = scene.build(1, False)
     one, two = (
         physics.array_bytes(mjw.make_data(model, nworld=n, nconmax=8, njmax=16)) for n in (1, 2)

@@ -1,4 +1,4 @@
-"""The pool of worker processes, on a real (small) MuJoCo simulation that comes as a third-party plug-in would."""
+"""The pool of worker processes, on a small MuJoCo simulation from another package."""
 
 import os
 import signal
@@ -25,7 +25,8 @@ from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
 from embodyrl.errors import MissingDependencyError
 from embodyrl.types import EnvSpec, Obs
 
-XML = """<mujoco><option timestep="0.01"/><worldbody><body><joint name="j" type="hinge" axis="0 1 0"/>
+XML = """<mujoco><option timestep="0.01"/>
+<worldbody><body><joint name="j" type="hinge" axis="0 1 0"/>
 <geom type="capsule" fromto="0 0 0 0 0 1" size=".05"/></body></worldbody>
 <actuator><motor joint="j"/></actuator></mujoco>"""
 
@@ -89,8 +90,10 @@ class PendulumEnv(SteppedVecEnv):
     def _observe(self, env_ids):
         q = torch.tensor([[d.qpos[0], d.qvel[0]] for d in self.data], dtype=torch.float32)
         h, w = self.config.sizes
-        image = ((q[:, 0].abs() * 80) % 255).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, h, w, 3).contiguous()
-        return Obs({"cam": image}, q, [self.spec.task_of(int(i)) for i in self.init], torch.cat([q, q[:, :1] ** 2], 1))
+        grey = ((q[:, 0].abs() * 80) % 255).to(torch.uint8).view(-1, 1, 1, 1)
+        image = grey.expand(-1, h, w, 3).contiguous()
+        instruction = [self.spec.task_of(int(i)) for i in self.init]
+        return Obs({"cam": image}, q, instruction, torch.cat([q, q[:, :1] ** 2], 1))
     def make_expert(self, noise=0.0, seed=0):
         return Expert(self, noise, seed)
 '''
@@ -301,7 +304,8 @@ def test_user_errors_keep_their_class_and_words(pool):
 
 SCRIPT = """
 import os, signal, sys, time, torch
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits it as ignored
+# A background job of a shell inherits SIGINT as ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from embodyrl import registry
 from embodyrl.sims.workers.pool import PooledVecEnv
 config = registry.load("envs", "pendulum_plugin").Config(num_envs=2, bad_init=3, how="hang")

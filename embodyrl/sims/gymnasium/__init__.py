@@ -1,1 +1,1 @@
-"""Gymnasium's continuous control, from states: MuJoCo's Hopper, HalfCheetah, Walker2d and whatever else fits."""
+"""Gymnasium's continuous control from states: MuJoCo's Hopper, HalfCheetah, Walker2d and others."""

@@ -1,4 +1,4 @@
-"""Gymnasium on both sides: any VecEnv as a ``gymnasium.vector.VectorEnv``, and any such env as a VecEnv."""
+"""A bridge to Gymnasium in both directions: VecEnvs as its vector envs, and its envs as VecEnvs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SUCCESS = ("success", "is_success")
 
 
 class AsGymnasium(VectorEnv):
-    """A VecEnv behind gymnasium's vector API, one action per step, autoreset in the same step.
+    """A VecEnv behind gymnasium's vector API: one action per step, autoreset in the same step.
 
     Observations are a dict: ``proprio``, one ``image_CAMERA`` per camera, and ``privileged`` where
-    there is some; the instructions come in ``info["instruction"]``, the last observation of an
-    ended episode in ``info["final_obs"]``.
+    there is some. The instructions are in ``info["instruction"]``, and the last observation of an
+    ended episode is in ``info["final_obs"]``.
     """
 
     def __init__(self, env: VecEnv) -> None:
@@ -57,13 +57,14 @@ class AsGymnasium(VectorEnv):
         if isinstance(seed, list) and len(seed) != self.num_envs:
             raise UserError(f"seed has {len(seed)} entries, but there are {self.num_envs} envs.")
         if isinstance(seed, list) and None in seed:
-            # As gymnasium has it, None leaves that env's random stream as it is.
+            # For gymnasium, None means that the env's random stream goes on.
             obs = self.env.reset(init=init)
             for k, s in enumerate(seed):
                 if s is not None:
                     obs = self.env.reset([k], seed=[s], init=None if init is None else [init[k]])
         else:
-            obs = self.env.reset(seed=seed, init=init)  # pyright: ignore[reportArgumentType] (no None is left in it)
+            # Here the list holds no None, which the type checker cannot see.
+            obs = self.env.reset(seed=seed, init=init)  # pyright: ignore[reportArgumentType]
         return _to_dict(obs), {"instruction": obs.instruction}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -72,7 +73,7 @@ class AsGymnasium(VectorEnv):
         obs = step.obs
         info: dict[str, Any] = {"success": _numpy(step.success)}
         if step.done.any():
-            # Copies: an env may reuse its buffers at the reset.
+            # Copies, because an env may use its buffers again at the reset.
             final = {name: x.copy() for name, x in _to_dict(step.obs).items()}
             info |= {"final_obs": final, "_final_obs": _numpy(step.done)}
             obs = self.env.reset(step.done)
@@ -96,11 +97,11 @@ def as_gymnasium(env: VecEnv) -> AsGymnasium:
 
 
 class FromGymnasium(SteppedVecEnv):
-    """Gymnasium envs with flat observations and a box of actions, as a VecEnv (for example MuJoCo's Hopper-v5).
+    """Gymnasium envs with flat observations and a box of actions as a VecEnv, e.g. Hopper-v5.
 
-    The flat observation is both proprio and privileged state; actions in [-1, 1] are scaled to the
-    env's box; an initial state is the seed of the env's reset. Success is what ``info`` holds under
-    one of ``SUCCESS``.
+    The flat observation is both proprio and privileged state. Actions in [-1, 1] are scaled to the
+    env's box. The number of an initial state is the seed of the env's reset. Success is what
+    ``info`` holds under one of ``SUCCESS``.
     """
 
     Config = EnvConfig
@@ -113,8 +114,8 @@ class FromGymnasium(SteppedVecEnv):
         Args:
             env_id: Gymnasium's own.
             config: number of envs, split, seed and device.
-            reports_success: whether its ``info`` says if a task is solved. None looks: a first
-                step is taken and its ``info`` read, since nothing in Gymnasium's API tells.
+            reports_success: whether its ``info`` says if a task is solved. Nothing in Gymnasium's
+                API tells that, so None takes a first step and reads its ``info``.
             kwargs: of ``gymnasium.make``.
 
         Raises:
@@ -134,11 +135,10 @@ class FromGymnasium(SteppedVecEnv):
         except gymnasium.error.UnregisteredEnv as error:
             near = did_you_mean(env_id, gymnasium.registry)
             raise UserError(f"Gymnasium has no env {env_id!r}. {near}") from error
-        except (
-            gymnasium.error.Error,
-            ImportError,
-        ) as error:  # a package is missing, or the version is gone
+        except (gymnasium.error.Error, ImportError) as error:
+            # A package is missing, or Gymnasium has dropped this version.
             raise UserError(f"Gymnasium cannot make {env_id!r}: {error}") from error
+        # Only flat observations and bounded continuous actions fit a flow policy.
         observation = self._envs[0].observation_space
         action = self._envs[0].action_space
         if not isinstance(observation, gymnasium.spaces.Box) or not isinstance(
@@ -160,7 +160,7 @@ class FromGymnasium(SteppedVecEnv):
         self._action_shape = action.shape
         self._obs = np.zeros((config.num_envs, dim), np.float32)
         self._instruction = [env_id] * config.num_envs
-        self._looked = reports_success is None
+        self._tried_one_step = reports_success is None
         if reports_success is None:
             self._envs[0].reset(seed=0)
             info = self._envs[0].step(((action.low + action.high) / 2).astype(action.dtype))[-1]
@@ -181,6 +181,7 @@ class FromGymnasium(SteppedVecEnv):
             ),
             config,
         )
+        # Seeds of the two splits never meet: initial states are numbered below 2^31.
         self._offset = 0 if config.split == "train" else 2**31
 
     def _reset(self, env_ids: list[int], inits: list[int]) -> None:
@@ -196,23 +197,24 @@ class FromGymnasium(SteppedVecEnv):
         scaled = self._low + (actions.cpu().numpy() + 1) / 2 * (self._high - self._low)
         for k in active.nonzero().flatten().tolist():
             obs, r, term, trunc, info = self._envs[k].step(scaled[k].reshape(self._action_shape))
+            # Only the time limit may truncate, because training bootstraps from a truncated state.
             if trunc and not term and int(self._elapsed[k]) + 1 < self.spec.max_episode_steps:
                 raise UserError(
                     f"{self.spec.name} cut an episode short after {int(self._elapsed[k]) + 1} "
                     f"steps, which only its time limit of {self.spec.max_episode_steps} may do "
-                    "here: let it terminate instead, or pass max_episode_steps."
+                    "here. Let it terminate instead, or pass max_episode_steps."
                 )
             self._obs[k] = np.asarray(obs, np.float32).ravel()
             reward[k] = float(r)
             terminated[k] = bool(term)
-            said = [info[key] for key in SUCCESS if key in info]
-            if said and self._looked and not self.spec.reports_success:
+            reported = [info[key] for key in SUCCESS if key in info]
+            if reported and self._tried_one_step and not self.spec.reports_success:
                 raise UserError(
                     f"{self.spec.name} reports success, but did not at the first step, which was "
-                    "tried to find out. Say what holds: env.reports_success=true, or false to "
-                    "score it by its return."
+                    "tried to find out. Set env.reports_success=true, or false to score it by its "
+                    "return."
                 )
-            success[k] = self.spec.reports_success and bool(said and said[0])
+            success[k] = self.spec.reports_success and bool(reported and reported[0])
             fault[k] = not np.isfinite(self._obs[k]).all()
         device = self.device
         return Tick(reward.to(device), terminated.to(device), success.to(device), fault.to(device))

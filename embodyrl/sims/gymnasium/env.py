@@ -6,11 +6,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import mujoco
 
-from embodyrl.env import EnvConfig
+from embodyrl.env import EnvConfig, VecEnv
+from embodyrl.registry import EnvFactory
 from embodyrl.sims.gymnasium.bridge import FromGymnasium
 from embodyrl.sims.workers.pool import PooledVecEnv
 
@@ -25,8 +26,8 @@ class GymnasiumConfig(EnvConfig):
         max_episode_steps: time limit; 0 leaves the env's own.
         num_workers: processes that share the envs; 1 runs them in this one, which is faster for few
             of them.
-        reports_success: whether its ``info`` says if a task is solved (``bridge.SUCCESS``); where
-            not, runs are scored by their mean return. None takes a first step to see.
+        reports_success: whether its ``info`` says if a task is solved (``bridge.SUCCESS``); if it
+            does not, runs are scored by their mean return. None takes a first step to find out.
     """
 
     name: str = "gymnasium"
@@ -38,20 +39,12 @@ class GymnasiumConfig(EnvConfig):
 
 
 class GymnasiumEnv(FromGymnasium):
-    """See ``FromGymnasium``. With ``num_workers`` > 1, ``GymnasiumEnv(config)`` is a ``PooledVecEnv`` of such envs."""
+    """See ``FromGymnasium``; always in this process, whatever ``config.num_workers`` says."""
 
     Config = GymnasiumConfig
 
-    def __new__(cls, config: GymnasiumConfig) -> GymnasiumEnv:
-        """A pool where several processes are asked for."""
-        if config.num_workers > 1:
-            return cast(
-                GymnasiumEnv, PooledVecEnv("gymnasium", config, num_workers=config.num_workers)
-            )
-        return super().__new__(cls)
-
     def __init__(self, config: GymnasiumConfig) -> None:
-        # The passive checker repeats on every step what check_env and the masks of the chunk do.
+        # Gymnasium's own checker looks at types and shapes in every step; ``check_env`` does once.
         limit = {"max_episode_steps": config.max_episode_steps} if config.max_episode_steps else {}
         with no_deprecations():
             super().__init__(
@@ -59,17 +52,31 @@ class GymnasiumEnv(FromGymnasium):
             )
 
 
+def make_env(config: GymnasiumConfig) -> VecEnv:
+    """The env that a config describes: in this process, or a pool of several."""
+    if config.num_workers > 1:
+        return PooledVecEnv("gymnasium", config, num_workers=config.num_workers)
+    return GymnasiumEnv(config)
+
+
+GYMNASIUM = EnvFactory(GymnasiumConfig, make_env)
+"""What the registry loads."""
+
+
 @contextmanager
 def no_deprecations() -> Iterator[None]:
-    """Leaves out MuJoCo's warnings, once per env, that Gymnasium's own XML is of an old kind; others are printed."""
-    api: Any = mujoco  # whose type stubs lack these functions
-    said: list[str] = []
+    """Leaves out MuJoCo's warnings that Gymnasium's XML files are of an old kind.
+
+    They would come once for every env. Other warnings are printed.
+    """
+    api: Any = mujoco  # its type stubs lack these functions
+    warnings: list[str] = []
     before = api.get_mju_user_warning()
-    api.set_mju_user_warning(said.append)
+    api.set_mju_user_warning(warnings.append)
     try:
         yield
     finally:
         api.set_mju_user_warning(before)
-        for text in said:
+        for text in warnings:
             if "is deprecated" not in text:
                 print(f"WARNING: {text}", file=sys.stderr)

@@ -1,1 +1,1 @@
-"""LIBERO and LIBERO-PRO: 130 tasks and their perturbed variants, on robosuite (extra ``libero``)."""
+"""LIBERO and LIBERO-PRO: 130 tasks and their perturbed variants (extra ``libero``)."""

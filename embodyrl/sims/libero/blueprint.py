@@ -1,8 +1,8 @@
-"""A LIBERO task without robosuite: its compiled scene and what its goal means in that scene's numbers.
+"""``Blueprint``: a LIBERO task without robosuite, namely its scene and the parts of its goal.
 
-robosuite builds a scene from Python objects in some ten seconds. That happens once for a task on a
-machine; what stepping needs is kept on disk as JSON beside MuJoCo's own binary model, under a key
-of all versions behind it.
+robosuite builds a scene from Python objects, which takes about ten seconds. That happens once for a
+task on a machine. What stepping needs is then kept on disk, as JSON beside MuJoCo's binary model,
+under a key made of all versions behind it.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -40,14 +40,14 @@ class Item:
     """An object, a fixture, or a region (a site) that goals and observations speak of.
 
     Attributes:
-        body: of the object, or of the thing that a region belongs to; -1 for a region of the table.
+        body: of the object, or of what a region belongs to; -1 for a region of the table.
         site: of a region; -1 for an object.
         size: half extents of a region, m.
         parent: name of the item that a region belongs to, or "".
-        geoms: that count as touching the object.
+        geoms: of the object; contacts with them count as touching it.
         joints: where the positions of its joints are in qpos.
-        limits: for open, close, turnon, turnoff: (direction, threshold); the joint's position p is
-            in that state if direction * p > direction * threshold, or equal to it for turnon.
+        limits: for open, close, turnon and turnoff: (direction, threshold). A joint's position p is
+            in that state if direction * p > direction * threshold; for turnon, also if equal.
     """
 
     body: int
@@ -61,31 +61,47 @@ class Item:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """Everything about a task that does not change while it runs; arrays are nested lists, as JSON has them."""
+    """Everything about a task that does not change while it runs; arrays are nested lists.
+
+    Attributes:
+        xml: the scene, with its visual geometry.
+        substeps: physics steps in a control step.
+        goals: predicates that must all hold, e.g. ``["on", "akita_black_bowl_1", "plate_1"]``.
+        items: by name.
+        observed: the items of the privileged state, in order.
+        observed_joints: addresses in qpos of the joints in the privileged state.
+        fixtures: bodies that a reset moves: cabinets and stoves.
+        burners: sites that glow while the item of the same number in ``burner_items`` is on.
+        burner_items: see ``burners``.
+        robot: the fields of ``osc.Robot``.
+        nominal: the fields of ``osc.Sensed``: what robosuite's controller has sensed before an
+            episode's first control step.
+        goal_pos: (3,) the controller's goal at that time.
+        goal_mat: (3, 3) the same.
+        nominal_mat: (3, 3) rotation of the hand in the arm's nominal pose.
+    """
 
     xml: str
     substeps: int
     goals: list[list[str]]
     items: dict[str, Item]
-    observed: list[str]  # the items of the privileged state, in order
+    observed: list[str]
     observed_joints: list[int]
-    fixtures: list[int]  # bodies that a reset moves
-    burners: list[
-        str
-    ]  # sites that glow while the item of the same place in burner_items is turned on
+    fixtures: list[int]
+    burners: list[str]
     burner_items: list[str]
     robot: dict[str, Any]
-    nominal: dict[str, Any]  # what robosuite's controller has in mind when an episode begins
+    nominal: dict[str, Any]
     goal_pos: list[float]
     goal_mat: list[list[float]]
-    nominal_mat: list[list[float]]  # of the hand in the arm's nominal pose
+    nominal_mat: list[list[float]]
 
 
 def physics_model(xml: str) -> Any:
-    """The scene without the geometry that is only looked at: 3 MB instead of 270, and the same states.
+    """The scene without visual geometry: the same states, with 3 MB instead of 270.
 
-    The room for contacts is set, too: MuJoCo reads robosuite's limit of 5000 as 1.3 GB of address
-    space for every copy.
+    Its memory is set, too: for robosuite's limit of 5000 contacts, MuJoCo would reserve 1.3 GB of
+    address space for every copy.
     """
     xml = xml.replace("<compiler ", '<compiler discardvisual="true" ', 1)
     return mujoco.MjModel.from_xml_string(
@@ -110,7 +126,7 @@ def load(task: Task, scene: Callable[[], Scene]) -> tuple[Blueprint, Any]:
 
 
 def key(task: Task) -> str:
-    """Name of a task's folder in the cache."""
+    """Name of a task's folder in the cache: new for every version of what the scene is made of."""
     parts = [f"{name}=={importlib.metadata.version(name)}" for name in _PACKAGES]
     # Scenes name their meshes by path, so another installation is another scene.
     parts += [str(FORMAT), str(task.bddl_file), task.bddl_file.read_text()]
@@ -118,76 +134,40 @@ def key(task: Task) -> str:
 
 
 def save_start(file: Path, start: Start) -> None:
-    """Keeps an initial state; a file is there whole or not at all."""
+    """Keeps an initial state on disk; the file appears only when it is complete."""
     with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".half", delete=False) as half:
         np.savez(half, state=start.state, fixtures=start.fixtures)
     os.replace(half.name, file)
 
 
 def _save(folder: Path, blueprint: Blueprint, model: Any) -> None:
+    """Keeps a blueprint and its model on disk; the folder appears only when it is complete."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     half = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".half_"))
     mujoco.mj_saveModel(model, str(half / "physics.mjb"))
     (half / "blueprint.json").write_text(json.dumps(dataclasses.asdict(blueprint)))
     try:
         os.replace(half, folder)
-    except OSError:  # another process was faster
+    except OSError:
+        # Another process was faster.
         shutil.rmtree(half)
 
 
 def _extract(scene: Scene) -> Blueprint:
+    """The blueprint of a task, from its scene in robosuite.
+
+    Raises:
+        UserError: the goal has a predicate that only robosuite knows.
+    """
     env = scene.env
-    xml = scene.xml
-    full = scene.model
-    model = physics_model(xml)
-    controller = scene.robot.controller
-    robot = scene.robot
-
-    def geom(name: str) -> int:
-        return model.geom(name).id
-
-    def address(joint: str) -> int:
-        return int(model.jnt_qposadr[model.joint(joint).id])
-
-    items = {}
-    for name, state in env.object_states_dict.items():
-        thing = env.get_object(name)
-        if state.object_state_type == "site":
-            parent = state.parent_name or ""
-            owner = env.get_object(parent) if parent else None
-            joints = thing.joints or []
-            body = (
-                model.body(full.body(env.obj_body_id[parent]).name).id
-                if parent in env.obj_body_id
-                else -1
-            )
-            site = model.site(name).id
-            size = [float(x) for x in thing.size]
-            geoms = []
-        else:
-            parent = ""
-            owner = thing
-            joints = thing.joints
-            body = model.body(full.body(env.obj_body_id[name]).name).id
-            site = -1
-            size = []
-            geoms = [
-                geom(g)
-                for g in thing.contact_geoms
-                if mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_GEOM, g) >= 0
-            ]
-        items[name] = Item(
-            body, site, size, parent, geoms, [address(j) for j in joints], _limits(owner)
-        )
+    model = physics_model(scene.xml)
     goals = [list(goal) for goal in scene.goals()]
-    if wrong := [goal for goal in goals if goal[0] not in _PREDICATES]:
+    if unknown := [goal for goal in goals if goal[0] not in _PREDICATES]:
         raise UserError(
-            f"{scene.task.name} asks for {' '.join(wrong[0])}, which backend=native does not know. "
-            "Use env.backend=robosuite for this task."
+            f"{scene.task.name} asks for {' '.join(unknown[0])}, which backend=native does not "
+            "know. Use env.backend=robosuite for this task."
         )
-    arm = [int(i) for i in controller.qvel_index]
-    if scene.robot.robot_model.joints != [model.joint(int(model.dof_jntid[d])).name for d in arm]:
-        raise RuntimeError("The physics model orders its joints in another way than robosuite's.")
+    # (item, site) of everything that glows while it is on.
     burners = [
         (name, site)
         for name in env.visualization_sites_list
@@ -195,30 +175,16 @@ def _extract(scene: Scene) -> Blueprint:
     ]
     nominal = scene.nominal_state
     return Blueprint(
-        xml=xml,
+        xml=scene.xml,
         substeps=scene.substeps,
         goals=goals,
-        items=items,
+        items={name: _extract_item(scene, model, name) for name in env.object_states_dict},
         observed=scene.observed,
         observed_joints=[int(i) for i in scene.observed_joints],
-        fixtures=[model.body(full.body(b).name).id for b in scene.fixtures],
+        fixtures=[model.body(scene.model.body(b).name).id for b in scene.fixtures],
         burners=[site for _, site in burners],
         burner_items=[name for name, _ in burners],
-        robot={
-            "joints": [int(i) for i in controller.qpos_index],
-            "dofs": arm,
-            "mass": _inertia_addresses(model, arm),
-            "actuators": [int(i) for i in robot._ref_joint_actuator_indexes],
-            "gripper_actuators": [int(i) for i in robot._ref_joint_gripper_actuator_indexes],
-            "fingers": [int(i) for i in robot._ref_gripper_joint_pos_indexes],
-            "site": model.site(controller.eef_name).id,
-            "hand": model.body(robot.robot_model.eef_name).id,
-            "torque_low": np.asarray(robot.torque_limits[0], float).tolist(),
-            "torque_high": np.asarray(robot.torque_limits[1], float).tolist(),
-            "gripper_bias": scene.gripper_bias.tolist(),
-            "gripper_weight": scene.gripper_weight.tolist(),
-            "rest": np.asarray(controller.initial_joint, float).tolist(),
-        },
+        robot=_extract_robot(scene, model),
         nominal={
             "pos": nominal["ee_pos"].tolist(),
             "mat": nominal["ee_ori_mat"].tolist(),
@@ -231,15 +197,76 @@ def _extract(scene: Scene) -> Blueprint:
         },
         goal_pos=nominal["goal_pos"].tolist(),
         goal_mat=nominal["goal_ori"].tolist(),
-        nominal_mat=np.array(controller.initial_ee_ori_mat).tolist(),
+        nominal_mat=np.array(scene.robot.controller.initial_ee_ori_mat).tolist(),
     )
 
 
-def _limits(owner: Any) -> dict[str, tuple[float, float]]:
-    """The thresholds of an articulated thing, and on which side of them it counts as open or on.
+def _extract_item(scene: Scene, model: Any, name: str) -> Item:
+    """One of LIBERO's objects, fixtures or regions, in the numbers of the physics model."""
+    env = scene.env
+    thing = env.get_object(name)
+    state = env.object_states_dict[name]
 
-    LIBERO's classes hold the ranges as data and the direction as code, so the code is asked at both
-    ends.
+    def body(owner: str) -> int:
+        return model.body(scene.model.body(env.obj_body_id[owner]).name).id
+
+    def addresses(joints: list[str]) -> list[int]:
+        return [int(model.jnt_qposadr[model.joint(joint).id]) for joint in joints]
+
+    if state.object_state_type == "site":
+        parent = state.parent_name or ""
+        return Item(
+            body=body(parent) if parent in env.obj_body_id else -1,
+            site=model.site(name).id,
+            size=[float(x) for x in thing.size],
+            parent=parent,
+            geoms=[],
+            joints=addresses(thing.joints or []),
+            limits=_limits(env.get_object(parent) if parent else None),
+        )
+    # Some of an object's geoms are visual only, and not in the physics model.
+    kind = mujoco.mjtObj.mjOBJ_GEOM
+    geoms = [mujoco.mj_name2id(model, kind, geom) for geom in thing.contact_geoms]
+    return Item(
+        body=body(name),
+        site=-1,
+        size=[],
+        parent="",
+        geoms=[geom for geom in geoms if geom >= 0],
+        joints=addresses(thing.joints),
+        limits=_limits(thing),
+    )
+
+
+def _extract_robot(scene: Scene, model: Any) -> dict[str, Any]:
+    """The fields of ``osc.Robot``."""
+    robot = scene.robot
+    controller = robot.controller
+    dofs = [int(i) for i in controller.qvel_index]
+    if robot.robot_model.joints != [model.joint(int(model.dof_jntid[d])).name for d in dofs]:
+        raise RuntimeError("The physics model orders its joints in another way than robosuite's.")
+    return {
+        "joints": [int(i) for i in controller.qpos_index],
+        "dofs": dofs,
+        "mass": _inertia_addresses(model, dofs),
+        "actuators": [int(i) for i in robot._ref_joint_actuator_indexes],
+        "gripper_actuators": [int(i) for i in robot._ref_joint_gripper_actuator_indexes],
+        "fingers": [int(i) for i in robot._ref_gripper_joint_pos_indexes],
+        "site": model.site(controller.eef_name).id,
+        "hand": model.body(robot.robot_model.eef_name).id,
+        "torque_low": np.asarray(robot.torque_limits[0], float).tolist(),
+        "torque_high": np.asarray(robot.torque_limits[1], float).tolist(),
+        "gripper_bias": scene.gripper_bias.tolist(),
+        "gripper_weight": scene.gripper_weight.tolist(),
+        "rest": np.asarray(controller.initial_joint, float).tolist(),
+    }
+
+
+def _limits(owner: Any) -> dict[str, tuple[float, float]]:
+    """``Item.limits`` of an articulated object; empty for any other.
+
+    LIBERO's classes hold the ranges as data, but the direction only as code. So the code is tried
+    at both ends of a range.
     """
     articulation = getattr(owner, "object_properties", {}).get("articulation", {})
     out = {}
@@ -255,14 +282,17 @@ def _limits(owner: Any) -> dict[str, tuple[float, float]]:
         direction = 1.0 if ask(1e6) else -1.0
         low = min(articulation[key])
         high = max(articulation[key])
-        # Of the two ends, the one at which the answer changes.
-        inside = [end for end in (low, high) if ask(end - 1e-9) != ask(end + 1e-9)]
-        out[what] = (direction, float(inside[0]))
+        # The threshold is the end at which the answer changes.
+        thresholds = [end for end in (low, high) if ask(end - 1e-9) != ask(end + 1e-9)]
+        out[what] = (direction, float(thresholds[0]))
     return out
 
 
 def _inertia_addresses(model: Any, dofs: list[int]) -> list[list[int]]:
-    """Where the arm's block of the inertia matrix lies in MuJoCo's sparse rows, which keep the lower half."""
+    """(7, 7) addresses of the arm's entries in MuJoCo's sparse inertia matrix.
+
+    MuJoCo keeps the lower half, row by row; the matrix is symmetric.
+    """
     out = [[0] * len(dofs) for _ in dofs]
     for i, row in enumerate(dofs):
         start = int(model.M_rowadr[row])

@@ -1,4 +1,4 @@
-"""What LIBERO's native backend keeps on disk between runs, and what it says while it is made."""
+"""The folder in which LIBERO's compiled scenes are kept, and the message while one is made."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ import platformdirs
 
 
 def cache_dir() -> Path:
-    """Where scenes are kept; safe to delete at any time."""
+    """Where scenes are kept between runs; safe to delete at any time."""
     return Path(platformdirs.user_cache_dir("embodyrl")) / "libero"
 
 
 @contextlib.contextmanager
-def told_once(what: str, seconds: str, packages: tuple[str, ...]) -> Iterator[None]:
-    """Says why nothing happens for a while, the first time that these packages' versions compile ``what`` here."""
+def announce_first_compile(what: str, how_long: str, packages: tuple[str, ...]) -> Iterator[None]:
+    """Prints why nothing happens for a while, where ``what`` is compiled for the first time.
+
+    Args:
+        what: is compiled inside the ``with`` block.
+        how_long: it takes, in words.
+        packages: with new versions of these it is compiled again.
+    """
     versions = "_".join(importlib.metadata.version(name) for name in packages)
     done = cache_dir() / f"{what.replace(' ', '_')}_{versions}"
     if not done.exists():
-        print(f"LIBERO: compiling the {what} ({seconds}, this once) ...", file=sys.stderr)
+        print(f"LIBERO: compiling the {what} ({how_long}, this once) ...", file=sys.stderr)
     yield
     done.parent.mkdir(parents=True, exist_ok=True)
     done.touch()

@@ -1,4 +1,4 @@
-"""Where to grasp an object, from the collision geometry of it and of what stands around it."""
+"""``plan_grasp``: where to grasp an object, from its collision geometry and what stands around."""
 
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's module is native and its wheel describes it only in part to a type checker.
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from embodyrl.sims.libero.native import Simulation
     from embodyrl.sims.libero.scene import Scene
 
-MAX_WIDTH = 0.072  # metres that fit between the open fingers, with something to spare
+MAX_WIDTH = 0.072  # metres; what is wider does not fit between the open fingers
 FINGER_DEPTH = 0.03  # how far below an object's top the fingers reach at most
 YAWS = np.deg2rad(np.arange(-90, 90, 5))
+_ROUND = (mujoco.mjtGeom.mjGEOM_CYLINDER, mujoco.mjtGeom.mjGEOM_CAPSULE)
 
 
 @dataclass
@@ -37,7 +38,10 @@ class Grasp:
 
 
 class Workspace:
-    """What an expert sees of a scene: poses and collision geometry. Body poses must be up to date."""
+    """What an expert sees of a scene: poses and collision geometry.
+
+    Body poses must be up to date in the scene's ``data``.
+    """
 
     def __init__(self, scene: Scene | Simulation) -> None:
         self.scene = scene
@@ -45,6 +49,7 @@ class Workspace:
         self.data = scene.data
         self._site = self.model.site("gripper0_grip_site").id
         self._nominal = scene.nominal_mat
+        # The direction in which the fingers move, for a hand in its nominal pose.
         fingers = [
             self.data.xpos[self.model.body(f"gripper0_{side}finger").id]
             for side in ("left", "right")
@@ -55,6 +60,7 @@ class Workspace:
             @ (fingers[0] - fingers[1])
         )
         self._axis = axis[:2] / np.linalg.norm(axis[:2])
+        # Body -> the bodies that hang on it, itself included.
         parents = self.model.body_parentid
         self._tree: dict[int, list[int]] = {}
         for body in range(self.model.nbody):
@@ -68,17 +74,17 @@ class Workspace:
         return self.data.site_xpos[self._site].copy()
 
     def speed(self) -> float:
-        """Of the hand, metres per second."""
+        """The hand's speed in m/s."""
         return float(np.linalg.norm(self.scene.hand_velocity))
 
     def finger_axis(self, yaw: float) -> np.ndarray:
-        """(2,) the horizontal direction in which the fingers move when the hand is turned by ``yaw``."""
+        """(2,) the horizontal direction in which the fingers of a hand turned by ``yaw`` move."""
         c = np.cos(yaw)
         s = np.sin(yaw)
         return np.array([[c, -s], [s, c]]) @ self._axis
 
     def rotation_error(self, yaw: float) -> np.ndarray:
-        """(3,) rotation vector from the hand's orientation to straight down and turned by ``yaw``."""
+        """(3,) rotation vector that turns the hand to point straight down, turned by ``yaw``."""
         c = np.cos(yaw)
         s = np.sin(yaw)
         wanted = np.array([[c, -s, 0], [s, c, 0], [0, 0, 1.0]]) @ self._nominal
@@ -95,23 +101,23 @@ class Workspace:
         return self.scene.position(name)
 
     def bodies(self, name: str) -> list[int]:
-        """All bodies of an object, or of the thing that a region belongs to; none for a region of the table."""
+        """All bodies of an object, or of what a region belongs to; none for the table's regions."""
         body = self.scene.body(name)
         return self._tree[body] if body >= 0 else []
 
     def points(self, name: str) -> np.ndarray:
-        """(M, 3) all over an object's collision geometry."""
+        """(M, 3) points of an object's collision geometry."""
         return body_points(self.model, self.data, self.bodies(name))
 
     def obstacles(self, name: str) -> np.ndarray:
-        """(M, 3) all over what is neither ``name`` nor the robot."""
+        """(M, 3) points of everything that is neither ``name`` nor the robot."""
         own = set(self.bodies(name)) | set(self._tree[self.model.body("robot0_base").id])
         return body_points(
             self.model, self.data, [b for b in range(self.model.nbody) if b not in own]
         )
 
     def surface(self, place: str) -> tuple[float, float]:
-        """Heights of what lies below the middle of a place, and of the place's highest part."""
+        """Two heights: of the surface in the middle of a place, and of the place's highest part."""
         points = self.points(place)
         middle = self.position(place)
         if not len(points):
@@ -122,75 +128,92 @@ class Workspace:
 
 
 def body_points(model: Any, data: Any, bodies: list[int]) -> np.ndarray:
-    """Points (M, 3) all over the collision geometry of some bodies, in the world."""
+    """Points (M, 3) of the collision geometry of some bodies, in the world's frame."""
+    collides = model.geom_contype + model.geom_conaffinity > 0
     points = [np.zeros((0, 3))]
-    for geom in np.flatnonzero(
-        np.isin(model.geom_bodyid, bodies) & (model.geom_contype + model.geom_conaffinity > 0)
-    ):
-        size = model.geom_size[geom]
-        kind = model.geom_type[geom]
-        if kind == mujoco.mjtGeom.mjGEOM_MESH:
-            mesh = model.geom_dataid[geom]
-            start = model.mesh_vertadr[mesh]
-            local = model.mesh_vert[start : start + model.mesh_vertnum[mesh]]
-        else:
-            if kind == mujoco.mjtGeom.mjGEOM_SPHERE:
-                half = size[[0, 0, 0]]
-            elif kind in (mujoco.mjtGeom.mjGEOM_CYLINDER, mujoco.mjtGeom.mjGEOM_CAPSULE):
-                half = np.array([size[0], size[0], size[1]])
-            elif kind == mujoco.mjtGeom.mjGEOM_PLANE:
-                continue
-            else:
-                half = size
-            grid = np.linspace(-1, 1, 5)
-            local = np.stack(np.meshgrid(grid, grid, grid), -1).reshape(-1, 3)
-            if kind in (mujoco.mjtGeom.mjGEOM_CYLINDER, mujoco.mjtGeom.mjGEOM_CAPSULE):
-                local = local[np.hypot(local[:, 0], local[:, 1]) < 1.1]
-            local = local * half
+    for geom in np.flatnonzero(np.isin(model.geom_bodyid, bodies) & collides):
+        local = _geom_points(model, geom)
         points.append(local @ data.geom_xmat[geom].reshape(3, 3).T + data.geom_xpos[geom])
     return np.concatenate(points)
 
 
+def _geom_points(model: Any, geom: int) -> np.ndarray:
+    """Points (M, 3) of a geom in its own frame: a mesh's corners, or a grid in its bounding box."""
+    kind = model.geom_type[geom]
+    if kind == mujoco.mjtGeom.mjGEOM_MESH:
+        mesh = model.geom_dataid[geom]
+        start = model.mesh_vertadr[mesh]
+        return model.mesh_vert[start : start + model.mesh_vertnum[mesh]]
+    if kind == mujoco.mjtGeom.mjGEOM_PLANE:  # has no end
+        return np.zeros((0, 3))
+    # MuJoCo's sizes: radius; radius and half length; or three half edges.
+    size = model.geom_size[geom]
+    half = size
+    if kind == mujoco.mjtGeom.mjGEOM_SPHERE:
+        half = size[[0, 0, 0]]
+    if kind in _ROUND:
+        half = np.array([size[0], size[0], size[1]])
+    grid = np.linspace(-1, 1, 5)
+    points = np.stack(np.meshgrid(grid, grid, grid), -1).reshape(-1, 3)
+    if kind in _ROUND:
+        points = points[np.hypot(points[:, 0], points[:, 1]) < 1.1]
+    return points * half
+
+
 def plan_grasp(space: Workspace, item: str, attempt: int = 0) -> Grasp:
-    """The grasp of an object with the most room; the ``attempt``-th best where earlier ones failed."""
+    """The grasp of an object with the lowest cost.
+
+    Args:
+        space: the scene.
+        item: the object's name.
+        attempt: how many grasps have failed; each takes a worse one.
+    """
     points = space.points(item)
-    rest = space.obstacles(item)
+    obstacles = space.obstacles(item)
     top = points[:, 2].max()
     upper = points[points[:, 2] > top - 0.04]
+    middle = (points[:, :2].max(0) + points[:, :2].min(0)) / 2
+    height = max(top - FINGER_DEPTH, points[:, 2].min() + 0.012)
+    # Every yaw gives a pinch across the object where it fits between the fingers, and otherwise two
+    # grasps of its rim. Little turning and a small width cost little.
     candidates = []
     for yaw in YAWS:
         axis = space.finger_axis(yaw)
         along = upper[:, :2] @ axis
         width = along.max() - along.min()
         across = np.array([-axis[1], axis[0]])
-        middle = (points[:, :2].max(0) + points[:, :2].min(0)) / 2
-        height = max(top - FINGER_DEPTH, points[:, 2].min() + 0.012)
         turn = 0.2 * abs(yaw)
         if width < MAX_WIDTH:
             centre = axis * (along.max() + along.min()) / 2 + across * (middle @ across)
-            candidates.append(_candidate(centre, height, yaw, axis, rest, turn + 10 * width))
-        else:  # the rim: one finger inside, one outside
+            candidates.append(_candidate(centre, height, yaw, axis, obstacles, turn + 10 * width))
+        else:
+            # The rim: one finger inside, one outside.
             rim = points[points[:, 2] > top - 0.01]
             for side in (1.0, -1.0):
                 radius = (side * ((rim[:, :2] - middle) @ axis)).max()
                 centre = middle + side * axis * (radius - 0.006)
-                candidates.append(_candidate(centre, top - 0.022, yaw, axis, rest, turn + 2.0))
+                candidates.append(_candidate(centre, top - 0.022, yaw, axis, obstacles, turn + 2.0))
     candidates.sort(key=lambda grasp: grasp.cost)
     return candidates[min(attempt * 2, len(candidates) - 1)]
 
 
 def _candidate(
-    centre: np.ndarray, height: float, yaw: float, axis: np.ndarray, rest: np.ndarray, cost: float
+    centre: np.ndarray,
+    height: float,
+    yaw: float,
+    axis: np.ndarray,
+    obstacles: np.ndarray,
+    cost: float,
 ) -> Grasp:
-    """Adds a cost for everything that stands where fingers or hand would be."""
-    relative = rest[:, :2] - centre
+    """A grasp at ``centre`` (2,); obstacles where fingers or hand would be add to its cost."""
+    relative = obstacles[:, :2] - centre
     along = relative @ axis
     across = relative @ np.array([-axis[1], axis[0]])
     fingers = (
         (np.abs(np.abs(along) - 0.045) < 0.02)
         & (np.abs(across) < 0.02)
-        & (rest[:, 2] > height - 0.012)
+        & (obstacles[:, 2] > height - 0.012)
     )
-    hand = (np.abs(along) < 0.12) & (np.abs(across) < 0.05) & (rest[:, 2] > height + 0.085)
+    hand = (np.abs(along) < 0.12) & (np.abs(across) < 0.05) & (obstacles[:, 2] > height + 0.085)
     cost += 1.0 * min(5, fingers.sum()) + 1.0 * min(5, hand.sum())
     return Grasp(np.array([*centre, height]), float(yaw), np.zeros(3), cost)

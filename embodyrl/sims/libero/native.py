@@ -1,7 +1,8 @@
-"""One LIBERO episode on MuJoCo alone: robosuite's controller compiled, goals and observations as plain numbers.
+"""``Simulation``: one LIBERO episode on MuJoCo, without robosuite.
 
-States, successes and observations are those of ``scene.Scene``, which is bit for bit robosuite's
-env; a test and ``benchmarks/libero_fidelity.py`` compare them over whole episodes.
+robosuite's controller is compiled (``osc.py``), and goals and observations are computed from plain
+numbers. States, successes and observations are those of ``scene.Scene``, which is bit for bit
+robosuite's env. A test and ``benchmarks/libero_fidelity.py`` compare whole episodes.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -32,8 +33,8 @@ class Simulation:
     Args:
         task: which.
         blueprint: of the task.
-        model: its physics model; copied where a reset moves cabinets and stoves, which are part of
-            it, and else shared.
+        model: its physics model. It is copied where a reset moves cabinets and stoves, whose poses
+            are part of it; otherwise simulations share it.
     """
 
     def __init__(self, task: Task, blueprint: Blueprint, model: Any) -> None:
@@ -41,6 +42,8 @@ class Simulation:
         self.blueprint = blueprint
         self.model = copy.copy(model) if blueprint.fixtures else model
         self.data = data = mujoco.MjData(self.model)
+        # What the compiled controller works on: where the arm is, what robosuite's controller has
+        # in mind when an episode begins, MuJoCo's own memory, and its own memory.
         numbers: dict[str, Any] = {
             k: v if isinstance(v, int) else np.array(v) for k, v in blueprint.robot.items()
         }
@@ -66,13 +69,14 @@ class Simulation:
             np.zeros(9),
             np.zeros(3),
         )
-        self._first = True
+        self._first = True  # whether the next control step is the episode's first
         self.nominal_mat = np.array(blueprint.nominal_mat)
         self._items = blueprint.items
         self._goals = [
             (goal[0], [self._items[name] for name in goal[1:]]) for goal in blueprint.goals
         ]
         self._observed = [self._items[name] for name in blueprint.observed]
+        # For contacts: which geoms (ngeom,) belong to each item.
         self._touching = {
             name: np.isin(np.arange(self.model.ngeom), item.geoms)
             for name, item in self._items.items()
@@ -84,6 +88,7 @@ class Simulation:
         m = self.model
         d = self.data
         b = self.blueprint
+        # The initial state, with cabinets and stoves where it has them.
         mujoco.mj_resetData(m, d)
         m.body_pos[b.fixtures] = start.fixtures[:, :3]
         m.body_quat[b.fixtures] = start.fixtures[:, 3:]
@@ -91,6 +96,7 @@ class Simulation:
         d.qpos[:] = start.state[1 : 1 + m.nq]
         d.qvel[:] = start.state[1 + m.nq :]
         mujoco.mj_forward(m, d)
+        # LIBERO resets the controller at the robot's nominal pose, before it sets the state.
         memory = self.memory
         memory.goal_pos[:] = b.goal_pos
         memory.goal_mat[:] = b.goal_mat
@@ -104,15 +110,29 @@ class Simulation:
         self._first = True
 
     def step(self, action: np.ndarray) -> None:
-        """One control step of 50 ms with an action (7,) float64 in [-1, 1]. Other threads may run meanwhile."""
+        """One control step of 50 ms with an action (7,) float64 in [-1, 1].
+
+        The compiled function holds no lock, so other threads run at the same time.
+        """
         osc.control_step(
-            self.model._address, self.data._address, self.blueprint.substeps, action, self.robot, self._buffers,
-            self.memory, self._first, self._nominal,
-        )  # fmt: skip
+            self.model._address,
+            self.data._address,
+            self.blueprint.substeps,
+            action,
+            self.robot,
+            self._buffers,
+            self.memory,
+            self._first,
+            self._nominal,
+        )
         self._first = False
 
     def read(self, world: dict[str, np.ndarray]) -> None:
-        """Takes over a world's state, by the names that MuJoCo and ``osc.Memory`` have for its parts."""
+        """Takes over the state of one of ``worlds.Worlds``.
+
+        Args:
+            world: its tensors' rows as arrays, by the names in MuJoCo and in ``osc.Memory``.
+        """
         self.data.qpos[:] = world["qpos"]
         self.data.qvel[:] = world["qvel"]
         bodies = self.blueprint.fixtures
@@ -166,25 +186,26 @@ class Simulation:
             d.xquat[robot.hand],
         ]
         out[:23] = np.concatenate(own)
+        # Objects: position, quaternion, and position relative to the hand.
         for slot, item in enumerate(self._observed):
             if item.site >= 0:
                 pos = d.site_xpos[item.site]
                 quat = np.empty(4)
                 mujoco.mju_mat2Quat(quat, d.site_xmat[item.site])
-                quat = np.roll(
-                    quat if quat[0] >= 0 else -quat, -1
-                )  # robosuite's order for sites: the scalar last
+                # robosuite has the scalar last for sites, and first for bodies.
+                quat = np.roll(quat if quat[0] >= 0 else -quat, -1)
             else:
                 pos = d.xpos[item.body]
                 quat = d.xquat[item.body]
             at = 23 + 10 * slot
             out[at : at + 10] = np.concatenate([pos, quat, pos - eef])
+        # Joints of drawers, doors and knobs.
         at = 23 + 10 * MAX_OBJECTS
         joints = self.blueprint.observed_joints
         out[at : at + len(joints)] = d.qpos[joints]
         return out
 
-    # What the scripted expert asks of a scene, as it asks ``Scene``.
+    # What the scripted expert reads; ``Scene`` has the same methods.
 
     @property
     def hand_velocity(self) -> np.ndarray:
@@ -211,7 +232,7 @@ class Simulation:
         """Whether all goals hold, by the poses and contacts of the last physics step."""
         return all(self._holds(predicate, items) for predicate, items in self._goals)
 
-    # LIBERO's predicates. What is cheap is asked first; none has a side effect.
+    # LIBERO's predicates, with the same thresholds; the cheap conditions come first.
 
     def _holds(self, predicate: str, items: list[Item]) -> bool:
         first = items[0]
@@ -221,21 +242,24 @@ class Simulation:
             return self._in(first, items[1])
         if predicate == "up":
             return bool(self._position(first)[2] >= 1.0)
-        every = any if predicate in ("open", "turnon") else all
-        return self._in_state(first, predicate, every)
+        any_or_all = any if predicate in ("open", "turnon") else all
+        return self._in_state(first, predicate, any_or_all)
 
-    def _in_state(self, item: Item, what: str, every: Any) -> bool:
+    def _in_state(self, item: Item, what: str, any_or_all: Any) -> bool:
+        """Whether any or all joints of a drawer, door or knob are open, closed, on or off."""
         direction, threshold = item.limits[what]
         values = direction * self.data.qpos[item.joints]
         limit = direction * threshold
-        return bool(every(values >= limit if what == "turnon" else values > limit))
+        return bool(any_or_all(values >= limit if what == "turnon" else values > limit))
 
     def _on(self, item: Item, place: Item) -> bool:
         pos = self._position(item)
+        # On an object: above its middle, and in contact.
         if place.site < 0:
             below = self._position(place)
             close = np.linalg.norm(below[:2] - pos[:2]) < 0.03
             return bool(below[2] <= pos[2] and close and self._touch(place, item))
+        # On a region: in its frame, a little above its top, and in contact with what it belongs to.
         mat = self.data.site_xmat[place.site].reshape(3, 3)
         size = np.array(place.size)
         delta = mat @ (pos - self.data.site_xpos[place.site])
@@ -246,6 +270,7 @@ class Simulation:
         return not place.parent or self._touch(self._items[place.parent], item)
 
     def _in(self, item: Item, place: Item) -> bool:
+        """Whether the item's middle is in the region's bounding box, 1 cm deeper at the bottom."""
         pos = self._position(item)
         middle = self.data.site_xpos[place.site]
         half = np.abs(self.data.site_xmat[place.site].reshape(3, 3) @ np.array(place.size))
@@ -257,6 +282,7 @@ class Simulation:
         return self.data.site_xpos[item.site] if item.site >= 0 else self.data.xpos[item.body]
 
     def _touch(self, a: Item, b: Item) -> bool:
+        """Whether any contact is between a geom of one and a geom of the other."""
         pairs = self.data.contact.geom
         in_a = self._touching[self._name_of[id(a)]][pairs]
         in_b = self._touching[self._name_of[id(b)]][pairs]

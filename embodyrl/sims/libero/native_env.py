@@ -1,4 +1,7 @@
-"""LIBERO stepped by MuJoCo alone in threads and drawn by mujoco-warp: ``LiberoEnv`` with ``backend="native"``."""
+"""``NativeEnv``: LIBERO with ``backend="native"``.
+
+MuJoCo steps it in threads, without robosuite, and mujoco-warp draws it.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from torch import Tensor
 from embodyrl.env import Tick, check_actions
 from embodyrl.sims.libero import suites
 from embodyrl.sims.libero.blueprint import Blueprint
-from embodyrl.sims.libero.cache import told_once
+from embodyrl.sims.libero.cache import announce_first_compile
 from embodyrl.sims.libero.compiled_env import CompiledEnv
-from embodyrl.sims.libero.env import LiberoConfig
+from embodyrl.sims.libero.config import LiberoConfig
 from embodyrl.sims.libero.native import Simulation
 from embodyrl.sims.libero.pictures import Pictures, View
 from embodyrl.sims.libero.scene import PRIVILEGED_DIM, PROPRIO_DIM
@@ -23,16 +26,16 @@ from embodyrl.types import Obs, Step
 
 
 class NativeEnv(CompiledEnv):
-    """See the module. Every env has a simulation of its own; the envs of one scene share what draws it."""
+    """See the module. Every env has a simulation of its own; envs of one scene share a renderer."""
 
     def __init__(self, config: LiberoConfig) -> None:
         super().__init__(config)
         n = config.num_envs
         self._simulations: list[Simulation | None] = [None] * n
-        self._spare: dict[int, list[Simulation]] = {}
+        self._spare: dict[int, list[Simulation]] = {}  # simulations of each task that no env has
         self._task = np.full(n, -1)
-        self._stale = np.zeros(n, dtype=bool)
-        self._ahead: Iterator[Tick] | None = None
+        self._stale = np.zeros(n, dtype=bool)  # which observations are out of date
+        self._chunk_ticks: Iterator[Tick] | None = None  # results of a chunk that has been run
         self._images = {
             c: np.zeros((n, *size, 3), np.uint8) for c, size in self.spec.cameras.items()
         }
@@ -40,7 +43,7 @@ class NativeEnv(CompiledEnv):
         self._privileged = np.zeros((n, PRIVILEGED_DIM), np.float32)
 
     def close(self) -> None:
-        """Frees threads, simulations and what draws them."""
+        """Frees threads, simulations and renderers."""
         self._simulations = [None] * self.spec.num_envs
         self._spare = {}
         super().close()
@@ -52,7 +55,7 @@ class NativeEnv(CompiledEnv):
         return simulation
 
     def _occupy(self, k: int, task: int) -> Simulation:
-        """A simulation of the task for env k; the one that it had goes back to its task's others."""
+        """A simulation of the task for env k; the one that it had becomes a spare one."""
         old = self._simulations[k]
         if old is not None:
             if self._task[k] == task:
@@ -65,42 +68,56 @@ class NativeEnv(CompiledEnv):
         return simulation
 
     def _reset(self, env_ids: list[int], inits: list[int]) -> None:
+        # States are drawn one after the other: LIBERO's samplers share numpy's random stream.
         fresh = []
         for k, init in zip(env_ids, inits, strict=True):
             task, start = self.start_state(init)
             fresh.append((self._occupy(k, task), start))
 
+        # Settling takes several control steps, so it runs in threads.
         def begin(number: int) -> None:
             self._begin(*fresh[number])
 
-        with told_once("controller", "up to a minute", ("numba", "mujoco")):
+        with announce_first_compile("controller", "up to a minute", ("numba", "mujoco")):
             self._each(begin, range(len(fresh)))
         self._stale[env_ids] = True
 
     def step(self, actions: Tensor) -> Step:
-        """See ``VecEnv.step``. Each env's whole chunk is run at once: a thread keeps to one simulation's memory."""
+        """See ``VecEnv.step``.
+
+        Each env's whole chunk is run at once, so a thread stays with one simulation's memory.
+        """
         actions = check_actions(actions.to(self.device), self.spec, self._running)
-        self._ahead = iter(
-            self._run(actions, self._running, self.spec.max_episode_steps - self._elapsed)
-        )
+        # ``_chunk`` then asks ``_step`` for one result after the other.
+        steps_left = self.spec.max_episode_steps - self._elapsed
+        self._chunk_ticks = iter(self._run(actions, self._running, steps_left))
         try:
             return self._chunk(actions.shape[1], lambda h: actions[:, h])
         finally:
-            self._ahead = None
+            self._chunk_ticks = None
 
     def _step(self, actions: Tensor, active: Tensor) -> Tick:
-        if self._ahead is not None:
-            return next(self._ahead)
-        return self._run(actions[:, None], active, torch.ones_like(self._elapsed))[
-            0
-        ]  # an expert's, one at a time
+        if self._chunk_ticks is not None:
+            return next(self._chunk_ticks)
+        # An expert chooses its actions one at a time.
+        [tick] = self._run(actions[:, None], active, torch.ones_like(self._elapsed))
+        return tick
 
-    def _run(self, actions: Tensor, active: Tensor, left: Tensor) -> list[Tick]:
-        """Control steps with actions (N, H, A), in active envs until the episode ends or no step is ``left`` (N,)."""
+    def _run(self, actions: Tensor, active: Tensor, steps_left: Tensor) -> list[Tick]:
+        """Runs a chunk of control steps in each active env, until its episode ends.
+
+        Args:
+            actions: (N, H, A).
+            active: (N,) bool.
+            steps_left: (N,) control steps until the time is up.
+
+        Returns:
+            The results of the H steps.
+        """
         horizon = actions.shape[1]
         n = self.spec.num_envs
         numbers = actions.double().cpu().numpy()
-        most = left.tolist()
+        most = steps_left.tolist()
         solved = torch.zeros(horizon, n, dtype=torch.bool)
         broken = torch.zeros(horizon, n, dtype=torch.bool)
 
@@ -139,6 +156,7 @@ class NativeEnv(CompiledEnv):
         )
 
     def _draw_pictures(self, rows: list[int]) -> None:
+        """Draws the envs of ``rows``, those of one scene together."""
         groups: dict[str, list[int]] = {}
         for k in rows:
             groups.setdefault(self.scene(k).blueprint.xml, []).append(k)
@@ -156,14 +174,14 @@ class NativeEnv(CompiledEnv):
 
 
 def warm_up(config: LiberoConfig | None = None) -> float:
-    """Builds a config's scenes and compiles all code into the caches on disk, where they are not there yet.
+    """Builds the scenes of a config and compiles all code, and keeps both in caches on disk.
 
     Args:
         config: whose tasks; None means the first of LIBERO-Spatial.
 
     Returns:
-        Seconds taken: a minute or two and 20 s for each task the first time, a few s for each scene
-            afterwards.
+        Seconds taken. The first time it is a minute or two, and 20 s for each task; afterwards a
+        few seconds for each scene.
     """
     started = time.perf_counter()
     config = config or LiberoConfig(task_ids=(0,))

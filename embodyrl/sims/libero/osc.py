@@ -1,9 +1,9 @@
-"""robosuite's OSC_POSE controller and MuJoCo's physics steps in one compiled function that needs no Python lock.
+"""robosuite's OSC_POSE controller and MuJoCo's physics steps, as one compiled function.
 
 Operational space control after Khatib (1987), "A unified approach for motion and force control of
-robot manipulators". The order of the operations, the memory layouts and even the single precision
-of the rotation goal are robosuite 1.4's, because contacts amplify the last bit of a torque into
-another episode; a test holds the two paths equal.
+robot manipulators". The order of the operations, the memory layouts and the single precision of the
+rotation goal are those of robosuite 1.4. Contacts turn a difference in the last bit of a torque
+into another episode, so a test holds the two equal. The function runs without Python's lock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import mujoco
 import numpy as np
 from numba import njit, types
 
-# By name and not by address, so that the compiled function can be kept on disk.
+# MuJoCo's functions are called by name and not by address, so that the compiled function can be
+# kept on disk.
 llvmlite.binding.load_library_permanently(
     str(next(Path(mujoco.__file__).parent.glob("*mujoco.so*")))
 )
@@ -67,18 +68,18 @@ class Buffers(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What lasts from one control step to the next, and what the step leaves for the observation."""
+    """What the controller keeps from one step to the next, and what a step leaves to observe."""
 
     goal_pos: np.ndarray  # (3,)
     goal_mat: np.ndarray  # (3, 3)
     gripper: np.ndarray  # (2,)
     seen_qpos: np.ndarray  # (nq,) when the cameras look
-    seen_hand: np.ndarray  # (9,) position, quaternion, fingers when the other sensors do
+    seen_hand: np.ndarray  # (9,) position, quaternion, fingers when the other sensors look
     velocity: np.ndarray  # (3,) of the hand
 
 
 class Sensed(NamedTuple):
-    """What the controller knows of the arm."""
+    """What the controller knows of the arm: pose and velocity of the hand, and the dynamics."""
 
     pos: np.ndarray  # (3,)
     mat: np.ndarray  # (3, 3)
@@ -92,7 +93,7 @@ class Sensed(NamedTuple):
 
 @njit(cache=True)
 def _rotation(vector: Any) -> Any:
-    """Of a rotation vector, through a quaternion in single precision."""
+    """The matrix (3, 3) of a rotation vector, through a quaternion in single precision."""
     angle = math.sqrt(np.dot(vector, vector))
     quat = np.empty(4)
     quat[0] = np.cos(angle / 2.0)
@@ -111,7 +112,8 @@ def _rotation(vector: Any) -> Any:
 
 @njit(cache=True)
 def _torques(now: Any, goal_pos: Any, goal_mat: Any, bias: Any, rest: Any) -> Any:
-    """Joint torques (7,) towards the goal: decoupled force and torque, gravity, and a pull to ``rest``."""
+    """Joint torques (7,) that move the hand to the goal, and the elbow towards ``rest``."""
+    # A critically damped spring from the hand to the goal: a force and a torque.
     damping = 2.0 * np.sqrt(STIFFNESS)
     force = (goal_pos - now.pos) * STIFFNESS + (-now.pos_vel) * damping
     error = np.zeros(3)
@@ -122,6 +124,8 @@ def _torques(now: Any, goal_pos: Any, goal_mat: Any, bias: Any, rest: Any) -> An
         error[1] += a[2] * b[0] - a[0] * b[2]
         error[2] += a[0] * b[1] - a[1] * b[0]
     torque = (0.5 * error) * STIFFNESS + (-now.ori_vel) * damping
+    # The inertia that is felt at the hand, (J M^-1 J^T)^-1: for both together, and for translation
+    # and rotation by themselves, which decouples them.
     jac = now.jac
     jac_pos = jac.T[:, :3].copy().T
     jac_ori = jac.T[:, 3:].copy().T
@@ -129,6 +133,7 @@ def _torques(now: Any, goal_pos: Any, goal_mat: Any, bias: Any, rest: Any) -> An
     full = np.linalg.pinv(np.dot(np.dot(jac, inverse), jac.transpose()))
     pos = np.linalg.pinv(np.dot(np.dot(jac_pos, inverse), jac_pos.transpose()))
     ori = np.linalg.pinv(np.dot(np.dot(jac_ori, inverse), jac_ori.transpose()))
+    # Torques of the spring, gravity, and a pull to the rest pose in the null space of the hand.
     null = np.eye(7) - np.dot(np.dot(inverse, jac.transpose()).dot(full), jac)
     wrench = np.concatenate((np.dot(pos, force), np.dot(ori, torque)))
     out = np.dot(jac.T, wrench) + bias
@@ -140,6 +145,7 @@ def _torques(now: Any, goal_pos: Any, goal_mat: Any, bias: Any, rest: Any) -> An
 
 @njit(cache=True)
 def _sense(model: int, data: int, robot: Any, buffers: Any, jac: Any) -> Any:
+    """Reads a ``Sensed`` from MuJoCo's memory; ``jac`` (6, nv) is overwritten."""
     nv = buffers.qvel.shape[0]
     _mj_jac_site(model, data, jac[:3].ctypes, jac[3:].ctypes, robot.site)
     arm = np.empty((7, 6))
@@ -154,9 +160,15 @@ def _sense(model: int, data: int, robot: Any, buffers: Any, jac: Any) -> Any:
         q[i] = buffers.qpos[robot.joints[i]]
         dq[i] = buffers.qvel[robot.dofs[i]]
     return Sensed(
-        buffers.site_pos[robot.site].copy(), buffers.site_mat[robot.site].copy().reshape(3, 3),
-        np.dot(jac[:3], buffers.qvel[:nv]), np.dot(jac[3:], buffers.qvel[:nv]), q, dq, arm.T, mass.T,
-    )  # fmt: skip
+        buffers.site_pos[robot.site].copy(),
+        buffers.site_mat[robot.site].copy().reshape(3, 3),
+        np.dot(jac[:3], buffers.qvel[:nv]),
+        np.dot(jac[3:], buffers.qvel[:nv]),
+        q,
+        dq,
+        arm.T,
+        mass.T,
+    )
 
 
 @njit(nogil=True, cache=True)
@@ -181,25 +193,26 @@ def control_step(
         robot: a ``Robot``.
         buffers: a ``Buffers``.
         memory: a ``Memory``, updated.
-        first: whether the episode begins: robosuite's controller then still has ``nominal`` in
-            mind.
+        first: whether this is an episode's first control step. robosuite's controller then still
+            uses what it sensed before the initial state was set, which is ``nominal``.
         nominal: a ``Sensed``.
     """
     jac = np.zeros((6, buffers.qvel.shape[0]))
     bias = np.empty(7)
     sign = np.sign(action[6])
     for substep in range(substeps):
+        # MuJoCo's first half: positions and velocities are up to date, forces are still to come.
         _mj_step1(model, data)
         now = nominal
         if not (first and substep == 0):
             now = _sense(model, data, robot, buffers, jac)
+        # The action sets the goal, relative to the hand. Without a rotation the earlier one stays.
         if substep == 0:
             turn = action[3:6] * ROTATION_SCALE
-            if (
-                turn[0] != 0.0 or turn[1] != 0.0 or turn[2] != 0.0
-            ):  # otherwise the earlier goal stays
+            if turn[0] != 0.0 or turn[1] != 0.0 or turn[2] != 0.0:
                 memory.goal_mat[:] = np.dot(_rotation(turn), now.mat)
             memory.goal_pos[:] = now.pos + action[:3] * POSITION_SCALE
+        # Torques of the arm, within the limits.
         for i in range(7):
             bias[i] = buffers.bias[robot.dofs[i]]
         torques = _torques(now, memory.goal_pos, memory.goal_mat, bias, robot.rest)
@@ -207,18 +220,20 @@ def control_step(
             buffers.ctrl[robot.actuators[i]] = min(
                 max(torques[i], robot.torque_low[i]), robot.torque_high[i]
             )
+        # The fingers open or close at a fixed speed.
         for i in range(2):
             change = (2 * i - 1) * GRIPPER_SPEED * sign
             memory.gripper[i] = min(max(memory.gripper[i] + change, -1.0), 1.0)
             command = robot.gripper_bias[i] + robot.gripper_weight[i] * memory.gripper[i]
             buffers.ctrl[robot.gripper_actuators[i]] = command
-        # robosuite's sensors and cameras look before the last physics step, and body poses are
-        # those before it ...
+        # robosuite's sensors and cameras look once a control step, at the last physics step but
+        # one. They see body poses from before it ...
         seen = substep == substeps - 2
         if seen:
             memory.seen_qpos[:] = buffers.qpos
         _mj_step2(model, data)
-        if seen:  # ... while joints are those after it
+        # ... and joints from after it.
+        if seen:
             memory.seen_hand[:3] = buffers.site_pos[robot.site]
             memory.seen_hand[3:7] = buffers.body_quat[robot.hand]
             for i in range(2):

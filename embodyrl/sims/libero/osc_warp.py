@@ -1,8 +1,8 @@
-"""``osc``'s controller as one Warp kernel, a thread to each world: for thousands of worlds on a GPU.
+"""The controller of ``osc`` as one Warp kernel, with one thread for each of thousands of worlds.
 
-The formulas are ``osc``'s, and so robosuite's. That module repeats robosuite's library calls to the
-last bit, which no GPU can; here the inverses come from Cholesky factors, in double precision
-because the arm's inertias differ a thousandfold.
+The formulas are those of ``osc``, and so of robosuite. ``osc`` repeats robosuite's library calls to
+the last bit, which a GPU cannot do. Here the inverses come from Cholesky factors, in double
+precision, because the arm's inertias differ by a factor of a thousand.
 """
 
 # Warp compiles these functions: inside them types are Warp's, and ``array[i]`` means its element.
@@ -23,9 +23,8 @@ from embodyrl.sims.libero.osc import (
     STIFFNESS,
 )
 
-wp.set_module_options(
-    {"enable_backward": False, "max_unroll": 1}
-)  # unrolled, the kernel compiles for minutes
+# With unrolled loops the kernel takes minutes to compile.
+wp.set_module_options({"enable_backward": False, "max_unroll": 1})
 
 _STIFFNESS = wp.constant(wp.float64(STIFFNESS))
 _NULL_STIFFNESS = wp.constant(wp.float64(NULL_STIFFNESS))
@@ -34,13 +33,12 @@ _ROTATION_SCALE = wp.constant(ROTATION_SCALE)
 _GRIPPER_SPEED = wp.constant(GRIPPER_SPEED)
 
 
-_Square = wp.types.matrix(
-    shape=(7, 7), dtype=wp.float64
-)  # a 6 x 6 matrix in it has the identity's last row and column
-_Wide = wp.types.matrix(
-    shape=(6, 7), dtype=wp.float64
-)  # the arm's Jacobian: rows of translation, then of rotation
-_Seven = wp.types.vector(length=7, dtype=wp.float64)  # one number a joint
+# A 6 x 6 matrix is kept in a 7 x 7 one, with the last row and column of the identity.
+_Square = wp.types.matrix(shape=(7, 7), dtype=wp.float64)
+# The arm's Jacobian: rows of translation, then of rotation.
+_Wide = wp.types.matrix(shape=(6, 7), dtype=wp.float64)
+# One number for each joint.
+_Seven = wp.types.vector(length=7, dtype=wp.float64)
 
 
 @wp.struct
@@ -65,7 +63,7 @@ class Arm:
 
 @wp.func
 def _factor(a: _Square):
-    """The lower Cholesky factor."""
+    """The lower Cholesky factor of a."""
     low = _Square()
     for i in range(7):
         for j in range(i + 1):
@@ -82,6 +80,7 @@ def _factor(a: _Square):
 @wp.func
 def _solve(low: _Square, b: _Seven):
     """Solves (low low^T) x = b for x."""
+    # Forwards for low y = b, then backwards for low^T x = y.
     x = b
     for i in range(7):
         for k in range(i):
@@ -98,7 +97,7 @@ def _solve(low: _Square, b: _Seven):
 @wp.kernel
 def control(
     arm: Arm,
-    aim: bool,  # whether this is the first physics step of a control step, at which the goal is set
+    aim: bool,  # whether the action sets the goal: in the first physics step of a control step
     action: wp.array2d[float],  # (N, 7)
     qpos: wp.array2d[float],
     qvel: wp.array2d[float],
@@ -116,6 +115,7 @@ def control(
 ):
     """Torques towards the goal and the gripper's command, for one physics step of every world."""
     w = wp.tid()
+    # The hand's pose and velocity, the Jacobian and the arm's inertia; see ``osc._sense``.
     pos = site_pos[w, arm.site]
     mat = site_mat[w, arm.site]
     jac = _Wide()
@@ -135,13 +135,15 @@ def control(
             mass[i, j] = wp.float64(inertia[w, arm.mass[i, j]])
     velocity[w] = linear
 
+    # The action sets the goal, relative to the hand. Without a rotation the earlier one stays.
     if aim:
         rotation = wp.vec3(action[w, 3], action[w, 4], action[w, 5]) * _ROTATION_SCALE
         angle = wp.length(rotation)
-        if angle > 0.0:  # otherwise the earlier goal stays
+        if angle > 0.0:
             goal_mat[w] = wp.quat_to_matrix(wp.quat_from_axis_angle(rotation / angle, angle)) * mat
         goal_pos[w] = pos + wp.vec3(action[w, 0], action[w, 1], action[w, 2]) * _POSITION_SCALE
 
+    # A critically damped spring from the hand to the goal: a force and a torque.
     goal = goal_mat[w]
     error = wp.vec3()
     for k in range(3):
@@ -152,8 +154,8 @@ def control(
     force = wp.vec3d(goal_pos[w] - pos) * _STIFFNESS - wp.vec3d(linear) * damping
     torque = wp.vec3d(error) * (wp.float64(0.5) * _STIFFNESS) - wp.vec3d(angular) * damping
 
-    # Inertia at the hand, A = (J M^-1 J^T)^-1; translation and rotation are decoupled by its blocks
-    # alone.
+    # The inertia that is felt at the hand, A = (J M^-1 J^T)^-1. Translation and rotation are
+    # decoupled: each uses its own block only.
     factor = _factor(mass)
     inverse = _Square()
     inverse[6, 6] = wp.float64(1.0)
@@ -170,7 +172,8 @@ def control(
     force = wp.inverse(pos_inverse) * force
     torque = wp.inverse(ori_inverse) * torque
 
-    # A pull to the rest pose, less what of it would move the hand: (I - J^T A J M^-1) M (...).
+    # A pull to the rest pose, without the part that would move the hand:
+    # (I - J^T A J M^-1) M (...).
     posture = _Seven()
     null_damping = wp.float64(2.0) * wp.sqrt(_NULL_STIFFNESS)
     for j in range(7):
@@ -182,6 +185,7 @@ def control(
         felt[i] = wp.dot(jac[i], posture)
     felt = _solve(_factor(inverse), felt)
 
+    # Torques of gravity, pull and spring, within the limits.
     for j in range(7):
         total = wp.float64(bias[w, arm.dofs[j]]) + pull[j]
         for i in range(3):
@@ -189,6 +193,7 @@ def control(
         for i in range(6):
             total -= jac[i, j] * felt[i]
         ctrl[w, arm.actuators[j]] = wp.clamp(float(total), arm.torque_low[j], arm.torque_high[j])
+    # The fingers open or close at a fixed speed.
     for i in range(2):
         change = (
             float(2 * i - 1)

@@ -1,4 +1,7 @@
-"""Pictures of LIBERO scenes by mujoco-warp's batch ray caster: no OpenGL, and on a CPU several times its speed."""
+"""``Pictures``: pictures of LIBERO scenes by mujoco-warp's ray caster.
+
+It needs no OpenGL, and on a CPU it is several times as fast.
+"""
 
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's module is native and its wheel describes it only in part to a type checker.
@@ -12,26 +15,33 @@ import mujoco
 import numpy as np
 from PIL import Image
 
-from embodyrl.sims.libero.cache import told_once
+from embodyrl.sims.libero.cache import announce_first_compile
 from embodyrl.sims.libero.render import CAMERAS
-from embodyrl.sims.mujoco.render import import_warp
+from embodyrl.sims.mujoco.optional_imports import import_warp
 
-# Larger ones are shrunk: the ray caster takes single texels, so that more detail than pixels
-# becomes noise, and it keeps 16 bytes for each of theirs (LIBERO's largest have 4096 x 4096).
+# Larger textures are shrunk. The ray caster reads single texels, so detail finer than a pixel
+# becomes noise. It also keeps 16 bytes for each texel, and LIBERO's largest have 4096 x 4096.
 MAX_TEXTURE = 256
 _GROUPS = [1, 2]  # of geoms that robosuite's cameras see
+# sRGB brightness 0 to 255 -> linear brightness 0 to 255.
 _SRGB = np.arange(256) / 255
 _TO_LINEAR = np.where(_SRGB <= 0.04045, _SRGB / 12.92, ((_SRGB + 0.055) / 1.055) ** 2.4)
 _TO_LINEAR = (255 * _TO_LINEAR).round().astype(np.uint8)
-NOWHERE = np.array([0.0, 0.0, -100.0])
-# All kinds that LIBERO's scenes hold. The kernel is compiled for this list, and so only once for
-# all scenes.
+NOWHERE = np.array([0.0, 0.0, -100.0])  # far below the floor, where no camera sees it
+# All kinds of geoms in LIBERO's scenes. The kernel is compiled for this list, so only once for all
+# scenes.
 _KINDS = (0, 2, 4, 5, 6, 7)  # plane, sphere, ellipsoid, cylinder, box, mesh
 
 
 @dataclass
 class View:
-    """What the cameras of one env see: qpos (nq,), fixtures' poses (F, 7), and which burners glow."""
+    """What the cameras of one env see.
+
+    Attributes:
+        qpos: (nq,) when the cameras look.
+        fixtures: (F, 7) poses of cabinets and stoves.
+        glowing: which burners are on.
+    """
 
     qpos: np.ndarray
     fixtures: np.ndarray
@@ -47,29 +57,39 @@ class Pictures:
         burners: names of sites that glow when they are on.
         cameras: which to draw.
         size: height and width of the pictures.
-        lanes: threads that draw at the same time.
+        lanes: threads that draw at the same time, each with a copy of the scene.
         device: of Warp, ``"cpu"`` or ``"cuda:0"``.
     """
 
     def __init__(
-        self, xml: str, fixtures: list[int], burners: list[str], cameras: tuple[str, ...], size: int, lanes: int,
+        self,
+        xml: str,
+        fixtures: list[int],
+        burners: list[str],
+        cameras: tuple[str, ...],
+        size: int,
+        lanes: int,
         device: str = "cpu",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._fixtures = fixtures
         self._size = size
         self._cameras = cameras
         self._model = model = visual_model(xml, burners)
         self._data = mujoco.MjData(model)
         self._glow = glow_geoms(model, burners)
+        # Warp draws cameras in the model's order.
         self._order = sorted(cameras, key=lambda name: model.camera(CAMERAS[name]).id)
         names = [CAMERAS[name] for name in self._order]
-        with told_once("drawing kernels", "about a minute", ("warp-lang", "mujoco-warp")):
-            self._lanes = [_Lane(model, names, size, device)]
+        with announce_first_compile(
+            "drawing kernels", "about a minute", ("warp-lang", "mujoco-warp")
+        ):
+            self._lanes = [_Lane(model, names, size, device)]  # compiles
         self._lanes += [_Lane(model, names, size, device) for _ in range(lanes - 1)]
         self._pool = ThreadPoolExecutor(lanes) if lanes > 1 else None
 
     def draw(self, views: list[View]) -> dict[str, np.ndarray]:
         """Camera name -> (len(views), size, size, 3) uint8."""
+        # Poses of bodies come from MuJoCo, on one thread; then every lane draws its share.
         packed = np.empty((len(views), len(self._order), self._size, self._size), np.uint32)
         poses = [self._pose(view) for view in views]
 
@@ -89,6 +109,7 @@ class Pictures:
         }
 
     def _pose(self, view: View) -> list[np.ndarray]:
+        """Poses of geoms, cameras and lights, in the order of ``_Lane``'s targets."""
         m = self._model
         d = self._data
         m.body_pos[self._fixtures] = view.fixtures[:, :3]
@@ -112,7 +133,7 @@ class Pictures:
 
 
 class _Lane:
-    """Warp's copy of a scene and one render context of one world: a CPU gains nothing from more."""
+    """Warp's copy of a scene, and a render context of one world; on a CPU more gain nothing."""
 
     def __init__(self, model: Any, cameras: list[str], size: int, device: str) -> None:
         self._mjw, self._wp = import_warp()
@@ -144,7 +165,7 @@ class _Lane:
 
 
 def visual_model(xml: str, burners: list[str]) -> Any:
-    """The compiled scene as the ray caster needs it, to look like OpenGL's."""
+    """The compiled scene, changed so that the ray caster's pictures look like OpenGL's."""
     model = _with_glow(xml, burners)
     _prepare_textures(model)
     _limit_directional_light(model)
@@ -152,14 +173,17 @@ def visual_model(xml: str, burners: list[str]) -> Any:
 
 
 def glow_geoms(model: Any, burners: list[str]) -> list[int]:
-    """The geoms of a ``visual_model`` that are seen while a burner is on."""
+    """The geoms of a ``visual_model`` that must be seen only while their burner is on."""
     return [model.geom(f"{name}_glow").id for name in burners]
 
 
 def put_scene(
     model: Any, cameras: list[str], size: int, worlds: int, device: str
 ) -> tuple[Any, Any, Any]:
-    """Warp's model with fixtures' poses of each world's own, data and render context of a ``visual_model``."""
+    """A ``visual_model`` on a device: Warp's model, data and render context.
+
+    Every world has its own poses of fixtures.
+    """
     mjw, wp = import_warp()
     with wp.ScopedDevice(device):
         scene = mjw.put_model(model, {"body_pos": worlds, "body_quat": worlds})
@@ -173,8 +197,7 @@ def put_scene(
             cam_active=cameras,
             enabled_geom_groups=_GROUPS,
             use_shadows=False,  # none of LIBERO's lights casts any
-            # OpenGL's are computed at the corners of large faces alone, and mostly lost
-            enable_specular=False,
+            enable_specular=False,  # OpenGL's shine, computed at corners only, is hardly seen
             render_skybox=bool((model.tex_type == mujoco.mjtTexture.mjTEXTURE_SKYBOX).any()),
             enable_backface_culling=False,
         )
@@ -183,7 +206,7 @@ def put_scene(
 
 
 def _with_glow(xml: str, burners: list[str]) -> Any:
-    """The ray caster draws no sites, so that the sites that glow become geoms."""
+    """The compiled scene with a geom for every burner's site: the ray caster draws no sites."""
     if not burners:
         return mujoco.MjModel.from_xml_string(xml)
     spec = mujoco.MjSpec.from_string(xml)
@@ -197,7 +220,7 @@ def _with_glow(xml: str, burners: list[str]) -> Any:
 
 
 def _prepare_textures(model: Any) -> None:
-    """Makes large textures smaller, and sRGB ones linear as OpenGL does, in the model's own memory."""
+    """Shrinks large textures, and makes sRGB ones linear as OpenGL does, in the model's memory."""
     for i in range(model.ntex):
         width = int(model.tex_width[i])
         height = int(model.tex_height[i])
@@ -210,6 +233,7 @@ def _prepare_textures(model: Any) -> None:
             pixels[..., :3] = _TO_LINEAR[pixels[..., :3]]
         if model.tex_type[i] != mujoco.mjtTexture.mjTEXTURE_2D or max(width, height) <= MAX_TEXTURE:
             continue
+        # The smaller picture goes to the beginning of the larger one's memory.
         scale = MAX_TEXTURE / max(width, height)
         size = max(1, round(width * scale)), max(1, round(height * scale))
         small = np.asarray(Image.fromarray(pixels.squeeze()).resize(size, Image.Resampling.BOX))
@@ -218,20 +242,22 @@ def _prepare_textures(model: Any) -> None:
 
 
 def _limit_directional_light(model: Any) -> None:
-    """Lowers directional lights until what faces upwards in the middle of the table gets no more light than 1.
+    """Dims directional lights until the middle of the table gets no more light than 1.
 
-    OpenGL clamps light to 1 before it multiplies a texture, the ray caster afterwards: where the
-    kitchens' headlight, spots and sun add up to 1.6, the one shows the table's wood and the other
-    white.
+    OpenGL clamps light to 1 before it multiplies it with a texture, and the ray caster afterwards.
+    In the kitchens, headlight, spots and sun add up to 1.6: OpenGL shows the table's wood, and the
+    ray caster would show white.
     """
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
     camera = model.camera(CAMERAS["agentview"]).id
     table = np.array([0.0, 0.0, data.cam_xpos[camera][2] - 0.7])
+    # Light on a face that points upwards there: from the headlight, which sits at the camera ...
     head = model.vis.headlight
     other = head.ambient.max() + head.diffuse.max() * max(
         0.0, data.cam_xmat[camera].reshape(3, 3)[2, 2]
     )
+    # ... from directional lights ("suns"), and from spots that reach it.
     suns = []
     sunlight = 0.0
     for light in np.flatnonzero(model.light_active):
@@ -245,5 +271,6 @@ def _limit_directional_light(model: Any) -> None:
         along = -towards @ data.light_xdir[light]
         if along > np.cos(np.deg2rad(model.light_cutoff[light])):
             other += brightness * max(0.0, towards[2]) * along ** model.light_exponent[light]
+    # The suns get what the others leave.
     if sunlight > 0:
         model.light_diffuse[suns] *= np.clip((1.0 - other) / sunlight, 0.0, 1.0)

@@ -1,4 +1,7 @@
-"""Pictures of many worlds of one LIBERO scene in one launch, from states and into frames that stay on the device."""
+"""``BatchPictures``: pictures of many worlds of one LIBERO scene, drawn by one launch.
+
+States and pictures stay on the device.
+"""
 
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's module is native and its wheel describes it only in part to a type checker.
@@ -12,20 +15,20 @@ import torch
 from torch import Tensor
 
 from embodyrl.sims.libero.blueprint import Blueprint
-from embodyrl.sims.libero.cache import told_once
+from embodyrl.sims.libero.cache import announce_first_compile
 from embodyrl.sims.libero.pictures import NOWHERE, glow_geoms, put_scene, visual_model
 from embodyrl.sims.libero.render import CAMERAS
-from embodyrl.sims.mujoco.render import import_warp
+from embodyrl.sims.mujoco.optional_imports import import_warp
 
 
 class BatchPictures:
-    """Draws the cameras of one scene; ``Pictures`` does so one world at a time from host memory.
+    """Draws the cameras of one scene; ``Pictures`` does the same one world at a time.
 
     Args:
         plan: of a task in the scene.
         cameras: which to draw.
         size: height and width of the pictures.
-        worlds: that one launch draws; fewer cost as much, more take several launches.
+        worlds: that one launch draws. Fewer cost the same, and more take several launches.
         device: of the tensors.
     """
 
@@ -46,28 +49,26 @@ class BatchPictures:
         self._warp_device = str(device)
         model = visual_model(plan.xml, plan.burners)
         self._order = sorted(cameras, key=lambda name: model.camera(CAMERAS[name]).id)
-        with told_once("drawing kernels", "about a minute", ("warp-lang", "mujoco-warp")):
+        with announce_first_compile(
+            "drawing kernels", "about a minute", ("warp-lang", "mujoco-warp")
+        ):
             self._model, self._data, self._context = put_scene(
                 model, [CAMERAS[name] for name in self._order], size, worlds, self._warp_device
             )
             self._launch(lambda: None)
         m = self._model
         d = self._data
-        (
-            self._body_pos,
-            self._body_quat,
-            self._qpos,
-            self._geom_pos,
-            self._geom_mat,
-            self._xpos,
-            self._xmat,
-        ) = (
-            torch.from_dlpack(array)
-            for array in (m.body_pos, m.body_quat, d.qpos, d.geom_xpos, d.geom_xmat, d.xpos, d.xmat)
-        )
+        # Warp's arrays as torch tensors of the same memory.
+        self._body_pos = torch.from_dlpack(m.body_pos)
+        self._body_quat = torch.from_dlpack(m.body_quat)
+        self._qpos = torch.from_dlpack(d.qpos)
+        self._geom_pos = torch.from_dlpack(d.geom_xpos)
+        self._geom_mat = torch.from_dlpack(d.geom_xmat)
+        self._xpos = torch.from_dlpack(d.xpos)
+        self._xmat = torch.from_dlpack(d.xmat)
         self._packed = torch.from_dlpack(self._context.rgb_data)
-        # mujoco-warp leaves geometry that cannot move where it was at first, but a reset moves
-        # cabinets and stoves.
+        # mujoco-warp computes the poses of geoms that cannot move only once, but a reset moves
+        # cabinets and stoves. ``_put_still`` computes them from these poses in their bodies.
         self._still = torch.tensor(
             np.flatnonzero(model.body_weldid[model.geom_bodyid] == 0), device=device
         )
@@ -88,7 +89,7 @@ class BatchPictures:
 
         Args:
             qpos: (n, nq).
-            body_pos: (n, nbody, 3) in their parents, of which the fixtures' count.
+            body_pos: (n, nbody, 3) in the parents' frames; only those of fixtures are used.
             body_quat: (n, nbody, 4).
             glowing: (n, burners) bool.
 
@@ -101,6 +102,7 @@ class BatchPictures:
             n, len(self._order), size, size, 3, dtype=torch.uint8, device=self._device
         )
         for start in range(0, n, self._worlds):
+            # A launch has a fixed size: the last one repeats the last world.
             rows = torch.arange(start, start + self._worlds, device=self._device).clamp(max=n - 1)
             self._qpos.copy_(qpos[rows])
             self._body_pos[:, self._fixtures] = body_pos[rows][:, self._fixtures]
@@ -112,6 +114,7 @@ class BatchPictures:
         return {name: out[:, self._order.index(name)] for name in self._cameras}
 
     def _put_still(self, glowing: Tensor) -> None:
+        """Poses of geoms that cannot move by themselves; burners that are off go out of sight."""
         mat = self._xmat[:, self._still_body]
         moved = (mat @ self._still_pos[..., None]).squeeze(-1)
         self._geom_pos[:, self._still] = self._xpos[:, self._still_body] + moved
@@ -120,6 +123,7 @@ class BatchPictures:
         self._geom_pos[:, self._glow] = torch.where(glowing[..., None], lit, self._nowhere)
 
     def _launch(self, between: Callable[[], None]) -> None:
+        """Kinematics, then ``between``, then the pictures, all in torch's stream."""
         m = self._model
         d = self._data
         wp = self._wp

@@ -1,4 +1,7 @@
-"""Pictures of LIBERO scenes by OpenGL: those of ``OffScreenRenderEnv``, upright, from one context for all scenes."""
+"""Pictures of LIBERO scenes by OpenGL, like those of ``OffScreenRenderEnv`` but upright.
+
+All scenes of a process share one OpenGL context.
+"""
 
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's module is native and its wheel describes it only in part to a type checker.
@@ -21,7 +24,7 @@ _gl_context: Any = None
 
 
 def make_current() -> None:
-    """Makes this process's one OpenGL context, or uses it again.
+    """Makes the process's OpenGL context where there is none, and switches to it.
 
     Raises:
         MissingDependencyError: the machine has no OpenGL driver for drawing without a screen.
@@ -33,9 +36,10 @@ def make_current() -> None:
         try:
             if backend not in BACKENDS:
                 raise ValueError(f"it must be one of {', '.join(BACKENDS)}")
-            # Not mujoco.GLContext: whoever imported mujoco first has fixed that one's backend.
+            # Not mujoco.GLContext, whose backend was fixed when mujoco was first imported.
             _gl_context = importlib.import_module(f"mujoco.{backend}").GLContext(640, 480)
-        except Exception as error:  # every driver fails in its own way
+        # Every driver raises errors of its own.
+        except Exception as error:
             raise MissingDependencyError(
                 f"LIBERO's cameras need OpenGL, and MUJOCO_GL={backend} does not work here "
                 f"({error}). Without a screen install a driver (Debian, Ubuntu: apt-get install "
@@ -64,16 +68,15 @@ class Renderer:
         self.perturb = mujoco.MjvPerturb()
         self.option = mujoco.MjvOption()
         self.camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
-        self.option.geomgroup[0], self.option.geomgroup[1] = (
-            0,
-            1,
-        )  # visual geometry, not collision geometry
+        # Visual geometry, and not collision geometry.
+        self.option.geomgroup[0] = 0
+        self.option.geomgroup[1] = 1
         self.context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
 
     def draw(self, data: Any, camera: str) -> np.ndarray:
-        """The picture (size, size, 3) uint8 that a camera takes of the bodies' poses in ``data``."""
+        """The picture (size, size, 3) uint8 that a camera takes of the poses in ``data``."""
         make_current()
-        # At every picture: another scene's renderer may have bound its own buffer since.
+        # In every picture, because another scene's renderer may have bound its own buffer.
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self.context)
         self.camera.fixedcamid = self.model.camera(CAMERAS[camera]).id
         everything = mujoco.mjtCatBit.mjCAT_ALL

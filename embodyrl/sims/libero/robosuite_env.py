@@ -1,4 +1,7 @@
-"""LIBERO stepped by robosuite's own objects: the reference that the native backend is measured against."""
+"""``RobosuiteEnv``: LIBERO with ``backend="robosuite"``, the reference for the native backend.
+
+robosuite's own objects step it, and OpenGL draws it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ import torch
 from torch import Tensor
 
 from embodyrl.env import Tick
-from embodyrl.sims.libero.env import LiberoConfig, LiberoEnv
+from embodyrl.sims.libero.base import LiberoEnv
+from embodyrl.sims.libero.config import LiberoConfig
 from embodyrl.sims.libero.render import Renderer
 from embodyrl.sims.libero.scene import PRIVILEGED_DIM, PROPRIO_DIM, Scene, Snapshot, Start
 from embodyrl.types import Obs
@@ -22,31 +26,37 @@ from embodyrl.types import Obs
 
 @dataclass
 class _Slot:
-    """One env: its scene, its episode, and the pictures that were taken of it last."""
+    """One env.
+
+    Attributes:
+        task: its number.
+        snapshot: its episode as it is now.
+        images: the pictures that were drawn last, by camera.
+        drawn: whether these show the snapshot.
+    """
 
     task: int
     snapshot: Snapshot
     images: dict[str, np.ndarray]
-    fresh: bool = False
+    drawn: bool = False
 
 
 class RobosuiteEnv(LiberoEnv):
-    """``LiberoEnv`` with ``backend="robosuite"``: one scene per task, which its envs share by saving and loading."""
+    """See the module. The envs of a task share one scene, by saving and loading their episodes."""
 
     def __init__(self, config: LiberoConfig) -> None:
         super().__init__(config)
-        self._models: OrderedDict[str, Any] = (
-            OrderedDict()
-        )  # XML -> compiled model, the one used last at the end
+        # XML -> compiled model; the one used last is at the end.
+        self._models: OrderedDict[str, Any] = OrderedDict()
         self._scenes: dict[int, Scene] = {}
         self._renderers: dict[int, Renderer] = {}
         self._slots: list[_Slot | None] = [None] * config.num_envs
-        # id of a model -> the env whose episode it holds, fixtures' poses included, with its
-        # scene's simulation.
+        # Identity of a model -> the env whose episode is in it and in its scene's simulation. The
+        # model counts, too: the poses of fixtures are part of it.
         self._loaded: dict[int, int] = {}
 
     def close(self) -> None:
-        """Frees models and pictures' memory."""
+        """Frees models and renderers."""
         for renderer in self._renderers.values():
             renderer.close()
         self._renderers = {}
@@ -55,7 +65,7 @@ class RobosuiteEnv(LiberoEnv):
         self._models.clear()
 
     def scene(self, k: int) -> Scene:
-        """The scene of env k, holding env k's episode: for experts and tests."""
+        """See ``LiberoEnv.scene``; loads env k's episode where another one is in the scene."""
         slot = self._slots[k]
         assert slot is not None
         scene = self._scene_of(slot.task)
@@ -65,6 +75,7 @@ class RobosuiteEnv(LiberoEnv):
         return scene
 
     def _scene_of(self, task: int) -> Scene:
+        """The scene of a task, built where it is missing; drops the models used least recently."""
         if task not in self._scenes:
             scene = self._scenes[task] = Scene(self.tasks[task], self._models)
             while len({id(model) for model in self._models.values()}) > max(
@@ -116,15 +127,17 @@ class RobosuiteEnv(LiberoEnv):
                 success[k] = scene.step(numbers[k])
                 fault[k] = scene.broken()
                 slot.snapshot = scene.save()
-            except Exception:  # only this env is lost; its scene is built anew
+            except Exception:
+                # Only this env is lost.
                 warnings.warn(
                     f"{self.tasks[slot.task].name} broke:\n{traceback.format_exc()}", stacklevel=2
                 )
                 fault[k] = True
+            # A scene that broke is built anew.
             if fault[k]:
                 scene = self._scenes.pop(slot.task, None)
                 self._loaded.pop(id(scene.model) if scene else 0, None)
-            slot.fresh = False
+            slot.drawn = False
         success = success.to(self.device) & ~fault.to(self.device)
         return Tick(success.float(), success, success, fault.to(self.device))
 
@@ -134,6 +147,7 @@ class RobosuiteEnv(LiberoEnv):
             for k in range(len(slots)) if env_ids is None else env_ids:
                 self._draw_pictures(slots[k])
 
+        # Envs before their first reset have zeros.
         def stack(get: Callable[[_Slot], np.ndarray], shape: tuple[int, ...], dtype: Any) -> Tensor:
             empty = np.zeros(shape, dtype)
             return torch.from_numpy(np.stack([empty if s is None else get(s) for s in slots])).to(
@@ -151,7 +165,8 @@ class RobosuiteEnv(LiberoEnv):
         )
 
     def _draw_pictures(self, slot: _Slot | None) -> None:
-        if slot is None or slot.fresh:
+        """Draws an env's cameras where its pictures are out of date."""
+        if slot is None or slot.drawn:
             return
         scene = self._scene_of(slot.task)
         renderer = self._renderers.get(id(scene.model))
@@ -162,4 +177,4 @@ class RobosuiteEnv(LiberoEnv):
         scene.pose_for_drawing(slot.snapshot)
         self._loaded.pop(id(scene.model), None)
         slot.images = {name: renderer.draw(scene.data, name) for name in self.spec.cameras}
-        slot.fresh = True
+        slot.drawn = True

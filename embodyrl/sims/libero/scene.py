@@ -1,26 +1,29 @@
-"""One LIBERO task in robosuite, stepped without its overhead.
+"""``Scene``: one LIBERO task in robosuite, stepped without robosuite's overhead.
 
-robosuite runs the whole of MuJoCo's forward dynamics three times per physics step (before the
-controller, in it, and in the step itself) and reads all observables every time. Here each physics
-step is ``mj_step1``, robosuite's own controller, ``mj_step2``: the same numbers in the same order,
-bit for bit (a test compares whole episodes), at about three times the speed. Cameras are drawn only
-when asked for.
+robosuite runs all of MuJoCo's forward dynamics three times per physics step (before the controller,
+in it, and in the step itself), and reads all observables every time. Here a physics step is
+``mj_step1``, robosuite's own controller, and ``mj_step2``. The numbers are the same bit for bit (a
+test compares whole episodes), at about three times the speed. Cameras are drawn only when asked
+for.
 
-A scene holds one simulation; many envs share it by saving and loading ``Snapshot``s.
+A scene holds one simulation. Many envs share it by saving and loading ``Snapshot``s.
 """
 
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's module is native and its wheel describes it only in part to a type checker.
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import mujoco
 import numpy as np
 
+from embodyrl.sims.libero.robosuite_build import (
+    build,
+    private_numpy_stream,
+    reset_without_rebuilding,
+)
 from embodyrl.sims.libero.suites import Task, quiet
 
 PROPRIO_DIM = 8  # position, axis-angle and fingers, as the published LIBERO policies take them
@@ -35,7 +38,8 @@ LAYOUT = (
 )
 """``EnvSpec.layout``: see ``Scene.privileged``; slots that a task does not fill stay 0."""
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
-_CACHED = (
+# Attributes of robosuite's controller that last from one control step to the next.
+_CONTROLLER = (
     "ee_pos",
     "ee_ori_mat",
     "ee_pos_vel",
@@ -45,13 +49,21 @@ _CACHED = (
     "J_pos",
     "J_ori",
     "J_full",
+    "mass_matrix",
+    "goal_pos",
+    "goal_ori",
+    "new_update",
 )
-_CONTROLLER = (*_CACHED, "mass_matrix", "goal_pos", "goal_ori", "new_update")
 
 
 @dataclass
 class Start:
-    """An initial state: time, qpos and qvel as LIBERO flattens them, and the poses of the fixtures (F, 7)."""
+    """An initial state.
+
+    Attributes:
+        state: (1 + nq + nv,) time, qpos and qvel, as LIBERO flattens them.
+        fixtures: (F, 7) poses of cabinets and stoves.
+    """
 
     state: np.ndarray
     fixtures: np.ndarray
@@ -59,7 +71,17 @@ class Start:
 
 @dataclass
 class Snapshot:
-    """Everything that the future of an episode depends on, and what its present looks like."""
+    """An episode as it is: all that its future depends on, and its present observation.
+
+    Attributes:
+        state: MuJoCo's.
+        fixtures: (F, 7) poses of cabinets and stoves.
+        controller: attributes of robosuite's controller.
+        gripper: its command.
+        seen_qpos: (nq,) when the cameras looked.
+        proprio: (PROPRIO_DIM,).
+        privileged: (PRIVILEGED_DIM,).
+    """
 
     state: np.ndarray
     fixtures: np.ndarray
@@ -81,13 +103,14 @@ class Scene:
 
     def __init__(self, task: Task, models: dict[str, Any]) -> None:
         self.task = task
-        with quiet(), _private_numpy_stream(0):
-            self.env = _build(task, models)
+        with quiet(), private_numpy_stream(0):
+            self.env = build(task, models)
         self.sim = self.env.sim
         self.xml = self.env.scene_xml
         self.model = self.sim.model._model
         self.data = self.sim.data._data
         self.robot = self.env.robots[0]
+        # The controller, and its state at the robot's nominal pose, in which every episode begins.
         self._nominal = self.robot.controller
         self.nominal_state = {
             name: np.copy(getattr(self._nominal, name))
@@ -99,6 +122,8 @@ class Scene:
         self._hand = self.model.body(self.robot.robot_model.eef_name).id
         self._gripper_qpos = self.robot._ref_gripper_joint_pos_indexes
         self.fixtures = [self.env.obj_body_id[name] for name in self.env.fixtures_dict]
+        # The privileged state: joints of drawers, doors and knobs, and the objects, those that the
+        # goal speaks of first.
         arm = set(self.robot._ref_joint_pos_indexes) | set(self._gripper_qpos)
         kinds = [int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)]
         single = [
@@ -113,25 +138,28 @@ class Scene:
         others = [name for name in self.env.objects_dict if name not in of_interest]
         self.observed = [*of_interest, *others][:MAX_OBJECTS]
         self._objects = [self.env.object_states_dict[name] for name in self.observed]
-        indices = self.robot._ref_joint_actuator_indexes
-        self._arm_actuators = indices
-        (self._torque_low, self._torque_high) = self.robot.torque_limits
+        # Actuators and their limits, read once and not in every physics step.
+        self._arm_actuators = self.robot._ref_joint_actuator_indexes
+        self._torque_low, self._torque_high = self.robot.torque_limits
         self._gripper_actuators = self.robot._ref_joint_gripper_actuator_indexes
         limits = self.model.actuator_ctrlrange[self._gripper_actuators]
         self.gripper_bias = 0.5 * (limits[:, 1] + limits[:, 0])
         self.gripper_weight = 0.5 * (limits[:, 1] - limits[:, 0])
-        self._nominal.update = self._update_controller
+        self._nominal.update = self._update_controller  # without a forward pass of its own
         self._seen_qpos = self.data.qpos.copy()
         self._proprio = self._read_proprio()
 
     def draw(self, seed: list[int]) -> Start:
-        """An initial state by the task's own placement samplers, with the noise that the official ones have."""
+        """An initial state by the task's own placement samplers.
+
+        The arm's joints have the noise that they have in the official states.
+        """
         robot = self.robot
         noise = robot.initialization_noise
-        with quiet(), _private_numpy_stream(seed):
+        with quiet(), private_numpy_stream(seed):
             robot.initialization_noise = {"magnitude": 0.02, "type": "gaussian"}
             try:
-                _reset_without_rebuilding(self.env)
+                reset_without_rebuilding(self.env)
             finally:
                 robot.initialization_noise = noise
                 robot.controller = self._nominal
@@ -152,27 +180,30 @@ class Scene:
         self._proprio = self._read_proprio()
 
     def step(self, action: np.ndarray) -> bool:
-        """One control step of 50 ms with an action (7,) in [-1, 1]; returns whether the goal is reached."""
+        """One control step of 50 ms with an action (7,) in [-1, 1].
+
+        Returns:
+            Whether the goal is reached.
+        """
         controller = self._nominal
         data = self.data
         for substep in range(self.substeps):
             mujoco.mj_step1(self.model, data)
+            # The action sets the goal once; robosuite's controller follows it in every substep.
             if substep == 0:
                 controller.set_goal(action[:6])
             torques = controller.run_controller()
             data.ctrl[self._arm_actuators] = np.clip(torques, self._torque_low, self._torque_high)
             gripper = self.robot.gripper.format_action(action[6:])
             data.ctrl[self._gripper_actuators] = self.gripper_bias + self.gripper_weight * gripper
-            seen = (
-                substep == self.substeps - 2
-            )  # the moment at which robosuite's sensors and cameras look
+            # robosuite's sensors and cameras look once a control step, at the last physics step but
+            # one. They see body poses from before it, and joints from after it.
+            seen = substep == self.substeps - 2
             if seen:
-                self._seen_qpos = (
-                    data.qpos.copy()
-                )  # body poses, and so pictures, are those before the physics step,
+                self._seen_qpos = data.qpos.copy()
             mujoco.mj_step2(self.model, data)
             if seen:
-                self._proprio = self._read_proprio()  # joints those after it
+                self._proprio = self._read_proprio()
         return bool(self.env._check_success())
 
     def broken(self) -> bool:
@@ -186,7 +217,7 @@ class Scene:
         return any(warning[kind].number for kind in kinds) or not np.isfinite(self.data.qpos).all()
 
     def save(self) -> Snapshot:
-        """The episode as it is."""
+        """The episode as it is now."""
         state = np.empty(mujoco.mj_stateSize(self.model, _STATE))
         mujoco.mj_getState(self.model, self.data, state, _STATE)
         controller = {name: np.copy(getattr(self._nominal, name)) for name in _CONTROLLER}
@@ -202,7 +233,7 @@ class Scene:
         )
 
     def load(self, snapshot: Snapshot) -> None:
-        """Continues an episode; body poses follow with the next step."""
+        """Continues an episode; body poses are up to date only after the next step."""
         self.set_fixtures(snapshot.fixtures)
         mujoco.mj_setState(self.model, self.data, snapshot.state, _STATE)
         for name, value in snapshot.controller.items():
@@ -214,7 +245,7 @@ class Scene:
             warning.number = 0
 
     def pose_for_drawing(self, snapshot: Snapshot) -> None:
-        """Puts all bodies where ``snapshot`` saw them; ``load`` must be called before the next step."""
+        """Puts all bodies where the cameras saw them; call ``load`` before the next step."""
         self.set_fixtures(snapshot.fixtures)
         mujoco.mj_setState(self.model, self.data, snapshot.state, _STATE)
         self.data.qpos[:] = snapshot.seen_qpos
@@ -232,9 +263,11 @@ class Scene:
         ).astype(np.float32)
 
     def privileged(self) -> np.ndarray:
-        """(PRIVILEGED_DIM,) robot, the objects that matter for the goal, the others, drawers and knobs; see ``LAYOUT``.
+        """(PRIVILEGED_DIM,) the robot, then the objects of the goal, then others, then joints.
 
-        An object is its position, its quaternion, and its position seen from the hand.
+        The robot is joint angles and velocities, fingers, and the hand's pose. An object is its
+        position, its quaternion, and its position relative to the hand. The joints are those of
+        drawers, doors and knobs. See ``LAYOUT``.
         """
         data = self.data
         out = np.zeros(PRIVILEGED_DIM, dtype=np.float32)
@@ -274,7 +307,7 @@ class Scene:
         return self.env.obj_body_id.get(owner, -1)
 
     def goals(self) -> list[tuple[str, ...]]:
-        """The conjunction of predicates that is the task's goal, e.g. ``("on", "akita_black_bowl_1", "plate_1")``."""
+        """Predicates that must all hold, e.g. ``("on", "akita_black_bowl_1", "plate_1")``."""
         return [tuple(goal) for goal in self.env.parsed_problem["goal_state"]]
 
     def reached(self, goal: tuple[str, ...]) -> bool:
@@ -291,7 +324,7 @@ class Scene:
         self.model.body_quat[self.fixtures] = poses[:, 3:]
 
     def _update_controller(self, force: bool = False) -> None:
-        """Robosuite's ``Controller.update`` less its forward pass, which ``mj_step1`` has just made unnecessary."""
+        """Robosuite's ``Controller.update`` without its forward pass: ``mj_step1`` has just run."""
         c = self._nominal
         data = self.data
         if not (c.new_update or force):
@@ -315,76 +348,10 @@ class Scene:
 
 
 def axis_angle(quat: np.ndarray) -> np.ndarray:
-    """The rotation vector (3,) of a quaternion (w, x, y, z), angle in [0, 2 pi) as published LIBERO data has it."""
+    """The rotation vector (3,) of a quaternion (w, x, y, z).
+
+    Its angle is in [0, 2 pi), as in published LIBERO data.
+    """
     w = float(np.clip(quat[0], -1.0, 1.0))
     sine = np.sqrt(1.0 - w * w)
     return np.zeros(3) if np.isclose(sine, 0.0) else quat[1:] * (2.0 * np.arccos(w)) / sine
-
-
-@contextlib.contextmanager
-def _private_numpy_stream(seed: int | list[int]) -> Iterator[None]:
-    """LIBERO's samplers draw from numpy's global generator: seed it for them, and give the caller's back."""
-    before = np.random.get_state()  # noqa: NPY002
-    np.random.seed(np.random.SeedSequence(seed).generate_state(4))  # noqa: NPY002
-    try:
-        yield
-    finally:
-        np.random.set_state(before)  # noqa: NPY002
-
-
-def _build(task: Task, models: dict[str, Any]) -> Any:
-    """The robosuite env that ``OffScreenRenderEnv`` would wrap, without its renderer and with models shared."""
-    import robosuite
-    from libero.libero.envs import bddl_utils
-    from libero.libero.envs.bddl_base_domain import TASK_MAPPING
-    from robosuite.utils.binding_utils import MjSim
-
-    problem = bddl_utils.get_problem_info(str(task.bddl_file))["problem_name"]
-    base = TASK_MAPPING[problem]
-
-    def initialize_sim(self: Any, xml_string: str | None = None) -> None:
-        self.scene_xml = xml = xml_string or self.model.get_xml()
-        if xml not in models:
-            models[xml] = mujoco.MjModel.from_xml_string(xml)
-        self.sim = MjSim(models[xml])
-        self.sim.forward()
-        self.initialize_time(self.control_freq)
-
-    # LIBERO checks the class's name, so the subclass keeps it.
-    env = type(base.__name__, (base,), {"_initialize_sim": initialize_sim})(
-        bddl_file_name=str(task.bddl_file),
-        robots=["Panda"],
-        controller_configs=robosuite.load_controller_config(default_controller="OSC_POSE"),
-        initialization_noise=None,
-        use_camera_obs=False,
-        has_renderer=False,
-        has_offscreen_renderer=False,
-        control_freq=20,
-        horizon=1000,
-        ignore_done=True,
-        hard_reset=False,
-        camera_names=["agentview", "robot0_eye_in_hand"],
-        camera_heights=128,
-        camera_widths=128,
-    )
-    _reset_without_rebuilding(env)
-    return env
-
-
-def _reset_without_rebuilding(env: Any) -> None:
-    """A new placement of everything; the samplers now and then find none, and then draw again."""
-    from robosuite.utils.errors import RandomizationError
-
-    for _ in range(1000):
-        try:
-            env.sim.reset()
-            env._reset_internal()
-            break
-        except RandomizationError:
-            continue
-    else:
-        raise RuntimeError(
-            f"LIBERO's samplers found no placement for {env.bddl_file_name} in 1000 tries."
-        )
-    env.sim.forward()
-    env.visualize(vis_settings={name: False for name in env._visualizations})

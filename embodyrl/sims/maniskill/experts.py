@@ -1,10 +1,13 @@
-"""Scripted experts: each task is a list of waypoints for the tool, begun again when the object slips away."""
+"""Scripted experts: each task is a list of waypoints for the tool.
+
+The list begins again when the object slips out of the fingers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,9 +16,9 @@ from torch import Tensor
 
 from embodyrl.env import env_index
 from embodyrl.errors import UserError, did_you_mean
-
-if TYPE_CHECKING:
-    from embodyrl.sims.maniskill.env import ManiSkillEnv
+from embodyrl.sims.maniskill.config import ManiSkillConfig
+from embodyrl.sims.maniskill.engine import Engine
+from embodyrl.types import EnvSpec
 
 Array = NDArray[np.float32]
 _UP = np.array([0.0, 0.0, 0.05], np.float32)
@@ -36,12 +39,14 @@ class Waypoint:
     """Where the tool goes next.
 
     Attributes:
-        target: the point, from what is where now.
-        closed: whether the fingers are.
-        tolerance: metres from the point that count as there; 0 never does, for the last waypoint.
+        target: gives the point from the positions now.
+        closed: whether the fingers are closed.
+        tolerance: metres from the point within which it is reached; 0, for the last waypoint,
+            never is.
         dwell: control steps to stay, e.g. until the fingers have closed.
         speed: largest part of a full action.
-        holding: the object must be between the fingers, otherwise the list starts again.
+        holding: whether the object must be between the fingers; if it is not, the list starts
+            again.
     """
 
     target: Callable[[View], Array]
@@ -54,7 +59,13 @@ class Waypoint:
 
 @dataclass(frozen=True)
 class Program:
-    """A task: the names under which ManiSkill's env keeps the object and the goal, and the waypoints."""
+    """How a task is done.
+
+    Attributes:
+        thing: the attribute of ManiSkill's env that holds the object.
+        goal: the attribute that holds the goal.
+        waypoints: where the tool goes, in order.
+    """
 
     thing: str
     goal: str
@@ -71,11 +82,12 @@ def _on_table(x: float, z: float) -> Callable[[View], Array]:
 
 
 def _carry(x: float = 0.0, z: float = 0.0) -> Callable[[View], Array]:
-    """Where the tool must be for the object that it holds to be at the goal: the grasp's own offset is kept."""
+    """Where the tool must be for the object in it to be at the goal, plus (x, 0, z)."""
     return lambda v: v.tool + v.goal - v.thing + [x, 0.0, z]
 
 
 def _grasp(above: float) -> tuple[Waypoint, ...]:
+    """Over the object, down to it, close the fingers."""
     return (
         Waypoint(_at_thing(z=above), tolerance=0.025),
         Waypoint(_at_thing(), tolerance=0.01),
@@ -84,7 +96,7 @@ def _grasp(above: float) -> tuple[Waypoint, ...]:
 
 
 def _slide(x_start: float, x_end: float) -> tuple[Waypoint, ...]:
-    """Push or pull along the x axis with closed fingers, beginning beside the object."""
+    """Push or pull along the x axis with closed fingers, starting beside the object."""
     return (
         Waypoint(_on_table(x_start, 0.10), closed=True, tolerance=0.03),
         Waypoint(_on_table(x_start, 0.02), closed=True, tolerance=0.02),
@@ -93,7 +105,7 @@ def _slide(x_start: float, x_end: float) -> tuple[Waypoint, ...]:
 
 
 def _put_down(above: float, rest: float) -> tuple[Waypoint, ...]:
-    """With the object in hand: over the goal, down until it is ``rest`` above the goal's centre, open, away."""
+    """Lift the held object to height ``above``, lower it to ``rest`` over the goal, open, leave."""
     return (
         Waypoint(
             lambda v: v.thing * [1, 1, 0] + [0.0, 0.0, above],
@@ -119,6 +131,15 @@ PROGRAMS = {
 }
 
 
+class ReadableEnv(Protocol):
+    """What the expert reads of a ``ManiSkillEnv``."""
+
+    config: ManiSkillConfig
+    spec: EnvSpec
+    engine: Engine
+    device: torch.device
+
+
 class ScriptedExpert:
     """Demonstrates a task, one control step at a time, in the process that simulates it.
 
@@ -132,7 +153,7 @@ class ScriptedExpert:
         UserError: there is no expert for this task or control mode.
     """
 
-    def __init__(self, env: ManiSkillEnv, noise: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, env: ReadableEnv, noise: float = 0.0, seed: int = 0) -> None:
         task = env.config.task
         if task not in PROGRAMS:
             raise UserError(
@@ -146,6 +167,7 @@ class ScriptedExpert:
         self.env = env
         self.program = PROGRAMS[task]
         self.noise = noise
+        # The waypoints' settings as arrays, to be indexed by each env's phase.
         points = self.program.waypoints
         self._closed, self._tolerance, self._dwell_for, self._speed, self._holding = (
             np.array([getattr(p, key) for p in points])
@@ -156,7 +178,7 @@ class ScriptedExpert:
         self._dwell = np.zeros(env.spec.num_envs, dtype=np.int64)
 
     def reset(self, env_ids: Tensor | Sequence[int] | None = None) -> None:
-        """Begins the program of these envs (indices or mask; None: all) anew; call it after their reset."""
+        """Starts the program of these envs (None: all) again; call it after their reset."""
         ids = env_index(env_ids, self.env.spec.num_envs)
         self._phase[ids] = self._dwell[ids] = 0
 
@@ -166,10 +188,12 @@ class ScriptedExpert:
         view = View(
             engine.tool(), engine.position(self.program.thing), engine.position(self.program.goal)
         )
+        # An object that is no longer between the fingers: start again.
         slipped = self._holding[self._phase] & (
             np.linalg.norm(view.thing - view.tool, axis=1) > 0.04
         )
         self._phase[slipped] = self._dwell[slipped] = 0
+        # An env that is at its waypoint, and has stayed long enough, goes on to the next.
         every = np.arange(len(view.tool))
         targets = np.stack([point.target(view) for point in self.program.waypoints])
         there = (
@@ -180,8 +204,9 @@ class ScriptedExpert:
         done = (self._dwell > self._dwell_for[self._phase]) & (self._phase < len(targets) - 1)
         self._phase += done
         self._dwell[done] = 0
+        # Towards the waypoint. The motion is scaled as a whole and not clipped axis by axis, so
+        # that the tool moves in a straight line.
         motion = (targets[self._phase, every] - view.tool) / REACH
-        # Scaled as a whole, not clipped axis by axis, so that the tool moves in a straight line.
         largest = np.maximum(np.abs(motion).max(axis=1), 1e-9)
         motion *= np.minimum(1.0, self._speed[self._phase] / largest)[:, None]
         if self.noise:

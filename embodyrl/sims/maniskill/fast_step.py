@@ -1,10 +1,10 @@
-"""The slowest pieces of ManiSkill's control step on the CPU, without tensors of one row.
+"""Faster versions of the slowest pieces of ManiSkill's control step on the CPU.
 
-The controller does the same float32 operations in the same order as ManiSkill's own code, so that
-results are equal to the last bit. ``controller_for`` tries that out on the env it is given and,
-where anything differs (another controller, another version of ManiSkill), leaves ManiSkill's own
-code in place. ``far_from_success`` spares most calls of ``evaluate``, and ``shortcut_grasp_check``
-most of its cost.
+ManiSkill computes on tensors with one row; here are plain numbers. The controller does the same
+float32 operations in the same order, so results are equal to the last bit. ``controller_for`` tries
+that on the env that it is given. Where anything differs (another controller, another version of
+ManiSkill), ManiSkill's own code stays in place. ``far_from_success`` saves most calls of
+``evaluate``, and ``shortcut_grasp_check`` most of what the remaining ones cost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Quaternion = tuple[Any, Any, Any, Any]  # four np.float32, real part first
 
 
 class EEDeltaPosController:
-    """``pd_ee_delta_pos``: an arm whose tool moves by a given offset, and a gripper with mimic joints.
+    """``pd_ee_delta_pos``: the arm's tool moves by an offset, and the gripper's joints mimic one.
 
     Args:
         base: a ManiSkill env with one robot under that controller.
@@ -47,13 +47,19 @@ class EEDeltaPosController:
         self._pose = type(self._tool.entity_pose)
 
     def set_action(self, action: np.ndarray) -> None:
-        """Sets the joints' targets for ``action`` (4,) float32 in [-1, 1]: offset in the base frame, then gripper."""
+        """Sets the joints' targets.
+
+        Args:
+            action: (4,) float32 in [-1, 1]: the tool's offset in the base's frame, and the gripper.
+        """
+        # The tool's new pose in the base's frame.
         scaled = self._middle + self._half * np.clip(action, -1.0, 1.0)
         root = self._root.entity_pose
         tool = self._tool.entity_pose
         to_base = _conjugate(*root.q)
         position = scaled[:3] + (_rotate(to_base, -root.p) + _rotate(to_base, tool.p))
         rotation = _positive(_product(to_base, tuple(tool.q)))
+        # The joint angles that reach it; where there are none, the arm stays where it is.
         qpos = self._robot.qpos
         solution, found, _ = self._ik(
             self._pose(position, rotation), initial_qpos=qpos[self._model_joints]
@@ -72,9 +78,9 @@ def controller_for(base: Any, trials: int = 4) -> EEDeltaPosController | None:
     """The fast controller for this env, or None where ManiSkill's own must stay.
 
     Args:
-        base: a ManiSkill env that has just been reset; only the joints' targets change, which every
-            action sets anew.
-        trials: random actions on which both controllers must set equal targets.
+        base: a ManiSkill env that has just been reset. Only the joints' targets are changed, and
+            every action sets those anew.
+        trials: random actions for which both controllers must set equal targets.
     """
     if not _is_ee_delta_pos(base):
         return None
@@ -89,11 +95,13 @@ def controller_for(base: Any, trials: int = 4) -> EEDeltaPosController | None:
 
 
 MARGIN = 1e-3
-"""Metres by which a condition must be missed before ``far_from_success`` trusts its own arithmetic."""
+"""Metres by which ``far_from_success`` must see a condition missed, more than rounding can make."""
 
 
 def far_from_success(base: Any, task: str) -> bool:
-    """Whether a condition that the task's ``evaluate`` needs for success is missed by ``MARGIN``, so it need not run.
+    """Whether the task's ``evaluate`` need not run, because success is impossible.
+
+    That is so when one of the conditions that it asks for is missed by more than ``MARGIN``.
 
     Args:
         base: ManiSkill's env.
@@ -116,14 +124,15 @@ def far_from_success(base: Any, task: str) -> bool:
 
 
 def _between(a: Any, b: Any) -> np.ndarray:
+    """(3,) from b to a, in metres."""
     return a._objs[0].pose.p - b._objs[0].pose.p
 
 
 def shortcut_grasp_check(base: Any) -> None:
-    """Answers "not grasping" at once while a finger does not touch the object: most of a task's ``evaluate``.
+    """Makes ``is_grasping`` answer False at once while a finger does not touch the object.
 
-    ManiSkill asks that both fingers press with at least ``min_force``, and works out angles in any
-    case.
+    ManiSkill asks that both fingers press with at least ``min_force``. It works out the angles of
+    the forces even where there is no force, and that is most of what ``evaluate`` costs.
     """
     from mani_skill.agents.robots import Panda
     from mani_skill.utils.sapien_utils import get_pairwise_contact_impulse
@@ -149,6 +158,7 @@ def shortcut_grasp_check(base: Any) -> None:
 
 
 def _is_ee_delta_pos(base: Any) -> bool:
+    """Whether the env has the controllers and settings that ``EEDeltaPosController`` repeats."""
     from mani_skill.agents.controllers.pd_ee_pose import PDEEPosController
     from mani_skill.agents.controllers.pd_joint_pos import PDJointPosMimicController
 
@@ -170,7 +180,7 @@ def _is_ee_delta_pos(base: Any) -> bool:
 
 
 def _scale(*controllers: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Middle and half width of the ranges that [-1, 1] stands for."""
+    """Middle and half width of the ranges that actions in [-1, 1] are scaled to."""
     low = np.concatenate([c.action_space_low.numpy() for c in controllers])
     high = np.concatenate([c.action_space_high.numpy() for c in controllers])
     return np.float32(0.5) * (high + low), np.float32(0.5) * (high - low)
@@ -186,13 +196,16 @@ def _mimic(gripper: Any) -> tuple[np.ndarray, np.ndarray]:
     return gain, offset
 
 
+# Quaternions as ManiSkill computes them, in float32 and in the same order of operations.
+
+
 def _conjugate(w: Any, x: Any, y: Any, z: Any) -> Quaternion:
     return w, -x, -y, -z
 
 
 def _product(a: Quaternion, b: Quaternion) -> Quaternion:
-    (aw, ax, ay, az) = a
-    (bw, bx, by, bz) = b
+    aw, ax, ay, az = a
+    bw, bx, by, bz = b
     return (
         aw * bw - ax * bx - ay * by - az * bz,
         aw * bx + ax * bw + ay * bz - az * by,
@@ -207,5 +220,6 @@ def _rotate(q: Quaternion, point: np.ndarray) -> np.ndarray:
 
 
 def _positive(q: Quaternion) -> np.ndarray:
+    """The quaternion of the same rotation with a real part of at least 0."""
     out = np.array(q, dtype=np.float32)
     return -out if out[0] < 0 else out

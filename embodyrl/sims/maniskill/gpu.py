@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,17 +11,19 @@ from torch import Tensor
 
 from embodyrl.env import Tick
 from embodyrl.errors import UserError
-from embodyrl.sims.maniskill.cpu import choose_cameras, draw, split_action, visual_proprio
-from embodyrl.sims.maniskill.make_env import make_base_env
-
-if TYPE_CHECKING:
-    from embodyrl.sims.maniskill.env import ManiSkillConfig
+from embodyrl.sims.maniskill.actions import split_action
+from embodyrl.sims.maniskill.base_env import make_base_env
+from embodyrl.sims.maniskill.config import ManiSkillConfig
+from embodyrl.sims.maniskill.observations import choose_cameras, draw, visual_proprio
 
 Rows = tuple[Tensor, Tensor, dict[str, Tensor]]
 
 
 class GpuEngine:
-    """See ``env.Engine``. The scenes all move in every step: what an env that ended looked like then is kept for it.
+    """See ``engine.Engine``.
+
+    All scenes move in every step, also those of envs that ended. So the last observation of an env
+    that ended is kept, and given again until its reset.
 
     Args:
         config: the env's.
@@ -56,13 +58,19 @@ class GpuEngine:
         self._kept: Rows | None = None
 
     def reset(self, env_ids: list[int], seeds: list[int]) -> None:
-        """Puts those envs into the initial states of those seeds; one by one, so that none depends on the others."""
+        """Puts those envs into the initial states of those seeds.
+
+        Each is set up by itself, so that its state does not depend on which others are reset. The
+        steps are those of ``BaseEnv.reset``.
+        """
         base = self.base
         ids = torch.tensor(env_ids, device=base.device)
+        # Stop everything that moves in these scenes.
         base.scene._reset_mask = _mask(ids, base)
         base._elapsed_steps[ids] = 0
         base._clear_sim_state()
         base.agent.reset()
+        # Draw each env's initial state from its own seed, and leave torch's random stream alone.
         cuda = [base.device] if base.device.type == "cuda" else []
         with torch.random.fork_rng(devices=cuda):
             for k, seed in zip(env_ids, seeds, strict=True):
@@ -71,15 +79,18 @@ class GpuEngine:
                 base._set_episode_rng([seed] * base.num_envs, one)
                 torch.manual_seed(seed)
                 base._initialize_episode(one, {})
+        # Write the new states to the GPU, and read back what follows from them.
         base.scene._reset_mask = _mask(ids, base)
         if base.gpu_sim_enabled:
             base.scene._gpu_apply_all()
             base.scene.px.gpu_update_articulation_kinematics()
             base.scene._gpu_fetch_all()
+        # Controllers start from the joints as they are now.
         controllers = base.agent.controller
         for controller in controllers.values() if isinstance(controllers, dict) else [controllers]:
             controller.reset()
         base.scene._reset_mask = torch.ones(base.num_envs, dtype=torch.bool, device=base.device)
+        # These envs run again: what was kept of them is out of date.
         self._active[ids] = True
         self._kept_mask[ids] = False
 
@@ -88,8 +99,10 @@ class GpuEngine:
         base = self.base
         to = active.device
         active = active.to(base.device)
+        # Envs that ended in the last step are observed now, before they move on.
         self._keep(self._active & ~active)
         self._active = active
+        # Scenes cannot be left out of a step: those not active get an action of zeros.
         native = split_action(base, actions.to(base.device) * active[:, None])
         base._step_action(native)
         base._elapsed_steps += 1
@@ -106,18 +119,18 @@ class GpuEngine:
         return Tick(reward.float().to(to), (success | fail).to(to), success.to(to), fault.to(to))
 
     def observe(self) -> Rows:
-        """State, proprio and images; of envs that ended before the last step, what they were then."""
+        """State, proprio and images; for envs that ended earlier, what they were at their end."""
         rows = self._look()
         if self._kept is None or not self._kept_mask.any():
             return rows
         return _choose(self._kept_mask, self._kept, rows)
 
     def tool(self) -> np.ndarray:
-        """(N, 3) position of the tool between the fingers."""
+        """See ``engine.Engine``."""
         return self.base.agent.tcp.pose.p.cpu().numpy()
 
     def position(self, actor: str) -> np.ndarray:
-        """(N, 3) position of the actor that ManiSkill's env keeps under that attribute."""
+        """See ``engine.Engine``."""
         return getattr(self.base, actor).pose.p.cpu().numpy()
 
     def close(self) -> None:
@@ -125,6 +138,7 @@ class GpuEngine:
         self.base.close()
 
     def _keep(self, ended: Tensor) -> None:
+        """Keeps the observation of the envs (N,) that ended."""
         if ended.any():
             rows = self._look()
             self._kept = rows if self._kept is None else _choose(ended, rows, self._kept)
@@ -137,17 +151,21 @@ class GpuEngine:
         return state, proprio, draw(self.base, self.cameras) if self.cameras else {}
 
     def _flag(self, info: dict[str, Any], key: str) -> Tensor:
+        """(N,) bool from ``evaluate``; False where the task does not report it."""
         value = info.get(key, False)
         return torch.as_tensor(value, device=self.base.device).bool().expand(self.base.num_envs)
 
 
 def _mask(ids: Tensor, base: Any) -> Tensor:
+    """(N,) bool, True at ``ids``."""
     mask = torch.zeros(base.num_envs, dtype=torch.bool, device=base.device)
     mask[ids] = True
     return mask
 
 
 def _choose(mask: Tensor, yes: Rows, no: Rows) -> Rows:
+    """The rows of ``yes`` where ``mask`` (N,) is True, those of ``no`` elsewhere."""
+
     def pick(a: Tensor, b: Tensor) -> Tensor:
         return torch.where(mask.to(a.device).view(-1, *[1] * (a.ndim - 1)), a, b)
 

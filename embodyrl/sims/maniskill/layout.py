@@ -1,4 +1,7 @@
-"""Which of a ManiSkill task's numbers are positions of hands, objects and marks, by the names it gives them."""
+"""Finds positions of hands, objects and goal marks among the numbers of a ManiSkill observation.
+
+ManiSkill gives every number a name, and the names say what they are.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 
 import torch
 
-from embodyrl.sims.maniskill.cpu import visual_state
+from embodyrl.sims.maniskill.observations import visual_state
 
 POINT_OR_POSE = (3, 7)
 HANDS = ("tcp", "hand", "gripper")
@@ -22,6 +25,9 @@ def layout(base: Any, rgb: bool) -> tuple[Place, ...]:
     Args:
         base: ManiSkill's env.
         rgb: whether proprio is what policies with cameras get; otherwise it is the task state, too.
+
+    Returns:
+        (kind, first index, number of entries), counted over proprio and then the task state.
     """
     info = base.get_info()
     state = base._get_obs_state_dict(info)
@@ -38,6 +44,7 @@ def layout(base: Any, rgb: bool) -> tuple[Place, ...]:
 
 
 def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """(name, value) of all entries of nested dicts, in ManiSkill's order."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from _leaves(value, key)
@@ -46,7 +53,7 @@ def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _kind(name: str, numbers: int) -> str:
-    """Empty for what is no position, and for one position seen from another."""
+    """``"mark"``, ``"hand"`` or ``"object"``; empty for what is no absolute position."""
     if any(word in name for word in MARKS):
         return "mark"
     if numbers not in POINT_OR_POSE or "_to_" in name:

@@ -1,7 +1,7 @@
-"""ManiSkill's tasks: which exist, what they ask for in words, and whether their assets are on this machine.
+"""ManiSkill's tasks: which exist, their instructions, and whether their assets are on this machine.
 
-Everything here reads ManiSkill's source files as text, so that listing and refusing need neither
-SAPIEN nor a driver.
+ManiSkill's source files are read as text, so that tasks can be listed and refused without SAPIEN
+and without a driver.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ INSTRUCTIONS = {
     "SO100GraspCube-v1": "grasp the cube and lift it",
 }
 
-# ManiSkill gives these tasks 50 steps, which a controller of 0.1 m a step at 20 Hz does not need.
+# ManiSkill gives these tasks 50 steps; a controller of 0.1 m a step at 20 Hz needs fewer.
 EPISODE_STEPS = {"PickCube-v1": 40, "PushCube-v1": 40, "PullCube-v1": 40}
 
-# Needed, though the task's registration does not say so: its robot's or its scene's files.
+# Start of a task's id -> assets of its robot or scene that its registration does not name.
 _IMPLIED_ASSETS = {
     "AnymalC": ("anymal_c",),
     "UnitreeH1": ("unitree_h1",),
@@ -74,8 +74,8 @@ _IMPLIED_ASSETS = {
     "StackGreenCube": ("widowx250s",),
 }
 
-# Registered in a loop over scenes, so not to be found as text; to look at only, they know no
-# success.
+# These are registered in a loop over scenes, so they cannot be found as text. They can only be
+# looked at: they have no success.
 _SCENES = (
     "ArchitecTHOR",
     "ReplicaCAD",
@@ -123,7 +123,7 @@ class ManiSkillTask:
 
     @property
     def available(self) -> bool:
-        """Whether all assets are at hand."""
+        """Whether all assets are on this machine."""
         return not self.missing
 
     @property
@@ -145,14 +145,15 @@ class ManiSkillTask:
 
 
 def data_folder() -> Path:
-    """Where ManiSkill keeps downloaded assets: ``$MS_ASSET_DIR/data``, by default ``~/.maniskill/data``."""
+    """ManiSkill's folder of assets: ``$MS_ASSET_DIR/data``, by default ``~/.maniskill/data``."""
     return Path(os.getenv("MS_ASSET_DIR", str(Path.home() / ".maniskill"))) / "data"
 
 
 def instruction_for(name: str) -> str:
-    """The sentence for a task; for those without one of their own, the words of its id."""
+    """The instruction of a task; where ``INSTRUCTIONS`` has none, the words of its id."""
     if name in INSTRUCTIONS:
         return INSTRUCTIONS[name]
+    # "PickClutterYCB-v1" -> "pick clutter ycb": no prefix and version, then a space between words.
     words = re.sub(r"^MS-|-v\d+$", "", name).replace("_", " ").replace("-", " ")
     words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Za-z])(?=\d)", " ", words)
     return " ".join(words.lower().split())
@@ -187,7 +188,7 @@ def require_task(name: str) -> ManiSkillTask:
 
 
 def assets_missing(task: str, assets: tuple[str, ...] | list[str]) -> MissingDependencyError:
-    """The sentence for a task whose assets are not here."""
+    """The error for a task whose assets are not on this machine."""
     commands = " and ".join(
         f"`python -m mani_skill.utils.download_asset {asset}`" for asset in assets
     )
@@ -200,13 +201,13 @@ def assets_missing(task: str, assets: tuple[str, ...] | list[str]) -> MissingDep
 
 
 def _task(name: str, steps: int, assets: tuple[str, ...]) -> ManiSkillTask:
-    missing = tuple(a for a in assets if not _at_hand(a))
+    missing = tuple(asset for asset in assets if not _is_downloaded(asset))
     return ManiSkillTask(
         name, instruction_for(name), EPISODE_STEPS.get(name, steps), assets, missing
     )
 
 
-def _at_hand(asset: str) -> bool:
+def _is_downloaded(asset: str) -> bool:
     path = data_folder() / _ASSET_PATHS.get(asset, f"robots/{asset}")
     return path.is_dir() and any(path.iterdir())
 
@@ -220,6 +221,7 @@ def _registrations() -> dict[str, tuple[int, tuple[str, ...]]]:
             "ManiSkill is not installed. Install it with `pip install 'embodyrl[maniskill]'`."
         )
     found: dict[str, tuple[int, tuple[str, ...]]] = {}
+    # Every call of register_env in the package's task files.
     for file in sorted((Path(spec.origin).parent / "envs").rglob("*.py")):
         text = file.read_text(encoding="utf-8", errors="replace")
         if "register_env(" in text and "template" not in file.name:
@@ -233,10 +235,12 @@ def _registrations() -> dict[str, tuple[int, tuple[str, ...]]]:
 
 
 def _implied(name: str) -> tuple[str, ...]:
+    """The assets that the task's id implies; see ``_IMPLIED_ASSETS``."""
     return next((assets for start, assets in _IMPLIED_ASSETS.items() if name.startswith(start)), ())
 
 
 def _add_registration(call: ast.Call, found: dict[str, tuple[int, tuple[str, ...]]]) -> None:
+    """Adds the task of one ``register_env(uid, max_episode_steps=..., ...)`` call to ``found``."""
     keywords = {k.arg: k.value for k in call.keywords}
     name = call.args[0] if call.args else keywords.get("uid")
     if not isinstance(name, ast.Constant) or not isinstance(name.value, str):

@@ -1,1 +1,1 @@
-"""A Franka on a table in MuJoCo: language-conditioned tasks whose physics and pixels fly on two CPU cores."""
+"""A Franka on a table in MuJoCo: tasks with instructions, fast enough for a CPU."""

@@ -11,6 +11,10 @@ from embodyrl.sims.mujoco.physics import BACKENDS
 
 MAX_BLOCKS = 4
 CONTROL_DIMS = {"ee_delta_pos": 4, "ee_delta_pose": 7}
+POS_SCALE = 0.035
+"""Metres that the commanded hand moves at action 1."""
+ROT_SCALE = 0.15
+"""Radians that it turns at action 1."""
 
 
 @dataclass(frozen=True)
@@ -19,17 +23,18 @@ class Config(EnvConfig):
 
     Attributes:
         task: a name from ``embodyrl.sims.mujoco.tasks.TASKS``, or several joined by commas.
-        cameras: any of ``"front"`` and ``"wrist"``; empty for states only: then the privileged
-            state is appended to proprio, because the policy has nothing else to see.
+        cameras: any of ``"front"`` and ``"wrist"``; empty for states only. The privileged state is
+            then appended to proprio, because the policy has nothing else to see.
         image_size: edge of the square pictures in pixels.
-        backend: what steps the physics: ``"native"`` (MuJoCo's threads), or thousands of worlds at
-            once by ``"warp"`` (mujoco-warp) or ``"mjx"`` (JAX), each on a GPU where there is one.
+        backend: what steps the physics. ``"native"`` is MuJoCo's own threads. ``"warp"``
+            (mujoco-warp) and ``"mjx"`` (JAX) step thousands of worlds at once, on a GPU where there
+            is one.
         renderer: ``"warp"`` (CPU or GPU), ``"opengl"``, or ``"none"`` for states only.
         control_mode: ``"ee_delta_pos"`` (dx, dy, dz, gripper) or ``"ee_delta_pose"`` (dx, dy, dz,
             drx, dry, drz, gripper); gripper > 0 opens and <= 0 closes.
         reward: ``"sparse"`` (1 on success) or ``"dense"`` (that plus the change of a potential in
             [0, 1]).
-        max_episode_steps: 0 takes the longest of the tasks' own.
+        max_episode_steps: control steps until truncation; 0 takes the longest of the tasks' own.
         min_blocks: fewest blocks on the table in tasks that draw their number; 0 takes the task's
             own.
         max_blocks: most blocks; 0 takes the task's own.

@@ -1,9 +1,13 @@
-"""Scripted experts: each task is a list of waypoints, followed by N envs at once and restarted when something slips."""
+"""Scripted experts: each task is a list of waypoints, which N envs follow at once.
+
+The list starts again when something slips.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodyrl.sims.mujoco import kinematics, scene
-from embodyrl.sims.mujoco.env import POS_SCALE, ROT_SCALE, MujocoEnv
-from embodyrl.sims.mujoco.tasks import View
+from embodyrl.sims.mujoco.config import POS_SCALE, ROT_SCALE
+from embodyrl.sims.mujoco.tasks import Task, View
+from embodyrl.types import EnvSpec
 
 Array = NDArray[np.float64]
 _UP = np.array([0.0, 0.0, 0.1])
@@ -30,15 +35,19 @@ class Waypoint:
     """Steps to stay once there, e.g. until the fingers have closed."""
     speed: float = 1.0
     keep: Callable[[View], NDArray[np.bool_]] | None = None
-    """(n,) what must stay true on the way, e.g. that the block is in the hand; otherwise the list starts again."""
+    """(n,) what must stay true on the way, e.g. that the block is in the hand.
+
+    Otherwise the list starts again.
+    """
 
 
 def _block(dz: float = 0.0, number: int = 0) -> Callable[[View], Array]:
+    """``dz`` above a block; number 0 is the one that the instruction names."""
     return lambda v: v.blocks[:, number] + [0.0, 0.0, dz]
 
 
 def _behind(back: float, z: float) -> Callable[[View], Array]:
-    """A point at height z behind the block, seen from the zone."""
+    """A point at height z, ``back`` m behind the block as seen from the zone."""
 
     def goal(v: View) -> Array:
         away = v.blocks[:, 0] - v.goal
@@ -52,6 +61,7 @@ def _behind(back: float, z: float) -> Callable[[View], Array]:
 
 
 def _held(v: View) -> NDArray[np.bool_]:
+    """Whether the block is between the fingers."""
     return np.sqrt(((v.blocks[:, 0] - v.ee) ** 2).sum(-1)) < 0.04
 
 
@@ -65,7 +75,7 @@ def _in_line(v: View) -> NDArray[np.bool_]:
 
 
 def _over_second(dz: float) -> Callable[[View], Array]:
-    """Where the hand must be for the held block to be over the second one: the grasp's own offset is kept."""
+    """Where the hand must be for the held block to be ``dz`` above the second one."""
     return lambda v: v.ee + v.blocks[:, 1] + [0.0, 0.0, dz] - v.blocks[:, 0]
 
 
@@ -110,6 +120,22 @@ PROGRAMS: dict[str, Sequence[Waypoint]] = {
 }
 
 
+class ReadableEnv(Protocol):
+    """What the expert reads of a ``MujocoEnv``, which describes these attributes."""
+
+    spec: EnvSpec
+    tasks: list[Task]
+    device: torch.device
+
+    @property
+    def task_ids(self) -> NDArray[np.int64]: ...  # noqa: D102
+    @property
+    def commanded(self) -> Array: ...  # noqa: D102
+    @property
+    def commanded_rotation(self) -> Array: ...  # noqa: D102
+    def view(self, rows: NDArray[np.int64] | None = None) -> View: ...  # noqa: D102
+
+
 class ScriptedExpert:
     """Demonstrates every task of a ``MujocoEnv``, one control step at a time.
 
@@ -117,14 +143,13 @@ class ScriptedExpert:
     ``env.step(expert.act()[:, None])``.
     """
 
-    def __init__(self, env: MujocoEnv, noise: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, env: ReadableEnv, noise: float = 0.0, seed: int = 0) -> None:
         """Follows ``env``.
 
         Args:
             env: the env to demonstrate in; its simulator state is read.
-            noise: standard deviation of Gaussian noise on the motion (the gripper's command stays
-                clean), in units of the action; noisy demonstrations hold recoveries and, at large
-                values, failures.
+            noise: standard deviation of Gaussian noise on the motion (not on the gripper), in units
+                of the action. Noisy demonstrations hold recoveries and, at large values, failures.
             seed: of that noise; env k draws from its own stream.
         """
         self._env = env
@@ -155,6 +180,7 @@ class ScriptedExpert:
         return torch.as_tensor(np.clip(action, -1, 1), dtype=torch.float32, device=env.device)
 
     def _follow(self, program: Sequence[Waypoint], rows: NDArray[np.int64], action: Array) -> None:
+        """Writes the actions of ``rows``, whose envs all follow the same program."""
         view = self._env.view(rows)
         commanded = self._env.commanded[rows]
         goals = np.stack([waypoint.goal(view) for waypoint in program])
@@ -162,21 +188,25 @@ class ScriptedExpert:
             np.array([getattr(waypoint, name) for waypoint in program])
             for name in ("closed", "dwell", "speed", "tolerance")
         )
+        # Where the condition of the current waypoint is broken, start again.
         every = np.arange(len(rows))
         for number, waypoint in enumerate(program):
             if waypoint.keep is not None:
                 slipped = rows[(self._phase[rows] == number) & ~waypoint.keep(view)]
                 self._phase[slipped] = self._dwell[slipped] = 0
+        # Who is at the waypoint, and has stayed long enough, goes on to the next.
         phase = self._phase[rows]
         there = np.sqrt(((goals[phase, every] - view.ee) ** 2).sum(-1)) < tolerance[phase]
         self._dwell[rows] = np.where(there, self._dwell[rows] + 1, 0)
         done = self._dwell[rows] > dwell[phase]
         self._phase[rows] = phase = np.minimum(phase + done, len(program) - 1)
         self._dwell[rows[done]] = 0
+        # Towards the waypoint. The motion is scaled as a whole and not clipped axis by axis, so
+        # that the hand moves in a straight line.
         error = goals[phase, every] - commanded
-        # Scaled as a whole, not clipped axis by axis: the hand moves in a straight line.
         largest = np.maximum(np.abs(error).max(axis=-1), 1e-9) / POS_SCALE
         action[rows, :3] = error / POS_SCALE * np.minimum(1.0, speed[phase] / largest)[:, None]
+        # With rotation control, keep pointing down.
         if action.shape[1] == 7:
             down = np.broadcast_to(kinematics.DOWN, (len(rows), 3, 3))
             turn = kinematics.rotation_error(down, self._env.commanded_rotation[rows])

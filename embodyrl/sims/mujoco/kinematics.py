@@ -1,8 +1,8 @@
-"""Forward kinematics, Jacobian and damped least squares of N Panda arms at once, in numpy.
+"""Forward kinematics, Jacobian and inverse kinematics of N Panda arms at once, in numpy.
 
-The chain is the manufacturer's modified Denavit-Hartenberg table (Craig's convention). Everything
-works on float64 arrays with a leading N and treats each row by itself, so a row's result does not
-depend on which others are there.
+The arm is described by the manufacturer's modified Denavit-Hartenberg table (Craig's convention).
+All functions take float64 arrays with a leading N. Each row is computed by itself, so its result
+does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _HAND_YAW = -np.pi / 4
 JOINT_LOWER = np.array([-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973])
 JOINT_UPPER = np.array([2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973])
 HOME = np.array([0.0, -0.1, 0.0, -2.35, 0.0, 2.25, np.pi / 4])
-"""A posture with the hand pointing down, away from every limit; the redundant motion is drawn towards it."""
+"""A posture with the hand pointing down, away from every limit; the elbow is drawn towards it."""
 DOWN = np.diag([1.0, -1.0, -1.0])
-"""Rotation of the hand that points straight down with the fingers closing along the world's y axis."""
+"""Rotation of a hand that points straight down; its fingers close along the world's y axis."""
 
 
 def forward(q: Array) -> tuple[Array, Array, Array]:
@@ -44,6 +44,7 @@ def forward(q: Array) -> tuple[Array, Array, Array]:
         Position (N, 3) in m, rotation (N, 3, 3), Jacobian (N, 6, 7) (linear rows first, both in the
         base's frame).
     """
+    # The frame (x, y, z axes and position) goes along the arm, joint by joint.
     num = len(q)
     cos = np.cos(q)
     sin = np.sin(q)
@@ -65,10 +66,12 @@ def forward(q: Array) -> tuple[Array, Array, Array]:
         x, y = c * x + s * y, c * y - s * x
         origins[:, i] = position
         axes[:, i] = z
+    # From the last joint to the point between the finger tips.
     position = position + FLANGE_TO_TCP * z
     c = np.cos(_HAND_YAW)
     s = np.sin(_HAND_YAW)
     x, y = c * x + s * y, c * y - s * x
+    # A joint turns the hand about its axis, and moves it by axis x (position - origin).
     jacobian = np.empty((num, 6, 7))
     arm = position[:, None] - origins
     # The cross product by hand: np.cross costs several times as much on arrays this small.
@@ -80,7 +83,12 @@ def forward(q: Array) -> tuple[Array, Array, Array]:
 
 
 def rotation_error(goal: Array, rotation: Array) -> Array:
-    """Small rotation vector (N, 3), in the base's frame, that turns ``rotation`` towards ``goal`` (both (N, 3, 3))."""
+    """Rotation vector (N, 3) in the base's frame that turns ``rotation`` to ``goal``.
+
+    Args:
+        goal: (N, 3, 3).
+        rotation: (N, 3, 3).
+    """
     error = goal @ rotation.transpose(0, 2, 1)
     skew = np.stack(
         [
@@ -90,7 +98,8 @@ def rotation_error(goal: Array, rotation: Array) -> Array:
         ],
         axis=-1,
     )
-    # sin(angle) * axis; beyond a right angle the sine falls again, so scale to the angle itself.
+    # ``skew`` is 2 sin(angle) * axis. Beyond a right angle the sine falls again, so it is scaled to
+    # the angle itself.
     sine = 0.5 * np.sqrt((skew**2).sum(-1))
     angle = np.arctan2(sine, 0.5 * (np.trace(error, axis1=1, axis2=2) - 1.0))
     return skew * (0.5 * np.where(sine > 1e-6, angle / np.maximum(sine, 1e-6), 1.0))[:, None]
@@ -110,14 +119,16 @@ def exp_rotation(vector: Array) -> Array:
 def ik_step(
     q: Array, goal_pos: Array, goal_rot: Array, damping: float = 0.02, max_step: float = 0.3
 ) -> Array:
-    """One damped least squares step towards a pose (Nakamura and Hanafusa, 1986), with the posture in the null space.
+    """One damped least squares step towards a pose (Nakamura and Hanafusa, 1986).
+
+    In the null space, where the hand does not move, the arm goes towards ``HOME``.
 
     Args:
         q: (N, 7) current joint angles.
         goal_pos: (N, 3) m.
         goal_rot: (N, 3, 3).
         damping: of the least squares; bounds joint speed near singularities.
-        max_step: largest change of a joint in rad; the whole row is scaled.
+        max_step: largest change of a joint in rad; a larger step is scaled as a whole.
 
     Returns:
         (N, 7) joint angles within the limits.
@@ -136,11 +147,11 @@ def ik_step_from(
     damping: float = 0.02,
     max_step: float = 0.3,
 ) -> Array:
-    """``ik_step`` for callers that have ``forward(q)`` at hand already."""
+    """``ik_step`` for callers that have computed ``forward(q)`` already."""
     posture = 0.1 * (HOME - q)
     error = np.concatenate([goal_pos - position, rotation_error(goal_rot, rotation)], axis=-1)
-    # dq = posture + J^T (J J^T + damping^2)^-1 (error - J posture): the posture term only moves in
-    # the null space.
+    # dq = posture + J^T (J J^T + damping^2)^-1 (error - J posture): the posture term moves the arm
+    # in the null space only.
     residual = error - (jacobian @ posture[..., None])[..., 0]
     gram = jacobian @ jacobian.transpose(0, 2, 1) + damping**2 * np.eye(6)
     step = (
@@ -153,7 +164,7 @@ def ik_step_from(
 def solve(
     goal_pos: Array, goal_rot: Array, start: Array | None = None, iterations: int = 30
 ) -> Array:
-    """Joint angles (N, 7) that reach the poses, by repeated steps from ``start`` (default: ``HOME``)."""
+    """Joint angles (N, 7) that reach the poses, by ``ik_step`` from ``start`` (None: ``HOME``)."""
     q = np.broadcast_to(HOME, (len(goal_pos), 7)) if start is None else start
     for _ in range(iterations):
         q = ik_step(q, goal_pos, goal_rot)

@@ -1,8 +1,8 @@
-"""What steps the scenes of ``MujocoEnv``: MuJoCo's own threads, mujoco-warp or MJX; the last two on a GPU, too.
+"""What steps the scenes of ``MujocoEnv``: MuJoCo's own threads, mujoco-warp or MJX.
 
-All take and give the same state, (n, 1 + nq + nv) time, qpos and qvel as MuJoCo flattens them. The
-two batched ones compute in single precision, and step all N worlds at once, whichever are asked
-for: their programs have a fixed size.
+All take and give the same state (n, 1 + nq + nv): time, qpos and qvel as MuJoCo flattens them. The
+last two also run on a GPU. They compute in single precision, and they step all N worlds whichever
+are asked for, because their programs have a fixed size.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -18,17 +18,17 @@ from typing import Any, Protocol
 
 import mujoco
 import numpy as np
-import platformdirs
 from mujoco import rollout
 from numpy.typing import NDArray
 
-from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.errors import UserError
+from embodyrl.sims.mujoco.optional_imports import import_mjx, import_warp
 
 Array = NDArray[np.float64]
 BACKENDS = ("native", "warp", "mjx")
 CONTACTS = 64
 CONSTRAINTS = 256
-"""Room in each world of mujoco-warp; four blocks, a gripper and a drawer need some 40 and 170."""
+"""Room in each world of mujoco-warp; four blocks, a gripper and a drawer need about 40 and 170."""
 
 
 class Physics(Protocol):
@@ -44,7 +44,8 @@ class Physics(Protocol):
                 it.
 
         Returns:
-            The state afterwards, (n, 1 + nq + nv); what broke is not finite, or its time is wrong.
+            The state afterwards (n, 1 + nq + nv). A world that broke has numbers that are not
+            finite, or a wrong time.
         """
         ...
 
@@ -92,8 +93,6 @@ class WarpPhysics:
     """
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, substeps: int) -> None:
-        from embodyrl.sims.mujoco.render import import_warp
-
         self._mjw, self._wp = import_warp()
         cuda = self._wp.get_cuda_device_count() > 0
         self._device = self._wp.get_device("cuda:0" if cuda else "cpu")
@@ -101,16 +100,17 @@ class WarpPhysics:
         self._graph = None
         with self._wp.ScopedDevice(self._device):
             self._model = supported("warp", lambda: self._mjw.put_model(model))
+            # The second world costs what every further one does.
             one, two = (array_bytes(self._worlds(model, n)) for n in (1, 2))
-            check_fits(
-                num_envs, two - one, self._device.free_memory if cuda else free_host_memory()
-            )
+            free = self._device.free_memory if cuda else free_host_memory()
+            check_fits(num_envs, two - one, free)
             self._data: Any = self._worlds(model, num_envs)
             self._control = self._wp.zeros((substeps, num_envs, model.nu), dtype=float)
             self._qpos = self._data.qpos.numpy()
             self._qvel = self._data.qvel.numpy()
             self._mocap = self._data.mocap_pos.numpy()
             self._steps()  # compiles, on a machine's first run
+            # On a GPU all substeps become one graph, which is launched by one call.
             if cuda:
                 with self._wp.ScopedCapture() as capture:
                     self._steps()
@@ -130,6 +130,7 @@ class WarpPhysics:
         d = self._data
         nq = self._qpos.shape[1]
         nu = self._control.shape[2]
+        # The rows go to their places among all worlds; what the others do is not read.
         everywhere = np.zeros((control.shape[1], len(self._qpos), nu), np.float32)
         everywhere[:, rows] = control[..., :nu].transpose(1, 0, 2)
         self._qpos[rows] = state[:, 1 : 1 + nq]
@@ -153,7 +154,9 @@ class WarpPhysics:
 
 
 class MjxPhysics:
-    """MJX, MuJoCo in JAX. Its program is compiled for a minute or two, once for a scene and number of worlds.
+    """MJX, which is MuJoCo in JAX.
+
+    Compiling takes a minute or two, once for a scene and number of worlds.
 
     Raises:
         MissingDependencyError: JAX or MJX is not installed.
@@ -163,6 +166,7 @@ class MjxPhysics:
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, substeps: int) -> None:
         jax, mjx = import_mjx()
+        # Refuse what does not fit: one world's arrays, against the memory that is free.
         on_device = supported("mjx", lambda: mjx.put_model(model))
         blank = mjx.make_data(on_device)
         each = sum(
@@ -174,6 +178,7 @@ class MjxPhysics:
         self._timestep = model.opt.timestep
         self._nu = model.nu
 
+        # One function for one world: S physics steps from a state, mapped over all worlds.
         def advance(qpos: Any, qvel: Any, mocap: Any, control: Any) -> Any:
             def step(data: Any, ctrl: Any) -> Any:
                 return mjx.step(on_device, data.replace(ctrl=ctrl)), None
@@ -219,14 +224,31 @@ def make(
     return NativePhysics(model, num_envs, substeps, threads)
 
 
+def initial_state(model: mujoco.MjModel) -> Array:
+    """The state in which the compiled scene begins (1 + nq + nv,)."""
+    data = mujoco.MjData(model)
+    state = np.empty(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_FULLPHYSICS))
+    mujoco.mj_getState(model, data, state, mujoco.mjtState.mjSTATE_FULLPHYSICS)
+    return state
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def joined(state: Array, control: Array, timestep: float, qpos: NDArray, qvel: NDArray) -> Array:
-    """The state after all controls of single-precision worlds, which keep no time of their own."""
+    """The state after all controls; mujoco-warp and MJX give no time, so it is counted here."""
     time = state[:, :1] + control.shape[1] * timestep
     return np.concatenate([time, qpos, qvel], axis=1, dtype=np.float64)
 
 
 def supported(backend: str, put: Any) -> Any:
-    """What ``put`` gives; a ``UserError`` where the backend refuses the scene."""
+    """What ``put()`` returns.
+
+    Raises:
+        UserError: the backend cannot simulate the scene.
+    """
     try:
         return put()
     except NotImplementedError as error:
@@ -236,14 +258,14 @@ def supported(backend: str, put: Any) -> Any:
 
 
 def free_host_memory() -> float:
-    """Bytes that this machine can still give; infinity where it does not say."""
+    """Free memory of this machine in bytes; infinity where it is not known."""
     info = Path("/proc/meminfo")
     found = re.search(r"MemAvailable: +(\d+) kB", info.read_text()) if info.exists() else None
     return 1024.0 * int(found[1]) if found else math.inf
 
 
 def check_fits(num_envs: int, bytes_each: int, bytes_free: float) -> None:
-    """Refuses more worlds than fit, before the allocator does it without saying how many would."""
+    """Raises a ``UserError`` for more worlds than fit, which says how many would."""
     if num_envs * bytes_each > bytes_free:
         raise UserError(
             f"env.num_envs={num_envs} worlds need {num_envs * bytes_each / 2**30:.1f} GiB, and "
@@ -252,7 +274,7 @@ def check_fits(num_envs: int, bytes_each: int, bytes_free: float) -> None:
 
 
 def array_bytes(data: Any) -> int:
-    """Memory of a dataclass of Warp arrays, those of the dataclasses in it included."""
+    """Bytes of a dataclass of Warp arrays, including the dataclasses inside it."""
     total = 0
     for value in vars(data).values():
         if hasattr(value, "capacity"):
@@ -260,27 +282,3 @@ def array_bytes(data: Any) -> int:
         elif hasattr(value, "__dataclass_fields__"):
             total += array_bytes(value)
     return total
-
-
-def import_mjx() -> tuple[Any, Any]:
-    """The modules jax and mujoco.mjx.
-
-    Raises:
-        MissingDependencyError: one of them is not installed.
-    """
-    os.environ.setdefault(
-        "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
-    )  # or JAX takes three quarters of the GPU from torch
-    try:
-        import jax  # pyright: ignore[reportMissingImports]
-        from mujoco import mjx
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"env.backend=mjx needs JAX and MJX, which are not installed ({error}). Install them "
-            "with: pip install 'embodyrl[jax]' (on a GPU also jax[cuda12])."
-        ) from error
-    if jax.config.jax_compilation_cache_dir is None:
-        jax.config.update(
-            "jax_compilation_cache_dir", str(Path(platformdirs.user_cache_dir("embodyrl")) / "jax")
-        )
-    return jax, mjx

@@ -1,20 +1,14 @@
-"""Pixels of many envs at once: mujoco-warp's batch ray caster (CPU or GPU), or OpenGL through MuJoCo's own renderer."""
+"""Pictures of many envs at once, by mujoco-warp's ray caster (CPU or GPU) or by OpenGL."""
 
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's module is native and its wheel describes it only in part to a type checker.
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import os
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import mujoco
 import numpy as np
@@ -23,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodyrl.errors import MissingDependencyError
+from embodyrl.sims.mujoco.optional_imports import import_warp
 from embodyrl.sims.mujoco.scene import BACKGROUND
 
 Pixels = dict[str, Tensor]
@@ -30,7 +25,10 @@ Pixels = dict[str, Tensor]
 
 @dataclass
 class Frame:
-    """What n pictures are made from; every array has a leading n. Geoms and cameras are in the model's order."""
+    """What n pictures are made from; every array has a leading n.
+
+    Geoms and cameras are in the model's order.
+    """
 
     qpos: NDArray[np.float64]
     mocap_pos: NDArray[np.float64]
@@ -55,7 +53,10 @@ class Renderer(Protocol):
 
 
 class WarpRenderer:
-    """mujoco-warp's ray caster; on CPU one thread per lane with its own worlds, since Warp itself uses one core."""
+    """mujoco-warp's ray caster.
+
+    On a CPU Warp uses one core, so there are several lanes: threads with worlds of their own.
+    """
 
     def __init__(
         self,
@@ -66,13 +67,15 @@ class WarpRenderer:
         lanes: int,
         worlds: int,
     ) -> None:
-        """Builds the contexts and compiles the kernels (a minute the very first time; cached on disk afterwards).
+        """Builds the contexts and compiles the kernels.
+
+        Compiling takes a minute the first time on a machine; later it comes from a cache on disk.
 
         Args:
             model: the scene.
             cameras: names of the cameras to draw.
             size: edge of the square picture in pixels.
-            device: ``"cpu"`` or a CUDA device, where the pictures then stay.
+            device: ``"cpu"`` or a CUDA device; the pictures stay there.
             lanes: threads that draw at the same time (1 is best on a GPU).
             worlds: envs that one launch draws.
         """
@@ -80,6 +83,7 @@ class WarpRenderer:
         self._size = size
         self._worlds = worlds
         self._device = device
+        # Warp draws cameras in the model's order.
         self._order = sorted(cameras, key=lambda name: model.camera(name).id)
         _, wp = import_warp()
         if not any(Path(wp.config.kernel_cache_dir).glob("*render_megakernel*")):
@@ -93,6 +97,7 @@ class WarpRenderer:
         packed = torch.empty(shape, dtype=torch.int32, device=self._device)
         starts = list(range(0, len(rows), self._worlds))
 
+        # Every lane takes each len(lanes)-th batch.
         def draw(number: int) -> None:
             for start in starts[number :: len(self._lanes)]:
                 part = rows[start : start + self._worlds]
@@ -186,10 +191,19 @@ class _Lane:
 
 
 class OpenGLRenderer:
-    """MuJoCo's own renderer, one picture after the other: slower in software, but it needs no compiled kernels."""
+    """MuJoCo's own renderer: one picture after the other, and nothing to compile.
+
+    Without a GPU it is slower than ``WarpRenderer``.
+    """
 
     def __init__(self, model: mujoco.MjModel, cameras: tuple[str, ...], size: int) -> None:
-        """Opens an off-screen context, by the driver that ``MUJOCO_GL`` named when MuJoCo was imported."""
+        """Opens an off-screen context.
+
+        The driver is the one that ``MUJOCO_GL`` named when MuJoCo was imported.
+
+        Raises:
+            MissingDependencyError: the driver does not work here.
+        """
         self._model = model
         self._cameras = cameras
         self._data = mujoco.MjData(model)
@@ -201,6 +215,7 @@ class OpenGLRenderer:
                 "before starting; if that does not help, install an EGL driver (Debian/Ubuntu: "
                 "apt-get install libegl1 libgl1-mesa-dri), or use renderer=warp, which needs none."
             ) from error
+        # What the ray caster leaves out is left out here, too, so that pictures look alike.
         scene = self._renderer.scene
         scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
         scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
@@ -236,70 +251,22 @@ class OpenGLRenderer:
         self._renderer.close()
 
 
-def import_warp() -> tuple[Any, Any]:
-    """The modules mujoco_warp and warp.
-
-    Raises:
-        MissingDependencyError: one of them is not installed.
-    """
-    try:
-        with _without_driver_warning():
-            import warp as wp
-
-            wp.config.log_level = wp.LOG_WARNING
-            wp.init()
-        import mujoco_warp as mjw
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"renderer=warp needs the package mujoco-warp, which is not installed ({error}). "
-            "Install it with `pip install 'mujoco-warp>=3.17,<3.18'`, or choose renderer=opengl "
-            "(slower) or renderer=none (states)."
-        ) from error
-    return mjw, wp
-
-
-@contextlib.contextmanager
-def _without_driver_warning() -> Iterator[None]:
-    """Drops Warp's native warning that there is no NVIDIA driver, on every start of a machine that never had one."""
-    with tempfile.TemporaryFile() as caught:
-        saved = os.dup(2)
-        os.dup2(caught.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
-            caught.seek(0)
-            for line in caught.read().decode(errors="replace").splitlines():
-                if "Could not find or load the NVIDIA CUDA driver" not in line:
-                    print(line, file=sys.stderr)
-
-
 def make(
     kind: str, model: mujoco.MjModel, cameras: tuple[str, ...], size: int, lanes: int, worlds: int
 ) -> Renderer:
-    """The renderer called ``kind``: ``"warp"`` (a GPU where Warp finds one, else CPU) or ``"opengl"``."""
+    """The renderer called ``kind``.
+
+    Args:
+        kind: ``"warp"`` (on a GPU where Warp finds one, else on the CPU) or ``"opengl"``.
+        model: the scene.
+        cameras: names of the cameras to draw.
+        size: edge of the square picture in pixels.
+        lanes: threads of ``WarpRenderer`` on a CPU.
+        worlds: envs that one launch of it draws on a CPU; on a GPU it draws four times as many.
+    """
     if kind == "opengl":
         return OpenGLRenderer(model, cameras, size)
     _, wp = import_warp()
     if wp.get_cuda_device_count():
         return WarpRenderer(model, cameras, size, "cuda:0", 1, 4 * worlds)
     return WarpRenderer(model, cameras, size, "cpu", lanes, worlds)
-
-
-def warm_up(config: Any = None) -> float:
-    """Compiles mujoco-warp's kernels for a scene into Warp's cache on disk, if they are not there yet.
-
-    Args:
-        config: of the ``MujocoEnv`` whose scene it is; None means the default one.
-
-    Returns:
-        Seconds taken: 10 to 60 the first time, a few afterwards.
-    """
-    from embodyrl.sims.mujoco.env import MujocoEnv
-
-    started = time.perf_counter()
-    env = MujocoEnv(dataclasses.replace(config or MujocoEnv.Config(), num_envs=1))
-    env.reset()
-    env.close()
-    return time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""The MuJoCo model: the arm of ``assets/panda.xml`` plus table, blocks, markers, a drawer, camera and light."""
+"""The MuJoCo model: the arm of ``assets/panda.xml``, table, blocks, markers, drawer, camera."""
 
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's module is native and its wheel describes it only in part to a type checker.
@@ -34,7 +34,10 @@ _SPHERE = mujoco.mjtGeom.mjGEOM_SPHERE
 def look_at(
     position: NDArray[np.float64], target: NDArray[np.float64], roll: float = 0.0
 ) -> NDArray[np.float64]:
-    """Quaternion (w, x, y, z) of a MuJoCo camera at ``position`` (it looks along -z, y up) that faces ``target``."""
+    """Quaternion (w, x, y, z) of a camera at ``position`` that faces ``target``.
+
+    MuJoCo's cameras look along their -z axis, with y up.
+    """
     back = position - target
     back = back / np.linalg.norm(back)
     right = np.cross([0.0, 0.0, 1.0], back)
@@ -60,8 +63,8 @@ def build(num_blocks: int, drawer: bool) -> mujoco.MjModel:
     """
     spec = mujoco.MjSpec.from_file(str(files("embodyrl.sims.mujoco") / "assets" / "panda.xml"))
     world = spec.worldbody
-    # What collides is an endless plane (at most 4 contacts a block); what is seen is a table top of
-    # finite size.
+    # Blocks rest on an endless plane, which makes at most 4 contacts a block. What is seen is a
+    # table top of finite size.
     world.add_geom(
         name="floor", type=_PLANE, size=[0, 0, 1],
         contype=1, conaffinity=0, group=3, condim=3, friction=[1.0, 0.01, 1e-4],
@@ -70,17 +73,20 @@ def build(num_blocks: int, drawer: bool) -> mujoco.MjModel:
         name="table", type=_BOX, pos=[0.42, 0, -0.03], size=[0.5, 0.6, 0.03], rgba=[*TABLE_RGB, 1],
         contype=0, conaffinity=0, group=1,
     )  # fmt: skip
+    # Light, background and camera.
     world.add_light(
         name="sun", type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, pos=[0, 0, 2], dir=LIGHT_DIR,
         diffuse=[0.65] * 3, ambient=[0.4] * 3, specular=[0.0] * 3, castshadow=False,
     )  # fmt: skip
     spec.add_texture(
-        name="sky", type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, builtin=mujoco.mjtBuiltin.mjBUILTIN_FLAT,
-        rgb1=BACKGROUND, rgb2=BACKGROUND, width=4, height=24,
+        name="sky", type=mujoco.mjtTexture.mjTEXTURE_SKYBOX,
+        builtin=mujoco.mjtBuiltin.mjBUILTIN_FLAT, rgb1=BACKGROUND, rgb2=BACKGROUND,
+        width=4, height=24,
     )  # fmt: skip
     world.add_camera(
         name="front", pos=CAMERA_POS, quat=look_at(CAMERA_POS, CAMERA_LOOK_AT), fovy=CAMERA_FOVY
     )
+    # Markers of goals: they are seen, and touch nothing.
     for name, kind, size in (
         ("ball", _SPHERE, [0.02, 0, 0]),
         ("zone", _BOX, [0.045, 0.045, 0.001]),
@@ -95,6 +101,7 @@ def build(num_blocks: int, drawer: bool) -> mujoco.MjModel:
             conaffinity=0,
             group=1,
         )
+    # Blocks, parked beside the table until a reset places them.
     for k in range(num_blocks):
         body = world.add_body(name=f"block{k}", pos=[-1.0 - 0.2 * k, 1.5, BLOCK_HALF])
         body.add_freejoint(name=f"block{k}")
@@ -104,8 +111,8 @@ def build(num_blocks: int, drawer: bool) -> mujoco.MjModel:
         )  # fmt: skip
     if drawer:
         cabinet = world.add_body(name="cabinet", mocap=True, pos=AWAY)
-        # Seen only: a shell that touches nothing, so that the drawer's own joint is all that
-        # constrains it.
+        # The cabinet is a shell that is only seen. It touches nothing, so the drawer is held by its
+        # joint alone.
         for pos, size in (
             ([0.0, 0.0, 0.11], [0.10, 0.10, 0.01]),
             ([0.09, 0.0, 0.05], [0.01, 0.10, 0.05]),
@@ -115,18 +122,21 @@ def build(num_blocks: int, drawer: bool) -> mujoco.MjModel:
             cabinet.add_geom(
                 type=_BOX, pos=pos, size=size, rgba=_CABINET_RGBA, contype=0, conaffinity=0, group=1
             )
+        # The drawer: its slide, its front and bottom, and a handle.
         body = cabinet.add_body(name="drawer")
         body.add_joint(
-            name="drawer", type=mujoco.mjtJoint.mjJNT_SLIDE, axis=[-1, 0, 0], range=[0, DRAWER_TRAVEL],
-            damping=np.array([4.0, 0.0, 0.0]), frictionloss=0.3, armature=0.1,
+            name="drawer", type=mujoco.mjtJoint.mjJNT_SLIDE, axis=[-1, 0, 0],
+            range=[0, DRAWER_TRAVEL], damping=np.array([4.0, 0.0, 0.0]),
+            frictionloss=0.3, armature=0.1,
         )  # fmt: skip
         look = dict(contype=0, conaffinity=0, group=1, rgba=_DRAWER_RGBA)
         body.add_geom(type=_BOX, pos=[-0.1, 0, 0.05], size=[0.008, 0.09, 0.045], mass=0.3, **look)
         body.add_geom(type=_BOX, pos=[0.0, 0, 0.015], size=[0.09, 0.085, 0.005], mass=0.2, **look)
-        # A post that the fingers close on from above.
+        # The handle is a post, which the fingers close on from above.
         body.add_geom(
-            name="handle", type=_BOX, pos=HANDLE, size=[0.012, 0.012, 0.04], mass=0.05, rgba=[0.9, 0.9, 0.1, 1],
-            contype=8, conaffinity=0, condim=4, friction=[1.6, 0.02, 1e-4], group=1,
+            name="handle", type=_BOX, pos=HANDLE, size=[0.012, 0.012, 0.04], mass=0.05,
+            rgba=[0.9, 0.9, 0.1, 1], contype=8, conaffinity=0, condim=4,
+            friction=[1.6, 0.02, 1e-4], group=1,
         )  # fmt: skip
         body.add_geom(
             type=_BOX, pos=[-0.115, 0, 0.03], size=[0.02, 0.008, 0.008], mass=0.02, **look

@@ -1,6 +1,6 @@
-"""The tasks: one table row each, and how an initial state, an appearance and a sentence are drawn for it.
+"""The tasks, one table row each, and how initial states, appearances and instructions are drawn.
 
-Success, progress and sampling work on a ``View`` of n envs; nothing here knows about physics or
+Success and progress are computed from a ``View`` of n envs. Nothing here knows about physics or
 pixels.
 """
 
@@ -46,14 +46,14 @@ MIN_GAP = 0.095
 
 @dataclass
 class View:
-    """The simulator state of n envs that tasks and experts look at; positions in m in the robot base's frame."""
+    """The state of n envs as tasks and experts see it; positions in m in the robot base's frame."""
 
     ee: Array
     """(n, 3) point between the finger tips."""
     opening: Array
     """(n,) distance between the fingers."""
     blocks: Array
-    """(n, num_blocks, 3), the named one first, for stack the one below second."""
+    """(n, num_blocks, 3): the named one first; for stack, the one below second."""
     goal: Array
     """(n, 3) the marker's centre."""
     handle: Array
@@ -72,7 +72,7 @@ class Task:
     paraphrase: str
     success: Callable[[View], NDArray[np.bool_]]
     progress: Callable[[View], Array]
-    """(n,) in [0, 1], the potential that dense reward is the difference of."""
+    """(n,) in [0, 1]; the dense reward of a step is its change."""
     blocks: tuple[int, int] = (0, 0)
     """Fewest and most blocks on the table."""
     clutter: bool = False
@@ -86,14 +86,17 @@ def _norm(x: Array) -> Array:
 
 
 def _near(distance: Array, scale: float) -> Array:
+    """From 1 at distance 0 down to 0; about a quarter at ``scale`` m."""
     return 1.0 - np.tanh(distance / scale)
 
 
 def _lift(v: View) -> Array:
+    """Height of the first block above the table, in m."""
     return v.blocks[:, 0, 2] - scene.BLOCK_HALF
 
 
 def _on_top(v: View) -> NDArray[np.bool_]:
+    """Whether the first block rests on the second, and the hand has let go."""
     gap = v.blocks[:, 0] - v.blocks[:, 1]
     level = np.abs(gap[:, 2] - 2 * scene.BLOCK_HALF) < 0.008
     return (
@@ -118,36 +121,63 @@ TASKS: dict[str, Task] = {
     task.name: task
     for task in (
         Task(
-            "reach", 25, "move the gripper to the green ball", "bring the hand over to where the green ball is",
+            "reach",
+            25,
+            instruction="move the gripper to the green ball",
+            paraphrase="bring the hand over to where the green ball is",
             success=lambda v: _norm(v.ee - v.goal) < 0.025,
             progress=lambda v: _near(_norm(v.ee - v.goal), 0.15),
             marker="ball",
         ),
         Task(
-            "push", 50, "push the {0} block onto the green square", "slide the {0} cube until it is on the green patch",
+            "push",
+            50,
+            instruction="push the {0} block onto the green square",
+            paraphrase="slide the {0} cube until it is on the green patch",
             success=lambda v: _norm(v.blocks[:, 0, :2] - v.goal[:, :2]) < 0.035,
-            progress=lambda v: 0.3 * _near(_norm(v.ee - v.blocks[:, 0]), 0.1)
-            + 0.7 * _near(_norm(v.blocks[:, 0, :2] - v.goal[:, :2]), 0.1),
-            blocks=(1, 1), marker="zone",
+            progress=lambda v: (
+                0.3 * _near(_norm(v.ee - v.blocks[:, 0]), 0.1)
+                + 0.7 * _near(_norm(v.blocks[:, 0, :2] - v.goal[:, :2]), 0.1)
+            ),
+            blocks=(1, 1),
+            marker="zone",
         ),
         Task(
-            "pick", 40, "pick up the {0} block", "grasp the {0} cube and raise it",
+            "pick",
+            40,
+            instruction="pick up the {0} block",
+            paraphrase="grasp the {0} cube and raise it",
             success=lambda v: (_lift(v) > 0.05) & (_norm(v.ee - v.blocks[:, 0]) < 0.06),
-            progress=lambda v: 0.5 * _near(_norm(v.ee - v.blocks[:, 0]), 0.1) + 0.5 * np.clip(_lift(v) / 0.05, 0, 1),
-            blocks=(2, 3), clutter=True,
+            progress=lambda v: (
+                0.5 * _near(_norm(v.ee - v.blocks[:, 0]), 0.1)
+                + 0.5 * np.clip(_lift(v) / 0.05, 0, 1)
+            ),
+            blocks=(2, 3),
+            clutter=True,
         ),
         Task(
-            "stack", 60, "stack the {0} block on the {1} block", "put the {0} cube on top of the {1} cube",
-            success=_on_top, progress=_stack_progress, blocks=(2, 2), clutter=True,
+            "stack",
+            60,
+            instruction="stack the {0} block on the {1} block",
+            paraphrase="put the {0} cube on top of the {1} cube",
+            success=_on_top,
+            progress=_stack_progress,
+            blocks=(2, 2),
+            clutter=True,
         ),
         Task(
-            "open_drawer", 50, "open the drawer", "pull the drawer out by its handle",
+            "open_drawer",
+            50,
+            instruction="open the drawer",
+            paraphrase="pull the drawer out by its handle",
             success=lambda v: v.drawer > 0.10,
-            progress=lambda v: 0.4 * _near(_norm(v.ee - v.handle), 0.1) + 0.6 * np.clip(v.drawer / 0.10, 0, 1),
+            progress=lambda v: (
+                0.4 * _near(_norm(v.ee - v.handle), 0.1) + 0.6 * np.clip(v.drawer / 0.10, 0, 1)
+            ),
             drawer=True,
         ),
     )
-}  # fmt: skip
+}
 
 
 def list_tasks() -> list[TaskInfo]:
@@ -164,7 +194,7 @@ def list_tasks() -> list[TaskInfo]:
 
 @dataclass
 class Layout:
-    """One initial state: where things are, how they look and what is asked."""
+    """One initial state: where things are, how they look, and the instruction."""
 
     task: str
     instruction: str
@@ -189,20 +219,22 @@ class Layout:
 def sample(
     task: Task, split: str, init: int, num_blocks: int, fewest_blocks: int, most_blocks: int
 ) -> Layout:
-    """Draws the initial state number ``init`` of a split; the same arguments always give the same one.
+    """Draws the initial state of number ``init``; the same arguments always give the same one.
 
     Args:
         task: the row of the table.
         split: a key of ``SPLITS``.
         init: any non-negative int.
-        num_blocks: how many blocks the compiled scene has; the ones not used are parked out of
-            sight.
-        fewest_blocks: least number of blocks that lie on the table.
-        most_blocks: largest such number.
+        num_blocks: blocks in the compiled scene; those that are not used are parked out of sight.
+        fewest_blocks: fewest blocks on the table.
+        most_blocks: most blocks on the table.
     """
+    # A random stream for each task, split and number. The order of the draws below must not change:
+    # the number of an initial state stands for it in every result.
     rng = np.random.default_rng(
         np.random.SeedSequence((zlib.crc32(f"{task.name}/{split}".encode()), init))
     )
+    # How many blocks, their colours, and where they are.
     used = int(rng.integers(fewest_blocks, most_blocks + 1)) if most_blocks else 0
     names = [str(name) for name in rng.permutation(list(PALETTE))]
     rgb = np.array([PALETTE[name] for name in names])
@@ -213,6 +245,7 @@ def sample(
     for k in range(used):
         blocks[k, :2] = spots[k]
         blocks[k, 3] = rng.uniform(-0.25, 0.25)
+    # The instruction names the first colours.
     sentence = task.paraphrase if split == "ood_language" else task.instruction
     rgb = np.clip(rgb + rng.uniform(-0.05, 0.05, rgb.shape), 0.02, 1.0)
     layout = Layout(
@@ -223,6 +256,7 @@ def sample(
         colours=names,
         block_rgb=rgb,
     )
+    # The goal's marker, or the cabinet.
     if task.marker == "ball":
         low, high = (WIDE_LOW, WIDE_HIGH) if split == "ood_position" else (TABLE_LOW, TABLE_HIGH)
         layout.ball = np.append(rng.uniform(low, high), rng.uniform(0.03, 0.18))
@@ -237,8 +271,9 @@ def sample(
 
 
 def _spots(rng: np.random.Generator, count: int, wide: bool) -> Array:
-    """(count, 2) places at least ``MIN_GAP`` apart; on the rim of the wider region if ``wide``."""
+    """(count, 2) places at least ``MIN_GAP`` apart; if ``wide``, on the rim of the wider region."""
     low, high = (WIDE_LOW, WIDE_HIGH) if wide else (TABLE_LOW, TABLE_HIGH)
+    # Drawn one by one; where the places drawn so far leave no room, begin again.
     while True:
         spots: list[Array] = []
         for _ in range(200):
@@ -253,7 +288,10 @@ def _spots(rng: np.random.Generator, count: int, wide: bool) -> Array:
 
 
 def _push_route(rng: np.random.Generator, wide: bool) -> tuple[Array, Array]:
-    """Where the block starts (2,) and the zone's centre (3,), 11 to 15 cm apart, mostly away from the robot."""
+    """Where the block starts (2,), and the zone's centre (3,).
+
+    They are 11 to 15 cm apart (15 to 19 if ``wide``), and the way leads mostly away from the robot.
+    """
     angle = rng.uniform(-0.9, 0.9)
     distance = rng.uniform(0.15, 0.19) if wide else rng.uniform(0.11, 0.15)
     start = rng.uniform([0.40, -0.10], [0.45, 0.10])
@@ -262,8 +300,9 @@ def _push_route(rng: np.random.Generator, wide: bool) -> tuple[Array, Array]:
 
 
 def _restyle(layout: Layout, split: str, rng: np.random.Generator) -> None:
+    """Changes colours, light or camera, in the splits that do."""
     if split == "ood_colour":
-        # Darker or paler, never so far that the name is wrong.
+        # Darker or paler, but never so far that the colour's name is wrong.
         toward = rng.choice([0.0, 1.0], size=(len(layout.block_rgb), 1))
         layout.block_rgb = layout.block_rgb + rng.uniform(0.25, 0.4) * (toward - layout.block_rgb)
         layout.table_rgb = np.clip(rng.uniform(0.2, 0.8) + rng.uniform(-0.08, 0.08, 3), 0, 1)

@@ -1,4 +1,4 @@
-"""One worker process as its owner sees it: started, talked to, replaced when it breaks, stopped."""
+"""``Worker``: the parent's side of one worker process, which it starts, replaces and stops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,16 @@ class WorkerFault(Exception):
 
 
 class Worker:
-    """One process with its socket, its log and the rows of the pool that it hosts."""
+    """One process, with its socket, its log and the range of the pool's envs that it hosts.
+
+    Args:
+        name: registry name of the env.
+        config: of the whole pool.
+        low: number of the first env that it hosts.
+        high: one more than that of the last.
+        threads: that torch and OpenMP may use in it.
+        start_timeout: seconds for starting the process and building its env.
+    """
 
     def __init__(
         self, name: str, config: EnvConfig, low: int, high: int, threads: int, start_timeout: float
@@ -34,42 +43,44 @@ class Worker:
         self.low = low
         self.high = high
         self.start_timeout = start_timeout
-        own = {"num_envs": high - low, "seed": config.seed + low, "device": "cpu"}
+        # Its share of the envs, with the seeds that they would have in one process.
+        share = {"num_envs": high - low, "seed": config.seed + low, "device": "cpu"}
         if hasattr(config, "num_workers"):
-            own["num_workers"] = 1
-        self.hello = {
+            share["num_workers"] = 1
+        self.first_message = {
             "name": name,
-            "config": config_to_json(config) | own,
+            "config": config_to_json(config) | share,
             "first": low,
             "threads": threads,
         }
-        self.expert: dict[str, Any] | None = None
+        self.expert: dict[str, Any] | None = None  # arguments of make_expert, once asked for
         self.process: subprocess.Popen[bytes] | None = None
         self.closed = False
         self.start()
 
     def start(self) -> None:
         """Starts the process and does not wait for it."""
-        self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
-        self.sock, theirs = socket.socketpair()
+        # Open for as long as the process lives.
+        self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self.sock, child_sock = socket.socketpair()
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        threads = str(self.hello["threads"])
+        threads = str(self.first_message["threads"])
         environment = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": path}
-        with theirs:
+        with child_sock:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "embodyrl.sims.workers.process", str(theirs.fileno())],
+                [sys.executable, "-m", "embodyrl.sims.workers.process", str(child_sock.fileno())],
                 env=environment,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_sock.fileno()],
                 stdin=subprocess.DEVNULL,  # nothing may ever wait for an answer from the keyboard
                 stdout=self.log,
                 stderr=self.log,
             )
-        self.seq = 0
-        self.ready = False
-        self.attached = False
-        self.blank = True
+        self.seq = 0  # number of the last message; its answer has the same number
+        self.ready = False  # whether its env is built
+        self.has_memory = False  # whether it has the pool's shared memory
+        self.needs_reset = True  # whether none of its envs has begun an episode
         self.started = time.monotonic()
-        self.send(self.hello)
+        self.send(self.first_message)
 
     def wait_ready(self) -> EnvSpec | None:
         """Waits until the env is built; returns its spec the first time."""
@@ -77,14 +88,15 @@ class Worker:
             return None
         reply = self.receive(self.started + self.start_timeout)
         self.ready = True
+        # A process that replaces another one gets the same expert.
         if self.expert is not None:
             self.send({"command": "make_expert", **self.expert})
         return spec_from_json(reply["spec"])
 
     def attach(self, spec: EnvSpec, horizon: int, memory: int) -> None:
-        """Hands over the shared memory."""
+        """Hands over the shared memory, by its file descriptor."""
         self.send({"command": "attach", "spec": config_to_json(spec), "horizon": horizon}, memory)
-        self.attached = True
+        self.has_memory = True
 
     def send(self, message: dict[str, Any], fd: int | None = None) -> None:
         """Sends one message; raises ``WorkerFault`` if the process is gone."""
@@ -110,21 +122,23 @@ class Worker:
             except (OSError, EOFError) as error:
                 raise self._fault(error) from None
             if reply["seq"] < self.seq:
-                # the answer to a message whose sender was interrupted, or that asked for none
+                # The answer to an earlier message: its sender was interrupted, or wanted none.
                 continue
             if "error" not in reply:
                 return reply
+            # A mistake of the user's is raised as the same kind of error here. After any other
+            # error the worker has built its env anew.
             text = reply["error"]["text"]
-            user = reply["error"]["user"]
-            if user:
-                raise getattr(errors, user, UserError)(text)
-            self.blank = True
+            user_error = reply["error"]["user"]
+            if user_error:
+                raise getattr(errors, user_error, UserError)(text)
+            self.needs_reset = True
             if not self.ready:
                 raise self._fault(RuntimeError(text))
             raise WorkerFault(f"The simulator raised:\n{text}")
 
     def _fault(self, error: BaseException) -> WorkerFault:
-        """Replaces the process by a new one; returns what happened to the old."""
+        """Replaces the process by a new one; returns what happened to the old one."""
         self.kill()
         assert self.process is not None
         if isinstance(error, TimeoutError):
@@ -135,6 +149,7 @@ class Worker:
             code = self.process.returncode
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             what = f"Its worker process ended ({how})."
+        # The end of what it wrote often says why.
         self.log.seek(max(0, self.log.seek(0, os.SEEK_END) - 2000))
         tail = self.log.read().decode(errors="replace").strip()
         self.log.close()
@@ -151,7 +166,7 @@ class Worker:
 
 
 def stop_all(workers: list[Worker]) -> None:
-    """Asks all to end, and kills those that do not within two seconds."""
+    """Asks all workers to end, and kills those that have not after two seconds."""
     for worker in workers:
         worker.closed = True
         if worker.sock.fileno() >= 0:

@@ -1,9 +1,9 @@
-"""A VecEnv made of worker processes, for simulators that run one episode per core.
+"""``PooledVecEnv``: a VecEnv of worker processes, for simulators that run one episode per core.
 
-Each worker hosts a VecEnv of N / num_workers envs; a chunk is one message to each. A worker that
-dies or hangs past its deadline costs one masked chunk: its envs come back truncated with nothing
-valid and ``fault`` set, a new process starts while the others go on untouched, and the
-caller resets those envs like any that ended.
+Each worker hosts a VecEnv of N / num_workers envs, and a chunk is one message to each. A worker
+that dies or hangs costs one masked chunk. Its envs come back truncated with nothing valid and
+``fault`` set, and a new process starts while the others go on. The caller resets those envs like
+any others that ended.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -25,12 +25,14 @@ from embodyrl.env import EnvConfig, check_actions, env_index, plan_reset
 from embodyrl.errors import UserError
 from embodyrl.sims.fault_watch import FaultWindow
 from embodyrl.sims.workers.handle import Worker, WorkerFault, stop_all
-from embodyrl.sims.workers.process import block_layout, block_size, map_block
+from embodyrl.sims.workers.process import map_memory, memory_layout, memory_size
 from embodyrl.types import EnvSpec, Obs, Step
 
 
 class PooledVecEnv:
-    """N envs in worker processes; see the module. Initial states are drawn here, as one process would draw them.
+    """N envs in worker processes; see the module.
+
+    Initial states are drawn in the parent, so they are the same for any number of workers.
 
     Args:
         name: registry name of the env.
@@ -59,6 +61,7 @@ class PooledVecEnv:
         self.device = torch.device(config.device)
         self.step_timeout = step_timeout
         self.reset_timeout = reset_timeout
+        # Envs k with bounds[w] <= k < bounds[w + 1] belong to worker w.
         bounds = (
             np.linspace(0, config.num_envs, max(1, min(num_workers, config.num_envs)) + 1)
             .astype(int)
@@ -69,6 +72,7 @@ class PooledVecEnv:
             Worker(name, config, low, high, threads, start_timeout)
             for low, high in itertools.pairwise(bounds)
         ]
+        # The processes end with this object, also where nobody calls close().
         self._finalizer = weakref.finalize(self, stop_all, self._workers)
         self._rngs = [np.random.default_rng(config.seed + k) for k in range(config.num_envs)]
         self._running = torch.zeros(config.num_envs, dtype=torch.bool)
@@ -77,6 +81,7 @@ class PooledVecEnv:
         self.init = np.zeros(config.num_envs, dtype=np.int64)
         self._faults = FaultWindow()
         self.counts_faults = True
+        # All workers build at the same time; this waits for the slowest.
         try:
             specs = [worker.wait_ready() for worker in self._workers]
         except BaseException as error:
@@ -89,29 +94,26 @@ class PooledVecEnv:
         self._share_memory(horizon=16)
 
     def _share_memory(self, horizon: int) -> None:
-        layout = block_layout(self.spec, horizon)
-        linux = hasattr(
-            os, "memfd_create"
-        )  # elsewhere a deleted temporary file does the same, on disk
-        with (
-            os.fdopen(os.memfd_create("embodyrl"), "w+b")
-            if linux
-            else tempfile.TemporaryFile() as file
-        ):
-            file.truncate(block_size(layout))
-            self._arrays = map_block(file.fileno(), layout)
+        """Makes shared memory with room for chunks of up to ``horizon`` actions.
+
+        Workers get it with their next message.
+        """
+        layout = memory_layout(self.spec, horizon)
+        with _anonymous_file() as file:
+            file.truncate(memory_size(layout))
+            self._arrays = map_memory(file.fileno(), layout)
             self._memory = os.dup(file.fileno())
         weakref.finalize(self._arrays["proprio"], os.close, self._memory)
         self._horizon = horizon
         for worker in self._workers:
-            worker.attached = False
+            worker.has_memory = False
 
     def close(self) -> None:
         """Ends all workers; they need not answer. May be called twice."""
         self._finalizer()
 
     def make_expert(self, noise: float = 0.0, seed: int = 0) -> PooledExpert:
-        """The env's own scripted expert, beside each simulator; see ``PooledExpert``. One at a time."""
+        """The env's own scripted expert, in each worker; see ``PooledExpert``. One at a time."""
         return PooledExpert(self, noise, seed)
 
     def reset(
@@ -126,14 +128,13 @@ class PooledVecEnv:
         self.init[ids] = inits
         self._faults.begin(len(ids))
         pending = [w for w in self._workers if any(w.low <= k < w.high for k in ids)]
-        while (
-            pending
-        ):  # a worker that breaks in a reset is tried again until it has broken too often
+        # A worker that breaks in a reset is tried again, until it has broken too often.
+        while pending:
             messages = {}
             for worker in pending:
-                # A new process has begun no episode: all its envs get a state, the ones not asked
-                # for stay masked.
-                rows = [k for k in range(worker.low, worker.high) if worker.blank or k in ids]
+                # A new process has begun no episode. All its envs get a state, but those that were
+                # not asked for stay masked.
+                rows = [k for k in range(worker.low, worker.high) if worker.needs_reset or k in ids]
                 local = [k - worker.low for k in rows]
                 messages[worker] = {
                     "command": "reset",
@@ -146,13 +147,13 @@ class PooledVecEnv:
                     self._running[worker.low : worker.high] = False
                     self._count_fault(worker, reply)
                 else:
-                    worker.blank = False
+                    worker.needs_reset = False
                     self._instruction[worker.low : worker.high] = reply["instruction"]
             pending = [w for w in pending if isinstance(replies[w], WorkerFault)]
-        fresh = torch.zeros(self.spec.num_envs, dtype=torch.bool)
-        fresh[ids] = True
-        self._running |= fresh
-        self._last_obs = self._observe(fresh)
+        reset = torch.zeros(self.spec.num_envs, dtype=torch.bool)
+        reset[ids] = True
+        self._running |= reset
+        self._last_obs = self._observe(reset)
         return self._last_obs
 
     def step(self, actions: Tensor) -> Step:
@@ -170,9 +171,11 @@ class PooledVecEnv:
             raise RuntimeError("step was called before the first reset.")
         n = self.spec.num_envs
         horizon = message["horizon"]
+        # Workers whose envs have all ended are not asked.
         started = self._running.clone()
         workers = [w for w in self._workers if started[w.low : w.high].any()]
         replies = self._exchange({worker: message for worker in workers}, self.step_timeout)
+        # ``good``: envs that ran and whose worker answered; the others that ran have a fault.
         good = torch.zeros(n, dtype=torch.bool)
         for worker, reply in replies.items():
             if not isinstance(reply, WorkerFault):
@@ -180,6 +183,7 @@ class PooledVecEnv:
                 self._instruction[worker.low : worker.high] = reply["instruction"]
         good &= started
         lost = started & ~good
+        # What the workers wrote into shared memory, masked where a worker is gone.
         names = ("terminated", "truncated", "success", "fault")
         flags = {name: self._read(name) & good for name in names}
         flags["truncated"] |= lost
@@ -204,7 +208,7 @@ class PooledVecEnv:
         return torch.from_numpy(self._arrays[name].copy())
 
     def _observe(self, new: Tensor) -> Obs:
-        """The observation whose rows ``new`` are read from shared memory and whose others are the last ones again."""
+        """The observation: the envs of ``new`` (N,) from shared memory, the others as they were."""
 
         def rows(name: str, last: Tensor | None) -> Tensor:
             value = self._read(name).to(self.device)
@@ -228,6 +232,7 @@ class PooledVecEnv:
         )
 
     def _merge_logs(self, replies: dict[Worker, Any], good: Tensor) -> dict[str, Tensor]:
+        """``Step.log`` of all envs from those of the workers; zero where an env is not good."""
         log: dict[str, Tensor] = {}
         for worker, reply in replies.items():
             for key, (dtype, values) in (
@@ -246,10 +251,11 @@ class PooledVecEnv:
     ) -> dict[Worker, Any]:
         """One message to each worker, and each one's reply or fault; all share one deadline."""
         replies: dict[Worker, Any] = {}
+        # Send to all before the first answer is waited for, so that they work at the same time.
         for worker, message in messages.items():
             try:
                 worker.wait_ready()
-                if not worker.attached:
+                if not worker.has_memory:
                     worker.attach(self.spec, self._horizon, self._memory)
                 worker.send(message)
             except WorkerFault as fault:
@@ -262,13 +268,14 @@ class PooledVecEnv:
                     replies[worker] = worker.receive(deadline)
                 except WorkerFault as fault:
                     replies[worker] = fault
-                except UserError as error:  # raised once the others' replies are in, too
+                except UserError as error:  # raised below, when the others have answered
                     user_error = error
         if user_error is not None:
             raise user_error
         return replies
 
     def _count_fault(self, worker: Worker, fault: WorkerFault) -> None:
+        """Notes that a worker broke, and stops the run where that happens too often."""
         if too_many := self._faults.add():
             envs = ", ".join(
                 f"env {k} (initial state {self.init[k]}, {self.spec.task_of(int(self.init[k]))})"
@@ -279,7 +286,7 @@ class PooledVecEnv:
 
 
 class PooledExpert:
-    """A pooled env's scripted expert: it runs in each worker beside the simulator whose state it reads.
+    """The scripted expert of a pooled env; it runs in the workers, beside the simulators.
 
     Args:
         env: the pool; its env class must have ``make_expert(noise, seed)``.
@@ -304,7 +311,11 @@ class PooledExpert:
         self._exchange(messages)
 
     def rollout(self, horizon: int) -> tuple[Step, Tensor]:
-        """The expert acts for ``horizon`` control steps; returns the step and the actions (N, H, A) taken."""
+        """The expert acts for ``horizon`` control steps.
+
+        Returns:
+            The step, and the actions (N, H, A) that were taken.
+        """
         if horizon > self.env._horizon:
             self.env._share_memory(2 * horizon)
         step = self.env._step({"command": "expert_rollout", "horizon": horizon})
@@ -312,7 +323,13 @@ class PooledExpert:
 
     def _exchange(self, messages: dict[Worker, dict[str, Any]]) -> None:
         for worker, reply in self.env._exchange(messages, self.env.reset_timeout).items():
-            if isinstance(
-                reply, WorkerFault
-            ):  # its envs are found broken, and counted, at the next step
+            # Its envs are found broken, and the fault is counted, at the next step.
+            if isinstance(reply, WorkerFault):
                 worker.kill()
+
+
+def _anonymous_file() -> IO[bytes]:
+    """A file without a name, in memory on Linux and on disk elsewhere."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("embodyrl"), "w+b")
+    return tempfile.TemporaryFile()

@@ -1,9 +1,8 @@
-"""The child side of ``pool.PooledVecEnv``: one process that hosts one VecEnv and answers messages.
+"""The child's side of ``pool.PooledVecEnv``: a process that hosts one VecEnv and answers messages.
 
-Messages are length-prefixed JSON over a socket pair; observations, actions and rewards lie in
-anonymous shared memory whose file descriptor comes over the same socket. Nothing is pickled, the
-memory has no name that could be left behind, and the process ends by itself when its parent is
-gone.
+Messages are JSON with their length in front, over a socket pair. Observations, actions and rewards
+lie in anonymous shared memory, whose file descriptor comes over the same socket. So nothing is
+pickled, and no named memory can be left behind. The process ends by itself when its parent is gone.
 """
 
 from __future__ import annotations
@@ -37,34 +36,39 @@ from embodyrl.types import EnvSpec, Obs, Step
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 
 
-def block_layout(spec: EnvSpec, horizon: int) -> Layout:
-    """Name -> (dtype, shape) of the arrays in shared memory, for all N envs and chunks of up to ``horizon`` actions."""
+def memory_layout(spec: EnvSpec, horizon: int) -> Layout:
+    """Name -> (dtype, shape) of the arrays in shared memory, for all N envs.
+
+    Args:
+        spec: of all N envs together.
+        horizon: actions of the longest chunk.
+    """
     n = spec.num_envs
-    layout: Layout = {
+    images: Layout = {
         f"image/{name}": ("uint8", (n, *size, 3)) for name, size in spec.cameras.items()
     }
-    layout |= {
+    return {
+        **images,
         "proprio": ("float32", (n, spec.proprio_dim)),
         "privileged": ("float32", (n, spec.privileged_dim)),
-    }
-    layout |= {
         "actions": ("float32", (n, horizon, spec.action_dim)),
         "reward": ("float32", (n, horizon)),
+        "valid": ("bool", (n, horizon)),
+        "terminated": ("bool", (n,)),
+        "truncated": ("bool", (n,)),
+        "success": ("bool", (n,)),
+        "fault": ("bool", (n,)),
     }
-    layout |= {"valid": ("bool", (n, horizon))} | {
-        k: ("bool", (n,)) for k in ("terminated", "truncated", "success", "fault")
-    }
-    return layout
 
 
-def block_size(layout: Layout) -> int:
+def memory_size(layout: Layout) -> int:
     """Bytes that a layout needs; every array starts on a cache line."""
     return max(64, sum(_aligned(dtype, shape) for dtype, shape in layout.values()))
 
 
-def map_block(fd: int, layout: Layout) -> dict[str, np.ndarray]:
+def map_memory(fd: int, layout: Layout) -> dict[str, np.ndarray]:
     """The arrays of a layout, as views of the shared memory behind ``fd``."""
-    memory = mmap.mmap(fd, block_size(layout))
+    memory = mmap.mmap(fd, memory_size(layout))
     arrays = {}
     offset = 0
     for name, (dtype, shape) in layout.items():
@@ -75,6 +79,7 @@ def map_block(fd: int, layout: Layout) -> dict[str, np.ndarray]:
 
 
 def _aligned(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of an array, rounded up to whole cache lines of 64."""
     return -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 64) * 64
 
 
@@ -101,6 +106,7 @@ def receive_message(sock: socket.socket) -> tuple[dict[str, Any], int | None]:
 
 
 def _receive(sock: socket.socket, count: int) -> tuple[bytes, int | None]:
+    """Waits for exactly ``count`` bytes, and the file descriptor that may come with them."""
     data = b""
     fd = None
     while len(data) < count:
@@ -124,6 +130,7 @@ def config_from_json(cls: Any, data: dict[str, Any]) -> Any:
 
 
 def _restore(hint: Any, value: Any) -> Any:
+    """A value from JSON as the type ``hint`` says: tuples, nested dataclasses, dicts of them."""
     origin = typing.get_origin(hint)
     args = typing.get_args(hint)
     if value is None:
@@ -140,13 +147,13 @@ def _restore(hint: Any, value: Any) -> Any:
     return value
 
 
-class _Host:
-    """Owns the env (and the scripted expert, where one was asked for) and answers one message after the other."""
+class _EnvHost:
+    """Owns the env, and its scripted expert where one was asked for; a method for each command."""
 
     def __init__(self, name: str, config: dict[str, Any], first: int) -> None:
         self.name = name
         self.config = config
-        self.first = first
+        self.first = first  # number of its first env in the pool
         self.env: Any = None
         self.expert: Any = None
         self.expert_args: dict[str, Any] | None = None
@@ -155,8 +162,8 @@ class _Host:
 
     def build(self) -> None:
         """Makes the env, and the expert again if there was one."""
-        cls = registry.load("envs", self.name)
-        self.env = cls(config_from_json(cls.Config, self.config))
+        entry = registry.load("envs", self.name)
+        self.env = entry(config_from_json(entry.Config, self.config))
         self.rows = slice(self.first, self.first + self.env.spec.num_envs)
         if self.expert_args is not None:
             self.expert = self.env.make_expert(**self.expert_args)
@@ -206,7 +213,7 @@ class _Host:
 
 
 def _watch_parent(sock: socket.socket) -> None:
-    """Ends the process when the parent is gone, even in the middle of a step."""
+    """Ends the process when its parent is gone, even in the middle of a step."""
     parent = os.getppid()
     poll = select.poll()
     poll.register(sock.fileno(), 0)  # hang-ups are reported without being asked for
@@ -216,16 +223,18 @@ def _watch_parent(sock: socket.socket) -> None:
 
 
 def serve(sock: socket.socket) -> None:
-    """Builds the env that the first message names and answers messages until the parent closes the socket."""
+    """Builds the env that the first message names, and answers messages until the socket closes."""
     first, _ = receive_message(sock)
+    # The thread ends the process when the parent dies; messages alone would not tell in a step.
     threading.Thread(target=_watch_parent, args=(sock,), daemon=True).start()
     try:
         torch.set_num_threads(first["threads"])
-        host = _Host(first["name"], first["config"], first["first"])
+        host = _EnvHost(first["name"], first["config"], first["first"])
     except BaseException as error:
         send_message(sock, {"seq": first["seq"], "error": _describe(error)})
         return
     send_message(sock, {"seq": first["seq"], **host.hello()})
+    # One answer to each message, with the message's number; "attach" asks for none.
     while True:
         message, fd = receive_message(sock)
         seq = message.pop("seq")
@@ -236,16 +245,15 @@ def serve(sock: socket.socket) -> None:
         if command == "attach":
             assert fd is not None
             spec = spec_from_json(message["spec"])
-            host.arrays = map_block(fd, block_layout(spec, message["horizon"]))
+            host.arrays = map_memory(fd, memory_layout(spec, message["horizon"]))
             os.close(fd)
             continue
         try:
             reply = getattr(host, command)(**message)
         except Exception as error:
             send_message(sock, {"seq": seq, "error": _describe(error)})
-            if not isinstance(
-                error, UserError
-            ):  # after any other error the env may be in any state: make it anew
+            # After any other error the env may be in any state, so it is made anew.
+            if not isinstance(error, UserError):
                 with contextlib.suppress(Exception):
                     host.env.close()
                 host.build()
@@ -254,6 +262,7 @@ def serve(sock: socket.socket) -> None:
 
 
 def _describe(error: BaseException) -> dict[str, str]:
+    """An error as the parent gets it: the class's name if it is a ``UserError``, and the text."""
     user = type(error).__name__ if isinstance(error, UserError) else ""
     text = str(error) if user else "".join(traceback.format_exception(error)[-6:])
     return {"user": user, "text": text}
@@ -270,11 +279,8 @@ def main() -> None:
         serve(sock)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(
-        0
-        # simulators' and drivers' exit handlers are known to hang or crash; there is nothing left to
-        # save
-    )
+    # Exit handlers of simulators and drivers are known to hang or crash; nothing is left to save.
+    os._exit(0)
 
 
 if __name__ == "__main__":

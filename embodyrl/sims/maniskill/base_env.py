@@ -1,6 +1,6 @@
-"""Builds ManiSkill's own env objects, and turns what can be missing (package, driver, assets) into sentences.
+"""Builds ManiSkill's own env objects, and says in words what is missing: package, driver or assets.
 
-This is the only file that imports SAPIEN and ManiSkill, and it does so only when an env is built.
+SAPIEN and ManiSkill are imported for the first time here, and only when an env is built.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REWARDS = ("sparse", "dense", "normalized_dense")
 def make_base_env(
     task: str, *, control_mode: str, reward: str, image_size: int, robot: str, **backend: Any
 ) -> Any:
-    """ManiSkill's env object, below all gymnasium wrappers.
+    """ManiSkill's env object without any gymnasium wrapper.
 
     Args:
         task: registered id whose assets are at hand.
@@ -35,6 +35,7 @@ def make_base_env(
         MissingDependencyError: a driver or an asset is missing.
     """
     registered, agents = _import_mani_skill(renders=image_size > 0)
+    # Only what the config names; the rest is left to the task's own defaults.
     options: dict[str, Any] = {"obs_mode": "state", "reward_mode": reward, **backend}
     if control_mode:
         options["control_mode"] = control_mode
@@ -44,6 +45,7 @@ def make_base_env(
         options["robot_uids"] = robot
     if image_size:
         options["sensor_configs"] = {"width": image_size, "height": image_size}
+    # ManiSkill reports a wrong setting or a missing file by errors of many kinds.
     try:
         return registered[task].make(**options)
     except SystemExit:
@@ -102,6 +104,7 @@ def _import_mani_skill(renders: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     from mani_skill.utils.registration import REGISTERED_ENVS
 
     mani_skill.logger.setLevel(logging.ERROR)  # otherwise each of N envs repeats the same advice
+    # ManiSkill asks before it downloads; nothing here may wait for an answer.
     download_asset.prompt_yes_no = _refuse_to_prompt
     if not renders:
         _no_materials(sapien)
@@ -109,7 +112,7 @@ def _import_mani_skill(renders: bool) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _refuse_to_prompt(message: str) -> bool:
-    """Stands in for ManiSkill's question on stdin, which would stop a training for ever."""
+    """Replaces ManiSkill's question on stdin, which would block a training run for ever."""
     raise MissingDependencyError(
         f"ManiSkill wants to download: {message.split(' Would you')[0].strip()} Nothing is "
         "downloaded unasked: `python -m mani_skill.utils.download_asset NAME` (into "
@@ -118,14 +121,14 @@ def _refuse_to_prompt(message: str) -> bool:
 
 
 class _NoMaterial:
-    """A colour that nobody will see: without a renderer SAPIEN cannot even make the object, though nothing is drawn."""
+    """Replaces a material of SAPIEN's, which cannot be made without a renderer."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         pass
 
 
 def _no_materials(sapien: Any) -> None:
-    """Lets state envs be built on machines without Vulkan; a process that has a working driver keeps its materials."""
+    """Lets state envs be built without Vulkan; where a driver works, materials stay as they are."""
     try:
         sapien.render.RenderMaterial()
     except RuntimeError:

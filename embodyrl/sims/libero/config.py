@@ -1,0 +1,46 @@
+"""The settings of a LIBERO env."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from embodyrl.env import EnvConfig
+
+
+@dataclass(frozen=True)
+class LiberoConfig(EnvConfig):
+    """Settings of a LIBERO env.
+
+    Attributes:
+        suite: ``libero_spatial``, ``libero_object``, ``libero_goal``, ``libero_10``, ``libero_90``,
+            or one of LIBERO-PRO's. ``split="ood_swap"`` is short for the suite of that ending
+            (``_swap``, ``_lan``, ``_task``, ``_object``, ``_with_mug`` ...) with its official
+            initial states.
+        task_ids: numbers of the suite's tasks; empty means all.
+        cameras: any of ``agentview`` and ``wrist``.
+        image_size: height and width of the pictures.
+        backend: ``native`` steps MuJoCo with a compiled controller and draws with mujoco-warp.
+            ``warp`` does everything with mujoco-warp, thousands of worlds at once on a GPU.
+            ``robosuite`` is the reference: robosuite's own controller, and OpenGL.
+        num_workers: processes that share the envs; 1 runs them in this one.
+        num_threads: of each process of the native backend; 0 means as many as torch uses there.
+        max_episode_steps: control steps of 1/20 s until truncation; 0 means what published results
+            use for the suite.
+        settle_steps: control steps with the gripper open at the start of every episode, while
+            objects fall into place.
+        max_models: scenes with their visual geometry that each process keeps. One takes about .4 GB
+            and 3 s to make. Tasks with the same objects (all of LIBERO-Spatial, all of LIBERO-Goal)
+            share one.
+    """
+
+    name: str = "libero"
+    backend: str = "native"
+    suite: str = "libero_spatial"
+    task_ids: tuple[int, ...] = ()
+    cameras: tuple[str, ...] = ("agentview", "wrist")
+    image_size: int = 128
+    num_workers: int = 1
+    num_threads: int = 0
+    max_episode_steps: int = 0
+    settle_steps: int = 10
+    max_models: int = 10

@@ -1,0 +1,93 @@
+"""Builds and resets robosuite's own env of a LIBERO task."""
+
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's module is native and its wheel describes it only in part to a type checker.
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from embodyrl.sims.libero.suites import Task
+
+
+@contextlib.contextmanager
+def private_numpy_stream(seed: int | list[int]) -> Iterator[None]:
+    """Seeds numpy's global generator, from which LIBERO's samplers draw; restores it afterwards."""
+    before = np.random.get_state()  # noqa: NPY002
+    np.random.seed(np.random.SeedSequence(seed).generate_state(4))  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(before)  # noqa: NPY002
+
+
+def build(task: Task, models: dict[str, Any]) -> Any:
+    """The env that LIBERO's ``OffScreenRenderEnv`` wraps, without a renderer.
+
+    Args:
+        task: which.
+        models: compiled MuJoCo models by their XML, to which this scene's is added.
+    """
+    import robosuite
+    from libero.libero.envs import bddl_utils
+    from libero.libero.envs.bddl_base_domain import TASK_MAPPING
+    from robosuite.utils.binding_utils import MjSim
+
+    problem = bddl_utils.get_problem_info(str(task.bddl_file))["problem_name"]
+    base = TASK_MAPPING[problem]
+
+    # robosuite compiles a model for every env; here scenes with equal XML share one.
+    def initialize_sim(self: Any, xml_string: str | None = None) -> None:
+        self.scene_xml = xml = xml_string or self.model.get_xml()
+        if xml not in models:
+            models[xml] = mujoco.MjModel.from_xml_string(xml)
+        self.sim = MjSim(models[xml])
+        self.sim.forward()
+        self.initialize_time(self.control_freq)
+
+    # LIBERO checks the class's name, so the subclass keeps it.
+    env = type(base.__name__, (base,), {"_initialize_sim": initialize_sim})(
+        bddl_file_name=str(task.bddl_file),
+        robots=["Panda"],
+        controller_configs=robosuite.load_controller_config(default_controller="OSC_POSE"),
+        initialization_noise=None,
+        use_camera_obs=False,
+        has_renderer=False,
+        has_offscreen_renderer=False,
+        control_freq=20,
+        horizon=1000,
+        ignore_done=True,
+        hard_reset=False,
+        camera_names=["agentview", "robot0_eye_in_hand"],
+        camera_heights=128,
+        camera_widths=128,
+    )
+    reset_without_rebuilding(env)
+    return env
+
+
+def reset_without_rebuilding(env: Any) -> None:
+    """Places everything anew; where the samplers find no placement, they draw again.
+
+    Raises:
+        RuntimeError: they find none in 1000 tries.
+    """
+    from robosuite.utils.errors import RandomizationError
+
+    for _ in range(1000):
+        try:
+            env.sim.reset()
+            env._reset_internal()
+            break
+        except RandomizationError:
+            continue
+    else:
+        raise RuntimeError(
+            f"LIBERO's samplers found no placement for {env.bddl_file_name} in 1000 tries."
+        )
+    env.sim.forward()
+    env.visualize(vis_settings={name: False for name in env._visualizations})

@@ -1,0 +1,79 @@
+"""The settings of ``ManiSkillEnv``, and what they may be."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from embodyrl.env import EnvConfig
+from embodyrl.errors import UserError, did_you_mean
+from embodyrl.sims.maniskill.base_env import REWARDS
+from embodyrl.sims.maniskill.tasks import SPLITS
+
+BACKENDS = ("auto", "cpu", "gpu")
+
+
+@dataclass(frozen=True)
+class ManiSkillConfig(EnvConfig):
+    """Settings of ``ManiSkillEnv``.
+
+    Attributes:
+        task: registered id, e.g. ``"PickCube-v1"``; ``tasks.list_tasks()`` names them all.
+        obs: ``"state"`` (proprio is the flat task state, no cameras) or ``"rgb"`` (camera images,
+            and proprio what ManiSkill gives to a policy with cameras). Privileged is the flat task
+            state in both.
+        cameras: the task's cameras to draw; empty for all.
+        image_size: side of the square images in pixels.
+        control_mode: what an action means, one of the robot's; empty for its default.
+        reward: ``"sparse"`` (1 at success, -1 at failure), ``"dense"`` or ``"normalized_dense"``.
+        max_episode_steps: control steps until truncation; 0 for the task's own number.
+        robot: robot id; empty for the task's own.
+        backend: ``"auto"`` (the GPU if CUDA is there), ``"cpu"`` or ``"gpu"``.
+        num_workers: processes that share the envs on the CPU; 1 runs them in this one, 0 takes one
+            per core.
+    """
+
+    name: str = "maniskill"
+    task: str = "PickCube-v1"
+    obs: str = "state"
+    cameras: tuple[str, ...] = ()
+    image_size: int = 64
+    control_mode: str = "pd_ee_delta_pos"
+    reward: str = "sparse"
+    max_episode_steps: int = 0
+    robot: str = ""
+    backend: str = "auto"
+    num_workers: int = 0
+
+    @property
+    def pool_size(self) -> int:
+        """How many processes share the envs; 1 means that they run in this one."""
+        if self.on_gpu:
+            return 1
+        if self.num_workers == 0:
+            # A process for fewer than four envs takes longer to start than it saves.
+            return max(1, min(os.cpu_count() or 1, self.num_envs // 4))
+        return min(self.num_envs, self.num_workers)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether ManiSkill runs on the GPU."""
+        return self.backend == "gpu" or (self.backend == "auto" and torch.cuda.is_available())
+
+
+def check_config(config: ManiSkillConfig) -> None:
+    """Raises a ``UserError`` for a setting that does not exist; the message names the nearest ones.
+
+    The task, its cameras and its control modes are checked where they are used.
+    """
+    for key, valid in (
+        ("obs", ("state", "rgb")),
+        ("reward", REWARDS),
+        ("backend", BACKENDS),
+        ("split", SPLITS),
+    ):
+        value = getattr(config, key)
+        if value not in valid:
+            raise UserError(f"maniskill knows no {key}={value!r}. {did_you_mean(value, valid)}")

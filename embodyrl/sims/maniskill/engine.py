@@ -1,0 +1,49 @@
+"""``Engine``: what ``ManiSkillEnv`` asks of its two engines."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from embodyrl.env import Tick
+
+
+class Engine(Protocol):
+    """N ManiSkill envs: one by one on the CPU (``cpu.py``) or all at once on the GPU (``gpu.py``).
+
+    Attributes:
+        base: ManiSkill's env object; on the CPU the first of the N.
+    """
+
+    base: Any
+
+    def reset(self, env_ids: list[int], seeds: list[int]) -> None:
+        """Puts those envs into the initial states of those seeds."""
+        ...
+
+    def step(self, actions: Tensor, active: Tensor) -> Tick:
+        """One control step.
+
+        Args:
+            actions: (N, A) in the controller's own units.
+            active: (N,) bool; the outcome of the other envs means nothing.
+        """
+        ...
+
+    def observe(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """State (N, S), proprio (N, P) and images (N, h, w, 3) uint8."""
+        ...
+
+    def tool(self) -> np.ndarray:
+        """(N, 3) position of the tool between the fingers, in metres."""
+        ...
+
+    def position(self, actor: str) -> np.ndarray:
+        """(N, 3) position in metres of an actor, by its attribute's name in ManiSkill's env."""
+        ...
+
+    def close(self) -> None:
+        """Frees the scenes."""
+        ...
