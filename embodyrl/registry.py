@@ -50,7 +50,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "libero": "embodyrl.sims.libero.env:LiberoEnv",
         "robot": "embodyrl.real_robot.env.robot_env:RobotEnv",
         "gymnasium": "embodyrl.sims.gymnasium.env:GymnasiumEnv",
-        "world_model": "embodyrl.world_models.env:WorldModelEnv",
+        "world_model": "embodyrl.world_models.make_env:make_world_model_env",
     },
     "policies": {
         "flow_vla": "embodyrl.policies.flow_vla:FlowVLA",

@@ -51,13 +51,13 @@ def train_reflector(
         tail: see ``from_demonstrations``.
         held_out: share of the episodes that is not trained on; half of it calibrates, half
             evaluates.
-        max_false_positive_rate: see ``calibration.fit``.
+        max_false_positive_rate: see ``fit_calibration``.
         hits: the same.
         device: ``"auto"`` is the GPU where there is one.
         seed: of weights, batches and the split.
 
     Returns:
-        See ``reflectors.score.score``; of episodes that neither trained nor calibrated it.
+        See ``reflectors.score.score_probabilities``; of episodes that neither trained nor calibrated it.
     """
     import torch
 
@@ -65,7 +65,7 @@ def train_reflector(
     from embodyrl.world_models.reflectors.folder import save_reflector
     from embodyrl.world_models.reflectors.goal import GoalConfig, fit_goals
     from embodyrl.world_models.reflectors.labelled_episodes import load_episodes
-    from embodyrl.world_models.reflectors.train_reflector import TrainConfig, train
+    from embodyrl.world_models.reflectors.train_reflector import TrainConfig, train_on_episodes
     from embodyrl.world_models.reflectors.trained import TrainedReflector
 
     if kind not in ("trained", "goal"):
@@ -89,7 +89,7 @@ def train_reflector(
             reflector = TrainedReflector(sizes, window)
         reflector.to(device=where)
         with _bar("training", config.steps) as advance:
-            train(learn, config, reflector, progress=lambda _step, _loss: advance(1))
+            train_on_episodes(learn, config, reflector, progress=lambda _step, _loss: advance(1))
     save_reflector(reflector, out)
     _calibrate(reflector, tune, max_false_positive_rate, hits)
     reflector.calibration.save(out)
@@ -110,13 +110,13 @@ def calibrate_reflector(
     Args:
         path: the reflector's folder.
         data: LeRobotDataset with failures.
-        max_false_positive_rate: see ``calibration.fit``.
+        max_false_positive_rate: see ``fit_calibration``.
         hits: the same.
         tail: see ``from_demonstrations``.
         device: ``"auto"`` is the GPU where there is one.
 
     Returns:
-        See ``reflectors.score.score``, on the very episodes that it was fitted on.
+        See ``reflectors.score.score_probabilities``, on the very episodes that it was fitted on.
     """
     reflector, episodes = _open(path, data, tail, device)
     prob = _calibrate(reflector, episodes, max_false_positive_rate, hits)
@@ -125,7 +125,17 @@ def calibrate_reflector(
 
 
 def eval_reflector(path: str, data: str, *, tail: int = 0, device: str = "auto") -> dict[str, Any]:
-    """Evaluates a reflector as it is calibrated; see ``reflectors.score.score``, and above for the arguments."""
+    """Evaluates a reflector with the calibration it has.
+
+    Args:
+        path: the reflector's folder.
+        data: LeRobotDataset with failures.
+        tail: see ``from_demonstrations``.
+        device: ``"auto"`` is the GPU where there is one.
+
+    Returns:
+        See ``reflectors.score.score_probabilities``.
+    """
     reflector, episodes = _open(path, data, tail, device)
     return _evaluate(reflector, episodes)
 
@@ -149,10 +159,10 @@ def _judge(reflector: Any, episodes: Any) -> Any:
 
 
 def _calibrate(reflector: Any, episodes: Any, max_false_positive_rate: float, hits: int) -> Any:
-    from embodyrl.world_models.reflectors.calibration import fit
+    from embodyrl.world_models.reflectors.calibration import fit_calibration
 
     prob = _judge(reflector, episodes)
-    reflector.calibration = fit(
+    reflector.calibration = fit_calibration(
         prob,
         episodes.label,
         episodes.episode,
@@ -163,10 +173,10 @@ def _calibrate(reflector: Any, episodes: Any, max_false_positive_rate: float, hi
 
 
 def _evaluate(reflector: Any, episodes: Any, prob: Any = None) -> dict[str, Any]:
-    from embodyrl.world_models.reflectors.score import score
+    from embodyrl.world_models.reflectors.score import score_probabilities
 
     prob = _judge(reflector, episodes) if prob is None else prob
-    result = score(prob, episodes, reflector.calibration)
+    result = score_probabilities(prob, episodes, reflector.calibration)
     if counts := getattr(reflector, "counts", None):
         result["questions"] = dict(counts)
     return result

@@ -160,10 +160,10 @@ def _play(a: argparse.Namespace) -> int:
 
 
 def _loop(a: argparse.Namespace) -> int:
-    from embodyrl.dreams.loop import loop, read
+    from embodyrl.dreams.loop import read_loop, run_loop
     from embodyrl.functional.intervals import format_rate
 
-    page = loop(read(a.preset, a.overrides), command=a.command_line)
+    page = run_loop(read_loop(a.preset, a.overrides), command=a.command_line)
     if page is None:
         print("Stopped; the same command goes on from there.")
         return INTERRUPTED

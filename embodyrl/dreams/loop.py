@@ -120,7 +120,7 @@ class LoopConfig:
                 raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1.")
 
 
-def read(preset: str, overrides: Sequence[str]) -> LoopConfig:
+def read_loop(preset: str, overrides: Sequence[str]) -> LoopConfig:
     """A loop's preset (a name in ``configs/loops`` or a file) with ``key=value`` overrides.
 
     Raises:
@@ -152,7 +152,7 @@ def imitates(config: LoopConfig) -> bool:
     return getattr(compose(config.dream, config.dream_overrides).algorithm, "bc_coef", 0.0) > 0
 
 
-def loop(config: LoopConfig, *, command: str = "") -> dict[str, Any] | None:
+def run_loop(config: LoopConfig, *, command: str = "") -> dict[str, Any] | None:
     """Runs or goes on.
 
     Returns:
@@ -172,7 +172,7 @@ def loop(config: LoopConfig, *, command: str = "") -> dict[str, Any] | None:
 
 def _rounds(folder: Path, config: LoopConfig, command: str) -> dict[str, Any] | None:
     real = env_config(config.env, config.env_overrides)
-    book = Book(folder)
+    book = LoopRecord(folder)
     best = config.policy
     best_solved = 0
     newest = config.policy
@@ -200,7 +200,7 @@ def _rounds(folder: Path, config: LoopConfig, command: str) -> dict[str, Any] | 
         )
         best_solved = best_solved if number else looks[0].solved
         newest = looks[-1].checkpoint
-        if kept := chosen(looks, best_solved):
+        if kept := best_evaluation(looks, best_solved):
             best = kept.checkpoint
             best_solved = kept.solved
     with book.stage("last evaluation"):
@@ -249,7 +249,7 @@ def _train_world(
 
 
 @dataclass(frozen=True)
-class Look:
+class RealEvaluation:
     """An evaluation in the real env: of which checkpoint, how many episodes it solved, and the real steps that took."""
 
     checkpoint: str
@@ -260,7 +260,7 @@ class Look:
 
 def _dream(
     config: LoopConfig, where: Path, model: str, policy: str, command: str, *, known: bool
-) -> list[Look] | None:
+) -> list[RealEvaluation] | None:
     """Trains in the dream until the real env sees no progress; None when it was interrupted.
 
     It looks at the policy as it came, too, unless how that does is ``known``.
@@ -278,10 +278,10 @@ def _dream(
     folder = where / "dream"
     if not finished(folder):
         train(compose(config.dream, [*config.dream_overrides, *run]), command=command)
-    return _looks(folder, policy) if finished(folder) else None
+    return _evaluations(folder, policy) if finished(folder) else None
 
 
-def _looks(folder: Path, policy: str) -> list[Look]:
+def _evaluations(folder: Path, policy: str) -> list[RealEvaluation]:
     """The evaluations of a run, in order."""
     found = sorted(
         (json.loads(p.read_text()) for p in (folder / "evals").glob("*.json")),
@@ -296,12 +296,14 @@ def _looks(folder: Path, policy: str) -> list[Look]:
         )
         solved = sum(e["success"] for e in look["episodes"])
         looks.append(
-            Look(path, solved, len(look["episodes"]), sum(e["length"] for e in look["episodes"]))
+            RealEvaluation(
+                path, solved, len(look["episodes"]), sum(e["length"] for e in look["episodes"])
+            )
         )
     return looks
 
 
-def chosen(looks: Sequence[Look], before: int) -> Look | None:
+def best_evaluation(looks: Sequence[RealEvaluation], before: int) -> RealEvaluation | None:
     """The look whose policy is kept: None where none solved more than ``before``.
 
     Of those that did it is the latest within one standard error of the best (Breiman et al. 1984,
@@ -316,7 +318,7 @@ def chosen(looks: Sequence[Look], before: int) -> Look | None:
     return [look for look in better if look.solved >= best.solved - error][-1]
 
 
-class Book:
+class LoopRecord:
     """``loop.json``: what it took and what it gave."""
 
     def __init__(self, folder: Path) -> None:
@@ -337,7 +339,7 @@ class Book:
             )
             self._write()
 
-    def note(self, name: str, looks: list[Look], data: list[str]) -> None:
+    def note(self, name: str, looks: list[RealEvaluation], data: list[str]) -> None:
         """A round's looks at the real env, and the steps in it up to now."""
         rounds = self.page.setdefault("rounds", {})
         rounds[name] = [dataclasses.asdict(look) for look in looks]

@@ -8,9 +8,9 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from embodyrl.world_models.calibrate import replay
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.model import WorldModel
+from embodyrl.world_models.replay import replay
 
 EDGE = 96
 MARGIN = 64

@@ -16,15 +16,21 @@ from embodyrl.errors import UserError
 from embodyrl.storage import checkpoint
 from embodyrl.training.evaluate import Evaluation, evaluate, first_inits
 from embodyrl.types import Obs
-from embodyrl.world_models.calibrate import outcomes, probabilities, solved_after
+from embodyrl.world_models.calibrate import outcomes
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.dream_metrics import mmrv, pearson, spearman
+from embodyrl.world_models.encode import encode
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
-from embodyrl.world_models.judge_scores import judged
+from embodyrl.world_models.judge_scores import score_judges
 from embodyrl.world_models.model import WorldModel
-from embodyrl.world_models.open_loop import by_depth, followed, speed, swapped
+from embodyrl.world_models.open_loop import (
+    action_following,
+    measure_speed,
+    quality_by_depth,
+    wrong_action_test,
+)
 from embodyrl.world_models.reflectors.folder import load_reflector
-from embodyrl.world_models.train import encode
+from embodyrl.world_models.replay import replay_success, solved_after
 
 AFTER = (0, 2)
 """Chunks of a real episode after which the dreams begin whose successes are checked."""
@@ -67,25 +73,25 @@ def evaluate_world(
     real = dataclasses.replace(
         WorldModelConfig(model=path).for_evaluation("eval"), num_envs=min(64, episodes)
     )
-    prob, lasted = probabilities(model, clips, starts)
+    prob, lasted = replay_success(model, clips, starts)
     solved = solved_after(clips, starts, model.horizon, len(prob)) & lasted
     result: dict[str, Any] = {
         "model": path,
-        "by_depth": by_depth(model, clips, starts),
+        "by_depth": quality_by_depth(model, clips, starts),
         "outcomes": outcomes(model.calibration, prob, lasted, solved.any(0)),
-        "judged": judged(model, clips, starts, beside),
+        "judged": score_judges(model, clips, starts, beside),
     }
     if model.inverse is not None:
-        result["followed"] = followed(model, clips, starts)
+        result["followed"] = action_following(model, clips, starts)
     longest = max(model.spec.max_episode_steps, int((clips.end[starts] - starts).max()))
     train_split = make_env(dataclasses.replace(real, split=model.env["split"]).lasting(longest))
     try:
-        result["swapped_actions"] = swapped(model, clips, starts, train_split)
+        result["swapped_actions"] = wrong_action_test(model, clips, starts, train_split)
     finally:
         train_split.close()
     if policies:
         result["as_evaluator"] = as_evaluator(path, policies, real, episodes=episodes)
-    result["speed"] = speed(model)
+    result["speed"] = measure_speed(model)
     return result
 
 

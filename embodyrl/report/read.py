@@ -36,7 +36,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         if evals
         else "train_success" in curves or "train_return" not in curves
     )
-    evals = [{**e, **score(e["episodes"], reports)} for e in evals]
+    evals = [{**e, **score_episodes(e["episodes"], reports)} for e in evals]
     before, after = _ends(evals)
     return {
         "name": folder.resolve().name,
@@ -52,7 +52,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     }
 
 
-def score(episodes: list[dict[str, Any]], reports_success: bool) -> dict[str, Any]:
+def score_episodes(episodes: list[dict[str, Any]], reports_success: bool) -> dict[str, Any]:
     """The success rate ``value`` (``k`` of ``n``) with Wilson's 95% interval, or the mean return with Student's t."""
     n = len(episodes)
     if reports_success:
@@ -188,7 +188,7 @@ def _tasks(
         if evaluation is None:
             return None
         episodes = [e for e in evaluation["episodes"] if e["task"] == task]
-        return score(episodes, reports_success) if episodes else None
+        return score_episodes(episodes, reports_success) if episodes else None
 
     names = dict.fromkeys(e["task"] for part in (before, after) if part for e in part["episodes"])
     return [

@@ -171,7 +171,7 @@ class Clips:
         gain, offset = self.colours[rows].view(-1, 2, 1, 1, 1, 3).unbind(1)
         return (seen * gain + 255.0 * offset).round().clamp(0, 255).to(torch.uint8)
 
-    def body(self, rows: Tensor) -> Tensor | None:
+    def full_state(self, rows: Tensor) -> Tensor | None:
         """(..., P + S): proprio and the simulator's state, where the data hold it."""
         return (
             None

@@ -168,7 +168,7 @@ class WorldModelConfig(EnvConfig):
             in that many steps, and a dream whose second draw differs too much from the first
             (``WorldModel.doubt``) has failed.
         follow: a dream whose pictures do not show what was commanded, by more than on the way to 9
-            of 10 held-out successes (``WorldModel.strayed``), has failed.
+            of 10 held-out successes (``WorldModel.max_action_error``), has failed.
         real_envs: so many of the ``num_envs`` are no dreams but the real env (``MixedEnv``).
         split: ``train`` starts dreams from the moments that the model was trained on, ``eval`` from
             held-out ones.

@@ -15,8 +15,8 @@ from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.reflectors.folder import load_reflector
-from embodyrl.world_models.reflectors.labelled_episodes import Episodes, from_demonstrations
-from embodyrl.world_models.reflectors.score import score
+from embodyrl.world_models.reflectors.labelled_episodes import LabelledEpisodes, from_demonstrations
+from embodyrl.world_models.reflectors.score import score_probabilities
 from embodyrl.world_models.reflectors.server import ServerReflector
 
 
@@ -53,10 +53,10 @@ def test_score_counts_what_happened():
     prob = np.array(
         [0.1, 0.2, 0.9, 0.9, 0.1, 0.8, 0.9, 0.1, 0.9, 0.9, 0.9, 0.9, 0.1, math.nan, 0.1, 0.9]
     )
-    data = Episodes(
+    data = LabelledEpisodes(
         {}, np.arange(16), label, np.repeat(np.arange(4), 4), np.zeros(16, dtype=int), ["x"]
     )
-    result = score(prob, data, Calibration(threshold=0.5, hits=2))
+    result = score_probabilities(prob, data, Calibration(threshold=0.5, hits=2))
     assert (result["episodes"], result["solved"], result["frames"], result["unjudged"]) == (
         4,
         2,
@@ -66,7 +66,7 @@ def test_score_counts_what_happened():
     assert (result["false_terminations"]["k"], result["false_terminations"]["n"]) == (1, 2)
     assert (result["missed"]["k"], result["premature"]["k"]) == (0, 0)
     assert result["f1"]["value"] == pytest.approx(2 * 5 / (2 * 5 + 4))
-    early = score(prob, data, Calibration(threshold=0.5, hits=1))
+    early = score_probabilities(prob, data, Calibration(threshold=0.5, hits=1))
     assert early["premature"]["k"] == 1 and early["false_terminations"]["k"] == 2
     json.dumps(result)
     assert result["f1"]["low"] <= result["f1"]["value"] <= result["f1"]["high"]

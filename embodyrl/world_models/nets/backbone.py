@@ -43,7 +43,7 @@ class FlowMap(Protocol):
         """The changes of latent and proprio that the noise ``sample`` becomes."""
         ...
 
-    def shortcuts(
+    def shortcut_targets(
         self,
         context: Tensor,
         proprio: Tensor,
@@ -76,7 +76,7 @@ class ChunkTransformer(ModelMixin, ConfigMixin):
         stochastic: also denoises: of a noisy change it says the clean one (flow matching,
             arXiv:2210.02747, that predicts the data). Told of none it gives the mean, and that is
             where it starts from.
-        body_dim: D, where a ``StateModel`` says how the body is before and after the chunk; 0
+        body_dim: D, where a ``StateModel`` says how the full_state is before and after the chunk; 0
             without one.
     """
 
@@ -134,7 +134,7 @@ class ChunkTransformer(ModelMixin, ConfigMixin):
         noise: Float[Tensor, " b"],
         sample: Float[Tensor, "b v c y x"] | None = None,
         time: Float[Tensor, " b"] | None = None,
-        body: Float[Tensor, "b e"] | None = None,
+        full_state: Float[Tensor, "b e"] | None = None,
     ) -> tuple[Float[Tensor, "b v c y x"], Float[Tensor, "b p"]]:
         """Changes of latent and proprio.
 
@@ -147,7 +147,7 @@ class ChunkTransformer(ModelMixin, ConfigMixin):
             sample: a noisy change of the latent, (1 - time) of it and ``time`` of Gaussian noise;
                 None asks for the mean. A row of zeros with time 0 does as well.
             time: 1 is noise and 0 is data.
-            body: (B, 2 D) as it is, and after the chunk, normalised.
+            full_state: (B, 2 D) as it is, and after the chunk, normalised.
         """
         batch, _, views = context.shape[:3]
         executed = torch.arange(actions.shape[1], device=actions.device) < count[:, None]
@@ -163,8 +163,8 @@ class ChunkTransformer(ModelMixin, ConfigMixin):
             condition = condition + self.embed_time(
                 torch.stack([time, (time > 0).to(time.dtype)], dim=1)
             )
-        if body is not None:
-            condition = condition + self.embed_body(body)
+        if full_state is not None:
+            condition = condition + self.embed_body(full_state)
         # Where products are in bfloat16 everything between them is too: on a CPU it is most of the
         # time.
         x = (x + self.position.to(x.dtype)).permute(0, 1, 3, 4, 2)  # b v y x d

@@ -44,18 +44,18 @@ class FrameCodec(ModelMixin, ConfigMixin):
         half = channels // 2
         self.encoder = nn.Sequential(
             nn.Conv2d(6, half, 8, stride=4, padding=2),
-            Residual(half),
+            ResidualConv(half),
             nn.Conv2d(half, channels, 4, stride=2, padding=1),
-            Residual(channels),
+            ResidualConv(channels),
             nn.Conv2d(channels, latent_channels, 1),
         )
         self.decoder = nn.Sequential(
             nn.Conv2d(latent_channels, channels, 1),
-            Residual(channels),
-            Residual(channels),
+            ResidualConv(channels),
+            ResidualConv(channels),
             nn.Conv2d(channels, 4 * half, 1),
             nn.PixelShuffle(2),
-            Residual(half),
+            ResidualConv(half),
             nn.Conv2d(half, 4 * 16, 3, padding=1),
             nn.PixelShuffle(4),
         )
@@ -103,7 +103,7 @@ def brightness(frames: UInt8[Tensor, "b v h w 3"]) -> Float[Tensor, "b v 3 h w"]
     return frames.permute(0, 1, 4, 2, 3).float() / 255.0
 
 
-class Residual(nn.Module):
+class ResidualConv(nn.Module):
     """x + two convolutions of it, normalised."""
 
     def __init__(self, channels: int) -> None:

@@ -34,7 +34,7 @@ FAR = 5.0
 
 
 class StateModel(ModelMixin, ConfigMixin):
-    """A body (proprio and privileged state, in the env's units) and an action -> the body after it.
+    """A full_state (proprio and privileged state, in the env's units) and an action -> the full_state after it.
 
     Args:
         body_dim: D, proprio and privileged state.
@@ -44,9 +44,9 @@ class StateModel(ModelMixin, ConfigMixin):
         layers: hidden ones.
         members: E nets, alike but for their first weights (arXiv:1612.01474). Their mean is what is
             believed; where they differ, the data said nothing.
-        layout: what positions lie in the body (``EnvSpec.layout``).
+        layout: what positions lie in the full_state (``EnvSpec.layout``).
         judges: nets that say whether the task is solved; the least sure of them counts. A policy
-            that is trained in a dream finds bodies that one net takes for solved, and seldom those
+            that is trained in a dream finds full_states that one net takes for solved, and seldom those
             that all take for it. None sees the robot's own numbers where the layout names them: a
             hand can go anywhere, whatever the objects do.
     """
@@ -105,25 +105,28 @@ class StateModel(ModelMixin, ConfigMixin):
 
     @torch.no_grad()
     def fit_linear(
-        self, body: Float[Tensor, "b d"], actions: Float[Tensor, "b a"], after: Float[Tensor, "b d"]
+        self,
+        full_state: Float[Tensor, "b d"],
+        actions: Float[Tensor, "b a"],
+        after: Float[Tensor, "b d"],
     ) -> None:
         """Normalisation, and the linear model by least squares; what is left is the net's to learn.
 
-        The squares are those expected with noise of ``STEADY`` on the body that it leads away from,
+        The squares are those expected with noise of ``STEADY`` on the full_state that it leads away from,
         and back.
         """
-        inputs = body
-        body = self._in_room(body)
+        inputs = full_state
+        full_state = self._in_room(full_state)
         after = self._in_room(after)
-        self.mean.copy_(body.mean(0))
-        self.std.copy_(body.std(0).clamp_min(1e-3))
+        self.mean.copy_(full_state.mean(0))
+        self.std.copy_(full_state.std(0).clamp_min(1e-3))
         for i, part in enumerate(self.objects):
             away = torch.stack(
-                [(body[:, k : k + 3] - _point(body, part)).std(0) for k in self.places]
+                [(full_state[:, k : k + 3] - _point(full_state, part)).std(0) for k in self.places]
             )
             self.reach[i] = away.clamp_min(1e-3)
         x = self._inputs(inputs, actions).double()
-        y = ((after - body) / self.std).double()
+        y = ((after - full_state) / self.std).double()
         square = x.T @ x + 1e-2 * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
         product = x.T @ y
         noise = len(x) * STEADY**2
@@ -134,9 +137,9 @@ class StateModel(ModelMixin, ConfigMixin):
             self.linear[:, part] = 0.0
         self.scale.copy_((y - x @ self.linear.double()).std(0).clamp_min(2e-3))
 
-    def normalize(self, body: Tensor) -> Tensor:
+    def normalize(self, full_state: Tensor) -> Tensor:
         """Standardised and cut off."""
-        return ((self._in_room(body) - self.mean) / self.std).clamp(-FAR, FAR)
+        return ((self._in_room(full_state) - self.mean) / self.std).clamp(-FAR, FAR)
 
     @property
     def members(self) -> list[nn.Module]:
@@ -144,18 +147,22 @@ class StateModel(ModelMixin, ConfigMixin):
         return [self.net, *self.others]
 
     def loss(
-        self, seen: Float[Tensor, "b d"], body: Float[Tensor, "b d"], actions: Tensor, after: Tensor
+        self,
+        seen: Float[Tensor, "b d"],
+        full_state: Float[Tensor, "b d"],
+        actions: Tensor,
+        after: Tensor,
     ) -> Float[Tensor, ""]:
         """How far the nets are off, in the units of what the linear model leaves, each net for itself.
 
-        From ``seen``, which may be off, they are to lead to the true body ``after``; an object
-        rests if it did so from the true one before, ``body``.
+        From ``seen``, which may be off, they are to lead to the true full_state ``after``; an object
+        rests if it did so from the true one before, ``full_state``.
         """
         x = self._inputs(seen, actions)
-        seen, body, after = (self._in_room(b) for b in (seen, body, after))
-        with torch.autocast(body.device.type, enabled=False):
+        seen, full_state, after = (self._in_room(b) for b in (seen, full_state, after))
+        with torch.autocast(full_state.device.type, enabled=False):
             wanted = ((after - seen) / self.std - x @ self.linear) / self.scale
-            change = ((after - body) / self.std / self.scale).abs()
+            change = ((after - full_state) / self.std / self.scale).abs()
         total = x.new_zeros(())
         for member, net in enumerate(self.members):
             said = net(x[:, :-1]).float()
@@ -168,68 +175,79 @@ class StateModel(ModelMixin, ConfigMixin):
         return total
 
     def forward(
-        self, bodies: Float[Tensor, "e n d"], actions: Float[Tensor, "n a"]
+        self, full_states: Float[Tensor, "e n d"], actions: Float[Tensor, "n a"]
     ) -> Float[Tensor, "e n d"]:
-        """The bodies after one action, each by the net that it belongs to."""
-        x = self._inputs(bodies, actions.expand(len(bodies), -1, -1))
-        bodies = self._in_room(bodies)
+        """The full_states after one action, each by the net that it belongs to."""
+        x = self._inputs(full_states, actions.expand(len(full_states), -1, -1))
+        full_states = self._in_room(full_states)
         said = torch.stack([net(one[:, :-1]) for net, one in zip(self.members, x, strict=True)])
-        for member, (body, one) in enumerate(zip(bodies, x, strict=True)):
+        for member, (full_state, one) in enumerate(zip(full_states, x, strict=True)):
             for i, part in enumerate(self.objects):
-                goes, moves = self._moved(member, i, body, one)
+                goes, moves = self._moved(member, i, full_state, one)
                 said[member, :, part] = goes * (moves > 0)[:, None]
-        return self._in_room(bodies + (x @ self.linear + said * self.scale) * self.std, back=True)
+        return self._in_room(
+            full_states + (x @ self.linear + said * self.scale) * self.std, back=True
+        )
 
     def roll(
-        self, body: Float[Tensor, "n d"], actions: Float[Tensor, "n h a"], count: Int[Tensor, " n"]
+        self,
+        full_state: Float[Tensor, "n d"],
+        actions: Float[Tensor, "n h a"],
+        count: Int[Tensor, " n"],
     ) -> tuple[Float[Tensor, "n d"], Float[Tensor, " n"]]:
-        """The body after the first ``count`` of the actions, and how far the nets differ about it.
+        """The full_state after the first ``count`` of the actions, and how far the nets differ about it.
 
         Each net goes its own way for as long; the difference is a standard deviation: of the
         position of the object that they differ most about, in metres, or where no object is known
-        that of the body, in those of the data (root mean square). It is 0 for a single net.
+        that of the full_state, in those of the data (root mean square). It is 0 for a single net.
         """
-        bodies = body.expand(len(self.members), -1, -1)
-        with torch.autocast(body.device.type, enabled=False):  # millimetres do not survive bfloat16
+        full_states = full_state.expand(len(self.members), -1, -1)
+        with torch.autocast(
+            full_state.device.type, enabled=False
+        ):  # millimetres do not survive bfloat16
             for step in range(actions.shape[1]):
-                bodies = torch.where(
-                    (step < count)[:, None], self(bodies, actions[:, step]), bodies
+                full_states = torch.where(
+                    (step < count)[:, None], self(full_states, actions[:, step]), full_states
                 )
-            spread = self._in_room(bodies).std(0, correction=0)
+            spread = self._in_room(full_states).std(0, correction=0)
         if not self.objects:
-            return bodies.mean(0), (spread / self.std).square().mean(-1).sqrt()
-        return bodies.mean(0), torch.stack(
+            return full_states.mean(0), (spread / self.std).square().mean(-1).sqrt()
+        return full_states.mean(0), torch.stack(
             [_point(spread, part).norm(dim=-1) for part in self.objects]
         ).amax(0)
 
-    def logit(self, body: Float[Tensor, "n d"], words: Float[Tensor, "n e"]) -> Float[Tensor, " n"]:
+    def logit(
+        self, full_state: Float[Tensor, "n d"], words: Float[Tensor, "n e"]
+    ) -> Float[Tensor, " n"]:
         """Whether the task of the instruction is solved, by the least sure of the judges."""
-        return self.verdicts(body, words).amin(0)
+        return self.verdicts(full_state, words).amin(0)
 
     def verdicts(
-        self, body: Float[Tensor, "n d"], words: Float[Tensor, "n e"]
+        self, full_state: Float[Tensor, "n d"], words: Float[Tensor, "n e"]
     ) -> Float[Tensor, "j n"]:
         """The logit of each of the judges."""
-        with torch.autocast(body.device.type, enabled=False):
-            seen = torch.cat([self.normalize(body) * self.judged, words], dim=-1)
+        with torch.autocast(full_state.device.type, enabled=False):
+            seen = torch.cat([self.normalize(full_state) * self.judged, words], dim=-1)
             return torch.stack([judge(seen)[..., 0] for judge in (self.judge, *self.jury)])
 
-    def _in_room(self, body: Tensor, back: bool = False) -> Tensor:
+    def _in_room(self, full_state: Tensor, back: bool = False) -> Tensor:
         """Objects that are given as seen from the hand (``"relative"``) where they are in the room; and back.
 
         There they rest, and it is there that nets differ about them.
         """
         if not self.relative:
-            return body
-        body, hand = body.clone(), body[..., self.hand : self.hand + 3]
+            return full_state
+        full_state, hand = full_state.clone(), full_state[..., self.hand : self.hand + 3]
         for start in self.relative:
-            body[..., start : start + 3] += -hand if back else hand
-        return body
+            full_state[..., start : start + 3] += -hand if back else hand
+        return full_state
 
-    def _inputs(self, body: Tensor, actions: Tensor) -> Tensor:
-        return torch.cat([self.normalize(body), actions, torch.ones_like(actions[..., :1])], dim=-1)
+    def _inputs(self, full_state: Tensor, actions: Tensor) -> Tensor:
+        return torch.cat(
+            [self.normalize(full_state), actions, torch.ones_like(actions[..., :1])], dim=-1
+        )
 
-    def _moved(self, member: int, i: int, body: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _moved(self, member: int, i: int, full_state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """(n, numbers) how object i moves if it does, in the units of ``scale``, and (n,) the logit that it does."""
         part = self.objects[i]
         seen = x[:, :-1].clone()
@@ -237,7 +255,7 @@ class StateModel(ModelMixin, ConfigMixin):
             seen[:, mark] = 0.0
         for place, reach in zip(self.places, self.reach[i], strict=True):
             seen[:, place : place + 3] = (
-                (body[:, place : place + 3] - _point(body, part)) / reach
+                (full_state[:, place : place + 3] - _point(full_state, part)) / reach
             ).clamp(-FAR, FAR)
         seen[:, part.start + 2] = x[
             :, part.start + 2
@@ -246,11 +264,11 @@ class StateModel(ModelMixin, ConfigMixin):
         return said[:, 1:], said[:, 0]
 
 
-def _point(body: Tensor, part: slice) -> Tensor:
-    return body[:, part.start : part.start + 3]
+def _point(full_state: Tensor, part: slice) -> Tensor:
+    return full_state[:, part.start : part.start + 3]
 
 
-class Residual(nn.Module):
+class ResidualLayer(nn.Module):
     """x + a layer of it."""
 
     def __init__(self, width: int) -> None:
@@ -266,7 +284,7 @@ def _mlp(inputs: int, outputs: int, width: int, layers: int) -> nn.Sequential:
     net = nn.Sequential(
         nn.Linear(inputs, width),
         nn.SiLU(),
-        *(Residual(width) for _ in range(layers - 1)),
+        *(ResidualLayer(width) for _ in range(layers - 1)),
         nn.Linear(width, outputs),
     )
     last = cast(nn.Linear, net[-1])

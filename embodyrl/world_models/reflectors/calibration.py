@@ -76,7 +76,7 @@ class Calibration:
             ) from error
 
 
-def fit(
+def fit_calibration(
     prob: np.ndarray,
     label: np.ndarray,
     episode: np.ndarray,

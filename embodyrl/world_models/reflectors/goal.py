@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from embodyrl.errors import UserError
 from embodyrl.world_models.reflectors.base import check_window
 from embodyrl.world_models.reflectors.calibration import Calibration, platt
-from embodyrl.world_models.reflectors.labelled_episodes import Episodes
+from embodyrl.world_models.reflectors.labelled_episodes import LabelledEpisodes
 from embodyrl.world_models.reflectors.score import judge_episodes
 
 Features = Callable[[UInt8[Tensor, "b h w 3"]], Float[Tensor, "b d"]]
@@ -117,7 +117,7 @@ class GoalReflector:
         return cls(config, goals, told["slope"], told["bias"], device)
 
 
-def fit_goals(episodes: Episodes, config: GoalConfig, device: str = "cpu") -> GoalReflector:
+def fit_goals(episodes: LabelledEpisodes, config: GoalConfig, device: str = "cpu") -> GoalReflector:
     """Takes goals from one half of the episodes and fits the logistic on the other half, which has none of its own.
 
     Args:

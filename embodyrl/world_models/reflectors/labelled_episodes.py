@@ -1,4 +1,4 @@
-"""``Episodes``: frames with a label each, read from a data set or made of imagined frames."""
+"""``LabelledEpisodes``: frames with a label each, read from a data set or made of imagined frames."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from embodyrl.world_models.reflectors.base import window_rows
 
 
 @dataclass(frozen=True)
-class Episodes:
+class LabelledEpisodes:
     """Frames of episodes one after the other; selecting episodes copies no frames.
 
     Attributes:
@@ -71,7 +71,7 @@ class Episodes:
             self.frames[camera][self.windowed(self.rows, frame, window).numpy()]
         )
 
-    def select(self, episodes: np.ndarray) -> Episodes:
+    def select(self, episodes: np.ndarray) -> LabelledEpisodes:
         """Those episodes alone (their numbers)."""
         mask = np.isin(self.episode, episodes)
         return replace(
@@ -82,7 +82,7 @@ class Episodes:
             sentence=self.sentence[mask],
         )
 
-    def split(self, held_out: float, seed: int = 0) -> tuple[Episodes, Episodes]:
+    def split(self, held_out: float, seed: int = 0) -> tuple[LabelledEpisodes, LabelledEpisodes]:
         """Episodes to train on, and the share ``held_out`` of them, chosen by ``seed``.
 
         Raises:
@@ -97,7 +97,7 @@ class Episodes:
         return self.select(numbers[count:]), self.select(numbers[:count])
 
 
-def from_demonstrations(demos: Demonstrations, tail: int = 0) -> Episodes:
+def from_demonstrations(demos: Demonstrations, tail: int = 0) -> LabelledEpisodes:
     """Labels frames by the reward: frame t+1 is solved if action t earned more than .5.
 
     Args:
@@ -121,7 +121,7 @@ def from_demonstrations(demos: Demonstrations, tail: int = 0) -> Episodes:
             "shows a solved task. Collect with env.terminate_on_success=false, or label the last "
             "frames of solved episodes: --tail 1."
         )
-    return Episodes(
+    return LabelledEpisodes(
         frames=demos.images,
         rows=np.arange(len(demos)),
         label=label,
@@ -131,7 +131,7 @@ def from_demonstrations(demos: Demonstrations, tail: int = 0) -> Episodes:
     )
 
 
-def load_episodes(path: str | Path, cameras: Sequence[str] = (), tail: int = 0) -> Episodes:
+def load_episodes(path: str | Path, cameras: Sequence[str] = (), tail: int = 0) -> LabelledEpisodes:
     """Reads a LeRobotDataset v3 with its failures.
 
     Args:

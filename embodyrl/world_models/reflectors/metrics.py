@@ -44,7 +44,7 @@ def any_per_episode(flag: np.ndarray, episode: np.ndarray) -> np.ndarray:
     return np.bincount(number, weights=flag.astype(float)) > 0
 
 
-def streak(prob: np.ndarray, episode: np.ndarray, hits: int) -> np.ndarray:
+def windowed_minimum(prob: np.ndarray, episode: np.ndarray, hits: int) -> np.ndarray:
     """(F,) the least of the last ``hits`` values within the episode; -1 where the episode has not that many yet.
 
     Threshold it, and it says where ``hits`` values in a row have reached the threshold. NaN, which
@@ -64,5 +64,5 @@ def ending_scores(prob: np.ndarray, episode: np.ndarray, hits: int) -> np.ndarra
     """(E,) the highest threshold at which each episode would be ended as a success; -1 where none would end it."""
     _, number = np.unique(episode, return_inverse=True)
     best = np.full(number.max(initial=-1) + 1, -1.0)
-    np.maximum.at(best, number, streak(prob, episode, hits))
+    np.maximum.at(best, number, windowed_minimum(prob, episode, hits))
     return best

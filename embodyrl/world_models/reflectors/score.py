@@ -15,14 +15,14 @@ from embodyrl.functional.intervals import wilson
 from embodyrl.world_models.reflectors import metrics
 from embodyrl.world_models.reflectors.base import Reflector
 from embodyrl.world_models.reflectors.calibration import Calibration
-from embodyrl.world_models.reflectors.labelled_episodes import Episodes
+from embodyrl.world_models.reflectors.labelled_episodes import LabelledEpisodes
 
 RESAMPLES = 200
 
 
 def judge_episodes(
     reflector: Reflector,
-    episodes: Episodes,
+    episodes: LabelledEpisodes,
     *,
     chunk: int = 0,
     batch_size: int = 64,
@@ -63,7 +63,7 @@ def judge_episodes(
     return prob
 
 
-def _newest_frames(episodes: Episodes, chunk: int) -> dict[int, np.ndarray]:
+def _newest_frames(episodes: LabelledEpisodes, chunk: int) -> dict[int, np.ndarray]:
     """How many frames are new -> the newest frames of the windows of which that is so."""
     starts = episodes.first_frames
     newest = defaultdict(list)
@@ -74,8 +74,8 @@ def _newest_frames(episodes: Episodes, chunk: int) -> dict[int, np.ndarray]:
     return {new: np.array(frames, dtype=np.int64) for new, frames in newest.items()}
 
 
-def score(
-    prob: np.ndarray, episodes: Episodes, calibration: Calibration, seed: int = 0
+def score_probabilities(
+    prob: np.ndarray, episodes: LabelledEpisodes, calibration: Calibration, seed: int = 0
 ) -> dict[str, Any]:
     """How well probabilities tell solved from unsolved.
 
@@ -97,7 +97,10 @@ def score(
         solved frame).
     """
     calibrated = calibration.apply(torch.from_numpy(prob)).numpy()
-    ended = metrics.streak(calibrated, episodes.episode, calibration.hits) >= calibration.threshold
+    ended = (
+        metrics.windowed_minimum(calibrated, episodes.episode, calibration.hits)
+        >= calibration.threshold
+    )
     solved = episodes.solved
     end = _first(ended, episodes)
     first_solved = _first(episodes.label, episodes)
@@ -137,7 +140,7 @@ def score(
     }
 
 
-def _first(flag: np.ndarray, episodes: Episodes) -> np.ndarray:
+def _first(flag: np.ndarray, episodes: LabelledEpisodes) -> np.ndarray:
     """(E,) the first frame of each episode that has the flag; beyond the last frame where none has."""
     return np.minimum.reduceat(
         np.where(flag, np.arange(len(flag)), len(flag)), episodes.first_frames

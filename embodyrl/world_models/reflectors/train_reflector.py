@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from embodyrl.errors import UserError
-from embodyrl.world_models.reflectors.labelled_episodes import Episodes
+from embodyrl.world_models.reflectors.labelled_episodes import LabelledEpisodes
 from embodyrl.world_models.reflectors.trained import TrainedReflector
 
 COLOURS = ("red", "green", "blue", "yellow")
@@ -20,7 +20,7 @@ COLOURS = ("red", "green", "blue", "yellow")
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Settings of ``train``."""
+    """Settings of ``train_on_episodes``."""
 
     steps: int = 1000
     batch_size: int = 48
@@ -37,8 +37,8 @@ class TrainConfig:
     seed: int = 0
 
 
-def train(
-    episodes: Episodes,
+def train_on_episodes(
+    episodes: LabelledEpisodes,
     config: TrainConfig,
     model: TrainedReflector,
     *,
@@ -106,7 +106,7 @@ def train(
 
 
 def _batch(
-    episodes: Episodes,
+    episodes: LabelledEpisodes,
     frame: np.ndarray,
     swaps: list[list[str]],
     config: TrainConfig,

@@ -94,8 +94,26 @@ def test_auroc_is_the_share_of_ordered_pairs():
 def test_streaks_stay_within_their_episodes():
     prob = np.array([0.9, 0.2, 0.8, 0.7, 0.9, 0.9, math.nan, 0.6])
     episode = np.array([0, 0, 0, 0, 1, 1, 1, 1])
-    assert metrics.streak(prob, episode, 1).tolist() == [0.9, 0.2, 0.8, 0.7, 0.9, 0.9, -1, 0.6]
-    assert metrics.streak(prob, episode, 2).tolist() == [-1, 0.2, 0.2, 0.7, -1, 0.9, -1, -1]
+    assert metrics.windowed_minimum(prob, episode, 1).tolist() == [
+        0.9,
+        0.2,
+        0.8,
+        0.7,
+        0.9,
+        0.9,
+        -1,
+        0.6,
+    ]
+    assert metrics.windowed_minimum(prob, episode, 2).tolist() == [
+        -1,
+        0.2,
+        0.2,
+        0.7,
+        -1,
+        0.9,
+        -1,
+        -1,
+    ]
     assert metrics.ending_scores(prob, episode, 2).tolist() == [0.7, 0.9]
     assert metrics.ending_scores(prob, episode, 3).tolist() == [0.2, -1.0]
     assert metrics.any_per_episode(prob > 0.85, episode).tolist() == [True, True]
@@ -104,7 +122,9 @@ def test_streaks_stay_within_their_episodes():
     success, _ = successes(
         torch.tensor(prob.reshape(2, 4)), calibrated, torch.zeros(2, dtype=torch.long)
     )
-    assert success.flatten().tolist() == (metrics.streak(prob, episode, 2) >= 0.65).tolist()
+    assert (
+        success.flatten().tolist() == (metrics.windowed_minimum(prob, episode, 2) >= 0.65).tolist()
+    )
 
 
 def test_fit_finds_the_temperature_that_was_put_in():

@@ -49,7 +49,7 @@ class AnyFlowBackbone(VideoBackbone):
     """An AnyFlow transformer that sees first, previous and current frame and makes the next one of noise.
 
     See ``ChunkTransformer`` for the interface and ``WanBackbone`` for what conditions it. Besides,
-    ``denoise`` samples and ``shortcuts`` says what the flow map shall learn; ``WorldModel`` and
+    ``denoise`` samples and ``shortcut_targets`` says what the flow map shall learn; ``WorldModel`` and
     ``dynamics_loss`` call them where they are.
 
     Args:
@@ -142,7 +142,7 @@ class AnyFlowBackbone(VideoBackbone):
         return sample, self.moved(sample, taken, proprio)
 
     @torch.no_grad()
-    def shortcuts(
+    def shortcut_targets(
         self,
         context: Float[Tensor, "b 3 v c y x"],
         proprio: Float[Tensor, "b p"],
