@@ -12,7 +12,8 @@ import pytest
 
 from embodyrl.config import compose
 from embodyrl.data.collect import collect_dataset
-from embodyrl.dreams.loop import LoopConfig, run_loop
+from embodyrl.dreams.loop import run_loop
+from embodyrl.dreams.loop_config import LoopConfig
 from embodyrl.errors import UserError
 from embodyrl.sims.mujoco.config import Config as MujocoConfig
 from embodyrl.storage.folder_lock import held
