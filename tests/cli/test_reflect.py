@@ -113,14 +113,14 @@ def test_a_server_is_a_folder_too(tmp_path):
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser()
-    reflect.add_parser(made.add_subparsers())
+    reflect.add_reflect(made.add_subparsers())
     return made
 
 
 def test_parsing_imports_nothing_heavy():
     code = (
         "import argparse, sys; from embodyrl.cli import reflect; p = "
-        "argparse.ArgumentParser();reflect.add_parser(p.add_subparsers()); "
+        "argparse.ArgumentParser();reflect.add_reflect(p.add_subparsers()); "
         "p.parse_args(['reflect', 'eval', 'a', 'b', '--json']);sys.exit(any(m in sys.modules for "
         "m in ('torch', 'numpy', 'diffusers', 'transformers')))"
     )
