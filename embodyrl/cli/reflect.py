@@ -1,4 +1,4 @@
-"""``embodyrl world reflect train|calibrate|eval``; nothing heavy is imported before one of them runs."""
+"""``embodyrl world reflect train|calibrate|eval``; heavy imports wait until one of them runs."""
 
 from __future__ import annotations
 

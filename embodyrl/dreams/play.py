@@ -29,7 +29,7 @@ from embodyrl.world_models.env import WorldModelEnv
 from embodyrl.world_models.model import WorldModel
 
 REQUESTS = ("next", "again", "wake")
-"""What the page's buttons ask for: the next episode, the same again, or a dream from the real state."""
+"""The page's buttons: next episode, same episode again, dream from the real env's state."""
 HTML = Path(__file__).with_name("play.html")
 KEY_SPEED = 0.7
 """The step of a key, as a share of the largest one."""

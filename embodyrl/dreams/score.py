@@ -186,7 +186,7 @@ def score_policy(env: VecEnv, path: str, episodes: int, seed: int) -> Evaluation
 def imagined_successes(
     path: str, real: VecEnv, dream: WorldModelEnv, episodes: int, seed: int = 0
 ) -> int:
-    """How many of the real env's first initial states a policy solves in dreams that begin there."""
+    """How many of the real env's first initial states a policy solves in dreams from there."""
     n = real.spec.num_envs
     policy = load_for_env(path, real)
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Limits and thresholds of a world model, fitted on held-out episodes whose actions are dreamt again.
+"""Limits and thresholds of a world model, fitted on replays of held-out episodes in dreams.
 
 calibrate_success_head     when a dream counts as solved
 disagreement_limit         how far two samples of a next moment may differ

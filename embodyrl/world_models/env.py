@@ -1,4 +1,4 @@
-"""``WorldModelEnv``: imagined episodes behind the env API, all in one batch on the model's device."""
+"""``WorldModelEnv``: imagined episodes behind the env API, in one batch on one device."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class WorldModelEnv:
             )
 
     def _start(self, rows: Tensor, age: Tensor) -> None:
-        """Starts the clocks of the dreams in ``rows``, ``age`` actions after their episodes began."""
+        """Starts the clocks of the dreams in ``rows``, ``age`` actions into their episodes."""
         limit = self.spec.max_episode_steps
         if self.config.length:
             self._end[rows] = (age + self.config.length).clamp(max=limit)
@@ -217,7 +217,7 @@ class WorldModelEnv:
         return record.to_step(self._observe())
 
     def _outcome(self, hit: Tensor, doubtful: Tensor, probability: Tensor) -> Outcome:
-        """How the running dreams have ended; a fault comes before doubt, and doubt before success."""
+        """How the running dreams have ended; fault goes before doubt, doubt before success."""
         assert self._dream is not None
         fault = self._running & (probability.isnan() | ~plausible(self._dream))
         doubtful = self._running & doubtful & ~fault

@@ -1,4 +1,4 @@
-"""Scores the success head, and a reflector, on held-out episodes: the real frames and dreamt ones."""
+"""Scores the success head, and a reflector, on held-out episodes, real and imagined."""
 
 from __future__ import annotations
 

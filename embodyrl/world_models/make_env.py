@@ -12,4 +12,5 @@ def make_world_model_env(config: WorldModelConfig) -> WorldModelEnv | MixedEnv:
     return MixedEnv(config) if config.real_envs else WorldModelEnv(config)
 
 
-make_world_model_env.Config = WorldModelConfig  # pyright: ignore[reportFunctionMemberAccess] - the registry reads it
+# The registry reads the config's class here.
+make_world_model_env.Config = WorldModelConfig  # pyright: ignore[reportFunctionMemberAccess]

@@ -332,7 +332,7 @@ class WorldModel(nn.Module):
 
     @staticmethod
     def read_meta(folder: str | Path) -> dict[str, Any]:
-        """``spec``, ``env``, ``calibration``, ``sentences`` ... of a saved model, without its weights.
+        """What ``world.json`` says of a saved model (``save``), without loading its weights.
 
         Raises:
             UserError: there is no world model in the folder.

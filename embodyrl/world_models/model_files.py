@@ -1,4 +1,4 @@
-"""The folder of a saved world model: one subfolder per network, ``world.json`` and ``world.safetensors``."""
+"""The folder of a saved world model: a subfolder per network, and two ``world`` files."""
 
 from __future__ import annotations
 

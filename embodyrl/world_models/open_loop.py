@@ -60,7 +60,9 @@ def quality_by_depth(model: WorldModel, clips: Clips, starts: Tensor) -> list[di
 
 
 def action_following(model: WorldModel, clips: Clips, starts: Tensor) -> dict[str, float]:
-    """How far the pictures of dreams are from showing the commanded actions; 1 is usual for real ones.
+    """How far the pictures of dreams are from showing the commanded actions.
+
+    The unit is that of ``InverseDynamics.error``: 1 is usual for real pictures.
 
     Returns:
         ``own``: held-out episodes dreamt again. ``others``: the same dreams compared with another

@@ -161,7 +161,7 @@ def _noisy_start(
     context_noise: float,
     generator: torch.Generator,
 ) -> tuple[Dream, Tensor]:
-    """Dreams that stand at ``rows``, half of them with a noisy context, and (B,) its noise level."""
+    """Dreams that start at ``rows``, half of them with a noisy context; (B,) its noise level."""
     device = model.device
     first = clips.start[rows]
     moments = torch.stack([first, torch.maximum(first, rows - before), rows], dim=1)

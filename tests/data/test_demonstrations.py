@@ -289,7 +289,8 @@ def test_data_sets_whose_states_mean_something_else_are_not_mixed(dataset, tmp_p
     assert Clips.load([str(dataset), str(dataset)]).spec.layout and page["spec"].pop("layout")
     (older / "meta" / "embodyrl.json").write_text(json.dumps(page))
     with pytest.raises(
-        UserError, match=r"older and .*demo name other numbers .*EnvSpec\.layout.*Collect it anew"
+        UserError,
+        match=r"older and .*demo disagree on which numbers .*EnvSpec\.layout.*Collect it again",
     ):
         Clips.load([str(dataset), str(older)])
 

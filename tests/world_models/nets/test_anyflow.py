@@ -13,7 +13,7 @@ from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
 from embodyrl.world_models.init import build_model
 from embodyrl.world_models.keyframes import add_keyframes
 from embodyrl.world_models.model import WorldModel
-from embodyrl.world_models.nets.pretrained.anyflow import LADDER, AnyFlowBackbone
+from embodyrl.world_models.nets.pretrained.anyflow import GRIDS, AnyFlowBackbone
 from embodyrl.world_models.nets.pretrained.load import load_wan
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.stage import Stage
@@ -131,7 +131,7 @@ def test_shortcuts_stand_where_sampling_asks_and_leave_the_mean_alone() -> None:
     far = t > r
     assert 8 < far.sum() < 32 and (time[far] > 0).all()
     steps = 1 / (t - r)[far]
-    assert set(steps.round().int().tolist()) <= set(LADDER) and torch.allclose(
+    assert set(steps.round().int().tolist()) <= set(GRIDS) and torch.allclose(
         steps, steps.round(), atol=1e-3
     )
     assert torch.allclose((t[far] * steps), (t[far] * steps).round(), atol=1e-3)
