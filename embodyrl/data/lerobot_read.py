@@ -1,9 +1,8 @@
-"""Reads a LeRobotDataset v3 straight from its parquet and mp4 files.
+"""Reads a LeRobotDataset v3 directly from its parquet and mp4 files.
 
-This does without LeRobot's library because importing it takes some 10 s (it loads transformers and
-torchvision), which every training run would pay; the format is plain enough: ``meta/info.json``,
-parquet tables of frames, episodes and tasks, and video files in which the episodes of a camera
-follow one another.
+It does not use LeRobot's library, whose import takes about 10 s in every training run (it loads
+transformers and torchvision). The format is simple: ``meta/info.json``; parquet tables of frames,
+episodes and tasks; and video files in which the episodes of a camera follow one another.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ IMAGE_PREFIX = "observation.images."
 
 @dataclass
 class DatasetFiles:
-    """A LeRobotDataset v3 on disk, opened for reading; row numbers count frames in the order of ``index``.
+    """A LeRobotDataset v3 on disk, opened for reading. Rows are frames in the order of ``index``.
 
     Attributes:
         path: its folder.
         info: ``meta/info.json``.
-        origin: ``meta/embodyrl.json``, empty for a data set that embodyrl did not write.
-        columns: name -> (F, ...) numpy array of the numeric columns asked for.
+        origin: ``meta/embodyrl.json``; empty for a data set that embodyrl did not write.
+        columns: name -> (F, ...) numpy array of the numeric columns that were loaded.
         episodes: the rows of the episode tables, as dicts, in order.
         tasks: task_index -> sentence.
     """
@@ -60,10 +59,10 @@ class DatasetFiles:
         return found
 
     def need(self, key: str, valid: Iterable[str] | None = None) -> str:
-        """``key`` itself.
+        """Returns ``key`` if there is such a column.
 
         Raises:
-            UserError: there is no such column; the message names those that there are.
+            UserError: there is none; the message names the columns that there are.
         """
         valid = list(self.features if valid is None else valid)
         if key in valid:
@@ -77,7 +76,7 @@ class DatasetFiles:
 def open_dataset(
     path: str | Path, columns: Sequence[str] = (), *, revision: str | None = None
 ) -> DatasetFiles:
-    """Opens a data set: a folder, or a hub id ``user/name`` where no such folder exists.
+    """Opens a data set: a folder, or a hub id ``user/name`` if no such folder exists.
 
     Args:
         path: folder or hub id; only a hub id is ever looked up on the network.
@@ -95,7 +94,7 @@ def open_dataset(
     if not info_path.is_file():
         parts = folder.with_name(folder.name + ".parts")
         more = (
-            f" {parts} holds an unfinished collection: the command that began it goes on."
+            f" {parts} holds an unfinished collection: repeat its command to continue it."
             if parts.exists()
             else ""
         )
@@ -146,7 +145,7 @@ def _tables(folder: Path, what: str) -> list[Path]:
 
 
 def _read(file: Path, columns: list[str] | None = None) -> Any:
-    """A parquet table; what is wrong with the file is said with its name."""
+    """A parquet table; an error message names the file."""
     import pyarrow as pa
 
     pq = _parquet()
@@ -218,13 +217,19 @@ def _download(repo_id: str, revision: str | None) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(
-            f"{repo_id} is no folder here, and the Hugging Face hub did not give it either "
+            f"{repo_id} is no folder here, and the Hugging Face hub does not have it either "
             f"({first}). Check the path, or the id and the connection."
         ) from error
 
 
 def load_pictures(data: DatasetFiles, key: str, rows: np.ndarray) -> Iterator[bytes]:
-    """The encoded pictures (PNG or JPEG) of a column of dtype ``image``, of the frames ``rows`` (ascending)."""
+    """The encoded pictures (PNG or JPEG) of a column of dtype ``image``.
+
+    Args:
+        data: the opened data set.
+        key: of the column.
+        rows: frame numbers, ascending.
+    """
     pq = _parquet()
     wanted = set(rows.tolist())
     position = 0
@@ -238,7 +243,7 @@ def load_pictures(data: DatasetFiles, key: str, rows: np.ndarray) -> Iterator[by
 
 
 def picture_array(encoded: bytes) -> np.ndarray:
-    """(h, w, 3) uint8 of an encoded picture."""
+    """Decodes a picture to (h, w, 3) uint8."""
     from PIL import Image
 
     return np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB"))
