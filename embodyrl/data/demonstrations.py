@@ -92,8 +92,8 @@ class Demonstrations:
         """
         if horizon < 1 or len(actions) == 0:
             raise UserError(
-                f"Demonstrations need at least one frame and a horizon of at least 1, but there are "
-                f"{len(actions)} frames and the horizon is {horizon}."
+                "Demonstrations need at least one frame and a horizon of at least 1, but there "
+                f"are {len(actions)} frames and the horizon is {horizon}."
             )
         self.horizon = horizon
         self.images = images

@@ -65,9 +65,9 @@ class DatasetWriter:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         small = all(max(size) < SMALL for size in spec.cameras.values())
         # Chroma subsampling, which most video players need, ruins a 64-pixel picture (33 dB instead
-        # of 43 dB). LeRobot's default codec, SVT-AV1, is not used: run as root it gives the process,
-        # and all that it starts later, the highest real-time priority, so that an env's workers
-        # block their cores for everything else.
+        # of 43 dB). LeRobot's default codec, SVT-AV1, is not used: run as root it gives the
+        # process, and all that it starts later, the highest real-time priority. An env's workers
+        # would then block their cores for everything else.
         colour = {"pix_fmt": "yuv444p", "crf": 12} if small else {"pix_fmt": "yuv420p", "crf": 20}
         self._dataset = lerobot.LeRobotDataset.create(
             repo_id=f"local/{self.path.name}",

@@ -24,7 +24,7 @@ def parts_folder(path: str | Path) -> Path:
 
 
 class EpisodeParts:
-    """The folder ``PATH.parts`` of a collection: ``settings.json``, ``000000.npz``, ``000001.npz``...
+    """The folder ``PATH.parts`` of a collection: ``settings.json``, and ``000000.npz`` and so on.
 
     A file appears complete, by renaming, or not at all. A power failure can damage the newest
     files; these episodes are then recorded again.

@@ -40,7 +40,7 @@ Camera settings do not either, but they are part of the data and must be equal.
 
 
 class ReplayActor:
-    """Repeats recorded successes, each with one nudge at a random moment before the task was solved.
+    """Repeats recorded successes, each with one nudge at a random moment before success.
 
     A nudge is a random displacement, drawn from a Gaussian and spread over ``NUDGE`` actions. It is
     added to all action dims but the last, which is the gripper's. At the end of the record its last

@@ -254,7 +254,8 @@ def _notes(data: DatasetFiles) -> Iterator[str]:
         largest = float(np.abs(columns["action"]).max())
         if largest > 1.0 + 1e-4:
             yield (
-                f"Actions reach {largest:.3g}: they are not in the units [-1, 1] of embodyrl's envs."
+                f"Actions reach {largest:.3g}: they are not in the units [-1, 1] of embodyrl's "
+                "envs."
             )
     if not data.origin:
         yield (

@@ -139,7 +139,7 @@ def test_parsing_imports_nothing_heavy():
 
 @pytest.mark.slow
 def test_the_pick_task_of_the_simulator(tmp_path, capsys):
-    """Real frames, two minutes of one core. The F1 under so low a cap is not held to anything yet; see the log."""
+    """Real frames, two minutes of one core. F1 under so low a cap is not tested; see the log."""
     from embodyrl.data.collect import collect_dataset
     from embodyrl.sims.mujoco.env import Config
 

@@ -169,7 +169,7 @@ def test_statistics():
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory):
-    """As someone else would have made it: other names and sizes, one camera as pictures, no success column."""
+    """A data set of others: other names and sizes, one camera as pictures, no success column."""
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     root = tmp_path_factory.mktemp("foreign") / "set"

@@ -1,4 +1,4 @@
-"""``embodyrl world loop``: what is refused, what is remembered; the slow test runs one from nothing."""
+"""``embodyrl world loop``: its settings and its record; the slow test runs a whole loop."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A person drives a dream in a real Chromium, beside the simulator; the model is real and untrained."""
+"""A person drives a dream in a real Chromium, beside the simulator; the model is untrained."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ def test_copies_are_the_same_episodes_in_a_light_of_their_own() -> None:
 def test_a_model_that_saw_them_knows_its_way_in_another_light(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(60, 0)))
     settings = {
-        "data": ("memory",), "horizon": 3, "channels": 16, "width": 32, "layers": 1, "latent_channels": 4,
+        "data": ("memory",), "horizon": 3, "channels": 16, "width": 32, "layers": 1,
+        "latent_channels": 4,
         "codec_steps": 150, "steps": 20, "max_false_positives": 1.0,
     }  # fmt: skip
     other = jitter_colours(squares(20, 99), 1, seed=77)

@@ -1,4 +1,4 @@
-"""The world model's parts on a tiny world that can be computed by hand: a square that moves as it is told."""
+"""The world model's parts on a tiny world: a square that moves by its actions."""
 
 import dataclasses
 import json
@@ -426,7 +426,7 @@ def test_a_dream_that_breaks_is_masked_and_leaves_the_others_alone(folder) -> No
 
 
 def mostly_right(model: WorldModel, clips: Clips, starts: torch.Tensor, actions_of=None):
-    """Probabilities of a head that is surest of one failing episode: what ten steps teach is chance."""
+    """Probabilities of a head that is surest of one failing episode; ten steps teach nothing."""
     prob, lasted = replay_success(model, clips, starts, actions_of)
     solved = solved_after(clips, starts, model.horizon, len(prob)) & lasted
     failing = int((~solved.any(0)).nonzero()[0])
@@ -501,7 +501,7 @@ def test_bfloat16_is_for_processors_that_are_faster_so(monkeypatch, amx, avx, na
 
 @pytest.fixture
 def drawn(folder, tmp_path, monkeypatch) -> str:
-    """A stochastic model that starts from the deterministic one's weights, and is hardly trained."""
+    """A stochastic model, hardly trained, that starts from the deterministic one's weights."""
     monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(80, 3)))
     config = WorldTrainConfig(
         **SETTINGS,

@@ -1,6 +1,6 @@
 
 "use strict";
-// Small line charts in SVG. Text only ever enters the page as text nodes, never as markup.
+// Small line charts in SVG. Text enters the page only as text nodes, never as markup.
 const SVG = "http://www.w3.org/2000/svg";
 
 function node(tag, attributes = {}, ...children) {
@@ -51,7 +51,7 @@ function drawChart(box, series, options) {
     shown = width;
     paint(plot, tip, box, series, { ...options, width });
   };
-  new ResizeObserver(draw).observe(box); // which also draws it for the first time
+  new ResizeObserver(draw).observe(box); // this also draws it for the first time
 }
 
 function range(values, fallback) {
@@ -141,7 +141,7 @@ function hover(plot, tip, box, series, { X, Y, x0, x1, area, format, xFormat }) 
   catcher.addEventListener("pointerleave", hide);
 }
 
-// A score is a success rate, with k, or a mean return; the interval of a mean of one episode is null.
+// A score is a success rate (it has k) or a mean return. One episode has no interval: lo is null.
 const isRate = (score) => score.k !== undefined;
 const amount = (x) => (x === null ? "–" : Math.abs(x) >= 100 ? Math.round(x).toLocaleString("en") : String(+x.toPrecision(3)));
 const valueText = (score) => (isRate(score) ? percent(score.value) : amount(score.value));
@@ -152,7 +152,7 @@ function scoreText(score) {
   return valueText(score) + (score.lo === null ? "" : ` [${bound(score.lo)}, ${bound(score.hi)}]`);
 }
 
-// What the bars of some scores span: 0 to 100%, or all mean returns with their intervals.
+// The range of the bars of some scores: 0 to 100%, or all mean returns with their intervals.
 function span(scores) {
   const known = scores.filter(Boolean);
   if (known.every(isRate)) return [0, 1];

@@ -1,4 +1,4 @@
-// The page: built once from the data block, rebuilt in parts when another run, axis or filter is chosen.
+// The page is built once from the data block. Another run, axis or filter rebuilds a part of it.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs;
 const state = { run: 0, axis: "env_steps", filter: "all" };
@@ -6,8 +6,8 @@ const color = (k) => `var(--run${k % 6})`;
 const page = document.getElementById("page");
 
 const METRICS = [
-  ["loss", "Flow-matching loss"], ["policy_loss", "Policy loss"], ["value_loss", "Value loss"], ["approx_kl", "KL to the policy that acted"],
-  ["explained_variance", "Explained variance of the critic"], ["clip_fraction", "Clipped ratios"], ["env_steps_per_second", "Env steps per second"],
+  ["loss", "Flow-matching loss"], ["policy_loss", "Policy loss"], ["value_loss", "Value loss"], ["approx_kl", "KL to the policy that collected the data"],
+  ["explained_variance", "Explained variance of the critic"], ["clip_fraction", "Share of clipped ratios"], ["env_steps_per_second", "Env steps per second"],
 ];
 const POSITION = ["iteration", "env_steps", "minutes", "train_success", "train_episodes"];
 
@@ -130,12 +130,12 @@ function curves() {
       if (RUNS.some((run) => run.reports_success === reports)) main.append(scores(reports, along, xFormat));
     }
     const known = METRICS.map(([key]) => key);
-    if (RUNS.every((run) => !run.reports_success)) known.push("train_return"); // it is in the chart above
+    if (RUNS.every((run) => !run.reports_success)) known.push("train_return"); // it is already in the chart above
     const others = [...new Set(RUNS.flatMap((run) => Object.keys(run.curves)))].filter((key) => !known.includes(key) && !POSITION.includes(key)).map((key) => [key, key.replaceAll("_", " ")]);
     const addAll = (list, into) => {
       for (const [key, title] of list) {
         const series = RUNS.map((run, k) => (run.curves[key] ? { label: run.name, color: color(k), points: along(run, key) } : null))
-          .filter((s) => s && s.points.some((p) => p[0] > 0 && p[1] !== null && p[1] !== undefined)); // imitation takes no env steps
+          .filter((s) => s && s.points.some((p) => p[0] > 0 && p[1] !== null && p[1] !== undefined)); // imitation takes no env steps, so it has no such curve
         if (!series.length) continue;
         const card = node("div", { class: "card chart", "data-metric": key }, node("h3", { style: { marginBottom: "8px" } }, title));
         into.append(card);
@@ -163,17 +163,17 @@ function scores(reports, along, xFormat) {
     if (held.length) series.push({ label: `${name}held out`, color: color(k), points: held, dots: true });
     if (RUNS.length > 1) key(run.name, color(k));
   });
-  if (RUNS.length === 1) key("held out: noise-free policy, with its 95% interval", color(0));
+  if (RUNS.length === 1) key("held-out states, without exploration noise, with 95% intervals", color(0));
   if (series.some((s) => s.faint)) key(RUNS.length > 1 ? "thin: training, with exploration noise" : "training: with exploration noise", RUNS.length > 1 ? "var(--muted)" : color(0), true);
   card.append(node("div", { class: "row between", style: { marginBottom: "10px" } }, node("h3", {}, title), legend));
   if (series.length) drawChart(card, series, { title, height: 300, yRange: reports ? [0, 1] : null, format: reports ? percent : compact, xFormat });
-  else card.append(node("p", { class: "empty" }, "Nothing was measured yet."));
+  else card.append(node("p", { class: "empty" }, "Nothing has been measured yet."));
   return card;
 }
 
 const FILTERS = [["all", "All", () => true], ["fixed", "Fixed by training", (p) => p.group === "fixed"], ["broken", "Broken by training", (p) => p.group === "broken"],
   ["failures", "Failures", (p) => p.group === "failed" || p.group === "broken"]];
-const BY_RETURN = [FILTERS[0], ["better", "Better by training", (p) => p.group === "better"], ["worse", "No better by training", (p) => p.group === "worse"]];
+const BY_RETURN = [FILTERS[0], ["better", "Better after training", (p) => p.group === "better"], ["worse", "Not better after training", (p) => p.group === "worse"]];
 const MEANING = { fixed: "failed before, solved now", solved: "solved", broken: "solved before, fails now", failed: "fails",
   better: "higher return than before", worse: "no higher return than before", scored: "played" };
 
@@ -195,14 +195,14 @@ function episodes(run) {
     });
     const groups = Object.keys(MEANING).filter((g) => run.episodes.some((p) => p.group === g));
     const keys = node("div", { class: "row keys" }, groups.map((g) => node("span", {}, node("span", { class: `cell ${g}` }), `${MEANING[g]} (${run.episodes.filter((p) => p.group === g).length})`)),
-      films.length ? node("span", {}, node("span", { class: "cell film" }), "filmed: click to watch") : null);
+      films.length ? node("span", {}, node("span", { class: "cell film" }), "has a video: click to watch") : null);
     box.replaceChildren(...[
       node("div", { class: "row between head" }, node("h2", {}, "Every episode"),
         tabs(offered.map(([name, text, test]) => [name, text, run.episodes.filter(test).length]), state.filter, (v) => { state.filter = v; fill(); }, "Filter")),
       node("div", { class: "card" }, node("div", { class: "mosaic" }, cells), keys),
       shown.length ? node("div", { class: "films" }, shown.map((p) => film(run, p))) :
-        films.length ? node("p", { class: "empty" }, "None of the filmed episodes is of this kind.") : null,
-      run.videos_left_out ? node("p", { class: "muted small", style: { marginTop: "12px" } }, `${run.videos_left_out} more filmed episodes were left out to keep this file small.`) : null].filter(Boolean));
+        films.length ? node("p", { class: "empty" }, "No episode of this kind has a video.") : null,
+      run.videos_left_out ? node("p", { class: "muted small", style: { marginTop: "12px" } }, `The videos of ${run.videos_left_out} more episodes were left out to keep this file small.`) : null].filter(Boolean));
   };
   const jump = (p, refill) => {
     if (refill) { state.filter = "all"; refill(); }
@@ -227,9 +227,9 @@ function film(run, p) {
   const mark = (e) => (run.reports_success ? node("span", { class: `mark ${e.success ? "yes" : "no"}` }, e.success ? `✓ solved in ${e.length}` : "✗ failed") :
     node("span", { class: "mark" }, `return ${amount(e.return)} in ${e.length}`));
   const side = (label, e) => e && node("figure", {}, e.video ?
-    node("video", { muted: true, loop: true, playsinline: true, preload: "auto", tabindex: 0, title: "click to stop or go on", "data-film": e.video,
+    node("video", { muted: true, loop: true, playsinline: true, preload: "auto", tabindex: 0, title: "click to pause or play", "data-film": e.video,
       "aria-label": `${label}, state ${p.init}`, onclick: toggle, onkeydown: (k) => { if (k.key === " " || k.key === "Enter") { k.preventDefault(); toggle(k); } } }) :
-    node("div", { class: "nofilm" }, "not filmed"),
+    node("div", { class: "nofilm" }, "no video"),
     node("figcaption", {}, node("span", {}, label), mark(e)));
   const card = node("article", { class: "card film-card", id: `film-${p.init}`, "data-group": p.group },
     node("header", {}, node("span", { title: p.task }, p.task), node("span", { class: "muted" }, `state ${p.init}`)),
@@ -296,9 +296,9 @@ function build() {
   page.append(curves());
   page.append(...[episodes(run), tasks(run), config(run)].filter(Boolean));
   const what = [RUNS.some((r) => r.reports_success) && ["Success rates", "Wilson score"], RUNS.some((r) => !r.reports_success) && ["Mean returns", "Student's t"]].filter(Boolean);
-  page.append(node("footer", {}, what.map(([name, interval]) => `${name} are those of the noise-free policy, each initial state scored once, with 95% ${interval} intervals; `).join("") +
-    "over several runs, the interquartile mean with a bootstrap interval. ",
-    `Written by embodyrl ${DATA.version}; this file works offline and loads nothing.`));
+  page.append(node("footer", {}, what.map(([name, interval]) => `${name} are of the policy without exploration noise, one episode per initial state, with 95% ${interval} intervals. `).join("") +
+    "Over several runs: the interquartile mean with a bootstrap interval. ",
+    `Written by embodyrl ${DATA.version}; this file works offline and loads nothing else.`));
 }
 
 const themeToggle = themeButton();

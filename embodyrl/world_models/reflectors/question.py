@@ -57,7 +57,7 @@ def probability(tokens: Iterable[tuple[str, float]], min_mass: float) -> float:
 
 
 def enlarged(picture: np.ndarray, shorter_side: int) -> Image.Image:
-    """A picture (h, w, 3) uint8, enlarged if its shorter side is smaller; VLMs need large pictures."""
+    """A picture (h, w, 3) uint8, enlarged if its shorter side is smaller: VLMs need this."""
     image = Image.fromarray(picture)
     scale = shorter_side / min(image.size)
     if scale > 1:

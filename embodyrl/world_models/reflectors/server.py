@@ -77,7 +77,7 @@ class ServerConfig:
     api_key_env: str = ""
     """Name of the environment variable that holds the key. The key itself is never stored."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of the request, e.g. ``{"chat_template_kwargs": {"enable_thinking": false}}``."""
+    """More request fields, e.g. ``{"chat_template_kwargs": {"enable_thinking": false}}``."""
 
     def __post_init__(self) -> None:
         """Checks the settings.

@@ -1,4 +1,4 @@
-"""AnyFlow's causal network as backbone: one look at the context, few steps, and the flow map that makes them enough."""
+"""AnyFlow's causal network as backbone: its cache, its sampling, and its flow map."""
 
 import json
 
@@ -22,7 +22,8 @@ from embodyrl.world_models.trainer import WorldTrainer
 from embodyrl.world_models.training_losses import noisy_change
 
 FAR = {
-    "num_attention_heads": 2, "attention_head_dim": 16, "in_channels": 4, "out_channels": 4, "text_dim": 16,
+    "num_attention_heads": 2, "attention_head_dim": 16, "in_channels": 4, "out_channels": 4,
+    "text_dim": 16,
     "freq_dim": 16, "ffn_dim": 64, "num_layers": 2,
 }  # fmt: skip
 TOY = {
@@ -140,7 +141,7 @@ def test_shortcuts_stand_where_sampling_asks_and_leave_the_mean_alone() -> None:
 
 
 def test_few_steps_of_the_learned_flow_map_find_one_of_two_futures() -> None:
-    """The next frame is all 1 or all -1, by chance: one step of the flow itself can only go to the middle."""
+    """The next frame is all 1 or all -1 by chance; one step of a flow ends in the middle."""
     torch.manual_seed(0)
     net = AnyFlowBackbone(1, **DIMS, wan_config=FAR | TOY, stochastic=True)
     rows, generator = 64, torch.Generator().manual_seed(0)

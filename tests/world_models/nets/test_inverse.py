@@ -1,4 +1,4 @@
-"""Inverse dynamics: which actions pictures show, dreams that show others, and frames that no robot could make."""
+"""Inverse dynamics: actions from pictures, dreams that show others, and impossible moves."""
 
 import json
 import shutil

@@ -77,7 +77,9 @@ def test_it_goes_on_from_a_simulator_and_from_nothing_else(folder) -> None:
     )
     rows = clips.starts
     seen = Obs(
-        {"front": torch.from_numpy(clips.images["front"][rows.numpy()])}, clips.proprio[rows], clips.sentences * 2,
+        {"front": torch.from_numpy(clips.images["front"][rows.numpy()])},
+        clips.proprio[rows],
+        clips.sentences * 2,
         clips.privileged[rows],
     )  # fmt: skip
     assert torch.equal(env.dream_from(seen).privileged, seen.privileged)
@@ -246,7 +248,7 @@ BODY, REACH = 9, 0.04
 
 
 def pushed(count: int, seed: int, shift: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A hand near a block, an action in cm and what becomes of them: the block moves along where the hand is at it."""
+    """A hand near a block, an action in cm, and both after it: a block at the hand moves along."""
     draw = torch.Generator().manual_seed(seed)
     block = torch.cat(
         [0.1 * torch.randn(count, 2, generator=draw) + shift, torch.full((count, 1), 0.02)], dim=1

@@ -1,4 +1,4 @@
-"""Wan's networks, built small from a config, in the small ones' places: two cameras, trained, saved and played."""
+"""Wan's networks, built small from a config, as a world model with two cameras."""
 
 import json
 
@@ -18,7 +18,8 @@ from embodyrl.world_models.train import WorldTrainConfig
 from embodyrl.world_models.trainer import WorldTrainer
 
 WAN = {
-    "num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4, "out_channels": 4, "text_dim": 16,
+    "num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4, "out_channels": 4,
+    "text_dim": 16,
     "freq_dim": 16, "ffn_dim": 32, "num_layers": 1,
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Trained and goal reflectors on drawn episodes: a red and a blue square on a table, and one of them may rise."""
+"""Trained and goal reflectors on drawn episodes: one of two squares on a table may rise."""
 
 import dataclasses
 
@@ -33,7 +33,7 @@ def draw(heights: dict[str, float], places: dict[str, int], rng: np.random.Gener
 
 
 def episodes(count: int, seed: int = 0) -> LabelledEpisodes:
-    """A third of the episodes lift the named square, a third the other one, and a third lift none high enough."""
+    """A third of the episodes lift the named square, a third the other one, and a third neither."""
     rng = np.random.default_rng(seed)
     pictures, label, episode, sentence = [], [], [], []
     for number in range(count):
@@ -91,7 +91,7 @@ def test_it_learns_which_square_must_be_high(trained):
 
 
 def test_swapped_instructions_are_what_teaches_it_the_words():
-    """On episodes that only ever lift the named square, nothing else tells it that the words matter."""
+    """On episodes that only lift the named square, nothing else teaches that the words matter."""
     data = episodes(90)
     easy = data.select(data.numbers[data.numbers % 3 != 1])
     test = episodes(45, seed=1)
