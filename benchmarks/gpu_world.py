@@ -13,7 +13,8 @@ import torch
 from gpu_vla import seconds
 
 from embodyrl.types import EnvSpec
-from embodyrl.world_models.model import ChunkInputs, WorldModel
+from embodyrl.world_models.dream import ChunkInputs
+from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.nets.backbone import CONTEXT, ChunkTransformer
 from embodyrl.world_models.nets.codec import FrameCodec
 from embodyrl.world_models.nets.pretrained.wan import WanBackbone, WanCodec

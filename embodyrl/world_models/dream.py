@@ -1,4 +1,4 @@
-"""``Dream``: the current moment of imagined episodes, and checks of whether it is possible."""
+"""``Dream``: the current moment of imagined episodes; and what a prediction depends on."""
 
 from __future__ import annotations
 
@@ -52,6 +52,31 @@ class Dream(TensorData):
             full_state=pick_optional(self.full_state, other.full_state),
             spread=pick_optional(self.spread, other.spread),
         )
+
+
+@dataclass(frozen=True)
+class ChunkInputs:
+    """What the prediction of one chunk depends on.
+
+    Attributes:
+        dream: the moment before the chunk.
+        actions: (N, H, A).
+        count: (N,) how many of the actions are executed, 1 to H.
+        noise: (N,) level of the noise on the context.
+        full_state: (N, P + S) after the chunk, where it is known.
+    """
+
+    dream: Dream
+    actions: Tensor
+    count: Tensor
+    noise: Tensor
+    full_state: Tensor | None
+
+    @property
+    def of_backbone(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The first arguments of every backbone."""
+        dream = self.dream
+        return dream.context, dream.proprio, self.actions, self.count, self.noise
 
 
 def disagreement(a: Dream, b: Dream) -> Float[Tensor, " n"]:

@@ -22,7 +22,7 @@ from embodyrl.world_models.model import NO_INVERSE, WorldModel
 from embodyrl.world_models.precision import use_bf16
 from embodyrl.world_models.reflectors.base import Reflector, successes
 from embodyrl.world_models.reflectors.folder import load_reflector
-from embodyrl.world_models.step_record import Outcome, StepRecord
+from embodyrl.world_models.step_record import DreamOutcome, StepRecord
 
 
 class WorldModelEnv:
@@ -216,14 +216,14 @@ class WorldModelEnv:
             self._draw(started)
         return record.to_step(self._observe())
 
-    def _outcome(self, hit: Tensor, doubtful: Tensor, probability: Tensor) -> Outcome:
+    def _outcome(self, hit: Tensor, doubtful: Tensor, probability: Tensor) -> DreamOutcome:
         """How the running dreams have ended; fault goes before doubt, doubt before success."""
         assert self._dream is not None
         fault = self._running & (probability.isnan() | ~plausible(self._dream))
         doubtful = self._running & doubtful & ~fault
         success = self._running & hit & ~fault & ~doubtful
         time_up = self._running & (self._elapsed >= self._end) & ~fault & ~doubtful & ~success
-        return Outcome(success, doubtful, fault, time_up)
+        return DreamOutcome(success, doubtful, fault, time_up)
 
     def _imagine(self, actions: Tensor, count: Tensor) -> Tensor:
         """Moves the dreams that run on by a chunk.

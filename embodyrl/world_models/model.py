@@ -9,7 +9,7 @@ for that state, and the state model says whether the task is solved.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from embodyrl.errors import UserError
 from embodyrl.storage.checkpoint import spec_from_json, spec_to_json
 from embodyrl.types import EnvSpec
 from embodyrl.world_models import model_files
-from embodyrl.world_models.dream import Dream
+from embodyrl.world_models.dream import ChunkInputs, Dream
 from embodyrl.world_models.nets.backbone import ChunkTransformer, FlowMap
 from embodyrl.world_models.nets.codec import FrameCodec
 from embodyrl.world_models.nets.inverse import InverseDynamics
@@ -40,31 +40,6 @@ NO_INVERSE = (
     "This world model cannot tell which actions its pictures show: it was trained by a version "
     "without inverse dynamics. Continue its training (init=FOLDER), or train it again."
 )
-
-
-@dataclass(frozen=True)
-class ChunkInputs:
-    """What the prediction of one chunk depends on.
-
-    Attributes:
-        dream: the moment before the chunk.
-        actions: (N, H, A).
-        count: (N,) how many of the actions are executed, 1 to H.
-        noise: (N,) level of the noise on the context.
-        full_state: (N, P + S) after the chunk, where it is known.
-    """
-
-    dream: Dream
-    actions: Tensor
-    count: Tensor
-    noise: Tensor
-    full_state: Tensor | None
-
-    @property
-    def of_backbone(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The first arguments of every backbone."""
-        dream = self.dream
-        return dream.context, dream.proprio, self.actions, self.count, self.noise
 
 
 class WorldModel(nn.Module):

@@ -11,7 +11,7 @@ from embodyrl.types import Obs, Step
 
 
 @dataclass
-class Outcome:
+class DreamOutcome:
     """How the dreams that run have ended in one piece; each (N,) bool, at most one True per dream.
 
     Attributes:
@@ -49,7 +49,7 @@ class StepRecord:
         self.fault = torch.zeros_like(self._success)
 
     def add(
-        self, first: int, count: Tensor, running: Tensor, outcome: Outcome, probability: Tensor
+        self, first: int, count: Tensor, running: Tensor, outcome: DreamOutcome, probability: Tensor
     ) -> None:
         """Adds one piece.
 

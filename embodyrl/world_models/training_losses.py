@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from embodyrl.world_models.clips import Clips
-from embodyrl.world_models.dream import Dream
-from embodyrl.world_models.model import ChunkInputs, WorldModel
+from embodyrl.world_models.dream import ChunkInputs, Dream
+from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.nets.backbone import FlowMap
 from embodyrl.world_models.nets.codec import brightness
 
