@@ -153,6 +153,7 @@ class Demonstrations:
             mask: (B, H) bool, False beyond the episode's end.
         """
         indices = indices.cpu()
+        # The frames of every chunk, which ends with its episode.
         steps = indices[:, None] + torch.arange(self.horizon)
         end = self.end[indices][:, None]
         rows = indices.numpy()
@@ -323,6 +324,7 @@ def _camera_keys(
     """Camera name -> key in the data set; see ``Demonstrations.load``."""
     found = list(data.cameras)
     short = {key.removeprefix(IMAGE_PREFIX).removeprefix("observation."): key for key in found}
+    # Names that the caller gave, a single camera on both sides, or equal names.
     if given:
         known = {**short, **{k: k for k in found}}
         keys = {name: known[data.need(key, known)] for name, key in given.items()}
@@ -352,6 +354,7 @@ def _episode_success(data: DatasetFiles) -> np.ndarray:
     name = next((n for n in ("success", "next.success") if n in columns), None)
     if name is None:
         return np.ones(len(episode), dtype=bool)
+    # An episode is solved if one of its frames says so.
     _, number = np.unique(episode, return_inverse=True)
     solved = np.zeros(number.max() + 1, dtype=bool)
     np.logical_or.at(solved, number, columns[name].reshape(len(number)).astype(bool))

@@ -94,6 +94,7 @@ def videos_by_file(
         The file, which rows of the result it fills, and the times of their frames in seconds,
         ascending.
     """
+    # An episode's frames begin at some time of the video file that its row names.
     episode = data.columns["episode_index"][rows]
     stamp = data.columns["timestamp"][rows].astype(np.float64)
     position = {row["episode_index"]: row for row in data.episodes}
@@ -107,6 +108,7 @@ def videos_by_file(
         )
         here = np.flatnonzero(episode == number)
         files[path].append((here, stamp[here] + meta[f"videos/{key}/from_timestamp"]))
+    # Sort each file's frames by time, so that it is decoded once, in order.
     for path, parts in files.items():
         targets, times = (np.concatenate(p) for p in zip(*parts, strict=True))
         order = np.argsort(times, kind="stable")

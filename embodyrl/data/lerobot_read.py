@@ -54,6 +54,7 @@ class DatasetFiles:
             if feature["dtype"] in ("video", "image") and not (feature.get("info") or {}).get(
                 "is_depth_map"
             ):
+                # The 3 of the colours may come first or last.
                 shape = [s for s in feature["shape"] if s != 3] or list(feature["shape"])
                 found[key] = (int(shape[0]), int(shape[1]))
         return found
@@ -87,6 +88,7 @@ def open_dataset(
     Raises:
         UserError: no data set there, another version of the format, or a column it lacks.
     """
+    # Find the folder, on this machine or on the hub.
     folder = Path(path)
     if not folder.is_dir() and _looks_like_hub_id(str(path)):
         folder = _download(str(path), revision)
@@ -102,6 +104,7 @@ def open_dataset(
             f"{folder} holds no LeRobot data set (there is no meta/info.json).{more} `embodyrl "
             "collect` makes one."
         )
+    # Only version 3 can be read.
     info = json.loads(info_path.read_text())
     version = str(info.get("codebase_version"))
     if not version.startswith("v3"):
@@ -119,6 +122,7 @@ def open_dataset(
         episodes=[],
         tasks={},
     )
+    # Read the tables.
     wanted = ["index", "episode_index", "task_index", "timestamp", *(data.need(c) for c in columns)]
     data.columns = _load_columns(folder, list(dict.fromkeys(wanted)))
     data.episodes = _load_episodes(folder)
@@ -164,6 +168,7 @@ def _load_columns(folder: Path, names: list[str]) -> dict[str, np.ndarray]:
         table = _read(file, names)
         for name in names:
             parts[name].append(_numpy(table.column(name).combine_chunks()))
+    # The order of the files need not be that of the frames.
     columns = {name: np.concatenate(arrays) for name, arrays in parts.items()}
     order = np.argsort(columns["index"], kind="stable")
     return {name: values[order] for name, values in columns.items()}
@@ -195,6 +200,7 @@ def _without_stats(table: Any) -> Any:
 
 def _load_tasks(folder: Path) -> dict[int, str]:
     table = _read(folder / "meta" / "tasks.parquet").to_pydict()
+    # LeRobot stores the sentences in a column, or as the index of a pandas table.
     texts = table.get("task") or table.get("__index_level_0__")
     return dict(zip(table["task_index"], texts, strict=True))
 

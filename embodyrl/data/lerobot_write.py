@@ -104,6 +104,7 @@ class DatasetWriter:
                 f"The recording lacks the simulator's state, which {self.spec.name} gives: record "
                 "it again."
             )
+        # A row per control step; what holds for the episode is repeated in every row.
         last = len(recording) - 1
         with _quiet():
             for t in range(len(recording)):
@@ -133,9 +134,11 @@ class DatasetWriter:
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         with _quiet():
             self._dataset.finalize()
+        # An empty or failed data set is thrown away.
         if self.count == 0 or kind is not None:
             shutil.rmtree(self.partial, ignore_errors=True)
             return
+        # Note where the data come from, and give the finished folder its name.
         origin = {
             "env": self.spec.name,
             "split": self.split,

@@ -53,6 +53,7 @@ class Mixture:
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """Numbers (B,) of frames: first a data set is drawn by weight, then a frame of it."""
+        # Which data set each frame comes from; then each draws its frames.
         which = torch.multinomial(self.weights, count, replacement=True, generator=generator)
         out = torch.empty_like(which)
         for k, part in enumerate(self.parts):

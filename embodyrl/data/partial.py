@@ -41,6 +41,7 @@ class EpisodeParts:
         self.folder = parts_folder(path)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._check_settings(json.loads(json.dumps(settings)))
+        # The episodes that are there, up to the first missing or damaged one.
         self._paths: list[Path] = []
         while (file := self._file(len(self._paths))).exists() and _is_whole(file):
             self._paths.append(file)
@@ -71,6 +72,7 @@ class EpisodeParts:
         """Keeps one more episode."""
         arrays = {IMAGE + name: frames for name, frames in recording.images.items()}
         plain = {k: v for k, v in vars(recording).items() if k != "images" and v is not None}
+        # Write beside the file and rename, so that it is complete or not there.
         file = self._file(len(self))
         unfinished = file.with_suffix(".tmp")
         with unfinished.open("wb") as stream:

@@ -87,6 +87,7 @@ class ReplayActor:
         """Starts the episodes that were drawn last, in the envs ``env_ids``."""
         for k, number in zip(env_ids, self._drawn[-len(env_ids) :], strict=True):
             _, actions, solved = self._episodes[number]
+            # A displacement at a random time before success, spread over some actions.
             plan = actions.copy()
             first = int(self._rng.integers(max(1, solved - NUDGE)))
             shift = self._perturb * self._rng.standard_normal(self._spec.action_dim - 1)
@@ -114,6 +115,7 @@ def load_replays(
         UserError: the data set does not say its initial states, holds no success, or was recorded
             in another env.
     """
+    # The same actions have the same effects only in the same env.
     data = open_dataset(path)
     wanted = [data.need(name) for name in ("action", "init", "next.success")]
     data = open_dataset(path, wanted)
@@ -124,6 +126,7 @@ def load_replays(
             f"{path} was recorded in another env ({wrong[0]} was {theirs[wrong[0]]!r}, now "
             f"{mine[wrong[0]]!r}), where the same actions have other effects."
         )
+    # Initial state, actions and time of success of every solved episode.
     columns = data.columns
     episodes = []
     episode = columns["episode_index"].reshape(-1)

@@ -46,16 +46,19 @@ def verify_dataset(path: str | Path) -> Verdict:
     except Exception as error:  # on a damaged file a parser may raise anything: that is the fault
         verdict.faults.append(_as_sentence(error))
         return verdict
+    # What it says about itself.
     info = data.info
     verdict.episodes = int(info.get("total_episodes", 0))
     verdict.frames = int(info.get("total_frames", 0))
     verdict.fps = float(info.get("fps", 0))
     verdict.cameras = data.cameras
+    # The tables.
     for check in (_features, _index, _episodes, _language, _numbers, _success):
         try:
             verdict.faults += check(data)
         except Exception as error:
             verdict.faults.append(_as_sentence(error))
+    # The pictures.
     if not verdict.fps > 0:
         verdict.faults.append(f"meta/info.json gives {info.get('fps')!r} frames per second.")
     else:
@@ -93,6 +96,7 @@ def _features(data: DatasetFiles) -> Iterator[str]:
             for key, f in stored.items()
             if key in there and f["dtype"] not in ("image", "string")
         ]
+        # The first row shows the shapes.
         for batch in parquet.iter_batches(batch_size=1, columns=shaped):
             for key in shaped:
                 shape = np.shape(batch.column(key)[0].as_py()) or (1,)
@@ -135,6 +139,7 @@ def _index(data: DatasetFiles) -> Iterator[str]:
 
 def _episodes(data: DatasetFiles) -> Iterator[str]:
     """Each episode's row agrees with its frames, and its files are there."""
+    # Compare the frames that there are with what the episode tables say.
     frames = dict(_by_episode(data))
     rows = {int(row["episode_index"]): row for row in data.episodes}
     for number in sorted(rows.keys() | frames.keys()):

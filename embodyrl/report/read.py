@@ -39,6 +39,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"{folder} is no run's folder: it holds neither config.yaml nor metrics.jsonl."
         )
+    # Curves of training, and evaluations with their scores.
     curves = _curves(read_metrics(folder / "metrics.jsonl"))
     evals = _read_evals(folder)
     # Whether the env reports success. The newest evaluation says it; without one the curves do.
@@ -101,6 +102,7 @@ def embed_videos(folder: Path, run: dict[str, Any], budget: int) -> int:
     used = 0
     left_out = 0
     for pair in sorted(run["episodes"], key=lambda p: VIDEO_ORDER[p["group"]]):
+        # Both videos of a pair are embedded, if they fit.
         sides = [pair[side] for side in ("before", "after") if pair[side] and pair[side]["video"]]
         files = [_inside(folder, side["video"]) for side in sides]
         size = sum(f.stat().st_size for f in files if f.is_file())
@@ -174,6 +176,7 @@ def _read_evals(folder: Path) -> list[dict[str, Any]]:
                 "episodes": raw.get("episodes") or [],
             }
         )
+    # At the same number of steps, ``before`` comes first and ``after`` last.
     rank = {"before": 0, "after": 2}
     return sorted(
         evals, key=lambda e: (e["env_steps"], e["minutes"], rank.get(e["name"], 1), e["name"])
@@ -211,6 +214,7 @@ def _pairs(
     before: dict[str, Any] | None, after: dict[str, Any] | None, reports_success: bool
 ) -> list[dict[str, Any]]:
     """One row per initial state, with the episodes there before and after training."""
+    # Pair the episodes that began at the same initial state.
     sides = [
         {e["init"]: e for e in (part or {"episodes": []})["episodes"]} for part in (before, after)
     ]

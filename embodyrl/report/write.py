@@ -17,6 +17,9 @@ from embodyrl.errors import UserError
 from embodyrl.functional.intervals import bootstrap_iqm
 from embodyrl.report.read import embed_videos, finite, read_run
 
+SCRIPTS = ("charts.js", "summary.js", "curves.js", "episodes.js", "report.js")
+"""Parts of the page's one script, in order."""
+
 
 def build_report(
     run_dirs: Sequence[str | Path], out: str | Path, *, max_video_mb: float = 60.0
@@ -38,12 +41,14 @@ def build_report(
     folders = [Path(d) for d in run_dirs]
     if not folders:
         raise UserError("A report needs at least one run's folder.")
+    # Read the runs.
     runs = [read_run(folder) for folder in folders]
     _unique_names(runs, folders)
     # Every run gets an equal share of the size that is left.
     budget = int(max_video_mb * 2**20)
     for number, (folder, run) in enumerate(zip(folders, runs, strict=True)):
         budget -= embed_videos(folder, run, budget // (len(runs) - number))
+    # Write beside the file and rename, so that a reader never sees half a page.
     page = render({"version": __version__, "runs": runs, "across": _across(runs)})
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -57,9 +62,8 @@ def render(data: dict[str, Any]) -> str:
     """The page with ``data`` inside."""
     files = importlib.resources.files("embodyrl.report") / "page"
     style = (files / "report.css").read_text(encoding="utf-8")
-    script = "".join(
-        (files / name).read_text(encoding="utf-8") for name in ("charts.js", "report.js")
-    )
+    script = "".join((files / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    # Only these scripts, styles and embedded pictures may be used.
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
         "img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
@@ -97,6 +101,7 @@ def _unique_names(runs: list[dict[str, Any]], folders: list[Path]) -> None:
 
 def _across(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Interquartile mean of the final scores of runs that differ only in their seeds; or None."""
+    # Settings that seeds of one experiment may differ in.
     own = ("run.seed", "run.name", "run.out", "run.init_checkpoint", "data.path", "env.seed")
     configs = [[pair for pair in run["config"] if pair[0] not in own] for run in runs]
     finals = [
