@@ -243,7 +243,9 @@ def test_other_transformers_and_sizes_that_do_not_fit_are_refused(anyflow, tmp_p
     )
     config = WorldTrainConfig(data=("m",), wan=str(tmp_path), horizon=3)
     clips = squares(2, 0)
-    with pytest.raises(UserError, match="is a FluxTransformer2DModel, which is no backbone"):
+    with pytest.raises(
+        UserError, match="is a FluxTransformer2DModel, which cannot be a world model's backbone"
+    ):
         build_model(config, clips, torch.arange(len(clips)))
     with pytest.raises(UserError, match="5x4 latent cells"):
         load_wan(anyflow, 1, (40, 32), **DIMS)

@@ -83,7 +83,7 @@ def test_it_goes_on_from_a_simulator_and_from_nothing_else(folder) -> None:
         clips.privileged[rows],
     )  # fmt: skip
     assert torch.equal(env.dream_from(seen).privileged, seen.privileged)
-    with pytest.raises(UserError, match="also dreams of the simulator's state"):
+    with pytest.raises(UserError, match="also predicts the simulator's state"):
         env.dream_from(dataclasses.replace(seen, privileged=None))
 
 
@@ -109,7 +109,7 @@ def test_a_model_without_it_learns_it(folder, tmp_path, monkeypatch) -> None:
         train_world(
             WorldTrainConfig(**SETTINGS, init=folder, state=False, out=str(tmp_path / "less"))
         )
-    with pytest.raises(UserError, match="leave state out"):
+    with pytest.raises(UserError, match="leave out state=true"):
         WorldTrainConfig(state=True, wan="folder")
 
 

@@ -17,6 +17,7 @@ from embodyrl.world_models.reflectors.train_reflector import (
     TrainConfig,
     augment,
     counterparts,
+    train_on_episodes,
 )
 from embodyrl.world_models.reflectors.trained import TrainedReflector
 
