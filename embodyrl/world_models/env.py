@@ -330,7 +330,11 @@ class WorldModelEnv:
 
 
 def _check_abilities(config: WorldModelConfig, model: WorldModel) -> None:
-    """Refuses settings that the model was not trained for."""
+    """Refuses settings that this env or its model cannot serve."""
+    if config.real_envs:
+        raise UserError(
+            "A WorldModelEnv has dreams only. make_world_model_env builds real envs beside them."
+        )
     if config.sampling_steps and not model.stochastic:
         raise UserError(
             f"{config.model} is deterministic, so there is nothing to sample: leave "
