@@ -13,12 +13,14 @@ import torch
 from gpu_vla import seconds
 
 from embodyrl.types import EnvSpec
-from embodyrl.world_models.model import WorldModel, use_bf16
+from embodyrl.world_models.dream import ChunkInputs
+from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.nets.backbone import CONTEXT, ChunkTransformer
 from embodyrl.world_models.nets.codec import FrameCodec
 from embodyrl.world_models.nets.pretrained.wan import WanBackbone, WanCodec
 from embodyrl.world_models.nets.success import SuccessHead
-from embodyrl.world_models.open_loop import speed
+from embodyrl.world_models.open_loop import measure_speed
+from embodyrl.world_models.precision import use_bf16
 from embodyrl.world_models.training_losses import noisy_change
 
 WAN_1_3B = {
@@ -84,7 +86,7 @@ def _measured(
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     with torch.autocast(device.type, torch.bfloat16, enabled=use_bf16("auto", device)):
-        rows = speed(model, dreams, duration)
+        rows = measure_speed(model, dreams, duration)
         step = seconds(lambda: _step(model, batch), repeats, device)
     return {
         "speed": rows, "training_step_s": step, "batch": batch,
@@ -105,6 +107,7 @@ def _step(model: WorldModel, batch: int) -> None:
     count = torch.full((batch,), model.horizon, device=device)
     change = torch.randn_like(dream.latent)
     sampled = noisy_change(change, torch.Generator().manual_seed(0))
-    said, moved = model.change(dream, actions, count, actions.new_zeros(batch), None, *sampled)
+    inputs = ChunkInputs(dream, actions, count, actions.new_zeros(batch), None)
+    said, moved = model.predict_change(inputs, *sampled)
     ((said - change).square().mean() + moved.square().mean()).backward()
     model.zero_grad()

@@ -50,11 +50,12 @@ from embodyrl.errors import UserError
 from embodyrl.storage.provenance import git_commit, hardware, versions
 from embodyrl.types import EnvSpec
 from embodyrl.world_models.dream import Dream
-from embodyrl.world_models.model import WorldModel, use_bf16
+from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.nets.backbone import CONTEXT, ChunkTransformer
 from embodyrl.world_models.nets.codec import FrameCodec
 from embodyrl.world_models.nets.success import SuccessHead
-from embodyrl.world_models.open_loop import speed
+from embodyrl.world_models.open_loop import measure_speed
+from embodyrl.world_models.precision import use_bf16
 
 SPEC = EnvSpec("speed", 1, 4, 7, "ee_delta_pos", 25.0, 40, {"front": (64, 64)})
 
@@ -221,7 +222,7 @@ def main() -> None:
         result = kept | {"beside_diamond": {"rows": beside_diamond(model, a)} | result}
     else:
         with torch.autocast(device.type, torch.bfloat16, enabled=use_bf16("auto", device)):
-            rows = speed(model, a.dreams, a.seconds)
+            rows = measure_speed(model, a.dreams, a.seconds)
         for row in rows:
             print({k: round(v) for k, v in row.items()}, flush=True)
         result = {"rows": rows} | result | {k: v for k, v in kept.items() if k == "beside_diamond"}

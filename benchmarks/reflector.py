@@ -24,11 +24,15 @@ from embodyrl.data.record import record_episodes
 from embodyrl.errors import UserError
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
 from embodyrl.storage.provenance import git_commit, hardware, versions
-from embodyrl.world_models.reflectors.calibration import Calibration, fit
+from embodyrl.world_models.reflectors.calibration import Calibration, fit_calibration
 from embodyrl.world_models.reflectors.goal import GoalConfig, fit_goals
-from embodyrl.world_models.reflectors.labelled_episodes import Episodes
-from embodyrl.world_models.reflectors.score import judge_episodes, score
-from embodyrl.world_models.reflectors.train_reflector import TrainConfig, counterparts, train
+from embodyrl.world_models.reflectors.labelled_episodes import LabelledEpisodes
+from embodyrl.world_models.reflectors.score import judge_episodes, score_probabilities
+from embodyrl.world_models.reflectors.train_reflector import (
+    TrainConfig,
+    counterparts,
+    train_on_episodes,
+)
 from embodyrl.world_models.reflectors.trained import TrainedReflector
 
 NOISE = (0.5, 1.0, 1.5, 2.0)
@@ -64,7 +68,7 @@ def collect(count: int, seed: int) -> dict[str, np.ndarray]:
     return {name: np.concatenate(values) for name, values in columns.items()}
 
 
-def load(path: Path | None, count: int, seed: int) -> Episodes:
+def load(path: Path | None, count: int, seed: int) -> LabelledEpisodes:
     """What was collected before, or is now."""
     if path is not None and path.exists():
         columns = dict(np.load(path, allow_pickle=False))
@@ -75,15 +79,15 @@ def load(path: Path | None, count: int, seed: int) -> Episodes:
     sentences, number = np.unique(columns["sentence"], return_inverse=True)
     rows = np.arange(len(number))
     frames = {"front": columns["picture"]}
-    return Episodes(
+    return LabelledEpisodes(
         frames, rows, columns["label"], columns["episode"], number, [str(s) for s in sentences]
     )
 
 
-def asked_about_another(reflector: TrainedReflector, episodes: Episodes) -> float:
+def asked_about_another(reflector: TrainedReflector, episodes: LabelledEpisodes) -> float:
     """Share of the solved frames that are called solved when another colour is asked for; right is 0."""
     wrong = [counterparts(sentence, TrainConfig.swap_words)[0] for sentence in episodes.sentences]
-    other = Episodes(
+    other = LabelledEpisodes(
         episodes.frames, episodes.rows, episodes.label, episodes.episode, episodes.sentence, wrong
     )
     prob = reflector.calibration.apply(torch.from_numpy(judge_episodes(reflector, other)))
@@ -110,11 +114,13 @@ def main() -> None:
 
     def row(name: str, prob_tune: np.ndarray, prob: np.ndarray, **more: object) -> None:
         try:
-            found = fit(prob_tune, tune.label, tune.episode, max_false_positive_rate=CAP, hits=HITS)
+            found = fit_calibration(
+                prob_tune, tune.label, tune.episode, max_false_positive_rate=CAP, hits=HITS
+            )
         except UserError as error:
             # Where no threshold keeps the cap, it is scored at the one that it was given.
             found, more = Calibration(hits=HITS), more | {"refused": str(error)}
-        rows[name] = score(prob, test, found) | more
+        rows[name] = score_probabilities(prob, test, found) | more
         print(json.dumps({name: rows[name]}), flush=True)
 
     row("always", np.ones(len(tune)), np.ones(len(test)))
@@ -133,11 +139,11 @@ def main() -> None:
         if step % 50 == 49:
             print(f"step {step + 1}: loss {np.mean(losses[-50:]):.3f}", file=sys.stderr, flush=True)
 
-    train(learn, TrainConfig(steps=a.steps, seed=a.seed), model, progress=show)
+    train_on_episodes(learn, TrainConfig(steps=a.steps, seed=a.seed), model, progress=show)
     seconds, began = time.process_time() - began, time.process_time()
     prob_tune, prob = judge_episodes(model, tune), judge_episodes(model, test)
     rate = (len(tune) + len(test)) / (time.process_time() - began)
-    model.calibration = fit(
+    model.calibration = fit_calibration(
         prob_tune, tune.label, tune.episode, max_false_positive_rate=CAP, hits=HITS
     )
     figures = {

@@ -75,7 +75,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "libero": "embodyrl.sims.libero.env:LIBERO",
         "robot": "embodyrl.real_robot.env.robot_env:RobotEnv",
         "gymnasium": "embodyrl.sims.gymnasium.env:GYMNASIUM",
-        "world_model": "embodyrl.world_models.env:WorldModelEnv",
+        "world_model": "embodyrl.world_models.make_env:WORLD_MODEL",
     },
     "policies": {
         "flow_vla": "embodyrl.policies.flow_vla:FlowVLA",

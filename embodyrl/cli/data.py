@@ -1,4 +1,4 @@
-"""``embodyrl collect`` and ``embodyrl data``: data sets made, and looked through."""
+"""``embodyrl collect`` and ``embodyrl data``: make data sets, and check them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 COLLECT_HELP = """examples:
   embodyrl collect mujoco env.task=pick --episodes 100 --out data/pick
-  embodyrl collect mujoco env.task=pick --episodes 100 --noise 0.3 --keep-failures --out data/pick_noisy
-  embodyrl collect mujoco_pick_sft --policy runs/sft --derail 0.4 --keep-failures --episodes 500 --out data/pick_tried
-  embodyrl collect mujoco_pick_sft --replay data/pick_tried --keep-failures --episodes 500 --out data/pick_near
-However it was interrupted, the same command goes on; no finished episode is lost.
+  embodyrl collect mujoco env.task=pick --episodes 100 --noise 0.3 --keep-failures --out data/noisy
+  embodyrl collect mujoco_pick_sft --policy runs/sft --derail 0.4 --keep-failures --out data/tried
+  embodyrl collect mujoco_pick_sft --replay data/tried --keep-failures --out data/near
+The same command continues an interrupted collection; no finished episode is lost.
 """
 DATA_HELP = """examples:
   embodyrl data verify data/pick              reads every table and decodes every picture
@@ -20,7 +20,12 @@ DATA_HELP = """examples:
 
 
 def add_data_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
-    """Adds them to the command line, by its function that adds a verb."""
+    """Adds ``collect`` and ``data`` to the command line, with its function that adds a verb."""
+    _add_collect(verb)
+    _add_data(verb)
+
+
+def _add_collect(verb: Callable[..., argparse.ArgumentParser]) -> None:
     sub = verb(
         "collect",
         _collect,
@@ -45,7 +50,10 @@ def add_data_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
         "--policy", default="", help="a run or checkpoint that acts instead of the expert"
     )
     sub.add_argument(
-        "--derail", type=float, default=0.0, help="share of the policy's episodes that go astray"
+        "--derail",
+        type=float,
+        default=0.0,
+        help="share of the policy's episodes that leave its course at random",
     )
     sub.add_argument(
         "--replay", default="", help="a data set whose successes are replayed, each with a nudge"
@@ -54,20 +62,22 @@ def add_data_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
         "--perturb",
         type=float,
         default=1.0,
-        help="size of that nudge, in actions (default: %(default)s)",
+        help="size of the nudge, in actions (default: %(default)s)",
     )
     sub.add_argument(
         "--past-success",
         type=int,
-        help="record so many steps past success, which no longer ends an episode at once",
+        help="record that many steps past success, which then does not end an episode at once",
     )
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--out", required=True, help="the data set's folder")
 
+
+def _add_data(verb: Callable[..., argparse.ArgumentParser]) -> None:
     sub = verb(
         "data",
         _data,
-        "Looks for what is wrong with a LeRobot data set, yours or someone else's.",
+        "Checks a LeRobot data set, own or of others, or makes one from a robot's logs.",
         DATA_HELP,
     )
     sub.add_argument("what", choices=["verify", "from-logs"])
@@ -78,7 +88,7 @@ def add_data_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument(
         "--keep-failures", action="store_true", help="from-logs: keep failed episodes too"
     )
-    sub.add_argument("--json", action="store_true", help="for a machine to read")
+    sub.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _collect(a: argparse.Namespace) -> int:
@@ -86,9 +96,18 @@ def _collect(a: argparse.Namespace) -> int:
     from embodyrl.data.collect import collect_dataset
 
     collect_dataset(
-        env_config(a.env, a.overrides), a.out, num_episodes=a.episodes, noise=a.noise, keep_failures=a.keep_failures,
-        past_success=a.past_success, policy=a.policy, derail=a.derail, replay=a.replay, perturb=a.perturb, seed=a.seed,
-    )  # fmt: skip
+        env_config(a.env, a.overrides),
+        a.out,
+        num_episodes=a.episodes,
+        noise=a.noise,
+        keep_failures=a.keep_failures,
+        past_success=a.past_success,
+        policy=a.policy,
+        derail=a.derail,
+        replay=a.replay,
+        perturb=a.perturb,
+        seed=a.seed,
+    )
     return 0
 
 

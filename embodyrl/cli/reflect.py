@@ -1,8 +1,9 @@
-"""``embodyrl world reflect train|calibrate|eval``; nothing heavy is imported before one of them runs."""
+"""``embodyrl world reflect train|calibrate|eval``; heavy imports wait until one of them runs."""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,13 +13,16 @@ from typing import Any
 from embodyrl.errors import UserError
 
 EXAMPLES = """examples:
-  embodyrl collect mujoco env.task=pick env.max_blocks=2 env.terminate_on_success=false --noise 0.5 --keep-failures \\
-      --episodes 400 --out data/pick_mixed
-  embodyrl world reflect train data/pick_mixed --out runs/reflector        trains, calibrates and evaluates
+  embodyrl collect mujoco env.task=pick env.max_blocks=2 env.terminate_on_success=false \\
+      --noise 0.5 --keep-failures --episodes 400 --out data/pick_mixed
+  embodyrl world reflect train data/pick_mixed --out runs/reflector
   embodyrl world reflect calibrate runs/reflector data/imagined --max-false-positive-rate 0.01
   embodyrl world reflect eval runs/reflector data/pick_new --json
-A vision-language model needs no training: write {"kind": "vlm", "model": "Qwen/Qwen3-VL-2B-Instruct"} or
-{"kind": "server", "url": "http://127.0.0.1:8000/v1", "model": "NAME"} to FOLDER/reflector.json, then calibrate FOLDER.
+`train` also calibrates and evaluates, on parts of the data that it does not learn from.
+A vision-language model needs no training. Write one of these to FOLDER/reflector.json, then
+calibrate FOLDER:
+  {"kind": "vlm", "model": "Qwen/Qwen3-VL-2B-Instruct"}
+  {"kind": "server", "url": "http://127.0.0.1:8000/v1", "model": "NAME"}
 """
 
 
@@ -38,7 +42,7 @@ def train_reflector(
     device: str = "auto",
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Trains a reflector on a data set, calibrates it on a part of the episodes, and evaluates it on yet another part.
+    """Trains, calibrates and evaluates a reflector, each on its own part of the episodes.
 
     Args:
         data: LeRobotDataset with failures.
@@ -49,15 +53,16 @@ def train_reflector(
         steps: of training; 0 is the default of ``TrainConfig``.
         features: of a goal reflector.
         tail: see ``from_demonstrations``.
-        held_out: share of the episodes that is not trained on; half of it calibrates, half
-            evaluates.
-        max_false_positive_rate: see ``calibration.fit``.
-        hits: the same.
+        held_out: share of the episodes that is not trained on; half of them calibrate, half
+            evaluate.
+        max_false_positive_rate: see ``fit_calibration``.
+        hits: see there.
         device: ``"auto"`` is the GPU where there is one.
         seed: of weights, batches and the split.
 
     Returns:
-        See ``reflectors.score.score``; of episodes that neither trained nor calibrated it.
+        See ``reflectors.score.score_probabilities``; on episodes that neither trained nor
+        calibrated it.
     """
     import torch
 
@@ -65,7 +70,7 @@ def train_reflector(
     from embodyrl.world_models.reflectors.folder import save_reflector
     from embodyrl.world_models.reflectors.goal import GoalConfig, fit_goals
     from embodyrl.world_models.reflectors.labelled_episodes import load_episodes
-    from embodyrl.world_models.reflectors.train_reflector import TrainConfig, train
+    from embodyrl.world_models.reflectors.train_reflector import TrainConfig, train_on_episodes
     from embodyrl.world_models.reflectors.trained import TrainedReflector
 
     if kind not in ("trained", "goal"):
@@ -89,7 +94,7 @@ def train_reflector(
             reflector = TrainedReflector(sizes, window)
         reflector.to(device=where)
         with _bar("training", config.steps) as advance:
-            train(learn, config, reflector, progress=lambda _step, _loss: advance(1))
+            train_on_episodes(learn, config, reflector, progress=lambda _step, _loss: advance(1))
     save_reflector(reflector, out)
     _calibrate(reflector, tune, max_false_positive_rate, hits)
     reflector.calibration.save(out)
@@ -105,18 +110,18 @@ def calibrate_reflector(
     tail: int = 0,
     device: str = "auto",
 ) -> dict[str, Any]:
-    """Fits ``calibration.json`` anew, on episodes that the reflector was not trained on.
+    """Fits ``calibration.json`` again, on episodes that the reflector was not trained on.
 
     Args:
         path: the reflector's folder.
         data: LeRobotDataset with failures.
-        max_false_positive_rate: see ``calibration.fit``.
-        hits: the same.
+        max_false_positive_rate: see ``fit_calibration``.
+        hits: see there.
         tail: see ``from_demonstrations``.
         device: ``"auto"`` is the GPU where there is one.
 
     Returns:
-        See ``reflectors.score.score``, on the very episodes that it was fitted on.
+        See ``reflectors.score.score_probabilities``, on the same episodes.
     """
     reflector, episodes = _open(path, data, tail, device)
     prob = _calibrate(reflector, episodes, max_false_positive_rate, hits)
@@ -125,7 +130,17 @@ def calibrate_reflector(
 
 
 def eval_reflector(path: str, data: str, *, tail: int = 0, device: str = "auto") -> dict[str, Any]:
-    """Evaluates a reflector as it is calibrated; see ``reflectors.score.score``, and above for the arguments."""
+    """Evaluates a reflector with the calibration it has.
+
+    Args:
+        path: the reflector's folder.
+        data: LeRobotDataset with failures.
+        tail: see ``from_demonstrations``.
+        device: ``"auto"`` is the GPU where there is one.
+
+    Returns:
+        See ``reflectors.score.score_probabilities``.
+    """
     reflector, episodes = _open(path, data, tail, device)
     return _evaluate(reflector, episodes)
 
@@ -149,10 +164,10 @@ def _judge(reflector: Any, episodes: Any) -> Any:
 
 
 def _calibrate(reflector: Any, episodes: Any, max_false_positive_rate: float, hits: int) -> Any:
-    from embodyrl.world_models.reflectors.calibration import fit
+    from embodyrl.world_models.reflectors.calibration import fit_calibration
 
     prob = _judge(reflector, episodes)
-    reflector.calibration = fit(
+    reflector.calibration = fit_calibration(
         prob,
         episodes.label,
         episodes.episode,
@@ -163,10 +178,10 @@ def _calibrate(reflector: Any, episodes: Any, max_false_positive_rate: float, hi
 
 
 def _evaluate(reflector: Any, episodes: Any, prob: Any = None) -> dict[str, Any]:
-    from embodyrl.world_models.reflectors.score import score
+    from embodyrl.world_models.reflectors.score import score_probabilities
 
     prob = _judge(reflector, episodes) if prob is None else prob
-    result = score(prob, episodes, reflector.calibration)
+    result = score_probabilities(prob, episodes, reflector.calibration)
     if counts := getattr(reflector, "counts", None):
         result["questions"] = dict(counts)
     return result
@@ -206,48 +221,44 @@ def print_score(result: dict[str, Any]) -> None:
         print(f"{title:>34}  {format_rate(result[name]['k'], result[name]['n'])}")
 
 
-def add_parser(subparsers: Any) -> None:
+def add_reflect(subparsers: Any) -> None:
     """Adds the command ``reflect`` to the sub-commands of ``embodyrl world``."""
-    raw = argparse.RawDescriptionHelpFormatter
-    text = "Trains, calibrates or evaluates a reflector, which judges whether imagined frames show a solved task."
+    text = (
+        "Trains, calibrates or evaluates a reflector, which judges from frames whether a task is "
+        "solved."
+    )
     reflect = subparsers.add_parser(
-        "reflect", help=text, description=text, epilog=EXAMPLES, formatter_class=raw
+        "reflect",
+        help=text,
+        description=text,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = reflect.add_subparsers(metavar="COMMAND", dest="reflect", required=True)
+    _add_train(verbs)
+    sub = _add_verb(
+        verbs,
+        "calibrate",
+        calibrate_reflector,
+        "Fits temperature and threshold again, on held-out episodes.",
+    )
+    _add_calibration_flags(sub)
+    _add_verb(
+        verbs,
+        "eval",
+        eval_reflector,
+        "Scores a reflector: F1, AUROC, calibration error, false terminations.",
+    )
 
-    def verb(name: str, run: Any, text: str, *, fits: bool) -> argparse.ArgumentParser:
-        sub = verbs.add_parser(name, help=text, description=text)
-        if name != "train":
-            sub.add_argument("path", help="the reflector's folder")
-        sub.add_argument("data", help="a LeRobotDataset with failures, folder or hub id")
-        sub.add_argument(
-            "--tail",
-            type=int,
-            default=0,
-            help="last frames of solved episodes that count as solved",
-        )
-        sub.add_argument("--device", default="auto")
-        sub.add_argument("--json", action="store_true")
-        if fits:
-            sub.add_argument(
-                "--max-false-positive-rate", type=float, default=0.02,
-                help="share of failing episodes that may be ended as solved (default: %(default)s)",
-            )  # fmt: skip
-            sub.add_argument(
-                "--hits",
-                type=int,
-                default=2,
-                help="frames in a row that end it (default: %(default)s)",
-            )
-        sub.set_defaults(run=lambda a: _run(run, a), parser=sub)
-        return sub
 
-    sub = verb(
+def _add_train(verbs: Any) -> None:
+    sub = _add_verb(
+        verbs,
         "train",
         train_reflector,
         "Trains, calibrates and evaluates on parts of one data set.",
-        fits=True,
     )
+    _add_calibration_flags(sub)
     sub.add_argument("--out", required=True, help="the reflector's folder")
     sub.add_argument("--kind", choices=["trained", "goal"], default="trained")
     sub.add_argument("--cameras", nargs="+", default=(), help="names (default: all)")
@@ -260,23 +271,45 @@ def add_parser(subparsers: Any) -> None:
     )
     sub.add_argument("--held-out", type=float, default=0.3, help="share of episodes not trained on")
     sub.add_argument("--seed", type=int, default=0)
-    verb(
-        "calibrate",
-        calibrate_reflector,
-        "Fits temperature and threshold anew, on held-out episodes.",
-        fits=True,
+
+
+def _add_verb(verbs: Any, name: str, function: Any, text: str) -> argparse.ArgumentParser:
+    """A verb with the arguments that all three have."""
+    sub = verbs.add_parser(name, help=text, description=text)
+    if name != "train":
+        sub.add_argument("path", help="the reflector's folder")
+    sub.add_argument("data", help="a LeRobotDataset with failures, folder or hub id")
+    sub.add_argument(
+        "--tail",
+        type=int,
+        default=0,
+        help="last frames of solved episodes that count as solved",
     )
-    verb(
-        "eval",
-        eval_reflector,
-        "Scores a reflector: F1, AUROC, calibration error, false terminations.",
-        fits=False,
+    sub.add_argument("--device", default="auto")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+    sub.set_defaults(run=lambda a: _run(function, a), parser=sub)
+    return sub
+
+
+def _add_calibration_flags(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--max-false-positive-rate",
+        type=float,
+        default=0.02,
+        help="share of failing episodes that may be ended as solved (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--hits",
+        type=int,
+        default=2,
+        help="frames in a row that end an episode (default: %(default)s)",
     )
 
 
 def _run(function: Any, a: argparse.Namespace) -> int:
-    import inspect
-
     result = function(**{name: getattr(a, name) for name in inspect.signature(function).parameters})
-    print(json.dumps(result)) if a.json else print_score(result)
+    if a.json:
+        print(json.dumps(result))
+    else:
+        print_score(result)
     return 0

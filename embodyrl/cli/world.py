@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from embodyrl.cli.reflect import add_parser
+from embodyrl.cli.reflect import add_reflect
 from embodyrl.interrupt import INTERRUPTED
 
 Verb = Callable[..., argparse.ArgumentParser]
@@ -21,42 +21,59 @@ HELP = """examples:
 TRAIN_HELP = """examples:
   embodyrl world train data=[data/tried,data/shown] out=runs/world
   embodyrl world train data=[data/tried] out=runs/big width=512 layers=12 steps=100000
-The data sets must hold failures too (`embodyrl collect --policy RUN --derail 0.4 --keep-failures`). The same command
-goes on where an interrupted run stopped.
+The data sets must hold failures too (`embodyrl collect --policy RUN --derail 0.4
+--keep-failures`). The same command continues an interrupted run.
 """
 EVAL_HELP = """examples:
   embodyrl world eval runs/world/model --data data/held_out
-  embodyrl world eval runs/world/model --data data/held_out --policies runs/sft runs/a runs/b runs/c --json
+  embodyrl world eval runs/world/model --data data/held_out --policies runs/sft runs/a runs/b --json
 """
 PLAY_HELP = """examples:
   embodyrl world play runs/world/model
   embodyrl world play runs/world/model --reflector runs/reflector --hz 5
-Prints the address of a page on this machine; w, s, a, d, r, f and space move the hand in the dream and in the real env.
+Prints the address of a page on this machine. The keys w, s, a, d, r, f and space move the hand in
+the dream and in the real env.
 """
 LOOP_HELP = """examples:
   embodyrl world loop mujoco_pick policy=runs/sft demos=data/pick out=runs/loop
-  embodyrl world loop mujoco_pick policy=runs/sft demos=data/pick out=runs/loop rounds=5 episodes=100
-However it was interrupted, the same command goes on. OUT/loop.json holds what it took (real steps, minutes) and gave.
+  embodyrl world loop mujoco_pick policy=runs/sft demos=data/pick rounds=5 episodes=100
+  embodyrl world loop mujoco_pick policy=runs/sft out=runs/loop dream=dream_ppo
+policy= is a run or checkpoint (`embodyrl train mujoco_pick_sft`), demos= the demonstrations that it
+was trained on (`embodyrl collect`); a dream without imitation, such as dream_ppo, needs no demos=.
+The same command continues an interrupted loop. OUT/loop.json holds its cost (real steps, minutes)
+and its result.
 """
 
 
 def add_world(verb: Verb, adder: Callable[[Any], Verb]) -> None:
-    """Adds the verb to the command line, and to the verb its own ones; ``adder`` makes what adds those."""
+    """Adds ``world`` to the command line, and its own verbs to it.
+
+    Args:
+        verb: adds a verb to the command line.
+        adder: makes such a function for the verbs of a verb.
+    """
     text = (
         "Trains a video world model, and measures it; `embodyrl train` trains policies inside it."
     )
     parts = verb("world", None, text, HELP).add_subparsers(
         metavar="COMMAND", dest="world_command", required=True
     )
-    verb = adder(parts)
+    part = adder(parts)
+    _add_train(part)
+    add_reflect(parts)
+    _add_eval(part)
+    _add_play(part)
+    _add_loop(part)
 
+
+def _add_train(verb: Verb) -> None:
     sub = verb("train", _train, "Trains a world model from recorded episodes.", TRAIN_HELP)
     sub.add_argument(
         "overrides", nargs="+", metavar="key=value", help="settings; data=[FOLDER, ...] is needed"
     )
 
-    add_parser(parts)
 
+def _add_eval(verb: Verb) -> None:
     sub = verb(
         "eval", _eval, "Measures a world model on episodes and policies it has not seen.", EVAL_HELP
     )
@@ -68,13 +85,13 @@ def add_world(verb: Verb, adder: Callable[[Any], Verb]) -> None:
         "--held-out",
         type=float,
         default=0.0,
-        help="use only this share of the episodes, as training kept it back",
+        help="use only the share of the episodes that training kept back",
     )
     sub.add_argument(
         "--policies",
         nargs="+",
         default=[],
-        help="checkpoints or runs to score in the dream and for real",
+        help="at least three checkpoints or runs to score in the dream and in the real env",
     )
     sub.add_argument("--episodes", type=int, default=256, help="per policy (default: %(default)s)")
     sub.add_argument(
@@ -86,14 +103,16 @@ def add_world(verb: Verb, adder: Callable[[Any], Verb]) -> None:
         "--pictures",
         default="",
         metavar="FILE.png",
-        help="draws some of the episodes beside their dreams",
+        help="draw some of the episodes beside their dreams",
     )
-    sub.add_argument("--json", action="store_true", help="for a machine to read")
+    sub.add_argument("--json", action="store_true", help="print JSON")
 
+
+def _add_play(verb: Verb) -> None:
     sub = verb(
         "play",
         _play,
-        "Drive a dream by keyboard, beside the real env given the same actions.",
+        "Drive a dream by keyboard; the real env beside it gets the same actions.",
         PLAY_HELP,
     )
     sub.add_argument("model", help="a world model's folder")
@@ -108,12 +127,20 @@ def add_world(verb: Verb, adder: Callable[[Any], Verb]) -> None:
         "--steps", type=int, default=400, help="actions of an episode (default: %(default)s)"
     )
 
+
+def _add_loop(verb: Verb) -> None:
     sub = verb(
-        "loop", _loop, "Policy, real episodes, world model, policy: round after round.", LOOP_HELP
+        "loop",
+        _loop,
+        "Improves a policy in rounds of real episodes, world model and training in dreams.",
+        LOOP_HELP,
     )
-    sub.add_argument("preset", help="one that `embodyrl list loops` names, or a YAML file")
+    sub.add_argument("preset", help="a preset that `embodyrl list loops` names, or a YAML file")
     sub.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="settings; policy=RUN is needed"
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="settings; policy=RUN is needed, and demos=DATA where the dream imitates",
     )
 
 
@@ -121,12 +148,11 @@ def _train(a: argparse.Namespace) -> int:
     from omegaconf import OmegaConf
 
     from embodyrl.config import build
-    from embodyrl.world_models.train import WorldTrainConfig, train_world
+    from embodyrl.world_models.config import WorldTrainConfig
+    from embodyrl.world_models.train import train_world
 
-    model = train_world(
-        build("world", WorldTrainConfig, OmegaConf.from_dotlist(a.overrides)),
-        command=a.command_line,
-    )
+    config = build("world", WorldTrainConfig, OmegaConf.from_dotlist(a.overrides))
+    model = train_world(config, command=a.command_line)
     if model is None:
         return INTERRUPTED
     print(f"Done: {model}. Measure it with: embodyrl world eval {model} --data FOLDER")
@@ -160,18 +186,19 @@ def _play(a: argparse.Namespace) -> int:
 
 
 def _loop(a: argparse.Namespace) -> int:
-    from embodyrl.dreams.loop import loop, read
+    from embodyrl.dreams.loop import run_loop
+    from embodyrl.dreams.loop_config import read_loop
     from embodyrl.functional.intervals import format_rate
 
-    page = loop(read(a.preset, a.overrides), command=a.command_line)
-    if page is None:
+    result = run_loop(read_loop(a.preset, a.overrides), command=a.command_line)
+    if result is None:
         print("Stopped; the same command goes on from there.")
         return INTERRUPTED
-    before, after = (
-        format_rate(page[k]["solved"], page[k]["episodes"]) for k in ("before", "after")
-    )
+    before = format_rate(result["before"]["solved"], result["before"]["episodes"])
+    after = format_rate(result["after"]["solved"], result["after"]["episodes"])
     print(
-        f"Real success {before} -> {after} with {page['real_steps']:,} real steps to learn from "
-        f"and {page['eval_steps']:,} to choose by. The policy is {page['best']}."
+        f"Success in the real env: {before} before, {after} after. The loop learned from "
+        f"{result['real_steps']:,} real steps and took {result['eval_steps']:,} more to evaluate. "
+        f"The policy is {result['best']}."
     )
     return 0

@@ -1,1 +1,1 @@
-"""Demonstrations: collected from scripted experts, kept as LeRobotDataset v3, served as action chunks."""
+"""Recorded episodes: collected, kept as LeRobotDataset v3, and served as action chunks."""

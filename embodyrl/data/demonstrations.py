@@ -17,12 +17,15 @@ from embodyrl.rollouts.batches import Transitions
 from embodyrl.types import EnvSpec, Obs
 
 INTERVENTION = ("intervention", "is_intervention", "complementary_info.is_intervention")
-"""Names of the column that says whether a person had taken over; the last is LeRobot's."""
+"""Possible names of the column that says whether a person had taken over; the last is LeRobot's."""
 
 
 @dataclass
 class Statistics:
-    """Per dimension over all frames, each (D,) float32; q01 and q99 are the 1% and 99% quantiles."""
+    """Statistics per dimension over all frames, each (D,) float32.
+
+    q01 and q99 are the 1% and 99% quantiles.
+    """
 
     mean: Tensor
     std: Tensor
@@ -51,16 +54,17 @@ class Demonstrations:
         end: (F,) the frame number after the last one of the episode that each frame belongs to.
         instruction: F indices into ``sentences``.
         sentences: the instructions that occur.
-        success: (F,) bool, of the episode; True where the data set says nothing about it.
-        reward: (F,) float32 of each action; where the data set has none, 1 for the last action of a
+        success: (F,) bool, of the episode; True if the data set does not say.
+        reward: (F,) float32 of each action; if the data set has none, 1 for the last action of a
             solved episode.
-        solved: (F,) bool, the task is solved after this action; where the data set does not say
-            when, after the last one of a solved episode.
-        init: (F,) the episode's initial state, or -1 where the data set says nothing about it.
-        intervention: (F,) bool, a person had taken over; False where the data set says nothing
-            about it.
-        privileged: (F, S) float32, the simulator's state; None where the data set does not hold it.
-        intervention_weight: how many times as often as others such frames are drawn.
+        solved: (F,) bool, the task is solved after this action; if the data set does not say when,
+            after the last action of a solved episode.
+        init: (F,) the episode's initial state, or -1 if the data set does not say.
+        intervention: (F,) bool, a person had taken over; False if the data set does not say.
+        privileged: (F, S) float32, the simulator's state; None if the data set does not hold it.
+        intervention_weight: how many times as often as others these frames are drawn.
+        control_mode: what an action means; empty if the data set does not say.
+        origin: what embodyrl noted about the data set when it wrote it; empty for others.
     """
 
     intervention_weight = 1.0
@@ -81,11 +85,15 @@ class Demonstrations:
         intervention: Tensor | None = None,
         privileged: Tensor | None = None,
     ) -> None:
-        """See the class; ``episode`` (F,) numbers the episodes, whose frames must be contiguous."""
+        """See the class for the arguments.
+
+        Raises:
+            UserError: no frame, or a horizon below 1.
+        """
         if horizon < 1 or len(actions) == 0:
             raise UserError(
-                f"Demonstrations need a frame and a horizon of at least 1: {len(actions)} and "
-                f"{horizon}."
+                "Demonstrations need at least one frame and a horizon of at least 1, but there "
+                f"are {len(actions)} frames and the horizon is {horizon}."
             )
         self.horizon = horizon
         self.images = images
@@ -97,6 +105,7 @@ class Demonstrations:
             success if success is not None else torch.ones(len(actions), dtype=torch.bool)
         )
         self.init = init if init is not None else torch.full((len(actions),), -1)
+        # The frames of an episode are contiguous; ``episode`` (F,) numbers the episodes.
         counts = torch.unique_consecutive(episode, return_counts=True)[1]
         self.num_episodes = len(counts)
         self.end = counts.cumsum(0).repeat_interleave(counts)
@@ -117,12 +126,12 @@ class Demonstrations:
 
     @property
     def action_stats(self) -> Statistics:
-        """Of the actions."""
+        """Statistics of the actions."""
         return Statistics.of(self.actions)
 
     @property
     def proprio_stats(self) -> Statistics:
-        """Of the proprioception."""
+        """Statistics of the proprioception."""
         return Statistics.of(self.proprio)
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
@@ -144,6 +153,7 @@ class Demonstrations:
             mask: (B, H) bool, False beyond the episode's end.
         """
         indices = indices.cpu()
+        # The frames of every chunk, which ends with its episode.
         steps = indices[:, None] + torch.arange(self.horizon)
         end = self.end[indices][:, None]
         rows = indices.numpy()
@@ -155,12 +165,14 @@ class Demonstrations:
         return obs, self.actions[torch.minimum(steps, end - 1)], steps < end
 
     def transitions(self, size: int = 1024) -> Iterator[Transitions]:
-        """Every chunk as off-policy algorithms want it, ``size`` at a time; one may start at each before success.
+        """Every chunk as a transition for off-policy algorithms, ``size`` at a time.
 
-        A chunk in which the task is solved ends there and is terminated, whatever was recorded past
-        it. Of an episode that failed, the observation after its last action is not in the data, so
-        that a chunk that reaches its end cannot be bootstrapped and is left out.
+        A chunk may start at each frame before success. A chunk in which the task is solved ends
+        there and is terminated, whatever was recorded after it. The observation after the last
+        action of an episode is not in the data. So a chunk that reaches the end of a failed episode
+        cannot be bootstrapped, and is left out.
         """
+        # The frames from which on the task has been solved.
         frame = torch.arange(len(self))
         solved = self.solved | (self.success & (frame + 1 == self.end))
         so_far = solved.cumsum(0) - solved.long()
@@ -168,11 +180,13 @@ class Demonstrations:
         first[1:] = self.end[1:] != self.end[:-1]
         past = so_far > so_far[torch.where(first, frame, 0).cummax(0).values]
         for index in frame[~past].split(size):
+            # Which actions of the chunk count, and whether it ends in success.
             steps = index[:, None] + torch.arange(self.horizon)
             end = self.end[index]
             rows = torch.minimum(steps, end[:, None] - 1)
             valid = (steps < end[:, None]) & ~past[rows]
             over = (solved[rows] & valid).any(1)
+            # Leave out chunks that cannot be bootstrapped.
             keep = over | (index + self.horizon < end)
             if not keep.any():
                 continue
@@ -197,19 +211,19 @@ class Demonstrations:
         revision: str | None = None,
         memory_limit: int = MEMORY_LIMIT,
     ) -> Demonstrations:
-        """Reads a LeRobotDataset v3, own or someone else's.
+        """Reads a LeRobotDataset v3, of embodyrl or of others.
 
         Args:
             path: folder, or id on the Hugging Face hub.
             horizon: H.
-            spec: what the policy is built for; the data must fit it, and pictures are resized to
-                its cameras.
-            episodes: use the first that many of those that are kept; 0 means all.
-            keep: ``"success"`` leaves failed episodes out, where the data set says which failed;
-                ``"all"`` does not.
+            spec: of the env that the policy is for; the data must fit it, and pictures are resized
+                to its cameras.
+            episodes: use only the first so many of those that are kept; 0 means all.
+            keep: ``"success"`` leaves failed episodes out, if the data set says which failed;
+                ``"all"`` keeps them.
             cameras: name of the policy's camera -> key in the data set. By default the names are
-                equal (``observation.images.NAME``, or NAME alone); a data set and a spec with one
-                camera each go together.
+                equal (``observation.images.NAME``, or just NAME). If data set and spec have one
+                camera each, these are taken to be the same.
             state: key of the proprioception.
             action: key of the actions.
             revision: of a hub id.
@@ -217,12 +231,13 @@ class Demonstrations:
 
         Raises:
             UserError: no such data set or key, or it does not fit ``spec``; the message names what
-                there is.
+                is there.
         """
         if keep not in ("success", "all"):
             raise UserError(f"keep is {keep!r}; it must be 'success' or 'all'.")
         if episodes < 0:
             raise UserError(f"episodes is {episodes}; it must be 0 (all) or a number of episodes.")
+        # Find the columns, and read them.
         data = open_dataset(path, revision=revision)
         wanted = ("success", "next.success", "next.reward", "init", "privileged", *INTERVENTION)
         optional = [c for c in wanted if c in data.features]
@@ -234,6 +249,7 @@ class Demonstrations:
             [data.need(state, numeric), data.need(action, numeric), *optional],
             revision=revision,
         )
+        # Choose cameras and episodes.
         chosen = _camera_keys(data, spec, cameras)
         success = _episode_success(data)
         rows = _rows(data, success, keep, episodes)
@@ -257,6 +273,7 @@ class Demonstrations:
             intervention=torch.from_numpy(taken_over[0]) if taken_over else None,
             privileged=_float(columns["privileged"]) if "privileged" in columns else None,
         )
+        # Check them before the pictures are decoded, which takes time.
         demos.control_mode = data.origin.get("control_mode", "")
         demos.origin = data.origin
         if spec is not None:
@@ -267,11 +284,11 @@ class Demonstrations:
         return demos
 
     def check(self, spec: EnvSpec, name: str = "data") -> None:
-        """Refuses data that a policy for ``spec`` cannot learn from.
+        """Checks that a policy for ``spec`` can learn from these data.
 
         Raises:
-            UserError: the dims or the control mode differ, actions leave [-1, 1], or numbers are
-                not finite.
+            UserError: the dims or the control mode differ, actions are outside of [-1, 1], or
+                numbers are not finite.
         """
         for what, found, wanted in (
             ("action dims", self.actions.shape[1], spec.action_dim),
@@ -292,8 +309,8 @@ class Demonstrations:
         if (largest := float(self.actions.abs().max())) > 1.0 + 1e-4:
             raise UserError(
                 f"The actions of the data set {name} reach {largest:.3g}, but {spec.name} takes "
-                "actions in [-1, 1]: they are in other units. Rescale them to what the env's "
-                "control mode means."
+                "actions in [-1, 1]: the units differ. Rescale the actions to those of the env's "
+                "control mode."
             )
 
 
@@ -304,9 +321,10 @@ def _float(values: np.ndarray) -> Tensor:
 def _camera_keys(
     data: DatasetFiles, spec: EnvSpec | None, given: Mapping[str, str] | None
 ) -> dict[str, str]:
-    """Camera name -> key in the data set."""
+    """Camera name -> key in the data set; see ``Demonstrations.load``."""
     found = list(data.cameras)
     short = {key.removeprefix(IMAGE_PREFIX).removeprefix("observation."): key for key in found}
+    # Names that the caller gave, a single camera on both sides, or equal names.
     if given:
         known = {**short, **{k: k for k in found}}
         keys = {name: known[data.need(key, known)] for name, key in given.items()}
@@ -323,19 +341,20 @@ def _camera_keys(
     if spec is not None and (missing := [name for name in spec.cameras if name not in keys]):
         raise UserError(
             f"{spec.name} has the camera {missing[0]!r}, but the data set {data.path} only has "
-            f"{', '.join(map(repr, short)) or 'none'}. Say which one takes its place: "
+            f"{', '.join(map(repr, short)) or 'none'}. Say which one to use: "
             f"cameras={{{missing[0]}: KEY}}."
         )
     return keys
 
 
 def _episode_success(data: DatasetFiles) -> np.ndarray:
-    """(F,) bool, whether each frame's episode was solved; True where nothing is said."""
+    """(F,) bool, whether each frame's episode was solved; True if the data set does not say."""
     columns = data.columns
     episode = data.columns["episode_index"]
     name = next((n for n in ("success", "next.success") if n in columns), None)
     if name is None:
         return np.ones(len(episode), dtype=bool)
+    # An episode is solved if one of its frames says so.
     _, number = np.unique(episode, return_inverse=True)
     solved = np.zeros(number.max() + 1, dtype=bool)
     np.logical_or.at(solved, number, columns[name].reshape(len(number)).astype(bool))
@@ -343,14 +362,14 @@ def _episode_success(data: DatasetFiles) -> np.ndarray:
 
 
 def _rows(data: DatasetFiles, success: np.ndarray, keep: str, episodes: int) -> np.ndarray:
-    """Numbers of the frames that are used."""
+    """Numbers of the frames of the episodes that are used."""
     episode = data.columns["episode_index"]
     mask = success if keep == "success" else np.ones(len(episode), dtype=bool)
     kept = np.unique(episode[mask])
     if len(kept) == 0:
         raise UserError(
             f"None of the {len(np.unique(episode))} episodes of {data.path} is marked as a "
-            "success. To imitate failed ones too, or those of a task that knows no success, set "
+            "success. To imitate failed ones too, or those of a task without a success flag, set "
             "data.keep=all."
         )
     if episodes > len(kept):

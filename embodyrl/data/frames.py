@@ -1,4 +1,4 @@
-"""Decodes the frames of a data set's camera once, into memory or into a file that is mapped into memory."""
+"""Decodes the frames of a data set's camera once, into memory or a memory-mapped file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import numpy as np
 from embodyrl.data.lerobot_read import DatasetFiles, load_pictures, picture_array
 from embodyrl.errors import UserError
 
-MEMORY_LIMIT = 4 * 2**30  # bytes; more than that per camera is kept in a mapped file
+MEMORY_LIMIT = 4 * 2**30
+"""Bytes per camera above which frames are kept in a memory-mapped file."""
 
 
 def decode_camera(
@@ -25,15 +26,15 @@ def decode_camera(
     *,
     memory_limit: int = MEMORY_LIMIT,
 ) -> np.ndarray:
-    """All frames of a camera that are wanted, decoded front to back.
+    """The frames of a camera, decoded in order.
 
     Args:
         data: the opened data set.
         key: of a ``video`` or ``image`` feature.
         rows: frame numbers, ascending.
         size: (height, width) to resize to; None keeps the stored one.
-        memory_limit: bytes above which the result is a memory-mapped file in the data set's folder,
-            made only once.
+        memory_limit: bytes above which the result is a memory-mapped file in the data set's folder;
+            it is made once and used again.
 
     Returns:
         (len(rows), h, w, 3) uint8.
@@ -47,6 +48,7 @@ def decode_camera(
         out = np.empty(shape, dtype=np.uint8)
         _fill(out, data, key, rows)
         return out
+    # Too large for memory: use the file that an earlier call made, or make it.
     cache = data.path / ".cache" / f"{_fingerprint(data, key, rows, shape)}.npy"
     if not cache.exists():
         cache.parent.mkdir(exist_ok=True)
@@ -86,7 +88,13 @@ def _fill(out: np.ndarray, data: DatasetFiles, key: str, rows: np.ndarray) -> No
 def videos_by_file(
     data: DatasetFiles, key: str, rows: np.ndarray
 ) -> Iterator[tuple[Path, np.ndarray, np.ndarray]]:
-    """Per video file: which rows of the result it fills, and at which times (seconds, ascending) their frames are."""
+    """The frames of ``rows``, by video file.
+
+    Yields:
+        The file, which rows of the result it fills, and the times of their frames in seconds,
+        ascending.
+    """
+    # An episode's frames begin at some time of the video file that its row names.
     episode = data.columns["episode_index"][rows]
     stamp = data.columns["timestamp"][rows].astype(np.float64)
     position = {row["episode_index"]: row for row in data.episodes}
@@ -100,6 +108,7 @@ def videos_by_file(
         )
         here = np.flatnonzero(episode == number)
         files[path].append((here, stamp[here] + meta[f"videos/{key}/from_timestamp"]))
+    # Sort each file's frames by time, so that it is decoded once, in order.
     for path, parts in files.items():
         targets, times = (np.concatenate(p) for p in zip(*parts, strict=True))
         order = np.argsort(times, kind="stable")
@@ -109,13 +118,13 @@ def videos_by_file(
 def decode_video(
     path: Path, times: np.ndarray, take: Callable[[int, np.ndarray], None], *, tolerance: float
 ) -> None:
-    """Decodes a video front to back and hands over the frames at ``times``.
+    """Decodes a video in order, and passes on the frames at ``times``.
 
     Args:
         path: of the file.
         times: (M,) seconds, ascending.
         take: called with (k, (h, w, 3) uint8), the frame shown at ``times[k]``, in the order of k.
-        tolerance: seconds that a frame may be away from its time.
+        tolerance: how far a frame may be from its time, in seconds.
 
     Raises:
         UserError: the file is missing, cannot be decoded, or has no frame at one of the times.
@@ -130,6 +139,7 @@ def decode_video(
     shown: list[float] = []
     wanted = 0
     try:
+        # The times of all frames.
         with av.open(str(path)) as container:
             stream = container.streams.video[0]
             base = float(stream.time_base or 0)
@@ -142,15 +152,15 @@ def decode_video(
             raise UserError(
                 f"The data set's video {path} holds no frame; fetch or record the data set again."
             )
-        # Packets come in decoding order; their sorted times are the times of the frames as they are
-        # shown.
+        # The frame nearest to each time. Packets come in decoding order, so their times are sorted.
         nearest, error = _nearest(np.sort(shown), times)
         if error.max() > tolerance:
             raise UserError(
                 f"{path} has no frame at {times[error.argmax()]:.3f} s (the nearest is "
                 f"{error.max():.3f} s away): the video and the tables of this data set do not "
-                "belong together, or the video was cut off."
+                "belong together, or the video is incomplete."
             )
+        # Decode up to the last of these frames.
         with av.open(str(path)) as container:
             for number, frame in enumerate(container.decode(video=0)):
                 if wanted == len(nearest):
@@ -167,12 +177,12 @@ def decode_video(
         ) from error
     if wanted < len(nearest):
         raise UserError(
-            f"{path} breaks off after {wanted} of {len(nearest)} frames; fetch the data set again."
+            f"{path} ends after {wanted} of {len(nearest)} frames; fetch the data set again."
         )
 
 
 def _nearest(shown: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each time the number of the frame shown nearest to it, and how far away that is in seconds."""
+    """For each time the number of the nearest frame, and its distance in seconds."""
     right = np.minimum(np.searchsorted(shown, times), len(shown) - 1)
     left = np.maximum(right - 1, 0)
     nearest = np.where(np.abs(shown[left] - times) <= np.abs(shown[right] - times), left, right)
@@ -180,7 +190,7 @@ def _nearest(shown: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The picture at another size, averaging over the area that a new pixel covers."""
+    """The picture at another size; a new pixel is the average of the area that it covers."""
     if picture.shape[:2] == (height, width):
         return picture
     from PIL import Image

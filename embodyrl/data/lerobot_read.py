@@ -1,9 +1,8 @@
-"""Reads a LeRobotDataset v3 straight from its parquet and mp4 files.
+"""Reads a LeRobotDataset v3 directly from its parquet and mp4 files.
 
-This does without LeRobot's library because importing it takes some 10 s (it loads transformers and
-torchvision), which every training run would pay; the format is plain enough: ``meta/info.json``,
-parquet tables of frames, episodes and tasks, and video files in which the episodes of a camera
-follow one another.
+It does not use LeRobot's library, whose import takes about 10 s in every training run (it loads
+transformers and torchvision). The format is simple: ``meta/info.json``; parquet tables of frames,
+episodes and tasks; and video files in which the episodes of a camera follow one another.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ IMAGE_PREFIX = "observation.images."
 
 @dataclass
 class DatasetFiles:
-    """A LeRobotDataset v3 on disk, opened for reading; row numbers count frames in the order of ``index``.
+    """A LeRobotDataset v3 on disk, opened for reading. Rows are frames in the order of ``index``.
 
     Attributes:
         path: its folder.
         info: ``meta/info.json``.
-        origin: ``meta/embodyrl.json``, empty for a data set that embodyrl did not write.
-        columns: name -> (F, ...) numpy array of the numeric columns asked for.
+        origin: ``meta/embodyrl.json``; empty for a data set that embodyrl did not write.
+        columns: name -> (F, ...) numpy array of the numeric columns that were loaded.
         episodes: the rows of the episode tables, as dicts, in order.
         tasks: task_index -> sentence.
     """
@@ -55,15 +54,16 @@ class DatasetFiles:
             if feature["dtype"] in ("video", "image") and not (feature.get("info") or {}).get(
                 "is_depth_map"
             ):
+                # The 3 of the colours may come first or last.
                 shape = [s for s in feature["shape"] if s != 3] or list(feature["shape"])
                 found[key] = (int(shape[0]), int(shape[1]))
         return found
 
     def need(self, key: str, valid: Iterable[str] | None = None) -> str:
-        """``key`` itself.
+        """Returns ``key`` if there is such a column.
 
         Raises:
-            UserError: there is no such column; the message names those that there are.
+            UserError: there is none; the message names the columns that there are.
         """
         valid = list(self.features if valid is None else valid)
         if key in valid:
@@ -77,7 +77,7 @@ class DatasetFiles:
 def open_dataset(
     path: str | Path, columns: Sequence[str] = (), *, revision: str | None = None
 ) -> DatasetFiles:
-    """Opens a data set: a folder, or a hub id ``user/name`` where no such folder exists.
+    """Opens a data set: a folder, or a hub id ``user/name`` if no such folder exists.
 
     Args:
         path: folder or hub id; only a hub id is ever looked up on the network.
@@ -88,6 +88,7 @@ def open_dataset(
     Raises:
         UserError: no data set there, another version of the format, or a column it lacks.
     """
+    # Find the folder, on this machine or on the hub.
     folder = Path(path)
     if not folder.is_dir() and _looks_like_hub_id(str(path)):
         folder = _download(str(path), revision)
@@ -95,7 +96,7 @@ def open_dataset(
     if not info_path.is_file():
         parts = folder.with_name(folder.name + ".parts")
         more = (
-            f" {parts} holds an unfinished collection: the command that began it goes on."
+            f" {parts} holds an unfinished collection: repeat its command to continue it."
             if parts.exists()
             else ""
         )
@@ -103,6 +104,7 @@ def open_dataset(
             f"{folder} holds no LeRobot data set (there is no meta/info.json).{more} `embodyrl "
             "collect` makes one."
         )
+    # Only version 3 can be read.
     info = json.loads(info_path.read_text())
     version = str(info.get("codebase_version"))
     if not version.startswith("v3"):
@@ -120,6 +122,7 @@ def open_dataset(
         episodes=[],
         tasks={},
     )
+    # Read the tables.
     wanted = ["index", "episode_index", "task_index", "timestamp", *(data.need(c) for c in columns)]
     data.columns = _load_columns(folder, list(dict.fromkeys(wanted)))
     data.episodes = _load_episodes(folder)
@@ -146,7 +149,7 @@ def _tables(folder: Path, what: str) -> list[Path]:
 
 
 def _read(file: Path, columns: list[str] | None = None) -> Any:
-    """A parquet table; what is wrong with the file is said with its name."""
+    """A parquet table; an error message names the file."""
     import pyarrow as pa
 
     pq = _parquet()
@@ -165,6 +168,7 @@ def _load_columns(folder: Path, names: list[str]) -> dict[str, np.ndarray]:
         table = _read(file, names)
         for name in names:
             parts[name].append(_numpy(table.column(name).combine_chunks()))
+    # The order of the files need not be that of the frames.
     columns = {name: np.concatenate(arrays) for name, arrays in parts.items()}
     order = np.argsort(columns["index"], kind="stable")
     return {name: values[order] for name, values in columns.items()}
@@ -196,6 +200,7 @@ def _without_stats(table: Any) -> Any:
 
 def _load_tasks(folder: Path) -> dict[int, str]:
     table = _read(folder / "meta" / "tasks.parquet").to_pydict()
+    # LeRobot stores the sentences in a column, or as the index of a pandas table.
     texts = table.get("task") or table.get("__index_level_0__")
     return dict(zip(table["task_index"], texts, strict=True))
 
@@ -218,13 +223,19 @@ def _download(repo_id: str, revision: str | None) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(
-            f"{repo_id} is no folder here, and the Hugging Face hub did not give it either "
+            f"{repo_id} is no folder here, and the Hugging Face hub does not have it either "
             f"({first}). Check the path, or the id and the connection."
         ) from error
 
 
 def load_pictures(data: DatasetFiles, key: str, rows: np.ndarray) -> Iterator[bytes]:
-    """The encoded pictures (PNG or JPEG) of a column of dtype ``image``, of the frames ``rows`` (ascending)."""
+    """The encoded pictures (PNG or JPEG) of a column of dtype ``image``.
+
+    Args:
+        data: the opened data set.
+        key: of the column.
+        rows: frame numbers, ascending.
+    """
     pq = _parquet()
     wanted = set(rows.tolist())
     position = 0
@@ -238,7 +249,7 @@ def load_pictures(data: DatasetFiles, key: str, rows: np.ndarray) -> Iterator[by
 
 
 def picture_array(encoded: bytes) -> np.ndarray:
-    """(h, w, 3) uint8 of an encoded picture."""
+    """Decodes a picture to (h, w, 3) uint8."""
     from PIL import Image
 
     return np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB"))

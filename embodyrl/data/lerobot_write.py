@@ -19,24 +19,25 @@ from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.storage.checkpoint import spec_to_json
 from embodyrl.types import EnvSpec
 
-_HUMAN = {"intervention": {"dtype": "bool", "shape": (1,), "names": None}}
-SMALL = 256  # pixels; below it a picture is stored without chroma subsampling
+_INTERVENTION = {"intervention": {"dtype": "bool", "shape": (1,), "names": None}}
+SMALL = 256
+"""Pixels of an edge below which a picture is stored without chroma subsampling."""
 
 
 class DatasetWriter:
     """Writes recordings into a new data set; use as a context manager.
 
-    Everything goes into ``PATH.partial``, which becomes ``PATH`` when the block ends without an
-    exception, so that a data set that exists is complete. What must survive an interruption is kept
-    by ``partial.EpisodeParts`` until then.
+    Everything goes into ``PATH.partial``, which is renamed to ``PATH`` when the block ends without
+    an exception. So a data set that exists is complete. Until then ``partial.EpisodeParts`` keeps
+    the episodes, so that an interruption does not lose them.
 
     Args:
         path: folder of the data set.
         spec: of the env that the recordings come from.
-        split: the env's split, for the record.
-        config: the env's, as plain data, for the record: a world model evaluates policies in the
-            real env by it.
-        human: whether frames say that a person had taken over (``intervention``).
+        split: the env's split, which is noted in the data set.
+        config: the env's config as plain data, which is noted too: a world model evaluates
+            policies in this env.
+        human: whether frames say if a person had taken over (``intervention``).
 
     Raises:
         UserError: ``path`` exists.
@@ -63,20 +64,20 @@ class DatasetWriter:
         shutil.rmtree(self.partial, ignore_errors=True)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         small = all(max(size) < SMALL for size in spec.cameras.values())
-        # Halving the colour resolution, as video players want, ruins a 64-pixel picture (33 dB
-        # against 43 dB). LeRobot's own choice, SVT-AV1, gives root's process the highest real-time
-        # priority for good, and so whatever it starts later: an env's workers then keep everything
-        # else from their cores.
+        # Chroma subsampling, which most video players need, ruins a 64-pixel picture (33 dB instead
+        # of 43 dB). LeRobot's default codec, SVT-AV1, is not used: run as root it gives the
+        # process, and all that it starts later, the highest real-time priority. An env's workers
+        # would then block their cores for everything else.
         colour = {"pix_fmt": "yuv444p", "crf": 12} if small else {"pix_fmt": "yuv420p", "crf": 20}
         self._dataset = lerobot.LeRobotDataset.create(
             repo_id=f"local/{self.path.name}",
             fps=max(1, round(spec.control_hz)),
-            features=_features(spec) | (_HUMAN if human else {}),
+            features=_features(spec) | (_INTERVENTION if human else {}),
             root=self.partial,
             robot_type=spec.name,
             use_videos=True,
-            video_backend="pyav",  # torchcodec, LeRobot's first choice, wants a system FFmpeg
-            # Joining an episode to a file copies the file: small files keep long recordings linear.
+            video_backend="pyav",  # torchcodec, LeRobot's default, needs a system FFmpeg
+            # Appending an episode copies the video file: small files keep long recordings fast.
             video_files_size_in_mb=16,
             metadata_buffer_size=100,
             rgb_encoder=lerobot.RGBEncoderConfig(vcodec="h264", g=2, **colour),
@@ -101,8 +102,9 @@ class DatasetWriter:
         if recording.privileged is None and self.spec.privileged_dim:
             raise UserError(
                 f"The recording lacks the simulator's state, which {self.spec.name} gives: record "
-                "it anew."
+                "it again."
             )
+        # A row per control step; what holds for the episode is repeated in every row.
         last = len(recording) - 1
         with _quiet():
             for t in range(len(recording)):
@@ -125,16 +127,18 @@ class DatasetWriter:
                 if recording.human is not None:
                     frame["intervention"] = np.asarray([bool(recording.human[t])])
                 self._dataset.add_frame(frame)
-            # In parallel it would fork this process, which may hold the simulator's threads.
+            # Parallel encoding would fork this process, which may hold the simulator's threads.
             self._dataset.save_episode(parallel_encoding=False)
         self.count += 1
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         with _quiet():
             self._dataset.finalize()
+        # An empty or failed data set is thrown away.
         if self.count == 0 or kind is not None:
             shutil.rmtree(self.partial, ignore_errors=True)
             return
+        # Note where the data come from, and give the finished folder its name.
         origin = {
             "env": self.spec.name,
             "split": self.split,
@@ -150,7 +154,7 @@ class DatasetWriter:
 
 
 def require_free(path: str | Path) -> None:
-    """Raises a ``UserError`` where something is at ``path`` already."""
+    """Raises a ``UserError`` if something is at ``path`` already."""
     if Path(path).exists():
         raise UserError(f"{path} exists already. Choose another folder, or delete that one.")
 
@@ -177,9 +181,8 @@ def _features(spec: EnvSpec) -> dict[str, dict[str, Any]]:
         "names": None,
     }
     features["action"] = {"dtype": "float32", "shape": (spec.action_dim,), "names": None}
-    if (
-        spec.privileged_dim
-    ):  # not "observation.": LeRobot's policies would take it for something to look at
+    # Its name does not begin with "observation.": LeRobot's policies would use it as an input.
+    if spec.privileged_dim:
         features["privileged"] = {
             "dtype": "float32",
             "shape": (spec.privileged_dim,),
@@ -221,11 +224,10 @@ def _import_lerobot() -> _LeRobot:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """FFmpeg writes some lines for every episode; errors are raised anyway."""
+    """Silences FFmpeg, which prints some lines for every episode; errors are raised anyway."""
     import av.logging
 
-    # LeRobot restores FFmpeg's own printing after each video; this level holds for that one as
-    # well.
+    # LeRobot restores FFmpeg's own logging after each video; this level also holds for that.
     av.logging.set_libav_level(av.logging.PANIC)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Several data sets as one to learn from, each with its share of every batch."""
+"""``Mixture``: several data sets as one, each with its share of every batch."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from embodyrl.types import Obs
 
 
 class Mixture:
-    """Frames of the data sets one after the other; ``draw`` takes each data set as often as its weight says.
+    """The frames of several data sets, one after the other.
+
+    ``draw`` takes a frame of each data set with a probability proportional to its weight.
 
     Args:
         parts: of the same horizon and cameras.
-        weights: one each, not all 0; None means by the number of frames.
+        weights: one each, not all 0; None means the number of frames.
 
     Attributes:
         proprio, actions: of all frames; a policy's normalisation is fitted on them, whatever the
             weights.
 
     Raises:
-        UserError: weights that are none.
+        UserError: the weights do not fit.
     """
 
     def __init__(
@@ -37,8 +39,8 @@ class Mixture:
         if len(weights) != len(parts) or min(weights) < 0 or sum(weights) <= 0:
             raise UserError(
                 f"data.weights is {list(weights)}: give each of the {len(parts)} data sets "
-                "(data.path, then data.more) a number of at least 0, and one of them more than "
-                "that."
+                "(data.path, then data.more) a number of at least 0, and at least one of them a "
+                "number above 0."
             )
         self.parts = list(parts)
         self.weights = torch.tensor(weights, dtype=torch.float64)
@@ -50,7 +52,8 @@ class Mixture:
         return int(self.offsets[-1])
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Numbers (B,) of frames: first the data set by its weight, then as it draws itself."""
+        """Numbers (B,) of frames: first a data set is drawn by weight, then a frame of it."""
+        # Which data set each frame comes from; then each draws its frames.
         which = torch.multinomial(self.weights, count, replacement=True, generator=generator)
         out = torch.empty_like(which)
         for k, part in enumerate(self.parts):
@@ -61,6 +64,7 @@ class Mixture:
     def batch(self, indices: Tensor) -> tuple[Obs, Tensor, Tensor]:
         """See ``Demonstrations.batch``."""
         indices = indices.cpu()
+        # The rows of every data set, in its own numbers.
         which = torch.bucketize(indices, self.offsets[1:], right=True)
         rows = [(which == k).nonzero().flatten() for k in range(len(self.parts))]
         found: list[tuple[Any, ...]] = [
@@ -68,6 +72,7 @@ class Mixture:
             for k, (part, r) in enumerate(zip(self.parts, rows, strict=True))
             if len(r)
         ]
+        # Put the rows back in order.
         back = torch.cat(rows).argsort()
         obs, actions, mask = zip(*found, strict=True)
         return Obs.cat(list(obs))[back], torch.cat(actions)[back], torch.cat(mask)[back]

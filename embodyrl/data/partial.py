@@ -1,4 +1,4 @@
-"""Episodes kept one file each while a collection runs, so that none is lost however it ends."""
+"""``EpisodeParts``: one file per episode while a collection runs, so that none is lost."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def parts_folder(path: str | Path) -> Path:
 
 
 class EpisodeParts:
-    """The folder ``PATH.parts`` beside a data set to be: ``settings.json`` and ``000000.npz``, ``000001.npz``, ...
+    """The folder ``PATH.parts`` of a collection: ``settings.json``, and ``000000.npz`` and so on.
 
-    A file appears whole, by renaming, or not at all; a power cut can leave the newest ones damaged,
-    and these are then recorded again.
+    A file appears complete, by renaming, or not at all. A power failure can damage the newest
+    files; these episodes are then recorded again.
 
     Args:
-        path: of the data set to be.
-        settings: JSON-able; what all its episodes must have in common.
+        path: of the data set that is being collected.
+        settings: plain data that all its episodes have in common.
 
     Raises:
         UserError: the folder holds episodes that were collected with other settings.
@@ -40,26 +40,27 @@ class EpisodeParts:
     def __init__(self, path: str | Path, settings: Mapping[str, Any]) -> None:
         self.folder = parts_folder(path)
         self.folder.mkdir(parents=True, exist_ok=True)
-        mine = json.loads(json.dumps(settings))
-        said = self.folder / "settings.json"
-        if said.exists():
-            theirs = json.loads(said.read_text())
-            if wrong := [
-                k for k in sorted(mine.keys() | theirs.keys()) if mine.get(k) != theirs.get(k)
-            ]:
-                listed = "; ".join(
-                    f"{k} was {theirs.get(k)!r}, now {mine.get(k)!r}" for k in wrong[:4]
-                )
-                raise UserError(
-                    f"{self.folder} holds episodes that were collected with other settings "
-                    f"({listed}). Give the same ones to go on, or another --out; or delete that "
-                    "folder to start over."
-                )
-        else:
-            _replace(said, json.dumps(mine, indent=1).encode())
+        self._check_settings(json.loads(json.dumps(settings)))
+        # The episodes that are there, up to the first missing or damaged one.
         self._paths: list[Path] = []
         while (file := self._file(len(self._paths))).exists() and _is_whole(file):
             self._paths.append(file)
+
+    def _check_settings(self, new: dict[str, Any]) -> None:
+        """Compares the settings with those in the folder, or writes them there."""
+        path = self.folder / "settings.json"
+        if not path.exists():
+            _replace(path, json.dumps(new, indent=1).encode())
+            return
+        old = json.loads(path.read_text())
+        changed = [k for k in sorted(new.keys() | old.keys()) if new.get(k) != old.get(k)]
+        if changed:
+            listed = "; ".join(f"{k} was {old.get(k)!r}, now {new.get(k)!r}" for k in changed[:4])
+            raise UserError(
+                f"{self.folder} holds episodes that were collected with other settings "
+                f"({listed}). Give the same settings to continue, or another --out; or delete that "
+                "folder to start over."
+            )
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -71,6 +72,7 @@ class EpisodeParts:
         """Keeps one more episode."""
         arrays = {IMAGE + name: frames for name, frames in recording.images.items()}
         plain = {k: v for k, v in vars(recording).items() if k != "images" and v is not None}
+        # Write beside the file and rename, so that it is complete or not there.
         file = self._file(len(self))
         unfinished = file.with_suffix(".tmp")
         with unfinished.open("wb") as stream:
@@ -96,7 +98,7 @@ def _load(path: Path) -> Recording:
 def _is_whole(path: Path) -> bool:
     try:
         return len(_load(path)) > 0
-    except Exception:  # of the zip reader or the array reader, by where it is damaged
+    except Exception:  # the zip reader or the array reader raises, depending on the damage
         return False
 
 

@@ -1,9 +1,9 @@
-"""Replays of successes with a nudge: near-successes and near-misses, for models that must tell the two apart.
+"""``ReplayActor``: replays successes with a nudge, which gives near-successes and near-misses.
 
-In recorded episodes the actions give the outcome away: a hand that closes and lifts has mostly got
-something, because who acted saw it. A world model learns that, and then believes in every hand that
-closes and lifts. Here the same actions follow whether or not the hand is where it should be, and
-only what the simulator shows tells.
+In recorded episodes the actions give the outcome away: whoever closes and lifts the hand has
+mostly seen that it holds something. A world model learns this shortcut, and then imagines success
+whenever a hand closes and lifts. In a replay with a nudge the same actions follow whether or not
+the hand is in the right place. Only what the simulator shows then tells the outcome.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from embodyrl.errors import UserError
 from embodyrl.types import EnvSpec, Obs
 
 NUDGE = 5
-"""Actions that a nudge lasts."""
-FREE = (
+"""Number of actions over which a nudge is spread."""
+MAY_DIFFER = (
     "num_envs",
     "num_workers",
     "num_threads",
@@ -33,18 +33,22 @@ FREE = (
     "terminate_on_success",
     "renderer",
 )
-"""Settings that an episode's course does not depend on; so do its cameras, but these are part of the data."""
+"""Settings that do not change the course of an episode.
+
+Camera settings do not either, but they are part of the data and must be equal.
+"""
 
 
 class ReplayActor:
-    """Repeats recorded successes, each with one nudge at a random moment before the task was solved.
+    """Repeats recorded successes, each with one nudge at a random moment before success.
 
-    A nudge adds to all dims but the last, the gripper's, a displacement drawn from a Gaussian,
-    spread over ``NUDGE`` actions. When the record ends its last action is repeated.
+    A nudge is a random displacement, drawn from a Gaussian and spread over ``NUDGE`` actions. It is
+    added to all action dims but the last, which is the gripper's. At the end of the record its last
+    action is repeated.
 
     Attributes:
-        inits: the initial states of the episodes that are replayed, endless; ``reset`` takes those
-            drawn last.
+        inits: endless iterator over the initial states of the episodes to replay. ``reset`` replays
+            the episodes that were drawn last.
     """
 
     def __init__(
@@ -54,13 +58,13 @@ class ReplayActor:
         perturb: float,
         seed: int = 0,
     ) -> None:
-        """Acts in an env.
+        """Prepares to act in an env.
 
         Args:
             spec: of the env.
-            episodes: of each its initial state, its actions (T, A), and after how many it was
-                solved.
-            perturb: standard deviation of a nudge, in actions at their largest.
+            episodes: for each its initial state, its actions (T, A), and the number of actions
+                after which it was solved.
+            perturb: standard deviation of a nudge, in units of the largest action.
             seed: of the order and the nudges.
         """
         self._spec = spec
@@ -80,9 +84,10 @@ class ReplayActor:
                 yield self._episodes[number][0]
 
     def reset(self, env_ids: list[int]) -> None:
-        """Starts the episodes that were drawn last in the envs named."""
+        """Starts the episodes that were drawn last, in the envs ``env_ids``."""
         for k, number in zip(env_ids, self._drawn[-len(env_ids) :], strict=True):
             _, actions, solved = self._episodes[number]
+            # A displacement at a random time before success, spread over some actions.
             plan = actions.copy()
             first = int(self._rng.integers(max(1, solved - NUDGE)))
             shift = self._perturb * self._rng.standard_normal(self._spec.action_dim - 1)
@@ -92,26 +97,25 @@ class ReplayActor:
         self._drawn.clear()
 
     def act_on(self, obs: Obs) -> Tensor:
-        """The next action of every env, (N, A) in [-1, 1]; what is seen changes nothing."""
-        at = [
-            min(t, len(plan) - 1)
+        """The next action of every env, (N, A) in [-1, 1]; it does not depend on ``obs``."""
+        actions = [
+            plan[min(t, len(plan) - 1)]
             for t, plan in zip(self._elapsed.tolist(), self._plans, strict=True)
         ]
         self._elapsed += 1
-        return torch.from_numpy(
-            np.stack([plan[t] for t, plan in zip(at, self._plans, strict=True)])
-        )
+        return torch.from_numpy(np.stack(actions))
 
 
 def load_replays(
     path: str | Path, config: EnvConfig, env: Any, perturb: float, seed: int
 ) -> ReplayActor:
-    """The solved episodes of a data set of ``embodyrl collect``, to be replayed in ``env``.
+    """An actor that replays in ``env`` the solved episodes of a data set of ``embodyrl collect``.
 
     Raises:
-        UserError: it does not say where its episodes began, holds no success, or was recorded in
-            another env.
+        UserError: the data set does not say its initial states, holds no success, or was recorded
+            in another env.
     """
+    # The same actions have the same effects only in the same env.
     data = open_dataset(path)
     wanted = [data.need(name) for name in ("action", "init", "next.success")]
     data = open_dataset(path, wanted)
@@ -120,8 +124,9 @@ def load_replays(
     if wrong := [k for k, v in mine.items() if k in theirs and _plain(theirs[k]) != v]:
         raise UserError(
             f"{path} was recorded in another env ({wrong[0]} was {theirs[wrong[0]]!r}, now "
-            f"{mine[wrong[0]]!r}), where the same actions do something else."
+            f"{mine[wrong[0]]!r}), where the same actions have other effects."
         )
+    # Initial state, actions and time of success of every solved episode.
     columns = data.columns
     episodes = []
     episode = columns["episode_index"].reshape(-1)
@@ -141,7 +146,7 @@ def load_replays(
 
 
 def _settings(config: EnvConfig) -> dict[str, Any]:
-    return {k: _plain(v) for k, v in vars(config).items() if k not in FREE}
+    return {k: _plain(v) for k, v in vars(config).items() if k not in MAY_DIFFER}
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A policy in the expert's place, for data sets of what it does: its successes, near-successes and failures."""
+"""``PolicyActor``: records what a policy does, in place of an expert."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from embodyrl.storage import checkpoint
 from embodyrl.types import EnvSpec, Obs
 
 PERSISTENCE = 0.8
+"""How much of its last motion a derailed hand keeps."""
 JITTER = 0.5
+"""Standard deviation of the noise on a derailed hand's motion."""
 FLIP = 0.08
-"""Of a derailed hand: how much of the last motion goes on, the noise on it, and how often the gripper turns over."""
+"""Probability in each step that a derailed hand opens or closes."""
 
 
 class PolicyActor:
     """Samples a policy with its exploration noise and hands out its chunks one action at a time.
 
-    A world model that has seen no failures dreams of none, and near-successes tell it the most: so
-    a share of the episodes derails, that is, from a random step on the hand wanders and the gripper
-    opens and closes at random.
+    A world model that has seen no failures cannot imagine any, and it learns most from
+    near-successes. So a share of the episodes derails: from a random step on, the hand wanders and
+    the gripper opens and closes at random.
     """
 
     def __init__(
@@ -36,7 +38,7 @@ class PolicyActor:
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Acts in an env.
+        """Prepares to act in an env.
 
         Args:
             spec: of the env.
@@ -55,7 +57,7 @@ class PolicyActor:
         self._rng = np.random.default_rng(seed)
         self._chunks: list[Tensor] = [torch.empty(0, a)] * n
         self._elapsed = np.zeros(n, dtype=np.int64)
-        self._leaves = np.full(n, np.inf)
+        self._derails_at = np.full(n, np.inf)
         self._drift = np.zeros((n, a - 1))
         self._grip = np.ones(n)
 
@@ -63,16 +65,17 @@ class PolicyActor:
         """Starts new episodes in the envs named."""
         for k in env_ids:
             self._chunks[k] = self._chunks[k][:0]
-            leaves = self._rng.random() < self._derail
-            self._leaves[k] = (
-                self._rng.uniform(0.1, 0.9) * self._spec.max_episode_steps if leaves else np.inf
+            derails = self._rng.random() < self._derail
+            self._derails_at[k] = (
+                self._rng.uniform(0.1, 0.9) * self._spec.max_episode_steps if derails else np.inf
             )
         self._elapsed[env_ids] = 0
         self._drift[env_ids] = 0.0
         self._grip[env_ids] = 1.0
 
     def act_on(self, obs: Obs) -> Tensor:
-        """The next action of every env, (N, A) in [-1, 1], for what is seen now."""
+        """The next action of every env, (N, A) in [-1, 1], for the current observations."""
+        # Ask the policy where a chunk is used up.
         if empty := [k for k, chunk in enumerate(self._chunks) if len(chunk) == 0]:
             sample = self._policy.sample(
                 obs[torch.tensor(empty)].to(self._device), generator=self._generator, mode="train"
@@ -81,16 +84,18 @@ class PolicyActor:
                 self._chunks[k] = chunk
         action = torch.stack([chunk[0] for chunk in self._chunks])
         self._chunks = [chunk[1:] for chunk in self._chunks]
+        # Derailed hands wander.
         self._drift = PERSISTENCE * self._drift + JITTER * self._rng.standard_normal(
             self._drift.shape
         )
         self._grip = np.where(self._rng.random(len(self._grip)) < FLIP, -self._grip, self._grip)
-        lost = torch.from_numpy(self._elapsed >= self._leaves)
-        wandering = torch.from_numpy(np.concatenate([self._drift, self._grip[:, None]], axis=1)).to(
-            action.dtype
-        )
+        derailed = torch.from_numpy(self._elapsed >= self._derails_at)
+        wandering = np.concatenate([self._drift, self._grip[:, None]], axis=1)
         self._elapsed += 1
-        return torch.where(lost[:, None], wandering, action).clamp(-1.0, 1.0)
+        chosen = torch.where(
+            derailed[:, None], torch.from_numpy(wandering).to(action.dtype), action
+        )
+        return chosen.clamp(-1.0, 1.0)
 
 
 def load_actor(spec: EnvSpec, path: str, derail: float, seed: int) -> PolicyActor:

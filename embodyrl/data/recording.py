@@ -1,4 +1,4 @@
-"""What collecting produces and a data set holds."""
+"""``Recording``: one recorded episode, as collecting produces it and a data set holds it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ import numpy as np
 
 @dataclass
 class Recording:
-    """One episode of T control steps: row t is what was seen before action t, the action, and what it earned.
+    """One episode of T control steps.
+
+    Row t is the observation before action t, the action, and its reward.
 
     Attributes:
         images: camera -> (T, h, w, 3) uint8.
         proprio: (T, P) float32.
         actions: (T, A) float32 in [-1, 1], as the env executed them.
         reward: (T,) float32.
-        solved: (T,) bool, the task is solved after that action; in an env that goes on it can come
-            undone.
+        solved: (T,) bool, the task is solved after that action. In an env that goes on after
+            success this can become False again.
         init: initial state.
         task: the task's name.
         instruction: the sentence that the policy is told.
         noise: the expert's noise level.
-        human: (T,) bool, a person had taken over; None where nobody can.
-        privileged: (T, S) float32, the simulator's state; None where there is none. No policy may
-            see it.
+        human: (T,) bool, a person had taken over; None if nobody can.
+        privileged: (T, S) float32, the simulator's state; None if there is none. No policy may see
+            it.
     """
 
     images: dict[str, np.ndarray]
@@ -44,5 +46,5 @@ class Recording:
 
     @property
     def success(self) -> bool:
-        """Whether the task was ever solved."""
+        """Whether the task was solved at any time."""
         return bool(self.solved.any())

@@ -1,4 +1,4 @@
-"""Looks for whatever is wrong with a LeRobotDataset v3, own or someone else's, and says it in words."""
+"""Checks a LeRobotDataset v3, of embodyrl or of others, and reports faults as sentences."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from embodyrl.errors import UserError
 
 @dataclass
 class Verdict:
-    """What was found.
+    """The result of a check.
 
     Attributes:
         path: of the data set.
-        episodes, frames, fps, cameras: as its ``meta/info.json`` says.
-        faults: sentences; a data set with any is damaged or contradicts itself.
-        notes: sentences on what is no fault but may matter; none where there are faults.
+        episodes, frames, fps, cameras: from its ``meta/info.json``.
+        faults: sentences; a data set with faults is damaged or contradicts itself.
+        notes: sentences on what is no fault but may matter; empty if there are faults.
     """
 
     path: str
@@ -43,19 +43,22 @@ def verify_dataset(path: str | Path) -> Verdict:
     verdict = Verdict(str(path))
     try:
         data = open_dataset(path)
-    except Exception as error:  # whatever a parser raises of a damaged file is the finding
-        verdict.faults.append(_words(error))
+    except Exception as error:  # on a damaged file a parser may raise anything: that is the fault
+        verdict.faults.append(_as_sentence(error))
         return verdict
+    # What it says about itself.
     info = data.info
     verdict.episodes = int(info.get("total_episodes", 0))
     verdict.frames = int(info.get("total_frames", 0))
     verdict.fps = float(info.get("fps", 0))
     verdict.cameras = data.cameras
+    # The tables.
     for check in (_features, _index, _episodes, _language, _numbers, _success):
         try:
             verdict.faults += check(data)
         except Exception as error:
-            verdict.faults.append(_words(error))
+            verdict.faults.append(_as_sentence(error))
+    # The pictures.
     if not verdict.fps > 0:
         verdict.faults.append(f"meta/info.json gives {info.get('fps')!r} frames per second.")
     else:
@@ -66,17 +69,15 @@ def verify_dataset(path: str | Path) -> Verdict:
     return verdict
 
 
-def _words(error: Exception) -> str:
+def _as_sentence(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    return (
-        text
-        if isinstance(error, UserError)
-        else f"It cannot be read ({type(error).__name__}: {text[:300]})."
-    )
+    if isinstance(error, UserError):
+        return text
+    return f"It cannot be read ({type(error).__name__}: {text[:300]})."
 
 
 def _features(data: DatasetFiles) -> Iterator[str]:
-    """The columns that learning needs, and in every file all columns with the shapes that were promised."""
+    """The columns that learning needs are there, and every file has all columns in their shapes."""
     import pyarrow.parquet as pq
 
     for key in ("action", "observation.state"):
@@ -95,6 +96,7 @@ def _features(data: DatasetFiles) -> Iterator[str]:
             for key, f in stored.items()
             if key in there and f["dtype"] not in ("image", "string")
         ]
+        # The first row shows the shapes.
         for batch in parquet.iter_batches(batch_size=1, columns=shaped):
             for key in shaped:
                 shape = np.shape(batch.column(key)[0].as_py()) or (1,)
@@ -105,7 +107,7 @@ def _features(data: DatasetFiles) -> Iterator[str]:
 
 
 def _by_episode(data: DatasetFiles) -> Iterator[tuple[int, np.ndarray]]:
-    """Episode number and the rows of its frames."""
+    """The number of each episode, and the rows of its frames."""
     episode = data.columns["episode_index"]
     order = np.argsort(episode, kind="stable")
     numbers, starts = np.unique(episode[order], return_index=True)
@@ -113,26 +115,31 @@ def _by_episode(data: DatasetFiles) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _index(data: DatasetFiles) -> Iterator[str]:
-    """Frames are numbered without gaps, and their times fit fps."""
+    """Frames are numbered without gaps, and their times fit the frame rate."""
     index = data.columns["index"]
     episode = data.columns["episode_index"]
     total = data.info.get("total_frames")
     if len(index) != total:
-        yield f"The tables hold {len(index)} frames, but meta/info.json says {total}: a parquet file is missing or cut."
+        yield (
+            f"The tables hold {len(index)} frames, but meta/info.json says {total}: a parquet file "
+            "is missing or cut."
+        )
     if wrong := np.flatnonzero(index != np.arange(len(index))).tolist():
         yield f"Frame {wrong[0]} is numbered {index[wrong[0]]}: frames are missing or there twice."
     numbers = np.unique(episode)
-    if len(numbers) != data.info.get("total_episodes"):
-        yield f"The tables hold {len(numbers)} episodes, but meta/info.json says {data.info.get('total_episodes')}."
+    total = data.info.get("total_episodes")
+    if len(numbers) != total:
+        yield f"The tables hold {len(numbers)} episodes, but meta/info.json says {total}."
     fps = float(data.info.get("fps") or 0)
     for number, here in _by_episode(data):
         stamp = data.columns["timestamp"][here].astype(np.float64)
         if fps and np.abs(stamp - np.arange(len(stamp)) / fps).max() > 0.1 / fps:
-            yield f"The times of episode {number} are not those of {fps:g} frames per second."
+            yield f"The times of episode {number} do not fit {fps:g} frames per second."
 
 
 def _episodes(data: DatasetFiles) -> Iterator[str]:
-    """Each episode's row agrees with its frames, and the files that it names are there."""
+    """Each episode's row agrees with its frames, and its files are there."""
+    # Compare the frames that there are with what the episode tables say.
     frames = dict(_by_episode(data))
     rows = {int(row["episode_index"]): row for row in data.episodes}
     for number in sorted(rows.keys() | frames.keys()):
@@ -142,12 +149,16 @@ def _episodes(data: DatasetFiles) -> Iterator[str]:
             yield f"Episode {number} has frames but no row in meta/episodes."
             continue
         if len(here) != row["length"]:
-            yield f"Episode {number} has {len(here)} frames, but meta/episodes says {row['length']}."
-        elif len(here) and [here[0], here[-1] + 1] != [
-            row["dataset_from_index"],
-            row["dataset_to_index"],
-        ]:
-            yield f"Episode {number} is at the frames {here[0]} to {here[-1]}, not where meta/episodes says."
+            yield (
+                f"Episode {number} has {len(here)} frames, but meta/episodes says {row['length']}."
+            )
+            continue
+        said = [row["dataset_from_index"], row["dataset_to_index"]]
+        if len(here) and [here[0], here[-1] + 1] != said:
+            yield (
+                f"Episode {number} is at the frames {here[0]} to {here[-1]}, not where "
+                "meta/episodes says."
+            )
     for file in sorted({_data_file(data, row) for row in data.episodes}):
         if not (data.path / file).is_file():
             yield f"{file}, which meta/episodes names, is missing."
@@ -169,6 +180,7 @@ def _language(data: DatasetFiles) -> Iterator[str]:
 
 
 def _numeric(data: DatasetFiles) -> dict[str, np.ndarray]:
+    """All numeric columns."""
     kinds = ("float16", "float32", "float64", "int64", "int32", "bool")
     wanted = [key for key, feature in data.features.items() if feature["dtype"] in kinds]
     return open_dataset(data.path, wanted).columns
@@ -199,7 +211,7 @@ def _success(data: DatasetFiles) -> Iterator[str]:
 
 
 def _pictures(data: DatasetFiles, key: str) -> Iterator[str]:
-    """Every picture decodes, is there at the time the tables name, and has the size they name."""
+    """Every picture can be decoded, and has the time and the size that the tables say."""
     rows = np.arange(len(data.columns["index"]))
     size = data.cameras[key]
     if data.features[key]["dtype"] == "image":
@@ -209,7 +221,7 @@ def _pictures(data: DatasetFiles, key: str) -> Iterator[str]:
                     yield f"{key!r} of frame {k} is {found} (height, width), not {size}."
                     return
         except Exception as error:
-            yield f"{key!r}: {_words(error)}"
+            yield f"{key!r}: {_as_sentence(error)}"
         return
     try:
         files = list(videos_by_file(data, key, rows))
@@ -227,20 +239,34 @@ def _pictures(data: DatasetFiles, key: str) -> Iterator[str]:
         except UserError as error:
             yield str(error)
         if found - {size}:
-            yield f"{path.relative_to(data.path)} has pictures of {min(found)} (height, width), but {key!r} is {size}."
+            yield (
+                f"{path.relative_to(data.path)} has pictures of {min(found)} (height, width), but "
+                f"{key!r} is {size}."
+            )
 
 
 def _notes(data: DatasetFiles) -> Iterator[str]:
+    """What is no fault, but may matter."""
     if not data.cameras:
         yield "It has no camera images."
     if not {"success", "next.success"} & data.features.keys():
-        yield "It has no success flag ('success' or 'next.success'): every episode counts as a success."
+        yield (
+            "It has no success flag ('success' or 'next.success'): every episode counts as a "
+            "success."
+        )
     elif "action" in data.features:
         columns = open_dataset(data.path, ["action", *({"success"} & data.features.keys())]).columns
-        if (largest := float(np.abs(columns["action"]).max())) > 1.0 + 1e-4:
-            yield f"Actions reach {largest:.3g}: they are not in the units [-1, 1] that the envs here take."
+        largest = float(np.abs(columns["action"]).max())
+        if largest > 1.0 + 1e-4:
+            yield (
+                f"Actions reach {largest:.3g}: they are not in the units [-1, 1] of embodyrl's "
+                "envs."
+            )
     if not data.origin:
-        yield "It does not say its control mode (embodyrl did not write it): make sure that its actions mean yours."
+        yield (
+            "It does not say its control mode, because embodyrl did not write it: make sure that "
+            "its actions mean the same as your env's."
+        )
 
 
 def print_verdict(verdict: Verdict) -> None:
@@ -256,4 +282,5 @@ def print_verdict(verdict: Verdict) -> None:
     for text in verdict.notes:
         print(f"  note   {text}")
     count = len(verdict.faults)
-    print("Sound." if count == 0 else "1 fault." if count == 1 else f"{count} faults.")
+    endings = {0: "Sound.", 1: "1 fault."}
+    print(endings.get(count, f"{count} faults."))

@@ -1,1 +1,1 @@
-"""World models against the real env: measured, played by a person, and refreshed by what a policy really did."""
+"""World models beside the real env: measured, driven by a person, and improved in a loop."""

@@ -1,8 +1,8 @@
-"""``embodyrl world play``: a person drives a dream by keyboard, beside the real env that is given the same actions.
+"""``embodyrl world play``: a person drives a dream by keyboard, and the real env beside it.
 
-What to look for: whether the dream's blocks stay where they are, whether its hand lifts what it did
-not hold, and when it calls the task solved. The page is the operator's server with another face
-(``play.html``); while no key is down time stands still in both.
+Both get the same actions. Look at whether the dream's blocks stay where they are, whether its hand
+lifts what it did not hold, and when it calls the task solved. While no key is down, time stands
+still in both. The page is the operator's server with another HTML file (``play.html``).
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from embodyrl.errors import UserError
 from embodyrl.real_robot.control.clocks import RealClock
 from embodyrl.real_robot.operator import OperatorPage
 from embodyrl.types import Obs, Step
+from embodyrl.world_models.config import WorldModelConfig
 from embodyrl.world_models.dream_metrics import psnr
-from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
+from embodyrl.world_models.env import WorldModelEnv
 from embodyrl.world_models.model import WorldModel
 
-WISHES = ("next", "again", "wake")
+REQUESTS = ("next", "again", "wake")
+"""The page's buttons: next episode, same episode again, dream from the real env's state."""
 HTML = Path(__file__).with_name("play.html")
-SHARE = 0.7
-"""Of the largest step, that a key asks for."""
+KEY_SPEED = 0.7
+"""The step of a key, as a share of the largest one."""
 SETTLE = 6
-"""Control steps that follow the last key: a gripper needs some to close."""
+"""Control steps after the last key: a gripper needs some to close."""
 
 
 class SideBySide:
@@ -40,8 +42,8 @@ class SideBySide:
 
     Attributes:
         dream: one imagined env.
-        real: the env that it imagines, or None where the model does not say which (a data set of
-            someone else's).
+        real: the env that it imagines; None where the model does not say which, because its data
+            set comes from elsewhere.
         hz: actions a second.
     """
 
@@ -51,7 +53,7 @@ class SideBySide:
         Args:
             model: its folder.
             reflector: folder of one that judges the dream; empty for the model's own head.
-            steps: until the time is up; where the real env has a fixed limit, that one holds there.
+            steps: of an episode; a real env with a fixed limit keeps its own.
         """
         config = WorldModelConfig(
             model=model, reflector=reflector, num_envs=1, split="eval", max_episode_steps=steps
@@ -66,12 +68,16 @@ class SideBySide:
         self.begin(0)
 
     def begin(self, init: int) -> None:
-        """A new episode in both, from the real env's initial state ``init``; without one, from that keyframe."""
+        """A new episode in both.
+
+        Args:
+            init: initial state of the real env; without a real env, the number of a keyframe.
+        """
         limit = (self.real or self.dream).spec.num_init_states
         self.init = init % limit if limit else init
         self.steps = 0
         self._over: dict[str, str] = {"dream": "", "real": ""}
-        self._judged = 0.0
+        self._probability = 0.0
         if self.real is None:
             self._obs: dict[str, Obs] = {"dream": self.dream.reset(init=[self.init])}
         else:
@@ -79,33 +85,36 @@ class SideBySide:
             self._obs = {"dream": self.dream.dream_from(obs), "real": obs}
 
     def wake(self) -> None:
-        """The dream begins anew from what the real env shows now."""
+        """Starts the dream again from what the real env shows now."""
         if self.real is not None:
             self._obs["dream"] = self.dream.dream_from(self._obs["real"])
             self._over["dream"] = ""
 
     def act(self, action: NDArray[np.float32]) -> None:
-        """One action (A,) in both; an episode that is over stands still."""
+        """One action (A,) in both; an episode that is over does not move."""
         chunk = torch.from_numpy(action)[None, None]
         step = self.dream.step(chunk)
-        self._judged = float(step.log["judged"][0])
-        self._take("dream", step)
+        self._probability = float(step.log["judged"][0])
+        self._show("dream", step)
         if self.real is not None:
-            self._take("real", self.real.step(chunk))
+            self._show("real", self.real.step(chunk))
         self.steps += 1
 
-    def _take(self, side: str, step: Step) -> None:
+    def _show(self, side: str, step: Step) -> None:
         self._obs[side] = step.obs
         if bool(step.success[0]):
             self._over[side] = "solved"
         elif bool(step.done[0]) and not self._over[side]:
-            why = {"fault": "broke", "doubt": "in doubt"}
-            said = (word for key, word in why.items() if key in step.log and bool(step.log[key][0]))
-            self._over[side] = next(said, "time is up")
+            doubt = step.log.get("doubt")
+            self._over[side] = "time is up"
+            if doubt is not None and bool(doubt[0]):
+                self._over[side] = "in doubt"
+            if bool(step.fault[0]):
+                self._over[side] = "broke"
 
     @property
     def images(self) -> dict[str, NDArray[np.uint8]]:
-        """``SIDE CAMERA`` -> (h, w, 3)."""
+        """``SIDE CAMERA`` -> (h, w, 3); the side is ``dream`` or ``real``."""
         return {
             f"{side} {name}": v[0].cpu().numpy()
             for side, obs in self._obs.items()
@@ -114,20 +123,20 @@ class SideBySide:
 
     @property
     def status(self) -> dict[str, Any]:
-        """What the page says: the task, what has ended, and figures."""
+        """What the page shows beside the pictures: the task, what has ended, and numbers."""
         dream = self._obs["dream"]
         real = self._obs.get("real")
         numbers = {"initial state": str(self.init), "actions": str(self.steps)}
-        numbers["P(solved) in the dream"] = f"{self._judged:.2f}"
+        numbers["P(solved) in the dream"] = f"{self._probability:.2f}"
         if real is not None:
             for name, image in dream.images.items():
                 numbers[f"PSNR {name}"] = f"{float(psnr(image, real.images[name])):.1f} dB"
-            apart = (dream.proprio - real.proprio).norm()
-            numbers["proprio apart"] = f"{float(apart):.3f}"
+            distance = (dream.proprio - real.proprio).norm()
+            numbers["proprio distance"] = f"{float(distance):.3f}"
         return {"task": dream.instruction[0], "over": self._over, "numbers": numbers}
 
     def close(self) -> None:
-        """Frees both."""
+        """Closes both."""
         self.dream.close()
         if self.real is not None:
             self.real.close()
@@ -143,7 +152,7 @@ def play(
     say: Callable[[str], None] = print,
     stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Serves the page until Ctrl-C, or until ``stop`` says so.
+    """Serves the page until Ctrl-C, or until ``stop`` returns True.
 
     Args:
         model: folder of a world model.
@@ -151,7 +160,7 @@ def play(
         port: of the page on this machine; 0 takes a free one.
         hz: actions a second; 0 takes the env's own.
         steps: of an episode.
-        say: told the page's address.
+        say: gets the page's address.
         stop: asked at every control step.
     """
     if hz < 0 or steps < 1:
@@ -159,7 +168,7 @@ def play(
             f"hz is {hz} and steps {steps}; the first must not be negative, the second at least 1."
         )
     game = SideBySide(model, reflector=reflector, steps=steps)
-    page = OperatorPage(RealClock(), port, HTML, WISHES)
+    page = OperatorPage(RealClock(), port, HTML, REQUESTS)
     say(f"Open {page.address} in a browser. Ctrl-C ends it.")
     grip = 1.0
     left = 0
@@ -167,9 +176,10 @@ def play(
     try:
         while not stop():
             due = time.monotonic() + period
-            for wish in page.wishes():
-                _obey(game, wish)
-            action = page.action(game.dream.spec.action_dim, SHARE)
+            for request in page.wishes():
+                _serve(game, request)
+            # Time goes on while a key is down or the gripper was switched, and a little longer.
+            action = page.action(game.dream.spec.action_dim, KEY_SPEED)
             if page.alive(time.monotonic()) and (action[:-1].any() or action[-1] != grip):
                 left = SETTLE
                 grip = float(action[-1])
@@ -185,8 +195,10 @@ def play(
         game.close()
 
 
-def _obey(game: SideBySide, wish: str) -> None:
-    if wish == "wake":
+def _serve(game: SideBySide, request: str) -> None:
+    if request == "wake":
         game.wake()
+    elif request == "next":
+        game.begin(game.init + 1)
     else:
-        game.begin(game.init + (wish == "next"))
+        game.begin(game.init)

@@ -1,4 +1,4 @@
-"""World models against the real env: what ``embodyrl world eval`` measures."""
+"""``embodyrl world eval``: measures a world model against the real env that it imagines."""
 
 from __future__ import annotations
 
@@ -17,18 +17,25 @@ from embodyrl.rollouts.evaluation import Evaluation, evaluate
 from embodyrl.storage import checkpoint
 from embodyrl.training.evaluate import first_inits
 from embodyrl.types import Obs
-from embodyrl.world_models.calibrate import outcomes, probabilities, solved_after
+from embodyrl.world_models.calibrate import outcomes
 from embodyrl.world_models.clips import Clips
+from embodyrl.world_models.config import WorldModelConfig
 from embodyrl.world_models.dream_metrics import mmrv, pearson, spearman
-from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
-from embodyrl.world_models.judge_scores import judged
+from embodyrl.world_models.encode import encode
+from embodyrl.world_models.env import WorldModelEnv
+from embodyrl.world_models.judge_scores import score_judges
 from embodyrl.world_models.model import WorldModel
-from embodyrl.world_models.open_loop import by_depth, followed, speed, swapped
+from embodyrl.world_models.open_loop import (
+    action_following,
+    measure_speed,
+    quality_by_depth,
+    wrong_action_test,
+)
 from embodyrl.world_models.reflectors.folder import load_reflector
-from embodyrl.world_models.train import encode
+from embodyrl.world_models.replay import replay_success, solved_after
 
-AFTER = (0, 2)
-"""Chunks of a real episode after which the dreams begin whose successes are checked."""
+START_CHUNKS = (0, 2)
+"""Chunks of a real episode after which the dreams begin that ``verify_dreams`` checks."""
 
 
 def evaluate_world(
@@ -45,19 +52,19 @@ def evaluate_world(
 
     Args:
         path: folder of the model.
-        data: data sets; with ``held_out`` only that share of their episodes, the one that training
-            kept back.
-        policies: checkpoints to compare in the dream and in the real env; none skips it.
+        data: data sets; with ``held_out`` only the share of their episodes that training kept back.
+        policies: checkpoints to compare in the dream and in the real env; none skips this.
         held_out: as in training; 0 uses all episodes.
         episodes: per policy.
-        reflector: folder of one to score beside the model's own success head.
-        pictures: where to draw some of the episodes beside their dreams; empty draws none.
+        reflector: folder of a reflector to score beside the model's own success head.
+        pictures: file for a picture of some episodes beside their dreams; empty draws none.
 
     Raises:
-        UserError: no world model, no data, or no reflector there, or it looks at other cameras.
+        UserError: no world model, no data or no reflector there, or the cameras differ.
     """
     model = WorldModel.load(path)
-    beside = load_reflector(reflector) if reflector else None
+    second_judge = load_reflector(reflector) if reflector else None
+    # The episodes, and the latents of their frames.
     clips = Clips.load(data, spec=None)
     starts = clips.starts
     if held_out:
@@ -65,38 +72,41 @@ def evaluate_world(
     clips.latents = encode(model, clips)
     if pictures:
         draw_dreams(model, clips, starts, pictures)
-    real = dataclasses.replace(
-        WorldModelConfig(model=path).for_evaluation("eval"), num_envs=min(64, episodes)
-    )
-    prob, lasted = probabilities(model, clips, starts)
+    # The same episodes dreamt again.
+    prob, lasted = replay_success(model, clips, starts)
     solved = solved_after(clips, starts, model.horizon, len(prob)) & lasted
     result: dict[str, Any] = {
         "model": path,
-        "by_depth": by_depth(model, clips, starts),
+        "by_depth": quality_by_depth(model, clips, starts),
         "outcomes": outcomes(model.calibration, prob, lasted, solved.any(0)),
-        "judged": judged(model, clips, starts, beside),
+        "judged": score_judges(model, clips, starts, second_judge),
     }
     if model.inverse is not None:
-        result["followed"] = followed(model, clips, starts)
+        result["followed"] = action_following(model, clips, starts)
+    # Other episodes' actions, dreamt and in the real env.
+    real = dataclasses.replace(
+        WorldModelConfig(model=path).for_evaluation("eval"), num_envs=min(64, episodes)
+    )
     longest = max(model.spec.max_episode_steps, int((clips.end[starts] - starts).max()))
     train_split = make_env(dataclasses.replace(real, split=model.env["split"]).lasting(longest))
     try:
-        result["swapped_actions"] = swapped(model, clips, starts, train_split)
+        result["swapped_actions"] = wrong_action_test(model, clips, starts, train_split)
     finally:
         train_split.close()
+    # Policies, in the dream and in the real env.
     if policies:
         result["as_evaluator"] = as_evaluator(path, policies, real, episodes=episodes)
-    result["speed"] = speed(model)
+    result["speed"] = measure_speed(model)
     return result
 
 
 def as_evaluator(
     model_path: str, policies: Sequence[str], real: EnvConfig, *, episodes: int = 256, seed: int = 0
 ) -> dict[str, Any]:
-    """Policies scored in the dream and in the real env: does the dream put them in the right order?
+    """Scores policies in the dream and in the real env: does the dream rank them correctly?
 
-    Both begin at the real env's initial states. A model's own keyframes would be others: those of
-    replays are the ones that some policy has solved.
+    Both begin at the real env's initial states. The model's own keyframes would be a biased choice:
+    those of replays are states that some policy has solved.
 
     Args:
         model_path: folder of the world model.
@@ -106,8 +116,11 @@ def as_evaluator(
         seed: of the policies' noise.
 
     Returns:
-        ``policies`` with both rates each and ``believed`` (see there); ``pearson``, ``spearman``,
-        ``mmrv`` and ``mean_error``.
+        ``policies`` with both rates each and ``believed`` (``verify_dreams``); ``pearson``,
+        ``spearman``, ``mmrv`` and ``mean_error``.
+
+    Raises:
+        UserError: fewer than three policies.
     """
     if len(policies) < 3:
         raise UserError(
@@ -122,20 +135,21 @@ def as_evaluator(
     try:
         for path in policies:
             result = score_policy(world, path, episodes, seed)
-            rates = {
-                "imagined": imagined_successes(path, world, dream, episodes, seed) / episodes,
-                "real": result.successes / len(result.episodes),
-            }
+            imagined = imagined_successes(path, world, dream, episodes, seed)
             rows.append(
                 {
                     "policy": path,
-                    **rates,
-                    "believed": [believed(path, world, dream, k, seed) for k in AFTER],
+                    "imagined": imagined / episodes,
+                    "real": result.successes / len(result.episodes),
+                    "believed": [
+                        verify_dreams(path, world, dream, chunks, seed) for chunks in START_CHUNKS
+                    ],
                 }
             )
     finally:
         world.close()
-    imagined, truth = (torch.tensor([row[k] for row in rows]) for k in ("imagined", "real"))
+    imagined = torch.tensor([row["imagined"] for row in rows])
+    truth = torch.tensor([row["real"] for row in rows])
     return {
         "policies": rows,
         "pearson": pearson(imagined, truth),
@@ -145,11 +159,13 @@ def as_evaluator(
     }
 
 
-def load(path: str, env: VecEnv, seed: int = 0) -> Any:
-    """The policy of a checkpoint or run, for ``env``; a critic that sees what a dream does not have is left behind.
+def load_for_env(path: str, env: VecEnv, seed: int = 0) -> Any:
+    """The policy of a checkpoint or run, for ``env``.
+
+    Its critic is left out if it needs a simulator's state that ``env`` does not have.
 
     Raises:
-        UserError: there is none, or it does not fit.
+        UserError: there is no policy, or it does not fit.
     """
     config = load_config(path).policy
     if not env.spec.privileged_dim and getattr(config, "critic", "") == "privileged":
@@ -160,48 +176,57 @@ def load(path: str, env: VecEnv, seed: int = 0) -> Any:
 
 
 def score_policy(env: VecEnv, path: str, episodes: int, seed: int) -> Evaluation:
-    """A checkpoint or run on the first ``episodes`` initial states of ``env``, whatever env it was trained in."""
-    return evaluate(env, load(path, env, seed), first_inits(env.spec, episodes), seed=seed)
+    """Evaluates a checkpoint or run on the first ``episodes`` initial states of ``env``.
+
+    It may have been trained in another env.
+    """
+    policy = load_for_env(path, env, seed)
+    return evaluate(env, policy, first_inits(env.spec, episodes), seed=seed)
 
 
 def imagined_successes(
     path: str, real: VecEnv, dream: WorldModelEnv, episodes: int, seed: int = 0
 ) -> int:
-    """How many of the real env's first initial states a checkpoint or run solves in dreams that begin there."""
+    """How many of the real env's first initial states a policy solves in dreams from there."""
     n = real.spec.num_envs
-    policy = load(path, real)
+    policy = load_for_env(path, real)
     generator = torch.Generator().manual_seed(seed)
     solved = 0
     inits = first_inits(real.spec, episodes)
     for first in range(0, episodes, n):
-        some = inits[first : first + n]
-        obs = dream.dream_from(real.reset(init=[*some, *some[-1:] * (n - len(some))]))
-        solved += int(_dreamt(dream, policy, obs, torch.arange(n) < len(some), generator)[0].sum())
+        # The last batch is filled up with copies, which do not count.
+        batch = inits[first : first + n]
+        obs = dream.dream_from(real.reset(init=[*batch, *batch[-1:] * (n - len(batch))]))
+        counts = torch.arange(n) < len(batch)
+        solved += int(_play_dreams(dream, policy, obs, counts, generator)[0].sum())
     return solved
 
 
-def believed(
+def verify_dreams(
     path: str, real: VecEnv, dream: WorldModelEnv, after: int = 0, seed: int = 0
 ) -> dict[str, float]:
-    """How much of what a policy achieves in dreams is true: the same actions are carried out in the real env.
+    """How many of a policy's successes in dreams are true.
+
+    The actions that the policy took in the dreams are carried out in the real env.
 
     Args:
         path: checkpoint or run.
         real: N real envs.
         dream: as many dreams.
-        after: chunks that the policy acts in the real env before the dream begins where that
-            stands.
+        after: chunks that the policy first acts in the real env; the dream begins where that
+            leads.
         seed: of the policy's noise.
 
     Returns:
-        ``after``, ``episodes`` that were not over when the dream began, ``imagined`` and ``true``
-        successes among them,
-        and ``both``: dreams that were solved and truly so, by the end of the same chunk.
+        ``after``; ``episodes``, those that were not over when the dream began; among them
+        ``imagined`` and ``true`` successes, and ``both``: solved in the dream and, by the end of
+        the same chunk, in the real env.
     """
     n = real.spec.num_envs
-    policy = load(path, real)
+    policy = load_for_env(path, real)
     generator = torch.Generator().manual_seed(seed)
     inits = first_inits(real.spec, n)
+    # Act in the real env up to where the dreams begin.
     seen = [real.reset(init=inits)]
     taken = []
     over = torch.zeros(n, dtype=torch.bool)
@@ -210,32 +235,40 @@ def believed(
         step = real.step(taken[-1])
         seen.append(step.obs)
         over |= step.done
-    horizon = sum(chunk.shape[1] for chunk in taken)
-    obs = dream.dream_from(seen[-1], first=seen[0], previous=seen[max(0, after - 1)], age=horizon)
-    imagined, chunks = _dreamt(dream, policy, obs, ~over, generator)
+    # Dream on from there.
+    age = sum(chunk.shape[1] for chunk in taken)
+    obs = dream.dream_from(seen[-1], first=seen[0], previous=seen[max(0, after - 1)], age=age)
+    imagined, chunks = _play_dreams(dream, policy, obs, ~over, generator)
+    # Carry out the same actions in the real env.
     real.reset(init=inits)
     for chunk in taken:
         real.step(chunk)
     true = torch.zeros_like(over)
-    for chunk, going in chunks:
-        true |= real.step(chunk).success & going
-    counts = {"imagined": imagined, "true": true, "both": imagined & true}
+    for chunk, running in chunks:
+        true |= real.step(chunk).success & running
     return {
         "after": after,
         "episodes": int((~over).sum()),
-        **{k: int(v.sum()) for k, v in counts.items()},
+        "imagined": int(imagined.sum()),
+        "true": int(true.sum()),
+        "both": int((imagined & true).sum()),
     }
 
 
-def _dreamt(
+def _play_dreams(
     dream: WorldModelEnv, policy: Any, obs: Obs, running: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """Dreams until all that run are over: (N,) bool which were solved, and every chunk with (N,) bool which ran."""
+    """Lets a policy act in dreams until all that run are over.
+
+    Returns:
+        (N,) bool, which were solved; and every chunk of actions with (N,) bool, which ran then.
+    """
     solved = torch.zeros_like(running)
     chunks = []
     while running.any():
-        chunks.append((policy.sample(obs, generator=generator, mode="eval").actions, running))
-        step = dream.step(chunks[-1][0])
+        actions = policy.sample(obs, generator=generator, mode="eval").actions
+        chunks.append((actions, running))
+        step = dream.step(actions)
         obs = step.obs
         solved = solved | (step.success & running)
         running = running & ~step.done
@@ -244,7 +277,32 @@ def _dreamt(
 
 def print_world(result: dict[str, Any]) -> None:
     """The figures of ``evaluate_world`` as text."""
-    last = result["by_depth"][-1]
+    _print_pictures(result["by_depth"][-1])
+    _print_outcomes(result["outcomes"])
+    for judge, kinds in result["judged"].items():
+        for kind, scores in kinds.items():
+            _print_judge(judge, kind, scores)
+    if following := result.get("followed"):
+        print(
+            f"action error of the pictures: {following['own']:.1f} for the commanded actions, "
+            f"{following['others']:.1f} for another episode's (1.0 is usual for real pictures)"
+        )
+    swapped = result["swapped_actions"]
+    print(
+        f"other episodes' actions: {swapped['solved']:.0%} solved, {swapped['imagined']:.0%} in "
+        "the dream"
+    )
+    if comparison := result.get("as_evaluator"):
+        _print_policies(comparison)
+    for row in result["speed"]:
+        print(
+            f"{row['dreams']:>4} dreams, {row['sampling_steps']} sampling steps: "
+            f"{row['steps_per_second']:,.0f} imagined steps/s, {row['frames_per_second']:,.0f} "
+            "frames drawn/s"
+        )
+
+
+def _print_pictures(last: dict[str, float]) -> None:
     print(
         f"pictures after {last['steps']} steps: {last['psnr']:.1f} dB PSNR, {last['ssim']:.3f} SSIM"
     )
@@ -252,50 +310,38 @@ def print_world(result: dict[str, Any]) -> None:
         f"  (a still picture has {last['psnr_still']:.1f} dB, the codec alone "
         f"{last['psnr_codec']:.1f} dB)"
     )
-    seen = result["outcomes"]
-    wrong = seen["false_terminations"]
+
+
+def _print_outcomes(found: dict[str, Any]) -> None:
+    wrong = found["false_terminations"]
     failing = "" if wrong is None else f", {wrong:.0%} false successes"
     print(
-        f"outcomes of {seen['episodes']} held-out episodes: {seen['solved']:.0%} solved, "
-        f"{seen['imagined']:.0%} in the dream; F1 {seen['f1']:.2f}, AUROC "
-        f"{seen['auroc']:.2f}{failing}"
+        f"outcomes of {found['episodes']} held-out episodes: {found['solved']:.0%} solved, "
+        f"{found['imagined']:.0%} in the dream; F1 {found['f1']:.2f}, AUROC "
+        f"{found['auroc']:.2f}{failing}"
     )
-    for judge, kinds in result["judged"].items():
-        for kind, found in kinds.items():
-            values = {name: found[name.lower()]["value"] for name in ("F1", "AUROC", "ECE")}
-            known = ", ".join(
-                f"{name} {value:.3f}" for name, value in values.items() if value is not None
-            )
-            ended = found["false_terminations"]
-            print(
-                f"the {judge} on {kind} moments: {known}; {ended['k']} of {ended['n']} failing "
-                "episodes ended as solved"
-            )
-    if seen := result.get("followed"):
-        print(
-            f"pictures show the actions that were commanded to within {seen['own']:.1f} times what "
-            f"is usual of real ones, and another episode's to within {seen['others']:.1f} times"
-        )
-    wrong = result["swapped_actions"]
+
+
+def _print_judge(judge: str, kind: str, scores: dict[str, Any]) -> None:
+    values = {name: scores[name.lower()]["value"] for name in ("F1", "AUROC", "ECE")}
+    known = ", ".join(f"{name} {value:.3f}" for name, value in values.items() if value is not None)
+    ended = scores["false_terminations"]
     print(
-        f"other episodes' actions: {wrong['solved']:.0%} solved, {wrong['imagined']:.0%} in the "
-        "dream"
+        f"the {judge} on {kind} moments: {known}; {ended['k']} of {ended['n']} failing episodes "
+        "ended as solved"
     )
-    if judged := result.get("as_evaluator"):
-        for row in judged["policies"]:
-            print(f"  {row['policy']}: {row['real']:.0%} real, {row['imagined']:.0%} in the dream")
-            for d in row["believed"]:
-                print(
-                    f"    dreams from chunk {d['after']} on: {d['imagined']} of {d['episodes']} "
-                    f"solved, {d['both']} of them truly; the same actions solve {d['true']}"
-                )
-        print(
-            f"policies: Pearson {judged['pearson']:.2f}, Spearman {judged['spearman']:.2f}, MMRV "
-            f"{judged['mmrv']:.3f}, mean error {judged['mean_error']:.2f}"
-        )
-    for row in result["speed"]:
-        print(
-            f"{row['dreams']:>4} dreams, {row['sampling_steps']} sampling steps: "
-            f"{row['steps_per_second']:,.0f} imagined steps/s, {row['frames_per_second']:,.0f} "
-            "frames drawn/s"
-        )
+
+
+def _print_policies(comparison: dict[str, Any]) -> None:
+    for row in comparison["policies"]:
+        print(f"  {row['policy']}: {row['real']:.0%} real, {row['imagined']:.0%} in the dream")
+        for dreams in row["believed"]:
+            print(
+                f"    dreams from chunk {dreams['after']} on: {dreams['imagined']} of "
+                f"{dreams['episodes']} solved, {dreams['both']} of them truly; the same actions "
+                f"solve {dreams['true']}"
+            )
+    print(
+        f"policies: Pearson {comparison['pearson']:.2f}, Spearman {comparison['spearman']:.2f}, "
+        f"MMRV {comparison['mmrv']:.3f}, mean error {comparison['mean_error']:.2f}"
+    )

@@ -1,4 +1,4 @@
-"""The report: one HTML file about one or more runs that works offline."""
+"""The report: one HTML file about one or more runs; it works offline."""
 
 from embodyrl.report.write import build_report
 

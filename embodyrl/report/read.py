@@ -1,4 +1,4 @@
-"""A run's folder as plain data for the page."""
+"""Reads a run's folder as plain data for the page."""
 
 from __future__ import annotations
 
@@ -15,11 +15,22 @@ from embodyrl.errors import UserError
 from embodyrl.functional.intervals import mean_interval, wilson
 from embodyrl.storage.loggers import read_metrics
 
-MAX_POINTS = 1000  # of a curve; more would not be seen
+MAX_POINTS = 1000
+"""The most points of a curve; more would not be visible."""
+VIDEO_ORDER = {
+    "fixed": 0,
+    "better": 0,
+    "broken": 1,
+    "worse": 1,
+    "failed": 2,
+    "scored": 2,
+    "solved": 3,
+}
+"""Which groups of episodes keep their videos first if not all fit: those that training changed."""
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Everything that the page shows about one run, videos left as paths.
+    """Everything that the page shows about one run; videos are paths.
 
     Raises:
         UserError: no run there, or a damaged file.
@@ -28,15 +39,15 @@ def read_run(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"{folder} is no run's folder: it holds neither config.yaml nor metrics.jsonl."
         )
+    # Curves of training, and evaluations with their scores.
     curves = _curves(read_metrics(folder / "metrics.jsonl"))
     evals = _read_evals(folder)
-    # The newest evaluation says it; those of older versions do not, and were of success.
-    reports = (
-        evals[-1]["reports_success"]
-        if evals
-        else "train_success" in curves or "train_return" not in curves
-    )
-    evals = [{**e, **score(e["episodes"], reports)} for e in evals]
+    # Whether the env reports success. The newest evaluation says it; without one the curves do.
+    if evals:
+        reports = evals[-1]["reports_success"]
+    else:
+        reports = "train_success" in curves or "train_return" not in curves
+    evals = [{**e, **score_episodes(e["episodes"], reports)} for e in evals]
     before, after = _ends(evals)
     return {
         "name": folder.resolve().name,
@@ -52,8 +63,12 @@ def read_run(folder: Path) -> dict[str, Any]:
     }
 
 
-def score(episodes: list[dict[str, Any]], reports_success: bool) -> dict[str, Any]:
-    """The success rate ``value`` (``k`` of ``n``) with Wilson's 95% interval, or the mean return with Student's t."""
+def score_episodes(episodes: list[dict[str, Any]], reports_success: bool) -> dict[str, Any]:
+    """The score of some episodes, with a 95% interval from ``lo`` to ``hi``.
+
+    ``value`` is the success rate (``k`` of ``n``) with Wilson's interval, or without reports of
+    success the mean return with Student's t interval.
+    """
     n = len(episodes)
     if reports_success:
         k = sum(bool(e["success"]) for e in episodes)
@@ -66,49 +81,43 @@ def score(episodes: list[dict[str, Any]], reports_success: bool) -> dict[str, An
 
 
 def _return(episode: dict[str, Any]) -> float:
-    """Of an episode; reading turned NaN and infinity into None."""
+    """The return of an episode; reading has turned NaN and infinity into None."""
     return math.nan if episode["return"] is None else float(episode["return"])
 
 
 def embed_videos(folder: Path, run: dict[str, Any], budget: int) -> int:
-    """Replaces the paths of a run's videos by their bytes in base64, both of a pair or none.
+    """Replaces the paths of a run's videos by their bytes in base64.
+
+    Of a pair (before and after) both are embedded or none.
 
     Args:
         folder: of the run.
-        run: what ``read_run`` gave; changed in place.
-        budget: bytes that may be used; pairs beyond it, or whose file is missing, lose their video.
+        run: what ``read_run`` returned; changed in place.
+        budget: bytes that may be used; pairs beyond it lose their videos, and so does an episode
+            whose file is missing.
 
     Returns:
         The bytes used.
     """
-    used = left_out = 0
-    # Where not all fit, those that training changed are worth more than those it did not.
-    order = {
-        "fixed": 0,
-        "broken": 1,
-        "failed": 2,
-        "solved": 3,
-        "better": 0,
-        "worse": 1,
-        "scored": 2,
-    }
-    for pair in sorted(run["episodes"], key=lambda p: order[p["group"]]):
+    used = 0
+    left_out = 0
+    for pair in sorted(run["episodes"], key=lambda p: VIDEO_ORDER[p["group"]]):
+        # Both videos of a pair are embedded, if they fit.
         sides = [pair[side] for side in ("before", "after") if pair[side] and pair[side]["video"]]
         files = [_inside(folder, side["video"]) for side in sides]
         size = sum(f.stat().st_size for f in files if f.is_file())
         fits = used + size <= budget
         left_out += bool(files) and not fits
         for side, file in zip(sides, files, strict=True):
-            side["video"] = (
-                base64.b64encode(file.read_bytes()).decode() if fits and file.is_file() else None
-            )
+            embed = fits and file.is_file()
+            side["video"] = base64.b64encode(file.read_bytes()).decode() if embed else None
         used += size if fits else 0
     run["videos_left_out"] = left_out
     return used
 
 
 def _inside(folder: Path, relative: str) -> Path:
-    """The file, which must lie in the run's folder: a report must not carry off other files."""
+    """The file, which must lie in the run's folder: a report must not contain other files."""
     path = (folder / relative).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise UserError(f"{folder} names the video {relative!r}, which lies outside of it.")
@@ -123,7 +132,7 @@ def _read_json(path: Path) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """The same plain data with None for NaN and infinity, which JSON lacks."""
+    """The same plain data with None for NaN and infinity, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -153,7 +162,7 @@ def _flat(value: Any, prefix: str) -> list[tuple[str, Any]]:
 
 
 def _read_evals(folder: Path) -> list[dict[str, Any]]:
-    """All evaluations in the order of training."""
+    """All evaluations, in the order of training."""
     evals = []
     for file in sorted((folder / "evals").glob("*.json")):
         raw = _read_json(file)
@@ -167,6 +176,7 @@ def _read_evals(folder: Path) -> list[dict[str, Any]]:
                 "episodes": raw.get("episodes") or [],
             }
         )
+    # At the same number of steps, ``before`` comes first and ``after`` last.
     rank = {"before": 0, "after": 2}
     return sorted(
         evals, key=lambda e: (e["env_steps"], e["minutes"], rank.get(e["name"], 1), e["name"])
@@ -174,7 +184,10 @@ def _read_evals(folder: Path) -> list[dict[str, Any]]:
 
 
 def _ends(evals: list[dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The evaluations before and after training; of a run that is not done yet, the first and the newest."""
+    """The evaluations before and after training.
+
+    Of an unfinished run they are the first and the newest one.
+    """
     named = {e["name"]: e for e in evals}
     after = named.get("after") or (evals[-1] if evals else None)
     before = named.get("before") or (evals[0] if len(evals) > 1 else None)
@@ -188,7 +201,7 @@ def _tasks(
         if evaluation is None:
             return None
         episodes = [e for e in evaluation["episodes"] if e["task"] == task]
-        return score(episodes, reports_success) if episodes else None
+        return score_episodes(episodes, reports_success) if episodes else None
 
     names = dict.fromkeys(e["task"] for part in (before, after) if part for e in part["episodes"])
     return [
@@ -200,10 +213,12 @@ def _tasks(
 def _pairs(
     before: dict[str, Any] | None, after: dict[str, Any] | None, reports_success: bool
 ) -> list[dict[str, Any]]:
-    """One row per initial state, with what happened there before and after training."""
+    """One row per initial state, with the episodes there before and after training."""
+    # Pair the episodes that began at the same initial state.
     sides = [
         {e["init"]: e for e in (part or {"episodes": []})["episodes"]} for part in (before, after)
     ]
+    group_of = _group if reports_success else _group_by_return
     keys = ("success", "length", "return", "video")
     rows = []
     for init in sorted(set(sides[0]) | set(sides[1])):
@@ -212,7 +227,7 @@ def _pairs(
             {
                 "init": init,
                 "task": (new or old or {})["task"],
-                "group": (_group if reports_success else _group_by_return)(old, new),
+                "group": group_of(old, new),
                 "before": old and {k: old.get(k) for k in keys},
                 "after": new and {k: new.get(k) for k in keys},
             }
@@ -221,10 +236,11 @@ def _pairs(
 
 
 def _group(old: dict[str, Any] | None, new: dict[str, Any] | None) -> str:
-    won_old, won_new = (None if e is None else bool(e["success"]) for e in (old, new))
-    if won_old is not None and won_new is not None and won_old != won_new:
-        return "fixed" if won_new else "broken"
-    return "solved" if (won_old if won_new is None else won_new) else "failed"
+    """``fixed`` or ``broken`` by training, or else ``solved`` or ``failed``."""
+    if old is not None and new is not None and bool(old["success"]) != bool(new["success"]):
+        return "fixed" if new["success"] else "broken"
+    newest = new or old or {}
+    return "solved" if newest["success"] else "failed"
 
 
 def _group_by_return(old: dict[str, Any] | None, new: dict[str, Any] | None) -> str:
@@ -235,6 +251,7 @@ def _group_by_return(old: dict[str, Any] | None, new: dict[str, Any] | None) -> 
 
 def _curves(rows: list[dict[str, Any]]) -> dict[str, list[float | None]]:
     """Name -> values, one for each row; every name has the same length."""
+    # Keep every k-th row, and the last one.
     stride = -(-len(rows) // MAX_POINTS) or 1
     thin = [row for k, row in enumerate(rows) if k % stride == 0 or k == len(rows) - 1]
     names = dict.fromkeys(

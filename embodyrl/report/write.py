@@ -1,4 +1,4 @@
-"""Puts runs into the page: one HTML file with everything inside."""
+"""Writes the report: one HTML file with everything inside."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from embodyrl.errors import UserError
 from embodyrl.functional.intervals import bootstrap_iqm
 from embodyrl.report.read import embed_videos, finite, read_run
 
+SCRIPTS = ("charts.js", "summary.js", "curves.js", "episodes.js", "report.js")
+"""Parts of the page's one script, in order."""
+
 
 def build_report(
     run_dirs: Sequence[str | Path], out: str | Path, *, max_video_mb: float = 60.0
 ) -> Path:
     """Writes one self-contained HTML file about one or more runs.
 
-    The file needs no network and asks for none: a content security policy forbids everything but
-    its own script and style (by hash) and pictures and videos that it carries itself. Run data
-    reach the page as JSON and are only ever inserted as text.
+    The file does not use the network. A content security policy allows nothing but its own script
+    and style (by hash), and its own pictures and videos. Run data reach the page as JSON, and are
+    only inserted as text.
 
     Args:
         run_dirs: folders of runs; the first is shown first.
         out: the file to write.
-        max_video_mb: videos beyond that size in all are left out, and the page says so.
+        max_video_mb: total size of the videos; the others are left out, and the page says so.
 
     Raises:
         UserError: a folder that holds no run, or a damaged file.
@@ -38,15 +41,14 @@ def build_report(
     folders = [Path(d) for d in run_dirs]
     if not folders:
         raise UserError("A report needs at least one run's folder.")
+    # Read the runs.
     runs = [read_run(folder) for folder in folders]
     _unique_names(runs, folders)
+    # Every run gets an equal share of the size that is left.
     budget = int(max_video_mb * 2**20)
-    for left, (folder, run) in zip(
-        range(len(runs), 0, -1), zip(folders, runs, strict=True), strict=True
-    ):
-        budget -= embed_videos(
-            folder, run, budget // left
-        )  # in equal parts, so that the first does not take all
+    for number, (folder, run) in enumerate(zip(folders, runs, strict=True)):
+        budget -= embed_videos(folder, run, budget // (len(runs) - number))
+    # Write beside the file and rename, so that a reader never sees half a page.
     page = render({"version": __version__, "runs": runs, "across": _across(runs)})
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -60,9 +62,8 @@ def render(data: dict[str, Any]) -> str:
     """The page with ``data`` inside."""
     files = importlib.resources.files("embodyrl.report") / "page"
     style = (files / "report.css").read_text(encoding="utf-8")
-    script = "".join(
-        (files / name).read_text(encoding="utf-8") for name in ("charts.js", "report.js")
-    )
+    script = "".join((files / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    # Only these scripts, styles and embedded pictures may be used.
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
         "img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
@@ -76,7 +77,7 @@ def render(data: dict[str, Any]) -> str:
         "SCRIPT": script,
     }
     page = (files / "report.html").read_text(encoding="utf-8")
-    # NAME between two @@ is a part; what a part contains is not looked at again.
+    # @@NAME@@ stands for a part. Parts are not searched for further names.
     return "".join(parts.get(piece, piece) for piece in page.split("@@"))
 
 
@@ -91,7 +92,7 @@ def _hash(text: str) -> str:
 
 
 def _unique_names(runs: list[dict[str, Any]], folders: list[Path]) -> None:
-    """Runs of the same name are told apart by the folder they lie in."""
+    """Adds the parent folder to the names of runs that have the same name."""
     names = [run["name"] for run in runs]
     for run, folder in zip(runs, folders, strict=True):
         if names.count(run["name"]) > 1:
@@ -99,17 +100,15 @@ def _unique_names(runs: list[dict[str, Any]], folders: list[Path]) -> None:
 
 
 def _across(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Interquartile mean of the final scores of several runs of one config that differ in their seeds alone."""
+    """Interquartile mean of the final scores of runs that differ only in their seeds; or None."""
+    # Settings that seeds of one experiment may differ in.
     own = ("run.seed", "run.name", "run.out", "run.init_checkpoint", "data.path", "env.seed")
     configs = [[pair for pair in run["config"] if pair[0] not in own] for run in runs]
     finals = [
         next(e for e in run["evals"] if e["name"] == run["after"]) for run in runs if run["after"]
     ]
-    if (
-        len(finals) < 2
-        or len(finals) < len(runs)
-        or any(config != configs[0] for config in configs)
-    ):
+    alike = all(config == configs[0] for config in configs)
+    if len(finals) < 2 or len(finals) < len(runs) or not alike:
         return None
     mean, low, high = bootstrap_iqm([e["value"] for e in finals])
     return {"runs": len(finals), "iqm": mean, "lo": low, "hi": high}

@@ -46,8 +46,8 @@ def load_demos(config: Config, algorithm: Algorithm, spec: EnvSpec) -> Any:
         parts.append(part)
     weights = list(data.weights)
     if data.codec:
-        from embodyrl.world_models.reencode import seen_in_dreams
+        from embodyrl.world_models.reencode import reencode
 
-        parts = parts + [seen_in_dreams(part, data.codec) for part in parts]
+        parts = parts + [reencode(part, data.codec) for part in parts]
         weights = weights * 2
     return Mixture(parts, weights or None) if len(parts) > 1 or weights else parts[0]

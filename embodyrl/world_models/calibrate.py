@@ -1,4 +1,10 @@
-"""When a dream counts as solved: a threshold fitted on held-out episodes, whose actions are dreamt again."""
+"""Limits and thresholds of a world model, fitted on replays of held-out episodes in dreams.
+
+calibrate_success_head     when a dream counts as solved
+disagreement_limit         how far two samples of a next moment may differ
+spread_limit               how far the networks of the state model may differ
+fit_action_error_limit     how far pictures may be from showing the commanded actions
+"""
 
 from __future__ import annotations
 
@@ -10,78 +16,59 @@ import torch
 from torch import Tensor
 
 from embodyrl.errors import UserError
-from embodyrl.word_embeddings import embed_sentences
 from embodyrl.world_models.clips import Clips
-from embodyrl.world_models.dream import Dream, disagreement
+from embodyrl.world_models.dream import disagreement
 from embodyrl.world_models.model import WorldModel
-from embodyrl.world_models.nets.backbone import CONTEXT
 from embodyrl.world_models.reflectors.base import successes
-from embodyrl.world_models.reflectors.calibration import Calibration, fit
+from embodyrl.world_models.reflectors.calibration import Calibration, fit_calibration
 from embodyrl.world_models.reflectors.metrics import auroc, f1
+from embodyrl.world_models.replay import (
+    actions_from,
+    dreams_at,
+    frames_after_chunks,
+    replay,
+    replay_action_error,
+    replay_success,
+    solved_after,
+)
+
+# ---- Success. ----
 
 
-@torch.no_grad()
-def replay(
-    model: WorldModel, clips: Clips, starts: Tensor, actions_of: Tensor | None = None
-) -> tuple[list[Dream], Tensor]:
-    """Dreams episodes again from their first frames, chunk after chunk, by the actions that were recorded.
-
-    Args:
-        model: the world model.
-        clips: with latents.
-        starts: (E,) first frames.
-        actions_of: (E,) first frames of the episodes whose actions are taken; None means their own.
-
-    Returns:
-        The dreams after each chunk, and (chunks, E) bool: whether the recorded actions lasted until
-        then.
-    """
-    device = model.device
-    source = starts if actions_of is None else actions_of
-    dream = stand(model, clips, starts)
-    dreams = []
-    lasted = []
-    for first in range(0, int((clips.end[source] - source).max()) - 1, model.horizon):
-        count = (clips.end[source] - 1 - source - first).clamp(0, model.horizon)
-        rows = torch.minimum(source + first, clips.end[source] - 1)
-        new = model.imagine(
-            dream, clips.chunk(rows, model.horizon).to(device), count.clamp(min=1).to(device)
-        )
-        going = (count > 0).to(device)
-        dream = dream.where(going, new)
-        dreams.append(dream)
-        lasted.append(count > 0)
-    return dreams, torch.stack(lasted)
-
-
-def fit_calibration(
+def calibrate_success_head(
     model: WorldModel, clips: Clips, starts: Tensor, max_false_positives: float
 ) -> tuple[Calibration, dict[str, Any]]:
-    """What makes of the success head's probabilities in dreams a verdict.
+    """Fits what turns the success head's probabilities in dreams into a verdict.
 
-    A threshold that makes up for a dream's errors, by calling solved what is only nearly so, is
-    what a policy learns to exploit. So it is no lower than the real moments of the same episodes
-    ask for.
+    A low threshold would make up for a dream's errors by calling solved what is only nearly
+    solved, and a policy would learn to exploit that. So the threshold must also be right in the
+    real moments of the same episodes.
 
     Args:
         model: the world model.
         clips: with latents.
         starts: (E,) first frames of held-out episodes; their actions are dreamt again.
-        max_false_positives: the greatest share of failing episodes that may be taken for a success
-            in a dream; and of all of them that may be so really, before they are solved.
+        max_false_positives: the greatest share of failing episodes that may count as a success in
+            a dream; and of all episodes that may count as solved in a real moment before they are.
 
     Returns:
         The calibration, and how these dreams come out under it (see ``outcomes``).
+
+    Raises:
+        UserError: no threshold keeps ``max_false_positives``.
     """
-    prob, lasted = probabilities(model, clips, starts)
+    # Fit the calibration on the dreams, episode after episode.
+    prob, lasted = replay_success(model, clips, starts)
     label = solved_after(clips, starts, model.horizon, len(prob)) & lasted
     episode = torch.arange(len(starts)).expand_as(prob)
     kept = lasted.T.flatten()
     columns = [x.T.flatten()[kept].numpy() for x in (prob, label, episode)]
-    calibration = fit(*columns, max_false_positive_rate=max_false_positives, hits=1)
+    calibration = fit_calibration(*columns, max_false_positive_rate=max_false_positives, hits=1)
+    # Raise the threshold to what the real moments ask for.
     unsolved = (label.cumsum(0) == 0) & lasted
     lowest = _lowest_threshold(model, clips, starts, unsolved, calibration, max_false_positives)
-    if lowest > float(calibration.apply(prob[lasted & label]).nan_to_num(0.0).amax()):
+    surest_success = float(calibration.apply(prob[lasted & label]).nan_to_num(0.0).amax())
+    if lowest > surest_success:
         raise UserError(
             f"In more than {max_false_positives:.1%} of the held-out episodes the success head is "
             "as sure of a real moment before success as of any success that is dreamt. Train it "
@@ -100,12 +87,17 @@ def _lowest_threshold(
     calibration: Calibration,
     share: float,
 ) -> float:
-    """Below it more than that share of the episodes would count as solved in a real moment that is ``unsolved``."""
-    rows = after_chunks(clips, starts, model.horizon, len(unsolved))
-    real = torch.stack([model.solved(stand(model, clips, row)) for row in rows]).cpu()
-    sure = calibration.apply(real).where(unsolved, 0.0).amax(0).sort(descending=True).values
-    allowed = math.floor(share * len(sure))
-    return math.nextafter(float(sure[allowed]), 1.0) if allowed < len(sure) else 0.0
+    """The lowest threshold that real moments allow.
+
+    Below it more than ``share`` of the episodes would count as solved in a real moment that is
+    ``unsolved`` (chunks, E).
+    """
+    rows = frames_after_chunks(clips, starts, model.horizon, len(unsolved))
+    real = [model.success_probability(dreams_at(model, clips, row)) for row in rows]
+    prob = calibration.apply(torch.stack(real).cpu())
+    surest = prob.where(unsolved, 0.0).amax(0).sort(descending=True).values
+    allowed = math.floor(share * len(surest))
+    return math.nextafter(float(surest[allowed]), 1.0) if allowed < len(surest) else 0.0
 
 
 def outcomes(
@@ -121,150 +113,84 @@ def outcomes(
     """
     hit, _ = successes(prob.T, calibration, torch.zeros(len(truth), dtype=torch.long))
     hit = (hit.T & lasted).any(0)
-    peak = torch.where(lasted, prob, 0.0).nan_to_num(0.0).amax(0)
+    highest = torch.where(lasted, prob, 0.0).nan_to_num(0.0).amax(0)
     return {
         "episodes": len(truth),
         "solved": float(truth.float().mean()),
         "imagined": float(hit.float().mean()),
         "f1": f1(hit.numpy(), truth.numpy()),
-        "auroc": auroc(peak.numpy(), truth.numpy()),
+        "auroc": auroc(highest.numpy(), truth.numpy()),
         "false_terminations": float(hit[~truth].float().mean()) if (~truth).any() else None,
     }
 
 
-@torch.no_grad()
-def probabilities(
-    model: WorldModel, clips: Clips, starts: Tensor, actions_of: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Of success after each chunk of ``replay``, (chunks, E), see ``believed``, and where there was one."""
-    dreams, lasted = replay(model, clips, starts, actions_of)
-    return believed(model, dreams), lasted
-
-
-def believed(model: WorldModel, dreams: list[Dream]) -> Tensor:
-    """(chunks, E) the success head's probability; NaN, which is no success, from where a dream was doubted on."""
-    doubted = torch.stack([model.doubted(dream) for dream in dreams]).cumsum(0) > 0
-    return (
-        torch.stack([model.solved(dream) for dream in dreams]).masked_fill(doubted, torch.nan).cpu()
-    )
-
-
-def spread_limit(model: WorldModel, clips: Clips, starts: Tensor, quantile: float = 0.9) -> float:
-    """How far the nets of the state model differ at most, on the way to success, in 9 of 10 held-out successes.
-
-    Their actions are dreamt again. Failures do not count, for they end where nobody need go;
-    without a success they do.
-    """
-    dreams, lasted = replay(model, clips, starts)
-    spreads = torch.stack([dream.spread for dream in dreams if dream.spread is not None]).cpu()
-    return _peak_on_the_way(model, clips, starts, spreads, lasted, quantile)
-
-
-def _peak_on_the_way(
-    model: WorldModel, clips: Clips, starts: Tensor, found: Tensor, lasted: Tensor, quantile: float
-) -> float:
-    """What that share of the held-out successes stay below until they are solved; (chunks, E) is what was ``found``."""
-    solved = solved_after(clips, starts, model.horizon, len(found)) & lasted
-    before = (solved.cumsum(0) - solved.int() == 0) & lasted
-    peak = torch.where(before, found, 0.0).amax(0)
-    return float(peak[solved.any(0) if solved.any() else slice(None)].quantile(quantile))
+# ---- Doubt. ----
 
 
 @torch.no_grad()
-def fit_inverse(model: WorldModel, clips: Clips, starts: Tensor, quantile: float = 0.9) -> float:
-    """What is usual of held-out moves as pictures show them (``InverseDynamics.fit_limits``).
-
-    Returns:
-        How far dreams of their actions stray at most, on the way to success, in 9 of 10 held-out
-        successes.
-    """
-    assert model.inverse is not None and clips.latents is not None
-    chunks = range(0, int((clips.end[starts] - starts).max()) - 1, model.horizon)
-    rows = torch.stack([starts + first for first in chunks], dim=1).flatten()
-    follows = (
-        torch.stack([torch.full_like(starts, first > 0) for first in chunks], dim=1)
-        .flatten()
-        .bool()
-    )
-    real = rows < clips.end[starts].repeat_interleave(len(chunks)) - 1
-    rows = rows[real]
-    follows = follows[real]
-    actions, count = chunks_from(model, clips, rows, clips.end[rows])
-    before, after = (
-        clips.latents[at].to(model.device).float() for at in (rows, rows + count.cpu())
-    )
-    model.inverse.fit_limits(before, after, actions, count, follows.to(model.device))
-    strays, lasted = strayed(model, clips, starts)
-    return _peak_on_the_way(model, clips, starts, strays, lasted, quantile)
-
-
-@torch.no_grad()
-def strayed(
-    model: WorldModel, clips: Clips, starts: Tensor, told: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """(chunks, E) how far episodes that are dreamt again stray from their actions, and where there was a chunk.
-
-    Args:
-        model: the world model.
-        clips: with latents.
-        starts: (E,) first frames.
-        told: (E,) first frames of the episodes whose actions the pictures are compared with; None
-            means their own.
-    """
-    dreams, lasted = replay(model, clips, starts)
-    told = starts if told is None else told
-    found = []
-    for number, dream in enumerate(dreams):
-        rows = torch.minimum(told + number * model.horizon, clips.end[told] - 2)
-        found.append(model.strays(dream, *chunks_from(model, clips, rows, clips.end[told])).cpu())
-    return torch.stack(found), lasted
-
-
-def chunks_from(
-    model: WorldModel, clips: Clips, rows: Tensor, end: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The actions from ``rows`` on, and how many of them their episodes have."""
-    count = (end - 1 - rows).clamp(1, model.horizon)
-    return clips.chunk(rows, model.horizon).to(model.device), count.to(model.device)
-
-
-@torch.no_grad()
-def doubt_limit(
+def disagreement_limit(
     model: WorldModel, clips: Clips, starts: Tensor, seed: int = 0, quantile: float = 0.99
 ) -> float:
-    """How far two draws of a next moment differ in all but 1% of the chunks of held-out episodes dreamt again."""
+    """How far two samples of a next moment differ in all but 1% of the held-out chunks."""
     generator = torch.Generator().manual_seed(seed)
     dreams, lasted = replay(model, clips, starts)
     found = []
-    for number in range(len(dreams) - 1):
-        rows = torch.minimum(starts + (number + 1) * model.horizon, clips.end[starts] - 1)
-        actions = clips.chunk(rows, model.horizon).to(model.device)
-        dream = dreams[number]
-        count = (clips.end[starts] - 1 - rows).clamp(1, model.horizon).to(model.device)
-        draws = [
+    for number, dream in enumerate(dreams[:-1], start=1):
+        rows = torch.minimum(starts + number * model.horizon, clips.end[starts] - 1)
+        actions, count = actions_from(model, clips, rows, clips.end[starts])
+        noises = [
             torch.randn(dream.latent.shape, generator=generator).to(model.device) for _ in range(2)
         ]
-        pair = [model.imagine(dream, actions, count, sample=draw) for draw in draws]
-        found.append(disagreement(*pair)[lasted[number + 1].to(model.device)])
+        first, second = (model.imagine(dream, actions, count, sample=noise) for noise in noises)
+        found.append(disagreement(first, second)[lasted[number].to(model.device)])
     return float(torch.cat(found).quantile(quantile))
 
 
-def solved_after(clips: Clips, starts: Tensor, horizon: int, chunks: int) -> Tensor:
-    """(chunks, E) bool: the real episode is solved in the frame after each chunk, or by the end of one cut short."""
-    return clips.solved[after_chunks(clips, starts, horizon, chunks)]
+def spread_limit(model: WorldModel, clips: Clips, starts: Tensor, quantile: float = 0.9) -> float:
+    """How far the state model's networks differ at most, before success, in 9 of 10 successes."""
+    dreams, lasted = replay(model, clips, starts)
+    spreads = torch.stack([dream.spread for dream in dreams if dream.spread is not None]).cpu()
+    return _peak_before_success(model, clips, starts, spreads, lasted, quantile)
 
 
-def after_chunks(clips: Clips, starts: Tensor, horizon: int, chunks: int) -> Tensor:
-    """(chunks, E) the real frame after each chunk, or the last one of an episode that is over by then."""
-    after = starts + horizon * torch.arange(1, chunks + 1)[:, None]
-    return torch.minimum(after, clips.end[starts] - 1)
+@torch.no_grad()
+def fit_action_error_limit(
+    model: WorldModel, clips: Clips, starts: Tensor, quantile: float = 0.9
+) -> float:
+    """Fits the inverse dynamics' limits on held-out moves (``InverseDynamics.fit_limits``).
+
+    Returns:
+        The largest action error of a dream before success that 9 of 10 held-out successes stay
+        below.
+    """
+    assert model.inverse is not None and clips.latents is not None
+    # The real chunks of all episodes, one episode after the other.
+    chunks = range(0, int((clips.end[starts] - starts).max()) - 1, model.horizon)
+    rows = torch.stack([starts + first for first in chunks], dim=1).flatten()
+    numbers = torch.arange(len(chunks)).repeat(len(starts))
+    exists = rows < clips.end[starts].repeat_interleave(len(chunks)) - 1
+    rows = rows[exists]
+    follows = numbers[exists] > 0
+    # What is usual of them.
+    actions, count = actions_from(model, clips, rows, clips.end[rows])
+    before = clips.latents[rows].to(model.device).float()
+    after = clips.latents[rows + count.cpu()].to(model.device).float()
+    model.inverse.fit_limits(before, after, actions, count, follows.to(model.device))
+    # How far dreams of the same actions are from showing them.
+    error, lasted = replay_action_error(model, clips, starts)
+    return _peak_before_success(model, clips, starts, error, lasted, quantile)
 
 
-def stand(model: WorldModel, clips: Clips, rows: Tensor) -> Dream:
-    """Dreams that stand where these real frames are."""
-    assert clips.latents is not None
-    device = model.device
-    context = clips.latents[rows].to(device).float()[:, None].expand(-1, CONTEXT, -1, -1, -1, -1)
-    words = embed_sentences(clips.sentences).to(device)[clips.sentence[rows]]
-    state = None if clips.privileged is None else clips.privileged[rows].to(device)
-    return model.begin(context, clips.proprio[rows].to(device), words, state)
+def _peak_before_success(
+    model: WorldModel, clips: Clips, starts: Tensor, values: Tensor, lasted: Tensor, quantile: float
+) -> float:
+    """A quantile over held-out successes of the largest value (chunks, E) until they are solved.
+
+    Failures do not count, for they end in moments that no policy needs to reach; without a success
+    they do.
+    """
+    solved = solved_after(clips, starts, model.horizon, len(values)) & lasted
+    before = (solved.cumsum(0) - solved.int() == 0) & lasted
+    peak = torch.where(before, values, 0.0).amax(0)
+    successful = solved.any(0) if solved.any() else slice(None)
+    return float(peak[successful].quantile(quantile))

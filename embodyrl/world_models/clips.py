@@ -1,4 +1,4 @@
-"""``Clips``: recorded episodes in memory, as pairs of a moment and what a chunk of actions made of it."""
+"""``Clips``: recorded episodes in memory, from which a world model learns."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Clips:
         actions: (F, A), row t leads from frame t to frame t + 1.
         solved: (F,) bool, the task is solved in this frame.
         start: (F,) number of the first frame of the episode that each belongs to.
-        end: (F,) number after its last one.
+        end: (F,) number of the frame after its last one.
         sentence: (F,) index into ``sentences``.
         sentences: instructions.
         init: (F,) initial state of the episode, -1 where unknown.
-        spec: of the real env, as far as the data says.
-        env: that env's config as plain data; empty for a data set of someone else's.
-        weight: (F,) how often each frame counts among those that are learned from.
+        spec: of the real env, as far as the data say.
+        env: that env's config as plain data; empty for data that embodyrl did not record.
+        weight: (F,) how often each frame counts in training.
         latents: (F, V, c, y, x) half, once they have been computed.
-        privileged: (F, S) the simulator's state; None where a data set does not hold it.
-        picture: (F,) the row of ``images`` that each frame is; None where that is its own number.
-        colours: (F, 2, 3) gain and offset of its red, green and blue, 1 being their range; None
-            leaves them alone.
+        privileged: (F, S) the simulator's state; None if a data set does not hold it.
+        picture: (F,) the row of ``images`` of each frame; None if that is its own number.
+        colours: (F, 2, 3) gain and offset of red, green and blue, in units of their range; None
+            leaves the colours unchanged.
     """
 
     images: dict[str, np.ndarray]
@@ -79,71 +79,37 @@ class Clips:
         if not paths:
             raise UserError("A world model learns from recorded episodes: give data=[FOLDER, ...].")
         parts = [Demonstrations.load(path, 1, spec=spec, keep="all") for path in paths]
+        _check_alike(paths, parts)
         first = parts[0]
-        for path, part in zip(paths, parts, strict=True):
-            for what, mine, theirs in (
-                ("cameras", sorted(part.images), sorted(first.images)),
-                (
-                    "picture sizes",
-                    {v.shape[1:] for v in part.images.values()},
-                    {v.shape[1:] for v in first.images.values()},
-                ),
-                ("action dims", part.actions.shape[1], first.actions.shape[1]),
-                ("proprio dims", part.proprio.shape[1], first.proprio.shape[1]),
-                ("control mode", part.control_mode, first.control_mode),
-            ):
-                if mine != theirs:
-                    raise UserError(
-                        f"The data sets differ in their {what}: {path} has {mine}, {paths[0]} has "
-                        f"{theirs}."
-                    )
-        named = [
-            (path, _layout(part))
-            for path, part in zip(paths, parts, strict=True)
-            if part.privileged is not None
-        ]
-        for path, layout in named:
-            if layout != named[0][1]:
-                raise UserError(
-                    f"{path} and {named[0][0]} name other numbers of the simulator's state as hand "
-                    "and objects (EnvSpec.layout): one of them was collected by an older version. "
-                    "Collect it anew."
-                )
-        if not first.images:
-            raise UserError(f"{paths[0]} has no camera, and a world model dreams in pictures.")
-        if len(sizes := {v.shape[1:3] for v in first.images.values()}) > 1:
-            raise UserError(
-                f"The cameras of {paths[0]} differ in size ({sizes}); a world model wants them "
-                "alike."
-            )
-        sentences = sorted({s for part in parts for s in part.sentences})
-        index = [torch.tensor([sentences.index(s) for s in part.sentences]) for part in parts]
+        # Frames are numbered through all data sets: where each episode starts and ends.
         offsets = np.cumsum([0, *(len(part) for part in parts)])
         end = torch.cat([part.end + int(o) for part, o in zip(parts, offsets, strict=False)])
         begins = torch.cat([torch.zeros(1, dtype=torch.long), end[:-1]])
         number = torch.arange(len(end))
         start = torch.where(number == begins, number, 0).cummax(0).values
-        after = torch.cat([part.solved for part in parts])
-        solved = torch.zeros_like(after)
-        solved[1:] = after[:-1] & (number[1:] != start[1:])
+        # The data say whether an action solved the task; that shows in the frame after it.
+        solved_by_action = torch.cat([part.solved for part in parts])
+        solved = torch.zeros_like(solved_by_action)
+        solved[1:] = solved_by_action[:-1] & (number[1:] != start[1:])
+        # One list of instructions for all.
+        sentences = sorted({s for part in parts for s in part.sentences})
+        index = [torch.tensor([sentences.index(s) for s in part.sentences]) for part in parts]
+        counts = weights or [1] * len(parts)
         states = [part.privileged for part in parts if part.privileged is not None]
         return cls(
-            {name: _joined([part.images[name] for part in parts]) for name in first.images},
-            torch.cat([part.proprio for part in parts]),
-            torch.cat([part.actions for part in parts]),
-            solved,
-            start,
-            end,
-            torch.cat([i[part.instruction] for i, part in zip(index, parts, strict=True)]),
-            sentences,
-            torch.cat([part.init for part in parts]),
-            spec or _spec(paths[0], first),
-            first.origin.get("config", {}),
-            torch.cat(
-                [
-                    torch.full((len(p),), w)
-                    for p, w in zip(parts, weights or [1] * len(parts), strict=True)
-                ]
+            images={name: _joined([part.images[name] for part in parts]) for name in first.images},
+            proprio=torch.cat([part.proprio for part in parts]),
+            actions=torch.cat([part.actions for part in parts]),
+            solved=solved,
+            start=start,
+            end=end,
+            sentence=torch.cat([i[part.instruction] for i, part in zip(index, parts, strict=True)]),
+            sentences=sentences,
+            init=torch.cat([part.init for part in parts]),
+            spec=spec or _spec(paths[0], first),
+            env=first.origin.get("config", {}),
+            weight=torch.cat(
+                [torch.full((len(p),), w) for p, w in zip(parts, counts, strict=True)]
             ),
             privileged=torch.cat(states) if len(states) == len(parts) else None,
         )
@@ -154,7 +120,7 @@ class Clips:
         return (self.start == torch.arange(len(self))).nonzero().flatten()
 
     def held_out(self, share: float) -> Tensor:
-        """(F,) bool: frames of the episodes that are kept from training, evenly spread over the data."""
+        """(F,) bool: frames of episodes kept from training, evenly spread over the data."""
         every = max(2, round(1 / share))
         episode = torch.zeros(len(self), dtype=torch.long)
         episode[self.starts] = 1
@@ -163,39 +129,84 @@ class Clips:
     def frames(self, rows: Tensor) -> UInt8[Tensor, "b v h w 3"]:
         """The frames of ``rows``, the cameras in the order of ``images``."""
         index = (rows if self.picture is None else self.picture[rows]).numpy()
-        seen = torch.stack(
-            [torch.from_numpy(np.ascontiguousarray(v[index])) for v in self.images.values()], dim=1
-        )
+        views = [np.ascontiguousarray(images[index]) for images in self.images.values()]
+        frames = torch.stack([torch.from_numpy(view) for view in views], dim=1)
         if self.colours is None:
-            return seen
+            return frames
         gain, offset = self.colours[rows].view(-1, 2, 1, 1, 1, 3).unbind(1)
-        return (seen * gain + 255.0 * offset).round().clamp(0, 255).to(torch.uint8)
+        return (frames * gain + 255.0 * offset).round().clamp(0, 255).to(torch.uint8)
 
-    def body(self, rows: Tensor) -> Tensor | None:
-        """(..., P + S): proprio and the simulator's state, where the data hold it."""
-        return (
-            None
-            if self.privileged is None
-            else torch.cat([self.proprio[rows], self.privileged[rows]], dim=-1)
-        )
+    def full_state(self, rows: Tensor) -> Tensor | None:
+        """(..., P + S): proprio and the simulator's state; None if the data do not hold it."""
+        if self.privileged is None:
+            return None
+        return torch.cat([self.proprio[rows], self.privileged[rows]], dim=-1)
 
     def chunk(self, rows: Tensor, horizon: int) -> Tensor:
-        """(B, H, A): the actions from ``rows`` on; beyond an episode's end the last one is repeated."""
+        """(B, H, A): the actions from ``rows`` on; the last one of an episode is repeated."""
         steps = rows[:, None] + torch.arange(horizon)
         return self.actions[torch.minimum(steps, self.end[rows][:, None] - 1)]
 
 
+def _check_alike(paths: Sequence[str], parts: Sequence[Demonstrations]) -> None:
+    """Refuses data sets that one model cannot learn from together."""
+    first = _properties(parts[0])
+    for path, part in zip(paths, parts, strict=True):
+        for what, value in _properties(part).items():
+            if value != first[what]:
+                raise UserError(
+                    f"The data sets differ in their {what}: {path} has {value}, {paths[0]} has "
+                    f"{first[what]}."
+                )
+    layouts = {
+        path: _layout(part)
+        for path, part in zip(paths, parts, strict=True)
+        if part.privileged is not None
+    }
+    for path, layout in layouts.items():
+        other = next(iter(layouts))
+        if layout != layouts[other]:
+            raise UserError(
+                f"{path} and {other} disagree on which numbers of the simulator's state are hand "
+                "and objects (EnvSpec.layout): one of them was collected by an older version. "
+                "Collect it again."
+            )
+    if not parts[0].images:
+        raise UserError(f"{paths[0]} has no camera, and a world model dreams in pictures.")
+    sizes = {images.shape[1:3] for images in parts[0].images.values()}
+    if len(sizes) > 1:
+        raise UserError(
+            f"The cameras of {paths[0]} differ in size ({sizes}); a world model needs cameras of "
+            "one size."
+        )
+
+
+def _properties(data: Demonstrations) -> dict[str, Any]:
+    """What must be equal in all data sets."""
+    return {
+        "cameras": sorted(data.images),
+        "picture sizes": {images.shape[1:] for images in data.images.values()},
+        "action dims": data.actions.shape[1],
+        "proprio dims": data.proprio.shape[1],
+        "control mode": data.control_mode,
+    }
+
+
 def _spec(path: str, data: Demonstrations) -> EnvSpec:
-    """What the data says about the env; of someone else's, what can be seen."""
+    """The env's spec as recorded, or what can be inferred from the data."""
     if "spec" in data.origin:
         return spec_from_json(data.origin["spec"])
-    longest = int(
-        torch.diff(torch.unique(data.end), prepend=torch.zeros(1, dtype=torch.long)).max()
+    lengths = torch.diff(torch.unique(data.end), prepend=torch.zeros(1, dtype=torch.long))
+    return EnvSpec(
+        name=str(path),
+        num_envs=1,
+        action_dim=data.actions.shape[1],
+        proprio_dim=data.proprio.shape[1],
+        control_mode=data.control_mode or "unknown",
+        control_hz=0.0,
+        max_episode_steps=int(lengths.max()),
+        cameras={name: (int(v.shape[1]), int(v.shape[2])) for name, v in data.images.items()},
     )
-    cameras = {name: (int(v.shape[1]), int(v.shape[2])) for name, v in data.images.items()}
-    a = data.actions.shape[1]
-    p = data.proprio.shape[1]
-    return EnvSpec(str(path), 1, a, p, data.control_mode or "unknown", 0.0, longest, cameras)
 
 
 def _layout(data: Demonstrations) -> tuple[tuple[str, int, int], ...]:

@@ -1,4 +1,4 @@
-"""The settings of training a world model, and of dreaming in one."""
+"""Settings of a world model's training, and of the env that dreams in it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,20 @@ from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError
 from embodyrl.world_models.model import WorldModel
 
+AT_LEAST_ONE = (
+    "horizon",
+    "batch_size",
+    "codec_steps",
+    "state_steps",
+    "state_members",
+    "judges",
+    "inverse_steps",
+    "steps",
+    "max_unroll",
+    "checkpoint_every",
+)
+"""Settings of ``WorldTrainConfig`` that must be at least 1."""
+
 
 @dataclass(frozen=True)
 class WorldTrainConfig:
@@ -21,60 +35,61 @@ class WorldTrainConfig:
     Attributes:
         data: LeRobot data sets, failures included.
         weights: how often each of them counts; empty means once.
-        init: a world model to go on from. Its codec stays as it is, and sizes are its own.
-        wan: folder or hub id of a pretrained Wan or AnyFlow in diffusers' layout, whose codec and
-            transformer take the small ones' place (``embodyrl.world_models.nets.pretrained.load``);
-            then only ``horizon`` and ``stochastic`` are read of the sizes.
+        init: a world model whose training continues. Its codec is not trained any more, and the
+            sizes are its own.
+        wan: folder or hub id of a pretrained Wan or AnyFlow in diffusers' layout. Its codec and
+            transformer replace the small ones (``embodyrl.world_models.nets.pretrained.load``);
+            of the sizes below only ``horizon`` and ``stochastic`` are then used.
         out: folder of the run; the model is its ``model/``.
         seed: of weights and minibatches.
         horizon: H, the most actions of one prediction.
         latent_channels: c.
         channels: of the codec.
         width: of the dynamics' transformer.
-        layers: of it.
-        heads: of it.
-        state: also learn to predict the simulator's state (``StateModel``), which pictures and
-            success then follow and critics in the dream may see. None: where all data hold it;
-                after ``init``, where that model does.
-        stochastic: also learn to draw one of several possible next moments (see
-            ``ChunkTransformer``); how far two draws differ then says when a dream is in doubt.
+        layers: of the dynamics' transformer.
+        heads: of the dynamics' transformer.
+        state: also predict the simulator's state (``StateModel``). Frames and success then follow
+            it, and critics in the dream may see it. None means yes if all data hold the state;
+            with ``init``, if that model predicts it.
+        stochastic: also learn to sample one of several possible next moments (see
+            ``ChunkTransformer``). A dream in which two samples differ too much is in doubt.
         batch_size: frames or clips in a minibatch.
-        codec_steps: of the codec.
-        codec_lr: its AdamW's.
-        state_steps: of the state model.
-        state_members: nets of the state model (``StateModel``). With more than one a dream in which
-            they differ more than on the way to 9 of 10 held-out successes is in doubt, and has
-            failed.
-        state_noise: the most noise on what they start from, in standard deviations of the data:
-            where a dream of many actions runs away, .05 may hold it.
-        state_unroll: actions at the most, a number that grows from 0 in the first half of its
-            steps, through which they have come by themselves to what they start from. It costs
-            about twice the time; dreams of many actions are the truer for it, where hands touch
-            things above all, and hardly need ``state_noise``.
-        judges: nets of the state model that say what is solved, the least sure of which counts
-            (``StateModel``).
-        judge_noise: on what they learn from, in standard deviations of the data. With few judges
-            and no noise a policy trained in a long dream learns to fool them rather than to solve
-            the task.
-        inverse_steps: of the inverse dynamics, which say what actions pictures show
+        codec_steps: of the codec's training.
+        codec_lr: learning rate of the codec (AdamW).
+        state_steps: of the state model's training.
+        state_members: networks of the state model (``StateModel``). If there are several, a dream
+            in which they differ too much is in doubt, and has failed. The limit is what 9 of 10
+            held-out successes stay below.
+        state_noise: the most noise on the states that a prediction starts from, in standard
+            deviations of the data. If dreams of many actions diverge, try 0.05.
+        state_unroll: the most actions that the state model predicts before the one it learns from
+            (pushforward). The number grows from 0 over the first half of ``state_steps``. It takes
+            about twice the time. Dreams of many actions become more accurate, most of all where
+            hands touch things, and hardly need ``state_noise``.
+        judges: networks of the state model that say whether the task is solved; the least sure of
+            them counts (``StateModel``).
+        judge_noise: noise on the states that the judges learn from, in standard deviations of the
+            data. With few judges and no noise, a policy trained in long dreams learns to fool the
+            judges instead of solving the task.
+        inverse_steps: of the training of the inverse dynamics, which infer actions from pictures
             (``env.follow``, ``world eval``).
-        steps: of the dynamics.
-        muon_lr: of the transformer's matrices (Muon).
-        lr: of everything else (AdamW).
+        steps: of the dynamics' training.
+        muon_lr: learning rate of the transformer's matrices (Muon).
+        lr: learning rate of everything else (AdamW).
         pushforward_from: share of ``steps`` after which clips may start in the model's own dreams.
-        max_unroll: chunks imagined in a row at the most, the last of which is learned from.
-        unroll_growth: share of the steps after ``pushforward_from`` in which that number grows from
-            1, a curriculum; 0 has it from the first of them on.
-        styles: so many times every episode is also shown in another light
+        max_unroll: the most chunks imagined in a row; the last one is learned from.
+        unroll_growth: share of the steps after ``pushforward_from`` over which that number grows
+            from 1 (a curriculum); 0 uses ``max_unroll`` at once.
+        styles: further copies of every episode, each in another light
             (``embodyrl.world_models.colour_jitter``).
         context_noise: the most noise on the context; half of the clips have some, and the model is
             told how much.
         held_out: share of the episodes kept for the calibration and for ``world eval``.
-        max_false_positives: the most failing held-out dreams, as a share, that may be judged a
-            success; and the most held-out episodes that may be so in a real moment before it.
-        checkpoint_every: steps.
-        device: ``auto`` takes the GPU where there is one.
-        precision: ``bf16`` or ``f32``; ``auto`` takes bf16 where the machine is fast at it.
+        max_false_positives: the largest share of failing held-out dreams that may be judged a
+            success; and of held-out episodes that may be judged so in a real moment too early.
+        checkpoint_every: steps between two checkpoints.
+        device: ``auto`` takes the GPU if there is one.
+        precision: ``bf16`` or ``f32``; ``auto`` takes bf16 if the machine is faster with it.
         threads: of PyTorch on the CPU; 0 leaves its default.
     """
 
@@ -125,7 +140,7 @@ class WorldTrainConfig:
                 raise UserError(f"{key} is {getattr(self, key)}; it must lie in [0, 1].")
         if self.state and self.wan:
             raise UserError(
-                "A Wan does not draw what a state model says: leave state out, or wan empty."
+                "A Wan's frames cannot follow a state model: leave out state=true or wan=."
             )
         if self.weights and (len(self.weights) != len(self.data) or min(self.weights) < 1):
             raise UserError(
@@ -135,16 +150,7 @@ class WorldTrainConfig:
         for key in ("styles", "state_noise", "state_unroll", "judge_noise"):
             if getattr(self, key) < 0:
                 raise UserError(f"{key} is {getattr(self, key)}; it must be 0 or more.")
-        counts = (
-            "horizon",
-            "max_unroll",
-            "steps",
-            "state_steps",
-            "state_members",
-            "judges",
-            "inverse_steps",
-        )
-        for key in (*counts, "codec_steps", "batch_size", "checkpoint_every"):
+        for key in AT_LEAST_ONE:
             if getattr(self, key) < 1:
                 raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1.")
 
@@ -157,23 +163,22 @@ class WorldModelConfig(EnvConfig):
         name: registry name.
         model: folder of the world model (``embodyrl world train``).
         reflector: folder of a reflector that judges the frames (``embodyrl world reflect``); empty
-            for the model's own success head.
-        max_episode_steps: 0 means as many as the real env's.
-        starts: ``first`` begins dreams with an episode's first frame, ``any`` at any moment of it.
-            What a model says of the next few chunks is worth more than what it says of a whole
-            episode.
-        length: actions after which a dream is broken off, and bootstrapped; 0 lets it last until
-            the episode's time is up.
-        sampling_steps: of a stochastic model: 0 imagines the mean, 1 or more draws what comes next
-            in that many steps, and a dream whose second draw differs too much from the first
-            (``WorldModel.doubt``) has failed.
-        follow: a dream whose pictures do not show what was commanded, by more than on the way to 9
-            of 10 held-out successes (``WorldModel.strayed``), has failed.
-        real_envs: so many of the ``num_envs`` are no dreams but the real env (``MixedEnv``).
+            uses the model's own success head.
+        max_episode_steps: 0 means as many as in the real env.
+        starts: ``first`` begins dreams at an episode's first frame, ``any`` at any moment of it. A
+            model is more accurate over the next few chunks than over a whole episode.
+        length: actions after which a dream is truncated, so that its value is bootstrapped; 0 lets
+            it last until the episode's time is up.
+        sampling_steps: of a stochastic model: 0 imagines the mean, 1 or more samples the next
+            moment in that many steps. A dream in which two samples differ by more than
+            ``WorldModel.max_disagreement`` has failed.
+        follow: a dream whose pictures do not show the commanded actions has failed; the limit is
+            ``WorldModel.max_action_error``.
+        real_envs: how many of the ``num_envs`` are the real env instead of dreams (``MixedEnv``).
         split: ``train`` starts dreams from the moments that the model was trained on, ``eval`` from
             held-out ones.
-        precision: ``bf16`` or ``f32`` of the model's products; ``auto`` takes bf16 where the
-            machine is fast at it.
+        precision: ``bf16`` or ``f32`` of the model's matrix products; ``auto`` takes bf16 if the
+            machine is faster with it.
     """
 
     name: str = "world_model"
@@ -206,22 +211,22 @@ class WorldModelConfig(EnvConfig):
             raise UserError(f"env.precision is {self.precision!r}; it must be auto, bf16 or f32.")
 
     def for_evaluation(self, split: str) -> EnvConfig:
-        """The real env: what was learned in a dream counts there alone."""
+        """The config of the real env: policies trained in dreams are evaluated there."""
         given = OmegaConf.create(WorldModel.read_meta(model_folder(self))["env"])
         if not given:
             raise UserError(
-                f"{self.model} does not say which real env it models, so nothing can be evaluated "
-                "there."
+                f"{self.model} does not say which real env it models, so no policy can be "
+                "evaluated there: its training data came without the env's config."
             )
         real = build("env", config_class("env", given), given)
         return dataclasses.replace(real, split=split, num_envs=self.num_envs, device=self.device)
 
 
 def model_folder(config: WorldModelConfig) -> Path:
-    """Where the model is.
+    """The folder of the config's world model.
 
     Raises:
-        UserError: the config does not say.
+        UserError: the config names none.
     """
     if not config.model:
         raise UserError(

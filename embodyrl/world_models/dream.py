@@ -1,11 +1,11 @@
-"""``Dream``: where imagined episodes stand, and whether that can be."""
+"""``Dream``: the current moment of imagined episodes; and what a prediction depends on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from embodyrl.types import TensorData
@@ -13,22 +13,22 @@ from embodyrl.types import TensorData
 
 @dataclass
 class Dream(TensorData):
-    """Where N imagined episodes stand.
+    """The current moment of N imagined episodes.
 
     Attributes:
         context: (N, 3, V, c, y, x) latents of the first, the previous and the current frame.
         proprio: (N, P) in the model's normalised units.
         words: (N, E) embedding of the instruction.
-        body: (N, P + S) proprio and the simulator's state in the env's units; None without a state
-            model.
-        spread: (N,) how far the state model's nets differ about the last chunk
-            (``StateModel.roll``); None as before, or where the body was given.
+        full_state: (N, P + S) proprio, then the simulator's state, in the env's units; None
+            without a state model.
+        spread: (N,) how far the state model's networks differ about the last chunk
+            (``StateModel.roll``); None without a state model, or where the full state was given.
     """
 
     context: Tensor
     proprio: Tensor
     words: Tensor
-    body: Tensor | None = None
+    full_state: Tensor | None = None
     spread: Tensor | None = None
 
     @property
@@ -42,28 +42,57 @@ class Dream(TensorData):
         def pick(mine: Tensor, theirs: Tensor) -> Tensor:
             return torch.where(mask.view(-1, *[1] * (mine.ndim - 1)), theirs, mine)
 
-        body = None if self.body is None or other.body is None else pick(self.body, other.body)
-        spread = (
-            None if self.spread is None or other.spread is None else pick(self.spread, other.spread)
-        )
+        def pick_optional(mine: Tensor | None, theirs: Tensor | None) -> Tensor | None:
+            return None if mine is None or theirs is None else pick(mine, theirs)
+
         return Dream(
-            pick(self.context, other.context),
-            pick(self.proprio, other.proprio),
-            self.words,
-            body,
-            spread,
+            context=pick(self.context, other.context),
+            proprio=pick(self.proprio, other.proprio),
+            words=self.words,
+            full_state=pick_optional(self.full_state, other.full_state),
+            spread=pick_optional(self.spread, other.spread),
         )
+
+
+@dataclass(frozen=True)
+class ChunkInputs:
+    """What the prediction of one chunk depends on.
+
+    Attributes:
+        dream: the moment before the chunk.
+        actions: (N, H, A).
+        count: (N,) how many of the actions are executed, 1 to H.
+        noise: (N,) level of the noise on the context.
+        full_state: (N, P + S) after the chunk, where it is known.
+    """
+
+    dream: Dream
+    actions: Tensor
+    count: Tensor
+    noise: Tensor
+    full_state: Tensor | None
+
+    @property
+    def of_backbone(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The first arguments of every backbone."""
+        dream = self.dream
+        return dream.context, dream.proprio, self.actions, self.count, self.noise
 
 
 def disagreement(a: Dream, b: Dream) -> Float[Tensor, " n"]:
-    """Mean square difference of two dreams' frames and proprio, in the model's units."""
-    return (a.latent - b.latent).square().flatten(1).mean(1) + (
-        a.proprio - b.proprio
-    ).square().mean(1)
+    """Mean square difference of two dreams: of their latents plus of their proprio, normalised."""
+    latent = (a.latent - b.latent).square().flatten(1).mean(1)
+    proprio = (a.proprio - b.proprio).square().mean(1)
+    return latent + proprio
 
 
-def plausible(dream: Dream, limit: float = 12.0) -> Tensor:
-    """(N,) bool: finite, and within so many standard deviations of what the codec gives for real frames."""
+def plausible(dream: Dream, limit: float = 12.0) -> Bool[Tensor, " n"]:
+    """Whether a dream is finite and its latent looks like one of a real frame.
+
+    Args:
+        dream: N dreams.
+        limit: in standard deviations of the latents of real frames.
+    """
     latent = dream.latent.flatten(1)
     return (
         torch.isfinite(latent).all(1)

@@ -1,4 +1,4 @@
-"""How good a dream is: of pictures, and of the model as a judge of policies."""
+"""Measures of dreams: picture quality, and how well dreams rank policies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def psnr(a: UInt8[Tensor, "b h w 3"], b: UInt8[Tensor, "b h w 3"]) -> Float[Tensor, " b"]:
-    """Peak signal-to-noise ratio of each pair in dB; equal pictures give 100."""
+    """Peak signal-to-noise ratio of each pair in dB; identical pictures give 100."""
     error = (a.float() - b.float()).square().flatten(1).mean(1)
     return 10 * torch.log10(255.0**2 / error.clamp_min(255.0**2 * 1e-10))
 
@@ -17,16 +17,18 @@ def psnr(a: UInt8[Tensor, "b h w 3"], b: UInt8[Tensor, "b h w 3"]) -> Float[Tens
 def ssim(
     a: UInt8[Tensor, "b h w 3"], b: UInt8[Tensor, "b h w 3"], sigma: float = 1.5
 ) -> Float[Tensor, " b"]:
-    """Structural similarity of each pair (Wang et al. 2004): Gaussian window of 11 pixels, mean over colours."""
+    """Structural similarity of each pair (Wang et al. 2004).
+
+    It uses a Gaussian window of 11 pixels, and the mean over the colours.
+    """
     x, y = (v.permute(0, 3, 1, 2).double() for v in (a, b))
     grid = torch.arange(-5, 6, dtype=x.dtype, device=x.device)
     line = torch.exp(-(grid**2) / (2 * sigma**2))
     window = torch.outer(line, line) / line.sum() ** 2
 
     def mean(v: Tensor) -> Tensor:
-        return F.conv2d(v.flatten(0, 1)[:, None], window[None, None]).unflatten(0, v.shape[:2])[
-            :, :, 0
-        ]
+        weighted = F.conv2d(v.flatten(0, 1)[:, None], window[None, None])
+        return weighted.unflatten(0, v.shape[:2])[:, :, 0]
 
     c1 = (0.01 * 255) ** 2
     c2 = (0.03 * 255) ** 2
@@ -40,7 +42,7 @@ def ssim(
 
 
 def pearson(a: Tensor, b: Tensor) -> float:
-    """Linear correlation; nan where one does not vary."""
+    """Pearson's linear correlation; NaN if one of them does not vary."""
     x = a.double() - a.double().mean()
     y = b.double() - b.double().mean()
     scale = float((x.square().sum() * y.square().sum()).sqrt())
@@ -48,17 +50,21 @@ def pearson(a: Tensor, b: Tensor) -> float:
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
-    """Correlation of the ranks; ties share their mean rank."""
+    """Spearman's correlation of ranks; ties share their mean rank."""
     return pearson(_ranks(a), _ranks(b))
 
 
 def mmrv(imagined: Tensor, real: Tensor) -> float:
-    """Mean maximum rank violation (SIMPLER, arXiv:2405.05941): how much real success a wrong order costs, 0 at best."""
+    """Mean maximum rank violation (SIMPLER, arXiv:2405.05941).
+
+    It is the real success that a wrong order of policies costs; 0 is best.
+    """
     wrong = (imagined[:, None] < imagined[None]) != (real[:, None] < real[None])
     return float(((real[:, None] - real[None]).abs() * wrong).amax(1).mean())
 
 
 def _ranks(x: Tensor) -> Tensor:
+    """Ranks from 1; ties share their mean rank."""
     below = (x[:, None] > x[None]).double().sum(1)
     same = (x[:, None] == x[None]).double().sum(1)
     return below + (same + 1) / 2

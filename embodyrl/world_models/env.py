@@ -1,10 +1,10 @@
-"""``WorldModelEnv``: imagined episodes behind the env API, all in one batch on the model's device."""
+"""``WorldModelEnv``: imagined episodes behind the env API, in one batch on one device."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,87 +16,78 @@ from embodyrl.types import Obs, Step
 from embodyrl.word_embeddings import embed_sentences
 from embodyrl.world_models.config import WorldModelConfig, model_folder
 from embodyrl.world_models.dream import Dream, disagreement, plausible
-from embodyrl.world_models.model import NO_INVERSE, WorldModel, use_bf16
+from embodyrl.world_models.film import Film
+from embodyrl.world_models.keyframes import select_keyframes
+from embodyrl.world_models.model import NO_INVERSE, WorldModel
+from embodyrl.world_models.precision import use_bf16
 from embodyrl.world_models.reflectors.base import Reflector, successes
+from embodyrl.world_models.reflectors.folder import load_reflector
+from embodyrl.world_models.step_record import DreamOutcome, StepRecord
 
 
 class WorldModelEnv:
     """N dreams of one world model; see ``VecEnv``.
 
-    A dream starts from a real keyframe, ends when the model's success head or the reflector says
-    that the task is solved, and is truncated when its time is up. One whose latents are no numbers,
-    or leave the range of all that was seen in training, or that the reflector could not judge,
-    broke: its chunk does not count, as with a simulator. One that is in doubt (``log["doubt"]``)
-    has failed: what the data do not say is not worth going to (arXiv:2005.05951).
+    A dream starts from a real keyframe. It ends in one of four ways:
+
+    - success: the model's success head or the reflector says that the task is solved.
+    - doubt (``log["doubt"]``): the model cannot be trusted there, because the training data say
+      nothing about it. The dream has failed, so that a policy learns to stay away
+      (arXiv:2005.05951).
+    - fault: the latents are not finite or leave the range of the training data, or the reflector
+      could not judge the frames. The chunk does not count, as with a broken simulator.
+    - truncation: its time is up.
     """
 
     Config: ClassVar = WorldModelConfig
-
-    def __new__(cls, config: WorldModelConfig) -> WorldModelEnv:
-        """A mixture where some are to be real."""
-        if config.real_envs:
-            from embodyrl.world_models.mixed_env import MixedEnv
-
-            return cast(WorldModelEnv, MixedEnv(config))
-        return super().__new__(cls)
 
     def __init__(self, config: WorldModelConfig) -> None:
         """Loads the model.
 
         Raises:
-            UserError: no model in that folder, or no keyframe of the split.
+            UserError: no model in that folder, settings that it cannot serve, or no keyframe of
+                the split.
         """
         self.config = config
         self.device = torch.device(config.device)
-        self.model = model = WorldModel.load(model_folder(config), self.device)
-        if config.sampling_steps and not model.stochastic:
-            raise UserError(
-                f"{config.model} is deterministic, so there is nothing to sample: leave "
-                "env.sampling_steps 0, or train it with stochastic=true."
-            )
-        if config.follow and model.inverse is None:
-            raise UserError(NO_INVERSE)
-        wanted = {"train": False, "eval": True}
-        if config.split not in wanted:
-            raise UserError(f"A world model has the splits train and eval, not {config.split!r}.")
-        keys = model.keyframes
-        chosen = keys["held_out"] == wanted[config.split]
-        chosen = (
-            (chosen & (keys["age"] == 0) if config.starts == "first" else chosen)
-            .nonzero()
-            .flatten()
-        )
-        if len(chosen) == 0:
-            raise UserError(f"{config.model} has no keyframes of the split {config.split}.")
-        self._keys = {k: v[chosen].to(self.device) for k, v in keys.items()}
-        self._words = embed_sentences(model.sentences).to(self.device)
+        self.model = WorldModel.load(model_folder(config), self.device)
+        _check_abilities(config, self.model)
+        keyframes = select_keyframes(self.model, config.split, config.starts)
+        self._keys = {name: value.to(self.device) for name, value in keyframes.items()}
+        self._words = embed_sentences(self.model.sentences).to(self.device)
         n = config.num_envs
         self.spec = dataclasses.replace(
-            model.spec,
-            name=f"dream of {model.spec.name}",
+            self.model.spec,
+            name=f"dream of {self.model.spec.name}",
             num_envs=n,
-            max_episode_steps=config.max_episode_steps or model.spec.max_episode_steps,
-            privileged_dim=model.state_dim,
+            max_episode_steps=config.max_episode_steps or self.model.spec.max_episode_steps,
+            privileged_dim=self.model.state_dim,
             tasks=("dream",),
-            num_init_states=len(chosen),
+            num_init_states=len(self._keys["age"]),
         )
         self._rngs = [np.random.default_rng(config.seed + k) for k in range(n)]
+        # The dreams: where they stand, when they end, and the seed of their noise.
+        self._dream: Dream | None = None
         self._elapsed = torch.zeros(n, dtype=torch.long, device=self.device)
         self._end = torch.zeros_like(self._elapsed)
-        self._seeds = torch.arange(n)
         self._running = torch.zeros(n, dtype=torch.bool, device=self.device)
-        self._reflector = _reflector(config)
-        self._film: dict[str, Tensor] = {}
-        self._streak = torch.zeros(n, dtype=torch.long, device=self.device)
+        self._seeds = torch.arange(n)
         self._sentences = [""] * n
-        self._dream: Dream | None = None
         self._images: dict[str, Tensor] = {}
+        # What judges them, the frames that it has seen, and how often in a row it saw success.
+        self._reflector: Reflector | None = None
+        if config.reflector:
+            self._reflector = load_reflector(config.reflector, config.device)
+        self._film = Film()
+        self._streak = torch.zeros(n, dtype=torch.long, device=self.device)
         self._autocast = torch.autocast(
             self.device.type, torch.bfloat16, enabled=use_bf16(config.precision, self.device)
         )
 
     def close(self) -> None:
         """See ``VecEnv.close``."""
+
+    # ---- Where dreams start. ----
 
     @torch.no_grad()
     def reset(
@@ -108,23 +99,26 @@ class WorldModelEnv:
     ) -> Obs:
         """See ``VecEnv.reset``; initial state i is the i-th keyframe of the split."""
         ids, inits = plan_reset(self.spec, self._rngs, env_ids, seed, init)
+        if ids:
+            self._start_from_keyframes(ids, inits)
+        return self._observe()
+
+    def _start_from_keyframes(self, ids: list[int], inits: list[int]) -> None:
+        """Starts the dreams ``ids`` from the keyframes ``inits``."""
         rows = torch.tensor(ids, device=self.device)
         keys = torch.tensor(inits, device=self.device)
-        if ids:
-            sentences = self._keys["sentence"][keys]
-            state = self._keys["privileged"][keys] if self.model.state is not None else None
-            fresh = self.model.begin(
-                self._keys["context"][keys].float(),
-                self._keys["proprio"][keys],
-                self._words[sentences],
-                state,
-            )
-            self._dream = fresh if len(ids) == self.spec.num_envs else self._replaced(rows, fresh)
-            for k, sentence in zip(ids, sentences.tolist(), strict=True):
-                self._sentences[k] = self.model.sentences[sentence]
-            self._seeds[rows.cpu()] = torch.tensor(inits)
-            self._start(rows, self._keys["age"][keys])
-        return self._observe()
+        sentences = self._keys["sentence"][keys]
+        fresh = self.model.begin(
+            self._keys["context"][keys].float(),
+            self._keys["proprio"][keys],
+            self._words[sentences],
+            self._keys["privileged"][keys] if self.model.state is not None else None,
+        )
+        self._dream = fresh if len(ids) == self.spec.num_envs else self._replaced(rows, fresh)
+        for k, sentence in zip(ids, sentences.tolist(), strict=True):
+            self._sentences[k] = self.model.sentences[sentence]
+        self._seeds[rows.cpu()] = torch.tensor(inits)
+        self._start(rows, self._keys["age"][keys])
 
     @torch.no_grad()
     def dream_from(
@@ -135,48 +129,59 @@ class WorldModelEnv:
         Args:
             obs: of N real envs.
             first: what they showed when their episodes began; None means that they begin now.
-            previous: a chunk ago; None as before.
+            previous: a chunk ago; None means the same as ``first``.
             age: actions since their episodes began.
 
         Raises:
-            UserError: other cameras, or pictures of another size, than the model was trained on; or
-                no simulator's state, where the model dreams of that too.
+            UserError: the cameras or the picture size differ from those of training, or the
+                simulator's state is missing where the model predicts it.
         """
-        wanted = {name: tuple(size) for name, size in self.spec.cameras.items()}
-        seen = [first or obs, previous or first or obs, obs]
-        for one in seen:
-            found = {name: tuple(image.shape[1:3]) for name, image in one.images.items()}
-            if found != wanted or len(one) != self.spec.num_envs:
-                raise UserError(
-                    f"{self.spec.name} goes on from {self.spec.num_envs} observations with the "
-                    f"cameras {wanted}, not from {len(one)} with {found}."
-                )
+        moments = [first or obs, previous or first or obs, obs]
+        for moment in moments:
+            self._check_observation(moment)
+        # Encode the frames into the latents of the context.
         frames = [
-            torch.stack([one.images[name] for name in wanted], dim=1).to(self.device)
-            for one in seen
+            torch.stack([moment.images[name] for name in self.spec.cameras], dim=1)
+            for moment in moments
         ]
-        context = torch.stack([self.model.codec.encode(frame).float() for frame in frames], dim=1)
-        words = embed_sentences(obs.instruction).to(self.device)
+        latents = [self.model.codec.encode(frame.to(self.device)).float() for frame in frames]
+        # Begin the dreams there.
         state = None if obs.privileged is None else obs.privileged.to(self.device)
-        self._dream = self.model.begin(context, obs.proprio.to(self.device), words, state)
-        self._sentences = list(obs.instruction)
-        self._start(
-            torch.arange(self.spec.num_envs, device=self.device),
-            torch.full_like(self._elapsed, age),
+        self._dream = self.model.begin(
+            torch.stack(latents, dim=1),
+            obs.proprio.to(self.device),
+            embed_sentences(obs.instruction).to(self.device),
+            state,
         )
+        self._sentences = list(obs.instruction)
+        every = torch.arange(self.spec.num_envs, device=self.device)
+        self._start(every, torch.full_like(self._elapsed, age))
         return self._observe()
 
+    def _check_observation(self, obs: Obs) -> None:
+        wanted = {name: tuple(size) for name, size in self.spec.cameras.items()}
+        found = {name: tuple(image.shape[1:3]) for name, image in obs.images.items()}
+        if found != wanted or len(obs) != self.spec.num_envs:
+            raise UserError(
+                f"{self.spec.name} continues from {self.spec.num_envs} observations with the "
+                f"cameras {wanted}, not from {len(obs)} with {found}."
+            )
+
     def _start(self, rows: Tensor, age: Tensor) -> None:
-        """The dreams in ``rows`` have been put where they begin, ``age`` actions after their episodes did."""
+        """Starts the clocks of the dreams in ``rows``, ``age`` actions into their episodes."""
         limit = self.spec.max_episode_steps
-        self._end[rows] = (
-            (age + self.config.length).clamp(max=limit) if self.config.length else limit
-        )
+        if self.config.length:
+            self._end[rows] = (age + self.config.length).clamp(max=limit)
+        else:
+            self._end[rows] = limit
         self._elapsed[rows] = age
         self._streak[rows] = 0
         self._running[rows] = True
         self._draw(rows)
-        self._begin_film(rows)
+        if self._reflector is not None:
+            self._film.begin(self._images, rows, self._reflector.cameras, self._reflector.window)
+
+    # ---- One step. ----
 
     @torch.no_grad()
     def step(self, actions: Tensor) -> Step:
@@ -184,121 +189,116 @@ class WorldModelEnv:
         if self._dream is None:
             raise RuntimeError("step was called before the first reset.")
         actions = check_actions(actions.to(self.device), self.spec, self._running)
-        n, horizon = actions.shape[:2]
-        reward = torch.zeros(n, horizon, device=self.device)
-        valid = torch.zeros(n, horizon, dtype=torch.bool, device=self.device)
-        success, truncated, fault, doubt = (torch.zeros_like(self._running) for _ in range(4))
+        record = StepRecord(*actions.shape[:2], self.device)
         before = self._dream
         started = self._running.nonzero().flatten()
-        judged = torch.zeros(n, device=self.device)
-        for first in range(0, horizon, self.model.horizon):
+        for first in range(0, actions.shape[1], self.model.horizon):
+            if not self._running.any():
+                break
+            # Execute as many actions of this piece as each dream has time for.
             piece = actions[:, first : first + self.model.horizon]
             left = (self._end - self._elapsed).clamp(max=piece.shape[1])
             count = torch.where(self._running, left, 0)
-            if not self._running.any():
-                break
-            doubted = self._advance(piece, count) & self._running
-            solved, prob = self._judge()
-            judged = torch.where(self._running, prob, judged)
-            broke = self._running & (prob.isnan() | ~plausible(self._dream))
-            doubted &= ~broke
-            solved &= self._running & ~broke & ~doubted
-            steps = torch.arange(piece.shape[1], device=self.device)
-            valid[:, first : first + piece.shape[1]] = steps < count[:, None]
-            rows = solved.nonzero().flatten()
-            reward[rows, first + count[rows] - 1] = 1.0
+            # Predict the next latent and state, and whether the prediction can be trusted.
+            doubtful = self._imagine(piece, count)
+            # Ask the success head or the reflector whether the task is solved.
+            hit, probability = self._judge()
+            # Note how each dream has ended, if it has.
             self._elapsed += count
-            late = self._elapsed >= self._end
-            success = success | solved
-            doubt = doubt | doubted
-            fault = fault | broke
-            truncated |= self._running & ~solved & ~doubted & late
-            self._running &= ~(solved | doubted | broke | late)
-        if fault.any():
-            valid[fault] = False
-            reward[fault] = 0.0
-            truncated |= fault
-            self._dream = self._dream.where(fault, before)
-        if self._reflector is None or fault.any():  # a reflector has had them drawn
+            outcome = self._outcome(hit, doubtful, probability)
+            record.add(first, count, self._running, outcome, probability)
+            self._running &= ~outcome.over
+        # A dream that broke goes back to where the step began.
+        if record.fault.any():
+            self._dream = self._dream.where(record.fault, before)
+        # Decode the frames, unless the reflector has had them decoded already.
+        if self._reflector is None or record.fault.any():
             self._draw(started)
-        log = {"doubt": doubt, "steps": valid.sum(1), "judged": judged}
-        return Step(self._observe(), reward, success | doubt, truncated, valid, success, fault, log)
+        return record.to_step(self._observe())
 
-    def _advance(self, actions: Tensor, count: Tensor) -> Tensor:
-        """Imagines the chunk in the envs that run; (N,) bool: where draws, nets, or pictures and actions differ."""
+    def _outcome(self, hit: Tensor, doubtful: Tensor, probability: Tensor) -> DreamOutcome:
+        """How the running dreams have ended; fault goes before doubt, doubt before success."""
+        assert self._dream is not None
+        fault = self._running & (probability.isnan() | ~plausible(self._dream))
+        doubtful = self._running & doubtful & ~fault
+        success = self._running & hit & ~fault & ~doubtful
+        time_up = self._running & (self._elapsed >= self._end) & ~fault & ~doubtful & ~success
+        return DreamOutcome(success, doubtful, fault, time_up)
+
+    def _imagine(self, actions: Tensor, count: Tensor) -> Tensor:
+        """Moves the dreams that run on by a chunk.
+
+        Returns:
+            (N,) bool: the prediction cannot be trusted. Either two samples of it differ too much,
+            or the state model's networks do, or the pictures do not show the actions.
+        """
         assert self._dream is not None
         rows = (count > 0).nonzero().flatten()
-        short = self.model.horizon - actions.shape[1]
-        actions = torch.nn.functional.pad(actions, (0, 0, 0, short)) if short else actions
-        doubted = torch.zeros_like(self._running)
+        # The model takes whole chunks; what lies beyond ``count`` is not looked at.
+        missing = self.model.horizon - actions.shape[1]
+        actions = torch.nn.functional.pad(actions, (0, 0, 0, missing))
+        chunk = (self._dream[rows], actions[rows], count[rows])
+        doubtful = torch.zeros(len(rows), dtype=torch.bool, device=self.device)
         steps = self.config.sampling_steps
         with self._autocast:
             if steps:
-                chunk = (self._dream[rows], actions[rows], count[rows])
-                after, other = (
-                    self.model.imagine(*chunk, sample=x, steps=steps) for x in self._noise(rows)
+                new, other = (
+                    self.model.imagine(*chunk, sample=noise, steps=steps)
+                    for noise in self._noise(rows)
                 )
-                doubted[rows] = disagreement(after, other) > self.model.doubt
+                doubtful |= disagreement(new, other) > self.model.max_disagreement
             else:
-                after = self.model.imagine(self._dream[rows], actions[rows], count[rows])
+                new = self.model.imagine(*chunk)
             if self.config.follow:
-                doubted[rows] |= (
-                    self.model.strays(after, actions[rows], count[rows]) > self.model.strayed
-                )
-        doubted[rows] |= self.model.doubted(after)
-        self._dream = after if len(rows) == len(count) else self._replaced(rows, after)
-        return doubted
+                error = self.model.action_error(new, actions[rows], count[rows])
+                doubtful |= error > self.model.max_action_error
+        doubtful |= self.model.ensemble_disagrees(new)
+        self._dream = new if len(rows) == len(count) else self._replaced(rows, new)
+        return torch.zeros_like(self._running).index_copy(0, rows, doubtful)
 
     def _noise(self, rows: Tensor) -> Tensor:
         """(2, M, V, c, y, x) that depends on each dream's initial state and age alone."""
         assert self._dream is not None
         shape = self._dream.latent.shape[1:]
+        inits = self._seeds[rows.cpu()].tolist()
         ages = self._elapsed[rows].tolist()
-        seeds = [
-            s * 100_003 + age for s, age in zip(self._seeds[rows.cpu()].tolist(), ages, strict=True)
+        generators = [
+            torch.Generator().manual_seed(init * 100_003 + age)
+            for init, age in zip(inits, ages, strict=True)
         ]
-        draws = [torch.randn(2, *shape, generator=torch.Generator().manual_seed(s)) for s in seeds]
-        return torch.stack(draws, dim=1).to(self.device)
+        samples = [torch.randn(2, *shape, generator=generator) for generator in generators]
+        return torch.stack(samples, dim=1).to(self.device)
 
     def _judge(self) -> tuple[Tensor, Tensor]:
-        """(N,) whether it is solved, and the calibrated probability; NaN where it could not be judged.
+        """Whether each dream that runs is solved; for the others the answer means nothing.
 
-        For envs that do not run it means nothing.
+        Returns:
+            (N,) bool, and the calibrated probability (N,), NaN where it could not be judged.
         """
         assert self._dream is not None
-        prob = torch.zeros(self.spec.num_envs, device=self.device)
+        probability = torch.zeros(self.spec.num_envs, device=self.device)
         rows = self._running.nonzero().flatten()
         if self._reflector is None:
             calibration = self.model.calibration
             with self._autocast:
-                prob[rows] = self.model.solved(self._dream[rows])
+                probability[rows] = self.model.success_probability(self._dream[rows])
         else:
             calibration = self._reflector.calibration
-            self._draw(rows)
-            for name, film in self._film.items():
-                longer = torch.cat([film[:, :1], film[:, 2:], self._images[name][:, None]], dim=1)
-                self._film[name] = longer[:, -film.shape[1] :]
-            sentences = [self._sentences[k] for k in rows.tolist()]
-            judged = self._reflector.judge(
-                {k: v[rows] for k, v in self._film.items()}, sentences, new=1
-            )
-            prob[rows] = judged[:, -1].to(self.device)
-        hit, self._streak = successes(prob[:, None], calibration, self._streak)
-        return hit[:, 0], calibration.apply(prob).float()
+            probability[rows] = self._ask_reflector(self._reflector, rows)
+        hit, self._streak = successes(probability[:, None], calibration, self._streak)
+        return hit[:, 0], calibration.apply(probability).float()
 
-    def _begin_film(self, rows: Tensor) -> None:
-        """What a reflector has seen of a new episode: its first frame, as often as its window is long."""
-        if self._reflector is None:
-            return
-        for name in self._reflector.cameras:
-            first = self._images[name][:, None].repeat(1, self._reflector.window, 1, 1, 1)
-            if name in self._film:
-                self._film[name][rows] = first[rows]
-            else:
-                self._film[name] = first
+    # ---- Pictures. ----
+
+    def _ask_reflector(self, reflector: Reflector, rows: Tensor) -> Tensor:
+        """Its probability (M,) for the newest frames of the dreams in ``rows``."""
+        self._draw(rows)
+        self._film.append(self._images)
+        sentences = [self._sentences[k] for k in rows.tolist()]
+        return reflector.judge(self._film.frames(rows), sentences, new=1)[:, -1].to(self.device)
 
     def _draw(self, rows: Tensor) -> None:
-        """Brings the pictures of these dreams up to date; those that were handed out stay as they are."""
+        """Decodes the frames of these dreams; frames handed out before are not changed."""
         assert self._dream is not None
         if len(rows) == 0:
             return
@@ -306,8 +306,7 @@ class WorldModelEnv:
             new = self.model.frames(self._dream[rows])
         if len(rows) < self.spec.num_envs:
             new = {
-                name: picture.index_copy(0, rows, new[name])
-                for name, picture in self._images.items()
+                name: image.index_copy(0, rows, new[name]) for name, image in self._images.items()
             }
         self._images = new
 
@@ -323,15 +322,23 @@ class WorldModelEnv:
             raise UserError("The first reset of a world model must start all its dreams.")
         values = {}
         for field in dataclasses.fields(Dream):
-            if (value := getattr(self._dream, field.name)) is not None:
-                values[field.name] = value = value.clone()
-                value[rows] = getattr(new, field.name).to(value.dtype)
+            old = getattr(self._dream, field.name)
+            if old is not None:
+                values[field.name] = old.clone()
+                values[field.name][rows] = getattr(new, field.name).to(old.dtype)
         return Dream(**values)
 
 
-def _reflector(config: WorldModelConfig) -> Reflector | None:
-    if not config.reflector:
-        return None
-    from embodyrl.world_models.reflectors.folder import load_reflector
-
-    return load_reflector(config.reflector, config.device)
+def _check_abilities(config: WorldModelConfig, model: WorldModel) -> None:
+    """Refuses settings that this env or its model cannot serve."""
+    if config.real_envs:
+        raise UserError(
+            "A WorldModelEnv has dreams only. make_world_model_env builds real envs beside them."
+        )
+    if config.sampling_steps and not model.stochastic:
+        raise UserError(
+            f"{config.model} is deterministic, so there is nothing to sample: leave "
+            "env.sampling_steps 0, or train it with stochastic=true."
+        )
+    if config.follow and model.inverse is None:
+        raise UserError(NO_INVERSE)

@@ -1,4 +1,4 @@
-"""How well what judges dreams judges: the same held-out episodes, as they were and as they are dreamt again."""
+"""Scores the success head, and a reflector, on held-out episodes, real and imagined."""
 
 from __future__ import annotations
 
@@ -8,71 +8,80 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodyrl.world_models.calibrate import after_chunks, believed, replay, stand
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.reflectors.base import Reflector
 from embodyrl.world_models.reflectors.calibration import Calibration
-from embodyrl.world_models.reflectors.labelled_episodes import Episodes
-from embodyrl.world_models.reflectors.score import judge_episodes, score
+from embodyrl.world_models.reflectors.labelled_episodes import LabelledEpisodes
+from embodyrl.world_models.reflectors.score import judge_episodes, score_probabilities
+from embodyrl.world_models.replay import (
+    dreams_at,
+    frames_after_chunks,
+    replay,
+    trusted_success,
+)
 
 
 @torch.no_grad()
-def judged(
+def score_judges(
     model: WorldModel, clips: Clips, starts: Tensor, reflector: Reflector | None = None
 ) -> dict[str, Any]:
-    """The success head, and a reflector, on the moments after each chunk.
+    """Scores the success head, and a reflector, on the moments after each chunk.
+
+    What counts as solved in a dream is what was solved in the real episode.
 
     Args:
         model: the world model.
         clips: with latents.
-        starts: (E,) first frames; the episodes' own actions are dreamt.
-        reflector: to be scored besides.
+        starts: (E,) first frames; the episodes' own actions are dreamt again.
+        reflector: to be scored as well.
 
     Returns:
         ``head`` and, where one is given, ``reflector``, each with ``real`` and ``imagined``; see
-        ``reflectors.evaluate.score``. What is solved is what was so in the real episode.
+        ``reflectors.score.score_probabilities``.
     """
     dreams, lasted = replay(model, clips, starts)
-    rows = torch.cat([starts[None], after_chunks(clips, starts, model.horizon, len(dreams))])
-    kept = torch.cat([torch.ones(1, len(starts), dtype=torch.bool), lasted])
-    # Everything below is episode after episode: its first frame, then the one after each chunk.
-    flat = rows.T.flatten()
-    keep = kept.T.flatten()
-    frames = flat[keep]
+    # Everything below is episode after episode: the first frame, then the one after each chunk.
+    after = frames_after_chunks(clips, starts, model.horizon, len(dreams))
+    exists = torch.cat([torch.ones(1, len(starts), dtype=torch.bool), lasted])
+    keep = exists.T.flatten()
+    frames = torch.cat([starts[None], after]).T.flatten()[keep]
 
-    def in_order(first: Tensor, later: list[Tensor]) -> np.ndarray:
-        every = torch.stack([first.cpu(), *(x.cpu() for x in later)])
-        return every.transpose(0, 1).flatten(0, 1)[keep].numpy()
+    def by_episode(first: Tensor, later: list[Tensor]) -> np.ndarray:
+        moments = torch.stack([first.cpu(), *(x.cpu() for x in later)])
+        return moments.transpose(0, 1).flatten(0, 1)[keep].numpy()
 
-    unseen = torch.full((len(starts),), float("nan"))
-    heads = {
-        "real": in_order(unseen, [model.solved(stand(model, clips, row)) for row in rows[1:]]),
-        "imagined": in_order(unseen, list(believed(model, dreams))),
-    }
-    label = (
-        clips.solved[frames] & (frames != clips.start[frames])
-    ).numpy()  # first frames are not judged
-    order = np.repeat(np.arange(len(starts)), kept.sum(0).numpy())
+    label = (clips.solved[frames] & (frames != clips.start[frames])).numpy()  # not the first frames
+    episode = np.repeat(np.arange(len(starts)), exists.sum(0).numpy())
     sentence = clips.sentence[frames].numpy()
 
-    def episodes(pictures: dict[str, np.ndarray]) -> Episodes:
-        return Episodes(pictures, np.arange(len(label)), label, order, sentence, clips.sentences)
+    def labelled(pictures: dict[str, np.ndarray]) -> LabelledEpisodes:
+        rows = np.arange(len(label))
+        return LabelledEpisodes(pictures, rows, label, episode, sentence, clips.sentences)
 
-    def scored(prob: np.ndarray, calibration: Calibration) -> dict[str, Any]:
-        return score(prob.astype(np.float64), episodes({}), calibration)
+    def scores(prob: np.ndarray, calibration: Calibration) -> dict[str, Any]:
+        return score_probabilities(prob.astype(np.float64), labelled({}), calibration)
 
-    result = {"head": {kind: scored(prob, model.calibration) for kind, prob in heads.items()}}
+    # The success head. It judges no first frames.
+    unjudged = torch.full((len(starts),), float("nan"))
+    on_real = [model.success_probability(dreams_at(model, clips, rows)) for rows in after]
+    on_dreams = list(trusted_success(model, dreams))
+    result = {
+        "head": {
+            "real": scores(by_episode(unjudged, on_real), model.calibration),
+            "imagined": scores(by_episode(unjudged, on_dreams), model.calibration),
+        }
+    }
     if reflector is None:
         return result
-    first = clips.frames(starts)
-    every = list(model.spec.cameras)
-    shown = [model.codec.decode(dream.latent) for dream in dreams]
-    films = {"real": clips.frames(frames).numpy(), "imagined": in_order(first, shown)}
+    # The reflector, which is shown the frames.
+    dreamt = by_episode(clips.frames(starts), [model.codec.decode(d.latent) for d in dreams])
+    films = {"real": clips.frames(frames).numpy(), "imagined": dreamt}
     result["reflector"] = {}
     for kind, film in films.items():
-        seen = episodes({name: film[:, every.index(name)] for name in every})
-        prob = judge_episodes(reflector, seen, chunk=1)
-        prob[seen.first_frames] = np.nan
-        result["reflector"][kind] = scored(prob, reflector.calibration)
+        pictures = {name: film[:, view] for view, name in enumerate(model.spec.cameras)}
+        episodes = labelled(pictures)
+        prob = judge_episodes(reflector, episodes, chunk=1)
+        prob[episodes.first_frames] = np.nan
+        result["reflector"][kind] = scores(prob, reflector.calibration)
     return result

@@ -1,27 +1,25 @@
-"""``MixedEnv``: some of the envs are real and the others are dreams of them, in one batch (``env.real_envs``).
+"""``MixedEnv``: real envs and dreams of them in one batch (``env.real_envs``).
 
-The real ones keep a policy honest that is trained in dreams: what only a dream rewards earns
-nothing in their rows, and the pictures that it will be judged by stay among those it learns from.
-Every rollout costs ``real_envs`` / ``num_envs`` of its steps in the real env.
+The real envs keep a policy honest that is trained in dreams: an action that only a dream rewards
+earns nothing in their rows, and the policy also learns from the pictures that it will be evaluated
+on. Every rollout executes ``real_envs`` / ``num_envs`` of its actions in the real env.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from embodyrl.build import make_env
-from embodyrl.env import plan_reset
+from embodyrl.env import VecEnv, plan_reset
 from embodyrl.storage.checkpoint import check_compatible
 from embodyrl.types import Obs, Step
-
-if TYPE_CHECKING:
-    from embodyrl.world_models.config import WorldModelConfig
+from embodyrl.world_models.config import WorldModelConfig
+from embodyrl.world_models.env import WorldModelEnv
 
 
 class MixedEnv:
@@ -32,30 +30,31 @@ class MixedEnv:
     """
 
     def __init__(self, config: WorldModelConfig) -> None:
-        """Builds both.
+        """Builds the real envs and the dreams.
 
         Raises:
-            UserError: the model does not say what it imagines, or does not fit it.
+            UserError: the model does not say which env it imagines, or does not fit it.
         """
-        from embodyrl.world_models.env import WorldModelEnv
-
         self.config = config
-        self._first = config.real_envs
+        self._num_real = config.real_envs
         self.real_steps = 0
-        rest = config.num_envs - self._first
-        self.dream = WorldModelEnv(dataclasses.replace(config, num_envs=rest, real_envs=0))
-        # A run of N real envs would draw other states than these; none is of the evaluation split.
+        num_dreams = config.num_envs - self._num_real
+        self.dream = WorldModelEnv(dataclasses.replace(config, num_envs=num_dreams, real_envs=0))
+        # The training split, as a run of N real envs would have: never the evaluation's states.
         self.real = make_env(
-            dataclasses.replace(config.for_evaluation("train"), num_envs=self._first)
+            dataclasses.replace(config.for_evaluation("train"), num_envs=self._num_real)
         )
         check_compatible(self.dream.spec, self.real.spec)
-        # Any number names a state: for a dream, by what remains of it.
+        # Any number names an initial state: each part takes its remainder by how many it has.
         self.spec = dataclasses.replace(
-            self.dream.spec, name=f"{self.real.spec.name} and dreams of it", num_envs=config.num_envs,
+            self.dream.spec,
+            name=f"{self.real.spec.name} and dreams of it",
+            num_envs=config.num_envs,
             num_init_states=None,
-        )  # fmt: skip
+        )
         self._rngs = [np.random.default_rng(config.seed + k) for k in range(config.num_envs)]
-        self._obs: dict[bool, Obs] = {}
+        self._real_obs: Obs | None = None
+        self._dream_obs: Obs | None = None
 
     def reset(
         self,
@@ -66,33 +65,38 @@ class MixedEnv:
     ) -> Obs:
         """See ``VecEnv.reset``."""
         ids, inits = plan_reset(self.spec, self._rngs, env_ids, seed, init)
-        limits = {True: self.real.spec.num_init_states, False: self.dream.spec.num_init_states}
-        for real, env in ((True, self.real), (False, self.dream)):
-            mine = [(k, i) for k, i in zip(ids, inits, strict=True) if (k < self._first) == real]
-            if mine or real not in self._obs:
-                rows = [k if real else k - self._first for k, _ in mine]
-                self._obs[real] = env.reset(
-                    rows, init=[i % (limits[real] or 2**31) for _, i in mine]
-                )
+        # Split the request; env k of the batch is dream k - num_real.
+        pairs = list(zip(ids, inits, strict=True))
+        real = [(k, i) for k, i in pairs if k < self._num_real]
+        dreams = [(k - self._num_real, i) for k, i in pairs if k >= self._num_real]
+        if real or self._real_obs is None:
+            self._real_obs = _reset(self.real, real)
+        if dreams or self._dream_obs is None:
+            self._dream_obs = _reset(self.dream, dreams)
         return self._joined()
 
     def step(self, actions: Tensor) -> Step:
-        """See ``VecEnv.step``; ``log["real"]`` says which are."""
-        parts = self.real.step(actions[: self._first]), self.dream.step(actions[self._first :])
-        self._obs = {True: parts[0].obs, False: parts[1].obs}
-        self.real_steps += int(parts[0].valid.sum())
+        """See ``VecEnv.step``; ``log["real"]`` says which envs are real."""
+        real = self.real.step(actions[: self._num_real])
+        dream = self.dream.step(actions[self._num_real :])
+        self._real_obs = real.obs
+        self._dream_obs = dream.obs
+        self.real_steps += int(real.valid.sum())
 
-        def both(name: str) -> Tensor:
-            return torch.cat([getattr(part, name).to(self.config.device) for part in parts])
+        def joined(name: str) -> Tensor:
+            parts = [getattr(part, name) for part in (real, dream)]
+            return torch.cat([x.to(self.config.device) for x in parts])
 
-        log = {"steps": torch.cat([part.log["steps"] for part in parts])}
-        log["real"] = torch.arange(self.spec.num_envs, device=log["steps"].device) < self._first
+        log = {"steps": torch.cat([real.log["steps"], dream.log["steps"]])}
+        numbers = torch.arange(self.spec.num_envs, device=log["steps"].device)
+        log["real"] = numbers < self._num_real
         names = ("reward", "terminated", "truncated", "valid", "success", "fault")
-        return Step(obs=self._joined(), log=log, **{name: both(name) for name in names})
+        return Step(obs=self._joined(), log=log, **{name: joined(name) for name in names})
 
     def _joined(self) -> Obs:
-        parts = [self._obs[real] for real in (True, False)]
-        if not self.spec.privileged_dim:  # what only a simulator knows, most dreams cannot say
+        assert self._real_obs is not None and self._dream_obs is not None
+        parts = [self._real_obs, self._dream_obs]
+        if not self.spec.privileged_dim:  # without a state model only the real envs have a state
             parts = [dataclasses.replace(part, privileged=None) for part in parts]
         return Obs.cat(parts)
 
@@ -100,3 +104,9 @@ class MixedEnv:
         """See ``VecEnv.close``."""
         self.real.close()
         self.dream.close()
+
+
+def _reset(env: VecEnv, pairs: list[tuple[int, int]]) -> Obs:
+    """Resets envs to initial states, given as pairs; a state's number wraps around."""
+    limit = env.spec.num_init_states or 2**31
+    return env.reset([k for k, _ in pairs], init=[i % limit for _, i in pairs])

@@ -1,4 +1,10 @@
-"""What a world model is worth, measured on episodes and policies it was not trained on."""
+"""Measures a world model on held-out episodes: pictures, obedience to actions, and speed.
+
+quality_by_depth      pictures after each chunk, open loop
+action_following      whether pictures show the commanded actions
+wrong_action_test     whether success follows from the actions
+measure_speed         imagined steps and decoded frames a second
+"""
 
 from __future__ import annotations
 
@@ -11,24 +17,31 @@ import torch
 from torch import Tensor
 
 from embodyrl.env import VecEnv
-from embodyrl.world_models.calibrate import outcomes, probabilities, replay, strayed
+from embodyrl.world_models.calibrate import outcomes
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.dream_metrics import psnr, ssim
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.nets.backbone import CONTEXT
+from embodyrl.world_models.replay import replay, replay_action_error, replay_success
 
 
 @torch.no_grad()
-def by_depth(model: WorldModel, clips: Clips, starts: Tensor) -> list[dict[str, float]]:
-    """Open loop from the first frame: PSNR and SSIM after each chunk, beside the codec's own and a still picture's."""
+def quality_by_depth(model: WorldModel, clips: Clips, starts: Tensor) -> list[dict[str, float]]:
+    """PSNR and SSIM after each chunk, open loop from the first frame.
+
+    For comparison, each row also has the PSNR of the codec alone (``psnr_codec``) and of the first
+    frame shown again (``psnr_still``).
+    """
     assert clips.latents is not None
     dreams, _ = replay(model, clips, starts)
     rows = []
     for number, dream in enumerate(dreams, start=1):
+        # The episodes that last until here.
         at = starts + number * model.horizon
         alive = at < clips.end[starts]
         if int(alive.sum()) < 2:
             break
+        # Their real frames, and what they are compared with.
         real = clips.frames(at[alive]).flatten(0, 1)
         first = clips.frames(starts[alive]).flatten(0, 1)
         shown = model.codec.decode(dream.latent[alive].cpu()).flatten(0, 1)
@@ -46,37 +59,43 @@ def by_depth(model: WorldModel, clips: Clips, starts: Tensor) -> list[dict[str, 
     return rows
 
 
-def followed(model: WorldModel, clips: Clips, starts: Tensor) -> dict[str, float]:
-    """Whether dreams show what was commanded: how far pictures stray from the actions, 1 being usual for real ones.
+def action_following(model: WorldModel, clips: Clips, starts: Tensor) -> dict[str, float]:
+    """How far the pictures of dreams are from showing the commanded actions.
+
+    The unit is that of ``InverseDynamics.error``: 1 is usual for real pictures.
 
     Returns:
-        ``own`` of held-out episodes dreamt again, and ``others``: the same dreams beside another
-        episode's actions, which is what pictures would have that take no notice of theirs. Means
-        over chunks.
+        ``own``: held-out episodes dreamt again. ``others``: the same dreams compared with another
+        episode's actions, which is what pictures would have that ignore their actions. Means over
+        chunks.
     """
-    own, lasted = strayed(model, clips, starts)
-    others, _ = strayed(model, clips, starts, starts.roll(1))
+    own, lasted = replay_action_error(model, clips, starts)
+    others, _ = replay_action_error(model, clips, starts, starts.roll(1))
     return {"own": float(own[lasted].mean()), "others": float(others[lasted].mean())}
 
 
-def swapped(model: WorldModel, clips: Clips, starts: Tensor, real: VecEnv) -> dict[str, float]:
-    """The wrong-action test: every episode's actions in another one's initial state, dreamt and simulated.
+def wrong_action_test(
+    model: WorldModel, clips: Clips, starts: Tensor, real: VecEnv
+) -> dict[str, float]:
+    """Every episode's actions in another one's initial state, dreamt and simulated.
 
-    A model that shows success because that is what the data mostly show, and not because of the
-    actions, fails here.
+    A model fails here that shows success because the data mostly do, and not because of the
+    actions.
     """
     starts = starts[clips.init[starts] >= 0]
     source = starts.roll(1)
-    prob, lasted = probabilities(model, clips, starts, source)
-    groups = zip(starts.split(real.spec.num_envs), source.split(real.spec.num_envs), strict=True)
+    prob, lasted = replay_success(model, clips, starts, source)
+    n = real.spec.num_envs
+    groups = zip(starts.split(n), source.split(n), strict=True)
     truth = torch.cat([_simulate(real, clips, a, b) for a, b in groups])
     return outcomes(model.calibration, prob, lasted, truth)
 
 
 def _simulate(real: VecEnv, clips: Clips, starts: Tensor, source: Tensor) -> Tensor:
-    """(E,) bool: whether the actions recorded from ``source`` solve the initial states of ``starts``."""
+    """(E,) bool: whether the actions of ``source`` solve the initial states of ``starts``."""
     n = real.spec.num_envs
     count = len(starts)
+    # The envs that are not needed repeat the first state.
     inits = clips.init[starts].tolist()
     real.reset(init=inits + inits[:1] * (n - count))
     solved = torch.zeros(n, dtype=torch.bool)
@@ -91,12 +110,19 @@ def _simulate(real: VecEnv, clips: Clips, starts: Tensor, source: Tensor) -> Ten
 
 
 @torch.no_grad()
-def speed(
+def measure_speed(
     model: WorldModel, sizes: Sequence[int] = (1, 16, 64, 256), seconds: float = 2.0
 ) -> list[dict[str, float]]:
-    """Imagined control steps a second, and frames drawn a second, by the number of dreams and of sampling steps.
+    """Imagined control steps and decoded frames a second.
 
-    0 sampling steps are the mean; more than that only a stochastic model has.
+    Args:
+        model: the world model.
+        sizes: numbers of dreams in a batch.
+        seconds: that each measurement lasts at least.
+
+    Returns:
+        A row for each number of dreams and of sampling steps; 0 sampling steps give the mean, and
+        only a stochastic model has more.
     """
     env = model.spec
     rows = []
@@ -104,28 +130,35 @@ def speed(
         c, y, x = model.codec.latent_shape
         context = torch.randn(n, CONTEXT, len(env.cameras), c, y, x, device=model.device)
         words = torch.zeros(n, model.success.config["word_dim"], device=model.device)
-        zeros = (
-            torch.zeros(n, dim, device=model.device) for dim in (env.proprio_dim, model.state_dim)
-        )
-        dream = model.begin(context, next(zeros), words, next(zeros))
+        proprio = torch.zeros(n, env.proprio_dim, device=model.device)
+        state = torch.zeros(n, model.state_dim, device=model.device)
+        dream = model.begin(context, proprio, words, state)
         actions = torch.zeros(n, model.horizon, env.action_dim, device=model.device)
         count = torch.full((n,), model.horizon, device=model.device)
-        frames = _rate(partial(model.frames, dream), seconds) * n
+        frames = _calls_per_second(partial(model.frames, dream), seconds) * n
         for steps in (0, 1, 2, 4) if model.stochastic else (0,):
             sample = {"sample": torch.randn_like(dream.latent), "steps": steps} if steps else {}
-            rate = _rate(partial(model.imagine, dream, actions, count, **sample), seconds) * n
-            row = {"dreams": n, "sampling_steps": steps, "steps_per_second": rate * model.horizon}
-            rows.append(row | {"latent_frames_per_second": rate, "frames_per_second": frames})
+            imagine = partial(model.imagine, dream, actions, count, **sample)
+            rate = _calls_per_second(imagine, seconds) * n
+            rows.append(
+                {
+                    "dreams": n,
+                    "sampling_steps": steps,
+                    "steps_per_second": rate * model.horizon,
+                    "latent_frames_per_second": rate,
+                    "frames_per_second": frames,
+                }
+            )
     return rows
 
 
-def _rate(once: Callable[[], Any], seconds: float) -> float:
+def _calls_per_second(call: Callable[[], Any], seconds: float) -> float:
     """Calls a second, after a first one that does not count."""
-    once()
+    call()
     began = time.perf_counter()
     times = 0
     while time.perf_counter() - began < seconds:
-        once()
+        call()
         times += 1
         if torch.cuda.is_available():
             torch.cuda.synchronize()

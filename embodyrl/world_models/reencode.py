@@ -1,4 +1,4 @@
-"""Demonstrations as a dream would show them, so that a policy knows the pictures that it will dream in."""
+"""Demonstrations as a dream would show them, so that a policy learns from the dream's pictures."""
 
 from __future__ import annotations
 
@@ -11,33 +11,35 @@ from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
 from embodyrl.world_models.model import WorldModel
 
+BATCH = 256
+
 
 @torch.no_grad()
-def seen_in_dreams(demos: Demonstrations, folder: str) -> Demonstrations:
-    """The same episodes, their pictures encoded and decoded by a world model's codec.
+def reencode(demos: Demonstrations, folder: str) -> Demonstrations:
+    """The same episodes with their pictures encoded and decoded by a world model's codec.
 
     Args:
         demos: with the cameras that the model was trained on.
         folder: of the model.
 
     Raises:
-        UserError: there is no world model, or its cameras are others.
+        UserError: there is no world model, or it has other cameras.
     """
     model = WorldModel.load(folder)
-    sizes = {name: tuple(images.shape[1:3]) for name, images in demos.images.items()}
-    if sizes != (wanted := {name: tuple(size) for name, size in model.spec.cameras.items()}):
+    wanted = {name: tuple(size) for name, size in model.spec.cameras.items()}
+    found = {name: tuple(images.shape[1:3]) for name, images in demos.images.items()}
+    if found != wanted:
         raise UserError(
-            f"{folder} dreams of the cameras {wanted}, but the demonstrations have {sizes}."
+            f"{folder} dreams of the cameras {wanted}, but the demonstrations have {found}."
         )
-    shown = {name: np.empty(demos.images[name].shape, np.uint8) for name in wanted}
-    for rows in torch.arange(len(demos)).split(256):
-        frames = [
-            torch.from_numpy(np.ascontiguousarray(demos.images[name][rows.numpy()]))
-            for name in wanted
-        ]
-        pixels = model.codec.decode(model.codec.encode(torch.stack(frames, dim=1)))
+    decoded = {name: np.empty(demos.images[name].shape, np.uint8) for name in wanted}
+    for batch in torch.arange(len(demos)).split(BATCH):
+        rows = batch.numpy()
+        views = [np.ascontiguousarray(demos.images[name][rows]) for name in wanted]
+        frames = torch.stack([torch.from_numpy(view) for view in views], dim=1)
+        pixels = model.codec.decode(model.codec.encode(frames))
         for view, name in enumerate(wanted):
-            shown[name][rows.numpy()] = pixels[:, view].numpy()
-    other = copy.copy(demos)
-    other.images = dict(shown)
-    return other
+            decoded[name][rows] = pixels[:, view].numpy()
+    result = copy.copy(demos)
+    result.images = decoded
+    return result

@@ -11,9 +11,11 @@ SPLITS = {
 
 
 def list_tasks() -> list[TaskInfo]:
-    """One row: what a world model dreams of is what it was trained on."""
+    """One row: the task of a world model is that of its training data."""
     return [
         TaskInfo(
-            "dream", "what the data said", "env.model=FOLDER (see `embodyrl world train --help`)"
+            "dream",
+            "the data's instructions",
+            "env.model=FOLDER (see `embodyrl world train --help`)",
         )
     ]

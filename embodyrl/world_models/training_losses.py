@@ -1,9 +1,9 @@
-"""What a world model is trained to do: reconstruct a frame, and say what a chunk of actions makes of one.
+"""What the parts of a world model are trained to do.
 
-codec_loss      frames -> latents -> frames
-state_loss      a body and one action -> the body after it
+codec_loss      frames -> latents -> the same frames
+state_loss      a full state and one action -> the next full state
 inverse_loss    two moments -> the actions between them
-dynamics_loss   a moment and 1 to H actions -> the moment after them, and whether the task is solved then
+dynamics_loss   a moment and 1 to H actions -> the moment after them, and whether it is solved
 """
 
 from __future__ import annotations
@@ -14,58 +14,77 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from embodyrl.world_models.clips import Clips
-from embodyrl.world_models.dream import Dream
+from embodyrl.world_models.dream import ChunkInputs, Dream
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.nets.backbone import FlowMap
 from embodyrl.world_models.nets.codec import brightness
 
 OFF_BACKGROUND = 0.08
+"""Brightness by which a pixel must differ from the background to be part of the foreground."""
 BACKGROUND_WEIGHT = 9.0
-"""A pixel that differs so much from the background counts so much more, on average: see ``colour_weights``."""
+"""Average weight of a foreground pixel; a background pixel has 1 (``colour_weights``)."""
 BINS = 8
+"""Parts of each colour's range."""
 EVEN = 0.9
-"""Parts of each colour's range, and how much of a colour's frequency is taken to be that of all others."""
+"""How far colour frequencies are pulled towards equal ones before they are inverted."""
 MASK_WEIGHT = 0.02
-"""Of telling where the background is hidden, beside the pictures themselves."""
+"""Weight of the foreground mask beside the reconstruction error."""
 CHANGED = 0.5
+"""Change over the chunk from which on a latent cell counts as changed."""
 CHANGE_WEIGHT = 5.0
-"""A latent cell that changes so much over the chunk counts so much more."""
+"""Weight of a changed cell; an unchanged one has 1."""
+
+
+# ---- The codec. ----
 
 
 def codec_loss(model: WorldModel, clips: Clips, rows: Tensor, colours: Tensor) -> Tensor:
-    """Weighted error of the reconstruction of B frames, in units of brightness; ``colours`` from ``colour_weights``."""
+    """Weighted reconstruction error of B frames, in units of brightness.
+
+    Args:
+        model: to be trained.
+        clips: the data.
+        rows: (B,) frames.
+        colours: from ``colour_weights``.
+    """
     frames = clips.frames(rows).to(model.device)
-    target = brightness(frames)
-    off = _off_background(model, frames)
-    painted, hides = model.codec.paint(model.codec.encode(frames))
-    error = painted - target
-    weight = torch.where(off, BACKGROUND_WEIGHT * colours.to(model.device)[_colour(frames)], 1.0)
-    # Where all of the background is shown nothing else has a gradient, so what is hidden is also
-    # learned by itself.
-    masked = F.binary_cross_entropy_with_logits(hides, off.float())
-    return (weight[:, :, None] * (error.square() + 0.1 * error.abs())).mean() + MASK_WEIGHT * masked
+    # Autoencode.
+    painted, mask_logit = model.codec.paint(model.codec.encode(frames))
+    error = painted - brightness(frames)
+    # Foreground pixels count more, and those of rare colours most.
+    foreground = _foreground(model, frames)
+    by_colour = BACKGROUND_WEIGHT * colours.to(model.device)[_colour_bin(frames)]
+    weight = torch.where(foreground, by_colour, 1.0)[:, :, None]
+    reconstruction = (weight * (error.square() + 0.1 * error.abs())).mean()
+    # Where the decoder shows nothing but background, the colours get no gradient. So the mask is
+    # also learned by itself.
+    mask = F.binary_cross_entropy_with_logits(mask_logit, foreground.float())
+    return reconstruction + MASK_WEIGHT * mask
 
 
 def colour_weights(model: WorldModel, clips: Clips, rows: Tensor) -> Float[Tensor, " colours"]:
-    """How much a pixel that is not background counts by its colour; 1 on average.
+    """The weight of a foreground pixel by its colour; 1 on average.
 
-    A block is few pixels where a robot is many, so rare colours count more (class rebalancing,
+    A block has few pixels where a robot has many, so rare colours count more (class rebalancing,
     arXiv:1603.08511).
     """
     frames = clips.frames(rows[:: max(1, len(rows) // 500)]).to(model.device)
-    shown = _colour(frames)[_off_background(model, frames)]
+    shown = _colour_bin(frames)[_foreground(model, frames)]
     share = torch.bincount(shown, minlength=BINS**3).double().cpu() / max(1, len(shown))
     weight = 1.0 / ((1.0 - EVEN) * share + EVEN / BINS**3)
     return (weight / (weight * share).sum().clamp_min(1e-9)).float()
 
 
-def _off_background(model: WorldModel, frames: Tensor) -> Bool[Tensor, "b v h w"]:
+def _foreground(model: WorldModel, frames: Tensor) -> Bool[Tensor, "b v h w"]:
     return (brightness(frames) - model.codec.background).abs().amax(2) > OFF_BACKGROUND
 
 
-def _colour(frames: UInt8[Tensor, "b v h w 3"]) -> Int[Tensor, "b v h w"]:
+def _colour_bin(frames: UInt8[Tensor, "b v h w 3"]) -> Int[Tensor, "b v h w"]:
     red, green, blue = (frames.long() * BINS // 256).unbind(-1)
     return (red * BINS + green) * BINS + blue
+
+
+# ---- The dynamics and the success head. ----
 
 
 def dynamics_loss(
@@ -96,51 +115,104 @@ def dynamics_loss(
         The loss, and its parts: error of the latent, of the proprio, and of the success head.
     """
     device = model.device
-    first = clips.start[rows]
-    index = torch.stack([first, torch.maximum(first, rows - before), rows], dim=1)
-    context = _latents(clips, index, device)
-    some = torch.rand(len(rows), generator=generator) < 0.5
-    noise = context_noise * some * torch.rand(len(rows), generator=generator)
-    context = context + (
-        noise.view(-1, *[1] * 5) * torch.randn(context.shape, generator=generator)
-    ).to(device)
-    said = words[clips.sentence[rows]].to(device)
-    dream = Dream(context, _proprio(model, clips, rows), said, _true(model, clips, rows))
-    level = noise.to(device)
-    sent = count.to(device)
+    count_there = count.to(device)
+    # Start from real moments; half of them get noise on their context.
+    dream, noise = _noisy_start(model, clips, words, rows, before, context_noise, generator)
+    # Pushforward: imagine all chunks but the last, so that the model starts from its own mistakes.
     with torch.no_grad():
         for _ in range(unroll - 1):
-            dream = model.imagine(
-                dream,
-                clips.chunk(rows, model.horizon).to(device),
-                sent,
-                level,
-                body=_true(model, clips, rows + count),
-            )
+            actions = clips.chunk(rows, model.horizon).to(device)
             rows = rows + count
-            level = torch.zeros_like(level)
+            truth = _full_state_if_known(model, clips, rows)
+            dream = model.imagine(dream, actions, count_there, noise, full_state=truth)
+            noise = torch.zeros_like(noise)
+    # The real moments before and after the last chunk.
     current = _latents(clips, rows, device)
     target = _latents(clips, rows + count, device)
     proprio = _proprio(model, clips, rows + count)
+    full_state = _full_state_if_known(model, clips, rows + count)
     actions = clips.chunk(rows, model.horizon).to(device)
-    body = _true(model, clips, rows + count)
-    sampled = noisy_change(target - dream.latent, generator) if model.stochastic else ()
-    wanted = target
-    if sampled and isinstance(model.backbone, FlowMap):
-        given = (dream.context, dream.proprio, actions, sent, level, target - dream.latent)
-        *sampled, change = model.backbone.shortcuts(*given, *sampled, generator)
-        wanted = dream.latent + change
-    dream = model.after(dream, *model.change(dream, actions, sent, level, body, *sampled), body)
+    inputs = ChunkInputs(dream, actions, count_there, noise, full_state)
+    # Predict the last chunk. A stochastic model also learns to denoise, a flow map its shortcuts.
+    sampled, goal = _denoising_task(model, inputs, target, generator)
+    changes = model.predict_change(inputs, *sampled)
+    dream = model.apply_change(dream, *changes, full_state)
+    # Latent error, in which cells that really change count more; and proprio error.
     changed = ((target - current).abs().amax(2, keepdim=True) > CHANGED).float()
-    picture = ((1.0 + (CHANGE_WEIGHT - 1.0) * changed) * (dream.latent - wanted).square()).mean()
-    moved = (dream.proprio - proprio).square().mean()
-    # The head sees what was imagined and what was real, and leaves the dynamics alone.
+    weight = 1.0 + (CHANGE_WEIGHT - 1.0) * changed
+    picture_loss = (weight * (dream.latent - goal).square()).mean()
+    proprio_loss = (dream.proprio - proprio).square().mean()
+    # Success of the imagined and of the real moment; no gradient reaches the dynamics.
     latent = torch.cat([dream.latent.detach(), target])
     state = torch.cat([dream.proprio.detach(), proprio])
     logit = model.success(latent, state, dream.words.repeat(2, 1)).float()
     solved = clips.solved[rows + count].float().to(device).repeat(2)
-    judged = F.binary_cross_entropy_with_logits(logit, solved)
-    return picture + moved + judged, {"picture": picture, "proprio": moved, "success": judged}
+    success_loss = F.binary_cross_entropy_with_logits(logit, solved)
+    losses = {"picture": picture_loss, "proprio": proprio_loss, "success": success_loss}
+    return picture_loss + proprio_loss + success_loss, losses
+
+
+def _noisy_start(
+    model: WorldModel,
+    clips: Clips,
+    words: Tensor,
+    rows: Tensor,
+    before: Tensor,
+    context_noise: float,
+    generator: torch.Generator,
+) -> tuple[Dream, Tensor]:
+    """Dreams that start at ``rows``, half of them with a noisy context; (B,) its noise level."""
+    device = model.device
+    first = clips.start[rows]
+    moments = torch.stack([first, torch.maximum(first, rows - before), rows], dim=1)
+    context = _latents(clips, moments, device)
+    some = torch.rand(len(rows), generator=generator) < 0.5
+    noise = context_noise * some * torch.rand(len(rows), generator=generator)
+    gaussian = torch.randn(context.shape, generator=generator)
+    context = context + (noise.view(-1, *[1] * 5) * gaussian).to(device)
+    dream = Dream(
+        context,
+        _proprio(model, clips, rows),
+        words[clips.sentence[rows]].to(device),
+        _full_state_if_known(model, clips, rows),
+    )
+    return dream, noise.to(device)
+
+
+def _denoising_task(
+    model: WorldModel, inputs: ChunkInputs, target: Tensor, generator: torch.Generator
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """What the backbone is given besides its inputs, and the latents that it should reach.
+
+    A deterministic model is given nothing and should reach ``target``. A stochastic one gets noisy
+    changes and their times. A flow map also learns shortcuts, whose goals differ from ``target``.
+    """
+    if not model.stochastic:
+        return (), target
+    change = target - inputs.dream.latent
+    sample, time = noisy_change(change, generator)
+    if not isinstance(model.backbone, FlowMap):
+        return (sample, time), target
+    *sampled, goal = model.backbone.shortcut_targets(
+        *inputs.of_backbone, change, sample, time, generator
+    )
+    return tuple(sampled), inputs.dream.latent + goal
+
+
+def noisy_change(change: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The flow-matching input for a change of latents.
+
+    Half of the rows get a random time and the point at that time on the line from ``change`` (time
+    0) to noise (time 1). The others learn the mean: they get zeros, and time 0.
+    """
+    draws = torch.rand(2, len(change), generator=generator).to(change.device)
+    time = draws[0].clamp_min(1e-3) * (draws[1] < 0.5)
+    noise = torch.randn(change.shape, generator=generator).to(change.device)
+    t = time.view(-1, *[1] * (change.ndim - 1))
+    return ((1 - t) * change + t * noise) * (t > 0), time
+
+
+# ---- The state model and the inverse dynamics. ----
 
 
 def state_loss(
@@ -155,80 +227,105 @@ def state_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of the state model, on B frames that have a next one.
 
-    It starts from bodies to which it has come by itself in up to ``unroll`` actions (pushforward,
-    arXiv:2202.03376), and which are off by up to ``noise`` of the data's standard deviations
-    besides. From there it is to come to the true body, so that errors do not grow from action to
-    action (arXiv:2002.09405). What is solved is learned from bodies that are off by ``judge_noise``
-    of them, so that no corner between the data counts as solved.
+    The state model starts from full states that it predicted itself, over up to ``unroll`` actions
+    (pushforward, arXiv:2202.03376), with added noise. It is to reach the true next state from
+    there, so that errors do not grow from action to action (arXiv:2002.09405).
+
+    Args:
+        model: to be trained.
+        clips: with the simulator's state.
+        words: (sentences, E).
+        rows: (B,) frames.
+        unroll: the most actions of the pushforward.
+        noise: the most noise on the states it starts from, in standard deviations of the data.
+        judge_noise: noise on the states that success is learned from, in the same unit. It keeps
+            regions between the data from counting as solved.
+        generator: of all that is random.
     """
     assert model.state is not None
     device = model.device
-    body = _body(clips, rows, device)
-    after = _body(clips, rows + 1, device)
-    seen = body
-    if unroll and (back := int(torch.randint(unroll + 1, (1,), generator=generator))):
-        first = torch.maximum(clips.start[rows], rows - back)
-        actions = clips.chunk(first, back).to(device)
-        count = (rows - first).to(device)
-        with torch.no_grad():
-            seen, _ = model.state.roll(_body(clips, first, device), actions, count)
+    current = _full_state(clips, rows, device)
+    after = _full_state(clips, rows + 1, device)
+    # Start from predicted states, with noise.
+    start = _pushforward_state(model, clips, rows, unroll, generator) if unroll else current
     if noise:
-        size = noise * torch.rand((len(body), 1), generator=generator)
-        seen = (
-            seen
-            + (size * torch.randn(body.shape, generator=generator)).to(device) * model.state.std
-        )
-    moved = model.state.loss(seen, body, clips.actions[rows].to(device), after)
-    said = words[clips.sentence[rows]].to(device)
+        size = noise * torch.rand((len(current), 1), generator=generator)
+        gaussian = torch.randn(current.shape, generator=generator)
+        start = start + (size * gaussian).to(device) * model.state.std
+    # One action to the true next state.
+    dynamics = model.state.loss(start, current, clips.actions[rows].to(device), after)
+    # Success, learned from noisy states; every judge has a loss of its own.
     if judge_noise:
-        after = (
-            after
-            + judge_noise
-            * torch.randn(after.shape, generator=generator).to(device)
-            * model.state.std
-        )
-    logits = model.state.verdicts(after, said)
+        gaussian = torch.randn(after.shape, generator=generator).to(device)
+        after = after + judge_noise * gaussian * model.state.std
+    logits = model.state.verdicts(after, words[clips.sentence[rows]].to(device))
     solved = clips.solved[rows + 1].float().to(device).expand_as(logits)
-    judged = len(logits) * F.binary_cross_entropy_with_logits(
-        logits, solved
-    )  # each judge for itself
-    return moved + judged, {"state": moved, "state_success": judged}
+    success = len(logits) * F.binary_cross_entropy_with_logits(logits, solved)
+    return dynamics + success, {"state": dynamics, "state_success": success}
+
+
+def _pushforward_state(
+    model: WorldModel, clips: Clips, rows: Tensor, unroll: int, generator: torch.Generator
+) -> Tensor:
+    """The states at ``rows`` as predicted from up to ``unroll`` actions before."""
+    assert model.state is not None
+    back = int(torch.randint(unroll + 1, (1,), generator=generator))
+    if not back:
+        return _full_state(clips, rows, model.device)
+    first = torch.maximum(clips.start[rows], rows - back)
+    actions = clips.chunk(first, back).to(model.device)
+    count = (rows - first).to(model.device)
+    with torch.no_grad():
+        predicted, _ = model.state.roll(_full_state(clips, first, model.device), actions, count)
+    return predicted
 
 
 def inverse_loss(model: WorldModel, clips: Clips, rows: Tensor, count: Tensor) -> Tensor:
-    """The loss of the inverse dynamics, on B real chunks of ``count`` actions that start at ``rows``."""
+    """The loss of the inverse dynamics, on B real chunks of ``count`` actions from ``rows`` on."""
     assert model.inverse is not None
     device = model.device
-    pair = _latents(clips, rows, device), _latents(clips, rows + count, device)
-    return model.inverse.loss(*pair, clips.chunk(rows, model.horizon).to(device), count.to(device))
+    before = _latents(clips, rows, device)
+    after = _latents(clips, rows + count, device)
+    actions = clips.chunk(rows, model.horizon).to(device)
+    return model.inverse.loss(before, after, actions, count.to(device))
 
 
-def noisy_change(change: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """For half of the rows a point on the way from noise to ``change`` and its time; zeros where the mean is learnt."""
-    draws = torch.rand(2, len(change), generator=generator).to(change.device)
-    time = draws[0].clamp_min(1e-3) * (draws[1] < 0.5)
-    noise = torch.randn(change.shape, generator=generator).to(change.device)
-    t = time.view(-1, *[1] * (change.ndim - 1))
-    return ((1 - t) * change + t * noise) * (t > 0), time
+# ---- Minibatches. ----
 
 
-def draw_clips(
+def sample_clips(
     clips: Clips, allowed: Tensor, size: int, horizon: int, unroll: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, counts and distances back of ``size`` random clips from ``allowed`` frames; most chunks are whole ones."""
+    """Random clips of ``unroll`` chunks that stay within their episode.
 
-    def counts(n: int) -> Tensor:
+    Seven of ten chunks have all ``horizon`` actions, the others a random number of them.
+
+    Args:
+        clips: the data.
+        allowed: frames that a clip may start at.
+        size: B.
+        horizon: H.
+        unroll: chunks of a clip.
+        generator: of the choice.
+
+    Returns:
+        (B,) first frames, (B,) actions of every chunk, and (B,) how many frames back the previous
+        frame lies.
+    """
+
+    def random_counts(n: int) -> Tensor:
         some = torch.randint(1, horizon + 1, (n,), generator=generator)
         return torch.where(torch.rand(n, generator=generator) < 0.7, horizon, some)
 
-    rows = counted = torch.empty(0, dtype=torch.long)
+    rows = torch.empty(0, dtype=torch.long)
+    counts = torch.empty(0, dtype=torch.long)
     while len(rows) < size:
         new = allowed[torch.randint(len(allowed), (4 * size,), generator=generator)]
-        count = counts(len(new))
+        count = random_counts(len(new))
         fits = new + count * unroll < clips.end[new]
         rows = torch.cat([rows, new[fits]])
-        counted = torch.cat([counted, count[fits]])
-    return rows[:size], counted[:size], counts(size)
+        counts = torch.cat([counts, count[fits]])
+    return rows[:size], counts[:size], random_counts(size)
 
 
 def _latents(clips: Clips, index: Tensor, device: torch.device) -> Tensor:
@@ -236,15 +333,15 @@ def _latents(clips: Clips, index: Tensor, device: torch.device) -> Tensor:
     return clips.latents[index].to(device).float()
 
 
-def _body(clips: Clips, rows: Tensor, device: torch.device) -> Tensor:
-    body = clips.body(rows)
-    assert body is not None
-    return body.to(device)
+def _full_state(clips: Clips, rows: Tensor, device: torch.device) -> Tensor:
+    full_state = clips.full_state(rows)
+    assert full_state is not None
+    return full_state.to(device)
 
 
-def _true(model: WorldModel, clips: Clips, rows: Tensor) -> Tensor | None:
-    """The real body: in training the pictures follow that."""
-    return None if model.state is None else _body(clips, rows, model.device)
+def _full_state_if_known(model: WorldModel, clips: Clips, rows: Tensor) -> Tensor | None:
+    """The real full state: in training the frames follow it, not the state model's prediction."""
+    return None if model.state is None else _full_state(clips, rows, model.device)
 
 
 def _proprio(model: WorldModel, clips: Clips, rows: Tensor) -> Tensor:

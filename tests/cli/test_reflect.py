@@ -15,8 +15,8 @@ from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.reflectors.folder import load_reflector
-from embodyrl.world_models.reflectors.labelled_episodes import Episodes, from_demonstrations
-from embodyrl.world_models.reflectors.score import score
+from embodyrl.world_models.reflectors.labelled_episodes import LabelledEpisodes, from_demonstrations
+from embodyrl.world_models.reflectors.score import score_probabilities
 from embodyrl.world_models.reflectors.server import ServerReflector
 
 
@@ -53,10 +53,10 @@ def test_score_counts_what_happened():
     prob = np.array(
         [0.1, 0.2, 0.9, 0.9, 0.1, 0.8, 0.9, 0.1, 0.9, 0.9, 0.9, 0.9, 0.1, math.nan, 0.1, 0.9]
     )
-    data = Episodes(
+    data = LabelledEpisodes(
         {}, np.arange(16), label, np.repeat(np.arange(4), 4), np.zeros(16, dtype=int), ["x"]
     )
-    result = score(prob, data, Calibration(threshold=0.5, hits=2))
+    result = score_probabilities(prob, data, Calibration(threshold=0.5, hits=2))
     assert (result["episodes"], result["solved"], result["frames"], result["unjudged"]) == (
         4,
         2,
@@ -66,7 +66,7 @@ def test_score_counts_what_happened():
     assert (result["false_terminations"]["k"], result["false_terminations"]["n"]) == (1, 2)
     assert (result["missed"]["k"], result["premature"]["k"]) == (0, 0)
     assert result["f1"]["value"] == pytest.approx(2 * 5 / (2 * 5 + 4))
-    early = score(prob, data, Calibration(threshold=0.5, hits=1))
+    early = score_probabilities(prob, data, Calibration(threshold=0.5, hits=1))
     assert early["premature"]["k"] == 1 and early["false_terminations"]["k"] == 2
     json.dumps(result)
     assert result["f1"]["low"] <= result["f1"]["value"] <= result["f1"]["high"]
@@ -113,14 +113,14 @@ def test_a_server_is_a_folder_too(tmp_path):
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser()
-    reflect.add_parser(made.add_subparsers())
+    reflect.add_reflect(made.add_subparsers())
     return made
 
 
 def test_parsing_imports_nothing_heavy():
     code = (
         "import argparse, sys; from embodyrl.cli import reflect; p = "
-        "argparse.ArgumentParser();reflect.add_parser(p.add_subparsers()); "
+        "argparse.ArgumentParser();reflect.add_reflect(p.add_subparsers()); "
         "p.parse_args(['reflect', 'eval', 'a', 'b', '--json']);sys.exit(any(m in sys.modules for "
         "m in ('torch', 'numpy', 'diffusers', 'transformers')))"
     )
@@ -139,7 +139,7 @@ def test_parsing_imports_nothing_heavy():
 
 @pytest.mark.slow
 def test_the_pick_task_of_the_simulator(tmp_path, capsys):
-    """Real frames, two minutes of one core. The F1 under so low a cap is not held to anything yet; see the log."""
+    """Real frames, two minutes of one core. F1 under so low a cap is not tested; see the log."""
     from embodyrl.data.collect import collect_dataset
     from embodyrl.sims.mujoco.env import Config
 

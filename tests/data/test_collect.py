@@ -173,7 +173,8 @@ def add_and_die(self, recording):
     if len(self) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 partial.EpisodeParts.add = add_and_die
-collect_dataset(Config(num_envs=2, task="reach", cameras=(), renderer="none"), sys.argv[1], num_episodes=5)
+config = Config(num_envs=2, task="reach", cameras=(), renderer="none")
+collect_dataset(config, sys.argv[1], num_episodes=5)
 """
 
 

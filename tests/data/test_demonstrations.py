@@ -169,7 +169,7 @@ def test_statistics():
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory):
-    """As someone else would have made it: other names and sizes, one camera as pictures, no success column."""
+    """A data set of others: other names and sizes, one camera as pictures, no success column."""
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     root = tmp_path_factory.mktemp("foreign") / "set"
@@ -289,7 +289,8 @@ def test_data_sets_whose_states_mean_something_else_are_not_mixed(dataset, tmp_p
     assert Clips.load([str(dataset), str(dataset)]).spec.layout and page["spec"].pop("layout")
     (older / "meta" / "embodyrl.json").write_text(json.dumps(page))
     with pytest.raises(
-        UserError, match=r"older and .*demo name other numbers .*EnvSpec\.layout.*Collect it anew"
+        UserError,
+        match=r"older and .*demo disagree on which numbers .*EnvSpec\.layout.*Collect it again",
     ):
         Clips.load([str(dataset), str(older)])
 

@@ -1,4 +1,4 @@
-"""Several data sets as one: drawn by weight, served in the order asked for; interventions drawn more often."""
+"""Several data sets as one: drawn by weight, in the requested order, interventions more often."""
 
 import pytest
 import torch

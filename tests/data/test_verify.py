@@ -101,7 +101,7 @@ DAMAGE = {
     "no such folder": (lambda f: shutil.rmtree(f), "holds no LeRobot data set"),
     "truncated video": (
         lambda f: cut(f / VIDEO),
-        "file-000.mp4 (cannot be decoded|breaks off|has no frame)",
+        "file-000.mp4 (cannot be decoded|ends after|has no frame)",
     ),
     "missing video": (lambda f: (f / VIDEO).unlink(), "video .*file-000.mp4 is missing"),
     "missing parquet": (lambda f: (f / DATA).unlink(), "data/ holds no parquet file"),
@@ -120,7 +120,7 @@ DAMAGE = {
     ),
     "another rate": (
         lambda f: info(f, fps=20),
-        "times of episode 0 are not those of 20 frames per second",
+        "times of episode 0 do not fit 20 frames per second",
     ),
     "no rate": (lambda f: info(f, fps=0), "gives 0 frames per second"),
     "success half way": (half_success, "'success' changes within episode 0"),

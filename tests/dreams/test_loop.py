@@ -1,4 +1,4 @@
-"""``embodyrl world loop``: what is refused, what is remembered; the slow test runs one from nothing."""
+"""``embodyrl world loop``: its settings and its record; the slow test runs a whole loop."""
 
 import json
 import subprocess
@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from embodyrl.dreams.loop import Book, Look, _claim, _looks, chosen, read
+from embodyrl.dreams.loop_config import claim_folder, read_loop
+from embodyrl.dreams.loop_record import (
+    LoopRecord,
+    RealEvaluation,
+    best_evaluation,
+    read_evaluations,
+)
 from embodyrl.errors import UserError
 
 
@@ -22,47 +28,49 @@ def test_what_makes_no_sense_is_refused(tmp_path) -> None:
         ("mujoco_pick", ["policy=x"], "demos is empty, but dream_sac_flow imitates"),
     ):
         with pytest.raises(UserError, match=said):
-            read(preset, overrides)
+            read_loop(preset, overrides)
     given = ["policy=x", "demos=y", f"out={tmp_path}"]
-    config = read("mujoco_pick", given)
+    config = read_loop("mujoco_pick", given)
     assert config.env == "mujoco_pick_sft" and config.dream == "dream_sac_flow" and config.world
-    assert not read("mujoco_pick", ["policy=x", "dream=dream_ppo"]).demos  # which needs none
-    _claim(tmp_path, config)
-    _claim(tmp_path, read("mujoco_pick", [*given, "rounds=9"]))  # it may last longer
+    assert not read_loop("mujoco_pick", ["policy=x", "dream=dream_ppo"]).demos  # which needs none
+    claim_folder(tmp_path, config)
+    claim_folder(tmp_path, read_loop("mujoco_pick", [*given, "rounds=9"]))  # it may last longer
     with pytest.raises(
         UserError, match=r"holds a loop with other settings \(episodes was 200, now 7"
     ):
-        _claim(tmp_path, read("mujoco_pick", [*given, "episodes=7"]))
+        claim_folder(tmp_path, read_loop("mujoco_pick", [*given, "episodes=7"]))
 
 
-def test_looks_are_in_order_and_minutes_add_up(tmp_path) -> None:
+def test_evaluations_are_in_order_and_minutes_add_up(tmp_path) -> None:
     (tmp_path / "dream" / "evals").mkdir(parents=True)
     for name, iteration, solved in (("before", 0, 1), ("after", 20, 2), ("iter_000010", 10, 3)):
         episodes = [{"success": k < solved, "length": 4} for k in range(5)]
         text = json.dumps({"iteration": iteration, "episodes": episodes})
         (tmp_path / "dream" / "evals" / f"{name}.json").write_text(text)
-    looks = _looks(tmp_path / "dream", "runs/sft")
-    assert [(Path(look.checkpoint).name, look.solved) for look in looks] == [
+    evaluations = read_evaluations(tmp_path / "dream", "runs/sft")
+    assert [(Path(e.checkpoint).name, e.solved) for e in evaluations] == [
         ("sft", 1), ("step_000010", 3), ("step_000020", 2),
     ]  # fmt: skip
-    assert looks[0] == Look("runs/sft", 1, 5, 20)
+    assert evaluations[0] == RealEvaluation("runs/sft", 1, 5, 20)
     for _ in range(2):  # the second one went on from the file
-        with pytest.raises(KeyError), Book(tmp_path).stage("dream"):
+        with pytest.raises(KeyError), LoopRecord(tmp_path).stage("dream"):
             raise KeyError
-    book = Book(tmp_path)
-    assert 0 < book.page["minutes"]["dream"] < 1
-    book.note("round_0", looks, [])
-    book.note("round_0", looks, [])
+    record = LoopRecord(tmp_path)
+    assert 0 < record.content["minutes"]["dream"] < 1
+    record.add_round("round_0", evaluations, [])
+    record.add_round("round_0", evaluations, [])
     assert (
-        book.finish("x")["eval_steps"] == 60
+        record.finish("x")["eval_steps"] == 60
         and json.loads((tmp_path / "loop.json").read_text())["best"] == "x"
     )
 
 
 def test_the_latest_of_those_that_cannot_be_told_apart_is_taken() -> None:
     def kept(*solved: int, before: int) -> int | None:
-        look = chosen([Look(str(at), count, 64, 0) for at, count in enumerate(solved)], before)
-        return None if look is None else int(look.checkpoint)
+        kept_one = best_evaluation(
+            [RealEvaluation(str(at), count, 64, 0) for at, count in enumerate(solved)], before
+        )
+        return None if kept_one is None else int(kept_one.checkpoint)
 
     assert kept(14, 40, 50, 47, before=14) == 3  # 47 is within sqrt(64 * .78 * .22) = 3.3 of 50
     assert kept(14, 40, 50, 46, before=14) == 2

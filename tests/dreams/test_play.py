@@ -1,4 +1,4 @@
-"""A person drives a dream in a real Chromium, beside the simulator; the model is real and untrained."""
+"""A person drives a dream in a real Chromium, beside the simulator; the model is untrained."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from embodyrl import checks
+from embodyrl.build import make_env
 from embodyrl.dreams.play import SideBySide, play
 from embodyrl.errors import UserError
 from embodyrl.sims.mujoco.env import Config, MujocoEnv
@@ -77,9 +78,10 @@ def test_the_same_actions_go_to_both_and_the_dream_wakes_up(folder: str) -> None
 
 
 def test_some_envs_are_real_and_the_others_dreams(folder: str) -> None:
-    env = WorldModelEnv(
-        WorldModelConfig(model=folder, num_envs=5, real_envs=2, precision="f32", split="eval")
-    )
+    config = WorldModelConfig(model=folder, num_envs=5, real_envs=2, precision="f32", split="eval")
+    with pytest.raises(UserError, match="dreams only"):
+        WorldModelEnv(config)
+    env = make_env(config)
     try:
         checks.check_env(env, horizon=3)
         first = env.reset(init=[3, 4, 5, 6, 7])

@@ -15,15 +15,15 @@ from embodyrl.world_models.train import WorldTrainConfig, train_world
 
 T, SIZE = 16, 32
 VAE = {
-    "base_dim": 8, "z_dim": 4, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1, "latents_mean": [0.1] * 4,
-    "latents_std": [2.0] * 4,
+    "base_dim": 8, "z_dim": 4, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1,
+    "latents_mean": [0.1] * 4, "latents_std": [2.0] * 4,
 }  # fmt: skip
 """Of an ``AutoencoderKLWan`` that is quick to build."""
 SPEC = EnvSpec("test/square", 1, 2, 2, "ee_delta_pos", 10.0, T - 1, {"front": (SIZE, SIZE)})
 
 
 def squares(episodes: int, seed: int, *, state: bool = False) -> Clips:
-    """A square on a grey ground moves by 4 pixels times the action; at the right edge the task is solved.
+    """A square moves by 4 pixels times the action; at the right edge the task is solved.
 
     With ``state`` the simulator's state is known: how far the square still is from that edge, in
     pixels.
@@ -80,13 +80,14 @@ def two_views() -> Clips:
 
 NEVER = Calibration(bias=-50.0, threshold=1.0)
 SETTINGS = {
-    "data": ("memory",), "horizon": 3, "channels": 16, "width": 32, "layers": 1, "latent_channels": 4,
-    "codec_steps": 20, "steps": 30, "state_steps": 200, "max_false_positives": 1.0,
+    "data": ("memory",), "horizon": 3, "channels": 16, "width": 32, "layers": 1,
+    "latent_channels": 4, "codec_steps": 20, "steps": 30, "state_steps": 200,
+    "max_false_positives": 1.0,
 }  # fmt: skip
 
 
 def hardly_trained(config: WorldTrainConfig) -> str:
-    """A model all the same, where training complains that so few steps do not tell it what a success is."""
+    """A model even if training complains that so few steps did not teach it what a success is."""
     with contextlib.suppress(UserError):
         train_world(config)
     return str(Path(config.out) / "model")

@@ -1,4 +1,4 @@
-"""Run folders whose evaluations are real: the scripted expert with much noise before, and with less after.
+"""Run folders with real evaluations: the scripted expert with much noise, then with less.
 
 And one of a short training in an env that reports no success.
 """
@@ -97,11 +97,17 @@ def runs(tmp_path_factory) -> list[Path]:
 
 PENDULUM = {
     "env": {"name": "gymnasium", "id": "Pendulum-v1", "num_envs": 2, "max_episode_steps": 10},
-    "policy": {"name": "flow_mlp", "width": 16, "layers": 1, "critic_width": 8, "num_denoise_steps": 2},
-    "algorithm": {
-        "name": "sac_flow", "num_chunks": 10, "capacity": 64, "warmup_chunks": 20, "batch_size": 16, "critic_width": 16,
+    "policy": {
+        "name": "flow_mlp", "width": 16, "layers": 1, "critic_width": 8, "num_denoise_steps": 2,
     },
-    "run": {"name": "pendulum", "iterations": 4, "eval_every": 2, "eval_episodes": 6, "device": "cpu", "threads": 1},
+    "algorithm": {
+        "name": "sac_flow", "num_chunks": 10, "capacity": 64, "warmup_chunks": 20, "batch_size": 16,
+        "critic_width": 16,
+    },
+    "run": {
+        "name": "pendulum", "iterations": 4, "eval_every": 2, "eval_episodes": 6, "device": "cpu",
+        "threads": 1,
+    },
 }  # fmt: skip
 
 

@@ -14,8 +14,13 @@ pytest.importorskip("playwright.sync_api")
 SOON = """(v, [test, seconds]) => new Promise((done, late) => {
   const end = performance.now() + 1000 * seconds;
   const tests = { decoded: () => v.readyState >= 2, moves: () => v.currentTime > 0.05 };
-  const said = () => `not ${test}: ${v.readyState}, paused ${v.paused}, at ${v.currentTime} of ${v.duration}`;
-  const ask = () => tests[test]() ? done() : performance.now() > end ? late(new Error(said())) : setTimeout(ask, 20);
+  const said = () =>
+    `not ${test}: ${v.readyState}, paused ${v.paused}, at ${v.currentTime} of ${v.duration}`;
+  const ask = () => {
+    if (tests[test]()) done();
+    else if (performance.now() > end) late(new Error(said()));
+    else setTimeout(ask, 20);
+  };
   ask();
 })"""
 

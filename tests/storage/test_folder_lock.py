@@ -12,7 +12,8 @@ import pytest
 
 from embodyrl.config import compose
 from embodyrl.data.collect import collect_dataset
-from embodyrl.dreams.loop import LoopConfig, loop
+from embodyrl.dreams.loop import run_loop
+from embodyrl.dreams.loop_config import LoopConfig
 from embodyrl.errors import UserError
 from embodyrl.sims.mujoco.config import Config as MujocoConfig
 from embodyrl.storage.folder_lock import held
@@ -74,5 +75,5 @@ def test_collect_leaves_a_folder_alone_that_is_being_written(tmp_path: Path) -> 
 def test_a_loop_leaves_a_folder_alone_that_is_being_written(tmp_path: Path) -> None:
     with another(tmp_path):
         with pytest.raises(UserError, match="is writing into"):
-            loop(LoopConfig(policy="p", env="mujoco_pick_sft", out=str(tmp_path)))
+            run_loop(LoopConfig(policy="p", env="mujoco_pick_sft", out=str(tmp_path)))
         assert [path.name for path in tmp_path.iterdir()] == [".held"]

@@ -1,4 +1,4 @@
-"""The world model's parts on a tiny world that can be computed by hand: a square that moves as it is told."""
+"""The world model's parts on a tiny world: a square that moves by its actions."""
 
 import dataclasses
 import json
@@ -17,22 +17,22 @@ from embodyrl.dreams.pictures import EDGE, GAP, MARGIN, draw_dreams
 from embodyrl.errors import UserError
 from embodyrl.types import Obs
 from embodyrl.word_embeddings import embed_sentences
-from embodyrl.world_models import calibrate
-from embodyrl.world_models import model as world_model
+from embodyrl.world_models import calibrate, precision
 from embodyrl.world_models import train as training
-from embodyrl.world_models.calibrate import probabilities, replay, solved_after
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.dream import disagreement
 from embodyrl.world_models.dream_metrics import psnr
+from embodyrl.world_models.encode import encode
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
-from embodyrl.world_models.judge_scores import judged
+from embodyrl.world_models.judge_scores import score_judges
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.nets.codec import brightness
-from embodyrl.world_models.reencode import seen_in_dreams
-from embodyrl.world_models.reflectors.calibration import Calibration, fit
+from embodyrl.world_models.reencode import reencode
+from embodyrl.world_models.reflectors.calibration import Calibration, fit_calibration
 from embodyrl.world_models.reflectors.metrics import auroc
+from embodyrl.world_models.replay import replay, replay_success, solved_after
 from embodyrl.world_models.train import WorldTrainConfig, train_world
-from embodyrl.world_models.training_losses import BINS, OFF_BACKGROUND, colour_weights, draw_clips
+from embodyrl.world_models.training_losses import BINS, OFF_BACKGROUND, colour_weights, sample_clips
 
 
 class KnowsTheEdge:
@@ -77,7 +77,7 @@ def trained(tmp_path_factory) -> WorldModel:
 
 def test_the_threshold_does_not_make_up_for_what_a_dream_gets_wrong(trained, monkeypatch) -> None:
     clips, share = squares(100, 99), 0.2
-    clips.latents = training.encode(trained, clips)
+    clips.latents = encode(trained, clips)
     furthest = clips.proprio[:, 1].view(-1, T).amax(1)
     solved = clips.solved.view(-1, T)[:, 1:].any(1)
     starts = clips.starts[
@@ -86,18 +86,18 @@ def test_the_threshold_does_not_make_up_for_what_a_dream_gets_wrong(trained, mon
     clips.actions *= (
         0.4  # and dreams that end short of the edge, where the real square has reached it
     )
-    prob, lasted = probabilities(trained, clips, starts)
+    prob, lasted = replay_success(trained, clips, starts)
     label = solved_after(clips, starts, trained.horizon, len(prob)) & lasted
     episode = torch.arange(len(starts)).expand_as(prob)
     columns = [x.T[lasted.T].numpy() for x in (prob, label, episode)]
 
     def really_too_early(calibration: Calibration) -> float:
         monkeypatch.setattr(trained, "calibration", calibration)
-        found = judged(trained, clips, starts)["head"]["real"]
+        found = score_judges(trained, clips, starts)["head"]["real"]
         return (found["premature"]["k"] + found["false_terminations"]["k"]) / len(starts)
 
-    by_dreams_alone = fit(*columns, max_false_positive_rate=share, hits=1)
-    fitted, report = calibrate.fit_calibration(trained, clips, starts, share)
+    by_dreams_alone = fit_calibration(*columns, max_false_positive_rate=share, hits=1)
+    fitted, report = calibrate.calibrate_success_head(trained, clips, starts, share)
     assert really_too_early(by_dreams_alone) > 1.4 * share and really_too_early(fitted) <= share
     assert fitted.threshold > by_dreams_alone.threshold and report["imagined"] > 0
 
@@ -106,7 +106,7 @@ def test_a_head_that_is_surer_of_what_is_nearly_solved_than_of_any_dreamt_succes
     trained,
 ) -> None:
     clips = squares(100, 99)
-    clips.latents = training.encode(trained, clips)
+    clips.latents = encode(trained, clips)
     where = clips.proprio[:, 1].view(-1, T)
     solved = clips.solved.view(-1, T)[:, 1:].any(1)
     starts = clips.starts[(solved & (where[:, 0] < 0.5)) | (where.amax(1) < 0.3)]
@@ -116,13 +116,13 @@ def test_a_head_that_is_surer_of_what_is_nearly_solved_than_of_any_dreamt_succes
         UserError,
         match=r"In more than 2\.0% of the held-out episodes .* real moment before success",
     ):
-        calibrate.fit_calibration(trained, clips, starts, 0.02)
+        calibrate.calibrate_success_head(trained, clips, starts, 0.02)
 
 
 def test_judges_are_judged_on_real_and_on_imagined_moments(trained) -> None:
     clips = squares(40, 99)
-    clips.latents = training.encode(trained, clips)
-    found = judged(trained, clips, clips.starts, KnowsTheEdge())
+    clips.latents = encode(trained, clips)
+    found = score_judges(trained, clips, clips.starts, KnowsTheEdge())
     chunks = (T - 1) // 3
     for kinds in found.values():
         for one in kinds.values():
@@ -147,12 +147,12 @@ def test_judges_are_judged_on_real_and_on_imagined_moments(trained) -> None:
     # The same episodes, dreamt by actions that were not theirs, come out otherwise: labels go with
     # the right moment.
     mixed = dataclasses.replace(clips, actions=clips.actions.flip(0))
-    assert judged(trained, mixed, clips.starts)["head"]["imagined"]["auroc"]["value"] < 0.8
+    assert score_judges(trained, mixed, clips.starts)["head"]["imagined"]["auroc"]["value"] < 0.8
 
 
 def test_it_predicts_where_the_square_goes_and_when_it_has_arrived(trained) -> None:
     clips = squares(40, 99)
-    clips.latents = training.encode(trained, clips)
+    clips.latents = encode(trained, clips)
     starts = clips.starts
     dreams, lasted = replay(trained, clips, starts)
     assert lasted.all() and len(dreams) == (T - 1) // 3
@@ -163,7 +163,7 @@ def test_it_predicts_where_the_square_goes_and_when_it_has_arrived(trained) -> N
     where = trained.proprio(dreams[-1])
     assert (where - clips.proprio[starts + T - 1]).abs().mean() < 0.1
     truth = torch.stack([clips.solved[a : clips.end[a]].any() for a in starts.tolist()])
-    prob, _ = probabilities(trained, clips, starts)
+    prob, _ = replay_success(trained, clips, starts)
     assert auroc(prob.amax(0).numpy(), truth.numpy()) > 0.85
     # Other episodes' actions lead elsewhere: it follows the actions, and not what usually happens.
     other, _ = replay(trained, clips, starts, starts.roll(1))
@@ -178,7 +178,7 @@ def test_it_predicts_where_the_square_goes_and_when_it_has_arrived(trained) -> N
 
 def test_episodes_are_drawn_beside_their_dreams(trained, tmp_path) -> None:
     clips = squares(12, 98)
-    clips.latents = training.encode(trained, clips)
+    clips.latents = encode(trained, clips)
     draw_dreams(
         trained, clips, clips.starts, tmp_path / "new" / "dreams.png", episodes=4, columns=3
     )
@@ -292,7 +292,7 @@ def test_demonstrations_are_shown_as_the_dream_would(trained, folder) -> None:
     demos = Demonstrations(
         2, clips.images, clips.proprio, clips.actions, episode, sentence, clips.sentences
     )
-    shown = seen_in_dreams(demos, folder)
+    shown = reencode(demos, folder)
     assert (
         torch.equal(shown.actions, demos.actions)
         and shown.images["front"] is not demos.images["front"]
@@ -308,7 +308,7 @@ def test_demonstrations_are_shown_as_the_dream_would(trained, folder) -> None:
     with pytest.raises(
         UserError, match=r"dreams of the cameras \{'front': \(32, 32\)\}.*have \{'wrist'"
     ):
-        seen_in_dreams(other, folder)
+        reencode(other, folder)
 
 
 def _columns(demos: Demonstrations) -> tuple[Any, ...]:
@@ -426,8 +426,8 @@ def test_a_dream_that_breaks_is_masked_and_leaves_the_others_alone(folder) -> No
 
 
 def mostly_right(model: WorldModel, clips: Clips, starts: torch.Tensor, actions_of=None):
-    """Probabilities of a head that is surest of one failing episode: what ten steps teach is chance."""
-    prob, lasted = probabilities(model, clips, starts, actions_of)
+    """Probabilities of a head that is surest of one failing episode; ten steps teach nothing."""
+    prob, lasted = replay_success(model, clips, starts, actions_of)
     solved = solved_after(clips, starts, model.horizon, len(prob)) & lasted
     failing = int((~solved.any(0)).nonzero()[0])
     return (0.3 + 0.4 * solved).index_fill(1, torch.tensor([failing]), 0.9), lasted
@@ -435,7 +435,7 @@ def mostly_right(model: WorldModel, clips: Clips, starts: torch.Tensor, actions_
 
 def test_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(80, 0)))
-    monkeypatch.setattr(calibrate, "probabilities", mostly_right)
+    monkeypatch.setattr(calibrate, "replay_success", mostly_right)
     config = WorldTrainConfig(
         **SETTINGS, out=str(tmp_path / "whole"), codec_steps=6, steps=10, checkpoint_every=4
     )
@@ -493,15 +493,15 @@ def test_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch
 def test_bfloat16_is_for_processors_that_are_faster_so(monkeypatch, amx, avx, name, wanted) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx)
-    monkeypatch.setattr(world_model, "hardware", lambda: {"cpu": name})
+    monkeypatch.setattr(precision, "hardware", lambda: {"cpu": name})
     cpu = torch.device("cpu")
-    assert world_model.use_bf16("auto", cpu) is wanted
-    assert world_model.use_bf16("bf16", cpu) and not world_model.use_bf16("f32", cpu)
+    assert precision.use_bf16("auto", cpu) is wanted
+    assert precision.use_bf16("bf16", cpu) and not precision.use_bf16("f32", cpu)
 
 
 @pytest.fixture
 def drawn(folder, tmp_path, monkeypatch) -> str:
-    """A stochastic model that starts from the deterministic one's weights, and is hardly trained."""
+    """A stochastic model, hardly trained, that starts from the deterministic one's weights."""
     monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(80, 3)))
     config = WorldTrainConfig(
         **SETTINGS,
@@ -517,8 +517,8 @@ def drawn(folder, tmp_path, monkeypatch) -> str:
 
 def test_a_stochastic_model_starts_as_the_mean_and_draws_around_it(trained, drawn) -> None:
     model, clips = WorldModel.load(drawn), squares(30, 99)
-    assert model.stochastic and not trained.stochastic and model.doubt > 0
-    clips.latents = training.encode(model, clips)
+    assert model.stochastic and not trained.stochastic and model.max_disagreement > 0
+    clips.latents = encode(model, clips)
     rows, generator = clips.starts, torch.Generator().manual_seed(0)
     context = clips.latents[rows].float()[:, None].expand(-1, 3, -1, -1, -1, -1)
     dream = model.begin(context, clips.proprio[rows], embed_sentences(clips.sentences * len(rows)))
@@ -547,7 +547,7 @@ def test_a_dream_whose_two_draws_differ_too_much_has_failed(drawn) -> None:
 
     sure, doubtful, actions = env(sampling_steps=2), env(sampling_steps=2), torch.zeros(3, 3, 2)
     checks.check_env(sure, horizon=3)
-    sure.model.doubt, doubtful.model.doubt = 1e9, 0.0
+    sure.model.max_disagreement, doubtful.model.max_disagreement = 1e9, 0.0
     first, second = (sure.reset(init=[0, 1, 2]) and sure.step(actions) for _ in range(2))
     assert not first.done.any() and torch.equal(
         first.obs.images["front"], second.obs.images["front"]
@@ -555,7 +555,7 @@ def test_a_dream_whose_two_draws_differ_too_much_has_failed(drawn) -> None:
     alone = WorldModelEnv(
         WorldModelConfig(model=drawn, num_envs=1, precision="f32", sampling_steps=2)
     )
-    alone.model.doubt = 1e9
+    alone.model.max_disagreement = 1e9
     alone.reset(init=[2])  # its noise is its own, whatever runs beside it
     assert torch.allclose(alone.step(actions[:1]).obs.proprio[0], first.obs.proprio[2], atol=1e-4)
     doubtful.reset(init=[0, 1, 2])
@@ -590,7 +590,7 @@ def test_it_goes_on_with_new_data_and_the_codec_it_has(
 def test_clips_stay_within_their_episode() -> None:
     clips = squares(10, 0)
     allowed = torch.arange(len(clips))[(torch.arange(len(clips)) // T) % 2 == 0]
-    rows, count, back = draw_clips(clips, allowed, 200, 3, 4, torch.Generator().manual_seed(0))
+    rows, count, back = sample_clips(clips, allowed, 200, 3, 4, torch.Generator().manual_seed(0))
     assert (rows + 4 * count < clips.end[rows]).all() and torch.isin(rows, allowed).all()
     assert count.min() == 1 and count.max() == 3 and back.min() >= 1
 

@@ -1,14 +1,14 @@
-"""``ChunkTransformer``: from a few frames and a chunk of actions to the frame after it, in one forward pass.
+"""``ChunkTransformer``: from a few frames and a chunk of actions to the frame after the chunk.
 
-A policy sees a frame once per chunk, so the model predicts one frame per chunk: five to ten
-predictions make an episode instead of fifty, and errors have that many fewer steps to grow in. How
-many of the chunk's actions count is an input (1 to H), so that the same weights also give every
-single step.
+A policy sees one frame per chunk, so the model predicts one frame per chunk, in one forward pass.
+An episode then takes five to ten predictions instead of fifty, and errors grow over fewer steps.
+The number of the chunk's actions that count is an input (1 to H), so the same weights can also
+predict every single step.
 
-The context is the episode's first frame (what the hand covers now was visible there), the frame
-before, and the current one, stacked along the channels because they show the same place; tokens are
-the cells of the map (Peebles and Xie, arXiv:2212.09748, for the modulation by the actions; Alonso
-et al., arXiv:2405.12399, for stacking).
+The context is the episode's first frame, the previous frame and the current one. The first frame
+shows what the hand may cover now. The frames are stacked along the channels, because they show the
+same place (Alonso et al., arXiv:2405.12399). The tokens are the cells of the latent map, and the
+actions modulate the layers (Peebles and Xie, arXiv:2212.09748).
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ CONTEXT = 3
 
 @runtime_checkable
 class FlowMap(Protocol):
-    """A backbone that samples in its own way, and learns that; see ``AnyFlowBackbone``."""
+    """A backbone with its own way of sampling, and its own training targets for it.
+
+    See ``AnyFlowBackbone``.
+    """
 
     def denoise(
         self,
@@ -43,7 +46,7 @@ class FlowMap(Protocol):
         """The changes of latent and proprio that the noise ``sample`` becomes."""
         ...
 
-    def shortcuts(
+    def shortcut_targets(
         self,
         context: Tensor,
         proprio: Tensor,
@@ -55,12 +58,12 @@ class FlowMap(Protocol):
         time: Tensor,
         generator: torch.Generator,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Samples, times, the times until which they shall be told of, and the changes to be told."""
+        """Samples, their times t, the times r to go to, and the target changes."""
         ...
 
 
 class ChunkTransformer(ModelMixin, ConfigMixin):
-    """The change from the current latent and proprio to those after the chunk, in normalised units.
+    """Predicts the change of latent and proprio over a chunk, in normalised units.
 
     Args:
         num_views: V cameras.
@@ -73,10 +76,10 @@ class ChunkTransformer(ModelMixin, ConfigMixin):
         width: d of the transformer.
         layers: of it.
         heads: of its attention.
-        stochastic: also denoises: of a noisy change it says the clean one (flow matching,
-            arXiv:2210.02747, that predicts the data). Told of none it gives the mean, and that is
-            where it starts from.
-        body_dim: D, where a ``StateModel`` says how the body is before and after the chunk; 0
+        stochastic: also denoises: from a noisy change it predicts the clean one (flow matching,
+            arXiv:2210.02747, with data prediction). Without a noisy change it predicts the mean,
+            as an untrained one does.
+        body_dim: D, of the full state, which a ``StateModel`` gives before and after the chunk; 0
             without one.
     """
 
@@ -134,49 +137,55 @@ class ChunkTransformer(ModelMixin, ConfigMixin):
         noise: Float[Tensor, " b"],
         sample: Float[Tensor, "b v c y x"] | None = None,
         time: Float[Tensor, " b"] | None = None,
-        body: Float[Tensor, "b e"] | None = None,
+        full_states: Float[Tensor, "b e"] | None = None,
     ) -> tuple[Float[Tensor, "b v c y x"], Float[Tensor, "b p"]]:
         """Changes of latent and proprio.
 
         Args:
             context: latents of the first, the previous and the current frame.
             proprio: normalised.
-            actions: of the chunk; those from ``count`` on are not looked at.
+            actions: of the chunk; those from ``count`` on are ignored.
             count: how many are executed, 1 to H.
             noise: level of the noise that was added to ``context``, 0 for none.
-            sample: a noisy change of the latent, (1 - time) of it and ``time`` of Gaussian noise;
-                None asks for the mean. A row of zeros with time 0 does as well.
+            sample: a noisy change of the latent: (1 - time) times the change plus ``time`` times
+                Gaussian noise. None asks for the mean, and so does a row of zeros with time 0.
             time: 1 is noise and 0 is data.
-            body: (B, 2 D) as it is, and after the chunk, normalised.
+            full_states: (B, 2 D) the full states before and after the chunk, normalised.
         """
         batch, _, views = context.shape[:3]
+        # What conditions the layers: actions with a flag of whether they count, proprio, noise.
         executed = torch.arange(actions.shape[1], device=actions.device) < count[:, None]
         taken = torch.cat(
             [actions * executed[..., None], executed[..., None].to(actions.dtype)], dim=-1
         )
         condition = self.condition(torch.cat([taken.flatten(1), proprio, noise[:, None]], dim=1))
-        x = self.embed(context.permute(0, 2, 1, 3, 4, 5).flatten(2, 3).flatten(0, 1)).unflatten(
-            0, (batch, views)
-        )
+        # The frames of the context, stacked along the channels.
+        stacked = context.permute(0, 2, 1, 3, 4, 5).flatten(2, 3)  # b v (3 c) y x
+        x = self.embed(stacked.flatten(0, 1)).unflatten(0, (batch, views))
+        # The noisy change and its time, and the full states.
         if sample is not None and time is not None:
             x = x + self.embed_sample(sample.flatten(0, 1)).unflatten(0, (batch, views))
             condition = condition + self.embed_time(
                 torch.stack([time, (time > 0).to(time.dtype)], dim=1)
             )
-        if body is not None:
-            condition = condition + self.embed_body(body)
-        # Where products are in bfloat16 everything between them is too: on a CPU it is most of the
-        # time.
+        if full_states is not None:
+            condition = condition + self.embed_body(full_states)
+        # The transformer. Everything between the products has their precision, because on a CPU
+        # that is most of the time.
         x = (x + self.position.to(x.dtype)).permute(0, 1, 3, 4, 2)  # b v y x d
         for block in self.blocks:
             x = block(x, condition)
+        # The changes; that of proprio comes from all cells and the condition.
         x = self.norm(x)
         change = self.to_latent(x).permute(0, 1, 4, 2, 3)
         return change, self.to_proprio(torch.cat([x.mean((1, 2, 3)), condition], dim=1))
 
 
 class Block(nn.Module):
-    """Attention among all cells, a 3x3 depthwise convolution and an MLP, each modulated by the chunk (adaLN-zero)."""
+    """Attention among all cells, a 3x3 depthwise convolution and an MLP.
+
+    The condition scales, shifts and gates them (adaLN-zero).
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -200,10 +209,12 @@ class Block(nn.Module):
         shift, scale, gate, shift2, scale2, gate2 = (
             m[:, None] for m in self.modulate(F.silu(condition)).chunk(6, dim=1)
         )
+        # Attention.
         tokens = x.flatten(1, 3)
         y = self.norm(tokens) * (1 + scale) + shift
         q, k, v = self.qkv(y).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         tokens = tokens + gate * self.project(attention(q, k, v).transpose(1, 2).flatten(2))
+        # The MLP, with the convolution's neighbourhood added to its input.
         y = self.norm(tokens) * (1 + scale2) + shift2
         maps = y.unflatten(1, (batch and views, rows, columns)).flatten(0, 1).permute(0, 3, 1, 2)
         local = self.local(maps).permute(0, 2, 3, 1).reshape(batch, -1, width)
@@ -211,7 +222,10 @@ class Block(nn.Module):
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax attention; spelt out on a CPU, where the fused kernel's backward pass is 10 times slower in bfloat16."""
+    """Softmax attention.
+
+    On a CPU it is written out: the fused kernel's backward pass is 10 times slower in bfloat16.
+    """
     if q.device.type != "cpu":
         return F.scaled_dot_product_attention(q, k, v)
     return (q * q.shape[-1] ** -0.5 @ k.transpose(-1, -2)).softmax(dim=-1) @ v

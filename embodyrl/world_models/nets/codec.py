@@ -1,7 +1,7 @@
 """``FrameCodec``: camera frames to small latent maps and back, one frame at a time.
 
-A frame is painted over the background, which is the median of the training data: the decoder says
-colours and how much of the background they hide, so that a latent need not hold the grain of a
+A frame is painted over the background, which is the median of the training data. The decoder
+predicts colours, and how far they hide the background. So a latent need not hold the grain of a
 table.
 """
 
@@ -21,7 +21,9 @@ FACTOR = 8
 
 
 class FrameCodec(ModelMixin, ConfigMixin):
-    """A convolutional autoencoder: (h, w, 3) bytes <-> (latent_channels, h/8, w/8), normalised to unit variance.
+    """A convolutional autoencoder: (h, w, 3) bytes <-> (latent_channels, h/8, w/8).
+
+    The latents are normalised to unit variance.
 
     Args:
         num_views: cameras; each has its own background, the rest is shared.
@@ -44,18 +46,18 @@ class FrameCodec(ModelMixin, ConfigMixin):
         half = channels // 2
         self.encoder = nn.Sequential(
             nn.Conv2d(6, half, 8, stride=4, padding=2),
-            Residual(half),
+            ResidualConv(half),
             nn.Conv2d(half, channels, 4, stride=2, padding=1),
-            Residual(channels),
+            ResidualConv(channels),
             nn.Conv2d(channels, latent_channels, 1),
         )
         self.decoder = nn.Sequential(
             nn.Conv2d(latent_channels, channels, 1),
-            Residual(channels),
-            Residual(channels),
+            ResidualConv(channels),
+            ResidualConv(channels),
             nn.Conv2d(channels, 4 * half, 1),
             nn.PixelShuffle(2),
-            Residual(half),
+            ResidualConv(half),
             nn.Conv2d(half, 4 * 16, 3, padding=1),
             nn.PixelShuffle(4),
         )
@@ -71,31 +73,29 @@ class FrameCodec(ModelMixin, ConfigMixin):
 
     def encode(self, frames: UInt8[Tensor, "b v h w 3"]) -> Float[Tensor, "b v c y x"]:
         """Latents of B frames of every view."""
-        seen = brightness(frames)
-        seen = torch.cat([seen - self.background, seen - 0.5], dim=2)
-        z = self.encoder(seen.flatten(0, 1).contiguous(memory_format=torch.channels_last))
+        x = brightness(frames)
+        x = torch.cat([x - self.background, x - 0.5], dim=2)
+        z = self.encoder(x.flatten(0, 1).contiguous(memory_format=torch.channels_last))
         return ((z - self.shift) / self.scale).unflatten(0, frames.shape[:2])
 
     def decode(self, latents: Float[Tensor, "b v c y x"]) -> UInt8[Tensor, "b v h w 3"]:
-        """The frames that latents stand for."""
-        return (
-            (self.paint(latents)[0] * 255.0)
-            .round()
-            .clamp(0, 255)
-            .to(torch.uint8)
-            .permute(0, 1, 3, 4, 2)
-        )
+        """The frames of latents."""
+        painted, _ = self.paint(latents)
+        pixels = (painted * 255.0).round().clamp(0, 255).to(torch.uint8)
+        return pixels.permute(0, 1, 3, 4, 2)
 
     def paint(self, latents: Float[Tensor, "b v c y x"]) -> tuple[Tensor, Float[Tensor, "b v h w"]]:
-        """(B, V, 3, h, w) what latents stand for as ``brightness``, which it may leave by a little.
+        """Decodes latents without rounding to bytes.
 
         Returns:
-            That, and by pixel the logit of how much of the background is hidden.
+            (B, V, 3, h, w) brightness, which may lie a little outside of 0 to 1; and for each pixel
+            the logit of how far the background is hidden.
         """
         z = (latents * self.scale + self.shift).flatten(0, 1).to(memory_format=torch.channels_last)
-        colour, hides = self.decoder(z).unflatten(0, latents.shape[:2]).float().split([3, 1], dim=2)
-        hides = hides - 2.0  # at first little is
-        return self.background.lerp(colour + 0.5, hides.sigmoid()), hides[:, :, 0]
+        decoded = self.decoder(z).unflatten(0, latents.shape[:2]).float()
+        colour, mask_logit = decoded.split([3, 1], dim=2)
+        mask_logit = mask_logit - 2.0  # an untrained decoder hides little
+        return self.background.lerp(colour + 0.5, mask_logit.sigmoid()), mask_logit[:, :, 0]
 
 
 def brightness(frames: UInt8[Tensor, "b v h w 3"]) -> Float[Tensor, "b v 3 h w"]:
@@ -103,8 +103,8 @@ def brightness(frames: UInt8[Tensor, "b v h w 3"]) -> Float[Tensor, "b v 3 h w"]
     return frames.permute(0, 1, 4, 2, 3).float() / 255.0
 
 
-class Residual(nn.Module):
-    """x + two convolutions of it, normalised."""
+class ResidualConv(nn.Module):
+    """x plus two convolutions of the normalised x."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

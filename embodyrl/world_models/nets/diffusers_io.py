@@ -1,4 +1,4 @@
-"""What networks that are saved in diffusers' format are made of, and how they are read."""
+"""Networks in diffusers' format: their base classes, and how they are read from disk."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["ConfigMixin", "ModelMixin", "load_part", "register_to_config"]
 
 
 def load_part(folder: Path, classes: dict[str, str]) -> Any:
-    """The net in ``folder``, of the class that its config names.
+    """The network in ``folder``, of the class that its config names.
 
     Args:
         folder: as ``save_pretrained`` wrote it.
-        classes: the names that may be there, and the module of each.
+        classes: names of the classes that it may have, and the module of each.
 
     Raises:
-        UserError: it is none of them, or its weights do not fit.
+        UserError: it has another class, or its weights do not fit.
     """
     try:
         name = json.loads((folder / "config.json").read_text())["_class_name"]
@@ -38,12 +38,14 @@ def load_part(folder: Path, classes: dict[str, str]) -> Any:
         raise UserError(
             f"{folder} is damaged: its config.json names none of {', '.join(classes)} ({error})."
         ) from error
-    wrong = "is damaged, or of another version of embodyrl; train the world model again"
+    damaged = "is damaged, or of another version of embodyrl; train the world model again"
     try:
         loader = getattr(importlib.import_module(module), name).from_pretrained
         net, found = loader(folder, output_loading_info=True)
     except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"{folder} {wrong} ({str(error).splitlines()[0][:200]}).") from error
-    if lost := [*found["missing_keys"], *found["unexpected_keys"]]:
-        raise UserError(f"{folder} {wrong} (its weights and its config do not agree on {lost[0]}).")
+        raise UserError(f"{folder} {damaged} ({str(error).splitlines()[0][:200]}).") from error
+    if different := [*found["missing_keys"], *found["unexpected_keys"]]:
+        raise UserError(
+            f"{folder} {damaged} (its weights and its config do not agree on {different[0]})."
+        )
     return net

@@ -1,8 +1,11 @@
-"""``InverseDynamics``: which actions lead from one picture to another, and whether a robot could have carried them out.
+"""``InverseDynamics``: which actions lead from one picture to another.
 
-A dream whose pictures do not show what was commanded is not to be believed, whatever it says of
-success; where the data hold no simulator's state this is all there is to tell. Pictures alone can
-be asked, too, whether what they show lies within what the robot does at all (EVA's executability).
+Two checks of a dream are built on it:
+
+- ``error``: do the pictures show the commanded actions? If not, the dream cannot be trusted,
+  whatever it says of success. Without the simulator's state this is the only such check.
+- ``executable``: could a robot have done what the pictures show at all (EVA's executability)? This
+  needs no commanded actions.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ from torch import Tensor, nn
 from embodyrl.world_models.nets.diffusers_io import ConfigMixin, ModelMixin, register_to_config
 
 RARE = 0.999
+"""Quantile of held-out moves, in every action dim, up to which a move counts as usual."""
 SLACK = 1.5
-"""Share of held-out moves, in every action dim, that count as usual; and how much more than those is still let pass."""
+"""How many times larger than that quantile a move may be."""
 
 
 class InverseDynamics(ModelMixin, ConfigMixin):
-    """Two latent frames and the time between them -> the mean of the actions executed in between.
+    """Two latent frames and the time between them -> the mean of the actions in between.
 
     Args:
         num_views: V cameras.
@@ -65,28 +69,34 @@ class InverseDynamics(ModelMixin, ConfigMixin):
         after: Float[Tensor, "b v c y x"],
         share: Float[Tensor, " b"],
     ) -> Float[Tensor, "b a"]:
-        """The mean action; ``share`` is the number of actions in between, 1 being a whole chunk."""
-        x = self.cells(torch.cat([before, after - before], dim=2).flatten(0, 1)).unflatten(
-            0, before.shape[:2]
-        )
+        """The mean action.
+
+        Args:
+            before: latents of the first frame.
+            after: latents of the second frame.
+            share: number of actions in between, as a share of a whole chunk.
+        """
+        x = torch.cat([before, after - before], dim=2)
+        x = self.cells(x.flatten(0, 1)).unflatten(0, before.shape[:2])
         return self.head(torch.cat([x.flatten(1), share[:, None]], dim=1))
 
     def loss(
         self, before: Tensor, after: Tensor, actions: Float[Tensor, "b h a"], count: Tensor
     ) -> Tensor:
-        """Mean squared error, all dims alike."""
-        said = self(before, after, count / actions.shape[1]).float()
-        return F.mse_loss(said, mean_action(actions, count))
+        """Mean squared error; all dims count alike."""
+        inferred = self(before, after, count / actions.shape[1]).float()
+        return F.mse_loss(inferred, mean_action(actions, count))
 
     def error(
         self, before: Tensor, after: Tensor, actions: Float[Tensor, "b h a"], count: Tensor
     ) -> Float[Tensor, " b"]:
-        """How far pictures are from showing what was commanded: 1 is usual for real ones (root mean square).
+        """How far pictures are from showing the commanded actions; 1 is usual for real pictures.
 
-        Every dim is measured by its own usual error, so what cannot be seen counts little.
+        It is a root mean square over the action dims, each in units of its own usual error. So a
+        dim that pictures do not show counts little.
         """
-        said = self(before, after, count / actions.shape[1]).float()
-        return ((said - mean_action(actions, count)) / self.scale).square().mean(-1).sqrt()
+        inferred = self(before, after, count / actions.shape[1]).float()
+        return ((inferred - mean_action(actions, count)) / self.scale).square().mean(-1).sqrt()
 
     @torch.no_grad()
     def fit_limits(
@@ -97,7 +107,7 @@ class InverseDynamics(ModelMixin, ConfigMixin):
         count: Tensor,
         follows: Bool[Tensor, " b"],
     ) -> None:
-        """What is usual of real moves: the error, and how large and how abrupt they look.
+        """Fits what is usual of real moves: the error, and how large and how abrupt they look.
 
         Args:
             before: (B, V, c, y, x) latents of held-out frames, episode after episode.
@@ -106,30 +116,34 @@ class InverseDynamics(ModelMixin, ConfigMixin):
             count: how many of them were executed.
             follows: whether a move follows the one in the row before it.
         """
-        said = self(before, after, count / actions.shape[1]).float()
+        inferred = self(before, after, count / actions.shape[1]).float()
         self.scale.copy_(
-            (said - mean_action(actions, count)).square().mean(0).sqrt().clamp_min(1e-3)
+            (inferred - mean_action(actions, count)).square().mean(0).sqrt().clamp_min(1e-3)
         )
-        self.reach.copy_(said.abs().quantile(RARE, dim=0))
+        self.reach.copy_(inferred.abs().quantile(RARE, dim=0))
         if follows[1:].any():
-            self.jump.copy_((said[1:] - said[:-1])[follows[1:]].abs().quantile(RARE, dim=0))
+            jumps = (inferred[1:] - inferred[:-1])[follows[1:]]
+            self.jump.copy_(jumps.abs().quantile(RARE, dim=0))
 
     def executable(
         self, moves: Float[Tensor, "n t a"], moving: Bool[Tensor, "n t"]
     ) -> Bool[Tensor, "n t"]:
-        """Whether each move in a row is no larger, and no more abrupt, than ``SLACK`` times what real ones look like.
+        """Whether each move is neither too large nor too abrupt for the robot.
 
-        Where the one before is none (``moving``) nothing is abrupt.
+        The limit is ``SLACK`` times what is usual of real moves.
+
+        Args:
+            moves: inferred mean actions, in order.
+            moving: False where there is no move; the one after it cannot be abrupt.
         """
         small = (moves.abs() <= SLACK * self.reach).all(-1)
         smooth = torch.ones_like(small)
-        smooth[:, 1:] = ((moves[:, 1:] - moves[:, :-1]).abs() <= SLACK * self.jump).all(
-            -1
-        ) | ~moving[:, :-1]
+        jumps = (moves[:, 1:] - moves[:, :-1]).abs()
+        smooth[:, 1:] = (jumps <= SLACK * self.jump).all(-1) | ~moving[:, :-1]
         return small & smooth
 
 
 def mean_action(actions: Float[Tensor, "b h a"], count: Tensor) -> Float[Tensor, "b a"]:
-    """Of the first ``count`` actions of each chunk."""
+    """The mean of the first ``count`` actions of each chunk."""
     executed = torch.arange(actions.shape[1], device=actions.device) < count[:, None]
     return (actions * executed[..., None]).sum(1) / count[:, None]

@@ -1,14 +1,14 @@
-"""``StateModel``: what actions do to the simulator's state, where the data hold it, and when the task is solved.
+"""``StateModel``: what actions do to the simulator's state, and when the task is solved.
 
-Whether a hand closes on a block or beside it is decided by millimetres that a small latent map does
-not hold, but a few dozen numbers do. They are predicted one action at a time, by a small net that
-adds to a linear model. The pictures of a dream follow them (``ChunkTransformer``), and critics may
-see them.
+It needs data that hold the simulator's state. Whether a hand closes on a block or beside it is a
+matter of millimetres. A small latent map does not hold them, but a few dozen numbers do. A linear
+model plus a small network predict them one action at a time. The frames of a dream follow them
+(``ChunkTransformer``), and critics may see them.
 
-An object rests until it is touched, wherever in the room that is. Where it is known which numbers
-are positions (``EnvSpec.layout``), each object has a net of its own that sees positions relative to
-it, and is told no goals: a net that sees everything learns instead that objects go to goals when
-hands do.
+An object rests until it is touched, wherever in the room that is. If the layout says which numbers
+are positions (``EnvSpec.layout``), each object has a network of its own, which sees positions
+relative to the object and no goals. A network that sees everything learns instead that objects
+move to goals when hands do.
 """
 
 from __future__ import annotations
@@ -24,31 +24,36 @@ from torch import Tensor, nn
 from embodyrl.world_models.nets.diffusers_io import ConfigMixin, ModelMixin, register_to_config
 
 RESTS = 0.02
-"""Share of an object's usual movement in one action below which it rests."""
+"""An object rests in an action if it moves less than this share of its usual movement."""
 STEADY = 0.03
-"""Noise, in standard deviations, that the linear model is to bear. Without, numbers that go together, such as a hand's
-position and the joints that decide it, get large weights of opposite signs, and a long dream runs
-away."""
+"""Input noise, in standard deviations, that the linear model is made robust to.
+
+Without it, numbers that go together, such as a hand's position and the joint angles behind it, get
+large weights of opposite signs, and a long dream diverges.
+"""
 FAR = 5.0
-"""Standard deviations at which inputs are cut off, so that a dream that left the data goes nowhere."""
+"""Standard deviations at which inputs are clipped: a dream outside the data must not diverge."""
 
 
 class StateModel(ModelMixin, ConfigMixin):
-    """A body (proprio and privileged state, in the env's units) and an action -> the body after it.
+    """A full state and an action -> the next full state.
+
+    A full state is the proprio followed by the simulator's state, in the env's units.
 
     Args:
-        body_dim: D, proprio and privileged state.
+        body_dim: D, of the full state.
         action_dim: A.
-        word_dim: E, of the instruction's embedding.
-        width: of the net.
-        layers: hidden ones.
-        members: E nets, alike but for their first weights (arXiv:1612.01474). Their mean is what is
-            believed; where they differ, the data said nothing.
-        layout: what positions lie in the body (``EnvSpec.layout``).
-        judges: nets that say whether the task is solved; the least sure of them counts. A policy
-            that is trained in a dream finds bodies that one net takes for solved, and seldom those
-            that all take for it. None sees the robot's own numbers where the layout names them: a
-            hand can go anywhere, whatever the objects do.
+        word_dim: of the instruction's embedding.
+        width: of the networks.
+        layers: their hidden layers.
+        members: E networks that differ only in their first weights (an ensemble,
+            arXiv:1612.01474). The prediction is their mean. Where they differ, the data say
+            nothing.
+        layout: which numbers of the full state are positions (``EnvSpec.layout``).
+        judges: J networks that say whether the task is solved; the least sure of them counts. A
+            policy that is trained in a dream finds states that one network takes for solved by
+            mistake, but seldom states that all do. If the layout names the robot's own numbers,
+            the judges do not see them, because a hand can go anywhere, whatever the objects do.
     """
 
     mean: Tensor
@@ -71,187 +76,232 @@ class StateModel(ModelMixin, ConfigMixin):
         judges: int = 1,
     ) -> None:
         super().__init__()
+        # Where the layout has positions, objects, goals, and objects given relative to the hand.
         self.places = [start for kind, start, _ in layout if kind in ("hand", "object", "relative")]
-        things = [
-            (start, numbers) for kind, start, numbers in layout if kind in ("object", "relative")
+        self.objects = [
+            slice(start, start + numbers)
+            for kind, start, numbers in layout
+            if kind in ("object", "relative")
         ]
-        self.objects = [slice(start, start + numbers) for start, numbers in things]
         self.hand = next((start for kind, start, _ in layout if kind == "hand"), 0)
         self.relative = [start for kind, start, _ in layout if kind == "relative"]
         self.marks = [
             slice(start, start + numbers) for kind, start, numbers in layout if kind == "mark"
         ]
-        self.net = _mlp(body_dim + action_dim, body_dim, width, layers)
+        # The ensemble, and for each of its members a network per object.
+        inputs = body_dim + action_dim
+        self.net = _mlp(inputs, body_dim, width, layers)
         self.others = nn.ModuleList(
-            _mlp(body_dim + action_dim, body_dim, width, layers) for _ in range(members - 1)
+            _mlp(inputs, body_dim, width, layers) for _ in range(members - 1)
         )
         self.movers = nn.ModuleList(
-            _mlp(body_dim + action_dim, 1 + part.stop - part.start, width, layers)
+            _mlp(inputs, 1 + part.stop - part.start, width, layers)
             for _ in range(members)
             for part in self.objects
         )
+        # The judges, and the numbers that they see.
         self.judge = _mlp(body_dim + word_dim, 1, 64, 2)
         self.jury = nn.ModuleList(_mlp(body_dim + word_dim, 1, 64, 2) for _ in range(judges - 1))
         judged = torch.ones(body_dim)
         for kind, start, numbers in layout:
             judged[start : start + numbers] *= kind != "robot"
         self.register_buffer("judged", judged, persistent=False)
+        # Normalisation, and the linear model.
         self.register_buffer("mean", torch.zeros(body_dim))
         self.register_buffer("std", torch.ones(body_dim))
-        self.register_buffer("linear", torch.zeros(body_dim + action_dim + 1, body_dim))
+        self.register_buffer("linear", torch.zeros(inputs + 1, body_dim))
         self.register_buffer("scale", torch.ones(body_dim))
         if self.objects:
             self.register_buffer("reach", torch.ones(len(self.objects), len(self.places), 3))
 
+    @property
+    def members(self) -> list[nn.Module]:
+        """The E networks."""
+        return [self.net, *self.others]
+
     @torch.no_grad()
     def fit_linear(
-        self, body: Float[Tensor, "b d"], actions: Float[Tensor, "b a"], after: Float[Tensor, "b d"]
+        self,
+        state: Float[Tensor, "b d"],
+        actions: Float[Tensor, "b a"],
+        after: Float[Tensor, "b d"],
     ) -> None:
-        """Normalisation, and the linear model by least squares; what is left is the net's to learn.
+        """Fits the normalisation, and the linear model by least squares.
 
-        The squares are those expected with noise of ``STEADY`` on the body that it leads away from,
-        and back.
+        The squares are the expected ones with noise of ``STEADY`` on the input state, which the
+        model is to take back. The networks learn what the linear model leaves over.
+
+        Args:
+            state: before the actions.
+            actions: one each.
+            after: the state after it.
         """
-        inputs = body
-        body = self._in_room(body)
+        x_state = state
+        state = self._in_room(state)
         after = self._in_room(after)
-        self.mean.copy_(body.mean(0))
-        self.std.copy_(body.std(0).clamp_min(1e-3))
+        # Normalisation.
+        self.mean.copy_(state.mean(0))
+        self.std.copy_(state.std(0).clamp_min(1e-3))
         for i, part in enumerate(self.objects):
-            away = torch.stack(
-                [(body[:, k : k + 3] - _point(body, part)).std(0) for k in self.places]
-            )
-            self.reach[i] = away.clamp_min(1e-3)
-        x = self._inputs(inputs, actions).double()
-        y = ((after - body) / self.std).double()
+            distances = [(state[:, k : k + 3] - _point(state, part)).std(0) for k in self.places]
+            self.reach[i] = torch.stack(distances).clamp_min(1e-3)
+        # The normal equations, with the expected effect of the noise.
+        x = self._inputs(x_state, actions).double()
+        y = ((after - state) / self.std).double()
         square = x.T @ x + 1e-2 * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
         product = x.T @ y
         noise = len(x) * STEADY**2
         square.diagonal()[: y.shape[1]] += noise
         product.diagonal()[: y.shape[1]] -= noise
         self.linear.copy_(torch.linalg.solve(square, product))
+        # Objects are left to their own networks.
         for part in self.objects:
             self.linear[:, part] = 0.0
+        # The unit of what is left over.
         self.scale.copy_((y - x @ self.linear.double()).std(0).clamp_min(2e-3))
 
-    def normalize(self, body: Tensor) -> Tensor:
-        """Standardised and cut off."""
-        return ((self._in_room(body) - self.mean) / self.std).clamp(-FAR, FAR)
-
-    @property
-    def members(self) -> list[nn.Module]:
-        """The E nets."""
-        return [self.net, *self.others]
+    def normalize(self, state: Tensor) -> Tensor:
+        """Standardised and clipped."""
+        return ((self._in_room(state) - self.mean) / self.std).clamp(-FAR, FAR)
 
     def loss(
-        self, seen: Float[Tensor, "b d"], body: Float[Tensor, "b d"], actions: Tensor, after: Tensor
+        self,
+        start: Float[Tensor, "b d"],
+        state: Float[Tensor, "b d"],
+        actions: Tensor,
+        after: Tensor,
     ) -> Float[Tensor, ""]:
-        """How far the nets are off, in the units of what the linear model leaves, each net for itself.
+        """The sum of the networks' errors, in the units of what the linear model leaves over.
 
-        From ``seen``, which may be off, they are to lead to the true body ``after``; an object
-        rests if it did so from the true one before, ``body``.
+        Args:
+            start: the state to predict from, which may be wrong.
+            state: the true one; an object rests if it does so from here.
+            actions: one each.
+            after: the true state after it, which is to be reached from ``start``.
         """
-        x = self._inputs(seen, actions)
-        seen, body, after = (self._in_room(b) for b in (seen, body, after))
-        with torch.autocast(body.device.type, enabled=False):
-            wanted = ((after - seen) / self.std - x @ self.linear) / self.scale
-            change = ((after - body) / self.std / self.scale).abs()
+        x = self._inputs(start, actions)
+        start, state, after = (self._in_room(s) for s in (start, state, after))
+        with torch.autocast(state.device.type, enabled=False):
+            target = ((after - start) / self.std - x @ self.linear) / self.scale
+            change = ((after - state) / self.std / self.scale).abs()
         total = x.new_zeros(())
         for member, net in enumerate(self.members):
-            said = net(x[:, :-1]).float()
+            predicted = net(x[:, :-1]).float()
             for i, part in enumerate(self.objects):
-                goes, moves = self._moved(member, i, seen, x)
+                # Whether the object moves, and where to if it does.
+                movement, moves = self._object_movement(member, i, start, x)
                 moved = change[:, part].amax(-1) > RESTS
-                said[:, part] = torch.where(moved[:, None], goes, wanted[:, part])
+                predicted[:, part] = torch.where(moved[:, None], movement, target[:, part])
                 total = total + F.binary_cross_entropy_with_logits(moves, moved.float())
-            total = total + F.smooth_l1_loss(said, wanted, beta=0.5)
+            total = total + F.smooth_l1_loss(predicted, target, beta=0.5)
         return total
 
     def forward(
-        self, bodies: Float[Tensor, "e n d"], actions: Float[Tensor, "n a"]
+        self, states: Float[Tensor, "e n d"], actions: Float[Tensor, "n a"]
     ) -> Float[Tensor, "e n d"]:
-        """The bodies after one action, each by the net that it belongs to."""
-        x = self._inputs(bodies, actions.expand(len(bodies), -1, -1))
-        bodies = self._in_room(bodies)
-        said = torch.stack([net(one[:, :-1]) for net, one in zip(self.members, x, strict=True)])
-        for member, (body, one) in enumerate(zip(bodies, x, strict=True)):
+        """The states after one action; row e is predicted by network e."""
+        x = self._inputs(states, actions.expand(len(states), -1, -1))
+        states = self._in_room(states)
+        predicted = torch.stack([net(xe[:, :-1]) for net, xe in zip(self.members, x, strict=True)])
+        # Objects move as their own networks say, if these say that they move.
+        for member, (state, xe) in enumerate(zip(states, x, strict=True)):
             for i, part in enumerate(self.objects):
-                goes, moves = self._moved(member, i, body, one)
-                said[member, :, part] = goes * (moves > 0)[:, None]
-        return self._in_room(bodies + (x @ self.linear + said * self.scale) * self.std, back=True)
+                movement, moves = self._object_movement(member, i, state, xe)
+                predicted[member, :, part] = movement * (moves > 0)[:, None]
+        change = (x @ self.linear + predicted * self.scale) * self.std
+        return self._in_room(states + change, back=True)
 
     def roll(
-        self, body: Float[Tensor, "n d"], actions: Float[Tensor, "n h a"], count: Int[Tensor, " n"]
+        self,
+        state: Float[Tensor, "n d"],
+        actions: Float[Tensor, "n h a"],
+        count: Int[Tensor, " n"],
     ) -> tuple[Float[Tensor, "n d"], Float[Tensor, " n"]]:
-        """The body after the first ``count`` of the actions, and how far the nets differ about it.
+        """The state after the first ``count`` of the actions, and the ensemble's spread.
 
-        Each net goes its own way for as long; the difference is a standard deviation: of the
-        position of the object that they differ most about, in metres, or where no object is known
-        that of the body, in those of the data (root mean square). It is 0 for a single net.
+        Each network predicts its own course over all actions.
+
+        Returns:
+            The mean of the states, and (n,) their spread, 0 for a single network. With a layout
+            the spread is the standard deviation, in metres, of the object position that the
+            networks differ about most. Without one it is that of the full state, as a root mean
+            square in standard deviations of the data.
         """
-        bodies = body.expand(len(self.members), -1, -1)
-        with torch.autocast(body.device.type, enabled=False):  # millimetres do not survive bfloat16
+        states = state.expand(len(self.members), -1, -1)
+        # In float32: bfloat16 cannot hold millimetres.
+        with torch.autocast(state.device.type, enabled=False):
             for step in range(actions.shape[1]):
-                bodies = torch.where(
-                    (step < count)[:, None], self(bodies, actions[:, step]), bodies
-                )
-            spread = self._in_room(bodies).std(0, correction=0)
+                after = self(states, actions[:, step])
+                states = torch.where((step < count)[:, None], after, states)
+            spread = self._in_room(states).std(0, correction=0)
         if not self.objects:
-            return bodies.mean(0), (spread / self.std).square().mean(-1).sqrt()
-        return bodies.mean(0), torch.stack(
-            [_point(spread, part).norm(dim=-1) for part in self.objects]
-        ).amax(0)
+            return states.mean(0), (spread / self.std).square().mean(-1).sqrt()
+        by_object = [_point(spread, part).norm(dim=-1) for part in self.objects]
+        return states.mean(0), torch.stack(by_object).amax(0)
 
-    def logit(self, body: Float[Tensor, "n d"], words: Float[Tensor, "n e"]) -> Float[Tensor, " n"]:
-        """Whether the task of the instruction is solved, by the least sure of the judges."""
-        return self.verdicts(body, words).amin(0)
+    def logit(
+        self, state: Float[Tensor, "n d"], words: Float[Tensor, "n e"]
+    ) -> Float[Tensor, " n"]:
+        """Logit that the task of the instruction is solved, by the least sure of the judges."""
+        return self.verdicts(state, words).amin(0)
 
     def verdicts(
-        self, body: Float[Tensor, "n d"], words: Float[Tensor, "n e"]
+        self, state: Float[Tensor, "n d"], words: Float[Tensor, "n e"]
     ) -> Float[Tensor, "j n"]:
         """The logit of each of the judges."""
-        with torch.autocast(body.device.type, enabled=False):
-            seen = torch.cat([self.normalize(body) * self.judged, words], dim=-1)
-            return torch.stack([judge(seen)[..., 0] for judge in (self.judge, *self.jury)])
+        with torch.autocast(state.device.type, enabled=False):
+            x = torch.cat([self.normalize(state) * self.judged, words], dim=-1)
+            return torch.stack([judge(x)[..., 0] for judge in (self.judge, *self.jury)])
 
-    def _in_room(self, body: Tensor, back: bool = False) -> Tensor:
-        """Objects that are given as seen from the hand (``"relative"``) where they are in the room; and back.
+    def _in_room(self, state: Tensor, back: bool = False) -> Tensor:
+        """Positions relative to the hand (``"relative"``) as positions in the room; or back.
 
-        There they rest, and it is there that nets differ about them.
+        Objects rest in the room, and it is there that the networks' predictions are compared.
         """
         if not self.relative:
-            return body
-        body, hand = body.clone(), body[..., self.hand : self.hand + 3]
+            return state
+        state = state.clone()
+        hand = state[..., self.hand : self.hand + 3]
         for start in self.relative:
-            body[..., start : start + 3] += -hand if back else hand
-        return body
+            state[..., start : start + 3] += -hand if back else hand
+        return state
 
-    def _inputs(self, body: Tensor, actions: Tensor) -> Tensor:
-        return torch.cat([self.normalize(body), actions, torch.ones_like(actions[..., :1])], dim=-1)
+    def _inputs(self, state: Tensor, actions: Tensor) -> Tensor:
+        """Normalised state, action, and a 1 for the linear model's constant."""
+        return torch.cat(
+            [self.normalize(state), actions, torch.ones_like(actions[..., :1])], dim=-1
+        )
 
-    def _moved(self, member: int, i: int, body: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, numbers) how object i moves if it does, in the units of ``scale``, and (n,) the logit that it does."""
+    def _object_movement(
+        self, member: int, i: int, state: Tensor, x: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """How object i moves.
+
+        Returns:
+            (n, numbers) its movement if it moves, in units of ``scale``; (n,) logit that it moves.
+        """
         part = self.objects[i]
         seen = x[:, :-1].clone()
+        # It is not told of goals.
         for mark in self.marks:
             seen[:, mark] = 0.0
+        # Positions are relative to the object.
         for place, reach in zip(self.places, self.reach[i], strict=True):
-            seen[:, place : place + 3] = (
-                (body[:, place : place + 3] - _point(body, part)) / reach
-            ).clamp(-FAR, FAR)
-        seen[:, part.start + 2] = x[
-            :, part.start + 2
-        ]  # its own height: what it stands on is everywhere as high
-        said = self.movers[member * len(self.objects) + i](seen).float()
-        return said[:, 1:], said[:, 0]
+            distance = state[:, place : place + 3] - _point(state, part)
+            seen[:, place : place + 3] = (distance / reach).clamp(-FAR, FAR)
+        # Except its own height: what it stands on has the same height everywhere.
+        seen[:, part.start + 2] = x[:, part.start + 2]
+        predicted = self.movers[member * len(self.objects) + i](seen).float()
+        return predicted[:, 1:], predicted[:, 0]
 
 
-def _point(body: Tensor, part: slice) -> Tensor:
-    return body[:, part.start : part.start + 3]
+def _point(state: Tensor, part: slice) -> Tensor:
+    """(..., 3) the position of an object."""
+    return state[:, part.start : part.start + 3]
 
 
-class Residual(nn.Module):
-    """x + a layer of it."""
+class ResidualLayer(nn.Module):
+    """x plus a layer of x."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -263,10 +313,11 @@ class Residual(nn.Module):
 
 
 def _mlp(inputs: int, outputs: int, width: int, layers: int) -> nn.Sequential:
+    """A residual MLP whose outputs start at zero."""
     net = nn.Sequential(
         nn.Linear(inputs, width),
         nn.SiLU(),
-        *(Residual(width) for _ in range(layers - 1)),
+        *(ResidualLayer(width) for _ in range(layers - 1)),
         nn.Linear(width, outputs),
     )
     last = cast(nn.Linear, net[-1])

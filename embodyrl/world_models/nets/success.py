@@ -1,4 +1,4 @@
-"""``SuccessHead``: whether a latent frame shows the task solved; the cheapest reflector, at home in the latents."""
+"""``SuccessHead``: whether a latent frame shows the task solved; the cheapest reflector."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from embodyrl.world_models.nets.diffusers_io import ConfigMixin, ModelMixin, reg
 
 
 class SuccessHead(ModelMixin, ConfigMixin):
-    """Two convolutions, modulated by the instruction (FiLM), their mean and maximum over all cells, an MLP.
+    """Two convolutions modulated by the instruction (FiLM), pooling over all cells, and an MLP.
 
-    It is trained on latents of real and of imagined frames, so that it knows what the model's
-    mistakes look like.
+    It is trained on latents of real and of imagined frames, so that it knows the model's mistakes.
 
     Args:
         num_views: V cameras.
@@ -50,14 +49,12 @@ class SuccessHead(ModelMixin, ConfigMixin):
     ) -> Float[Tensor, " b"]:
         """Logits."""
         views = latent.shape[1]
-        scale, shift = (
-            self.film(F.silu(self.text(words)))
-            .repeat_interleave(views, 0)[..., None, None]
-            .chunk(2, dim=1)
-        )
+        # Every view is seen in the light of the instruction.
+        film = self.film(F.silu(self.text(words))).repeat_interleave(views, 0)
+        scale, shift = film[..., None, None].chunk(2, dim=1)
         x = F.silu(self.first(latent.flatten(0, 1)))
         x = F.silu(self.second(x) * (1 + scale) + shift)
-        pooled = (
-            torch.cat([x.mean((2, 3)), x.amax((2, 3))], dim=1).unflatten(0, (-1, views)).flatten(1)
-        )
+        # Mean and maximum over the cells, of all views side by side.
+        pooled = torch.cat([x.mean((2, 3)), x.amax((2, 3))], dim=1)
+        pooled = pooled.unflatten(0, (-1, views)).flatten(1)
         return self.judge(torch.cat([pooled, proprio], dim=1))[:, 0]

@@ -1,4 +1,4 @@
-"""``Reflector``: what judges imagined (or real) camera frames, and how its probabilities become successes."""
+"""``Reflector``: judges camera frames; and how its probabilities become successes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from embodyrl.world_models.reflectors.calibration import Calibration
 
 
 class Reflector(Protocol):
-    """Looks at camera frames and an instruction and says how probable it is that the task is solved.
+    """Sees camera frames and an instruction, and gives the probability that the task is solved.
 
     Attributes:
-        window: T, how many frames it wants: the first of the episode, then the last T-1 (see
+        window: T, how many frames it sees: the first of the episode, then the last T-1 (see
             ``window_rows``).
-        cameras: those it looks at.
-        calibration: what turns its probabilities into successes; ``Calibration()`` until it was
-            fitted.
+        cameras: those that it uses.
+        calibration: turns its probabilities into successes; ``Calibration()`` until it is fitted.
     """
 
     window: int
@@ -31,24 +30,23 @@ class Reflector(Protocol):
     def judge(
         self, frames: Mapping[str, Tensor], instruction: list[str], new: int = 0
     ) -> Float[Tensor, "n t"]:
-        """How probable it is that the task is solved as of each frame.
+        """The probability that the task is solved as of each frame.
 
         Args:
-            frames: camera -> (N, T, h, w, 3) uint8. Cameras it does not look at are ignored.
+            frames: camera -> (N, T, h, w, 3) uint8. Cameras that it does not use are ignored.
             instruction: N sentences.
-            new: only the last that many frames are wanted; the others may be left NaN, which saves
-                time where each frame costs a question. 0 wants all.
+            new: how many of the last frames are to be judged; the others may be NaN, which saves
+                time where each frame costs a question. 0 means all.
 
         Returns:
             (N, T) float32 in [0, 1] on the CPU, not calibrated; NaN where it could not judge. An
-            env truncates and
-            masks such a row: an answer that is missing is never taken for a failure, nor for a
-                success. The first
-            column, which the others are compared with, may be NaN always.
+            env truncates and masks such a row, so that a missing answer counts neither as failure
+            nor as success. The first column, which the others are compared with, may always be
+            NaN.
 
         Raises:
-            UserError: a camera is missing or the shapes do not fit; never for a server that does
-                not answer.
+            UserError: a camera is missing or the shapes do not fit. A server that does not answer
+                raises nothing.
         """
         ...
 
@@ -59,26 +57,22 @@ def check_window(
     """Refuses frames that ``judge`` cannot take.
 
     Returns:
-        N, T and how many columns are wanted.
+        N, T and the number of columns to be judged.
 
     Raises:
         UserError: see ``Reflector.judge``.
     """
     if missing := [name for name in reflector.cameras if name not in frames]:
         raise UserError(
-            f"The reflector looks at the camera {missing[0]!r}, which these frames lack. "
+            f"The reflector needs the camera {missing[0]!r}, which these frames lack. "
             f"{did_you_mean(missing[0], frames)}"
         )
     n = len(instruction)
     t = reflector.window
     for name in reflector.cameras:
         shape = tuple(frames[name].shape)
-        if (
-            len(shape) != 5
-            or shape[:2] != (n, t)
-            or shape[4] != 3
-            or frames[name].dtype != torch.uint8
-        ):
+        fits = len(shape) == 5 and shape[:2] == (n, t) and shape[4] == 3
+        if not fits or frames[name].dtype != torch.uint8:
             raise UserError(
                 f"A reflector with a window of {t} takes frames ({n}, {t}, h, w, 3) of uint8 for "
                 f"{n} instructions; camera {name!r} gives {shape} of "
@@ -92,10 +86,12 @@ def check_window(
 def window_rows(
     frame: Int[Tensor, " b"], first: Int[Tensor, " b"], window: int
 ) -> Int[Tensor, "b t"]:
-    """Which frames a reflector sees that judges ``frame``: the first, then the last ones, padded with the first.
+    """The frames that a reflector sees: the first of the episode, then the last T-1.
+
+    Where an episode is shorter, the first frame fills the gap.
 
     Args:
-        frame: (B,) numbers of the newest frames.
+        frame: (B,) numbers of the newest frames, which are to be judged.
         first: (B,) numbers of the first frames of their episodes.
         window: T.
 
@@ -109,16 +105,15 @@ def window_rows(
 def successes(
     prob: Float[Tensor, "n t"], calibration: Calibration, streak: Int[Tensor, " n"]
 ) -> tuple[Bool[Tensor, "n t"], Int[Tensor, " n"]]:
-    """Counts a success where the calibrated probability has reached the threshold ``hits`` times in a row.
+    """Success: the calibrated probability has reached the threshold ``hits`` times in a row.
 
     Args:
-        prob: (N, T) of frames that follow one another and were not counted yet, as ``judge`` gave
-            them.
+        prob: (N, T) as ``judge`` returns it, of consecutive frames that were not counted yet.
         calibration: of the reflector.
-        streak: (N,) int64, hits in a row so far; zero at an episode's start.
+        streak: (N,) int64, hits in a row so far; zero at the start of an episode.
 
     Returns:
-        (N, T) bool, and the streaks afterwards. NaN is no hit and ends a streak.
+        (N, T) bool, and the streaks afterwards. NaN is no hit, and ends a streak.
     """
     hit = calibration.apply(prob) >= calibration.threshold
     columns = []

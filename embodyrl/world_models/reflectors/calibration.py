@@ -1,4 +1,4 @@
-"""``Calibration``: temperature, bias, threshold and hits in a row, fitted on held-out episodes."""
+"""``Calibration``: temperature, bias, threshold and hits, fitted on held-out episodes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from embodyrl.world_models.reflectors import metrics
 
 FILE = "calibration.json"
 EPS = 1e-6
-"""Probabilities are kept this far from 0 and 1, so that a reflector that is quite sure has a logit."""
+"""Probabilities are clipped this far from 0 and 1, so that their logits are finite."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """p -> sigmoid(logit(p) / temperature + bias); at ``threshold`` or more ``hits`` times in a row it is a success.
+    """p -> sigmoid(logit(p) / temperature + bias), and the threshold for success.
 
-    The two parameters are Platt's (1999); with bias 0 it is temperature scaling (arXiv:1706.04599).
+    It is a success if the result reaches ``threshold`` in ``hits`` frames in a row. Temperature and
+    bias are Platt scaling (1999); with bias 0 it is temperature scaling (arXiv:1706.04599).
     """
 
     temperature: float = 1.0
@@ -33,19 +34,23 @@ class Calibration:
     hits: int = 1
 
     def __post_init__(self) -> None:
-        """Refuses values that mean nothing.
+        """Checks the values.
 
         Raises:
             UserError: temperature not positive, threshold outside (0, 1], hits less than 1, or not
                 finite.
         """
         numbers = (self.temperature, self.bias, self.threshold)
-        sound = all(
-            isinstance(x, int | float) and math.isfinite(x) for x in numbers
-        ) and isinstance(self.hits, int)
-        if not sound or self.temperature <= 0 or not 0 < self.threshold <= 1 or self.hits < 1:
+        finite = all(isinstance(x, int | float) and math.isfinite(x) for x in numbers)
+        if (
+            not finite
+            or not isinstance(self.hits, int)
+            or self.temperature <= 0
+            or not 0 < self.threshold <= 1
+            or self.hits < 1
+        ):
             raise UserError(
-                f"{self} is no calibration: temperature must be above 0, threshold in (0, 1] and "
+                f"{self} is not valid: temperature must be above 0, threshold in (0, 1] and "
                 "hits at least 1."
             )
 
@@ -59,7 +64,7 @@ class Calibration:
 
     @classmethod
     def load(cls, folder: str | Path) -> Calibration:
-        """Reads a reflector's calibration; one that was never calibrated has none to change its answers.
+        """Reads a reflector's calibration; without a file it is the default one.
 
         Raises:
             UserError: the file is damaged.
@@ -72,11 +77,11 @@ class Calibration:
             return cls(**{f.name: values[f.name] for f in fields(cls)})
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(
-                f"{file} is damaged ({error!r}); calibrate the reflector again."
+                f"{file} is damaged ({error!r}). Calibrate the reflector again."
             ) from error
 
 
-def fit(
+def fit_calibration(
     prob: np.ndarray,
     label: np.ndarray,
     episode: np.ndarray,
@@ -86,21 +91,20 @@ def fit(
 ) -> Calibration:
     """Fits a calibration on episodes that the reflector was not trained on.
 
-    Temperature and bias maximise the likelihood of the frames' labels, with Platt's smoothed
-    targets, which keep them finite where the labels are separable. Of the thresholds that end at
-    most ``max_false_positive_rate`` of the failing episodes as a success, the one with the highest
-    F1 over frames is taken.
+    Temperature and bias maximise the likelihood of the frames' labels. The targets are Platt's
+    smoothed ones, which keep the two finite even if the labels are separable. The threshold is the
+    one with the highest F1 over frames, of those that end at most ``max_false_positive_rate`` of
+    the failing episodes as a success.
 
     Args:
-        prob: (F,) as ``judge`` gave them, episodes one after the other; NaN is left out.
+        prob: (F,) as ``judge`` returns it, episodes one after the other; NaN is left out.
         label: (F,) bool, whether the task is solved as of that frame.
         episode: (F,) number of each frame's episode.
         max_false_positive_rate: of episodes in which no frame is solved.
         hits: frames in a row.
 
     Raises:
-        UserError: no failing or no solved episode, or the probabilities fall where they should
-            rise.
+        UserError: no failing or no solved episode, or the probabilities do not rise with success.
     """
     seen = np.isfinite(prob)
     prob = prob[seen]
@@ -109,15 +113,17 @@ def fit(
     solved = metrics.any_per_episode(label, episode)
     if solved.all() or not solved.any():
         raise UserError(
-            f"Of {len(solved)} episodes {int(solved.sum())} are solved; calibrating takes both "
-            "kinds. Collect with --noise and --keep-failures."
+            f"Of {len(solved)} episodes {int(solved.sum())} are solved; a calibration needs solved "
+            "and failing ones. Collect with --noise and --keep-failures."
         )
+    # Temperature and bias.
     slope, bias = platt(torch.logit(torch.from_numpy(prob).double(), EPS), label)
     temperature = 1 / slope
     calibrated = Calibration(temperature, bias).apply(torch.from_numpy(prob)).numpy()
+    # The lowest threshold that failing episodes allow, just above the best score of the first one
+    # that must not be ended.
     failing = metrics.ending_scores(calibrated, episode, hits)[~solved]
     allowed = math.floor(max_false_positive_rate * len(failing))
-    # Just above the best score of the first failing episode that may not be ended.
     floor = np.nextafter(np.sort(failing)[::-1][allowed], 2.0) if allowed < len(failing) else EPS
     if floor > calibrated.max():
         raise UserError(
@@ -125,17 +131,20 @@ def fit(
             f"any solved one, so no threshold ends at most {max_false_positive_rate:.1%} of them. "
             "Train it on more failures."
         )
+    # Candidates from there on: a few hundred, spread over the thousands that there may be.
     candidates = np.unique(np.append(calibrated[calibrated > floor], floor))
-    # Thousands of frames give thousands of candidates; a few hundred spread over them do.
-    candidates = candidates[np.unique(np.linspace(0, len(candidates) - 1, 400).round().astype(int))]
+    spread = np.linspace(0, len(candidates) - 1, 400).round().astype(int)
+    candidates = candidates[np.unique(spread)]
     scores = [metrics.f1(calibrated >= threshold, label) for threshold in candidates]
-    # In the middle of the best ones: the two ends are where the next data set goes wrong.
+    # The middle of the best ones: the two ends are closest to mistakes on the next data set.
     best = np.flatnonzero(np.asarray(scores) == max(scores))
     return Calibration(temperature, bias, float(candidates[best[len(best) // 2]]), hits)
 
 
 def platt(score: Float[Tensor, " f"], label: np.ndarray) -> tuple[float, float]:
-    """Slope and bias of the logistic regression of labels on scores, with Platt's smoothed targets (1999).
+    """Slope and bias of a logistic regression of labels on scores, by Platt (1999).
+
+    Its targets are smoothed: a little below 1 and above 0.
 
     Raises:
         UserError: the scores do not rise with the labels.
@@ -164,7 +173,7 @@ def platt(score: Float[Tensor, " f"], label: np.ndarray) -> tuple[float, float]:
     if area <= 0.5 or slope <= 0:
         raise UserError(
             "The reflector's scores do not rise with success on these episodes (AUROC "
-            f"{area:.2f}): they carry nothing to calibrate. Train it on more episodes, or ask "
-            "another question."
+            f"{area:.2f}), so they cannot be calibrated. Train it on more episodes, or ask another "
+            "question."
         )
     return slope, bias

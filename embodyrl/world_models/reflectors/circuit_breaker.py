@@ -1,4 +1,4 @@
-"""A circuit breaker: a server that fails again and again is left alone for a while."""
+"""A circuit breaker: a server that keeps failing is not asked for a while."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Callable
 
 
 class CircuitBreaker:
-    """Opens after ``failures`` in a row; after ``seconds`` it lets one call through, which closes it or starts it anew.
+    """Opens after ``failures`` failed calls in a row.
+
+    After ``seconds`` it lets one call through. If that succeeds the breaker closes, otherwise it
+    stays open for as long again.
 
     Args:
-        failures: in a row that open it.
-        seconds: that it stays open.
-        clock: seconds, monotonic.
+        failures: in a row, after which it opens.
+        seconds: for which it stays open.
+        clock: monotonic, in seconds.
     """
 
     def __init__(
@@ -39,7 +42,7 @@ class CircuitBreaker:
         return True
 
     def record(self, ok: bool) -> None:
-        """Notes how a call went."""
+        """Notes whether a call succeeded."""
         was_open = self.is_open
         self._in_a_row = 0 if ok else self._in_a_row + 1
         if self.is_open and not was_open:

@@ -1,7 +1,7 @@
-"""Reflectors as folders: ``reflector.json`` says of which kind, beside weights and ``calibration.json``.
+"""Reflectors as folders: ``reflector.json`` says the kind, beside weights and calibration.
 
-A ``trained`` or ``goal`` reflector is written by ``save_reflector``. Of the other kinds there is
-nothing to save: their ``reflector.json`` is written by hand, e.g.
+``save_reflector`` writes a ``trained`` or ``goal`` reflector. The other kinds have no weights:
+their ``reflector.json`` is written by hand, for example
 ``{"kind": "server", "url": "http://127.0.0.1:8000/v1", "model": "..."}``.
 """
 
@@ -35,8 +35,8 @@ def load_reflector(path: str | Path, device: str = "cpu") -> Reflector:
     """
     folder = Path(path)
     try:
-        told = json.loads((folder / FILE).read_text())
-        kind = told.pop("kind")
+        settings = json.loads((folder / FILE).read_text())
+        kind = settings.pop("kind")
     except FileNotFoundError as error:
         raise UserError(
             f"{folder} holds no reflector (there is no {FILE}). `embodyrl world reflect train` "
@@ -52,19 +52,18 @@ def load_reflector(path: str | Path, device: str = "cpu") -> Reflector:
             f"{did_you_mean(str(kind), KINDS)}"
         )
     try:
-        reflector = _load(kind, folder, told, device)
+        reflector = _load(kind, folder, settings, device)
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise UserError(
             f"The reflector in {folder} cannot be read ({error}). Train it again, or copy it again."
         ) from error
-    if (
-        kind != "executable" or (folder / CALIBRATION).exists()
-    ):  # without its own it goes by that of what it asks
+    # An executable reflector without a calibration of its own uses that of the one it wraps.
+    if kind != "executable" or (folder / CALIBRATION).exists():
         reflector.calibration = Calibration.load(folder)
     return reflector
 
 
-def _load(kind: str, folder: Path, told: dict[str, Any], device: str) -> Any:
+def _load(kind: str, folder: Path, settings: dict[str, Any], device: str) -> Any:
     if kind == "trained":
         from embodyrl.world_models.reflectors.trained import TrainedReflector
 
@@ -77,34 +76,37 @@ def _load(kind: str, folder: Path, told: dict[str, Any], device: str) -> Any:
     if kind == "vlm":
         from embodyrl.world_models.reflectors.vlm import VLMConfig, VLMReflector
 
-        return VLMReflector(_settings(VLMConfig, told, folder), device)
+        return VLMReflector(_settings(VLMConfig, settings, folder), device)
     if kind == "executable":
         from embodyrl.world_models.reflectors.inverse_check import (
             ExecutableConfig,
             ExecutableReflector,
         )
 
-        config = _settings(ExecutableConfig, told, folder)
+        config = _settings(ExecutableConfig, settings, folder)
         return ExecutableReflector(config, load_reflector(config.reflector, device), device)
     from embodyrl.world_models.reflectors.server import ServerConfig, ServerReflector
 
-    return ServerReflector(_settings(ServerConfig, told, folder))
+    return ServerReflector(_settings(ServerConfig, settings, folder))
 
 
-def _settings(config: Any, told: dict[str, Any], folder: Path) -> Any:
+def _settings(config: Any, settings: dict[str, Any], folder: Path) -> Any:
+    """The config object; refuses settings that are unknown or missing."""
     known = {f.name: f for f in fields(config)}
-    if wrong := [name for name in told if name not in known]:
+    if wrong := [name for name in settings if name not in known]:
         raise UserError(
             f"{folder / FILE}: unknown setting {wrong[0]!r}. {did_you_mean(wrong[0], known)}"
         )
     needed = [n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
-    if missing := [name for name in needed if name not in told]:
+    if missing := [name for name in needed if name not in settings]:
         raise UserError(f"{folder / FILE} lacks {missing[0]!r}; it needs {', '.join(needed)}.")
-    return config(**told)
+    return config(**settings)
 
 
 def save_reflector(reflector: Any, path: str | Path) -> Path:
-    """Writes a trained or a goal reflector with its calibration into a new folder, or over one of its kind.
+    """Writes a trained or a goal reflector with its calibration.
+
+    The folder may be new, empty, or hold a reflector already.
 
     Raises:
         UserError: the folder holds something else, or cannot be written.
@@ -114,7 +116,7 @@ def save_reflector(reflector: Any, path: str | Path) -> Path:
     folder = Path(path)
     if folder.exists() and any(folder.iterdir()) and not (folder / FILE).exists():
         raise UserError(
-            f"{folder} holds something that is no reflector. Choose another folder with --out."
+            f"{folder} holds something other than a reflector. Choose another folder with --out."
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""``GoalReflector``: how near a frame is to those in which the task was solved before (compare RoboScape-R).
+"""``GoalReflector``: how near a frame is to frames in which the task was solved.
 
-It needs no training, and is worth what its features are: pixels tell little where the goal may look
-many ways.
+Compare RoboScape-R. It needs no training, and is as good as its features: pixels say little if a
+solved task can look many ways.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from embodyrl.errors import UserError
 from embodyrl.world_models.reflectors.base import check_window
 from embodyrl.world_models.reflectors.calibration import Calibration, platt
-from embodyrl.world_models.reflectors.labelled_episodes import Episodes
+from embodyrl.world_models.reflectors.labelled_episodes import LabelledEpisodes
 from embodyrl.world_models.reflectors.score import judge_episodes
 
 Features = Callable[[UInt8[Tensor, "b h w 3"]], Float[Tensor, "b d"]]
@@ -46,13 +46,15 @@ class GoalConfig:
 
 
 class GoalReflector:
-    """See the module; ``Reflector`` for the interface. Instructions without a goal are judged NaN.
+    """See the module, and ``Reflector`` for the interface.
+
+    An instruction without a goal cannot be judged: NaN.
 
     Args:
-        config: what the goals were made with.
-        goals: sentence -> (G, D) features of frames in which it was done.
-        slope: of the logistic, per unit of distance; below 0.
-        bias: its value at distance 0.
+        config: that the goals were made with.
+        goals: sentence -> (G, D) features of frames in which it was solved.
+        slope: of the logistic function of distance; below 0.
+        bias: its logit at distance 0.
         device: where a vision model runs.
     """
 
@@ -117,12 +119,12 @@ class GoalReflector:
         return cls(config, goals, told["slope"], told["bias"], device)
 
 
-def fit_goals(episodes: Episodes, config: GoalConfig, device: str = "cpu") -> GoalReflector:
-    """Takes goals from one half of the episodes and fits the logistic on the other half, which has none of its own.
+def fit_goals(episodes: LabelledEpisodes, config: GoalConfig, device: str = "cpu") -> GoalReflector:
+    """Takes goals from one half of the episodes, and fits the logistic function on the other half.
 
     Args:
-        episodes: the last frame of each episode that ends solved can be a goal.
-        config: see there.
+        episodes: the last frame of an episode that ends solved can be a goal.
+        config: the settings.
         device: where a vision model runs.
 
     Raises:
@@ -143,12 +145,11 @@ def fit_goals(episodes: Episodes, config: GoalConfig, device: str = "cpu") -> Go
             )
     if not reflector.goals:
         raise UserError(
-            f"None of {len(last)} episodes ends with the task solved, so there is no goal to look "
-            "for."
+            f"None of {len(last)} episodes ends with the task solved, so there is no goal. Collect "
+            "episodes with --past-success 5."
         )
-    nearness = torch.logit(
-        torch.from_numpy(judge_episodes(reflector, rest))
-    )  # at slope -1: minus the distance
+    # With slope -1 and bias 0 the logit is minus the distance.
+    nearness = torch.logit(torch.from_numpy(judge_episodes(reflector, rest)))
     seen = torch.isfinite(nearness)
     slope, reflector.bias = platt(nearness[seen], rest.label[seen.numpy()])
     reflector.slope = -slope
@@ -156,7 +157,9 @@ def fit_goals(episodes: Episodes, config: GoalConfig, device: str = "cpu") -> Go
 
 
 def make_features(name: str, device: str = "cpu") -> Features:
-    """What turns frames (B, h, w, 3) into features (B, D), scaled so that distances do not grow with D.
+    """A function from frames (B, h, w, 3) to features (B, D).
+
+    They are scaled so that distances do not grow with D.
 
     Raises:
         UserError: no such model.
@@ -176,10 +179,9 @@ def make_features(name: str, device: str = "cpu") -> Features:
 
     @torch.no_grad()
     def extract(frames: Tensor) -> Tensor:
-        pixels = processor(images=list(frames.permute(0, 3, 1, 2).cpu()), return_tensors="pt")[
-            "pixel_values"
-        ]
-        tokens = F.normalize(model(pixels.to(device)).last_hidden_state.flatten(2).float(), dim=-1)
+        inputs = processor(images=list(frames.permute(0, 3, 1, 2).cpu()), return_tensors="pt")
+        hidden = model(inputs["pixel_values"].to(device)).last_hidden_state
+        tokens = F.normalize(hidden.flatten(2).float(), dim=-1)
         return tokens.flatten(1) / tokens.shape[1] ** 0.5
 
     return extract

@@ -1,9 +1,9 @@
-"""``ExecutableReflector``: another reflector, silent about frames that show what the robot does not do.
+"""``ExecutableReflector``: wraps a reflector, and does not judge moves that no robot can make.
 
-A video model may show a hand that jumps, and a reflector a success after it. Inverse dynamics
-infers the actions from the frames alone; where they are larger or more abrupt than those of real
-episodes look, nothing can be judged: NaN, for which an env truncates and masks the dream. EVA
-rewards a video model by the like of it.
+A video model may show a hand that jumps, and a reflector may see a success after it. Inverse
+dynamics infers the actions from the frames. If they are larger or more abrupt than in real
+episodes, the answer is NaN, and an env truncates and masks the dream. EVA rewards a video model in
+a similar way.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class ExecutableConfig:
     """Settings in ``reflector.json``."""
 
     model: str
-    """Folder of the world model whose codec and inverse dynamics look at the frames."""
+    """Folder of the world model whose codec and inverse dynamics check the frames."""
     reflector: str
     """Folder of the reflector that judges success."""
     actions: int = 0
-    """Between two frames; 0 means a chunk of the model, as in its dreams."""
+    """Actions between two frames; 0 means a chunk of the model, as in its dreams."""
 
 
 class ExecutableReflector:
@@ -37,12 +37,12 @@ class ExecutableReflector:
 
     Args:
         config: see there.
-        judge: what ``config.reflector`` names.
-        device: where the nets run.
+        judge: the reflector of ``config.reflector``.
+        device: where the networks run.
 
     Raises:
-        UserError: the model has no inverse dynamics, or the reflector sees too few frames to tell
-            moves.
+        UserError: the model has no inverse dynamics, or the reflector's window is too short to
+            show moves.
     """
 
     def __init__(self, config: ExecutableConfig, judge: Reflector, device: str = "cpu") -> None:
@@ -51,8 +51,8 @@ class ExecutableReflector:
             raise UserError(NO_INVERSE)
         if judge.window < 3:
             raise UserError(
-                f"A move takes two frames after the first, and {config.reflector} sees "
-                f"{judge.window - 1}."
+                f"A move needs two frames after the first, but {config.reflector} sees "
+                f"{judge.window - 1}. Take a reflector with a window of at least 3."
             )
         self._judge = judge
         self._views = tuple(model.spec.cameras)
@@ -68,22 +68,20 @@ class ExecutableReflector:
         """See ``Reflector``."""
         n, t, _ = check_window(self, frames, instruction, new)
         prob = self._judge.judge(frames, instruction, new).clone()
-        seen = torch.stack([frames[name][:, 1:] for name in self._views], dim=2).flatten(0, 1)
-        latents = (
-            self.model.codec.encode(seen.to(self.model.device)).float().unflatten(0, (n, t - 1))
-        )
+        # Encode all frames but the episode's first.
+        views = torch.stack([frames[name][:, 1:] for name in self._views], dim=2).flatten(0, 1)
+        latents = self.model.codec.encode(views.to(self.model.device)).float()
+        latents = latents.unflatten(0, (n, t - 1))
+        # Infer the moves between them.
         before = latents[:, :-1]
         after = latents[:, 1:]
         assert self.model.inverse is not None
         share = torch.full((n * (t - 2),), self._share, device=self.model.device)
-        moves = (
-            self.model.inverse(before.flatten(0, 1), after.flatten(0, 1), share)
-            .float()
-            .unflatten(0, (n, t - 2))
-        )
-        moving = (
-            (before != after).flatten(2).any(-1)
-        )  # a window that begins before its episode repeats the first frame
-        sound = self.model.inverse.executable(moves, moving) | ~moving
-        prob[:, 2:][~sound.cpu()] = torch.nan
+        moves = self.model.inverse(before.flatten(0, 1), after.flatten(0, 1), share)
+        moves = moves.float().unflatten(0, (n, t - 2))
+        # A short episode repeats its first frame, which is no move.
+        moving = (before != after).flatten(2).any(-1)
+        # Frames after an impossible move are not judged.
+        possible = self.model.inverse.executable(moves, moving) | ~moving
+        prob[:, 2:][~possible.cpu()] = torch.nan
         return prob

@@ -1,4 +1,4 @@
-"""``Episodes``: frames with a label each, read from a data set or made of imagined frames."""
+"""``LabelledEpisodes``: frames with a label each, from a data set or from dreams."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from embodyrl.world_models.reflectors.base import window_rows
 
 
 @dataclass(frozen=True)
-class Episodes:
-    """Frames of episodes one after the other; selecting episodes copies no frames.
+class LabelledEpisodes:
+    """The frames of episodes, one episode after the other. Selecting episodes copies no frames.
 
     Attributes:
         frames: camera -> (R, h, w, 3) uint8, in memory or mapped from a file.
-        rows: (F,) which of those R are meant, in order.
+        rows: (F,) numbers of the frames in ``frames``, in order.
         label: (F,) bool, whether the task is solved as of that frame.
-        episode: (F,) numbers of the episodes, each one's frames contiguous.
+        episode: (F,) numbers of the episodes; the frames of an episode are contiguous.
         sentence: (F,) numbers of the instructions.
         sentences: the instructions.
     """
@@ -61,18 +61,24 @@ class Episodes:
         return np.logical_or.reduceat(self.label, self.first_frames)
 
     def windowed(self, values: np.ndarray, frame: np.ndarray, window: int) -> Tensor:
-        """(B, T) ``values`` (F,) of the frames that a reflector sees that judges the frames numbered ``frame`` (B,)."""
+        """(B, T) the values of the frames that a reflector sees (``window_rows``).
+
+        Args:
+            values: (F,).
+            frame: (B,) numbers of the frames to be judged.
+            window: T.
+        """
         first = torch.from_numpy(self.first[frame])
         return torch.from_numpy(values[window_rows(torch.from_numpy(frame), first, window).numpy()])
 
     def window(self, camera: str, frame: np.ndarray, window: int) -> Tensor:
-        """(B, T, h, w, 3) uint8, those frames."""
+        """(B, T, h, w, 3) uint8, the frames that a reflector sees; see ``windowed``."""
         return torch.from_numpy(
             self.frames[camera][self.windowed(self.rows, frame, window).numpy()]
         )
 
-    def select(self, episodes: np.ndarray) -> Episodes:
-        """Those episodes alone (their numbers)."""
+    def select(self, episodes: np.ndarray) -> LabelledEpisodes:
+        """Only the episodes with these numbers."""
         mask = np.isin(self.episode, episodes)
         return replace(
             self,
@@ -82,31 +88,34 @@ class Episodes:
             sentence=self.sentence[mask],
         )
 
-    def split(self, held_out: float, seed: int = 0) -> tuple[Episodes, Episodes]:
-        """Episodes to train on, and the share ``held_out`` of them, chosen by ``seed``.
+    def split(self, held_out: float, seed: int = 0) -> tuple[LabelledEpisodes, LabelledEpisodes]:
+        """Splits off the share ``held_out`` of the episodes, chosen by ``seed``.
+
+        Returns:
+            The episodes to train on, and the held-out ones.
 
         Raises:
-            UserError: nothing would be left on one side.
+            UserError: one of the two would be empty.
         """
         numbers = np.random.default_rng(seed).permutation(self.numbers)
         count = round(held_out * len(numbers))
         if not 0 < count < len(numbers):
             raise UserError(
-                f"{held_out:g} of {len(numbers)} episodes cannot be held out; both sides need one."
+                f"{held_out:g} of {len(numbers)} episodes cannot be held out; both parts need one."
             )
         return self.select(numbers[count:]), self.select(numbers[:count])
 
 
-def from_demonstrations(demos: Demonstrations, tail: int = 0) -> Episodes:
-    """Labels frames by the reward: frame t+1 is solved if action t earned more than .5.
+def from_demonstrations(demos: Demonstrations, tail: int = 0) -> LabelledEpisodes:
+    """Labels frames by the reward: frame t+1 is solved if the reward of action t is above 0.5.
 
     Args:
         demos: loaded with ``keep="all"``; a reflector learns most from failures.
-        tail: also counts the last that many frames of solved episodes as solved, for data that say
-            no more than that.
+        tail: also labels that many last frames of solved episodes as solved, for data that do not
+            say when the task was solved.
 
     Raises:
-        UserError: no frame would be labelled as solved although episodes are.
+        UserError: some episodes are solved, but no frame would be labelled so.
     """
     episode = torch.unique_consecutive(demos.end, return_inverse=True)[1].numpy()
     reward = demos.reward.numpy()
@@ -121,7 +130,7 @@ def from_demonstrations(demos: Demonstrations, tail: int = 0) -> Episodes:
             "shows a solved task. Collect with env.terminate_on_success=false, or label the last "
             "frames of solved episodes: --tail 1."
         )
-    return Episodes(
+    return LabelledEpisodes(
         frames=demos.images,
         rows=np.arange(len(demos)),
         label=label,
@@ -131,7 +140,7 @@ def from_demonstrations(demos: Demonstrations, tail: int = 0) -> Episodes:
     )
 
 
-def load_episodes(path: str | Path, cameras: Sequence[str] = (), tail: int = 0) -> Episodes:
+def load_episodes(path: str | Path, cameras: Sequence[str] = (), tail: int = 0) -> LabelledEpisodes:
     """Reads a LeRobotDataset v3 with its failures.
 
     Args:
@@ -146,5 +155,5 @@ def load_episodes(path: str | Path, cameras: Sequence[str] = (), tail: int = 0) 
         path, 1, keep="all", cameras={name: name for name in cameras} or None
     )
     if not demos.images:
-        raise UserError(f"The data set {path} has no camera, and a reflector judges frames.")
+        raise UserError(f"The data set {path} has no camera, but a reflector judges frames.")
     return from_demonstrations(demos, tail)

@@ -1,4 +1,4 @@
-"""F1, AUROC, calibration error, and what ends an episode: pure functions of numpy arrays."""
+"""F1, AUROC, calibration error, and what ends an episode; functions of numpy arrays."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def f1(predicted: np.ndarray, label: np.ndarray) -> float:
-    """2 TP / (2 TP + FP + FN); NaN where there is neither a positive label nor a positive prediction."""
+    """F1 = 2 TP / (2 TP + FP + FN); NaN without any positive label or prediction."""
     predicted = predicted.astype(bool)
     label = label.astype(bool)
     hit = np.sum(predicted & label)
@@ -15,9 +15,9 @@ def f1(predicted: np.ndarray, label: np.ndarray) -> float:
 
 
 def auroc(score: np.ndarray, label: np.ndarray) -> float:
-    """Probability that a positive one scores higher than a negative one, ties counting half (Mann-Whitney).
+    """The probability that a positive scores higher than a negative (Mann-Whitney).
 
-    NaN where one of the two kinds is missing.
+    Ties count half. It is NaN if there are no positives or no negatives.
     """
     label = label.astype(bool)
     positive = int(label.sum())
@@ -30,7 +30,11 @@ def auroc(score: np.ndarray, label: np.ndarray) -> float:
 
 
 def ece(prob: np.ndarray, label: np.ndarray, bins: int = 15) -> float:
-    """Expected calibration error: |mean probability - share of positives| over equal bins, weighted by their frames."""
+    """Expected calibration error.
+
+    It is the mean of |mean probability - share of positives| over equal bins, weighted by the
+    number of frames in each bin.
+    """
     if not len(prob):
         return float("nan")
     number = np.minimum((prob * bins).astype(int), bins - 1)
@@ -39,16 +43,16 @@ def ece(prob: np.ndarray, label: np.ndarray, bins: int = 15) -> float:
 
 
 def any_per_episode(flag: np.ndarray, episode: np.ndarray) -> np.ndarray:
-    """(E,) bool, whether any frame of each episode has the flag; episodes in the order of their numbers."""
+    """(E,) bool, whether any frame of an episode has the flag, in order of episode numbers."""
     _, number = np.unique(episode, return_inverse=True)
     return np.bincount(number, weights=flag.astype(float)) > 0
 
 
-def streak(prob: np.ndarray, episode: np.ndarray, hits: int) -> np.ndarray:
-    """(F,) the least of the last ``hits`` values within the episode; -1 where the episode has not that many yet.
+def windowed_minimum(prob: np.ndarray, episode: np.ndarray, hits: int) -> np.ndarray:
+    """(F,) the smallest of the last ``hits`` values of the episode.
 
-    Threshold it, and it says where ``hits`` values in a row have reached the threshold. NaN, which
-    is no hit, gives -1.
+    It reaches a threshold where ``hits`` values in a row have reached it. It is -1 where the
+    episode has fewer values so far, or one of them is NaN.
     """
     value = np.where(np.isnan(prob), -1.0, prob)
     out = value.copy()
@@ -61,8 +65,8 @@ def streak(prob: np.ndarray, episode: np.ndarray, hits: int) -> np.ndarray:
 
 
 def ending_scores(prob: np.ndarray, episode: np.ndarray, hits: int) -> np.ndarray:
-    """(E,) the highest threshold at which each episode would be ended as a success; -1 where none would end it."""
+    """(E,) the highest threshold that would end each episode as a success; -1 if none would."""
     _, number = np.unique(episode, return_inverse=True)
     best = np.full(number.max(initial=-1) + 1, -1.0)
-    np.maximum.at(best, number, streak(prob, episode, hits))
+    np.maximum.at(best, number, windowed_minimum(prob, episode, hits))
     return best

@@ -1,4 +1,4 @@
-"""What a vision-language model is asked, and how its answer becomes a probability."""
+"""The question to a vision-language model, and the probability from its answer."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def check_question(question: str) -> None:
 
 
 def answer_of(token: str) -> str | None:
-    """``"yes"`` or ``"no"`` where the token is that word, with whatever space, case and stop; else None."""
+    """``"yes"`` or ``"no"`` if the token is that word, in any case, with any punctuation."""
     word = token.strip(" \t\r\n\"'*.,:!Ġ▁").lower()
     return word if word in ("yes", "no") else None
 
 
 def probability(tokens: Iterable[tuple[str, float]], min_mass: float) -> float:
-    """P(yes) among yes and no, from the log-probabilities of the answer's first token.
+    """P(yes) / (P(yes) + P(no)), from the log-probabilities of the answer's first token.
 
     Args:
         tokens: (token, log-probability) of the likeliest tokens.
-        min_mass: least probability of yes and no together; below it the model was not answering the
+        min_mass: least probability of yes and no together; below it the model did not answer the
             question.
 
     Returns:
@@ -52,15 +52,15 @@ def probability(tokens: Iterable[tuple[str, float]], min_mass: float) -> float:
         if (word := answer_of(token)) is not None:
             mass[word] += math.exp(logprob)
     total = mass["yes"] + mass["no"]
-    # A thousandth is for rounding; more than that are no probabilities.
+    # A thousandth more than 1 may be rounding; more than that cannot be probabilities.
     return mass["yes"] / total if max(min_mass, 1e-12) <= total <= 1.001 else math.nan
 
 
 def enlarged(picture: np.ndarray, shorter_side: int) -> Image.Image:
-    """A picture (h, w, 3) uint8, enlarged where its shorter side has fewer pixels: small ones are made for no VLM."""
+    """A picture (h, w, 3) uint8, enlarged if its shorter side is smaller: VLMs need this."""
     image = Image.fromarray(picture)
-    if (scale := shorter_side / min(image.size)) > 1:
-        image = image.resize(
-            (round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC
-        )
+    scale = shorter_side / min(image.size)
+    if scale > 1:
+        size = (round(image.width * scale), round(image.height * scale))
+        image = image.resize(size, Image.Resampling.BICUBIC)
     return image

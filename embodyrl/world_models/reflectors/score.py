@@ -1,4 +1,4 @@
-"""Judges the frames of whole episodes as an env would, and says how good the judgements are."""
+"""Judges the frames of whole episodes as an env would, and scores the judgements."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from embodyrl.functional.intervals import wilson
 from embodyrl.world_models.reflectors import metrics
 from embodyrl.world_models.reflectors.base import Reflector
 from embodyrl.world_models.reflectors.calibration import Calibration
-from embodyrl.world_models.reflectors.labelled_episodes import Episodes
+from embodyrl.world_models.reflectors.labelled_episodes import LabelledEpisodes
 
 RESAMPLES = 200
 
 
 def judge_episodes(
     reflector: Reflector,
-    episodes: Episodes,
+    episodes: LabelledEpisodes,
     *,
     chunk: int = 0,
     batch_size: int = 64,
     progress: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """Every frame's probability, from windows in which it is new, as in an env whose chunks are ``chunk`` frames long.
+    """The probability for every frame, as in an env whose chunks have ``chunk`` frames.
 
     Args:
         reflector: the judge.
         episodes: F frames.
-        chunk: frames that are new in a window; 0 means as many as fit.
+        chunk: new frames in a window; 0 means as many as fit.
         batch_size: windows per call.
-        progress: told how many frames were judged.
+        progress: called with the number of frames just judged.
 
     Returns:
         (F,) float64, not calibrated; NaN where it could not judge.
@@ -63,8 +63,8 @@ def judge_episodes(
     return prob
 
 
-def _newest_frames(episodes: Episodes, chunk: int) -> dict[int, np.ndarray]:
-    """How many frames are new -> the newest frames of the windows of which that is so."""
+def _newest_frames(episodes: LabelledEpisodes, chunk: int) -> dict[int, np.ndarray]:
+    """Number of new frames in a window -> the newest frames of the windows with that number."""
     starts = episodes.first_frames
     newest = defaultdict(list)
     for start, end in zip(starts, [*starts[1:], len(episodes)], strict=True):
@@ -74,34 +74,41 @@ def _newest_frames(episodes: Episodes, chunk: int) -> dict[int, np.ndarray]:
     return {new: np.array(frames, dtype=np.int64) for new, frames in newest.items()}
 
 
-def score(
-    prob: np.ndarray, episodes: Episodes, calibration: Calibration, seed: int = 0
+def score_probabilities(
+    prob: np.ndarray, episodes: LabelledEpisodes, calibration: Calibration, seed: int = 0
 ) -> dict[str, Any]:
-    """How well probabilities tell solved from unsolved.
+    """How well probabilities separate solved from unsolved.
 
-    F1, AUROC and calibration error count frames; their 95% intervals resample episodes, because the
-    frames of an episode are much alike. What ends an episode counts episodes, with Wilson's
-    intervals.
+    F1, AUROC and calibration error are over frames. Their 95% intervals resample episodes, because
+    the frames of an episode are alike. Rates of ended episodes have Wilson intervals.
 
     Args:
-        prob: (F,) as ``judge_episodes`` gave them.
+        prob: (F,) as ``judge_episodes`` returns it.
         episodes: with the labels.
-        calibration: its threshold and hits decide what is a success.
+        calibration: its threshold and hits define a success.
         seed: of the resampling.
 
     Returns:
-        JSON-able: ``episodes``, ``solved``, ``frames`` and ``unjudged``; ``f1``, ``auroc`` and
-        ``ece`` with ``value``, ``low`` and ``high`` each; and, with ``rate``, ``k``, ``n``, ``low``
-        and ``high`` each, ``false_terminations`` (failing episodes that are ended as a success),
-        ``missed`` (solved ones never ended) and ``premature`` (solved ones ended before their first
-        solved frame).
+        Plain data:
+
+        - ``episodes``, ``solved``, ``frames`` and ``unjudged``: counts.
+        - ``f1``, ``auroc`` and ``ece``: each with ``value``, ``low`` and ``high``.
+        - ``false_terminations`` (failing episodes ended as a success), ``missed`` (solved episodes
+          never ended) and ``premature`` (solved episodes ended before their first solved frame):
+          each with ``rate``, ``k``, ``n``, ``low`` and ``high``.
+        - ``calibration``: as given.
     """
+    # When each episode would be ended, and when it is first solved.
     calibrated = calibration.apply(torch.from_numpy(prob)).numpy()
-    ended = metrics.streak(calibrated, episodes.episode, calibration.hits) >= calibration.threshold
+    ended = (
+        metrics.windowed_minimum(calibrated, episodes.episode, calibration.hits)
+        >= calibration.threshold
+    )
     solved = episodes.solved
     end = _first(ended, episodes)
     first_solved = _first(episodes.label, episodes)
     never = end == len(episodes)
+    # The frames that were judged, and resamples of whole episodes.
     seen = np.isfinite(calibrated)
     value = calibrated[seen]
     label = episodes.label[seen]
@@ -137,11 +144,10 @@ def score(
     }
 
 
-def _first(flag: np.ndarray, episodes: Episodes) -> np.ndarray:
-    """(E,) the first frame of each episode that has the flag; beyond the last frame where none has."""
-    return np.minimum.reduceat(
-        np.where(flag, np.arange(len(flag)), len(flag)), episodes.first_frames
-    )
+def _first(flag: np.ndarray, episodes: LabelledEpisodes) -> np.ndarray:
+    """(E,) the first frame of each episode with the flag; the number of all frames if none has."""
+    numbers = np.where(flag, np.arange(len(flag)), len(flag))
+    return np.minimum.reduceat(numbers, episodes.first_frames)
 
 
 def _share(flag: np.ndarray) -> dict[str, float | int | None]:

@@ -1,8 +1,8 @@
-"""A vision-language model behind an OpenAI-compatible server (vLLM and others), asked for token probabilities.
+"""``ServerReflector``: a vision-language model behind an OpenAI-compatible server, such as vLLM.
 
-Nothing that the server does can block or mislead training: every call ends at its deadline, answers
-are checked before they are believed, and what was not answered is NaN and counted. Frames leave
-this machine for the address configured.
+It reads the token probabilities of yes and no. Whatever the server does, it cannot block or
+mislead training: every call ends at its deadline, answers are checked before they are used, and a
+missing answer is NaN and counted. Frames leave this machine, for the configured address only.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from embodyrl.world_models.reflectors.question import (
 )
 
 LARGEST_ANSWER = 1 << 20
-"""Bytes; an answer of one token takes a few thousand."""
+"""The most bytes of an answer; one token takes a few thousand."""
 RETRIED = (0, 429, *range(500, 600))
-"""Statuses that may be another one next time; 0 is no answer at all."""
+"""Statuses after which another try may succeed; 0 means no answer at all."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,15 @@ class ServerConfig:
     """Settings of a ``ServerReflector``."""
 
     url: str
-    """Where ``/chat/completions`` is, e.g. ``http://127.0.0.1:8000/v1``."""
+    """The address above ``/chat/completions``, e.g. ``http://127.0.0.1:8000/v1``."""
     model: str
     """Its name on the server."""
     cameras: tuple[str, ...] = ("front",)
     window: int = 9
-    """Frames per call: the first, and up to that many less one to ask about."""
+    """T, frames per call: the first of the episode and up to T-1 that are judged."""
     question: str = QUESTION
     image_size: int = 224
-    """Smaller frames are enlarged so that the shorter side has as many pixels."""
+    """Smaller frames are enlarged until their shorter side has this many pixels."""
     timeout: float = 10.0
     """Seconds for one try of one question."""
     deadline: float = 30.0
@@ -67,24 +67,24 @@ class ServerConfig:
     retries: int = 2
     """Further tries after a broken connection, a timeout, or a status 429 or 5xx."""
     concurrency: int = 32
-    """Questions under way at once."""
+    """Questions under way at the same time."""
     breaker_failures: int = 8
-    """Questions in a row without an answer after which the server is left alone."""
+    """Questions in a row without an answer after which the server is not asked for a while."""
     breaker_seconds: float = 30.0
-    """For how long."""
+    """How long it is then not asked."""
     min_mass: float = 0.5
     """Least probability of yes and no together; below it the answer counts as not understood."""
     api_key_env: str = ""
-    """Name of the environment variable that holds the key; the key itself is never written down."""
+    """Name of the environment variable that holds the key. The key itself is never stored."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of the request, e.g. ``{"chat_template_kwargs": {"enable_thinking": false}}``."""
+    """More request fields, e.g. ``{"chat_template_kwargs": {"enable_thinking": false}}``."""
 
     def __post_init__(self) -> None:
-        """Refuses settings that cannot work.
+        """Checks the settings.
 
         Raises:
-            UserError: no http(s) address, a number out of range, or a key that would travel in the
-                clear.
+            UserError: no http(s) address, a number out of range, or a key that would be sent
+                unencrypted.
         """
         object.__setattr__(self, "cameras", tuple(self.cameras))
         parts = urlsplit(self.url)
@@ -124,10 +124,10 @@ class ServerReflector:
     """See the module; ``Reflector`` for the interface.
 
     Attributes:
-        counts: questions by how they ended: ``answered``, ``unparsed`` (an answer that is none),
-            ``failed`` (no answer after all tries), ``late`` (the deadline came first), ``skipped``
-            (the breaker was open).
-        last_error: what went wrong most recently, in words.
+        counts: questions by how they ended: ``answered``, ``unparsed`` (the answer was neither yes
+            nor no), ``failed`` (no answer after all tries), ``late`` (the deadline came first),
+            ``skipped`` (the breaker was open).
+        last_error: the most recent error, in words.
     """
 
     def __init__(self, config: ServerConfig, calibration: Calibration | None = None) -> None:
@@ -157,7 +157,7 @@ class ServerReflector:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def judge(self, frames: Mapping[str, Tensor], instruction: list[str], new: int = 0) -> Tensor:
-        """See ``Reflector``; returns by the deadline, whatever the server does."""
+        """See ``Reflector``. It returns by the deadline, whatever the server does."""
         end = time.monotonic() + self.config.deadline
         n, t, wanted = check_window(self, frames, instruction, new)
         views = {name: frames[name].cpu().numpy() for name in self.cameras}
@@ -178,10 +178,10 @@ class ServerReflector:
         return out
 
     def check(self) -> None:
-        """Asks one question about a grey picture, so that a wrong address or model is found before training.
+        """Asks one question about a grey picture, to find a wrong address or model before training.
 
         Raises:
-            UserError: there was no answer, or none that is yes or no; the message says why.
+            UserError: there was no answer, or it was neither yes nor no; the message says why.
         """
         grey = picture_url(np.full((64, 64, 3), 128, np.uint8), self.config.image_size)
         question = partial(self._request, [grey] * (2 * len(self.cameras)), "wait")
@@ -210,7 +210,10 @@ class ServerReflector:
         ).encode()
 
     def _run(self, questions: list[Callable[[], bytes]], end: float) -> list[float]:
-        """The answers, NaN for none; the network has a thread of its own, so that a deadline can cut off anything."""
+        """The answers, NaN where there is none.
+
+        The network has a thread of its own, so that a deadline can cut off anything.
+        """
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, name="reflector", daemon=True).start()
@@ -239,11 +242,10 @@ class ServerReflector:
                     answers[k] = await self._ask(client, questions[k])
 
             tasks = [asyncio.create_task(one(k)) for k in range(len(questions))]
-            _, late = (
-                await asyncio.wait(tasks, timeout=max(0.0, end - time.monotonic()))
-                if tasks
-                else ((), ())
-            )
+            late = set()
+            if tasks:
+                left = max(0.0, end - time.monotonic())
+                _, late = await asyncio.wait(tasks, timeout=left)
             for task in late:
                 task.cancel()
             if late:
@@ -254,7 +256,7 @@ class ServerReflector:
                 await asyncio.wait(late, timeout=1.0)
         for task in tasks:
             if task.done() and not task.cancelled():
-                task.result()  # a mistake of ours is not the server's
+                task.result()  # raises an error in this code, which is not the server's fault
 
     async def _ask(self, client: httpx.AsyncClient, question: Callable[[], bytes]) -> float:
         if not self.breaker.allow():
@@ -265,6 +267,7 @@ class ServerReflector:
         outcome = "failed"
         try:
             for attempt in range(self.config.retries + 1):
+                # Wait a little longer before every further try, with jitter.
                 if attempt:
                     await asyncio.sleep(0.25 * 2 ** (attempt - 1) * self._jitter.uniform(0.5, 1.5))
                 status, reply = await self._post(client, body)
@@ -285,7 +288,7 @@ class ServerReflector:
         return answer
 
     async def _post(self, client: httpx.AsyncClient, body: bytes) -> tuple[int, bytes]:
-        """Status and body; status 0 where the server could not be spoken to."""
+        """Status and body; status 0 if there was no connection or no answer in time."""
         try:
             async with (
                 asyncio.timeout(self.config.timeout),
@@ -308,23 +311,23 @@ class ServerReflector:
 
 
 def parse_answer(reply: bytes, min_mass: float) -> float:
-    """P(yes) from the body of a chat completion; NaN where it is not one, or says something else.
+    """P(yes) from the body of a chat completion; NaN if it is none, or neither yes nor no.
 
-    Never raises, whatever the bytes are.
+    It raises nothing, whatever the bytes are.
     """
     try:
         top = json.loads(reply)["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
         tokens = [(entry["token"], entry["logprob"]) for entry in top]
-        sound = all(
+        valid = all(
             isinstance(token, str) and type(logprob) in (int, float) for token, logprob in tokens
         )
-        return probability(tokens, min_mass) if sound else math.nan
+        return probability(tokens, min_mass) if valid else math.nan
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return math.nan
 
 
 def picture_url(picture: np.ndarray, shorter_side: int) -> str:
-    """A data URL of a picture (h, w, 3) uint8, enlarged where its shorter side has fewer pixels."""
+    """A data URL of a picture (h, w, 3) uint8, enlarged if its shorter side is smaller."""
     stream = io.BytesIO()
     enlarged(picture, shorter_side).save(stream, "PNG", compress_level=1)
     return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()

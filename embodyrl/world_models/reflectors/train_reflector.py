@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from embodyrl.errors import UserError
-from embodyrl.world_models.reflectors.labelled_episodes import Episodes
+from embodyrl.world_models.reflectors.labelled_episodes import LabelledEpisodes
 from embodyrl.world_models.reflectors.trained import TrainedReflector
 
 COLOURS = ("red", "green", "blue", "yellow")
@@ -20,40 +20,40 @@ COLOURS = ("red", "green", "blue", "yellow")
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Settings of ``train``."""
+    """Settings of ``train_on_episodes``."""
 
     steps: int = 1000
     batch_size: int = 48
     lr: float = 2e-3
     weight_decay: float = 1e-3
     solved: float = 0.5
-    """Share of windows whose newest frame is solved, however rare that is in the data; calibration mends the prior."""
+    """Share of windows whose newest frame is solved. In the data it may be rarer; the calibration
+    corrects the prior."""
     swapped: float = 0.5
-    """Share of those that are asked about another object, and so count as failures."""
+    """Share of those windows that get an instruction about another object, and so are failures."""
     swap_words: tuple[str, ...] = COLOURS
-    """Words that name objects of which only one is solved at a time; empty for tasks where that does not hold."""
+    """Words that name objects of which only one can be solved at a time; empty if several can."""
     augment: bool = True
-    """Whether windows are shifted, lit otherwise and blurred, as imagined frames are."""
+    """Whether windows are shifted, relit and blurred, as imagined frames may be."""
     seed: int = 0
 
 
-def train(
-    episodes: Episodes,
+def train_on_episodes(
+    episodes: LabelledEpisodes,
     config: TrainConfig,
     model: TrainedReflector,
     *,
     progress: Callable[[int, float], None] | None = None,
 ) -> TrainedReflector:
-    """Binary cross-entropy on every frame of windows that end anywhere in an episode.
+    """Trains with binary cross-entropy on every frame of windows from anywhere in an episode.
 
-    A window that ends before the task is solved is a failure (temporal clipping), and so is a
-    solved one whose instruction is swapped for one that cannot hold at the same time; see
-    ``counterparts``.
+    A window that ends before the task is solved is a failure (temporal clipping). So is a solved
+    one whose instruction is replaced by one that cannot hold at the same time (``counterparts``).
 
     Args:
         episodes: to learn from.
-        config: see there.
-        model: is trained in place, on the device that it is on.
+        config: the settings.
+        model: trained in place, on its device.
         progress: called with the step and the loss.
 
     Returns:
@@ -67,7 +67,7 @@ def train(
     if not len(solved) or not len(unsolved):
         raise UserError(
             f"{len(solved)} of {len(episodes)} frames are solved; a reflector learns from both "
-            "kinds. Collect with env.terminate_on_success=false, --noise and --keep-failures."
+            "kinds. Collect with --past-success 5, --noise and --keep-failures."
         )
     rng = np.random.default_rng(config.seed)
     generator = torch.Generator().manual_seed(config.seed)
@@ -80,6 +80,7 @@ def train(
     swaps = [counterparts(sentence, config.swap_words) for sentence in episodes.sentences]
     model.train()
     for step in range(config.steps):
+        # Windows whose newest frame is solved or not.
         from_solved = rng.random(config.batch_size) < config.solved
         frame = np.where(
             from_solved,
@@ -89,12 +90,13 @@ def train(
         frames, sentences, target, weight = _batch(episodes, frame, swaps, config, rng, model)
         if config.augment:
             frames = {name: augment(pixels, generator) for name, pixels in frames.items()}
+        # Weighted binary cross-entropy.
         logits = model(frames, sentences)
         target = target.to(logits)
         weight = weight.to(logits)
-        loss = (
-            F.binary_cross_entropy_with_logits(logits, target, reduction="none") * weight
-        ).sum() / weight.sum()
+        by_frame = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+        loss = (by_frame * weight).sum() / weight.sum()
+        # Backpropagation and the optimiser's step.
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
@@ -106,21 +108,26 @@ def train(
 
 
 def _batch(
-    episodes: Episodes,
+    episodes: LabelledEpisodes,
     frame: np.ndarray,
     swaps: list[list[str]],
     config: TrainConfig,
     rng: np.random.Generator,
     model: TrainedReflector,
 ) -> tuple[dict[str, Tensor], list[str], Tensor, Tensor]:
-    """Windows, their instructions, and target and weight (B, T-1) of each of their frames but the first."""
+    """A minibatch of windows.
+
+    Returns:
+        Frames by camera, instructions, and (B, T-1) target and weight of each frame but the first.
+    """
     target = episodes.windowed(episodes.label, frame, model.window)[:, 1:].float()
     weight = torch.ones_like(target)
     sentences = [episodes.sentences[i] for i in episodes.sentence[frame]]
     for k, others in enumerate(swaps[i] for i in episodes.sentence[frame]):
         if episodes.label[frame[k]] and others and rng.random() < config.swapped:
             sentences[k] = others[rng.integers(len(others))]
-            # Of the frames before, nobody knows whether the other task was solved in them.
+            # Solved frames become failures. For the others it is unknown whether the new task was
+            # solved in them, so they do not count.
             weight[k] = target[k].clone()
             target[k] = 0.0
     return (
@@ -132,10 +139,10 @@ def _batch(
 
 
 def counterparts(sentence: str, words: tuple[str, ...]) -> list[str]:
-    """The sentence with its first word of ``words`` replaced by each one that it does not contain.
+    """Variants of a sentence: its first word from ``words`` replaced by each of the others.
 
-    ``"pick up the red block"`` becomes ``"pick up the blue block"`` and so on: of these only one
-    can hold at a time.
+    ``"pick up the red block"`` gives ``"pick up the blue block"`` and so on. Only one of them can
+    hold at a time.
     """
     given = sentence.split()
     place = next((i for i, word in enumerate(given) if word in words), None)
@@ -149,10 +156,10 @@ def counterparts(sentence: str, words: tuple[str, ...]) -> list[str]:
 def augment(
     frames: Tensor, generator: torch.Generator, shift: int = 2
 ) -> Float[Tensor, "b t h w 3"]:
-    """Windows shifted by up to ``shift`` pixels, a little brighter or darker, and every third one blurred.
+    """Shifts windows by up to ``shift`` pixels, changes their brightness, and blurs one in three.
 
     Args:
-        frames: (B, T, h, w, 3); all frames of a window are changed alike.
+        frames: (B, T, h, w, 3); all frames of a window are changed in the same way.
         generator: of the CPU.
         shift: pixels.
     """

@@ -1,9 +1,10 @@
-"""``TrainedReflector``: a small network that is trained for the task; the default, and the best where there is data.
+"""``TrainedReflector``: a small network trained for the task; the default.
 
-A convolutional encoder sees each frame on top of the episode's first, so that what has moved is
-plain, and is told by the instruction what to look for (FiLM, arXiv:1709.07871); a recurrent head
-goes over the window's frames. The instruction comes in as frozen word embeddings, so that words
-that training never saw still lie near those that it did.
+It is the best reflector if there are data. A convolutional encoder sees each frame stacked on the
+episode's first frame, so that what has moved is easy to see. The instruction modulates the encoder
+(FiLM, arXiv:1709.07871). A recurrent head reads the frames of the window in order. The instruction
+is given as frozen word embeddings, so that a word unknown from training is near words that are
+known.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from embodyrl.world_models.reflectors.calibration import Calibration
 
 WORD_DIM = 256
 MAX_WORDS = 32
-ROWS = 128
-"""Windows that are judged at a time, which bounds the memory."""
+BATCH = 128
+"""Windows judged in one forward pass, which bounds the memory."""
 
 
 class TrainedReflector(ModelMixin, ConfigMixin):
-    """See the module; ``Reflector`` for the interface, ``training.train`` for how it learns.
+    """See ``Reflector`` for the interface and ``train_on_episodes`` for its training.
 
     Args:
         cameras: name -> (height, width) of its frames.
         window: T.
         width: channels of the first convolution; the last ones have four times as many.
-        features: of a frame.
+        features: size of a frame's feature vector.
     """
 
     @register_to_config
@@ -63,7 +64,9 @@ class TrainedReflector(ModelMixin, ConfigMixin):
         self.out = nn.Linear(features, 1)
 
     def forward(self, frames: Mapping[str, Tensor], instruction: list[str]) -> Float[Tensor, "b t"]:
-        """Logits (B, T-1) of being solved as of each frame but the first, from it and the frames before it.
+        """Logits (B, T-1) of being solved as of each frame but the first.
+
+        The logit of a frame depends on that frame and those before it.
 
         Args:
             frames: camera -> (B, T, h, w, 3), from 0 to 255, of any dtype.
@@ -75,19 +78,22 @@ class TrainedReflector(ModelMixin, ConfigMixin):
             pixels = frames[name].permute(0, 1, 4, 2, 3).to(self.device, self.dtype) / 127.5 - 1
             b = len(pixels)
             t = self.window - 1
-            pairs = torch.cat(
-                [pixels[:, 1:], pixels[:, :1].expand(-1, t, -1, -1, -1)], dim=2
-            ).flatten(0, 1)
-            total = total + self.encoders[name](pairs, text.repeat_interleave(t, 0)).unflatten(
-                0, (b, t)
-            )
+            # Each frame with the episode's first frame below it.
+            first = pixels[:, :1].expand(-1, t, -1, -1, -1)
+            pairs = torch.cat([pixels[:, 1:], first], dim=2).flatten(0, 1)
+            features = self.encoders[name](pairs, text.repeat_interleave(t, 0))
+            total = total + features.unflatten(0, (b, t))
         return self.out(self.head(F.silu(total))[0])[..., 0]
 
     @torch.no_grad()
     def judge(
         self, frames: Mapping[str, Tensor], instruction: list[str], new: int = 0
     ) -> Float[Tensor, "n t"]:
-        """See ``Reflector``; the first column is NaN. Refuses frames of another size than it was trained on."""
+        """See ``Reflector``; the first column is NaN.
+
+        Raises:
+            UserError: also for frames of another size than in training.
+        """
         check_window(self, frames, instruction, new)
         for name, size in self._sizes.items():
             if (found := tuple(frames[name].shape[2:4])) != size:
@@ -95,18 +101,17 @@ class TrainedReflector(ModelMixin, ConfigMixin):
                     f"The reflector was trained on frames {size} of camera {name!r}; these are "
                     f"{found}."
                 )
-        parts = [slice(i, i + ROWS) for i in range(0, len(instruction), ROWS)]
+        parts = [slice(i, i + BATCH) for i in range(0, len(instruction), BATCH)]
         logits = [
             self({name: frames[name][p] for name in self.cameras}, instruction[p]) for p in parts
         ]
-        prob = (
-            torch.sigmoid(torch.cat(logits)).float().cpu()
-            if logits
-            else torch.zeros(0, self.window - 1)
-        )
+        if not logits:
+            return torch.zeros(0, self.window)
+        prob = torch.sigmoid(torch.cat(logits)).float().cpu()
         return F.pad(prob, (1, 0), value=math.nan)
 
     def _encode_text(self, instruction: list[str]) -> Float[Tensor, "b d"]:
+        """The last state of a recurrent network over the words; each sentence is encoded once."""
         unique = list(dict.fromkeys(instruction))
         words = [_embed(sentence) for sentence in unique]
         padded = nn.utils.rnn.pad_sequence(words, batch_first=True).to(self.device, self.dtype)
@@ -122,10 +127,8 @@ class _Encoder(nn.Module):
     def __init__(self, width: int, features: int, text: int) -> None:
         super().__init__()
         widths = (width, 2 * width, 4 * width, 4 * width)
-        sources = (
-            8,
-            *widths[:-1],
-        )  # the colours now and at first, and where in the picture a pixel is
+        # Input channels: the colours of both frames, and the pixel's coordinates.
+        sources = (8, *widths[:-1])
         self.convs = nn.ModuleList(
             nn.Conv2d(i, o, 3, stride, 1)
             for i, o, stride in zip(sources, widths, (2, 2, 2, 1), strict=True)
@@ -137,14 +140,15 @@ class _Encoder(nn.Module):
     def forward(
         self, pixels: Float[Tensor, "b 6 h w"], text: Float[Tensor, "b d"]
     ) -> Float[Tensor, "b f"]:
-        """Features of frames; mean and maximum over the picture keep both the scene and the one thing that matters."""
+        """Features of frames.
+
+        The mean over the picture keeps the scene, and the maximum the one thing that matters.
+        """
         h, w = pixels.shape[2:]
         rows = torch.linspace(-1, 1, h, device=pixels.device, dtype=pixels.dtype)
         columns = torch.linspace(-1, 1, w, device=pixels.device, dtype=pixels.dtype)
-        place = torch.stack(torch.meshgrid(rows, columns, indexing="ij")).expand(
-            len(pixels), 2, h, w
-        )
-        x = torch.cat([pixels, place], dim=1)
+        coordinates = torch.stack(torch.meshgrid(rows, columns, indexing="ij"))
+        x = torch.cat([pixels, coordinates.expand(len(pixels), 2, h, w)], dim=1)
         for conv, norm, film in zip(self.convs, self.norms, self.films, strict=True):
             scale, shift = film(text)[..., None, None].chunk(2, dim=1)
             x = F.silu(norm(conv(x)) * (1 + scale) + shift)

@@ -1,4 +1,4 @@
-"""``VLMReflector``: a Hugging Face vision-language model (Qwen3-VL, SmolVLM), asked for token probabilities."""
+"""``VLMReflector``: a Hugging Face vision-language model, such as Qwen3-VL or SmolVLM."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class VLMConfig:
     """Settings of a ``VLMReflector``."""
 
     model: str
-    """A folder or a hub id; code that comes with it is never run."""
+    """A folder or a hub id; code that comes with the model is never run."""
     cameras: tuple[str, ...] = ("front",)
     window: int = 9
-    """Frames per call: the first, and up to that many less one to ask about."""
+    """T, frames per call: the first of the episode and up to T-1 that are judged."""
     question: str = QUESTION
     image_size: int = 224
-    """Smaller frames are enlarged so that the shorter side has as many pixels."""
+    """Smaller frames are enlarged until their shorter side has this many pixels."""
     dtype: str = "bfloat16"
     batch_size: int = 16
-    """Questions at a time."""
+    """Questions in a forward pass."""
     min_mass: float = 0.05
     """Least probability of yes and no together; below it the frame is not judged."""
     template: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the chat template, e.g. ``{"enable_thinking": false}``."""
 
     def __post_init__(self) -> None:
-        """Refuses settings that cannot work.
+        """Checks the settings.
 
         Raises:
             UserError: an unknown dtype, no camera, a number out of range, or a question without the
@@ -57,7 +57,10 @@ class VLMConfig:
 
 
 class VLMReflector:
-    """See the module; ``Reflector`` for the interface. Each new frame of each row is one question."""
+    """See ``Reflector`` for the interface.
+
+    Each new frame of each row is one question. The answer is the probability of yes against no.
+    """
 
     def __init__(
         self, config: VLMConfig, device: str = "cpu", calibration: Calibration | None = None
@@ -65,7 +68,7 @@ class VLMReflector:
         """Loads the model.
 
         Raises:
-            UserError: it cannot be loaded, or has no words for yes and no.
+            UserError: it cannot be loaded, or has no tokens for yes and no.
             MissingDependencyError: transformers is not installed.
         """
         try:
@@ -95,9 +98,9 @@ class VLMReflector:
                 f"The vision-language model {config.model!r} cannot be loaded ({reason})."
             ) from error
         self.model = model.to(device).eval()
-        self.processor.tokenizer.padding_side = (
-            "left"  # the answer follows the last token of every row
-        )
+        # Padding comes first, because the answer follows the last token of every row.
+        self.processor.tokenizer.padding_side = "left"
+        # All tokens that mean yes, and all that mean no.
         vocabulary = self.processor.tokenizer.get_vocab()
         words = {
             word: [i for token, i in vocabulary.items() if answer_of(token) == word]
@@ -107,7 +110,8 @@ class VLMReflector:
             raise UserError(
                 f"The vocabulary of {config.model!r} has no single token for yes or for no."
             )
-        self._yes, self._no = (torch.tensor(words[word], device=device) for word in ("yes", "no"))
+        self._yes = torch.tensor(words["yes"], device=device)
+        self._no = torch.tensor(words["no"], device=device)
 
     @torch.no_grad()
     def judge(
@@ -132,15 +136,14 @@ class VLMReflector:
         questions = [(row, column) for row in range(n) for column in range(t - wanted, t)]
         out = torch.full((n, t), math.nan)
         for i in range(0, len(questions), self.config.batch_size):
-            rows, columns = (
-                list(x) for x in zip(*questions[i : i + self.config.batch_size], strict=True)
-            )
-            out[rows, columns] = self._answers(
-                [conversation(r, c) for r, c in zip(rows, columns, strict=True)]
-            )
+            batch = questions[i : i + self.config.batch_size]
+            rows = [row for row, _ in batch]
+            columns = [column for _, column in batch]
+            out[rows, columns] = self._answers([conversation(r, c) for r, c in batch])
         return out
 
     def _answers(self, conversations: list[list[dict[str, Any]]]) -> Float[Tensor, " b"]:
+        # Text and pictures as the model wants them.
         texts = self.processor.apply_chat_template(
             conversations, add_generation_prompt=True, **self.config.template
         )
@@ -150,9 +153,11 @@ class VLMReflector:
         ]
         inputs = self.processor(text=texts, images=images, padding=True, return_tensors="pt")
         inputs = inputs.to(self.device, DTYPES[self.config.dtype])
+        # The next token's log-probabilities, summed over the tokens of each word.
         logits = self.model(**inputs, logits_to_keep=1, use_cache=False).logits[:, -1].float()
         logprob = logits.log_softmax(-1)
         yes = logprob[:, self._yes].logsumexp(-1)
         no = logprob[:, self._no].logsumexp(-1)
-        understood = torch.logaddexp(yes, no).exp() >= self.config.min_mass  # not for NaN
+        # Little probability of both means that the question was not understood; so does NaN.
+        understood = torch.logaddexp(yes, no).exp() >= self.config.min_mass
         return torch.where(understood, torch.sigmoid(yes - no), math.nan).cpu()

@@ -1,4 +1,4 @@
-"""AnyFlow's causal network as backbone: one look at the context, few steps, and the flow map that makes them enough."""
+"""AnyFlow's causal network as backbone: its cache, its sampling, and its flow map."""
 
 import json
 
@@ -9,18 +9,21 @@ from diffusers.models.transformers.transformer_anyflow_far import AnyFlowCausalA
 from squares import SIZE, VAE, squares, two_views
 
 from embodyrl.errors import UserError
-from embodyrl.world_models import train as training
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
+from embodyrl.world_models.init import build_model
+from embodyrl.world_models.keyframes import add_keyframes
 from embodyrl.world_models.model import WorldModel
-from embodyrl.world_models.nets.pretrained.anyflow import LADDER, AnyFlowBackbone
+from embodyrl.world_models.nets.pretrained.anyflow import GRIDS, AnyFlowBackbone
 from embodyrl.world_models.nets.pretrained.load import load_wan
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.stage import Stage
 from embodyrl.world_models.train import WorldTrainConfig
+from embodyrl.world_models.trainer import WorldTrainer
 from embodyrl.world_models.training_losses import noisy_change
 
 FAR = {
-    "num_attention_heads": 2, "attention_head_dim": 16, "in_channels": 4, "out_channels": 4, "text_dim": 16,
+    "num_attention_heads": 2, "attention_head_dim": 16, "in_channels": 4, "out_channels": 4,
+    "text_dim": 16,
     "freq_dim": 16, "ffn_dim": 64, "num_layers": 2,
 }  # fmt: skip
 TOY = {
@@ -125,11 +128,11 @@ def test_shortcuts_stand_where_sampling_asks_and_leave_the_mean_alone() -> None:
     net, generator = backbone(), torch.Generator().manual_seed(0)
     given, change = chunk(rows=64), torch.randn(64, 2, 4, 4, 4)
     sample, time = noisy_change(change, generator)
-    new, t, r, goal = net.shortcuts(*given, change, sample, time, generator)
+    new, t, r, goal = net.shortcut_targets(*given, change, sample, time, generator)
     far = t > r
     assert 8 < far.sum() < 32 and (time[far] > 0).all()
     steps = 1 / (t - r)[far]
-    assert set(steps.round().int().tolist()) <= set(LADDER) and torch.allclose(
+    assert set(steps.round().int().tolist()) <= set(GRIDS) and torch.allclose(
         steps, steps.round(), atol=1e-3
     )
     assert torch.allclose((t[far] * steps), (t[far] * steps).round(), atol=1e-3)
@@ -138,7 +141,7 @@ def test_shortcuts_stand_where_sampling_asks_and_leave_the_mean_alone() -> None:
 
 
 def test_few_steps_of_the_learned_flow_map_find_one_of_two_futures() -> None:
-    """The next frame is all 1 or all -1, by chance: one step of the flow itself can only go to the middle."""
+    """The next frame is all 1 or all -1 by chance; one step of a flow ends in the middle."""
     torch.manual_seed(0)
     net = AnyFlowBackbone(1, **DIMS, wan_config=FAR | TOY, stochastic=True)
     rows, generator = 64, torch.Generator().manual_seed(0)
@@ -163,9 +166,14 @@ def test_few_steps_of_the_learned_flow_map_find_one_of_two_futures() -> None:
         )
         time = torch.rand(rows, generator=generator).clamp_min(1e-3)
         t, noise = time.view(-1, 1, 1, 1, 1), torch.randn(future.shape, generator=generator)
-        *noisy, goal = net.shortcuts(*given, future, (1 - t) * future + t * noise, time, generator)
+        *noisy, goal = net.shortcut_targets(
+            *given, future, (1 - t) * future + t * noise, time, generator
+        )
         loss = (net(*given, *noisy)[0] - goal).square().mean()
-        stage.step(loss)
+        stage.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(stage.nets.parameters(), 1.0)
+        stage.optimizer_step()
         losses.append(float(loss.detach()))
     assert sum(losses[-20:]) < 0.5 * sum(losses[:20])
     stage.finish()
@@ -191,7 +199,7 @@ def test_it_learns_is_saved_and_dreams(anyflow, tmp_path) -> None:
         out=str(tmp_path / "run"),
     )
     rows = torch.arange(len(clips))
-    model = training.build(config, clips, rows)
+    model = build_model(config, clips, rows)
     assert isinstance(model.backbone, AnyFlowBackbone)
     kept = model.backbone.wan.patch_embedding.weight.clone()
     loaded = AnyFlowFARTransformer3DModel.from_pretrained(
@@ -199,7 +207,7 @@ def test_it_learns_is_saved_and_dreams(anyflow, tmp_path) -> None:
     ).patch_embedding.weight
     assert torch.equal(kept, loaded)
     (tmp_path / "run").mkdir()
-    training.fit(config, tmp_path / "run", model, clips, rows, lambda: None)
+    WorldTrainer(config, tmp_path / "run", model, clips, rows, lambda: None).run()
     written = [
         json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     ]
@@ -209,8 +217,8 @@ def test_it_learns_is_saved_and_dreams(anyflow, tmp_path) -> None:
     )
     assert not torch.equal(kept, model.backbone.wan.patch_embedding.weight)
 
-    training.add_keyframes(model.eval(), clips, torch.zeros(len(clips), dtype=torch.bool))
-    model.calibration, model.doubt = Calibration(bias=-50.0, threshold=1.0), 1e9
+    add_keyframes(model.eval(), clips, torch.zeros(len(clips), dtype=torch.bool))
+    model.calibration, model.max_disagreement = Calibration(bias=-50.0, threshold=1.0), 1e9
     model.save(tmp_path / "model")
     for name, value in WorldModel.load(tmp_path / "model").state_dict().items():
         assert torch.equal(value, model.state_dict()[name]), name
@@ -235,8 +243,10 @@ def test_other_transformers_and_sizes_that_do_not_fit_are_refused(anyflow, tmp_p
     )
     config = WorldTrainConfig(data=("m",), wan=str(tmp_path), horizon=3)
     clips = squares(2, 0)
-    with pytest.raises(UserError, match="is a FluxTransformer2DModel, which is no backbone"):
-        training.build(config, clips, torch.arange(len(clips)))
+    with pytest.raises(
+        UserError, match="is a FluxTransformer2DModel, which cannot be a world model's backbone"
+    ):
+        build_model(config, clips, torch.arange(len(clips)))
     with pytest.raises(UserError, match="5x4 latent cells"):
         load_wan(anyflow, 1, (40, 32), **DIMS)
     with pytest.raises(UserError, match="full_chunk_limit is 1"):

@@ -1,4 +1,4 @@
-"""Inverse dynamics: which actions pictures show, dreams that show others, and frames that no robot could make."""
+"""Inverse dynamics: actions from pictures, dreams that show others, and impossible moves."""
 
 import json
 import shutil
@@ -9,16 +9,16 @@ import torch
 from squares import NEVER, SETTINGS, SIZE, hardly_trained, squares
 
 from embodyrl.errors import UserError
-from embodyrl.world_models import train as training
-from embodyrl.world_models.calibrate import chunks_from
 from embodyrl.world_models.clips import Clips
+from embodyrl.world_models.encode import encode
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.nets.inverse import InverseDynamics, mean_action
-from embodyrl.world_models.open_loop import followed
+from embodyrl.world_models.open_loop import action_following
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.reflectors.folder import load_reflector, save_reflector
 from embodyrl.world_models.reflectors.trained import TrainedReflector
+from embodyrl.world_models.replay import actions_from
 from embodyrl.world_models.train import WorldTrainConfig
 
 
@@ -42,9 +42,9 @@ def test_the_mean_is_of_what_was_executed() -> None:
 
 def test_it_sees_what_real_pictures_show(folder) -> None:
     model, clips = WorldModel.load(folder), squares(60, 99)
-    clips.latents = training.encode(model, clips)
+    clips.latents = encode(model, clips)
     rows = clips.starts + 4
-    actions, count = chunks_from(model, clips, rows, clips.end[rows])
+    actions, count = actions_from(model, clips, rows, clips.end[rows])
     before, after = (clips.latents[at].float() for at in (rows, rows + count))
     right = model.inverse.error(before, after, actions, count)
     wrong = model.inverse.error(before, after, actions.roll(1, 0), count)
@@ -57,15 +57,15 @@ def test_it_sees_what_real_pictures_show(folder) -> None:
 
 def test_pictures_that_stand_still_are_told_from_real_ones(folder) -> None:
     model, clips = WorldModel.load(folder), squares(40, 99)
-    clips.latents = training.encode(model, clips)
-    found = followed(model, clips, clips.starts)
+    clips.latents = encode(model, clips)
+    found = action_following(model, clips, clips.starts)
     assert found["own"] > 1.5  # hardly trained as it is, it shows nothing of what is done
-    assert model.strayed > 1.0
+    assert model.max_action_error > 1.0
     config = WorldModelConfig(model=folder, num_envs=4, precision="f32")
     still, right = torch.zeros(4, 3, 2), torch.tensor([0.0, 1.0]).expand(4, 3, 2)
     for follow, limit in ((True, 1.5), (True, 1e9), (False, 0.0)):
         env = WorldModelEnv(WorldModelConfig(**vars(config) | {"follow": follow}))
-        env.model.calibration, env.model.strayed = NEVER, limit
+        env.model.calibration, env.model.max_action_error = NEVER, limit
         env.reset(init=[0, 1, 2, 3])
         calm, step = env.step(still), env.step(right)
         assert calm.terminated.sum() <= 1 or not follow
@@ -85,7 +85,7 @@ def test_a_model_of_before_there_was_any(folder, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(60, 3)))
     given = SETTINGS | {"steps": 3, "inverse_steps": 3, "init": str(old)}
     more = WorldModel.load(hardly_trained(WorldTrainConfig(**given, out=str(tmp_path / "on"))))
-    assert isinstance(more.inverse, InverseDynamics) and more.strayed > 0
+    assert isinstance(more.inverse, InverseDynamics) and more.max_action_error > 0
     with pytest.raises(UserError, match="inverse_steps is 0"):
         WorldTrainConfig(inverse_steps=0)
 

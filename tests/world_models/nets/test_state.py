@@ -13,14 +13,17 @@ from embodyrl.storage import checkpoint
 from embodyrl.types import Obs
 from embodyrl.word_embeddings import embed_sentences
 from embodyrl.world_models import train as training
-from embodyrl.world_models.calibrate import believed, replay, spread_limit
+from embodyrl.world_models.calibrate import spread_limit
 from embodyrl.world_models.clips import Clips
+from embodyrl.world_models.encode import encode
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
-from embodyrl.world_models.init import build
+from embodyrl.world_models.init import build_model
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.nets import state as state_model
 from embodyrl.world_models.nets.state import STEADY, StateModel
+from embodyrl.world_models.replay import replay, trusted_success
 from embodyrl.world_models.train import WorldTrainConfig, train_world
+from embodyrl.world_models.trainer import longest_unroll
 from embodyrl.world_models.training_losses import state_loss
 
 
@@ -38,12 +41,12 @@ def folder(tmp_path_factory) -> str:
 
 def test_it_knows_where_the_square_goes_and_when_it_has_arrived(folder) -> None:
     model, clips = WorldModel.load(folder), squares(40, 99, state=True)
-    clips.latents = training.encode(model, clips)
+    clips.latents = encode(model, clips)
     dreams, _ = replay(model, clips, clips.starts)
     last = clips.starts + T - 1
     assert (model.privileged(dreams[-1]) - clips.privileged[last]).abs().mean() < 0.02 * SIZE
     assert (model.proprio(dreams[-1]) - clips.proprio[last]).abs().mean() < 0.02
-    wrong = (model.solved(dreams[-1]) > 0.5) != clips.solved[last]
+    wrong = (model.success_probability(dreams[-1]) > 0.5) != clips.solved[last]
     assert wrong.float().mean() < 0.1 and 0 < clips.solved[last].sum() < 40
 
 
@@ -74,11 +77,13 @@ def test_it_goes_on_from_a_simulator_and_from_nothing_else(folder) -> None:
     )
     rows = clips.starts
     seen = Obs(
-        {"front": torch.from_numpy(clips.images["front"][rows.numpy()])}, clips.proprio[rows], clips.sentences * 2,
+        {"front": torch.from_numpy(clips.images["front"][rows.numpy()])},
+        clips.proprio[rows],
+        clips.sentences * 2,
         clips.privileged[rows],
     )  # fmt: skip
     assert torch.equal(env.dream_from(seen).privileged, seen.privileged)
-    with pytest.raises(UserError, match="also dreams of the simulator's state"):
+    with pytest.raises(UserError, match="also predicts the simulator's state"):
         env.dream_from(dataclasses.replace(seen, privileged=None))
 
 
@@ -104,7 +109,7 @@ def test_a_model_without_it_learns_it(folder, tmp_path, monkeypatch) -> None:
         train_world(
             WorldTrainConfig(**SETTINGS, init=folder, state=False, out=str(tmp_path / "less"))
         )
-    with pytest.raises(UserError, match="leave state out"):
+    with pytest.raises(UserError, match="leave out state=true"):
         WorldTrainConfig(state=True, wan="folder")
 
 
@@ -121,7 +126,7 @@ def test_data_that_name_no_objects_are_told_and_go_with_their_own_models(
     data.spec = dataclasses.replace(data.spec, layout=(("hand", 0, 2),))
     hardly_trained(WorldTrainConfig(**quick, out=str(tmp_path / "named")))
     assert "collect anew" not in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"name other numbers .*EnvSpec\.layout"):
+    with pytest.raises(UserError, match=r"disagree on which numbers .*EnvSpec\.layout"):
         train_world(WorldTrainConfig(**quick, init=folder, out=str(tmp_path / "more")))
 
 
@@ -131,13 +136,13 @@ def test_an_ensemble_doubts_what_no_data_say(tmp_path, monkeypatch) -> None:
     )
     path = hardly_trained(WorldTrainConfig(**SETTINGS, state_members=3, out=str(tmp_path / "run")))
     model, clips = WorldModel.load(path), squares(40, 99, state=True)
-    assert len(model.state.members) == 3 and model.spread > 0
-    clips.latents = training.encode(model, clips)
+    assert len(model.state.members) == 3 and model.max_spread > 0
+    clips.latents = encode(model, clips)
     dreams, lasted = replay(model, clips, clips.starts)
     spread = torch.stack([dream.spread for dream in dreams])
     # It was fitted to the few held-out successes of few episodes, so some chunks of others are
     # above.
-    assert (spread[lasted] > model.spread).float().mean() < 0.3
+    assert (spread[lasted] > model.max_spread).float().mean() < 0.3
     peaks = []
     for i, start in enumerate(
         clips.starts.tolist()
@@ -148,20 +153,20 @@ def test_an_ensemble_doubts_what_no_data_say(tmp_path, monkeypatch) -> None:
     assert 0 < len(peaks) < 40
     limit = spread_limit(model, clips, clips.starts)
     assert abs(limit - float(torch.tensor(peaks).quantile(0.9))) < 1e-6
-    model.spread = limit
+    model.max_spread = limit
     doubted = [
         bool((spread[: k + 1, i] > limit).any()) for k in range(len(spread)) for i in range(40)
     ]
-    assert torch.equal(believed(model, dreams).isnan(), torch.tensor(doubted).view(-1, 40)) and any(
-        doubted
-    )
+    assert torch.equal(
+        trusted_success(model, dreams).isnan(), torch.tensor(doubted).view(-1, 40)
+    ) and any(doubted)
     env = WorldModelEnv(WorldModelConfig(model=path, num_envs=4, precision="f32"))
     env.model.calibration = NEVER
-    env.model.spread = 1.5 * float(spread[lasted].max())  # above whatever is near the data
+    env.model.max_spread = 1.5 * float(spread[lasted].max())  # above whatever is near the data
     env.reset(init=[0, 1, 2, 3])
     right = torch.tensor([0.0, 1.0]).expand(4, 3, 2)
     assert not env.step(right).log["doubt"].any()
-    env._dream.body[:2, -1] += 40 * SIZE  # where no square has ever been
+    env._dream.full_state[:2, -1] += 40 * SIZE  # where no square has ever been
     step = env.step(right)
     assert step.log["doubt"].tolist() == [True, True, False, False]
     assert (
@@ -185,12 +190,12 @@ def test_trained_with_noise_it_leads_a_dream_back(tmp_path, monkeypatch) -> None
     }
     clips = squares(40, 99, state=True)
     rows = clips.starts
-    body, after = clips.body(rows), clips.body(rows + 1)
+    full_state, after = clips.full_state(rows), clips.full_state(rows + 1)
     off = []
     for run in runs.values():
         model = WorldModel.load(hardly_trained(run)).state
-        near = body + 0.25 * model.std * torch.randn(
-            body.shape, generator=torch.Generator().manual_seed(0)
+        near = full_state + 0.25 * model.std * torch.randn(
+            full_state.shape, generator=torch.Generator().manual_seed(0)
         )
         error = (
             model.roll(near, clips.actions[rows][:, None], torch.ones_like(rows))[0] - after
@@ -204,7 +209,7 @@ def test_trained_with_noise_it_leads_a_dream_back(tmp_path, monkeypatch) -> None
 def test_it_learns_from_where_it_comes_by_itself(monkeypatch) -> None:
     clips = squares(20, 0, state=True)
     rows = torch.arange(len(clips))[torch.arange(len(clips)) + 1 < clips.end]
-    model = build(WorldTrainConfig(**SETTINGS, state=True, state_members=2), clips, rows)
+    model = build_model(WorldTrainConfig(**SETTINGS, state=True, state_members=2), clips, rows)
     given = []
     loss = StateModel.loss
     monkeypatch.setattr(
@@ -213,21 +218,23 @@ def test_it_learns_from_where_it_comes_by_itself(monkeypatch) -> None:
     words, backs = embed_sentences(clips.sentences), set()
     for seed in range(20):
         state_loss(model, clips, words, rows, 3, 0.0, 0.0, torch.Generator().manual_seed(seed))
-        seen, body, actions, after = given[-1]
-        assert torch.equal(body, clips.body(rows)) and torch.equal(after, clips.body(rows + 1))
+        seen, full_state, actions, after = given[-1]
+        assert torch.equal(full_state, clips.full_state(rows)) and torch.equal(
+            after, clips.full_state(rows + 1)
+        )
         assert torch.equal(actions, clips.actions[rows]) and not seen.requires_grad
         ways = []
         for back in range(4):
             first = torch.maximum(
                 rows - back, clips.start[rows]
             )  # an episode has nothing before its first frame
-            bodies = clips.body(first).expand(2, -1, -1).clone()
+            full_states = clips.full_state(first).expand(2, -1, -1).clone()
             for step in range(back):
                 going = first + step < rows
-                bodies[:, going] = model.state(
-                    bodies[:, going], clips.actions[first + step][going]
+                full_states[:, going] = model.state(
+                    full_states[:, going], clips.actions[first + step][going]
                 ).detach()
-            ways.append(bodies.mean(0))
+            ways.append(full_states.mean(0))
         fits = [back for back in range(4) if torch.allclose(seen, ways[back], atol=1e-5)]
         assert len(fits) == 1
         backs |= set(fits)
@@ -241,34 +248,36 @@ BODY, REACH = 9, 0.04
 
 
 def pushed(count: int, seed: int, shift: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A hand near a block, an action in cm and what becomes of them: the block moves along where the hand is at it."""
+    """A hand near a block, an action in cm, and both after it: a block at the hand moves along."""
     draw = torch.Generator().manual_seed(seed)
     block = torch.cat(
         [0.1 * torch.randn(count, 2, generator=draw) + shift, torch.full((count, 1), 0.02)], dim=1
     )
     hand = block + torch.randn(count, 3, generator=draw) * torch.tensor([0.08, 0.08, 0.01])
     action = torch.rand(count, 3, generator=draw) * 2 - 1
-    body = torch.cat([hand, block, block + torch.tensor([0.2, 0.0, 0.0])], dim=1)
-    after = body.clone()
+    full_state = torch.cat([hand, block, block + torch.tensor([0.2, 0.0, 0.0])], dim=1)
+    after = full_state.clone()
     after[:, :3] += 0.01 * action
     held = (hand - block).norm(dim=1) < REACH
     after[held, 3:5] += 0.01 * action[held, :2]
-    return body, action, after
+    return full_state, action, after
 
 
 def test_an_object_rests_until_it_is_touched_wherever_that_is() -> None:
-    body, action, after = pushed(6000, 0, 0.0)
+    full_state, action, after = pushed(6000, 0, 0.0)
     missed, ghosts = [], []
     for layout in (LAYOUT, ()):
         with torch.random.fork_rng():
             torch.manual_seed(0)
             model = StateModel(BODY, 3, word_dim=1, width=64, layers=2, layout=layout)
-        model.fit_linear(body, action, after)
+        model.fit_linear(full_state, action, after)
         adam = torch.optim.Adam(model.parameters(), lr=3e-3)
         for step in range(400):
-            rows = torch.randint(len(body), (256,), generator=torch.Generator().manual_seed(step))
+            rows = torch.randint(
+                len(full_state), (256,), generator=torch.Generator().manual_seed(step)
+            )
             adam.zero_grad()
-            model.loss(body[rows], body[rows], action[rows], after[rows]).backward()
+            model.loss(full_state[rows], full_state[rows], action[rows], after[rows]).backward()
             adam.step()
         elsewhere, moves, there = pushed(
             2000, 1, 0.5
@@ -284,7 +293,7 @@ def test_an_object_rests_until_it_is_touched_wherever_that_is() -> None:
 
 
 def test_what_is_given_as_seen_from_the_hand_rests_in_the_room() -> None:
-    body, action, after = pushed(300, 0, 0.0)
+    full_state, action, after = pushed(300, 0, 0.0)
     seen = torch.eye(BODY)
     seen[[0, 1, 2], [3, 4, 5]] = -1.0  # the block minus the hand
     given = [("relative", *rest) if kind == "object" else (kind, *rest) for kind, *rest in LAYOUT]
@@ -294,12 +303,12 @@ def test_what_is_given_as_seen_from_the_hand_rests_in_the_room() -> None:
     ]
     said = []
     for model, view in zip(models, (torch.eye(BODY), seen), strict=True):
-        model.fit_linear(body @ view, action, after @ view)
+        model.fit_linear(full_state @ view, action, after @ view)
         draw = torch.Generator().manual_seed(0)
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.3, generator=draw)
         rows, chunk, count = (
-            body[:50] @ view,
+            full_state[:50] @ view,
             action[:50, None].expand(-1, 4, -1),
             torch.arange(50) % 5,
         )
@@ -311,47 +320,47 @@ def test_what_is_given_as_seen_from_the_hand_rests_in_the_room() -> None:
         spread, differ, atol=1e-6
     )
     assert torch.allclose(loss, as_seen, rtol=1e-4) and spread[1:].max() > 0
-    rests = ((mean - body[:50])[:, 3:6] == 0).all(1) & (count > 0)
-    assert rests.any() and ((other - body[:50] @ seen)[rests, 3:6].abs() > 1e-4).any()
+    rests = ((mean - full_state[:50])[:, 3:6] == 0).all(1) & (count > 0)
+    assert rests.any() and ((other - full_state[:50] @ seen)[rests, 3:6].abs() > 1e-4).any()
 
 
 def test_the_linear_model_is_that_of_noisy_bodies() -> None:
     draw = torch.Generator().manual_seed(0)
     hand = torch.randn(500, 2, generator=draw)
-    body = torch.cat(
+    full_state = torch.cat(
         [hand, hand + 1e-3 * torch.randn(500, 2, generator=draw)], 1
     )  # the same place, seen twice
     action = torch.randn(500, 2, generator=draw)
-    after = body + 0.1 * action.repeat(1, 2) + 0.01 * torch.randn(500, 4, generator=draw)
+    after = full_state + 0.1 * action.repeat(1, 2) + 0.01 * torch.randn(500, 4, generator=draw)
     model = StateModel(4, 2, word_dim=1, width=8, layers=1)
-    model.fit_linear(body, action, after)
+    model.fit_linear(full_state, action, after)
     noise = STEADY * torch.randn(200, 500, 4, generator=draw)
     x = torch.cat(
         [
-            (body - model.mean) / model.std + noise,
+            (full_state - model.mean) / model.std + noise,
             action.expand(200, -1, -1),
             torch.ones(200, 500, 1),
         ],
         -1,
     )
-    wanted = (after - body) / model.std - noise
+    wanted = (after - full_state) / model.std - noise
     fitted = torch.linalg.lstsq(x.flatten(0, 1), wanted.flatten(0, 1)).solution
     assert torch.allclose(model.linear, fitted, atol=0.02)
 
 
 def test_what_an_object_does_depends_on_no_mark_and_no_place_in_the_room(tmp_path: Path) -> None:
-    body, action, after = pushed(300, 0, 0.0)
+    full_state, action, after = pushed(300, 0, 0.0)
     model = StateModel(BODY, 3, word_dim=1, width=32, layers=2, members=2, layout=LAYOUT)
-    model.fit_linear(body, action, after)
+    model.fit_linear(full_state, action, after)
     draw = torch.Generator().manual_seed(0)
     for parameter in model.movers.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=draw)
     model.save_pretrained(tmp_path)
     model = StateModel.from_pretrained(tmp_path)
-    aside = body + torch.tensor([0.03, -0.02, 0.0] * 3)
-    goal = body.clone()
+    aside = full_state + torch.tensor([0.03, -0.02, 0.0] * 3)
+    goal = full_state.clone()
     goal[:, 6:] += 0.1
-    moved = [(model(x.expand(2, -1, -1), action) - x)[..., 3:6] for x in (body, aside, goal)]
+    moved = [(model(x.expand(2, -1, -1), action) - x)[..., 3:6] for x in (full_state, aside, goal)]
     assert torch.allclose(moved[0], moved[1], atol=1e-5) and torch.equal(moved[0], moved[2])
     assert 0 < (moved[0] != 0).any(-1).float().mean() < 1 and not torch.equal(
         moved[0][0], moved[0][1]
@@ -359,16 +368,16 @@ def test_what_an_object_does_depends_on_no_mark_and_no_place_in_the_room(tmp_pat
 
 
 def test_nets_differ_by_metres_about_the_object_they_know_least() -> None:
-    body, action, after = pushed(50, 0, 0.0)
-    body, after = (torch.cat([x, x[:, 3:6] + 1.0], dim=1) for x in (body, after))
+    full_state, action, after = pushed(50, 0, 0.0)
+    full_state, after = (torch.cat([x, x[:, 3:6] + 1.0], dim=1) for x in (full_state, after))
     layout = (*LAYOUT, ("object", BODY, 3))
     model = StateModel(BODY + 3, 3, word_dim=1, width=16, layers=1, members=2, layout=layout)
-    model.fit_linear(body, action, after)
+    model.fit_linear(full_state, action, after)
     draw = torch.Generator().manual_seed(0)
     for parameter in model.movers.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=draw)
-    mean, spread = model.roll(body, action[:, None].expand(-1, 4, -1), torch.arange(50) % 5)
-    ways = body.expand(2, -1, -1)
+    mean, spread = model.roll(full_state, action[:, None].expand(-1, 4, -1), torch.arange(50) % 5)
+    ways = full_state.expand(2, -1, -1)
     for step in range(4):
         ways = torch.where((step < torch.arange(50) % 5)[:, None], model(ways, action), ways)
     apart = (ways[0] - ways[1]).norm(dim=-1) / 2  # of two, each is half of the way from their mean
@@ -387,12 +396,12 @@ def test_nets_differ_by_metres_about_the_object_they_know_least() -> None:
 def test_judges_do_not_see_the_robot_and_the_least_sure_of_them_counts(tmp_path: Path) -> None:
     draw = torch.Generator().manual_seed(0)
     block = torch.rand(2000, 3, generator=draw)
-    body = torch.cat(
+    full_state = torch.cat(
         [block + 0.02 * torch.randn(2000, 3, generator=draw), block], dim=1
     )  # the hand is at the block
     solved, words = (block[:, 0] > 0.8).float(), torch.zeros(2000, 1)
     away = torch.cat(
-        [body[:, :3].flip(0), block], dim=1
+        [full_state[:, :3].flip(0), block], dim=1
     )  # and now it is where it was with another block
     fooled = []
     for robot in ((), (("robot", 0, 3),)):
@@ -401,11 +410,11 @@ def test_judges_do_not_see_the_robot_and_the_least_sure_of_them_counts(tmp_path:
             model = StateModel(
                 6, 2, word_dim=1, width=8, layers=1, layout=(*robot, ("hand", 0, 3)), judges=3
             )
-        model.fit_linear(body, torch.zeros(2000, 2), body)
+        model.fit_linear(full_state, torch.zeros(2000, 2), full_state)
         adam = torch.optim.Adam(model.parameters(), lr=3e-3)
         for _ in range(200):
             adam.zero_grad()
-            logits = model.verdicts(body, words)
+            logits = model.verdicts(full_state, words)
             torch.nn.functional.binary_cross_entropy_with_logits(
                 logits, solved.expand_as(logits)
             ).backward()
@@ -415,7 +424,7 @@ def test_judges_do_not_see_the_robot_and_the_least_sure_of_them_counts(tmp_path:
         said = model.verdicts(away, words)
         assert said.shape == (3, 2000) and torch.equal(model.logit(away, words), said.amin(0))
         assert not torch.equal(said[0], said[1])
-        right = ((model.logit(body, words) > 0) == solved.bool()).float().mean()
+        right = ((model.logit(full_state, words) > 0) == solved.bool()).float().mean()
         assert right > 0.97
         fooled.append(float(((model.logit(away, words) > 0) != solved.bool()).float().mean()))
     assert fooled[0] > 0.08 and fooled[1] < 0.03
@@ -430,7 +439,7 @@ def test_judges_that_learned_with_noise_are_sure_of_less() -> None:
     for noise in (0.0, 1.0):
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            model = build(WorldTrainConfig(**SETTINGS, state=True, judges=2), clips, rows)
+            model = build_model(WorldTrainConfig(**SETTINGS, state=True, judges=2), clips, rows)
         adam = torch.optim.Adam(model.parameters(), lr=3e-3)
         for step in range(300):
             generator = torch.Generator().manual_seed(step)
@@ -443,7 +452,7 @@ def test_judges_that_learned_with_noise_are_sure_of_less() -> None:
             adam.step()
             assert set(figures) == {"state", "state_success"}
         words = embed_sentences(clips.sentences)[clips.sentence[rows]]
-        sure.append(float(model.state.logit(clips.body(rows), words).detach().abs().mean()))
+        sure.append(float(model.state.logit(clips.full_state(rows), words).detach().abs().mean()))
     assert 0 < sure[1] < 0.6 * sure[0]
     for wrong in ({"judge_noise": -0.1}, {"judges": 0}):
         with pytest.raises(UserError, match=next(iter(wrong))):
@@ -452,7 +461,7 @@ def test_judges_that_learned_with_noise_are_sure_of_less() -> None:
 
 def test_the_longest_dream_in_training_grows() -> None:
     config = WorldTrainConfig(steps=100, pushforward_from=0.6, max_unroll=4, unroll_growth=0.5)
-    grown = [training.longest_unroll(config, step) for step in range(60, 100)]
+    grown = [longest_unroll(config, step) for step in range(60, 100)]
     assert (
         grown == sorted(grown)
         and grown[0] == 1
@@ -460,7 +469,7 @@ def test_the_longest_dream_in_training_grows() -> None:
         and grown.count(4) == 25
     )
     fixed = dataclasses.replace(config, unroll_growth=0.0)
-    assert {training.longest_unroll(fixed, step) for step in range(60, 100)} == {4}
+    assert {longest_unroll(fixed, step) for step in range(60, 100)} == {4}
     with pytest.raises(UserError, match=r"unroll_growth is 2\.0; it must lie in"):
         WorldTrainConfig(unroll_growth=2.0)
 

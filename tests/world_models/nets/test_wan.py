@@ -1,4 +1,4 @@
-"""Wan's networks, built small from a config, in the small ones' places: two cameras, trained, saved and played."""
+"""Wan's networks, built small from a config, as a world model with two cameras."""
 
 import json
 
@@ -9,14 +9,17 @@ from squares import SIZE, VAE, two_views
 
 from embodyrl import checks
 from embodyrl.errors import UserError
-from embodyrl.world_models import train as training
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
+from embodyrl.world_models.init import build_model, continue_model
+from embodyrl.world_models.keyframes import add_keyframes
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.train import WorldTrainConfig
+from embodyrl.world_models.trainer import WorldTrainer
 
 WAN = {
-    "num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4, "out_channels": 4, "text_dim": 16,
+    "num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4, "out_channels": 4,
+    "text_dim": 16,
     "freq_dim": 16, "ffn_dim": 32, "num_layers": 1,
 }  # fmt: skip
 
@@ -43,7 +46,7 @@ def test_it_learns_is_saved_and_dreams_in_two_views(wan, tmp_path) -> None:
         out=str(tmp_path / "run"),
     )
     rows = torch.arange(len(clips))
-    model = training.build(config, clips, rows)
+    model = build_model(config, clips, rows)
     before = AutoencoderKLWan.from_pretrained(wan, subfolder="vae").state_dict()
     assert all(torch.equal(v, model.codec.vae.state_dict()[k]) for k, v in before.items())
     kept = model.backbone.wan.patch_embedding.weight.clone()
@@ -52,7 +55,7 @@ def test_it_learns_is_saved_and_dreams_in_two_views(wan, tmp_path) -> None:
     ).patch_embedding.weight
     assert torch.equal(kept, loaded)
     (tmp_path / "run").mkdir()
-    training.fit(config, tmp_path / "run", model, clips, rows, lambda: None)
+    WorldTrainer(config, tmp_path / "run", model, clips, rows, lambda: None).run()
     written = [
         json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     ]
@@ -65,8 +68,8 @@ def test_it_learns_is_saved_and_dreams_in_two_views(wan, tmp_path) -> None:
     )  # and the codec is as it was
     assert all(torch.equal(v, model.codec.vae.state_dict()[k]) for k, v in before.items())
 
-    training.add_keyframes(model.eval(), clips, torch.zeros(len(clips), dtype=torch.bool))
-    model.calibration, model.doubt = Calibration(bias=-50.0, threshold=1.0), 1e9
+    add_keyframes(model.eval(), clips, torch.zeros(len(clips), dtype=torch.bool))
+    model.calibration, model.max_disagreement = Calibration(bias=-50.0, threshold=1.0), 1e9
     model.save(tmp_path / "model")
     for name, value in WorldModel.load(tmp_path / "model").state_dict().items():
         assert torch.equal(value, model.state_dict()[name]), name
@@ -89,7 +92,7 @@ def test_it_learns_is_saved_and_dreams_in_two_views(wan, tmp_path) -> None:
 
 def test_every_action_and_camera_counts_and_those_not_executed_do_not(wan) -> None:
     clips = two_views()
-    model = training.build(
+    model = build_model(
         WorldTrainConfig(data=("m",), wan=wan, horizon=3), clips, torch.arange(len(clips))
     ).eval()
     context = torch.randn(1, 3, 2, *model.codec.latent_shape)
@@ -110,9 +113,9 @@ def test_every_action_and_camera_counts_and_those_not_executed_do_not(wan) -> No
 def test_one_that_knew_the_mean_goes_on_and_learns_to_draw(wan, tmp_path) -> None:
     clips = two_views()
     config = WorldTrainConfig(data=("m",), wan=wan, horizon=3)
-    old = training.build(config, clips, torch.arange(len(clips)))
+    old = build_model(config, clips, torch.arange(len(clips)))
     old.save(tmp_path / "old")
-    new = training.go_on(
+    new = continue_model(
         WorldTrainConfig(data=("m",), init=str(tmp_path / "old"), stochastic=True), clips
     )
     assert not old.stochastic and new.stochastic and type(new.backbone) is type(old.backbone)

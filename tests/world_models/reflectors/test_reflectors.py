@@ -62,7 +62,7 @@ def test_calibration_is_platts_formula_and_keeps_nan(tmp_path):
     ],
 )
 def test_calibration_that_means_nothing_is_refused(values):
-    with pytest.raises(UserError, match="no calibration"):
+    with pytest.raises(UserError, match="is not valid"):
         Calibration(**values)
 
 
@@ -94,8 +94,26 @@ def test_auroc_is_the_share_of_ordered_pairs():
 def test_streaks_stay_within_their_episodes():
     prob = np.array([0.9, 0.2, 0.8, 0.7, 0.9, 0.9, math.nan, 0.6])
     episode = np.array([0, 0, 0, 0, 1, 1, 1, 1])
-    assert metrics.streak(prob, episode, 1).tolist() == [0.9, 0.2, 0.8, 0.7, 0.9, 0.9, -1, 0.6]
-    assert metrics.streak(prob, episode, 2).tolist() == [-1, 0.2, 0.2, 0.7, -1, 0.9, -1, -1]
+    assert metrics.windowed_minimum(prob, episode, 1).tolist() == [
+        0.9,
+        0.2,
+        0.8,
+        0.7,
+        0.9,
+        0.9,
+        -1,
+        0.6,
+    ]
+    assert metrics.windowed_minimum(prob, episode, 2).tolist() == [
+        -1,
+        0.2,
+        0.2,
+        0.7,
+        -1,
+        0.9,
+        -1,
+        -1,
+    ]
     assert metrics.ending_scores(prob, episode, 2).tolist() == [0.7, 0.9]
     assert metrics.ending_scores(prob, episode, 3).tolist() == [0.2, -1.0]
     assert metrics.any_per_episode(prob > 0.85, episode).tolist() == [True, True]
@@ -104,7 +122,9 @@ def test_streaks_stay_within_their_episodes():
     success, _ = successes(
         torch.tensor(prob.reshape(2, 4)), calibrated, torch.zeros(2, dtype=torch.long)
     )
-    assert success.flatten().tolist() == (metrics.streak(prob, episode, 2) >= 0.65).tolist()
+    assert (
+        success.flatten().tolist() == (metrics.windowed_minimum(prob, episode, 2) >= 0.65).tolist()
+    )
 
 
 def test_fit_finds_the_temperature_that_was_put_in():
@@ -113,7 +133,9 @@ def test_fit_finds_the_temperature_that_was_put_in():
     logit = rng.normal(-2.0, 2.0, len(episode))
     label = rng.random(len(logit)) < 1 / (1 + np.exp(-logit))
     reported = 1 / (1 + np.exp(-(logit - 0.7) * 3.0))  # over-confident and shifted
-    fitted = calibration.fit(reported, label, episode, max_false_positive_rate=0.05, hits=1)
+    fitted = calibration.fit_calibration(
+        reported, label, episode, max_false_positive_rate=0.05, hits=1
+    )
     assert fitted.temperature == pytest.approx(3.0, rel=0.1) and fitted.bias == pytest.approx(
         0.7, abs=0.1
     )
@@ -129,7 +151,9 @@ def test_threshold_keeps_false_terminations_below_the_cap(cap, hits):
     label = solved & (np.tile(np.arange(12), 300) > 6)
     prob = 1 / (1 + np.exp(-rng.normal(np.where(label, 2.0, -2.0), 1.3)))
     prob[rng.random(len(prob)) < 0.01] = np.nan
-    fitted = calibration.fit(prob, label, episode, max_false_positive_rate=cap, hits=hits)
+    fitted = calibration.fit_calibration(
+        prob, label, episode, max_false_positive_rate=cap, hits=hits
+    )
     scores = metrics.ending_scores(fitted.apply(torch.from_numpy(prob)).numpy(), episode, hits)
     ended = scores >= fitted.threshold
     assert ended[1::2].mean() <= cap
@@ -140,15 +164,15 @@ def test_threshold_keeps_false_terminations_below_the_cap(cap, hits):
 def test_separable_labels_give_a_finite_calibration():
     label = np.tile([False] * 5 + [True] * 5 + [False] * 10, 20)
     episode = np.repeat(np.arange(40), 10)
-    fitted = calibration.fit(np.where(label, 0.999, 0.001), label, episode)
+    fitted = calibration.fit_calibration(np.where(label, 0.999, 0.001), label, episode)
     assert 0.1 < fitted.temperature < 10 and 0.001 < fitted.threshold < 0.999
 
 
 @pytest.mark.parametrize(
     ("prob", "label", "says"),
     [
-        (np.full(40, 0.5), np.ones(40), "both kinds"),
-        (np.full(40, 0.5), np.zeros(40), "both kinds"),
+        (np.full(40, 0.5), np.ones(40), "needs solved and failing"),
+        (np.full(40, 0.5), np.zeros(40), "needs solved and failing"),
         (
             np.tile([0.9, 0.1], 20),
             np.repeat([False, True], 20) & np.tile([False, True], 20),
@@ -159,11 +183,11 @@ def test_separable_labels_give_a_finite_calibration():
 )
 def test_answers_without_information_are_refused(prob, label, says):
     with pytest.raises(UserError, match=says):
-        calibration.fit(prob, label.astype(bool), np.repeat(np.arange(8), 5))
+        calibration.fit_calibration(prob, label.astype(bool), np.repeat(np.arange(8), 5))
 
 
 def test_failures_that_look_certain_are_refused():
     prob, label = np.tile([0.0, 1.0], 40), np.tile([False, True], 40)
     label[60:] = False  # a quarter of the episodes fail and look solved
     with pytest.raises(UserError, match="no threshold"):
-        calibration.fit(prob, label, np.repeat(np.arange(40), 2), hits=1)
+        calibration.fit_calibration(prob, label, np.repeat(np.arange(40), 2), hits=1)

@@ -1,4 +1,4 @@
-"""A server that is right, slow, gone, broken or talks nonsense: a process of its own, spoken to over HTTP."""
+"""Servers that answer, are slow, gone or broken, or talk nonsense: real processes over HTTP."""
 
 import json
 import math

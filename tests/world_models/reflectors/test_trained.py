@@ -1,4 +1,4 @@
-"""Trained and goal reflectors on drawn episodes: a red and a blue square on a table, and one of them may rise."""
+"""Trained and goal reflectors on drawn episodes: one of two squares on a table may rise."""
 
 import dataclasses
 
@@ -8,16 +8,16 @@ import torch
 
 from embodyrl.errors import UserError
 from embodyrl.world_models.reflectors import metrics
-from embodyrl.world_models.reflectors.calibration import Calibration, fit
+from embodyrl.world_models.reflectors.calibration import Calibration, fit_calibration
 from embodyrl.world_models.reflectors.folder import load_reflector, save_reflector
 from embodyrl.world_models.reflectors.goal import GoalConfig, fit_goals
-from embodyrl.world_models.reflectors.labelled_episodes import Episodes
-from embodyrl.world_models.reflectors.score import judge_episodes, score
+from embodyrl.world_models.reflectors.labelled_episodes import LabelledEpisodes
+from embodyrl.world_models.reflectors.score import judge_episodes, score_probabilities
 from embodyrl.world_models.reflectors.train_reflector import (
     TrainConfig,
     augment,
     counterparts,
-    train,
+    train_on_episodes,
 )
 from embodyrl.world_models.reflectors.trained import TrainedReflector
 
@@ -33,8 +33,8 @@ def draw(heights: dict[str, float], places: dict[str, int], rng: np.random.Gener
     return picture
 
 
-def episodes(count: int, seed: int = 0) -> Episodes:
-    """A third of the episodes lift the named square, a third the other one, and a third lift none high enough."""
+def episodes(count: int, seed: int = 0) -> LabelledEpisodes:
+    """A third of the episodes lift the named square, a third the other one, and a third neither."""
     rng = np.random.default_rng(seed)
     pictures, label, episode, sentence = [], [], [], []
     for number in range(count):
@@ -51,7 +51,7 @@ def episodes(count: int, seed: int = 0) -> Episodes:
             sentence.append(named)
     sentences = ["pick up the red block", "pick up the blue block"]
     frames = np.stack(pictures)
-    return Episodes(
+    return LabelledEpisodes(
         {"front": frames},
         np.arange(len(frames)),
         np.array(label),
@@ -71,16 +71,16 @@ def trained():
     config = TrainConfig(
         steps=220, batch_size=24, lr=4e-3, swapped=0.3
     )  # the data show wrong lifts too
-    return train(episodes(150), config, make()), episodes(60, seed=1)
+    return train_on_episodes(episodes(150), config, make()), episodes(60, seed=1)
 
 
 def test_it_learns_which_square_must_be_high(trained):
     reflector, held_out = trained
     tune, test = held_out.split(0.5)
-    reflector.calibration = fit(
+    reflector.calibration = fit_calibration(
         judge_episodes(reflector, tune), tune.label, tune.episode, max_false_positive_rate=0.05
     )
-    result = score(judge_episodes(reflector, test), test, reflector.calibration)
+    result = score_probabilities(judge_episodes(reflector, test), test, reflector.calibration)
     assert result["f1"]["value"] > 0.9 and result["auroc"]["value"] > 0.98, result
     assert result["false_terminations"]["rate"] < 0.1 and result["missed"]["rate"] < 0.15
     # The same frames, asked about the other square: what was solved is not.
@@ -92,7 +92,7 @@ def test_it_learns_which_square_must_be_high(trained):
 
 
 def test_swapped_instructions_are_what_teaches_it_the_words():
-    """On episodes that only ever lift the named square, nothing else tells it that the words matter."""
+    """On episodes that only lift the named square, nothing else teaches that the words matter."""
     data = episodes(90)
     easy = data.select(data.numbers[data.numbers % 3 != 1])
     test = episodes(45, seed=1)
@@ -101,12 +101,12 @@ def test_swapped_instructions_are_what_teaches_it_the_words():
     share = {}
     for swapped in (0.0, 0.5):
         config = TrainConfig(steps=150, batch_size=24, lr=4e-3, swapped=swapped)
-        prob = judge_episodes(train(easy, config, make()), wrong)
+        prob = judge_episodes(train_on_episodes(easy, config, make()), wrong)
         share[swapped] = (prob[high] > 0.5).mean()
     assert share[0.5] < 0.2 < 0.4 < share[0.0], share
 
 
-def judged_high(data: Episodes) -> np.ndarray:
+def judged_high(data: LabelledEpisodes) -> np.ndarray:
     """Frames in which one of the squares is high, whichever it is."""
     pictures = data.frames["front"][data.rows].astype(int)
     colourful = np.abs(pictures[..., 0] - pictures[..., 2]) > 100
@@ -174,7 +174,7 @@ def test_saved_and_loaded_it_judges_alike(trained, tmp_path):
 
 def test_training_is_repeatable():
     data, config = episodes(12), TrainConfig(steps=3, batch_size=4)
-    first, second = (train(data, config, make()).state_dict() for _ in range(2))
+    first, second = (train_on_episodes(data, config, make()).state_dict() for _ in range(2))
     assert all(torch.equal(first[k], second[k]) for k in first)
 
 

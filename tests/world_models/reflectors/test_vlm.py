@@ -1,4 +1,4 @@
-"""Real architectures of vision-language models, tiny, with a tokenizer and a processor made here, loaded from disk."""
+"""Tiny vision-language models of real architectures, loaded from disk."""
 
 import math
 
@@ -123,9 +123,12 @@ def qwen3_vl(folder, words: list[str] = WORDS) -> None:
             "out_hidden_size": 32, "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
         },
         text_config={
-            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
-            "head_dim": 16, "num_key_value_heads": 2, "vocab_size": len(words_tokenizer), "pad_token_id": 0,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]},
+            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "head_dim": 16, "num_key_value_heads": 2,
+            "vocab_size": len(words_tokenizer), "pad_token_id": 0,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2],
+            },
         },
     )  # fmt: skip
     torch.manual_seed(0)
@@ -195,7 +198,7 @@ def test_only_new_frames_are_asked_about(folder):
 
 
 def test_it_sees_the_pictures_that_it_is_asked_about(folder):
-    """A few steps of training teach it to say yes to bright frames, which only works if the pictures get through."""
+    """A few steps teach it to say yes to bright frames; that needs the pictures to reach it."""
     reflector = make(folder)
     grey = torch.tensor(
         [[20, 230, 20], [230, 20, 230], [20, 20, 230], [230, 230, 20]], dtype=torch.uint8

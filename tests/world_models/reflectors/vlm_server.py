@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that looks at the last picture, and misbehaves as the first part of its path says.
+"""An OpenAI-compatible server that judges the last picture; its path says how it misbehaves.
 
     python vlm_server.py      prints its port, serves until killed
 

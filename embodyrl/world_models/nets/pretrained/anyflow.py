@@ -1,17 +1,19 @@
-"""AnyFlow's causal video transformer as backbone: the context is looked at once, and few steps of sampling suffice.
+"""AnyFlow's causal video transformer as backbone: it needs few sampling steps.
 
 diffusers' ``AnyFlowFARTransformer3DModel`` (AnyFlow, arXiv:2605.13724, on FAR, arXiv:2503.19325) is
-a Wan in which a frame sees itself and those before it, so that what the context says to the next
-frame stays as it is while that is denoised. It is told two times, from t to r, and gives the mean
-velocity between them (a flow map), so that x_r = x_t - (t - r) u(x_t, t, r) holds for long steps
-too; with r = t it is an ordinary flow.
+a Wan with two changes:
+
+- Causal attention: a frame sees itself and the frames before it. So keys and values of the context
+  do not change while the next frame is denoised, and are computed once.
+- A flow map: from two times t and r it predicts the mean velocity u between them, so that
+  x_r = x_t - (t - r) u(x_t, t, r) also holds for long steps. With r = t it is an ordinary flow.
 
 The flow map is learned from the model's own half steps (shortcut models, Frans et al.,
 arXiv:2410.12557).
 """
 
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false
-# diffusers says of from_config that it may also give tuples, which only other arguments make.
+# By diffusers' annotations from_config may return tuples. It does so only with other arguments.
 from __future__ import annotations
 
 from typing import Any
@@ -37,20 +39,21 @@ except ImportError as error:
     ) from error
 
 CHUNKS = (1,) * (CONTEXT + 1)
-"""Latent frames that are denoised together; AnyFlow's word for it."""
-LADDER = (1, 2, 3, 4, 6, 8)
-"""Numbers of steps whose grids the flow map is learned on. Half a step of one is a step of another that is here too;
-where it is not, the step is so short that the flow itself will do."""
-SHARE = 0.5
-"""Of the rows that learn to denoise, so many learn the flow map: a quarter of all, as in shortcut models."""
+"""How many latent frames are denoised together, chunk by chunk; "chunk" is AnyFlow's term."""
+GRIDS = (1, 2, 3, 4, 6, 8)
+"""Numbers of sampling steps whose time grids the flow map is learned on.
+
+Half a step of one grid is a step of another one, or so short that the ordinary flow will do.
+"""
+FLOW_MAP_SHARE = 0.5
+"""Share of the denoising rows that learn the flow map: a quarter of all, as in shortcut models."""
 
 
 class AnyFlowBackbone(VideoBackbone):
-    """An AnyFlow transformer that sees first, previous and current frame and makes the next one of noise.
+    """An AnyFlow transformer that denoises the next frame, given first, previous and current ones.
 
-    See ``ChunkTransformer`` for the interface and ``WanBackbone`` for what conditions it. Besides,
-    ``denoise`` samples and ``shortcuts`` says what the flow map shall learn; ``WorldModel`` and
-    ``dynamics_loss`` call them where they are.
+    See ``ChunkTransformer`` for the interface and ``WanBackbone`` for the conditioning. It is also
+    a ``FlowMap``: ``denoise`` samples, and ``shortcut_targets`` makes the flow map's targets.
 
     Args:
         num_views: V cameras.
@@ -61,7 +64,7 @@ class AnyFlowBackbone(VideoBackbone):
         stochastic: whether it is trained to denoise as well, or to give the mean alone.
 
     Raises:
-        UserError: the transformer sees no frame but the newest in full resolution.
+        UserError: the transformer sees only the newest frame in full resolution.
     """
 
     @register_to_config
@@ -99,23 +102,22 @@ class AnyFlowBackbone(VideoBackbone):
     ) -> tuple[Float[Tensor, "b v c y x"], Float[Tensor, "b p"]]:
         """Changes of latent and proprio; see ``ChunkTransformer.forward``.
 
-        With ``until``, r, the change is where the mean velocity from ``time`` to r leads when it
-        goes on to 0. Context and next frame are looked at in one pass, which can be trained.
+        With ``until`` (the time r) the change is where the mean velocity from ``time`` to r would
+        lead by time 0. Context and next frame go through in one pass, which can be trained.
         """
         current = context[:, -1]
         time = torch.zeros_like(noise) if time is None else time
         sample = torch.zeros_like(current) if sample is None else sample
-        # A row whose time is 0 asks for the mean, which is what remains to be said at full noise.
+        # A row whose time is 0 asks for the mean, which is the best prediction at full noise.
         mean = time <= 0
         level = torch.where(mean, 1.0, time)
         until = level if until is None else torch.where(mean, 1.0, until)
         tokens, taken = self.tokens(actions, count, proprio)
         frames = torch.cat([context, (per_row(1.0 - level) * current + sample)[:, None]], dim=1)
-        told = [
-            torch.cat([noise[:, None].expand(-1, CONTEXT), x[:, None]], dim=1)
-            for x in (level, until)
-        ]
-        velocity = self._wan(frames, *told, tokens)[:, -1] + current
+        # Two times for every frame; those of the context are its noise level.
+        context_level = noise[:, None].expand(-1, CONTEXT)
+        times = [torch.cat([context_level, x[:, None]], dim=1) for x in (level, until)]
+        velocity = self._wan(frames, *times, tokens)[:, -1] + current
         change = sample - per_row(level) * velocity
         return change, self.moved(change, taken, proprio)
 
@@ -129,9 +131,9 @@ class AnyFlowBackbone(VideoBackbone):
         sample: Float[Tensor, "b v c y x"],
         steps: int,
     ) -> tuple[Float[Tensor, "b v c y x"], Float[Tensor, "b p"]]:
-        """The changes that Gaussian noise ``sample`` flows to in ``steps`` steps, with one look at the context."""
+        """The changes that the noise ``sample`` flows to, in ``steps`` steps of the flow map."""
         tokens, taken = self.tokens(actions, count, proprio)
-        cache = self._look(context, noise, tokens)
+        cache = self._cache_context(context, noise, tokens)
         current = context[:, -1]
         one = torch.ones_like(noise)
         for left in range(steps, 0, -1):
@@ -142,7 +144,7 @@ class AnyFlowBackbone(VideoBackbone):
         return sample, self.moved(sample, taken, proprio)
 
     @torch.no_grad()
-    def shortcuts(
+    def shortcut_targets(
         self,
         context: Float[Tensor, "b 3 v c y x"],
         proprio: Float[Tensor, "b p"],
@@ -154,11 +156,12 @@ class AnyFlowBackbone(VideoBackbone):
         time: Float[Tensor, " b"],
         generator: torch.Generator,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Turns some rows that learn to denoise into rows that learn the flow map from t to r.
+        """Turns some denoising rows into rows that learn the flow map from t to r.
 
-        They stand on the grid of one of ``LADDER``, where sampling will ask, and shall say at once
-        what two half steps say together: u(x_t, t, r) = (u(x_t, t, m) + u(x_m, m, r)) / 2 with m =
-        (t + r) / 2 (arXiv:2410.12557, eq. 5).
+        Their times lie on the grid of one of ``GRIDS``, as in sampling. One step is to predict what
+        two half steps predict together (arXiv:2410.12557, eq. 5), with m = (t + r) / 2:
+
+            u(x_t, t, r) = (u(x_t, t, m) + u(x_m, m, r)) / 2
 
         Args:
             context: see ``forward``, and the next four as well.
@@ -166,42 +169,48 @@ class AnyFlowBackbone(VideoBackbone):
             actions: see there.
             count: see there.
             noise: see there.
-            change: what really happened to the latent.
-            sample: noisy ones.
-            time: of them; rows with 0 learn the mean and stay as they are.
+            change: the real change of the latent.
+            sample: noisy changes.
+            time: of ``sample``; rows with 0 learn the mean and stay as they are.
             generator: of the choice.
 
         Returns:
-            ``sample`` and ``time`` with those rows in them, ``until``, and the changes that
-            ``forward`` shall give.
+            ``sample`` and ``time`` with these rows replaced, ``until``, and the target changes of
+            ``forward``.
         """
+        # Choose the rows.
         draws = torch.rand(3, len(time), generator=generator).to(time.device)
         fresh = torch.randn(change.shape, generator=generator).to(change.device)
-        rows = ((time > 0) & (draws[0] < SHARE)).nonzero().flatten()
+        rows = ((time > 0) & (draws[0] < FLOW_MAP_SHARE)).nonzero().flatten()
         sample, time, until, goal = sample.clone(), time.clone(), time.clone(), change.clone()
         if not len(rows):
             return sample, time, until, goal
-        grids = torch.tensor(LADDER, device=time.device)
+        # A step of a random grid, from t to r; the shortest ones use the ordinary flow.
+        grids = torch.tensor(GRIDS, device=time.device)
         steps = grids[(draws[1, rows] * len(grids)).long()]
         t = ((draws[2, rows] * steps).floor() + 1) / steps
         r = t - 1 / steps
         m = t - 0.5 / steps
-        short = 2 * steps > max(LADDER)
+        short = 2 * steps > max(GRIDS)
+        # Two half steps, with the context cached.
         x_t = per_row(1 - t) * change[rows] + per_row(t) * fresh[rows]
         context = context[rows]
         tokens = self.tokens(actions[rows], count[rows], proprio[rows])[0]
-        cache = self._look(context, noise[rows], tokens)
+        cache = self._cache_context(context, noise[rows], tokens)
         current = context[:, -1]
         first = self._velocity(cache, current, tokens, x_t, t, torch.where(short, t, m)).float()
         x_m = x_t - per_row(t - m) * first
         second = self._velocity(cache, current, tokens, x_m, m, torch.where(short, m, r)).float()
+        # The target of the whole step.
         sample[rows] = x_t
         time[rows] = t
         until[rows] = r
         goal[rows] = x_t - per_row(t) * (first + second) / 2
         return sample, time, until, goal
 
-    def _look(self, context: Tensor, noise: Tensor, tokens: Tensor) -> list[dict[str, Tensor]]:
+    def _cache_context(
+        self, context: Tensor, noise: Tensor, tokens: Tensor
+    ) -> list[dict[str, Tensor]]:
         """Keys and values of the context, for every block."""
         cache: list[dict[str, Tensor]] = [{} for _ in self.wan.blocks]
         level = noise[:, None].expand(-1, CONTEXT)
@@ -219,7 +228,10 @@ class AnyFlowBackbone(VideoBackbone):
         time: Tensor,
         r: Tensor,
     ) -> Tensor:
-        """Mean velocity of a noisy change from ``time`` to ``r``, with the context from ``_look``: noise - change."""
+        """Mean velocity (noise - change) of a noisy change from ``time`` to ``r``.
+
+        The context comes from ``_cache_context``.
+        """
         frame = (per_row(1.0 - time) * current + sample)[:, None]
         flags = {"is_cache_step": False, "num_cached_chunks": CONTEXT}
         return (
@@ -232,7 +244,11 @@ class AnyFlowBackbone(VideoBackbone):
     def _wan(
         self, frames: Tensor, time: Tensor, until: Tensor, tokens: Tensor, **cache: Any
     ) -> Any:
-        """The transformer's velocities (B, frames in full resolution, V, c, y, x); None where it fills the cache."""
+        """Calls the transformer.
+
+        Returns:
+            Velocities (B, frames in full resolution, V, c, y, x); None where it fills the cache.
+        """
         config = self.wan.config
         views = frames.shape[2]
         video = frames.permute(0, 1, 3, 4, 2, 5).flatten(4, 5)  # b f c y (v x)
@@ -256,12 +272,12 @@ class AnyFlowBackbone(VideoBackbone):
 
 
 class CausalAttention:
-    """Self-attention of AnyFlow's blocks in which a frame sees itself and what is before it.
+    """Self-attention of AnyFlow's blocks in which a frame sees itself and the frames before it.
 
-    It takes the place of diffusers' own because flex_attention, of which that is made, has no
-    backward pass on a CPU, and because that one pads the keys with zeros beside a cache and attends
-    to them, so that cached and uncached differ. No mask is needed: each frame's queries meet as
-    many keys as it may see.
+    It replaces that of diffusers for two reasons. That one uses flex_attention, which has no
+    backward pass on a CPU. And beside a cache it pads the keys with zeros and attends to them, so
+    that results with and without the cache differ. Here no mask is needed: the queries of each
+    frame meet only the keys that it may see.
     """
 
     def __call__(
@@ -277,12 +293,12 @@ class CausalAttention:
 
         Args:
             attn: that module.
-            hidden_states: of all frames, or of the newest alone where the others are in the cache.
-            attention_mask: tokens of each frame; None, as in a step with a cache, means that all is
-                seen.
+            hidden_states: of all frames, or of the newest one if the others are in the cache.
+            attention_mask: number of tokens of each frame; None, as in a step with a cache, means
+                that everything is seen.
             rotary_emb: its ``query`` has the rotations of ``hidden_states``.
-            kv_cache: keys (rotated) and values of the context, which a cache step writes.
-            kv_cache_flag: whether it is one.
+            kv_cache: keys (rotated) and values of the context.
+            kv_cache_flag: whether this step writes the cache or reads it.
         """
         assert rotary_emb is not None
         dtype = hidden_states.dtype
@@ -293,6 +309,7 @@ class CausalAttention:
             for z in (q, k, attn.to_v(hidden_states))
         )
         q, k = (apply_rotary_emb(z.to(dtype), rotary_emb["query"]).to(v.dtype) for z in (q, k))
+        # Write the context into the cache, or put it before the newest frame.
         if kv_cache is not None and kv_cache_flag is not None:
             if kv_cache_flag["is_cache_step"]:
                 kv_cache["key"] = k
@@ -300,6 +317,7 @@ class CausalAttention:
             else:
                 k = torch.cat([kv_cache["key"], k], dim=2)
                 v = torch.cat([kv_cache["value"], v], dim=2)
+        # Frame by frame, with the keys up to and including its own.
         seen = k.shape[2] - q.shape[2]
         parts = []
         for queries in q.split(attention_mask or q.shape[2], dim=2):

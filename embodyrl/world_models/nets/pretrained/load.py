@@ -1,8 +1,8 @@
-"""Codec and backbone with the weights of a pretrained Wan, or of an AnyFlow, which is a Wan with a causal attention."""
+"""Codec and backbone with pretrained weights: of a Wan, or of an AnyFlow (a causal Wan)."""
 
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false
-# diffusers says of load_config and from_pretrained that they may also give tuples, which only other
-# arguments make.
+# By diffusers' annotations load_config and from_pretrained may return tuples. They do so only with
+# other arguments than here.
 from __future__ import annotations
 
 from pathlib import Path
@@ -40,8 +40,8 @@ def load_wan(
         stochastic: see ``WanBackbone``.
 
     Raises:
-        UserError: it is not there, the transformer is another one or takes other latents than the
-            autoencoder gives, or the pictures' size does not fit it.
+        UserError: there is none, the transformer is of another class or does not fit the
+            autoencoder, or the picture size does not fit.
     """
     try:
         transformer, backbone_class = _classes(path)
@@ -58,8 +58,9 @@ def load_wan(
         raise UserError(
             f"The transformer of {path} takes {wan.config['in_channels']} latent channels and "
             f"gives {wan.config['out_channels']}, where its autoencoder has {vae.config['z_dim']}: "
-            "take a text-to-video model, not one that also takes a picture's channels."
+            "take a text-to-video model, not an image-to-video model."
         )
+    # The views lie side by side, and the transformer divides them into patches.
     codec = WanCodec(num_views, *size, vae_config=dict(vae.config))
     _, y, x = codec.latent_shape
     _, rows, columns = wan.config.get("compressed_patch_size", wan.config["patch_size"])
@@ -67,7 +68,7 @@ def load_wan(
         raise UserError(
             f"{num_views} picture(s) of {size[0]}x{size[1]} side by side are {y}x{num_views * x} "
             f"latent cells, which the transformer of {path} cannot divide into patches of "
-            f"{rows}x{columns}. Take pictures of another size."
+            f"{rows}x{columns}. Use pictures of another size."
         )
     backbone = backbone_class(
         num_views,
@@ -83,7 +84,7 @@ def load_wan(
 
 
 def _classes(path: str | Path) -> tuple[Any, Any]:
-    """The transformer's class and the backbone's, by the name in the transformer's config."""
+    """The classes of transformer and backbone, by the name in the transformer's config."""
     name = cast(Any, WanTransformer3DModel.load_config(path, subfolder="transformer")).get(
         "_class_name"
     )
@@ -97,6 +98,6 @@ def _classes(path: str | Path) -> tuple[Any, Any]:
 
         return AnyFlowFARTransformer3DModel, AnyFlowBackbone
     raise UserError(
-        f"The transformer of {path} is a {name}, which is no backbone of a world model: take a "
+        f"The transformer of {path} is a {name}, which cannot be a world model's backbone: take a "
         "WanTransformer3DModel or an AnyFlowFARTransformer3DModel."
     )

@@ -1,4 +1,4 @@
-"""What pretrained video transformers need to be a world model's backbone: actions for words, views side by side."""
+"""``VideoBackbone``: what a pretrained video transformer needs to be a world model's backbone."""
 
 # pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
@@ -12,19 +12,20 @@ from torch import Tensor, nn
 from embodyrl.world_models.nets.diffusers_io import ConfigMixin, ModelMixin
 
 TIMESTEPS = 1000.0
-"""These networks count denoising time from 0 (data) to this (noise)."""
+"""In these networks denoising time runs from 0 (data) to this (noise)."""
 
 
 class VideoBackbone(ModelMixin, ConfigMixin):
-    """Base class: the transformer ``wan``, and new beside it the tokens of the actions and a head for proprioception.
+    """Base class: a pretrained transformer with new inputs for actions and a new head for proprio.
 
-    The actions take the place of the sentence: each is a token that is attended to.
+    The actions take the place of the sentence: each is a token that the transformer attends to.
+    Several cameras lie side by side in one picture.
     """
 
     wan: Any
 
     def _attach(self, wan: Any, action_dim: int, horizon: int, proprio_dim: int) -> None:
-        """Sets ``wan`` and makes what is new; the head starts at zero."""
+        """Sets ``wan`` and makes the new layers; the head starts at zero."""
         self.wan = wan
         text = self.wan.config["text_dim"]
         channels = self.wan.config["in_channels"]
@@ -40,7 +41,7 @@ class VideoBackbone(ModelMixin, ConfigMixin):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """Those whose matrices Muon trains."""
+        """The blocks whose matrices Muon trains."""
         return self.wan.blocks
 
     def tokens(
@@ -49,7 +50,12 @@ class VideoBackbone(ModelMixin, ConfigMixin):
         count: Int[Tensor, " b"],
         proprio: Float[Tensor, "b p"],
     ) -> tuple[Float[Tensor, "b h e"], Float[Tensor, "b h a1"]]:
-        """What stands for the sentence, and the actions as it sees them: zeros where not executed, and a flag."""
+        """The tokens in place of the sentence.
+
+        Returns:
+            (B, H, E) the tokens; and (B, H, A + 1) the actions as the network sees them: zeros
+            where they are not executed, and a flag of whether they are.
+        """
         executed = (torch.arange(actions.shape[1], device=actions.device) < count[:, None])[
             ..., None
         ].to(actions.dtype)
@@ -62,12 +68,18 @@ class VideoBackbone(ModelMixin, ConfigMixin):
     def moved(
         self, change: Float[Tensor, "b v c y x"], taken: Tensor, proprio: Tensor
     ) -> Float[Tensor, "b p"]:
-        """The change of proprio that goes with one of the latent; ``taken`` as ``tokens`` says."""
+        """The change of proprio that goes with a change of the latent.
+
+        Args:
+            change: of the latent.
+            taken: the actions as the network sees them; see ``tokens``.
+            proprio: before the chunk.
+        """
         return self.to_proprio(
             torch.cat([change.mean((1, 3, 4)), taken.flatten(1), proprio], dim=1)
         )
 
 
 def per_row(value: Float[Tensor, " b"]) -> Float[Tensor, "b 1 1 1 1"]:
-    """One number a row, to be multiplied with (B, V, c, y, x)."""
+    """One number per row, in a shape that multiplies (B, V, c, y, x)."""
     return value.view(-1, 1, 1, 1, 1)

@@ -1,14 +1,14 @@
-"""Wan's video networks in the small ones' places: ``AutoencoderKLWan`` as codec, ``WanTransformer3DModel`` inside.
+"""Wan's video networks as codec and backbone of a world model.
 
-They have the small ones' interfaces, so that training, the env and the measures are the same code.
-Weights of a pretrained Wan come from a local folder or the hub in diffusers' layout (``load_wan``
-in ``load.py``); what is new beside them (``VideoBackbone``) starts at zero or at random. Several
-cameras lie side by side in one picture, which is what these networks know.
+``WanCodec`` wraps an ``AutoencoderKLWan`` and ``WanBackbone`` a ``WanTransformer3DModel``. They
+have the interfaces of ``FrameCodec`` and ``ChunkTransformer``, so training, the env and the
+measures are the same code. Pretrained weights come from a local folder or the hub in diffusers'
+layout (``load.py``); new layers beside them (``VideoBackbone``) start at zero or at random.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false
-# diffusers says of from_config and from_pretrained that they may also give tuples, which only other
-# arguments make.
+# By diffusers' annotations from_config and from_pretrained may return tuples. They do so only with
+# other arguments than here.
 from __future__ import annotations
 
 from typing import Any
@@ -64,13 +64,13 @@ class WanCodec(ModelMixin, ConfigMixin):
         return self.vae.config["z_dim"], c["height"] // factor, c["width"] // factor
 
     def encode(self, frames: UInt8[Tensor, "b v h w 3"]) -> Float[Tensor, "b v c y x"]:
-        """Latents of B frames of every view: the mode, normalised by Wan's own statistics."""
+        """Latents of B frames of every view: the mode, normalised with Wan's own statistics."""
         pixels = frames.flatten(0, 1).permute(0, 3, 1, 2).to(self.vae.dtype) / 127.5 - 1.0
         z = self.vae.encode(pixels[:, :, None]).latent_dist.mode()[:, :, 0]
         return ((z - self.shift) / self.scale).unflatten(0, frames.shape[:2])
 
     def decode(self, latents: Float[Tensor, "b v c y x"]) -> UInt8[Tensor, "b v h w 3"]:
-        """The frames that latents stand for."""
+        """The frames of latents."""
         z = latents.flatten(0, 1).to(self.vae.dtype) * self.scale + self.shift
         pixels = self.vae.decode(z[:, :, None]).sample[:, :, 0].float()
         frames = ((pixels + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
@@ -78,11 +78,11 @@ class WanCodec(ModelMixin, ConfigMixin):
 
 
 class WanBackbone(VideoBackbone):
-    """A Wan transformer that sees first, previous and current frame and the next one's noisy latent, and cleans that.
+    """A Wan transformer that denoises the next frame, given the first, previous and current ones.
 
-    Every frame has its own noise level (Wan 2.2's timestep per token): that of the context is what
-    ``noise`` says, the next frame's is ``time``. See ``ChunkTransformer`` for the interface;
-    without a sample the next frame is asked for at full noise that is zero.
+    Every frame has its own noise level (Wan 2.2's timestep per token): ``noise`` for the context,
+    ``time`` for the next frame. See ``ChunkTransformer`` for the interface. To predict the mean,
+    the next frame is at full noise, and that noise is zero.
 
     Args:
         num_views: V cameras.
@@ -122,20 +122,22 @@ class WanBackbone(VideoBackbone):
         current = context[:, -1]
         time = torch.zeros_like(noise) if time is None else time
         sample = torch.zeros_like(current) if sample is None else sample
-        # A row whose time is 0 asks for the mean, which is what remains to be said at full noise.
+        # The noise level of the next frame. A row whose time is 0 asks for the mean, which is the
+        # best prediction at full noise.
         level = torch.where(time > 0, time, 1.0)
-        frames = torch.cat(
-            [context, (per_row(1.0 - level) * current + sample)[:, None]], dim=1
-        )  # b 4 v c y x
+        # The video: the context and the noisy next frame, the views side by side.
+        next_frame = per_row(1.0 - level) * current + sample
+        frames = torch.cat([context, next_frame[:, None]], dim=1)  # b 4 v c y x
         video = frames.permute(0, 3, 1, 4, 2, 5).flatten(4, 5)  # b c 4 y (v x)
+        # A noise level for every token.
         _, p_h, p_w = self.wan.config["patch_size"]
         cells = (video.shape[3] // p_h) * (video.shape[4] // p_w)
         levels = torch.cat([noise[:, None].expand(-1, CONTEXT), level[:, None]], dim=1) * TIMESTEPS
+        # The transformer's velocity, which is noise - data, as everywhere here and in Wan.
         tokens, taken = self.tokens(actions, count, proprio)
         velocity = self.wan(
             video, levels.repeat_interleave(cells, dim=1), tokens, return_dict=False
         )[0]
         velocity = velocity[:, :, -1].unflatten(3, (current.shape[1], -1)).permute(0, 3, 1, 2, 4)
-        # The velocity is noise - data, as everywhere here and in Wan.
         change = frames[:, -1] - per_row(level) * velocity - current
         return change, self.moved(change, taken, proprio)

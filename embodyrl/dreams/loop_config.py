@@ -1,0 +1,142 @@
+"""Settings of ``embodyrl world loop``, from a preset of ``configs/loops`` and overrides."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from embodyrl.config import build, compose, merge, read_preset
+from embodyrl.errors import UserError, did_you_mean
+from embodyrl.registry import preset_names
+
+MAY_CHANGE = ("out", "rounds", "segments", "patience", "eval_episodes", "max_false_positives")
+"""Settings that may differ when a loop continues."""
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """Settings of ``run_loop``.
+
+    Attributes:
+        policy: the run or checkpoint to be improved.
+        env: the real env, by name or by a preset that has it.
+        env_overrides: of its settings, ``env.key=value``.
+        data: further data sets that the world model learns from, of an expert or of earlier days;
+            recorded with failures, and past success. Their steps count.
+        out: folder of everything.
+        seed: of everything.
+        rounds: at the most.
+        first_episodes: real episodes of the first round.
+        episodes: real episodes of each later round.
+        near: share of them that are replays of the others' successes with a nudge; without a
+            success there are none.
+        perturb: size of the nudge.
+        derail: share of the policy's own episodes that leave its course at random.
+        past_success: actions that are recorded past success.
+        world: overrides of the first world model's training (``embodyrl world train``).
+        refresh: overrides of each later training, in which the newest episodes count ``newest``
+            times.
+        newest: see ``refresh``.
+        max_false_positives: the largest share of failing held-out dreams that may be judged a
+            success. The same command may allow more if a loop stopped because of it.
+        demos: demonstrations of the policy's task. They are needed if the training in the dream
+            imitates demonstrations beside RL; half of them are shown as the world model's codec
+            reconstructs them, so that the policy learns from the dream's pictures.
+        dream: preset of the training in the dream.
+        dream_overrides: of it.
+        segment: updates in the dream between two evaluations in the real env.
+        segments: the most segments of a round.
+        patience: evaluations in a row without a new best, after which a round is over.
+        select_episodes: of each evaluation that decides.
+        eval_episodes: of the last evaluation, on held-out initial states.
+    """
+
+    policy: str = ""
+    env: str = ""
+    env_overrides: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    out: str = "runs/loop"
+    seed: int = 0
+    rounds: int = 3
+    first_episodes: int = 600
+    episodes: int = 200
+    near: float = 0.3
+    perturb: float = 1.0
+    derail: float = 0.3
+    past_success: int = 5
+    world: tuple[str, ...] = ()
+    refresh: tuple[str, ...] = ()
+    newest: int = 4
+    max_false_positives: float = 0.05
+    demos: str = ""
+    dream: str = ""
+    dream_overrides: tuple[str, ...] = ()
+    segment: int = 10
+    segments: int = 6
+    patience: int = 2
+    select_episodes: int = 128
+    eval_episodes: int = 256
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.near < 1:
+            raise UserError(f"near is {self.near}; it must lie in [0, 1).")
+        counts = ("rounds", "first_episodes", "episodes", "segment", "segments", "patience")
+        for key in (*counts, "newest"):
+            if getattr(self, key) < 1:
+                raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1.")
+
+
+def read_loop(preset: str, overrides: Sequence[str]) -> LoopConfig:
+    """A loop's preset (a name in ``configs/loops`` or a file) with ``key=value`` overrides.
+
+    Raises:
+        UserError: no such preset, an unknown key, or a setting is missing that the loop needs.
+    """
+    known = preset_names("loops")
+    path = known.get(preset, Path(preset))
+    if not path.is_file():
+        raise UserError(
+            f"There is no loop {preset!r}, nor a file of that name. {did_you_mean(preset, known)}"
+        )
+    config = build("loop", LoopConfig, merge(read_preset(str(path)), overrides))
+    if not config.policy:
+        raise UserError("policy is empty: give policy=RUN.")
+    for key in ("env", "dream"):
+        if not getattr(config, key):
+            raise UserError(f"{key} is empty: the preset must name it.")
+    if not config.demos and imitates(config):
+        raise UserError(
+            f"demos is empty, but {config.dream} imitates demonstrations beside RL: give "
+            "demos=DATA, the demonstrations that the policy was trained on, or choose a dream "
+            "without imitation (dream=dream_ppo)."
+        )
+    return config
+
+
+def imitates(config: LoopConfig) -> bool:
+    """Whether the training in the dream imitates demonstrations beside RL."""
+    algorithm = compose(config.dream, config.dream_overrides).algorithm
+    return getattr(algorithm, "bc_coef", 0.0) > 0
+
+
+def claim_folder(folder: Path, config: LoopConfig) -> None:
+    """Writes the config into a new folder, or checks it against the one that is there.
+
+    Raises:
+        UserError: the folder holds a loop with other settings.
+    """
+    path = folder / "loop_config.json"
+    new = json.loads(json.dumps(dataclasses.asdict(config)))
+    if path.exists():
+        old = json.loads(path.read_text())
+        changed = [k for k in new if k not in MAY_CHANGE and old.get(k) != new[k]]
+        if changed:
+            key = changed[0]
+            raise UserError(
+                f"{folder} holds a loop with other settings ({key} was {old.get(key)!r}, now "
+                f"{new[key]!r}). Give this one its own out=FOLDER."
+            )
+    path.write_text(json.dumps(new, indent=1))
