@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embodyrl.errors import UserError, did_you_mean, refuse_unread
-from embodyrl.functional.flow import LEARNED, squash_log_std
+from embodyrl.functional.flow import LEARNED_STD, squash_log_std
 from embodyrl.policies.flow_base import FlowPolicy
 from embodyrl.policies.mlp_velocities import VELOCITIES, mlp
 from embodyrl.policies.normalize import Normalizer, TanhSquash
@@ -60,7 +60,7 @@ class FlowMLPConfig:
     steer_bound: float = 1.5
 
     def __post_init__(self) -> None:
-        for key, valid in (("velocity", tuple(VELOCITIES)), ("transition", LEARNED)):
+        for key, valid in (("velocity", tuple(VELOCITIES)), ("transition", LEARNED_STD)):
             value = getattr(self, key)
             if value not in valid:
                 raise UserError(f"policy.{key} cannot be {value!r}. {did_you_mean(value, valid)}")

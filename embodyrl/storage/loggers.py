@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
-from embodyrl.functional.intervals import format_rate, short
+from embodyrl.functional.intervals import format_number, format_rate
 
 Row = Mapping[str, float | int]
 
@@ -292,7 +292,7 @@ class LiveTable:
                 out.append(("train success", format_rate(solved, count)))
             else:  # the env reports no success
                 episodes = f"{count} episodes" if count > 1 else "1 episode"
-                out.append(("train return", f"{short(row['train_return'])} ({episodes})"))
+                out.append(("train return", f"{format_number(row['train_return'])} ({episodes})"))
         names = {
             "loss": "loss",
             "approx_kl": "KL",
