@@ -35,7 +35,7 @@ from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.functional.intervals import format_rate, wilson
 from embodyrl.registry import preset_names
-from embodyrl.storage.folder_lock import held
+from embodyrl.storage.folder_lock import locked
 from embodyrl.training.run_folder import finished
 from embodyrl.training.runner import train
 from embodyrl.world_models.train import WorldTrainConfig, train_world
@@ -165,7 +165,7 @@ def loop(config: LoopConfig, *, command: str = "") -> dict[str, Any] | None:
             ``out`` holds another loop, or one that another process is at.
     """
     folder = Path(config.out)
-    with held(folder):
+    with locked(folder):
         _claim(folder, config)
         return _rounds(folder, config, command)
 

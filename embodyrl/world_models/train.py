@@ -28,7 +28,7 @@ from embodyrl.build import pick_device
 from embodyrl.errors import UserError
 from embodyrl.interrupt import Interrupt, Interrupted
 from embodyrl.storage import checkpoint
-from embodyrl.storage.folder_lock import held
+from embodyrl.storage.folder_lock import locked
 from embodyrl.storage.loggers import LiveTable, MetricsWriter
 from embodyrl.storage.provenance import describe_run, finish_run
 from embodyrl.word_embeddings import embed_sentences
@@ -88,7 +88,7 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
     rows = (~held_out).nonzero().flatten()
     rows = rows.repeat_interleave(clips.weight[rows])
     model = (go_on(resolved, clips) if config.init else build(resolved, clips, rows)).to(device)
-    with held(folder):
+    with locked(folder):
         (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=1))
         describe_run(folder / "meta.json", command=command, seed=config.seed, device=device)
         shown = restyled(clips, config.styles, config.seed) if config.styles else clips
