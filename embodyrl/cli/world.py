@@ -120,11 +120,11 @@ def add_world(verb: Verb, adder: Callable[[Any], Verb]) -> None:
 def _train(a: argparse.Namespace) -> int:
     from omegaconf import OmegaConf
 
-    from embodyrl.config import build
+    from embodyrl.config import build_section
     from embodyrl.world_models.train import WorldTrainConfig, train_world
 
     model = train_world(
-        build("world", WorldTrainConfig, OmegaConf.from_dotlist(a.overrides)),
+        build_section("world", WorldTrainConfig, OmegaConf.from_dotlist(a.overrides)),
         command=a.command_line,
     )
     if model is None:

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embodyrl.build import for_episodes, make_env
-from embodyrl.config import build, compose, env_config, merge, read_preset
+from embodyrl.build import limit_num_envs, make_env
+from embodyrl.config import apply_overrides, build_section, compose, env_config, read_preset
 from embodyrl.data.collect import collect_dataset
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.dreams.score import score_policy
@@ -132,7 +132,7 @@ def read(preset: str, overrides: Sequence[str]) -> LoopConfig:
         raise UserError(
             f"There is no loop {preset!r}, nor a file of that name. {did_you_mean(preset, known)}"
         )
-    config = build("loop", LoopConfig, merge(read_preset(str(path)), overrides))
+    config = build_section("loop", LoopConfig, apply_overrides(read_preset(str(path)), overrides))
     for key in ("policy", "env", "dream"):
         if not getattr(config, key):
             raise UserError(
@@ -243,8 +243,8 @@ def _train_world(
         "data": data, "weights": weights, "init": previous, "out": str(out), "seed": config.seed,
         "max_false_positives": config.max_false_positives,
     }  # fmt: skip
-    given = merge(ours, config.refresh if previous else config.world)
-    path = train_world(build("world", WorldTrainConfig, given), command=command)
+    given = apply_overrides(ours, config.refresh if previous else config.world)
+    path = train_world(build_section("world", WorldTrainConfig, given), command=command)
     return None if path is None else str(path)
 
 
@@ -351,7 +351,9 @@ class Book:
         """A policy on held-out initial states, unless that is known."""
         if self.page.get(when, {}).get("checkpoint") == path:
             return
-        env = make_env(for_episodes(dataclasses.replace(real, split="eval"), config.eval_episodes))
+        env = make_env(
+            limit_num_envs(dataclasses.replace(real, split="eval"), config.eval_episodes)
+        )
         try:
             result = score_policy(env, path, config.eval_episodes, config.seed)
         finally:

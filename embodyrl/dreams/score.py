@@ -79,7 +79,9 @@ def evaluate_world(
     if model.inverse is not None:
         result["followed"] = followed(model, clips, starts)
     longest = max(model.spec.max_episode_steps, int((clips.end[starts] - starts).max()))
-    train_split = make_env(dataclasses.replace(real, split=model.env["split"]).lasting(longest))
+    train_split = make_env(
+        dataclasses.replace(real, split=model.env["split"]).with_time_limit(longest)
+    )
     try:
         result["swapped_actions"] = swapped(model, clips, starts, train_split)
     finally:

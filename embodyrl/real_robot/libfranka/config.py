@@ -54,7 +54,7 @@ def load_arm(file: str) -> tuple[Franka, SafetyConfig]:
     """
     from omegaconf import OmegaConf
 
-    from embodyrl.config import build
+    from embodyrl.config import build_section
 
     if not file:
         # The simulator makes no promise to keep the wall's time, and has a hand only in the scene.
@@ -79,8 +79,8 @@ def load_arm(file: str) -> tuple[Franka, SafetyConfig]:
         raise UserError(
             f"{file} must give the workspace, safety.box_low and safety.box_high: x, y, z in m."
         )
-    arm = build("libfranka", Franka, raw.get("libfranka") or {})
-    limits = build("safety", SafetyConfig, safety)
+    arm = build_section("libfranka", Franka, raw.get("libfranka") or {})
+    limits = build_section("safety", SafetyConfig, safety)
     cameras = {name: str(source) for name, source in arm.cameras.items()}
     arm = replace(arm, home=tuple(arm.home), cameras=cameras)
     return arm, replace(limits, box_low=tuple(limits.box_low), box_high=tuple(limits.box_high))

@@ -125,7 +125,7 @@ def load_robot(file: str) -> tuple[Topics, SafetyConfig]:
     """
     from omegaconf import OmegaConf
 
-    from embodyrl.config import build
+    from embodyrl.config import build_section
 
     if not file:
         return PRESETS["twin"], SafetyConfig(**SAFETY["twin"])
@@ -151,7 +151,9 @@ def load_robot(file: str) -> tuple[Topics, SafetyConfig]:
         raise UserError(
             f"{file} must give the workspace, safety.box_low and safety.box_high: x, y, z in m."
         )
-    topics = build("topics", Topics, {**asdict(PRESETS[preset]), **(raw.get("topics") or {})})
+    topics = build_section(
+        "topics", Topics, {**asdict(PRESETS[preset]), **(raw.get("topics") or {})}
+    )
     topics = replace(topics, joints=tuple(topics.joints), fingers=tuple(topics.fingers))
-    built = build("safety", SafetyConfig, safety)
+    built = build_section("safety", SafetyConfig, safety)
     return topics, replace(built, box_low=tuple(built.box_low), box_high=tuple(built.box_high))
