@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports mistakes in the command line like all others: one sentence, with the nearest names."""
+    """Reports mistakes like every other error: one sentence, with the nearest valid names."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(
