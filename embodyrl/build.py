@@ -1,4 +1,4 @@
-"""Configs and checkpoints into live objects."""
+"""Builds envs, policies and configs from configs and checkpoints."""
 
 from __future__ import annotations
 
@@ -18,32 +18,42 @@ from embodyrl.types import EnvSpec
 
 
 def make_env(config: EnvConfig) -> VecEnv:
-    """The env that a config names."""
+    """The env that a config describes."""
     return registry.load("envs", config.name)(config)
 
 
-def for_episodes(config: EnvConfig, episodes: int) -> EnvConfig:
-    """With no more envs than there will be episodes: one of LIBERO's takes seconds to build."""
+def limit_num_envs(config: EnvConfig, episodes: int) -> EnvConfig:
+    """The config with at most ``episodes`` envs: building more would only take time."""
     return dataclasses.replace(config, num_envs=min(config.num_envs, episodes))
 
 
 def make_policy(
     config: Any, spec: EnvSpec, seed: int, device: torch.device | str = "cpu"
 ) -> Policy:
-    """A policy with fresh weights that depend on ``seed`` alone."""
+    """A policy with fresh weights, which depend on ``seed`` alone."""
+    # torch's global generator is set for this block only.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return registry.load("policies", config.name)(config, spec).to(device)
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
-    """The config that a checkpoint (or a run's newest) was trained with, with overrides."""
+    """The config of the run that wrote a checkpoint, with overrides.
+
+    Args:
+        path: of a checkpoint, or of a run, which means its newest checkpoint.
+        overrides: each ``key.sub=value``.
+    """
     _, meta = checkpoint.load(checkpoint.find(path))
     return resolve(meta["config"], overrides)
 
 
 def pick_device(name: str) -> torch.device:
-    """``"auto"`` is the GPU where there is one."""
+    """The device of a name; ``"auto"`` is the GPU if there is one.
+
+    Raises:
+        UserError: a GPU that PyTorch does not see.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():

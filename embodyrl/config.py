@@ -1,10 +1,15 @@
-"""Presets and overrides into frozen dataclasses.
+"""Turns presets and overrides into frozen dataclasses.
 
-A preset is a short YAML file with the sections ``env``, ``policy``, ``algorithm``, ``run`` and,
-where it has a data set, ``data``. It states only what differs from the defaults of the dataclass
-that the section's ``name`` selects, and, with ``run.init_checkpoint``, from the checkpoint's
-policy. Its key ``base`` names presets to start from, one or a list; a later one is on top. A key
-that does not exist, or a value of the wrong type, is refused with the nearest valid name.
+A preset is a short YAML file with the sections ``env``, ``policy``, ``algorithm``, ``run`` and, if
+it has a data set, ``data``. A value comes from the first of these that sets it:
+
+    1. an override, ``key.sub=value``
+    2. the preset's own YAML
+    3. the presets that its key ``base`` names (one, or a list whose later entries win)
+    4. for the policy, the checkpoint that ``run.init_checkpoint`` names
+    5. the default of the dataclass that the section's ``name`` selects
+
+A key that does not exist, or a value of the wrong type, is refused with the nearest valid name.
 """
 
 from __future__ import annotations
@@ -24,10 +29,11 @@ from embodyrl.errors import UserError, did_you_mean
 from embodyrl.registry import preset_names
 from embodyrl.storage.loggers import check_loggers
 
-if TYPE_CHECKING:  # importing it imports torch, and a mistyped preset should be refused at once
+if TYPE_CHECKING:  # it would import torch, and a mistyped preset should be refused at once
     from embodyrl.env import EnvConfig
 
 SECTIONS = {"env": "envs", "policy": "policies", "algorithm": "algorithms"}
+"""Sections whose ``name`` is a registered one -> its kind in the registry."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +41,18 @@ class DataConfig:
     """The demonstrations that supervised fine-tuning learns from.
 
     Attributes:
-        path: a LeRobotDataset v3, own or someone else's. Relative to the working directory.
-        episodes: use only the first that many (of each data set); 0 means all.
-        keep: ``success`` leaves out the episodes of which the data set says that they failed;
-            ``all`` does not, as for tasks that know no success.
-        more: further data sets to learn from as well.
-        weights: how often each is drawn, ``path`` first, then ``more``; empty means by its number
-            of frames.
-        intervention_weight: how many times as often as others those frames are drawn in which a
-            person had taken over.
-        codec: a world model through whose codec the frames are shown every other time, for a policy
-            that shall dream.
+        path: a LeRobotDataset v3, written by this package or by another. Relative to the working
+            directory.
+        episodes: use only the first ``episodes`` episodes of each data set; 0 means all.
+        keep: ``success`` leaves out episodes that the data set marks as failed; ``all`` keeps them,
+            for tasks that report no success.
+        more: further data sets.
+        weights: how often each data set is drawn, ``path`` first, then ``more``; empty means in
+            proportion to its number of frames.
+        intervention_weight: how many times as often frames are drawn in which a person had taken
+            over, compared with other frames.
+        codec: path to a world model. Every other frame is replaced by its reconstruction, so that
+            the policy has seen the kind of images on which it will be trained in the world model.
     """
 
     path: str = ""
@@ -62,31 +69,33 @@ class RunConfig:
     """One training run.
 
     Attributes:
-        name: the run writes under ``out/name``.
+        name: the run writes into the folder ``out/name``.
         out: parent folder of all runs.
         seed: of the policy's initial weights, the noise and the order of the data.
         iterations: updates of the algorithm.
-        minutes: stop earlier when that much training time is used up; 0 means no limit.
-        init_checkpoint: a checkpoint (or a run folder: its newest) whose policy this run starts
-            from.
+        minutes: end the run after this much training time, in minutes; 0 means no limit.
+        init_checkpoint: start from the policy of this checkpoint. A run's folder means its newest
+            checkpoint.
         eval_every: iterations between evaluations; 0 means only at the end.
-        eval_episodes: initial states of the ``eval_split`` per evaluation, always the first ones.
-        eval_split: initial states never trained on.
-        eval_before: evaluate the policy that the run starts from as well.
-        patience: evaluations in a row without a new best after which the run ends; 0 goes on to the
-            last iteration.
-        videos: episodes per evaluation, the first ones, that are saved as video (before and after
-            training).
+        eval_episodes: episodes per evaluation. They start from the first initial states of
+            ``eval_split``, the same ones in every evaluation.
+        eval_split: initial states that are never trained on.
+        eval_before: also evaluate the policy before training.
+        patience: end the run after this many evaluations in a row without a new best one; 0 goes
+            on to the last iteration.
+        videos: number of episodes that are saved as video, in the evaluations before and after
+            training.
         checkpoint_every: iterations between checkpoints.
-        keep_checkpoints: older ones are deleted.
-        device: ``"auto"`` takes the GPU where there is one.
-        threads: of torch on CPU; 0 leaves torch's default.
-        compile: the policy's denoising step is compiled for sampling, and on a GPU replayed as a
+        keep_checkpoints: number of checkpoints to keep; older ones are deleted.
+        device: ``"auto"`` takes the GPU if there is one.
+        threads: of torch on the CPU; 0 leaves torch's default.
+        compile: compile the policy's denoising step for sampling; on a GPU it is replayed as a
             CUDA graph.
-        workers: shards that the envs are dealt to, each with its own rollout; ``--launcher ray``
-            makes each a process.
-        max_lag: updates by which a rollout's weights may be older than the learner's, so that both
-            can be at work; on policy, a lag needs ``algorithm.behaviour_cap``.
+        workers: number of shards that the envs are divided into, each with its own rollout. With
+            ``--launcher ray`` each is a process.
+        max_lag: number of updates by which a rollout's weights may be older than the learner's, so
+            that rollout and learner can work at the same time. An on-policy algorithm then needs
+            ``algorithm.behaviour_cap``.
         loggers: any of ``tensorboard``, ``trackio``, ``wandb``; ``metrics.jsonl`` is always
             written.
     """
@@ -136,11 +145,11 @@ class RunConfig:
 
     @property
     def folder(self) -> Path:
-        """Where everything of this run lies."""
+        """The folder that the run writes into."""
         return Path(self.out) / self.name
 
     def last_pause(self, iteration: int) -> int:
-        """The newest of the iterations up to this one that a checkpoint or an evaluation stands before."""
+        """The last iteration, up to this one, after which a checkpoint or an evaluation is due."""
         return max(
             iteration // every * every
             for every in (self.checkpoint_every, self.eval_every)
@@ -150,7 +159,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A whole resolved config; each section is the frozen dataclass of the class that its ``name`` selects."""
+    """A complete config. Each section is a frozen dataclass, selected by the section's ``name``."""
 
     env: EnvConfig
     policy: Any
@@ -160,22 +169,29 @@ class Config:
 
 
 def compose(preset: str, overrides: Sequence[str] = ()) -> Config:
-    """Reads a preset (a name of ``preset_names`` or a path to a YAML file) and applies ``key.sub=value`` overrides.
+    """The config of a preset with ``key.sub=value`` overrides.
 
-    With ``run.init_checkpoint`` the policy section starts from that checkpoint's, so that neither
-    the preset nor the command line need repeat its architecture; their own keys come on top.
+    With ``run.init_checkpoint`` the policy section starts from the checkpoint's, so that its
+    architecture need not be repeated. Keys of the preset and the overrides win over it.
+
+    Args:
+        preset: a name of ``preset_names``, or a path to a YAML file.
+        overrides: each ``key.sub=value``.
 
     Raises:
         UserError: unknown preset, key or name, or a value of the wrong type.
     """
-    merged = merge(read_preset(preset), overrides)
-    return resolve(cast(DictConfig, OmegaConf.merge({"policy": _initial_policy(merged)}, merged)))
+    merged = apply_overrides(read_preset(preset), overrides)
+    initial = {"policy": _checkpoint_policy(merged)}
+    return resolve(cast(DictConfig, OmegaConf.merge(initial, merged)))
 
 
-def _initial_policy(merged: DictConfig) -> dict[str, Any]:
-    """The policy section that ``run.init_checkpoint`` was trained with; empty where there is none, or another kind."""
+def _checkpoint_policy(merged: DictConfig) -> dict[str, Any]:
+    """The policy section with which ``run.init_checkpoint`` was trained.
+
+    Empty if there is no such checkpoint, or if its policy is of another kind.
+    """
     run = merged.get("run")
-    own = merged.get("policy")
     path = run.get("init_checkpoint") if isinstance(run, DictConfig) else None
     if not path:
         return {}
@@ -184,30 +200,33 @@ def _initial_policy(merged: DictConfig) -> dict[str, Any]:
     try:
         _, meta = checkpoint.load(checkpoint.find(str(path)))
     except UserError:
-        # such a config can be looked at before the checkpoint is there; training refuses it in
-        # these words
+        # A config may be printed before the checkpoint exists. Training refuses it later, with
+        # this error.
         return {}
     policy = meta.get("config", {}).get("policy", {})
-    wanted = own.get("name") if isinstance(own, DictConfig) else None
-    return policy if wanted in (None, policy.get("name")) else {}
+    section = merged.get("policy")
+    wanted_name = section.get("name") if isinstance(section, DictConfig) else None
+    return policy if wanted_name in (None, policy.get("name")) else {}
 
 
 def read_preset(preset: str) -> DictConfig:
-    """The preset's YAML on top of those that its key ``base`` names; not yet checked.
+    """The preset's YAML on top of the presets that its key ``base`` names; not yet checked.
 
     Raises:
         UserError: no such preset, no valid YAML, or presets that are based on one another.
     """
-    return _read(preset, ())
+    return _read_with_bases(preset, ())
 
 
-def _read(preset: str, above: tuple[str, ...]) -> DictConfig:
+def _read_with_bases(preset: str, based_on_it: tuple[str, ...]) -> DictConfig:
+    """``read_preset`` of a preset on which the presets ``based_on_it`` are based."""
     known = preset_names() | preset_names("base")
     path = known.get(preset, Path(preset))
-    if preset in above:
-        raise UserError(f"Presets are based on one another: {' -> '.join((*above, preset))}.")
+    if preset in based_on_it:
+        circle = " -> ".join((*based_on_it, preset))
+        raise UserError(f"Presets are based on one another: {circle}.")
     if not path.is_file():
-        where = f"base of {above[-1]}, " if above else ""
+        where = f"base of {based_on_it[-1]}, " if based_on_it else ""
         raise UserError(
             f"There is no preset {preset!r}, {where}nor a file of that name. "
             f"{did_you_mean(preset, known)}"
@@ -221,29 +240,38 @@ def _read(preset: str, above: tuple[str, ...]) -> DictConfig:
             f"{path} must hold sections ({', '.join(f.name for f in dataclasses.fields(Config))}), "
             "not a list."
         )
+    # The bases in their order, then the preset itself.
     bases = raw.pop("base", [])
     merged = cast(DictConfig, OmegaConf.create({}))
     for base in [bases] if isinstance(bases, str) else bases:
-        merged = _on_top(merged, _read(str(base), (*above, preset)))
-    return _on_top(merged, raw)
+        merged = _merge_presets(merged, _read_with_bases(str(base), (*based_on_it, preset)))
+    return _merge_presets(merged, raw)
 
 
-def _on_top(below: DictConfig, above: DictConfig) -> DictConfig:
-    """Two presets merged; a section that names another class starts anew."""
-    kept = dict(below)
+def _merge_presets(lower: DictConfig, upper: DictConfig) -> DictConfig:
+    """Two presets as one, in which the keys of ``upper`` win.
+
+    If both name a different class in a section, the keys of ``lower`` there are dropped.
+    """
+    kept = dict(lower)
     for section in SECTIONS:
-        mine = above.get(section)
-        theirs = below.get(section)
-        if not isinstance(mine, DictConfig) or not isinstance(theirs, DictConfig):
+        upper_section = upper.get(section)
+        lower_section = lower.get(section)
+        if not isinstance(upper_section, DictConfig) or not isinstance(lower_section, DictConfig):
             continue
-        if "name" in mine and theirs.get("name", mine["name"]) != mine["name"]:
+        upper_name = upper_section.get("name")
+        if upper_name is not None and lower_section.get("name", upper_name) != upper_name:
             del kept[section]
-    return cast(DictConfig, OmegaConf.merge(OmegaConf.create(kept), above))
+    return cast(DictConfig, OmegaConf.merge(OmegaConf.create(kept), upper))
 
 
-def merge(raw: DictConfig | dict[str, Any], overrides: Sequence[str]) -> DictConfig:
-    """A mapping of sections with ``key.sub=value`` overrides on top."""
-    written = []
+def apply_overrides(raw: DictConfig | dict[str, Any], overrides: Sequence[str]) -> DictConfig:
+    """A mapping of sections with ``key.sub=value`` overrides on top.
+
+    Raises:
+        UserError: an override is not of this form.
+    """
+    items = []
     for item in overrides:
         key, sign, text = item.partition("=")
         if not sign:
@@ -252,24 +280,28 @@ def merge(raw: DictConfig | dict[str, Any], overrides: Sequence[str]) -> DictCon
             )
         try:
             value = OmegaConf.select(OmegaConf.from_dotlist([item]), key)
-        except Exception as error:  # of YAML's parser or OmegaConf's, by what is wrong
+        except Exception as error:  # YAML's parser and OmegaConf raise different ones
             raise UserError(
                 f"The override {item!r} cannot be read: {str(error).splitlines()[0]}."
             ) from error
-        # "key=" is what a shell leaves of key='' and means the empty string, where YAML would read
-        # null. A name like 0_20 is a number to YAML (16): left as text, it becomes a number only
-        # where one is asked for.
-        respelled = (
-            isinstance(value, int | float) and not isinstance(value, bool) and str(value) != text
-        )
-        written.append(f"{key}='{text}'" if not text or respelled else item)
-    return cast(DictConfig, OmegaConf.merge(raw, OmegaConf.from_dotlist(written)))
+        # Two kinds of values are quoted, so that YAML reads them as text:
+        # - an empty one. A shell makes "key=" of key='', and YAML would read null.
+        # - a name like 0_20, which YAML would read as the number 16. If the key is a number, the
+        #   text is converted later.
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        quote = not text or (is_number and str(value) != text)
+        items.append(f"{key}='{text}'" if quote else item)
+    return cast(DictConfig, OmegaConf.merge(raw, OmegaConf.from_dotlist(items)))
 
 
 def resolve(raw: DictConfig | dict[str, Any], overrides: Sequence[str] = ()) -> Config:
-    """Checks a mapping of sections against their dataclasses and freezes it."""
+    """Checks a mapping of sections against their dataclasses, and freezes it.
+
+    Raises:
+        UserError: unknown section, key or name, or a value of the wrong type.
+    """
     known = [f.name for f in dataclasses.fields(Config)]
-    merged = merge(raw, overrides)
+    merged = apply_overrides(raw, overrides)
     if unknown := [str(key) for key in merged if key not in known]:
         raise UserError(
             f"There is no section {unknown[0]!r} in a config. {did_you_mean(unknown[0], known)}"
@@ -279,12 +311,12 @@ def resolve(raw: DictConfig | dict[str, Any], overrides: Sequence[str] = ()) -> 
         given = merged.get(section) or OmegaConf.create({})
         if not isinstance(given, DictConfig):
             raise UserError(f"The section {section!r} must hold keys, not {given!r}.")
-        sections[section] = build(section, config_class(section, given), given)
+        sections[section] = build_section(section, config_class(section, given), given)
     return Config(**sections)
 
 
 def config_class(section: str, given: DictConfig) -> type:
-    """The dataclass that checks a section: fixed, or named by the section's ``name``."""
+    """The dataclass of a section: a fixed one, or the one that the section's ``name`` selects."""
     if section not in SECTIONS:
         return {"run": RunConfig, "data": DataConfig}[section]
     if "name" not in given:
@@ -295,12 +327,18 @@ def config_class(section: str, given: DictConfig) -> type:
     return registry.load(SECTIONS[section], str(given["name"])).Config
 
 
-def build[T](section: str, cls: type[T], given: DictConfig | dict[str, Any]) -> T:
+def build_section[T](section: str, cls: type[T], given: DictConfig | dict[str, Any]) -> T:
     """One frozen dataclass from a mapping.
+
+    Args:
+        section: its name, for messages.
+        cls: the dataclass.
+        given: its keys and values; missing ones take their defaults.
 
     Raises:
         UserError: a key that ``cls`` does not have, or a value of the wrong type.
     """
+    # OmegaConf checks keys and types. Its errors become sentences that name the key.
     try:
         merged = OmegaConf.merge(OmegaConf.structured(cls), given)
         plain = cast(
@@ -313,25 +351,24 @@ def build[T](section: str, cls: type[T], given: DictConfig | dict[str, Any]) -> 
             f"{section} has no key {key!r} ({cls.__name__}). {did_you_mean(key, valid)}"
         ) from error
     except OmegaConfBaseException as error:
-        first = re.sub(r"\s+", " ", str(error).split("\n")[0])
-        key = error.full_key or _wrong_key(cls, given)
+        problem = re.sub(r"\s+", " ", str(error).split("\n")[0])
+        key = error.full_key or _find_wrong_key(cls, given)
         where = f"{section}.{key}" if key else section
-        raw = cast(
-            dict[str, Any],
-            OmegaConf.to_container(OmegaConf.create(cast(Any, given)), resolve=False),
-        )
-        value = raw.get(key)
-        if "is not a TupleConfig" in first or "is not a ListConfig" in first:
-            first = f"it takes a list, not {value!r}: write {where}=[{value}]"
-        first = first.replace(
-            "Value '$VALUE' of type '$VALUE_TYPE'", f"one of {value}"
-        )  # OmegaConf leaves it unfilled
-        raise UserError(f"{where} is wrong: {first.rstrip('.')}.") from error
+        raw = OmegaConf.to_container(OmegaConf.create(cast(Any, given)), resolve=False)
+        value = cast(dict[str, Any], raw).get(key)
+        if "is not a TupleConfig" in problem or "is not a ListConfig" in problem:
+            problem = f"it takes a list, not {value!r}: write {where}=[{value}]"
+        # OmegaConf leaves this placeholder unfilled.
+        problem = problem.replace("Value '$VALUE' of type '$VALUE_TYPE'", f"one of {value}")
+        raise UserError(f"{where} is wrong: {problem.rstrip('.')}.") from error
     return cls(**{key: _freeze(value) for key, value in plain.items()})
 
 
-def _wrong_key(cls: type, given: DictConfig | dict[str, Any]) -> str:
-    """The key that is refused on its own; OmegaConf does not name it where an element of a tuple is wrong."""
+def _find_wrong_key(cls: type, given: DictConfig | dict[str, Any]) -> str:
+    """The first key that is refused if it is given alone; "" if there is none.
+
+    OmegaConf does not name the key if an element of a tuple is wrong.
+    """
     for key in map(str, given):
         try:
             OmegaConf.merge(OmegaConf.structured(cls), {key: given[key]})
@@ -341,21 +378,32 @@ def _wrong_key(cls: type, given: DictConfig | dict[str, Any]) -> str:
 
 
 def _freeze(value: Any) -> Any:
-    return tuple(_freeze(v) for v in value) if isinstance(value, list | tuple) else value
+    """Lists as tuples, also inside one another."""
+    if isinstance(value, list | tuple):
+        return tuple(_freeze(v) for v in value)
+    return value
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A resolved config as plain data, for ``config.yaml`` and checkpoints."""
+    """A config as plain data, for ``config.yaml`` and checkpoints."""
     return dataclasses.asdict(config)
 
 
 def to_yaml(config: Config) -> str:
-    """A resolved config as YAML that ``compose`` reads back to the same config."""
+    """A config as YAML; ``compose`` reads the same config back from it."""
     return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
 
 
 def env_config(name: str, overrides: Sequence[str] = ()) -> EnvConfig:
-    """An env's config from its registry name or from a preset's ``env`` section, with ``env.key=value`` overrides."""
+    """The config of an env alone.
+
+    Args:
+        name: registry name of the env, or a preset, whose ``env`` section is used.
+        overrides: each ``env.key=value``.
+
+    Raises:
+        UserError: no such env or preset, an unknown key, or a value of the wrong type.
+    """
     envs = registry.names("envs")
     known = {**envs, **preset_names()}
     if name not in known and not Path(name).is_file():
@@ -364,10 +412,10 @@ def env_config(name: str, overrides: Sequence[str] = ()) -> EnvConfig:
             f"{did_you_mean(name, known)}"
         )
     raw = OmegaConf.create({"env": {"name": name}}) if name in envs else read_preset(name)
-    merged = merge({"env": raw.get("env")}, overrides)
+    merged = apply_overrides({"env": raw.get("env")}, overrides)
     if extra := [str(k) for k in merged if k != "env"]:
         raise UserError(f"{extra[0]!r} is not a key of the env section: write env.key=value.")
     section = merged.get("env")
     if not isinstance(section, DictConfig):
         raise UserError(f"{name} has no env section to use.")
-    return build("env", config_class("env", section), section)
+    return build_section("env", config_class("env", section), section)

@@ -1,9 +1,12 @@
-"""The env API: what a simulator, a world model and a robot all look like to a policy.
+"""The env contract: the interface of simulators, world models and robots.
 
-Actions come and observations go once per chunk of H actions. ``SteppedVecEnv`` is the only place
-that knows how to turn single simulator steps into a chunk; a simulator file only resets, steps and
-observes. An env that ended waits, masked, until its owner resets it, so training, evaluation on a
-fixed list and groups from one initial state use the same calls.
+A policy sends a chunk of H actions and then gets an observation. ``VecEnv`` is this interface.
+``SteppedVecEnv`` implements it for whatever executes one action at a time: it turns single control
+steps into a chunk, so that a simulator's class only resets, steps and observes.
+
+There is no automatic reset. When an episode ends, its env waits, masked, until ``reset`` is called
+for it. So training, evaluation on a fixed list of initial states and groups from one initial state
+use the same calls.
 """
 
 from __future__ import annotations
@@ -22,22 +25,22 @@ from embodyrl.types import EnvSpec, Obs, Step
 
 
 class InvalidActionError(UserError, ValueError):
-    """The actions have the wrong shape, leave [-1, 1] by far, or are not finite."""
+    """The actions have the wrong shape, or are not finite."""
 
 
 @dataclass(frozen=True)
 class EnvConfig:
-    """What every env's config has; each simulator's own dataclass adds to it.
+    """The settings that every env has; the dataclass of each simulator adds its own.
 
     Attributes:
         name: registry name of the simulator.
         num_envs: N, episodes that run in parallel.
-        split: which initial states and appearances are drawn; ``"train"`` and ``"eval"`` never
-            share any.
-        seed: env k draws its initial states from seed + k.
-        terminate_on_success: whether an episode ends when it succeeds; one that goes on lets the
-            cameras see it solved.
-        device: where the tensors of Obs and Step live.
+        split: the set of initial states and appearances; ``"train"`` and ``"eval"`` have none in
+            common.
+        seed: env k draws its initial states with seed + k.
+        terminate_on_success: whether an episode ends when the task is solved. An episode that goes
+            on shows the solved task to the cameras.
+        device: of the tensors of Obs and Step.
     """
 
     name: str = ""
@@ -48,13 +51,14 @@ class EnvConfig:
     device: str = "cpu"
 
     def for_evaluation(self, split: str) -> EnvConfig:
-        """The env that a policy is scored in; a world model names the real one here."""
+        """The env in which a policy is evaluated; for a world model, that is the real env."""
         return replace(self, split=split)
 
-    def lasting(self, steps: int) -> EnvConfig:
-        """The same env with this time limit, where it has a setting for that."""
-        has_one = any(field.name == "max_episode_steps" for field in fields(self))
-        return replace(self, max_episode_steps=steps) if has_one else self  # pyright: ignore[reportCallIssue]
+    def with_time_limit(self, steps: int) -> EnvConfig:
+        """The same env with this time limit, if it has a setting for it."""
+        if not any(field.name == "max_episode_steps" for field in fields(self)):
+            return self
+        return replace(self, max_episode_steps=steps)  # pyright: ignore[reportCallIssue]
 
 
 @runtime_checkable
@@ -70,14 +74,14 @@ class VecEnv(Protocol):
         seed: int | Sequence[int] | None = None,
         init: Sequence[int] | None = None,
     ) -> Obs:
-        """Starts new episodes in the envs named, and touches no other.
+        """Starts new episodes in some envs, and leaves the others as they are.
 
         Args:
             env_ids: indices or a (N,) bool mask; None means all.
-            seed: reseeds those envs: an int s gives the k-th of all envs s + k, a sequence gives
-                one to each.
-            init: the initial state of each (see ``EnvSpec.tasks``); None lets each env draw from
-                its own stream.
+            seed: new seeds of these envs: an int s gives env k the seed s + k, a sequence gives one
+                to each.
+            init: the number of the initial state of each (see ``EnvSpec.tasks``); None lets each
+                env draw one with its own generator.
 
         Returns:
             The observation of all N envs.
@@ -88,7 +92,7 @@ class VecEnv(Protocol):
         """Executes a chunk.
 
         Args:
-            actions: (N, H, A) in [-1, 1]; slightly outside is clipped.
+            actions: (N, H, A) in [-1, 1]; values outside are clipped.
 
         Raises:
             InvalidActionError: wrong shape, or NaN or infinity in a running env.
@@ -96,16 +100,21 @@ class VecEnv(Protocol):
         ...
 
     def close(self) -> None:
-        """Frees processes, windows and memory; may be called twice."""
+        """Releases processes, windows and memory; may be called twice."""
         ...
 
 
 @dataclass
 class Tick:
-    """What one control step did, each (N,): reward float32 and three bools; ``fault`` marks a broken simulation.
+    """The result of one control step.
 
-    Where a person may take over, ``human`` (N,) says whether they did, and ``taken`` (N, A) what
-    was executed.
+    Attributes:
+        reward: (N,) float32.
+        terminated: (N,) bool, the task itself ended.
+        success: (N,) bool, the task is solved.
+        fault: (N,) bool, the simulation broke.
+        human: (N,) bool, a person chose the action; None where nobody can take over.
+        taken: (N, A) the actions that were executed; None with ``human``.
     """
 
     reward: Tensor
@@ -117,9 +126,9 @@ class Tick:
 
 
 class SteppedVecEnv(ABC):
-    """Chunks out of single steps: masks, time limits, seeds and faults, for every simulator alike.
+    """Makes chunks of single control steps, with masks, time limits, seeds and faults.
 
-    A simulator implements ``_reset``, ``_step`` and ``_observe`` and sets ``spec`` before calling
+    A simulator implements ``_reset``, ``_step`` and ``_observe``, and passes its ``EnvSpec`` to
     ``super().__init__``.
     """
 
@@ -132,7 +141,7 @@ class SteppedVecEnv(ABC):
         self._elapsed = torch.zeros(spec.num_envs, dtype=torch.long, device=self.device)
         self._running = torch.zeros(spec.num_envs, dtype=torch.bool, device=self.device)
         self._last_obs: Obs | None = None
-        self._goes_on = not config.terminate_on_success
+        self._ignore_success = not config.terminate_on_success
         self.init = np.zeros(spec.num_envs, dtype=np.int64)
 
     @abstractmethod
@@ -141,14 +150,19 @@ class SteppedVecEnv(ABC):
 
     @abstractmethod
     def _step(self, actions: Tensor, active: Tensor) -> Tick:
-        """One control step: actions (N, A) in [-1, 1]; envs that are not ``active`` (N,) must not change."""
+        """Executes one control step.
+
+        Args:
+            actions: (N, A) in [-1, 1].
+            active: (N,) bool; envs that are not active must not change.
+        """
 
     @abstractmethod
     def _observe(self, env_ids: list[int] | None) -> Obs:
-        """The observation of all N envs; only the rows in ``env_ids`` (None: all) need be new."""
+        """The observation of all N envs; only the rows in ``env_ids`` (None: all) must be new."""
 
     def close(self) -> None:  # noqa: B027 - a simulator that holds nothing need not implement it
-        """Frees what the simulator holds."""
+        """Releases what the simulator holds."""
 
     def reset(
         self,
@@ -173,10 +187,12 @@ class SteppedVecEnv(ABC):
         return self._chunk(actions.shape[1], lambda h: actions[:, h])
 
     def rollout(self, act: Callable[[], Tensor], horizon: int) -> tuple[Step, Tensor]:
-        """A chunk whose actions are chosen one control step at a time, by an expert that reads the simulator's state.
+        """A chunk whose actions are chosen one control step at a time.
+
+        Scripted experts act like this: they read the simulator's state before every action.
 
         Args:
-            act: gives the next actions (N, A) for the state as it is now.
+            act: returns the next actions (N, A) for the present state.
             horizon: H, control steps.
 
         Returns:
@@ -185,14 +201,14 @@ class SteppedVecEnv(ABC):
         taken = torch.zeros(self.spec.num_envs, horizon, self.spec.action_dim, device=self.device)
 
         def next_actions(h: int) -> Tensor:
-            taken[:, h] = check_actions(act().to(self.device)[:, None], self.spec, self._running)[
-                :, 0
-            ]
+            actions = act().to(self.device)[:, None]
+            taken[:, h] = check_actions(actions, self.spec, self._running)[:, 0]
             return taken[:, h]
 
         return self._chunk(horizon, next_actions), taken
 
     def _chunk(self, horizon: int, next_actions: Callable[[int], Tensor]) -> Step:
+        """Executes H control steps; ``next_actions(h)`` gives the actions (N, A) of step h."""
         if self._last_obs is None:
             raise RuntimeError("step was called before the first reset.")
         num_envs = self.spec.num_envs
@@ -200,34 +216,39 @@ class SteppedVecEnv(ABC):
         reward = torch.zeros(num_envs, horizon, device=self.device)
         valid = torch.zeros(num_envs, horizon, dtype=torch.bool, device=self.device)
         terminated, truncated, success, fault = (torch.zeros_like(started) for _ in range(4))
-        human = taken = None
+        human = None
+        taken = None
         for h in range(horizon):
+            # Only running episodes take the step. An episode that ended stays as it is.
             active = self._running.clone()
             if not active.any():
                 break
             tick = self._step(next_actions(h), active)
             fault |= tick.fault & active
+            # Where a person can take over, keep what they did.
             if tick.human is not None and tick.taken is not None:
-                human = torch.zeros_like(valid) if human is None else human
-                taken = (
-                    torch.zeros(num_envs, horizon, self.spec.action_dim) if taken is None else taken
-                )
+                if human is None or taken is None:
+                    human = torch.zeros_like(valid)
+                    taken = torch.zeros(num_envs, horizon, self.spec.action_dim)
                 human[:, h] = tick.human & active
                 taken[:, h] = tick.taken
+            # Reward and success of this step; success is that of the last valid step.
             valid[:, h] = active
             reward[:, h] = torch.where(active, tick.reward, 0.0)
             success = torch.where(active, tick.success, success)
-            terminated |= tick.terminated & active & ~(tick.success & self._goes_on)
+            # Does the episode end here? The task's own end comes before the time limit.
+            terminated |= tick.terminated & active & ~(tick.success & self._ignore_success)
             self._elapsed += active
             truncated |= active & (self._elapsed >= self.spec.max_episode_steps)
             truncated &= ~terminated
             self._running &= ~(terminated | truncated | fault)
+
         previous = self._last_obs
         self._last_obs = obs = self._observe(None)
         if fault.any():
-            # A broken simulation has no state worth learning from: the whole chunk is masked, and
-            # the observation is the last good one, so that the advantage of a masked chunk is zero
-            # and the one before it bootstraps.
+            # A broken simulation gives nothing to learn from, so the whole chunk is masked. The
+            # observation is the last good one: then the masked chunk has an advantage of zero, and
+            # the chunk before it is bootstrapped from a valid state.
             valid[fault] = False
             reward[fault] = 0.0
             terminated &= ~fault
@@ -245,24 +266,30 @@ def plan_reset(
     seed: int | Sequence[int] | None,
     init: Sequence[int] | None,
 ) -> tuple[list[int], list[int]]:
-    """The envs that a ``VecEnv.reset`` names and their initial states, given or drawn from each env's own stream.
+    """The envs that a ``VecEnv.reset`` resets, and the initial state of each.
 
     Args:
         spec: of the env.
-        rngs: of the N envs; those named are reseeded where a seed is given.
+        rngs: the generators of the N envs, from which initial states are drawn if none are given.
+            They are reseeded if a seed is given.
         env_ids: see ``VecEnv.reset``.
-        seed: see there.
-        init: see there.
+        seed: see ``VecEnv.reset``.
+        init: see ``VecEnv.reset``.
+
+    Returns:
+        The indices of the envs, and the numbers of their initial states.
 
     Raises:
-        UserError: an env or an initial state that does not exist, or lists of other lengths.
+        UserError: an env or an initial state that does not exist, or lists of different lengths.
     """
     ids = env_index(env_ids, spec.num_envs)
+    # New seeds, one for each env.
     if seed is not None:
         seeds = [seed + k for k in ids] if isinstance(seed, int) else list(seed)
         _same_length("seed", seeds, ids)
         for k, s in zip(ids, seeds, strict=True):
             rngs[k] = np.random.default_rng(s)
+    # Initial states: drawn, or given and then checked.
     limit = spec.num_init_states
     if init is None:
         return ids, [int(rngs[k].integers(limit or 2**31)) for k in ids]
@@ -275,7 +302,15 @@ def plan_reset(
 
 
 def env_index(env_ids: Tensor | Sequence[int] | None, num_envs: int) -> list[int]:
-    """The env numbers that ``env_ids`` (indices, bool mask or None for all) names, as a list."""
+    """The indices of envs as a list.
+
+    Args:
+        env_ids: indices, a (N,) bool mask, or None for all.
+        num_envs: N.
+
+    Raises:
+        UserError: an env that does not exist, or a mask of another length.
+    """
     if env_ids is None:
         return list(range(num_envs))
     ids = torch.as_tensor(env_ids)
@@ -289,12 +324,18 @@ def env_index(env_ids: Tensor | Sequence[int] | None, num_envs: int) -> list[int
 
 
 def check_actions(actions: Tensor, spec: EnvSpec, running: Tensor) -> Tensor:
-    """The actions clipped to [-1, 1], or a sentence about what is wrong with them."""
-    if (
-        actions.ndim != 3
-        or actions.shape[0] != spec.num_envs
-        or actions.shape[2] != spec.action_dim
-    ):
+    """The actions, clipped to [-1, 1].
+
+    Args:
+        actions: (N, H, A).
+        spec: of the env.
+        running: (N,) bool; the actions of other envs may be anything.
+
+    Raises:
+        InvalidActionError: wrong shape, or NaN or infinity in a running env.
+    """
+    expected = (spec.num_envs, spec.action_dim)
+    if actions.ndim != 3 or (actions.shape[0], actions.shape[2]) != expected:
         raise InvalidActionError(
             f"{spec.name} takes actions of shape (num_envs={spec.num_envs}, H, "
             f"action_dim={spec.action_dim}), not {tuple(actions.shape)}."
@@ -315,13 +356,17 @@ def _same_length(what: str, given: Sequence[int] | Tensor, wanted: Sequence[int]
 
 
 def _replace_rows(obs: Obs, source: Obs, rows: Tensor) -> Obs:
-    def pick(new: Tensor, old: Tensor) -> Tensor:
+    """``obs``, with the rows where ``rows`` (N,) is True taken from ``source``."""
+
+    def replaced(new: Tensor, old: Tensor) -> Tensor:
         return torch.where(rows.view(-1, *[1] * (new.ndim - 1)), old, new)
 
-    both_privileged = obs.privileged is not None and source.privileged is not None
+    privileged = obs.privileged
+    if privileged is not None and source.privileged is not None:
+        privileged = replaced(privileged, source.privileged)
     return Obs(
-        images={name: pick(image, source.images[name]) for name, image in obs.images.items()},
-        proprio=pick(obs.proprio, source.proprio),
+        images={name: replaced(image, source.images[name]) for name, image in obs.images.items()},
+        proprio=replaced(obs.proprio, source.proprio),
         instruction=obs.instruction,
-        privileged=pick(obs.privileged, source.privileged) if both_privileged else obs.privileged,  # type: ignore[arg-type]
+        privileged=privileged,
     )

@@ -1,7 +1,7 @@
-"""The one exception that a user's mistake or a missing piece of the machine raises.
+"""The exception for what a user can correct: a wrong setting, a missing package or file.
 
-The command line prints its text as a plain paragraph (what, why, what to do) and no traceback; all
-else is a bug.
+The command line prints its text as one paragraph without a traceback. The text says what is wrong,
+why, and what to do. Any other exception is a bug.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any
 
 
 class UserError(Exception):
-    """Something the user can mend: the message says what happened, why, and what to do."""
+    """Something the user can correct; the message says what is wrong, why, and what to do."""
 
 
 class MissingDependencyError(UserError):
-    """An optional package, driver or asset is not here; the message says what to install."""
+    """An optional package, driver or asset is missing; the message says what to install."""
 
 
 def did_you_mean(given: str, valid: Iterable[str]) -> str:
-    """The valid names nearest to what was given, as the end of an error message.
+    """The valid names nearest to a wrong one, as the end of an error message.
 
     Args:
-        given: what the user wrote.
-        valid: the names that would have been right.
+        given: the wrong name.
+        valid: all valid names.
 
     Returns:
-        ``"Did you mean 'a' or 'b'?"``, or the list of valid names when none is near.
+        ``"Did you mean 'a' or 'b'?"``, or the list of valid names if none is near.
     """
     names = sorted(valid)
     near = difflib.get_close_matches(given, names, n=3, cutoff=0.6)
@@ -39,16 +39,16 @@ def did_you_mean(given: str, valid: Iterable[str]) -> str:
 
 
 def refuse_unread(config: Any, section: str, keys: Iterable[str], why: str) -> None:
-    """Refuses settings that were changed from their defaults although nothing would read them.
+    """Refuses settings that differ from their defaults but have no effect.
 
     Args:
         config: a dataclass.
         section: of the config, for the message.
-        keys: its fields that are not read.
-        why: what makes it so, as a sentence without its stop.
+        keys: its fields that have no effect.
+        why: the reason, as a sentence without a full stop.
 
     Raises:
-        UserError: naming the first one.
+        UserError: the message names the first such setting.
     """
     defaults = {f.name: f.default for f in fields(config)}
     for key in keys:

@@ -1,4 +1,4 @@
-"""Ctrl-C as a wish to stop at the next good moment."""
+"""Ctrl-C as a request to stop at the next safe point, for example after the current update."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ from types import FrameType
 from typing import Any, Self
 
 INTERRUPTED = 130
-"""Exit status of a command that was interrupted, as a shell gives it: what follows it in a script must not go on."""
+"""Exit status of an interrupted command, as in a shell. A script that checks it stops too."""
 
 
 class Interrupted(Exception):
-    """Raised by ``Interrupt.check`` once a signal asked for an end."""
+    """Raised by ``Interrupt.check`` after a signal."""
 
 
 class Interrupt:
-    """Turns the first SIGINT or SIGTERM into a wish to stop; the second one acts at once."""
+    """Turns the first SIGINT or SIGTERM into a request to stop; the second stops immediately.
+
+    Use it as a context manager, and call ``check`` or read ``asked`` at safe points.
+
+    Attributes:
+        asked: whether a signal came.
+    """
 
     def __init__(self) -> None:
         self.asked = False
@@ -28,9 +34,8 @@ class Interrupt:
             raise Interrupted
 
     def __enter__(self) -> Self:
-        if (
-            threading.current_thread() is threading.main_thread()
-        ):  # no other thread may set handlers
+        # Python lets only the main thread set signal handlers.
+        if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, self._handle)
         return self

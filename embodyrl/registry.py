@@ -1,13 +1,19 @@
-"""Names to classes, imported only when asked for.
+"""Maps names to classes, which are imported only when they are used.
 
-A third party adds its own by an entry point in the groups ``embodyrl.envs``,
-``embodyrl.policies``, ``embodyrl.algorithms`` and ``embodyrl.presets``; nothing here needs to
-change. Every registered class has a frozen
-config dataclass as its attribute ``Config`` and is built as ``cls(config)`` (envs),
-``cls(config, spec)`` (policies) or ``cls(config, policy)`` (algorithms). An ``EnvFactory`` stands
-in for an env's class where the config decides which class it is. An env's package may have
-a module ``tasks`` beside the env's own, with a function ``list_tasks()`` (see ``TaskInfo``) and a
-``SPLITS``, both cheap to import: ``embodyrl list`` shows them.
+Another package adds its own names by entry points in the groups ``embodyrl.envs``,
+``embodyrl.policies``, ``embodyrl.algorithms`` and ``embodyrl.presets``.
+
+Every registered class has a frozen config dataclass as its attribute ``Config``, and is built as
+
+    envs          cls(config)
+    policies      cls(config, spec)
+    algorithms    cls(config, policy)
+
+An ``EnvFactory`` stands in for an env's class where the config decides which class it is.
+
+An env's package may have a module ``tasks`` beside the module of the env, with a function
+``list_tasks()`` (see ``TaskInfo``) and a dict ``SPLITS``. ``embodyrl list`` shows both, so the
+module must be cheap to import.
 """
 
 from __future__ import annotations
@@ -27,15 +33,15 @@ from embodyrl.errors import UserError, did_you_mean
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """What ``list_tasks()`` says about a task; any object with these attributes will do.
+    """One task, as ``list_tasks()`` returns it; any object with these attributes will do.
 
     Attributes:
         name: of the task.
         instruction: what the policy is told.
         select: the overrides that choose it, e.g. ``"env.task=pick"``.
-        group: what it is listed under, e.g. its suite.
-        missing: names of the assets that are not on this machine; empty where it can run.
-        mend: the command that brings them.
+        group: the heading under which it is listed, e.g. its suite.
+        missing: names of the assets that this machine lacks; empty if the task can run.
+        mend: the command that gets them.
     """
 
     name: str
@@ -66,7 +72,7 @@ class EnvFactory:
 
 
 PRESETS = "embodyrl.presets"
-"""Entry points that name a package of YAML files."""
+"""Group of the entry points that name a package of YAML files."""
 
 BUILT_IN: dict[str, dict[str, str]] = {
     "envs": {
@@ -115,39 +121,38 @@ def load(kind: str, name: str) -> Any:
     """
     known = names(kind)
     if name not in known:
-        raise UserError(
-            f"There is no {kind[:-1] if kind != 'policies' else 'policy'} {name!r}. "
-            f"{did_you_mean(name, known)}"
-        )
+        singular = {"envs": "env", "policies": "policy", "algorithms": "algorithm"}[kind]
+        raise UserError(f"There is no {singular} {name!r}. {did_you_mean(name, known)}")
     module, _, attribute = known[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def preset_names(kind: str = "") -> dict[str, Path]:
-    """Preset name -> file, of this package and of those that bring their own.
+    """Preset name -> file, of this package and of others.
 
-    Another package names the package that holds its YAML files in the entry-point group
-    ``embodyrl.presets``; folders in it stand for kinds. Built-in names cannot be taken over.
+    An entry point of another package in the group ``embodyrl.presets`` names the package that
+    holds its YAML files. It cannot replace built-in names.
 
     Args:
-        kind: presets of runs; ``"loops"`` of world models, or ``"base"``: blocks that others share.
+        kind: the subfolder: ``""`` for presets of runs, ``"loops"`` for loops of policy and world
+            model, ``"base"`` for blocks that presets share.
     """
     packages = ["embodyrl.configs", *(point.value for point in entry_points(group=PRESETS))]
     found: dict[str, Path] = {}
     for package in packages:
-        for path in sorted((_folder(package) / kind).glob("*.yaml")):
+        for path in sorted((_package_folder(package) / kind).glob("*.yaml")):
             found.setdefault(path.stem, path)
     return found
 
 
-def _folder(package: str) -> Path:
-    """The folder of a package, which need hold no Python file."""
+def _package_folder(package: str) -> Path:
+    """The folder of a package, which may be one without Python files."""
     root, _, inner = package.partition(".")
     return Path(str(importlib.resources.files(root))) / inner.replace(".", "/")
 
 
 def tasks_module(env: str) -> ModuleType | None:
-    """The module ``tasks`` beside the env's own, or None where its package has none."""
+    """The module ``tasks`` beside the module of an env; None if there is none."""
     package = names("envs")[env].partition(":")[0].rpartition(".")[0]
     if not package or importlib.util.find_spec(f"{package}.tasks") is None:
         return None

@@ -1,8 +1,13 @@
-"""The dataclasses of tensors that env, policy, rollout and algorithm hand to one another.
+"""The data that env, policy, rollout and algorithm exchange, as dataclasses of tensors.
 
-Symbols, the same everywhere: N parallel envs, H actions in a chunk, A action dims, P proprio dims,
-S privileged dims, K denoising steps. All tensors of one object have the same leading dimension (N,
-or B once flattened into a batch).
+Symbols, the same everywhere:
+
+    N    parallel envs               A    action dims
+    B    rows of a batch             P    proprio dims
+    H    actions in a chunk          S    dims of the privileged state
+    K    denoising steps             T    chunks one after the other
+
+All tensors of one object have the same leading dimension: N, or B once they are in a batch.
 """
 
 from __future__ import annotations
@@ -16,9 +21,10 @@ from torch import Tensor
 
 
 class Movable:
-    """Base of dataclasses that hold tensors: moves all of them at once."""
+    """Base of dataclasses that hold tensors; moves all of them to another device."""
 
     def _map(self, fn: Any) -> Self:
+        """A copy in which every value (also in dicts and inner objects) is ``fn(value)``."""
         values = {f.name: _map_value(getattr(self, f.name), fn) for f in fields(self)}  # type: ignore[arg-type]
         return replace(self, **values)  # type: ignore[type-var]
 
@@ -28,10 +34,10 @@ class Movable:
 
 
 class TensorData(Movable):
-    """Base of the dataclasses below: selects and concatenates the rows of all their tensors at once."""
+    """Base of the dataclasses below: selects and concatenates rows of all tensors together."""
 
     def __getitem__(self, index: Any) -> Self:
-        """The rows that ``index`` (int tensor, bool mask or slice) selects from the leading dimension."""
+        """The rows that ``index`` (int tensor, bool mask or slice) selects."""
         return self._map(lambda x: _select(x, index))
 
     @classmethod
@@ -51,9 +57,11 @@ def _map_value(value: Any, fn: Any) -> Any:
 
 
 def _select(value: Any, index: Any) -> Any:
+    """The rows of a tensor or list; other values as they are."""
     if isinstance(value, Tensor):
         return value[index]
     if isinstance(value, list):
+        # Lists, such as the instructions, do not take tensors as indices.
         if isinstance(index, slice):
             return value[index]
         rows = torch.as_tensor(index)
@@ -63,6 +71,7 @@ def _select(value: Any, index: Any) -> Any:
 
 
 def _cat(values: list[Any]) -> Any:
+    """Tensors, lists and objects of tensors one after the other; of other values the first."""
     first = values[0]
     if isinstance(first, Tensor):
         return torch.cat(values)
@@ -81,9 +90,9 @@ class Obs(TensorData):
 
     Attributes:
         images: camera name -> (N, h, w, 3) uint8.
-        proprio: (N, P) float32, in the env's own units; the policy normalises.
+        proprio: (N, P) float32 proprioception, in the env's own units; the policy normalises it.
         instruction: N sentences.
-        privileged: (N, S) float32 simulator state for the critic alone, or None.
+        privileged: (N, S) float32 simulator state, for the critic only; or None.
     """
 
     images: dict[str, Tensor]
@@ -97,25 +106,25 @@ class Obs(TensorData):
 
 @dataclass
 class Step(TensorData):
-    """What one chunk of actions did.
+    """The result of one chunk of actions.
 
-    An env that has ended stays as it is, ``valid`` False, until ``reset`` is called for it: ``obs``
-    is therefore the final observation of the envs that ended in this chunk, and what a truncated
-    one is bootstrapped from.
+    When an episode ends, its env stays as it is, with ``valid`` False, until ``reset`` is called
+    for it. So ``obs`` holds the final observation of the episodes that ended in this chunk, from
+    which truncated ones are bootstrapped.
 
     Attributes:
         obs: after the last valid action of the chunk.
         reward: (N, H) float32, zero where not valid.
         terminated: (N,) bool, the task itself ended (success or failure); never bootstrapped.
-        truncated: (N,) bool, the time was up, or the simulation broke; bootstrapped.
+        truncated: (N,) bool, the time limit was reached, or the simulation broke; bootstrapped.
         valid: (N, H) bool, the actions that were executed in a running episode.
-        success: (N,) bool, the task was solved in this chunk or, for tasks that do not end on
-            success, is solved now.
+        success: (N,) bool, the task was solved in this chunk; for episodes that do not end on
+            success, the task is solved at the end of the chunk.
         fault: (N,) bool, the simulation broke in this chunk. No action of the chunk is then valid,
             and ``obs`` is the last good one.
-        log: further per-env figures, each (N,).
+        log: further metrics of each env, each (N,).
         human: (N, H) bool, the actions that a person took instead of the policy; None where nobody
-            can.
+            can take over.
         taken: (N, H, A) the actions that were executed, whoever chose them; None with ``human``.
     """
 
@@ -138,12 +147,14 @@ class Step(TensorData):
 
 @dataclass
 class DenoisingTrace(TensorData):
-    """The path from noise to action that a stochastic sampler took; its log-probability is what PPO's ratio is made of.
+    """The path from noise to action that a stochastic sampler took.
+
+    PPO's ratio compares its probability under two policies.
 
     Attributes:
         x: (N, K+1, H, A), x[:, 0] the noise and x[:, K] the action chunk, both in the policy's
-            normalised units. A pretrained model's may be (N, K+1, C, D), longer and wider: its
-            first H rows and A columns are executed.
+            normalised units. For a pretrained model it may be larger, (N, K+1, C, D): the first H
+            rows and A columns are executed.
         stochastic: (N, K) bool, the steps that drew noise and are trained.
     """
 
@@ -156,8 +167,8 @@ class ActionSample(TensorData):
     """What ``Policy.sample`` returns.
 
     Attributes:
-        actions: (N, H, A) in [-1, 1], what ``VecEnv.step`` takes.
-        trace: the path that led there; None in noise-free mode.
+        actions: (N, H, A) in [-1, 1], for ``VecEnv.step``.
+        trace: the path from noise to these actions; None in ``"eval"`` mode.
         logprob: (N, K) log-probability of each step of the trace, zero where not stochastic; None
             without a trace.
         value: (N,) the critic's value of obs, or None.
@@ -171,12 +182,12 @@ class ActionSample(TensorData):
 
 @dataclass
 class PolicyEval(TensorData):
-    """What ``Policy.evaluate`` returns for a given trace, with gradients.
+    """What ``ScoresPaths.evaluate`` returns for a given trace, with gradients.
 
     Attributes:
-        logprob: (N, K), zero where the step was not stochastic.
-        entropy: (N,) of the trained steps, mean per dimension.
-        value: (N,) or None.
+        logprob: (N, K) log-probability of each step, zero where it was not stochastic.
+        entropy: (N,) mean over the trained steps and the dims of the chunk, in nats.
+        value: (N,) the critic's value, or None.
     """
 
     logprob: Tensor
@@ -186,30 +197,33 @@ class PolicyEval(TensorData):
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What a policy, a data set or a checkpoint must agree with. Plain data, saved with every checkpoint.
+    """The facts about an env with which a policy, a data set or a checkpoint must agree.
+
+    It is plain data, and is saved with every checkpoint.
 
     Attributes:
         name: for people, e.g. ``"mujoco/pick"``.
         num_envs: N.
         action_dim: A.
         proprio_dim: P.
-        control_mode: what an action means, e.g. ``"ee_delta_pos"``; two envs with different modes
-            never mix.
+        control_mode: the meaning of an action, e.g. ``"ee_delta_pos"``; envs with different modes
+            are never combined.
         control_hz: actions per second.
-        max_episode_steps: actions until truncation.
+        max_episode_steps: number of actions after which an episode is truncated.
         cameras: camera name -> (height, width).
         privileged_dim: S, or 0.
         tasks: task names. Initial state i is the (i // len(tasks))-th state of task i % len(tasks).
-        num_init_states: how many initial states there are in all, or None where any non-negative
-            number is one.
-        reports_success: whether it says which episodes are solved; where not, ``Step.success`` is
+        num_init_states: number of initial states in all; None if every non-negative number is one.
+        reports_success: whether the env says which episodes are solved. If not, ``Step.success`` is
             always False, and scores are mean returns.
-        layout: what lies in proprio and privileged, one after the other: (``"hand"``, ``"object"``,
-            ``"relative"``, ``"mark"`` or ``"robot"``, first number, how many). The first three of a
-            hand's or an object's numbers are metres in the world; a relative object is given as
-            metres from the first hand. A mark is a goal, or anything else that is painted and
-            touches nothing. ``"robot"`` are numbers of the robot alone, its hands' among them,
-            where no task is about those. May be empty.
+        layout: the meaning of the numbers in proprio followed by privileged, as (kind, first
+            number, how many); may be empty. The kinds are:
+
+            - ``"hand"`` and ``"object"``: the first three numbers are a position in the world, m.
+            - ``"relative"``: an object, whose first three numbers are its position from the first
+              hand, m.
+            - ``"mark"``: a goal, or another painted thing that touches nothing.
+            - ``"robot"``: numbers of the robot alone, including its hands if no task is about them.
     """
 
     name: str

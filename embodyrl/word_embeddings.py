@@ -1,4 +1,4 @@
-"""Frozen word embeddings that come in a package, so that a sentence means something without a download."""
+"""Frozen word embeddings that come with a package, so that nothing need be downloaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from embodyrl.errors import MissingDependencyError
 
 
-def load_words() -> tuple[Tensor, Any]:
+def load_word_embeddings() -> tuple[Tensor, Any]:
     """Embeddings of 32,000 word pieces (wordllama, MIT licence).
 
     Returns:
@@ -40,6 +40,6 @@ def load_words() -> tuple[Tensor, Any]:
 
 def embed_sentences(sentences: list[str]) -> Tensor:
     """(N, 256): the mean embedding of each sentence's word pieces."""
-    table, tokenizer = load_words()
+    table, tokenizer = load_word_embeddings()
     pieces = [tokenizer.encode(s, add_special_tokens=False).ids or [0] for s in sentences]
     return torch.stack([table[torch.tensor(ids)].float().mean(0) for ids in pieces])

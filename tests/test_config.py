@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from embodyrl import registry
-from embodyrl.config import Config, RunConfig, build, compose, env_config, resolve, to_dict, to_yaml
+from embodyrl.config import (
+    Config,
+    RunConfig,
+    build_section,
+    compose,
+    env_config,
+    resolve,
+    to_dict,
+    to_yaml,
+)
 from embodyrl.errors import UserError
 
 RAW = {"env": {"name": "mujoco"}, "policy": {"name": "flow_vla"}, "algorithm": {"name": "ppo"}}
@@ -161,13 +170,15 @@ class Nested:
 
 
 def test_tuples_and_optional_values() -> None:
-    assert build("x", Nested, {}) == Nested()
-    given = build("x", Nested, {"sizes": [3], "pairs": [[1.0, 2.0], [3.0, 4.0]], "note": "a"})
+    assert build_section("x", Nested, {}) == Nested()
+    given = build_section(
+        "x", Nested, {"sizes": [3], "pairs": [[1.0, 2.0], [3.0, 4.0]], "note": "a"}
+    )
     assert given == Nested((3,), ((1.0, 2.0), (3.0, 4.0)), "a")
     assert hash(given)
-    assert build("x", Nested, dataclasses.asdict(given)) == given
+    assert build_section("x", Nested, dataclasses.asdict(given)) == given
     with pytest.raises(UserError, match=r"x\.sizes"):
-        build("x", Nested, {"sizes": ["a"]})
+        build_section("x", Nested, {"sizes": ["a"]})
 
 
 def test_config_has_the_sections_that_the_documentation_names() -> None:

@@ -33,7 +33,7 @@ from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.algorithms.sac_flow_config import SACFlowConfig
 from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.errors import UserError, refuse_unread
-from embodyrl.functional.flow import LEARNED, LOG_2PI, randn
+from embodyrl.functional.flow import LEARNED_STD, LOG_2PI, randn
 from embodyrl.functional.losses import sac_actor_loss, td_loss, temperature_loss
 from embodyrl.functional.returns import chunk_td_target
 from embodyrl.policies.sample_path import sample_path
@@ -124,7 +124,7 @@ class SACFlow(Algorithm):
         """Refuses a policy whose noise cannot be tuned, or an entropy that it cannot have."""
         transition = self.policy.transition
         config = self.policy.config
-        if transition.kind not in LEARNED:
+        if transition.kind not in LEARNED_STD:
             raise UserError(
                 f"policy.transition is {transition.kind!r}, whose noise is fixed, so SAC could not "
                 "tune its entropy. Set policy.transition=flow_noise."

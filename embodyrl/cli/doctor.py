@@ -1,7 +1,7 @@
-"""What this machine can do, tried rather than guessed, and how to mend what it cannot.
+"""``embodyrl doctor``: tests what works on this machine, and says how to repair what does not.
 
-Whatever may crash, hang or take its time (drivers above all) is one of ``probes`` and runs in a
-process of its own with a deadline.
+Everything is tried, not only looked up. What may crash or hang, such as graphics drivers, is a
+probe (``probes.py``): it runs in its own process, with a deadline.
 """
 
 from __future__ import annotations
@@ -23,20 +23,27 @@ from typing import Any
 from embodyrl.cli.probes import PROBES, has_gpu
 
 Finding = dict[str, Any]
+"""The result of a test.
+
+Keys: ``name``, ``ok``, ``optional``, ``found`` (a sentence) and ``mend`` (what to do; "" if ok).
+"""
 DEADLINE = 20.0
-"""Seconds for one probe on an idle machine: each takes under 4 s. A busy one is given more, by its load."""
+"""Seconds for one probe on an idle machine, where each takes under 4 s.
+
+A busy machine gets more, in proportion to its load.
+"""
 
 
 def diagnose(out: str = "runs") -> list[Finding]:
-    """Tries everything; each finding has ``name``, ``ok``, ``optional``, ``found`` and ``mend`` (empty where ok).
+    """Runs all tests.
 
     Args:
-        out: the folder that runs are to be written under.
+        out: the folder in which runs will be written.
     """
     with ThreadPoolExecutor(max_workers=max(2, min(4, _cores()))) as pool:
-        probes = list(pool.map(_try, PROBES))
-        here = [_python(), *_packages(), *_machine(Path(out))]
-    return here[:1] + probes + here[1:]
+        probes = list(pool.map(_run_probe, PROBES))
+        in_this_process = [*_packages(), *_machine(Path(out))]
+    return [_python(), *probes, *in_this_process]
 
 
 def _finding(name: str, ok: bool, found: str, mend: str, optional: bool = False) -> Finding:
@@ -49,22 +56,21 @@ def _finding(name: str, ok: bool, found: str, mend: str, optional: bool = False)
     }
 
 
-def _try(key: str) -> Finding:
+def _run_probe(key: str) -> Finding:
+    """Runs a probe in its own process, and reads its result from the last line that it prints."""
     probe = PROBES[key]
+    # Two cases are known without running anything.
     if key == "vulkan" and importlib.util.find_spec("sapien") is None:
-        return _finding(
-            probe.name, False, "SAPIEN is not installed", "pip install 'embodyrl[maniskill]'", True
-        )
+        mend = "pip install 'embodyrl[maniskill]'"
+        return _finding(probe.name, False, "SAPIEN is not installed", mend, optional=True)
     if key == "cuda" and not has_gpu():
-        return _finding(
-            probe.name,
-            False,
-            "no NVIDIA GPU: everything runs on the CPU",
-            "none needed to start",
-            True,
-        )
-    mend = probe.mend
-    # The package may be a checkout on PYTHONPATH: the child must find the same one.
+        found = "no NVIDIA GPU: everything runs on the CPU"
+        return _finding(probe.name, False, found, "none needed to start", optional=True)
+
+    def result(ok: bool, found: str) -> Finding:
+        return _finding(probe.name, ok, found, probe.mend, probe.optional)
+
+    # The process must import the same package as this one, which may be a checkout on PYTHONPATH.
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **probe.env}
@@ -82,24 +88,18 @@ def _try(key: str) -> Finding:
             errors="replace",
         )
     except subprocess.TimeoutExpired:
-        busy = (
-            f"; the machine is busy (load {load:.0f}), so try again when it is not"
-            if load > 2 * _cores()
-            else ""
-        )
-        return _finding(
-            probe.name, False, f"no answer within {deadline:.0f} s{busy}", mend, probe.optional
-        )
+        found = f"no answer within {deadline:.0f} s"
+        if load > 2 * _cores():
+            found += f"; the machine is busy (load {load:.0f}), so try again when it is not"
+        return result(False, found)
     if done.returncode == 0 and done.stdout.strip():
-        return _finding(
-            probe.name, True, done.stdout.strip().splitlines()[-1], mend, probe.optional
-        )
+        return result(True, done.stdout.strip().splitlines()[-1])
     if done.returncode < 0:
-        found = f"crashed (signal {-done.returncode})"
-    else:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        found = lines[-1].strip() if lines else f"ended with status {done.returncode}"
-    return _finding(probe.name, False, found, mend, probe.optional)
+        return result(False, f"crashed (signal {-done.returncode})")
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    if lines:
+        return result(False, lines[-1].strip())
+    return result(False, f"ended with status {done.returncode}")
 
 
 def _python() -> Finding:
@@ -114,42 +114,48 @@ def _python() -> Finding:
 
 
 def _packages() -> list[Finding]:
-    """The base packages, and one finding for each extra, by the versions that are installed."""
+    """Compares installed versions with the requirements: the base packages, then each extra."""
     from packaging.requirements import Requirement
 
+    # The requirements of each extra; those of the base install have the extra "".
     groups: dict[str, list[Requirement]] = {"": []}
     for extra, line in _requirements():
         groups.setdefault(extra, []).append(Requirement(line))
     findings = []
-    for extra, wanted in groups.items():
+    for extra, requirements in groups.items():
+        # The extra "all" only repeats others.
         if extra == "all":
-            continue  # the sum of others
+            continue
         missing = []
         wrong = []
-        here = []
-        for requirement in wanted:
+        installed = []
+        for requirement in requirements:
             try:
                 version = importlib.metadata.version(requirement.name)
             except importlib.metadata.PackageNotFoundError:
                 missing.append(requirement.name)
                 continue
-            here.append(f"{requirement.name} {version}")
+            installed.append(f"{requirement.name} {version}")
             if not requirement.specifier.contains(version, prereleases=True):
                 wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
         ok = not missing and not wrong
-        if ok:
-            found = ", ".join(here) if extra else f"{len(here)} packages"
-        else:
+        if not ok:
             found = "; ".join(([f"not installed: {', '.join(missing)}"] if missing else []) + wrong)
+        elif extra:
+            found = ", ".join(installed)
+        else:
+            found = f"{len(installed)} packages"
+        name = f"extra: {extra}" if extra else "base packages"
         mend = f"pip install 'embodyrl[{extra}]'" if extra else "pip install embodyrl"
-        findings.append(
-            _finding(f"extra: {extra}" if extra else "base packages", ok, found, mend, bool(extra))
-        )
+        findings.append(_finding(name, ok, found, mend, optional=bool(extra)))
     return findings
 
 
 def _requirements() -> list[tuple[str, str]]:
-    """(extra or "", requirement) of the installed package; of ``pyproject.toml`` where a checkout is run as it is."""
+    """(extra or "", requirement) of this package.
+
+    They are read from ``pyproject.toml`` in a checkout, or else from the installed package.
+    """
     project = Path(__file__).resolve().parents[2] / "pyproject.toml"
     if project.is_file():
         table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
@@ -164,23 +170,26 @@ def _requirements() -> list[tuple[str, str]]:
 
 
 def _machine(out: Path) -> list[Finding]:
-    cores, memory, available = _cores(), *_memory_gib()
+    """Cores, memory, disk space, and whether runs can be written into ``out``."""
+    cores = _cores()
+    memory, available = _memory_gib()
+    # The folder may not exist yet: look at the nearest parent that does.
     parent = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
     free = shutil.disk_usage(parent).free / 2**30
     try:
         with tempfile.TemporaryFile(dir=parent) as file:
             file.write(b"x")
-        written = True
-        said = f"{out.absolute()} can be written"
+        writable = True
+        write_result = f"{out.absolute()} can be written"
     except OSError as error:
-        written = False
-        said = f"{out.absolute()} cannot be written: {error.strerror or error}"
+        writable = False
+        write_result = f"{out.absolute()} cannot be written: {error.strerror or error}"
     return [
         _finding(
             "processor cores",
             cores >= 2,
             f"{cores}",
-            "two or more make the quickstart's ten minutes",
+            "the quickstart takes ten minutes on two cores, and longer on one",
             True,
         ),
         _finding(
@@ -189,7 +198,7 @@ def _machine(out: Path) -> list[Finding]:
             f"{available:.1f} GiB of {memory:.1f} GiB available",
             (
                 "end other programs, or run fewer environments (env.num_envs=16); the quickstart "
-                "wants 4 GiB"
+                "needs 4 GiB"
             ),
             True,
         ),
@@ -201,18 +210,19 @@ def _machine(out: Path) -> list[Finding]:
         ),
         _finding(
             "runs folder",
-            written,
-            said,
-            f"choose a folder that you may write: run.out=FOLDER, or chmod u+w {parent}",
+            writable,
+            write_result,
+            f"choose a folder in which you may write: run.out=FOLDER, or chmod u+w {parent}",
         ),
     ]
 
 
 def _cores() -> int:
-    """Cores that this process may use: affinity and a container's quota counted."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    """The number of cores that this process may use, within its affinity and container quota."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    # cpu.max holds "QUOTA PERIOD" in microseconds, or "max PERIOD" without a limit.
     quota = _read("/sys/fs/cgroup/cpu.max").split()
     if len(quota) == 2 and quota[0].isdigit():
         cores = min(cores, max(1, round(int(quota[0]) / int(quota[1]))))
@@ -220,12 +230,14 @@ def _cores() -> int:
 
 
 def _memory_gib() -> tuple[float, float]:
-    """Total and available memory, a container's limit counted."""
+    """Total and available memory in GiB, within the container's limit."""
     numbers = dict(re.findall(r"(\w+):\s+(\d+) kB", _read("/proc/meminfo")))
     total = int(numbers.get("MemTotal", 0)) / 2**20
     available = int(numbers.get("MemAvailable", 0)) / 2**20
     if not total:  # not Linux
-        total = available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+        available = total
+    # A container's own limit. Its use includes cached files, which the kernel can drop.
     limit = _read("/sys/fs/cgroup/memory.max").strip()
     used = _read("/sys/fs/cgroup/memory.current").strip()
     if limit.isdigit() and used.isdigit():
@@ -239,6 +251,7 @@ def _memory_gib() -> tuple[float, float]:
 
 
 def _read(path: str) -> str:
+    """The text of a file; "" if it cannot be read."""
     try:
         return Path(path).read_text()
     except OSError:
@@ -252,29 +265,26 @@ def print_findings(findings: list[Finding]) -> None:
     from rich.text import Text
 
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for f in findings:
-        mark = (
-            Text("ok", "green")
-            if f["ok"]
-            else Text("--", "yellow")
-            if f["optional"]
-            else Text("FAILS", "bold red")
-        )
-        said = Text(f["found"], overflow="fold")
-        if f["mend"]:
-            said.append(f"\n{f['mend']}", style="cyan")
-        table.add_row(mark, Text(f["name"], no_wrap=True), said)
+    for finding in findings:
+        if finding["ok"]:
+            mark = Text("ok", "green")
+        elif finding["optional"]:
+            mark = Text("--", "yellow")
+        else:
+            mark = Text("FAILS", "bold red")
+        text = Text(finding["found"], overflow="fold")
+        if finding["mend"]:
+            text.append(f"\n{finding['mend']}", style="cyan")
+        table.add_row(mark, Text(finding["name"], no_wrap=True), text)
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
+
+    # The result of all tests.
     broken = [f["name"] for f in findings if not f["ok"] and not f["optional"]]
     if broken:
-        console.print(
-            Text(
-                f"\nNot ready: {', '.join(broken)}. What to do is said in each line.",
-                style="bold red",
-            )
-        )
+        text = f"\nNot ready: {', '.join(broken)}. Each line marked FAILS says what to do."
+        console.print(Text(text, style="bold red"))
     else:
         console.print(Text("\nReady. Start with: embodyrl quickstart", style="bold"))
         if not all(f["ok"] for f in findings):
-            console.print("Lines marked -- are for parts that you may never need.")
+            console.print("Lines marked -- are for optional parts, which you may not need.")

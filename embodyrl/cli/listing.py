@@ -1,4 +1,7 @@
-"""What there is: environments, tasks, policies, algorithms, presets and loops, without importing anything heavy."""
+"""``embodyrl list``: environments, tasks, policies, algorithms, presets and loops.
+
+It reads docstrings and comments as text, so that it need not import torch or a simulator.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ Row = dict[str, Any]
 
 
 def listing(what: str | None = None, env: str = "") -> dict[str, list[Row]]:
-    """Rows of names and what they stand for, as plain data.
+    """The rows of the lists, as plain data.
 
     Args:
-        what: one of ``KINDS``; None gives all of them.
-        env: only this environment's rows among ``envs`` and ``tasks``.
+        what: one of ``KINDS``; None means all of them.
+        env: list only this environment and its tasks.
 
     Raises:
         UserError: no such kind or environment.
@@ -54,6 +57,7 @@ def listing(what: str | None = None, env: str = "") -> dict[str, list[Row]]:
 
 
 def _env(name: str, target: str) -> Row:
+    """The row of an environment, whose class is at ``target`` ("module:Class")."""
     row: Row = {
         "name": name,
         "class": target,
@@ -64,10 +68,10 @@ def _env(name: str, target: str) -> Row:
         "mend": "",
     }
     try:
-        package = importlib.import_module(
-            target.partition(":")[0].rpartition(".")[0] or target.partition(":")[0]
-        )
-        row["summary"] = _first_line(package.__doc__)
+        # The summary is the docstring of the env's package, or of its module if it is in none.
+        module_name = target.partition(":")[0]
+        package_name = module_name.rpartition(".")[0] or module_name
+        row["summary"] = _first_line(importlib.import_module(package_name).__doc__)
         module = registry.tasks_module(name)
         if module is not None:
             row["splits"] = dict(getattr(module, "SPLITS", {}))
@@ -78,13 +82,13 @@ def _env(name: str, target: str) -> Row:
 
 
 def _tasks(env: str) -> list[Row]:
-    """One row per task; a simulator whose package is not here gives one row that says so."""
+    """One row per task; a single row if the simulator is not installed."""
     try:
         module = registry.tasks_module(env)
         tasks = module.list_tasks() if module is not None else []
     except (UserError, ImportError) as error:
-        nothing = {"name": "", "group": "", "instruction": "", "select": "", "missing": []}
-        return [{"env": env, **nothing, "available": False, "mend": _mend(error)}]
+        empty = {"name": "", "group": "", "instruction": "", "select": "", "missing": []}
+        return [{"env": env, **empty, "available": False, "mend": _mend(error)}]
     return [
         {
             "env": env,
@@ -101,20 +105,19 @@ def _tasks(env: str) -> list[Row]:
 
 
 def _mend(error: Exception) -> str:
+    """What to do about an environment that cannot be imported."""
     if isinstance(error, UserError):
         return str(error)
     return f"It cannot be imported ({error}). `embodyrl doctor` says what is missing."
 
 
 def _summary(target: str) -> str:
-    """The first line of a module's docstring, read as text: importing it would bring in PyTorch."""
+    """The first line of a module's docstring, without importing the module."""
+    source = ""
     try:
         spec = importlib.util.find_spec(target.partition(":")[0])
-        source = (
-            Path(spec.origin).read_text(encoding="utf-8")
-            if spec is not None and spec.origin
-            else ""
-        )
+        if spec is not None and spec.origin:
+            source = Path(spec.origin).read_text(encoding="utf-8")
     except (ImportError, OSError):
         return "cannot be imported"
     return _first_line(ast.get_docstring(ast.parse(source)))
@@ -125,12 +128,22 @@ def _first_line(text: str | None) -> str:
 
 
 def _first_comment(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return next((line.lstrip("# ").strip() for line in lines if line.startswith("#")), "")
+    """The first line of comment in a YAML file; it says what a preset is."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            return line.lstrip("# ").strip()
+    return ""
 
 
 def print_listing(found: dict[str, list[Row]]) -> None:
-    """Prints tables. The more is asked for at once, the less is said of each task: a name, a line, or all of it."""
+    """Prints the result of ``listing`` as tables.
+
+    Tasks have three levels of detail:
+
+        all kinds                one line per environment, with names of tasks or suites
+        tasks                    one line per task or suite
+        tasks of an environment  one line per task, with what it lacks
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -159,64 +172,59 @@ def print_listing(found: dict[str, list[Row]]) -> None:
             brief = len({row["env"] for row in rows}) > 1
             table(("env", "choose it by", "can run", "instruction"), _task_cells(rows, brief))
             if brief:
-                console.print(
-                    Text(
-                        "`embodyrl list tasks ENV` says more: each suite's tasks, and the mend.",
-                        "dim",
-                    )
+                hint = (
+                    "`embodyrl list tasks ENV` shows every task of a suite, and how to get what is "
+                    "missing."
                 )
+                console.print(Text(hint, "dim"))
         else:
             table(("name", "what it is"), [(row["name"], row["summary"]) for row in rows])
 
 
 def _env_cells(row: Row) -> tuple[str, ...]:
-    splits = (
-        f"{row['summary']} Splits: {', '.join(row['splits'])}." if row["splits"] else row["summary"]
-    )
-    return (
-        row["name"],
-        str(row["tasks"]),
-        "yes" if row["available"] else "no",
-        splits if row["available"] else row["mend"],
-    )
+    """The line of an environment: its summary and splits, or what to do if it cannot run."""
+    if not row["available"]:
+        return row["name"], str(row["tasks"]), "no", row["mend"]
+    text = row["summary"]
+    if row["splits"]:
+        text = f"{text} Splits: {', '.join(row['splits'])}."
+    return row["name"], str(row["tasks"]), "yes", text
 
 
 def _task_summary(rows: list[Row]) -> list[tuple[str, ...]]:
-    """One line per env: how many of its tasks can run, and the names of those tasks or their suites."""
+    """One line per environment: how many tasks can run, and their names or their suites'."""
     cells = []
     for env in dict.fromkeys(row["env"] for row in rows):
         own = [row for row in rows if row["env"] == env]
         ready = [row for row in own if row["available"]]
         names = ", ".join(dict.fromkeys(row["group"] or row["name"] for row in ready))
-        cells.append(
-            (
-                env,
-                f"{len(ready)} of {len(own)}" if own[0]["name"] else "no",
-                names or own[0]["mend"],
-            )
-        )
+        can_run = f"{len(ready)} of {len(own)}" if own[0]["name"] else "no"
+        cells.append((env, can_run, names or own[0]["mend"]))
     return cells
 
 
 def _task_cells(rows: list[Row], brief: bool) -> list[tuple[str, ...]]:
-    """One line per task; if ``brief``, one per suite where there are suites, and no mend for single tasks."""
+    """One line per task.
+
+    If ``brief``, a suite is one line, and single tasks do not say how to get what they lack.
+    """
     cells = []
     for env, group in dict.fromkeys((row["env"], row["group"] if brief else "") for row in rows):
         members = [
             row for row in rows if row["env"] == env and (not brief or row["group"] == group)
         ]
+        # A suite: the number of its tasks, and an example.
         if group:
             text = f"{len(members)} tasks, such as: {members[0]['instruction']}"
             cells.append((env, members[0]["select"].split()[0], "yes", text))
             continue
+        # Single tasks.
         for row in members:
-            can = (
-                "yes"
-                if row["available"]
-                else "no: " + (", ".join(row["missing"]) or "not installed")
-            )
+            can_run = "yes"
+            if not row["available"]:
+                can_run = "no: " + (", ".join(row["missing"]) or "not installed")
             text = row["instruction"]
             if row["mend"] and not (brief and row["name"]):
                 text = f"{text}\n{row['mend']}".strip()
-            cells.append((env, row["select"], can, text))
+            cells.append((env, row["select"], can_run, text))
     return cells

@@ -1,4 +1,7 @@
-"""The command line: verbs that parse and delegate. Nothing heavy is imported before a verb runs."""
+"""The command line: parses the arguments of each command and calls the code that does the work.
+
+Modules that take time to import, such as torch, are imported only when a command runs.
+"""
 
 from __future__ import annotations
 
@@ -22,58 +25,83 @@ from embodyrl.real_robot.cli import add_robot_verbs, robot_commands
 QUICKSTART_HELP = """examples:
   embodyrl quickstart
   embodyrl quickstart --seed 1 --out runs/quickstart1
-Ctrl-C stops at any point; the same command goes on from there.
+Ctrl-C stops it at any point. The same command then continues from there.
 """
 DOCTOR_HELP = """examples:
-  embodyrl doctor             what works here, and the command that mends what does not
-  embodyrl doctor --json      the same for a script; the exit status is 1 if something needed fails
+  embodyrl doctor             what works here, and the command that repairs what does not
+  embodyrl doctor --json      the same as JSON, for a script
+The exit status is 1 if something that every user needs does not work.
 """
 REPORT_HELP = """examples:
-  embodyrl report runs/ppo                                  writes runs/ppo/report.html
-  embodyrl report runs/ppo0 runs/ppo1 --out report.html     several runs, or seeds, on one page
+  embodyrl report runs/mujoco_pick_ppo                  writes runs/mujoco_pick_ppo/report.html
+  embodyrl report runs/seed0 runs/seed1 --out both.html     several runs, or seeds, on one page
 """
 BENCH_HELP = """examples:
-  embodyrl bench                                  every environment as it is by default
-  embodyrl bench mujoco env.num_envs=64           64 at once, with camera images
+  embodyrl bench                                  every environment with its default settings
+  embodyrl bench mujoco env.num_envs=64           64 episodes in parallel, with camera images
   embodyrl bench mujoco env.renderer=none --json  states only
   embodyrl bench mujoco --num-envs 1,16,256       how speed and memory grow with the number of envs
-Steps are control steps of running episodes; resets of ended ones count as time.
+"Steps" are control steps of running episodes. The time includes the resets of ended episodes.
 """
 TRAIN_HELP = """examples:
-  embodyrl train mujoco_pick_sft data.path=data/pick        learn from demonstrations
-  embodyrl train mujoco_pick_ppo run.init_checkpoint=runs/sft   then improve by reinforcement learning
-  embodyrl train mujoco_pick_ppo run.seed=1 algorithm.lr=3e-5   any key of the config can be overridden
-  embodyrl train mujoco_pick_ppo run.workers=2 --launcher ray   rollouts in two processes, here or on a cluster
-  torchrun --nproc-per-node 8 -m embodyrl.cli train libero_object_vla_ppo ...   rollouts and gradients on 8 GPUs
-The same command goes on where an interrupted run stopped. `embodyrl list presets` names the presets.
+  embodyrl train mujoco_pick_sft data.path=data/pick
+      learns from demonstrations, and writes the run runs/mujoco_pick_sft
+  embodyrl train mujoco_pick_ppo run.init_checkpoint=runs/mujoco_pick_sft
+      improves this policy by reinforcement learning
+  embodyrl train mujoco_pick_ppo run.seed=1 algorithm.lr=3e-5
+      any key of the config can be overridden
+  embodyrl train mujoco_pick_ppo run.workers=2 --launcher ray
+      collects rollouts in two processes, on this machine or on a cluster
+  torchrun --nproc-per-node 8 -m embodyrl.cli train libero_object_vla_ppo ...
+      collects rollouts and computes gradients on 8 GPUs
+`embodyrl list presets` names the presets. `embodyrl train PRESET --dry-run` prints all keys.
+If a run was interrupted, the same command continues it.
 """
 EVAL_HELP = """examples:
-  embodyrl eval runs/ppo                          the newest checkpoint, on held-out initial states
-  embodyrl eval runs/ppo env.split=ood_camera     with a camera that was never trained on
-  embodyrl eval runs/ppo --episodes 500 --json
-  embodyrl eval runs/ppo --base runs/sft --guidance 1.5   half as far again as training went from runs/sft
-The score is the success rate, or the mean return where the env reports no success; --json has both.
+  embodyrl eval runs/mujoco_pick_ppo
+      the newest checkpoint, on held-out initial states
+  embodyrl eval runs/mujoco_pick_ppo env.split=ood_camera
+      with a camera position that was never trained on
+  embodyrl eval runs/mujoco_pick_ppo --episodes 500 --json
+  embodyrl eval runs/mujoco_pick_ppo --base runs/mujoco_pick_sft --guidance 1.5
+      moves 1.5 times as far from the base policy as the training did
+The score is the success rate; if the environment reports no success, it is the mean return. --json
+has both.
 """
 EXPORT_HELP = """examples:
-  embodyrl export runs/ppo out/my_smolvla       then: lerobot-eval --policy.path=out/my_smolvla ...
+  embodyrl export runs/my_smolvla out/my_smolvla
+LeRobot then loads the folder: lerobot-eval --policy.path=out/my_smolvla ...
 """
 PUSH_HELP = """examples:
-  embodyrl push runs/ppo you/my_policy        weights, config, evaluations and a card; private, if it is new
-`hf auth login` first. HF_ENDPOINT names another hub.
+  embodyrl push runs/mujoco_pick_ppo you/my_policy
+It uploads weights, config, evaluations and a model card. A new repository is private by default.
+Log in first: hf auth login. The environment variable HF_ENDPOINT selects another hub.
 """
 PULL_HELP = """examples:
   embodyrl pull you/my_policy my_policy       then: embodyrl eval my_policy
-`hf auth login` first for what is private. HF_ENDPOINT names another hub.
+For a private repository, log in first: hf auth login. The environment variable HF_ENDPOINT selects
+another hub.
 """
 LIST_HELP = """examples:
   embodyrl list               everything
-  embodyrl list tasks         every task of every simulator, and whether it can run here
-  embodyrl list tasks libero  one simulator's tasks, each on its line
+  embodyrl list tasks         the tasks of all simulators, and whether they can run here
+  embodyrl list tasks libero  all tasks of one simulator, one per line
 """
+
+CHECKPOINT = "a checkpoint's folder, or a run's folder, which means its newest checkpoint"
+OVERRIDES = "settings that override the config, for example run.seed=1"
+JSON = "print the result as JSON"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit status: 0, 1 for a user's error, 130 where it was interrupted."""
+    """Runs a command.
+
+    Args:
+        argv: the arguments; None takes those of the process.
+
+    Returns:
+        The exit status: 0, 1 for an error that the user can correct, 130 if it was interrupted.
+    """
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         if not given:
@@ -87,7 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"embodyrl: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except BrokenPipeError:
+        # The reader of the output, such as `head`, has ended. Python must not write to it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -96,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Mistakes in the command line are told like all others: one sentence, with the nearest names."""
+    """Reports mistakes like every other error: one sentence, with the nearest valid names."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(
@@ -112,7 +141,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parse(given: list[str]) -> argparse.Namespace:
-    """The arguments; overrides may stand anywhere, also behind options, where argparse alone would not take them."""
+    """The parsed arguments.
+
+    Overrides may stand anywhere. argparse does not accept them after an option, so they are added
+    here.
+    """
     arguments, rest = build_parser().parse_known_args(given)
     for item in rest:
         if hasattr(arguments, "overrides") and not item.startswith("-"):
@@ -133,161 +166,162 @@ def _parse(given: list[str]) -> argparse.Namespace:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All verbs and their options."""
+    """The parser of all commands and their options."""
     parser = _Parser(
         prog="embodyrl",
-        description="Reinforcement learning for vision-language-action policies, in simulators and on robots.",
-        epilog="Start with: embodyrl quickstart",
+        description="Reinforcement learning for vision-language-action policies: in simulators, "
+        "in a learned world model, and on robots.",
+        epilog="Start with: embodyrl quickstart. `embodyrl COMMAND --help` has examples.",
     )
     parser.add_argument("--version", action="version", version=f"embodyrl {__version__}")
     verb = _adder(parser.add_subparsers(metavar="COMMAND", dest="command", required=True))
-    text = "From nothing to a trained pixel policy in about ten minutes on two CPU cores."
-    sub = verb("quickstart", _quickstart, text, QUICKSTART_HELP)
-    sub.add_argument("--seed", type=int, default=0)
-    sub.add_argument(
-        "--out",
-        default="runs/quickstart",
-        help="where everything is written (default: %(default)s)",
-    )
-    sub.add_argument("--json", action="store_true", help="print the result as JSON at the end")
 
-    sub = verb(
-        "list",
-        _list,
-        "Names of environments, tasks, policies, algorithms, presets and loops.",
-        LIST_HELP,
-    )
-    sub.add_argument(
-        "what", nargs="?", choices=["envs", "tasks", "policies", "algorithms", "presets", "loops"]
-    )
-    sub.add_argument(
-        "env", nargs="?", default="", help="only this environment (for envs and tasks)"
-    )
-    sub.add_argument("--json", action="store_true", help="for a machine to read")
-
-    text = "Tests what this machine can do, and says how to mend what it cannot."
-    sub = verb("doctor", _doctor, text, DOCTOR_HELP)
-    sub.add_argument("--json", action="store_true", help="for a machine to read")
-
+    # First steps.
+    _add_quickstart(verb)
+    _add_list(verb)
+    _add_doctor(verb)
+    # From data to a trained policy and its scores.
     add_data_verbs(verb)
-
-    sub = verb(
-        "train",
-        _train,
-        "Trains a policy: supervised fine-tuning or reinforcement learning.",
-        TRAIN_HELP,
-    )
-    sub.add_argument("preset", help="a preset's name or a YAML file")
-    sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
-    sub.add_argument("--dry-run", action="store_true", help="print the resolved config and stop")
-    sub.add_argument(
-        "--memory",
-        action="store_true",
-        help="with --dry-run: what it will need of the device's memory",
-    )
-    text = (
-        "ray: each of run.workers is a process of its own; robot: `embodyrl act` plays, elsewhere"
-    )
-    sub.add_argument("--launcher", choices=["ray", "robot"], help=text)
-    sub.add_argument(
-        "--listen",
-        default="127.0.0.1:8001",
-        help="where `embodyrl act` finds it (default: %(default)s)",
-    )
-    sub.add_argument(
-        "--token-file", default="", help="a file with the token that `embodyrl act` must send"
-    )
-    sub.add_argument(
-        "--ray-address",
-        default="",
-        help="of a running cluster, or auto (default: one for this run)",
-    )
-    sub.add_argument(
-        "--worker-cpus", type=float, default=1.0, help="cores of a worker (default: %(default)s)"
-    )
-    sub.add_argument(
-        "--worker-gpus", type=float, default=0.0, help="GPUs of a worker (default: %(default)s)"
-    )
-
-    sub = verb("eval", _eval, "Scores a checkpoint on held-out initial states.", EVAL_HELP)
-    sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
-    sub.add_argument("overrides", nargs="*", metavar="key.sub=value")
-    sub.add_argument(
-        "--episodes", type=int, default=0, help="initial states (default: as in training)"
-    )
-    sub.add_argument("--seed", type=int, default=0, help="of the policy's noise")
-    sub.add_argument(
-        "--base", default="", help="the checkpoint that training started from, for --guidance"
-    )
-    sub.add_argument(
-        "--guidance",
-        type=float,
-        default=1.0,
-        help="how far to go from --base: 0 not at all, 1 as trained",
-    )
-    sub.add_argument("--json", action="store_true")
-
-    text = "Writes one HTML page about one or more runs; it works offline."
-    sub = verb("report", _report, text, REPORT_HELP)
-    sub.add_argument("runs", nargs="+", help="run folders")
-    sub.add_argument(
-        "--out", default="", help="the file (default: report.html in the first run's folder)"
-    )
-
-    sub = verb("bench", _bench, "Measures an environment's speed.", BENCH_HELP)
-    sub.add_argument(
-        "env",
-        nargs="?",
-        help="an environment's name, or a preset whose env section is used (default: all)",
-    )
-    sub.add_argument("overrides", nargs="*", metavar="env.key=value")
-    sub.add_argument(
-        "--num-envs", default="", metavar="N,N...", help="measure each of these numbers of envs"
-    )
-    sub.add_argument(
-        "--chunk", type=int, default=5, help="actions per chunk (default: %(default)s)"
-    )
-    sub.add_argument(
-        "--chunks", type=int, default=20, help="chunks per measurement (default: %(default)s)"
-    )
-    sub.add_argument(
-        "--repeats",
-        type=int,
-        default=5,
-        help="measurements; the median is given (default: %(default)s)",
-    )
-    sub.add_argument("--json", action="store_true")
-
-    sub = verb(
-        "export", _export, "Writes a SmolVLA, pi0 or pi0.5 as LeRobot loads it.", EXPORT_HELP
-    )
-    sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
-    sub.add_argument("out", help="the folder to write")
-
-    sub = verb(
-        "push",
-        _push,
-        "Uploads a checkpoint to the Hugging Face hub, with what was measured.",
-        PUSH_HELP,
-    )
-    sub.add_argument("checkpoint", help="a checkpoint, or a run's folder: its newest")
-    sub.add_argument("repo", help="you/name; made where it does not exist")
-    sub.add_argument(
-        "--public", action="store_true", help="a new repository can be seen by everybody"
-    )
-
-    sub = verb("pull", _pull, "Downloads a checkpoint that was pushed.", PULL_HELP)
-    sub.add_argument("repo", help="you/name")
-    sub.add_argument("out", help="the folder to make")
-    sub.add_argument("--revision", default="", help="a branch, tag or commit")
-
+    _add_train(verb)
+    _add_eval(verb)
+    _add_report(verb)
+    _add_bench(verb)
+    # Exchange with LeRobot and the Hugging Face hub.
+    _add_export(verb)
+    _add_hub(verb)
+    # Robots, and the world model.
     add_robot_verbs(verb)
     add_world(verb, _adder)
     return parser
 
 
-def _adder(parsers: Any) -> Callable[..., argparse.ArgumentParser]:
-    """A function that adds a verb: its name, what runs it, a sentence, and examples."""
+Verb = Callable[..., argparse.ArgumentParser]
+"""Adds a command: its name, the function that runs it, a sentence, and examples."""
+
+
+def _add_quickstart(verb: Verb) -> None:
+    text = (
+        "Trains a policy from camera images: demonstrations, imitation, reinforcement learning. "
+        "It takes about ten minutes on two CPU cores."
+    )
+    sub = verb("quickstart", _quickstart, text, QUICKSTART_HELP)
+    sub.add_argument(
+        "--seed", type=int, default=0, help="of all random numbers (default: %(default)s)"
+    )
+    text = "folder for all results (default: %(default)s)"
+    sub.add_argument("--out", default="runs/quickstart", help=text)
+    sub.add_argument("--json", action="store_true", help="print the result as JSON at the end")
+
+
+def _add_list(verb: Verb) -> None:
+    text = "Lists environments, tasks, policies, algorithms, presets and loops."
+    sub = verb("list", _list, text, LIST_HELP)
+    kinds = ["envs", "tasks", "policies", "algorithms", "presets", "loops"]
+    sub.add_argument("what", nargs="?", choices=kinds, help="what to list (default: everything)")
+    text = "only this environment (for envs and tasks)"
+    sub.add_argument("env", nargs="?", default="", help=text)
+    sub.add_argument("--json", action="store_true", help=JSON)
+
+
+def _add_doctor(verb: Verb) -> None:
+    text = "Tests what works on this machine, and says how to repair what does not."
+    sub = verb("doctor", _doctor, text, DOCTOR_HELP)
+    sub.add_argument("--json", action="store_true", help=JSON)
+
+
+def _add_train(verb: Verb) -> None:
+    text = "Trains a policy, by supervised fine-tuning or reinforcement learning."
+    sub = verb("train", _train, text, TRAIN_HELP)
+    sub.add_argument("preset", help="a preset's name, or a YAML file")
+    sub.add_argument("overrides", nargs="*", metavar="key.sub=value", help=OVERRIDES)
+    sub.add_argument("--dry-run", action="store_true", help="print the complete config and stop")
+    text = "with --dry-run: estimate how much of the device's memory the run will need"
+    sub.add_argument("--memory", action="store_true", help=text)
+    text = (
+        "where rollouts are collected. ray: by run.workers processes, each with its part of the "
+        "envs; robot: by `embodyrl act` on the robot's computer"
+    )
+    sub.add_argument("--launcher", choices=["ray", "robot"], help=text)
+    text = "robot: the address where this command waits for `embodyrl act` (default: %(default)s)"
+    sub.add_argument("--listen", default="127.0.0.1:8001", metavar="HOST:PORT", help=text)
+    text = "robot: a file with the token that `embodyrl act` must send"
+    sub.add_argument("--token-file", default="", metavar="FILE", help=text)
+    text = "ray: address of a running cluster, or auto (default: start one for this run)"
+    sub.add_argument("--ray-address", default="", metavar="ADDRESS", help=text)
+    text = "ray: CPU cores per process (default: %(default)s)"
+    sub.add_argument("--worker-cpus", type=float, default=1.0, metavar="N", help=text)
+    text = "ray: GPUs per process (default: %(default)s)"
+    sub.add_argument("--worker-gpus", type=float, default=0.0, metavar="N", help=text)
+
+
+def _add_eval(verb: Verb) -> None:
+    text = "Scores a checkpoint on held-out initial states."
+    sub = verb("eval", _eval, text, EVAL_HELP)
+    sub.add_argument("checkpoint", help=CHECKPOINT)
+    sub.add_argument("overrides", nargs="*", metavar="key.sub=value", help=OVERRIDES)
+    text = "number of episodes (default: as in training)"
+    sub.add_argument("--episodes", type=int, default=0, metavar="N", help=text)
+    text = "of the policy's noise (default: %(default)s)"
+    sub.add_argument("--seed", type=int, default=0, help=text)
+    text = "the checkpoint from which training started, for --guidance"
+    sub.add_argument("--base", default="", metavar="CHECKPOINT", help=text)
+    text = (
+        "how far to move from the policy of --base: 0 is that policy, 1 the trained one, more "
+        "goes further (default: %(default)s)"
+    )
+    sub.add_argument("--guidance", type=float, default=1.0, metavar="W", help=text)
+    sub.add_argument("--json", action="store_true", help=JSON)
+
+
+def _add_report(verb: Verb) -> None:
+    text = "Writes an HTML page about one or more runs; it can be read offline."
+    sub = verb("report", _report, text, REPORT_HELP)
+    sub.add_argument("runs", nargs="+", help="folders of runs")
+    text = "the file to write (default: report.html in the first run's folder)"
+    sub.add_argument("--out", default="", metavar="FILE", help=text)
+
+
+def _add_bench(verb: Verb) -> None:
+    text = "Measures the speed of an environment."
+    sub = verb("bench", _bench, text, BENCH_HELP)
+    text = "an environment's name, or a preset, whose env section is used (default: all envs)"
+    sub.add_argument("env", nargs="?", help=text)
+    text = "settings of the environment, for example env.num_envs=64"
+    sub.add_argument("overrides", nargs="*", metavar="env.key=value", help=text)
+    text = "measure with each of these numbers of parallel envs"
+    sub.add_argument("--num-envs", default="", metavar="N,N...", help=text)
+    text = "actions per chunk (default: %(default)s)"
+    sub.add_argument("--chunk", type=int, default=5, metavar="N", help=text)
+    text = "chunks per measurement (default: %(default)s)"
+    sub.add_argument("--chunks", type=int, default=20, metavar="N", help=text)
+    text = "number of measurements, whose median is printed (default: %(default)s)"
+    sub.add_argument("--repeats", type=int, default=5, metavar="N", help=text)
+    sub.add_argument("--json", action="store_true", help=JSON)
+
+
+def _add_export(verb: Verb) -> None:
+    text = "Writes a SmolVLA, pi0 or pi0.5 policy as a checkpoint of LeRobot."
+    sub = verb("export", _export, text, EXPORT_HELP)
+    sub.add_argument("checkpoint", help=CHECKPOINT)
+    sub.add_argument("out", help="the folder to write")
+
+
+def _add_hub(verb: Verb) -> None:
+    text = "Uploads a checkpoint and its evaluations to the Hugging Face hub."
+    sub = verb("push", _push, text, PUSH_HELP)
+    sub.add_argument("checkpoint", help=CHECKPOINT)
+    sub.add_argument("repo", help="OWNER/NAME; it is created if it does not exist")
+    sub.add_argument("--public", action="store_true", help="create a public repository")
+
+    text = "Downloads a checkpoint that was uploaded with push."
+    sub = verb("pull", _pull, text, PULL_HELP)
+    sub.add_argument("repo", help="OWNER/NAME")
+    sub.add_argument("out", help="the folder to write")
+    sub.add_argument("--revision", default="", help="a branch, tag or commit")
+
+
+def _adder(parsers: Any) -> Verb:
+    """The function that adds a command to ``parsers``."""
 
     def verb(name: str, run: Any, text: str, examples: str = "") -> argparse.ArgumentParser:
         sub = parsers.add_parser(
@@ -304,6 +338,7 @@ def _adder(parsers: Any) -> Callable[..., argparse.ArgumentParser]:
 
 
 def _show(a: argparse.Namespace, result: Any, as_text: Callable[[Any], None]) -> None:
+    """Prints a result as JSON, or by the function ``as_text``."""
     if a.json:
         print(json.dumps(result))
     else:
@@ -348,8 +383,10 @@ def _train(a: argparse.Namespace) -> int:
     from embodyrl.training.run_folder import finished
     from embodyrl.training.runner import train
 
-    how: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
+        # Where rollouts are collected and gradients computed: by torchrun's processes, by those of
+        # Ray, on a robot's computer, or (without an option) in this process.
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
             from embodyrl.distributed.fsdp import joined
 
@@ -357,17 +394,18 @@ def _train(a: argparse.Namespace) -> int:
                 raise UserError(
                     "torchrun starts the processes already. Leave it or --launcher out."
                 )
-            how["ranks"] = stack.enter_context(joined(config))
-            config = how["ranks"].config
+            options["ranks"] = stack.enter_context(joined(config))
+            config = options["ranks"].config
         elif a.launcher == "ray":
             from embodyrl.distributed.ray_pool import ray_rollouts
 
             where = {"address": a.ray_address, "cpus": a.worker_cpus, "gpus": a.worker_gpus}
-            how["rollouts"] = partial(ray_rollouts, config, **where)
+            options["rollouts"] = partial(ray_rollouts, config, **where)
         elif a.launcher == "robot":
-            how["rollouts"] = robot_commands().remote_actor(config, a.listen, a.token_file)
-        folder = train(config, command=a.command_line, **how)
-        if "ranks" in how and not how["ranks"].first:
+            options["rollouts"] = robot_commands().remote_actor(config, a.listen, a.token_file)
+        folder = train(config, command=a.command_line, **options)
+        # Of torchrun's processes only the first reports.
+        if "ranks" in options and not options["ranks"].first:
             return 0
         if not finished(folder):
             return INTERRUPTED
@@ -379,7 +417,9 @@ def _eval(a: argparse.Namespace) -> int:
     from embodyrl.training.evaluate import evaluate_checkpoint, print_evaluation
 
     if a.guidance != 1.0 and not a.base:
-        raise UserError("--guidance goes on from another policy: name its checkpoint with --base.")
+        raise UserError(
+            "--guidance moves away from another policy: name its checkpoint with --base."
+        )
     options = {"episodes": a.episodes, "seed": a.seed, "base": a.base, "guidance": a.guidance}
     _show(a, evaluate_checkpoint(a.checkpoint, a.overrides, **options), print_evaluation)
     return 0
@@ -400,11 +440,13 @@ def _bench(a: argparse.Namespace) -> int:
     from embodyrl.cli.bench import bench_all, bench_curve, bench_env, print_bench
     from embodyrl.config import env_config
 
-    how = {"chunk": a.chunk, "num_chunks": a.chunks, "repeats": a.repeats}
+    options = {"chunk": a.chunk, "num_chunks": a.chunks, "repeats": a.repeats}
     if a.num_envs:
-        result = bench_curve(a.env, a.overrides, a.num_envs, **how)
+        result = bench_curve(a.env, a.overrides, a.num_envs, **options)
+    elif a.env:
+        result = bench_env(env_config(a.env, a.overrides), **options)
     else:
-        result = bench_env(env_config(a.env, a.overrides), **how) if a.env else bench_all(**how)
+        result = bench_all(**options)
     _show(a, result, print_bench)
     return 0
 

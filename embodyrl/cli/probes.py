@@ -1,4 +1,7 @@
-"""What ``doctor`` tries in a process of its own: ``python -m embodyrl.cli.probes NAME``."""
+"""The tests that ``doctor`` runs, each in its own process.
+
+``python -m embodyrl.cli.probes NAME`` runs one of them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Probe:
-    """A test that runs in its own process: ``run`` returns what it found, or raises."""
+    """A test that runs in its own process.
+
+    Attributes:
+        name: for people.
+        run: returns a sentence about what works, or raises.
+        mend: what to do if it fails.
+        optional: whether the package can be used without it.
+        env: environment variables of the process.
+    """
 
     name: str
     run: Callable[[], str]
@@ -28,10 +39,11 @@ class Probe:
 def _torch() -> str:
     import torch
 
+    # A product and its gradient use the compiled parts of PyTorch.
     x = torch.ones(4, 4, requires_grad=True)
     (x @ x).sum().backward()
-    cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "a build for the CPU alone"
-    return f"{torch.__version__} ({cuda})"
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "a build for the CPU only"
+    return f"{torch.__version__} ({build})"
 
 
 def _cuda() -> str:
@@ -41,16 +53,22 @@ def _cuda() -> str:
         raise RuntimeError(
             "there is an NVIDIA GPU that PyTorch cannot use, so everything runs on the CPU"
         )
+    # Run a kernel, and wait for its result.
     torch.ones(4, device="cuda").sum().item()
     gib = torch.cuda.get_device_properties(0).total_memory / 2**30
-    return (
-        f"{torch.cuda.get_device_name(0)}, {gib:.0f} GiB" + f" (1 of {torch.cuda.device_count()})"
-    )
+    count = torch.cuda.device_count()
+    return f"{torch.cuda.get_device_name(0)}, {gib:.0f} GiB (1 of {count})"
 
 
-SCENE = """<mujoco><visual><global offwidth="32" offheight="32"/></visual><worldbody><light pos="0 0 3"/>
-<geom type="plane" size="1 1 .1"/><body pos="0 0 .5"><freejoint/><geom size=".2" rgba="1 0 0 1"/></body>
-</worldbody></mujoco>"""
+SCENE = """<mujoco>
+<visual><global offwidth="32" offheight="32"/></visual>
+<worldbody>
+<light pos="0 0 3"/>
+<geom type="plane" size="1 1 .1"/>
+<body pos="0 0 .5"><freejoint/><geom size=".2" rgba="1 0 0 1"/></body>
+</worldbody>
+</mujoco>"""
+"""A ball of radius 0.2 m above a floor."""
 
 
 def _mujoco() -> str:
@@ -58,6 +76,7 @@ def _mujoco() -> str:
 
     model = mujoco.MjModel.from_xml_string(SCENE)  # pyright: ignore[reportAttributeAccessIssue] (native module)
     data = mujoco.MjData(model)  # pyright: ignore[reportAttributeAccessIssue]
+    # Two seconds, in which the ball falls and comes to rest.
     for _ in range(1000):
         mujoco.mj_step(model, data)  # pyright: ignore[reportAttributeAccessIssue]
     height = float(data.qpos[2])
@@ -83,6 +102,7 @@ def _opengl() -> str:
         name: Any = GL.glGetString(GL.GL_RENDERER)
     finally:
         renderer.close()
+    # A broken driver may draw without an error, and leave the image empty.
     if int(picture.max()) == int(picture.min()):
         raise RuntimeError("the picture is one flat colour")
     return f"drew a picture with {name.decode() if name else 'an unnamed driver'}"
@@ -94,16 +114,16 @@ def _warp() -> str:
 
     warp.config.log_level = warp.LOG_WARNING
     warp.init()
+    # Warp compiles its kernels at their first use, and keeps them in this folder.
     cache = Path(str(warp.config.kernel_cache_dir))
-    compiled = any(cache.glob("*render_megakernel*"))
-    state = (
-        "kernels compiled" if compiled else "kernels not compiled yet: the first use takes a minute"
-    )
+    if any(cache.glob("*render_megakernel*")):
+        kernels = "kernels compiled"
+    else:
+        kernels = "kernels not compiled yet: the first use takes a minute"
+    version = importlib.metadata.version(mujoco_warp.__name__.replace("_", "-"))
     devices = warp.get_cuda_device_count()
     where = f"{devices} GPU" if devices else "CPU"
-    return (
-        f"{importlib.metadata.version(mujoco_warp.__name__.replace('_', '-'))} on {where}, {state}"
-    )
+    return f"{version} on {where}, {kernels}"
 
 
 def _vulkan() -> str:
@@ -118,6 +138,7 @@ def _video() -> str:
     import av
     import numpy as np
 
+    # Write a video of four frames into memory, and read it back.
     target = io.BytesIO()
     with av.open(target, "w", format="mp4") as container:
         stream: Any = container.add_stream("libx264", rate=10)
@@ -180,22 +201,23 @@ PROBES = {
 
 
 def has_gpu() -> bool:
-    """Whether an NVIDIA GPU is in the machine, whatever software can use it."""
+    """Whether the machine has an NVIDIA GPU, even if no software can use it yet."""
+    # The devices of the Linux driver, and of Windows' subsystem for Linux.
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 
 def _main(key: str) -> int:
+    """Runs a probe: prints what works, or prints to stderr what does not and returns 1."""
+    # A driver or a half-installed package may raise anything: it is the result of the probe.
     try:
         found = PROBES[key].run()
-    except (
-        Exception
-    ) as error:  # whatever a driver or a half-installed package raises is the finding
+    except Exception as error:
         print(re.sub(r"\s+", " ", f"{error}" or type(error).__name__), file=sys.stderr)
         return 1
     sys.stdout.flush()
     print(found)
     sys.stdout.flush()
-    # Some drivers crash in their own clean-up, after all is said.
+    # Leave without the usual clean-up, in which some drivers crash.
     os._exit(0)
 
 

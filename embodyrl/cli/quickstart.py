@@ -1,4 +1,7 @@
-"""The main job in one command: demonstrations, supervised fine-tuning, reinforcement learning, report."""
+"""``embodyrl quickstart``: the whole way to a trained policy in one command.
+
+Demonstrations, supervised fine-tuning, reinforcement learning, report.
+"""
 
 from __future__ import annotations
 
@@ -24,31 +27,31 @@ EXPERT_NOISE = 0.15
 
 
 def quickstart(out: str, seed: int, command: str = "") -> dict[str, Any]:
-    """Runs all stages, or goes on where an interrupted run stopped.
+    """Runs all stages, or continues where an interrupted run stopped.
 
     Args:
-        out: folder of everything; a stage whose result is there is not run again.
+        out: folder for all results; a stage whose result is there is not run again.
         seed: of demonstrations, initial weights and noise.
-        command: the command line, for the record.
+        command: the command line, which is written into the runs' ``meta.json``.
 
     Returns:
-        Successes and episodes before and after, minutes of each stage, and the report's path; empty
-        when interrupted.
+        Successes and episodes before and after reinforcement learning, minutes of each stage, and
+        the path of the report; empty if it was interrupted.
     """
     console = Console()
     folder = Path(out)
     began = time.monotonic()
     console.print(
         "[bold]embodyrl quickstart[/bold]: a Franka learns to pick up the block that a sentence "
-        f"names, from pixels.\nEverything goes to {folder}. Ctrl-C stops at any point; the same "
-        "command goes on from there.\n"
+        f"names, from camera images.\nAll results are written to {folder}. Ctrl-C stops it at any "
+        "point; the same command then continues from there.\n"
     )
     common = [f"run.out={folder}", f"run.seed={seed}", f"env.seed={seed}"]
     demos = folder / "demos"
     sft = compose("mujoco_pick_sft", [*common, "run.name=sft", f"data.path={demos}"])
 
     console.rule("1/3  A scripted expert demonstrates")
-    warm_up(sft.env)
+    warm_up(sft.env)  # compiles the renderer's kernels
     if demos.exists():
         console.print(f"{demos} is there already.")
     else:
@@ -59,7 +62,7 @@ def quickstart(out: str, seed: int, command: str = "") -> dict[str, Any]:
     if not finished(train(sft, command=command)):
         return {}
 
-    console.rule("3/3  Reinforcement learning: SAC-Flow, beside the demonstrations")
+    console.rule("3/3  Reinforcement learning: SAC-Flow, with the demonstrations")
     start = [f"run.init_checkpoint={folder / 'sft'}", f"data.path={demos}"]
     run = train(compose("mujoco_pick_sac_flow", [*common, "run.name=rl", *start]), command=command)
     if not finished(run):
@@ -73,30 +76,29 @@ def quickstart(out: str, seed: int, command: str = "") -> dict[str, Any]:
 
 
 def summary(folder: Path, report: Path, minutes: float) -> dict[str, Any]:
-    """The figures that the quickstart ends with, read from what the runs wrote."""
+    """The result of ``quickstart``, read from the files that the runs wrote."""
 
-    def rate(name: str) -> dict[str, int]:
-        episodes = json.loads((folder / "rl" / "evals" / f"{name}.json").read_text())["episodes"]
+    def successes(evaluation: str) -> dict[str, int]:
+        path = folder / "rl" / "evals" / f"{evaluation}.json"
+        episodes = json.loads(path.read_text())["episodes"]
         return {"successes": sum(e["success"] for e in episodes), "episodes": len(episodes)}
 
-    def trained(run: str) -> float:
-        rows = (folder / run / "metrics.jsonl").read_text().splitlines()
-        return json.loads(rows[-1])["minutes"]
+    def last_metrics(run: str) -> dict[str, Any]:
+        return json.loads((folder / run / "metrics.jsonl").read_text().splitlines()[-1])
 
-    last = json.loads((folder / "rl" / "metrics.jsonl").read_text().splitlines()[-1])
     return {
-        "before": rate("before"),
-        "after": rate("after"),
-        "env_steps": last["env_steps"],
-        "minutes_sft": trained("sft"),
-        "minutes_rl": trained("rl"),
+        "before": successes("before"),
+        "after": successes("after"),
+        "env_steps": last_metrics("rl")["env_steps"],
+        "minutes_sft": last_metrics("sft")["minutes"],
+        "minutes_rl": last_metrics("rl")["minutes"],
         "minutes_this_command": minutes,
         "report": str(report),
     }
 
 
 def show(console: Console, result: dict[str, Any]) -> None:
-    """Before and after as a table, and what to try next."""
+    """Prints success before and after as a table, and what to try next."""
     table = Table(title="Success on initial states never trained on, with 95% intervals")
     table.add_column("policy")
     table.add_column("success")
@@ -116,12 +118,14 @@ def show(console: Console, result: dict[str, Any]) -> None:
     console.print(table)
     folder = Path(result["report"]).parent
     console.print(
-        f"\nThis took {result['minutes_this_command']:.1f} minutes. Open the report, with videos "
-        f"before and after:\n  {result['report']}\n\nWhat to try next:\n  embodyrl eval "
-        f"{folder}/rl env.split=ood_camera        how well does it take a moved camera?\n  "
-        f"embodyrl train mujoco_pick_ppo run.init_checkpoint={folder}/rl run.name=more    train "
-        "on, by PPO\n  embodyrl list tasks                                    other tasks and "
-        "simulators",
+        f"\nThis took {result['minutes_this_command']:.1f} minutes. Open the report, which has "
+        f"videos from before and after:\n  {result['report']}\n\nWhat to try next:\n"
+        f"  embodyrl eval {folder}/rl env.split=ood_camera\n"
+        "      does the policy still succeed if the camera has moved?\n"
+        f"  embodyrl train mujoco_pick_ppo run.init_checkpoint={folder}/rl run.name=more\n"
+        "      continue the training, with PPO\n"
+        "  embodyrl list tasks\n"
+        "      other tasks and simulators",
         highlight=False,
-        soft_wrap=True,  # commands are to be copied
+        soft_wrap=True,  # so that commands can be copied
     )

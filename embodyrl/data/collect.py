@@ -18,7 +18,7 @@ from embodyrl.data.policy_actor import load_actor
 from embodyrl.data.record import CollectStats, Keep, record_episodes
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
-from embodyrl.storage.folder_lock import held
+from embodyrl.storage.folder_lock import locked
 from embodyrl.types import EnvSpec
 
 
@@ -141,7 +141,7 @@ def collect_dataset(
             "seed": seed,
         }
         how |= {"replay": replay, "perturb": perturb} if replay else {}
-        stack.enter_context(held(parts_folder(out)))
+        stack.enter_context(locked(parts_folder(out)))
         parts = EpisodeParts(out, common | how | {"policy": policy, "derail": derail})
         done = len(parts)
         fresh = seed + 1_000_003 * done

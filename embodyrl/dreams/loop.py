@@ -22,8 +22,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from embodyrl.build import for_episodes, make_env
-from embodyrl.config import build, compose, env_config, merge
+from embodyrl.build import limit_num_envs, make_env
+from embodyrl.config import apply_overrides, build_section, compose, env_config
 from embodyrl.data.collect import collect_dataset
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.dreams.loop_config import LoopConfig, claim_folder, imitates
@@ -36,7 +36,7 @@ from embodyrl.dreams.loop_record import (
 from embodyrl.dreams.score import score_policy
 from embodyrl.env import EnvConfig
 from embodyrl.functional.intervals import format_rate
-from embodyrl.storage.folder_lock import held
+from embodyrl.storage.folder_lock import locked
 from embodyrl.training.run_folder import finished
 from embodyrl.training.runner import train
 from embodyrl.world_models.config import WorldTrainConfig
@@ -56,7 +56,7 @@ def run_loop(config: LoopConfig, *, command: str = "") -> dict[str, Any] | None:
             ``out`` holds another loop, or another process is working in it.
     """
     folder = Path(config.out)
-    with held(folder):
+    with locked(folder):
         claim_folder(folder, config)
         return _run_rounds(folder, config, command)
 
@@ -161,7 +161,8 @@ def _train_world(
     }
     overrides = config.refresh if previous else config.world
     path = train_world(
-        build("world", WorldTrainConfig, merge(settings, overrides)), command=command
+        build_section("world", WorldTrainConfig, apply_overrides(settings, overrides)),
+        command=command,
     )
     return None if path is None else str(path)
 
@@ -216,7 +217,7 @@ def _train_in_dream(
 def _score(record: LoopRecord, when: str, path: str, config: LoopConfig, real: EnvConfig) -> None:
     """Evaluates a policy on held-out initial states."""
     held_out = dataclasses.replace(real, split="eval")
-    env = make_env(for_episodes(held_out, config.eval_episodes))
+    env = make_env(limit_num_envs(held_out, config.eval_episodes))
     try:
         result = score_policy(env, path, config.eval_episodes, config.seed)
     finally:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from embodyrl.config import build, compose, merge, read_preset
+from embodyrl.config import apply_overrides, build_section, compose, read_preset
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.registry import preset_names
 
@@ -101,7 +101,7 @@ def read_loop(preset: str, overrides: Sequence[str]) -> LoopConfig:
         raise UserError(
             f"There is no loop {preset!r}, nor a file of that name. {did_you_mean(preset, known)}"
         )
-    config = build("loop", LoopConfig, merge(read_preset(str(path)), overrides))
+    config = build_section("loop", LoopConfig, apply_overrides(read_preset(str(path)), overrides))
     if not config.policy:
         raise UserError("policy is empty: give policy=RUN.")
     for key in ("env", "dream"):

@@ -62,7 +62,9 @@ class SideBySide:
         self.real: VecEnv | None = None
         if WorldModel.read_meta(model)["env"]:
             self.real = make_env(
-                dataclasses.replace(config.for_evaluation("eval").lasting(steps), num_envs=1)
+                dataclasses.replace(
+                    config.for_evaluation("eval").with_time_limit(steps), num_envs=1
+                )
             )
         self.hz = self.dream.spec.control_hz or 10.0
         self.begin(0)

@@ -88,7 +88,9 @@ def evaluate_world(
         WorldModelConfig(model=path).for_evaluation("eval"), num_envs=min(64, episodes)
     )
     longest = max(model.spec.max_episode_steps, int((clips.end[starts] - starts).max()))
-    train_split = make_env(dataclasses.replace(real, split=model.env["split"]).lasting(longest))
+    train_split = make_env(
+        dataclasses.replace(real, split=model.env["split"]).with_time_limit(longest)
+    )
     try:
         result["swapped_actions"] = wrong_action_test(model, clips, starts, train_split)
     finally:

@@ -1,4 +1,4 @@
-"""Intervals for success rates, for mean returns and for scores over training seeds."""
+"""Confidence intervals of success rates, of mean returns, and of scores over training seeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from embodyrl.errors import UserError
 
 
 def wilson(k: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval for a proportion (Wilson 1927); honest near 0 and 1, and for few episodes.
+    """Wilson's score interval of a success rate (Wilson 1927).
+
+    It stays inside [0, 1] and keeps its coverage near 0 and 1 and for few episodes.
 
     Args:
         k: successes.
@@ -31,13 +33,16 @@ def wilson(k: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
     p = k / n
     spread = z * z / n
     centre = (p + spread / 2) / (1 + spread)
-    half = z * math.sqrt(p * (1 - p) / n + spread / (4 * n)) / (1 + spread)
-    # At the ends the bound is 0 or 1 exactly, which rounding would miss.
-    return (0.0 if k == 0 else centre - half), (1.0 if k == n else centre + half)
+    half_width = z * math.sqrt(p * (1 - p) / n + spread / (4 * n)) / (1 + spread)
+    # For k = 0 the lower bound is exactly 0, and for k = n the upper one is exactly 1; rounding
+    # would miss both.
+    low = 0.0 if k == 0 else centre - half_width
+    high = 1.0 if k == n else centre + half_width
+    return low, high
 
 
 def format_rate(k: int, n: int) -> str:
-    """A success rate with its 95% Wilson interval and its counts, e.g. ``"83% [78, 87] (213/256)"``."""
+    """A success rate with its 95% Wilson interval, e.g. ``"83% [78, 87] (213/256)"``."""
     if n == 0:
         return "no episodes"
     low, high = wilson(k, n)
@@ -45,7 +50,7 @@ def format_rate(k: int, n: int) -> str:
 
 
 def mean_interval(scores: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
-    """Mean with Student's t interval, which is honest for few episodes.
+    """Mean with Student's t interval, which takes the small number of episodes into account.
 
     Args:
         scores: (n,), for example the returns of an evaluation's episodes.
@@ -60,27 +65,37 @@ def mean_interval(scores: Sequence[float], confidence: float = 0.95) -> tuple[fl
     mean = math.fsum(scores) / n
     if n == 1:
         return mean, -math.inf, math.inf
-    error = math.sqrt(math.fsum((x - mean) ** 2 for x in scores) / (n - 1) / n)
-    half = t_quantile(n - 1, confidence) * error
-    return mean, mean - half, mean + half
+    variance = math.fsum((x - mean) ** 2 for x in scores) / (n - 1)
+    standard_error = math.sqrt(variance / n)
+    half_width = t_quantile(n - 1, confidence) * standard_error
+    return mean, mean - half_width, mean + half_width
 
 
 @cache
 def t_quantile(dof: int, confidence: float = 0.95) -> float:
-    """The t within which Student's distribution holds ``confidence``: Abramowitz & Stegun 26.7.3-4, by bisection."""
+    """The t for which P(-t < T < t) = confidence, T of Student's distribution.
+
+    The probability is the finite series of Abramowitz & Stegun 26.7.3-4 in the angle
+    theta = arctan(t / sqrt(dof)). It is inverted by bisection.
+    """
     low = 0.0
     high = math.pi / 2
     odd = dof % 2
     for _ in range(60):
         angle = (low + high) / 2
+        # The series has dof // 2 terms, each a product of the one before it.
         term = math.cos(angle) ** odd
         total = 0.0
         for k in range(1, dof // 2 + 1):
             total += term
             term *= (2 * k - 1 + odd) / (2 * k + odd) * math.cos(angle) ** 2
-        inside = math.sin(angle) * total
-        inside = 2 / math.pi * (angle + inside) if odd else inside
-        low, high = (angle, high) if inside < confidence else (low, angle)
+        probability = math.sin(angle) * total
+        if odd:
+            probability = 2 / math.pi * (angle + probability)
+        if probability < confidence:
+            low = angle
+        else:
+            high = angle
     return math.sqrt(dof) * math.tan((low + high) / 2)
 
 
@@ -89,20 +104,25 @@ def format_return(scores: Sequence[float]) -> str:
     n = len(scores)
     if n == 0:
         return "no episodes"
-    mean, *bounds = map(short, mean_interval(scores))
-    return f"{mean} [{bounds[0]}, {bounds[1]}] ({n} episodes)" if n > 1 else f"{mean} (1 episode)"
+    mean, low, high = map(format_number, mean_interval(scores))
+    return f"{mean} [{low}, {high}] ({n} episodes)" if n > 1 else f"{mean} (1 episode)"
 
 
-def short(x: float) -> str:
-    """A return as text with some three digits, e.g. ``"2,934"`` or ``"-4.21"``."""
+def format_number(x: float) -> str:
+    """A return as text with about three digits, e.g. ``"2,934"`` or ``"-4.21"``."""
     return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.3g}"
 
 
 def interquartile_mean(scores: Sequence[float] | np.ndarray) -> float:
-    """Mean of the middle half of the sorted scores, those at the quartiles weighted by the part that lies inside."""
+    """Mean of the middle half of the sorted scores.
+
+    A score at a quartile counts with the part of it that lies inside the middle half.
+    """
     values = np.sort(np.asarray(scores, dtype=np.float64).ravel())
     if len(values) == 0:
         raise UserError("There is no mean of no scores.")
+    # The i-th of n sorted scores stands for the interval [i/n, (i+1)/n] of the distribution. Its
+    # weight is the length of that interval inside [1/4, 3/4].
     n = len(values)
     edges = np.arange(n + 1) / n
     weights = np.clip(np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25), 0.0, None)
@@ -115,12 +135,13 @@ def bootstrap_iqm(
     samples: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float, float]:
-    """Interquartile mean over runs and tasks with a stratified bootstrap interval (arXiv:2108.13264).
+    """Interquartile mean over runs and tasks, with a bootstrap interval (arXiv:2108.13264).
 
     Args:
-        scores: (runs, tasks), or (runs,) for one task. Runs are resampled within each task.
+        scores: (runs, tasks), or (runs,) for one task. The bootstrap is stratified: runs are
+            resampled within each task.
         confidence: of the percentile interval.
-        samples: bootstrap resamples.
+        samples: number of bootstrap resamples.
         seed: of the resampling.
 
     Returns:
@@ -130,9 +151,11 @@ def bootstrap_iqm(
     values = values[:, None] if values.ndim == 1 else values
     if values.size == 0:
         raise UserError("There is no mean of no scores.")
+    # Resample the runs of each task with replacement, and take the statistic of each resample.
     runs, tasks = values.shape
     rng = np.random.default_rng(seed)
-    picks = rng.integers(runs, size=(samples, runs, tasks))
-    means = [interquartile_mean(np.take_along_axis(values, pick, axis=0)) for pick in picks]
+    resamples = rng.integers(runs, size=(samples, runs, tasks))
+    means = [interquartile_mean(np.take_along_axis(values, rows, axis=0)) for rows in resamples]
+    # The percentile interval of these statistics.
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return interquartile_mean(values), float(low), float(high)

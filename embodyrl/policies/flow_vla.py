@@ -1,10 +1,16 @@
-"""A small flow-matching vision-language-action policy: images, instruction and proprio in, an action chunk out.
+"""A small vision-language-action policy with flow matching.
 
-    images --FilmCNN--> tokens --+
-    instruction --TextEncoder----+--> context --> ActionExpert: velocity(x, t), K steps from noise
-    to actions proprio --MLP----------------+
+Images, instruction and proprioception go in, an action chunk comes out. For N observations, tokens
+of width d and chunks (H, A):
 
-Sized by its config from under 1 M to over 100 M parameters, on the same code path.
+    images      (N, h, w, 3) --FilmCNN------> tokens (N, hw/256, d) + keypoints (N, 2 * width) --+
+    instruction N sentences  --TextEncoder--> tokens (N, L, d)      + mean (N, d) ---------------+
+    proprio     (N, P)       --MLP----------> token  (N, 1, d)      + the same (N, d) -----------+
+                                                                                                 |
+    ActionExpert <-- context: all tokens (N, C, d), and their pooled summary (N, d) <------------+
+    ActionExpert: velocity(x, t) in K steps from noise (N, H, A) to actions (N, H, A)
+
+The config sets the size, from under 1 M to over 100 M parameters.
 """
 
 from __future__ import annotations
@@ -26,6 +32,8 @@ from embodyrl.policies.text import TextEncoder
 from embodyrl.policies.vision import FilmCNN
 from embodyrl.types import EnvSpec, Obs
 
+VISION_ENCODERS = ("film_cnn", "efficientnet_lite0")
+
 
 @dataclass(frozen=True)
 class FlowVLAConfig:
@@ -35,16 +43,16 @@ class FlowVLAConfig:
         name: registry name.
         horizon: H, actions in a chunk.
         num_denoise_steps: K.
-        width: of the transformer; a multiple of ``heads``.
+        width: d, of the transformers; an even multiple of ``heads``.
         layers: of the action expert.
         heads: attention heads.
         action_patch: actions per token of the expert; must divide the horizon.
-        max_prefix: imitation gives the first 0 to so many actions of a chunk instead of asking for
-            them, so that a robot's next chunk can be told what will have been done when it arrives
-            (arXiv:2512.05964); needs ``action_patch=1``.
-        vision: the image encoder: ``film_cnn``, trained from nothing, or ``efficientnet_lite0``,
-            with ImageNet weights.
-        vision_frozen: with ``efficientnet_lite0``, leave the pretrained layers as they are.
+        max_prefix: imitation gives the first 0 to ``max_prefix`` actions of a chunk as an input
+            instead of predicting them. A robot can then hand over the actions that will be
+            executed while the next chunk is computed (arXiv:2512.05964). Needs ``action_patch=1``.
+        vision: the image encoder: ``film_cnn``, trained from random weights, or
+            ``efficientnet_lite0``, with ImageNet weights.
+        vision_frozen: do not train the pretrained layers of ``efficientnet_lite0``.
         vision_width: channels of the image encoder, and keypoints per camera.
         text_layers: of the instruction encoder.
         context_layers: transformer layers over all context tokens before the expert; 0 for small
@@ -52,16 +60,16 @@ class FlowVLAConfig:
         transition: how a step draws noise when training: ``flow_sde``, ``flow_cps`` or
             ``flow_noise``, whose std is learned and depends on observation, step and noisy chunk.
         eta: noise level of ``flow_sde`` and ``flow_cps``.
-        noise_min: of ``flow_noise``, in units of the data's standard deviation: the std of one step
+        noise_min: of ``flow_noise``, in units of the data's standard deviation. The std of one step
             lies in [noise_min, noise_max] / sqrt(K), so that the noise of a whole path does not
-            depend on K. The defaults span what ``flow_sde`` draws at eta .5.
-        noise_max: see there.
+            depend on K. The defaults cover the noise of ``flow_sde`` at eta .5.
+        noise_max: see ``noise_min``.
         trained_steps: ``all`` steps draw noise and are trained, or ``one`` drawn at random per env.
         critic: what the value head sees: ``privileged`` simulator state, or ``shared`` features of
             the actor (no gradient into them).
-        critic_width: of its two hidden layers.
-        steer_width: hidden width of a policy over the initial noise, which DSRL trains; 0 for none.
-        steer_bound: it chooses noise in [-steer_bound, steer_bound].
+        critic_width: of the value head's two hidden layers.
+        steer_width: hidden width of the noise policy, which DSRL trains; 0 for none.
+        steer_bound: the noise policy chooses noise in [-steer_bound, steer_bound].
     """
 
     name: str = "flow_vla"
@@ -88,10 +96,9 @@ class FlowVLAConfig:
     steer_bound: float = 1.5
 
     def __post_init__(self) -> None:
-        if self.vision not in (valid := ("film_cnn", "efficientnet_lite0")):
-            raise UserError(
-                f"policy.vision is {self.vision!r}; it must be one of {', '.join(valid)}."
-            )
+        if self.vision not in VISION_ENCODERS:
+            valid = ", ".join(VISION_ENCODERS)
+            raise UserError(f"policy.vision is {self.vision!r}; it must be one of {valid}.")
         check_sampler(self)
         if self.vision == "film_cnn":
             refuse_unread(
@@ -99,9 +106,9 @@ class FlowVLAConfig:
             )
         if self.max_prefix and (self.action_patch != 1 or not 0 < self.max_prefix < self.horizon):
             raise UserError(
-                f"policy.max_prefix is {self.max_prefix}: it needs policy.action_patch=1, so that "
-                f"each action has a time of its own, and must leave some of the {self.horizon} "
-                "actions of a chunk to be asked for."
+                f"policy.max_prefix is {self.max_prefix}. It needs policy.action_patch=1, so that "
+                "each action has its own time, and it must be smaller than policy.horizon "
+                f"{self.horizon}, so that some actions are left to predict."
             )
         if self.horizon % self.action_patch:
             raise UserError(
@@ -119,9 +126,15 @@ class FlowVLA(FlowPolicy):
 
     Config = FlowVLAConfig
     starts_fresh = ("expert.noise.", "steer.")
-    """Parts that an initial checkpoint may lack: imitation learns no noise, whose std begins mid-range."""
+    """Parts that may be missing in an initial checkpoint, because imitation does not train them.
+
+    They then keep their fresh weights. A fresh std of the noise is in the middle of its range.
+    """
     belongs_to: ClassVar = {"critic": ("critic.", "normalize_privileged.")}
-    """Parts of a setting: with another value of it than an initial checkpoint's they start fresh."""
+    """Config key -> parts that depend on it.
+
+    If the initial checkpoint has another value of the key, these parts keep their fresh weights.
+    """
 
     def __init__(self, config: FlowVLAConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec, config.eta, config.trained_steps)
@@ -129,20 +142,26 @@ class FlowVLA(FlowPolicy):
         d = config.width
         self.normalize_action = Normalizer(spec.action_dim, min_std=0.05)
         self.normalize_proprio = Normalizer(spec.proprio_dim)
+        # Encoders of instruction and proprioception; each gives tokens and a summary of width d.
         self.text = TextEncoder(d, c.text_layers, c.heads)
         self.proprio = nn.Sequential(nn.Linear(spec.proprio_dim, d), nn.SiLU(), nn.Linear(d, d))
-        pooled = [d, d]
+        summary_dims = [d, d]
+        # One image encoder for all cameras, and learned positions for the tokens of each camera.
+        # The summary of an image is its keypoints (row and column of each).
         if spec.cameras:
-            self.vision = _vision(c)
+            self.vision = _image_encoder(c)
             tokens = {name: self.vision.num_tokens(size) for name, size in spec.cameras.items()}
             self.camera = nn.ParameterDict(
                 {name: nn.Parameter(torch.randn(n, d) * 0.02) for name, n in tokens.items()}
             )
-            pooled += [2 * self.vision.num_keypoints] * len(spec.cameras)
-        # Each source is brought to the same scale first, or the largest would drown the others
-        # early in training.
-        self.pool_norms = nn.ModuleList(nn.LayerNorm(dim) for dim in pooled)
-        self.pool = nn.Sequential(nn.Linear(sum(pooled), 2 * d), nn.SiLU(), nn.Linear(2 * d, d))
+            summary_dims += [2 * self.vision.num_keypoints] * len(spec.cameras)
+        # All summaries are pooled into one. Each is normalised first: otherwise the one with the
+        # largest numbers would dominate early in training.
+        self.pool_norms = nn.ModuleList(nn.LayerNorm(dim) for dim in summary_dims)
+        self.pool = nn.Sequential(
+            nn.Linear(sum(summary_dims), 2 * d), nn.SiLU(), nn.Linear(2 * d, d)
+        )
+        # The transformer that mixes the context tokens, then the action expert.
         layer = nn.TransformerEncoderLayer(
             d, c.heads, 4 * d, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
@@ -159,44 +178,60 @@ class FlowVLA(FlowPolicy):
         self.add_heads(d)
 
     def encode(self, obs: Obs) -> Context:
-        """What the denoising steps need of an observation, once per observation."""
-        tokens, mask, pooled = self.text(obs.instruction)
+        """The context of the denoising steps; it is computed once per observation."""
+        # Instruction: tokens (N, L, d), mask (N, L), mean (N, d). Proprioception: (N, d).
+        text_tokens, text_mask, text_mean = self.text(obs.instruction)
         proprio = self.proprio(self.normalize_proprio(obs.proprio))
-        all_tokens = [tokens, proprio[:, None]]
-        all_pooled = [pooled, proprio]
+        tokens = [text_tokens, proprio[:, None]]
+        summaries = [text_mean, proprio]
+        # Images, modulated by the instruction: tokens (N, hw/256, d), keypoints (N, 2 * width).
         for name in self.spec.cameras:
-            image_tokens, keypoints = self.vision(obs.images[name], pooled)
-            all_tokens.append(image_tokens + self.camera[name])
-            all_pooled.append(keypoints)
-        x = torch.cat(all_tokens, dim=1)
-        full_mask = torch.cat([mask, mask.new_ones(len(x), x.shape[1] - mask.shape[1])], dim=1)
+            image_tokens, keypoints = self.vision(obs.images[name], text_mean)
+            tokens.append(image_tokens + self.camera[name])
+            summaries.append(keypoints)
+        # All tokens in one sequence (N, C, d). Only the instruction has padding.
+        x = torch.cat(tokens, dim=1)
+        others = text_mask.new_ones(len(x), x.shape[1] - text_mask.shape[1])
+        mask = torch.cat([text_mask, others], dim=1)
         if self.config.context_layers:
-            x = self.mixer(x, src_key_padding_mask=full_mask == 0)
-        normed = [norm(part) for norm, part in zip(self.pool_norms, all_pooled, strict=True)]
-        return self.expert.prefix(x, full_mask, self.pool(torch.cat(normed, dim=-1)))
+            x = self.mixer(x, src_key_padding_mask=mask == 0)
+        # One summary (N, d) of the whole observation.
+        normed = [norm(part) for norm, part in zip(self.pool_norms, summaries, strict=True)]
+        pooled = self.pool(torch.cat(normed, dim=-1))
+        return self.expert.prefix(x, mask, pooled)
 
     def velocity(
         self, context: Context, x: Float[Tensor, "n k h a"], t: Float[Tensor, "n k *h"]
     ) -> Float[Tensor, "n k h a"]:
-        """The learned velocity noise - action, in normalised units; each token of actions may have a time t."""
+        """The learned velocity, noise - action, in normalised units.
+
+        Args:
+            context: of N observations.
+            x: (N, K, H, A) noisy chunks.
+            t: (N, K) their times; or (N, K, H), a time for each action (``max_prefix``).
+        """
         return self.expert(context, x, t)
 
-    def step_inputs(self, context: Context, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Velocity and, for Flow-Noise, the log-std: what ``DenoisingTransition`` takes."""
+    def step_inputs(
+        self, context: Context, x: Float[Tensor, "n k h a"], t: Float[Tensor, "n k"]
+    ) -> tuple[Float[Tensor, "n k h a"], Float[Tensor, "n k h a"] | None]:
+        """What ``DenoisingTransition`` takes: velocity and, for Flow-Noise, the log-std."""
         c = self.config
         if c.transition != "flow_noise":
             return self.velocity(context, x, t), None
-        velocity, raw = self.expert.with_noise(context, x, t)
+        velocity, raw_log_std = self.expert.with_noise(context, x, t)
+        # The noise of a whole path grows with K, so that of one step is scaled by 1/sqrt(K).
         scale = c.num_denoise_steps**-0.5
-        return velocity, squash_log_std(raw, c.noise_min * scale, c.noise_max * scale)
+        return velocity, squash_log_std(raw_log_std, c.noise_min * scale, c.noise_max * scale)
 
     def fit_inputs(self, proprio: Tensor, actions: Tensor) -> None:
-        """Normalises by the statistics of demonstrations: proprio (B, P) and actions (B, A)."""
+        """Sets the normalisation from demonstrations: proprio (B, P) and actions (B, A)."""
         self.normalize_proprio.fit(proprio)
         self.normalize_action.fit(actions)
 
 
-def _vision(c: FlowVLAConfig) -> FilmCNN | EfficientNetEncoder:
+def _image_encoder(c: FlowVLAConfig) -> FilmCNN | EfficientNetEncoder:
+    """The image encoder that ``policy.vision`` names."""
     if c.vision == "efficientnet_lite0":
         return EfficientNetEncoder(
             c.vision_width, c.width, text_dim=c.width, frozen=c.vision_frozen

@@ -1,9 +1,14 @@
-"""RL guidance: how far a policy goes from its base is chosen when it acts (arXiv:2508.21016).
+"""RL guidance: choose at evaluation how far to move from the base policy (arXiv:2508.21016).
 
-Training by RL moves the velocity from that of the base policy, v_b, to v. Acting with v_b + w (v -
-v_b) is the base for w = 0 and the trained policy for w = 1; above 1 it goes further the way that
-training went, as classifier-free guidance does, and in between it keeps more of the base. It costs
-a second pass per step.
+Training by RL changes the velocity from v_b of the base policy to v. A guided policy acts with
+v_b + w (v - v_b):
+
+    w = 0        the base policy
+    0 < w < 1    between the two
+    w = 1        the trained policy
+    w > 1        further in the direction of training, as in classifier-free guidance
+
+Both networks run in every denoising step.
 """
 
 from __future__ import annotations
@@ -21,8 +26,12 @@ from embodyrl.policy import Mode
 from embodyrl.types import ActionSample, Obs
 
 
-def _units(policy: FlowPolicy) -> Tensor:
-    """What two actions are in the units of a policy's flow."""
+def _normalized_samples(policy: FlowPolicy) -> Tensor:
+    """Two fixed action chunks (2, H, A) in a policy's normalised units.
+
+    Two points determine an affine or tanh normalisation, so policies with the same result use the
+    same units.
+    """
     actions = torch.tensor([-0.5, 1.0], device=next(policy.parameters()).device)
     return policy.normalize_action(
         actions[:, None, None].expand(2, policy.config.horizon, policy.spec.action_dim)
@@ -30,37 +39,41 @@ def _units(policy: FlowPolicy) -> Tensor:
 
 
 class GuidedPolicy:
-    """Acts, noise-free, with the velocities of two policies mixed; see the module.
+    """Acts with a mixture of the velocities of two policies; see the module's docstring.
 
     Args:
         policy: the trained one.
-        base: the one that it started from.
+        base: the one from which the training started.
         weight: w, at least 0.
 
     Raises:
-        UserError: they are no flow policies, or their flows mean different things.
+        UserError: one is not a flow policy, or their flows differ in shape, steps or units.
     """
 
     def __init__(self, policy: Any, base: Any, weight: float) -> None:
         for one in (policy, base):
             if not isinstance(one, FlowPolicy):
                 raise UserError(
-                    f"Guidance mixes the flows of two VLAs, and {one.config.name} is none."
+                    f"Guidance mixes the velocities of two flow policies, and {one.config.name} "
+                    "is not a flow policy."
                 )
         if weight < 0:
             raise UserError(
                 f"The guidance is {weight}; it must not be negative. 0 is the base, 1 the trained "
                 "policy."
             )
-        flows = [
+        # Velocities can only be mixed if they belong to the same steps, shape and units.
+        flow, base_flow = (
             (one.config.num_denoise_steps, one.config.horizon, *one.flow_shape)
             for one in (policy, base)
-        ]
-        if flows[0] != flows[1] or not torch.equal(_units(policy), _units(base)):
+        )
+        if flow != base_flow or not torch.equal(
+            _normalized_samples(policy), _normalized_samples(base)
+        ):
             raise UserError(
                 "The two policies' flows do not go together: chunk, number of denoising steps and "
-                "the normalisation of actions must be the same. Give the checkpoint that the "
-                "training started from."
+                "the normalisation of actions must be the same. Give the checkpoint from which the "
+                "training started."
             )
         self.policy = policy
         self.base = base
@@ -70,19 +83,24 @@ class GuidedPolicy:
 
     @torch.no_grad()
     def sample(self, obs: Obs, *, generator: Generators, mode: Mode) -> ActionSample:
-        """See ``Policy.sample``; only in ``"eval"`` mode, for the mixture has no likelihood of its own."""
+        """See ``Policy.sample``; only in ``"eval"`` mode.
+
+        Raises:
+            UserError: another mode, because the mixture has no likelihood.
+        """
         if mode != "eval":
-            raise UserError("A guided policy only acts: there is nothing to train in it.")
+            raise UserError("A guided policy can only be evaluated, not trained.")
         policy = self.policy
         base = self.base
         context = policy.encode(obs)
-        before = base.encode(obs)
+        base_context = base.encode(obs)
 
         def mixed(x: Tensor, t: Tensor) -> tuple[Tensor, None]:
             v = policy.step_inputs(context, x, t)[0]
-            v_base = base.step_inputs(before, x, t)[0]
+            v_base = base.step_inputs(base_context, x, t)[0]
             return torch.lerp(v_base, v, self.weight), None
 
+        # From here on as FlowPolicy.sample, with the mixed velocity.
         shape = (len(obs), *policy.flow_shape)
         noise = initial_noise(policy.steer, policy.features(context), shape, generator, mode)
         end = integrate(mixed, policy.config.num_denoise_steps, pad(noise, policy.flow_shape))

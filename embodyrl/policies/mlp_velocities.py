@@ -1,10 +1,18 @@
-"""Velocities of flow policies that see states: plain, gated (Flow-G) and decoded (Flow-T), from SAC Flow.
+"""Velocity networks of flow policies that see states (SAC Flow, arXiv:2509.25756).
 
-K denoising steps are K layers of a recurrent net, and a gradient through all of them vanishes or
-explodes as in any recurrent net; the gate and the decoder are the remedies that recurrent nets have
-(SAC Flow, arXiv:2509.25756). Every module maps features (N, F), noisy chunks (N, K, H, A) and times
-(N, K) to the velocity, noise - action, and to the unbounded output that ``flow.squash_log_std``
-takes, both (N, K, H, A).
+K denoising steps are like K steps of a recurrent net: a gradient through all of them can vanish or
+explode. SAC Flow therefore takes two remedies from recurrent nets, a gate and a decoder:
+
+    plain      an MLP
+    gated      Flow-G: a gate, as in a GRU
+    decoded    Flow-T: a transformer decoder
+    gaussian   not a flow: the policy of plain SAC, as a single step
+
+Every module has the same inputs and outputs, for N states with K noisy chunks each:
+
+    in     features (N, F), x (N, K, H, A), t (N, K)
+    out    velocity, noise - action, (N, K, H, A)
+           raw log-std, unbounded, for ``flow.squash_log_std``, (N, K, H, A)
 """
 
 from __future__ import annotations
@@ -18,21 +26,25 @@ from embodyrl.policies.action_expert import ActionExpert, sinusoid
 
 TIME_FEATURES = 8
 GATE_BIAS = 5.0
+"""The gate starts open: sigmoid(5) = .9933."""
 
 
 def mlp(inputs: int, width: int, layers: int, outputs: int | None = None) -> nn.Sequential:
-    """``layers`` hidden layers with ReLU, and a linear one where ``outputs`` is given."""
+    """An MLP: ``layers`` hidden layers with ReLU, and a linear layer if ``outputs`` is given."""
     sizes = [inputs] + [width] * layers
     parts: list[nn.Module] = []
-    for a, b in pairwise(sizes):
-        parts += [nn.Linear(a, b), nn.ReLU()]
-    return nn.Sequential(*parts, *([nn.Linear(width, outputs)] if outputs else []))
+    for size_in, size_out in pairwise(sizes):
+        parts += [nn.Linear(size_in, size_out), nn.ReLU()]
+    if outputs:
+        parts.append(nn.Linear(width, outputs))
+    return nn.Sequential(*parts)
 
 
 class PlainVelocity(nn.Module):
-    """v = net(features, x, t), zero at the start."""
+    """v = net(features, x, t); zero at the start."""
 
     heads = 2
+    """Outputs of shape (H, A): the velocity and the raw log-std."""
 
     def __init__(
         self, features: int, horizon: int, action_dim: int, width: int, layers: int
@@ -46,26 +58,29 @@ class PlainVelocity(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def outputs(self, features: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
-        """The raw outputs of the heads, each (N, K, H, A)."""
+        """The outputs of all heads, each (N, K, H, A)."""
         n, k = t.shape
+        # One input row for each of the N * K noisy chunks: features, flat chunk, time features.
         inputs = torch.cat(
             [features[:, None].expand(n, k, -1), x.flatten(2), sinusoid(t, TIME_FEATURES)], dim=-1
         )
         return self.head(self.trunk(inputs)).unflatten(-1, (self.heads, *self.shape)).unbind(2)
 
     def forward(self, features: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """See the module."""
-        velocity, raw = self.outputs(features, x, t)
-        return velocity, raw
+        """Velocity and raw log-std; see the module's docstring."""
+        velocity, raw_log_std = self.outputs(features, x, t)
+        return velocity, raw_log_std
 
 
 class GatedVelocity(PlainVelocity):
-    """Flow-G: v = g (x - h), so that a step moves x towards the candidate h by the share g / K: a GRU's update.
+    """Flow-G: v = g (x - h), with a gate g in (0, 1) and a candidate h.
 
-    The gate g = sigmoid(.) starts at sigmoid(5) = .9933 for every input.
+    A denoising step x - v / K then moves x towards h by the fraction g / K, like the update of a
+    GRU. The gate starts at sigmoid(5) = .9933 for every input.
     """
 
     heads = 3
+    """Outputs of shape (H, A): gate, candidate and raw log-std."""
 
     def __init__(
         self, features: int, horizon: int, action_dim: int, width: int, layers: int
@@ -80,13 +95,16 @@ class GatedVelocity(PlainVelocity):
         return gate.sigmoid(), candidate
 
     def forward(self, features: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """See the module."""
-        gate, candidate, raw = self.outputs(features, x, t)
-        return gate.sigmoid() * (x - candidate), raw
+        """Velocity and raw log-std; see the module's docstring."""
+        gate, candidate, raw_log_std = self.outputs(features, x, t)
+        return gate.sigmoid() * (x - candidate), raw_log_std
 
 
 class DecodedVelocity(nn.Module):
-    """Flow-T: a transformer decoder over the action tokens, with the state as its memory (no mixing between rows)."""
+    """Flow-T: a transformer decoder over the action tokens, with the state as its memory.
+
+    The N states do not see each other.
+    """
 
     def __init__(
         self, features: int, horizon: int, action_dim: int, width: int, layers: int, heads: int = 4
@@ -96,14 +114,18 @@ class DecodedVelocity(nn.Module):
         self.decoder = ActionExpert(width, layers, heads, horizon, action_dim, patch=1, noise=True)
 
     def forward(self, features: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """See the module."""
+        """Velocity and raw log-std; see the module's docstring."""
+        # The state is one context token, which is never padding, and also the pooled summary.
         memory = self.memory(features)
         context = self.decoder.prefix(memory[:, None], torch.ones_like(memory[:, :1]), memory)
         return self.decoder.with_noise(context, x, t)
 
 
 class GaussianVelocity(nn.Module):
-    """The policy of plain SAC as a flow of one step: v = x - mean(features) leads from any noise to the mean."""
+    """The policy of plain SAC as a flow of one step.
+
+    v = x - mean(features), so the step x - v gives the mean for any initial noise x.
+    """
 
     def __init__(
         self, features: int, horizon: int, action_dim: int, width: int, layers: int
@@ -113,9 +135,9 @@ class GaussianVelocity(nn.Module):
         self.net = mlp(features, width, layers, 2 * horizon * action_dim)
 
     def forward(self, features: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """See the module."""
-        mean, raw = self.net(features).unflatten(-1, (1, 2, *self.shape)).unbind(2)
-        return x - mean, raw.expand_as(x)
+        """Velocity and raw log-std; see the module's docstring."""
+        mean, raw_log_std = self.net(features).unflatten(-1, (1, 2, *self.shape)).unbind(2)
+        return x - mean, raw_log_std.expand_as(x)
 
 
 VELOCITIES = {

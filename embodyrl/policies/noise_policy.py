@@ -1,4 +1,7 @@
-"""A small policy over the noise that a flow policy starts from: what DSRL trains while the flow stays frozen."""
+"""A small policy that chooses the initial noise of a flow policy (DSRL, arXiv:2506.15799).
+
+DSRL trains it while the flow policy itself stays frozen.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,21 @@ from embodyrl.policies.mlp_velocities import mlp
 
 STD_MIN = 0.05
 STD_MAX = 1.0
-"""Of the noise before squashing, in units of ``bound``."""
+"""Range of the std of z, the noise before squashing."""
 
 
 class NoisePolicy(nn.Module):
-    """Features to a distribution of initial noise w = bound tanh(z), z Gaussian; centred on 0 at the start.
+    """The initial noise w = bound * tanh(z), with z Gaussian given the features.
 
-    The bound keeps w where N(0, I) has mass, which is where the flow was trained (DSRL,
-    arXiv:2506.15799).
+    It is centred on 0 at the start. The bound keeps w in the region where N(0, I) has most of its
+    mass, because the flow was trained with such noise.
+
+    Args:
+        features: F, width of the features.
+        horizon: H.
+        action_dim: A.
+        width: of the two hidden layers.
+        bound: largest magnitude of w.
     """
 
     def __init__(
@@ -36,24 +46,27 @@ class NoisePolicy(nn.Module):
         nn.init.zeros_(last.bias)
 
     def _gaussian(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        mean, raw = self.net(features).unflatten(-1, (2, *self.shape)).unbind(1)
-        return mean, squash_log_std(raw, STD_MIN, STD_MAX).exp()
+        """Mean and std of z, each (N, H, A)."""
+        mean, raw_log_std = self.net(features).unflatten(-1, (2, *self.shape)).unbind(1)
+        return mean, squash_log_std(raw_log_std, STD_MIN, STD_MAX).exp()
 
     def sample(
         self, features: Float[Tensor, "n f"], generator: Generators
     ) -> tuple[Float[Tensor, "n h a"], Float[Tensor, " n"]]:
-        """Reparameterised noise and its log-density."""
+        """Reparameterised noise w (N, H, A) and its log-density (N,)."""
         mean, std = self._gaussian(features)
         z = mean + std * randn(mean.shape, generator, mean.device)
-        log_det = math.log(self.bound) + 2.0 * (
+        noise = self.bound * torch.tanh(z)
+        # Change of variables: log p(w) = log p(z) - log |dw/dz|, where dw/dz is
+        # bound (1 - tanh^2 z) and log(1 - tanh^2 z) = 2 (log 2 - z - softplus(-2z)).
+        log_derivative = math.log(self.bound) + 2.0 * (
             math.log(2.0) - z - nn.functional.softplus(-2.0 * z)
         )
-        return self.bound * torch.tanh(z), gaussian_log_prob(z, mean, std) - log_det.sum(
-            dim=(-2, -1)
-        )
+        logprob = gaussian_log_prob(z, mean, std) - log_derivative.sum(dim=(-2, -1))
+        return noise, logprob
 
     def mean(self, features: Float[Tensor, "n f"]) -> Float[Tensor, "n h a"]:
-        """The noise at the centre, for evaluation."""
+        """The noise bound * tanh(mean of z), without randomness, for evaluation."""
         return self.bound * torch.tanh(self._gaussian(features)[0])
 
 
@@ -64,7 +77,17 @@ def initial_noise(
     generator: Generators,
     mode: str,
 ) -> Tensor:
-    """Where the path from noise to action starts (N, H, A): N(0, I), or what ``steer`` chooses."""
+    """The initial noise of the path: from N(0, I), or chosen by the noise policy.
+
+    Args:
+        steer: the noise policy, or None.
+        features: (N, F), input of the noise policy.
+        shape: of N(0, I).
+        generator: of the noise.
+        mode: ``"eval"`` takes the noise policy's mean, ``"train"`` samples from it.
+    """
     if steer is None:
         return randn(shape, generator, features.device)
-    return steer.mean(features) if mode == "eval" else steer.sample(features, generator)[0]
+    if mode == "eval":
+        return steer.mean(features)
+    return steer.sample(features, generator)[0]

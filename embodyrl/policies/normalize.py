@@ -1,4 +1,4 @@
-"""Feature normalisation, part of the policy and so of every checkpoint."""
+"""Normalisation of inputs and actions. It is part of the policy, and so of every checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 
 class Normalizer(nn.Module):
-    """Standardises features with statistics that were set once from data; the identity until then."""
+    """Subtracts the mean and divides by the standard deviation of the data.
+
+    Until ``fit`` sets these statistics it changes nothing (but clips).
+
+    Args:
+        dim: number of features.
+        min_std: smallest standard deviation, for features that hardly vary in the data.
+        clip: normalised features are clipped to [-clip, clip].
+    """
 
     mean: Tensor
     std: Tensor
@@ -24,17 +32,17 @@ class Normalizer(nn.Module):
 
     @torch.no_grad()
     def fit(self, data: Tensor) -> None:
-        """Takes mean and standard deviation of (B, dim) data; dims that hardly vary get ``min_std``."""
+        """Sets the statistics to those of ``data`` (B, dim)."""
         self.mean.copy_(data.mean(0))
         self.std.copy_(data.std(0, correction=0).clamp_min(self.min_std))
 
     @property
     def fitted(self) -> bool:
-        """Whether statistics were set."""
+        """Whether ``fit`` has set the statistics."""
         return bool((self.mean != 0).any() or (self.std != 1).any())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Standardised and clipped, so that a value never seen in the data cannot blow up the net."""
+        """Normalises and clips, so that values far from the data cannot disturb the network."""
         return ((x - self.mean) / self.std).clamp(-self.clip, self.clip)
 
     def inverse(self, x: Tensor) -> Tensor:
@@ -42,18 +50,21 @@ class Normalizer(nn.Module):
         return x * self.std + self.mean
 
     def log_det(self, x: Tensor) -> Tensor:
-        """(N,) log |d inverse / dx| of x (N, H, dim): what turns a density of x into one in the data's units."""
+        """(N,) log |d inverse(x) / dx| of x (N, H, dim).
+
+        Subtracting it from the log-density of x gives the log-density in the data's units.
+        """
         return self.std.log().sum().mul(x.shape[-2]).expand(x.shape[:-2])
 
 
 class TanhSquash(nn.Module):
-    """Actions in (-1, 1) as the tanh of unbounded ones, in the place of a ``Normalizer``."""
+    """Maps unbounded numbers to actions in (-1, 1) by tanh; used in place of a ``Normalizer``."""
 
     def fit(self, data: Tensor) -> None:
-        """Nothing to do: the units are fixed."""
+        """Does nothing: the units are fixed."""
 
     def forward(self, actions: Tensor) -> Tensor:
-        """Atanh, of actions kept 1e-4 away from the ends, where it is infinite."""
+        """Atanh of the actions, which are kept 1e-4 away from -1 and 1, where it is infinite."""
         return torch.atanh(actions.clamp(-1 + 1e-4, 1 - 1e-4))
 
     def inverse(self, x: Tensor) -> Tensor:
@@ -63,7 +74,7 @@ class TanhSquash(nn.Module):
     def log_det(self, x: Tensor) -> Tensor:
         """(N,) log |d tanh(x) / dx| of x (N, H, A).
 
-        log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)) is finite for every x; the left side is
-        not beyond |x| = 9.
+        Computed as 2 (log 2 - x - softplus(-2x)), which is finite for every x. The equal
+        log(1 - tanh(x)^2) is minus infinity in float32 beyond |x| = 9.
         """
         return (2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))).sum(dim=(-2, -1))

@@ -1,9 +1,9 @@
-"""Tensors out of a PyTorch checkpoint file without running any of it.
+"""Reads the tensors of a PyTorch checkpoint file without running any code from it.
 
-A ``.pth`` file is a pickle, and a pickle is a program: ``torch.load`` would run it. Here its
-opcodes are only read. Those that a ``state_dict`` needs build plain data, with four names that
-stand for nothing but themselves; any other opcode or name is refused. The file must also have the
-SHA-256 that the caller knows.
+A ``.pth`` file is a pickle, and a pickle is a program that an unpickler runs. This module does not
+run it. It reads the opcodes one by one and interprets the few that a ``state_dict`` needs. They
+build plain data. The four global names that occur there are not imported but kept as text. Every
+other opcode or name is refused. The file must also have the SHA-256 that the caller expects.
 """
 
 from __future__ import annotations
@@ -23,33 +23,41 @@ from torch import Tensor
 
 from embodyrl.errors import UserError
 
-MAGIC = 0x1950A86A20F9469CFC6C  # of files that torch.save wrote before its version 1.6
+MAGIC = 0x1950A86A20F9469CFC6C  # of the format that torch.save wrote before PyTorch 1.6
 PROTOCOL = 1001
 DTYPES = {"torch FloatStorage": np.dtype("<f4"), "torch LongStorage": np.dtype("<i8")}
 ORDERED_DICT = "collections OrderedDict"
 REBUILD = "torch._utils _rebuild_tensor_v2"
 PUSHES = ("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE")
-SINGLE = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+"""Opcodes that push their argument onto the stack."""
+CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+"""Opcodes that push a constant."""
 
 
 class RefusedFileError(UserError):
-    """The file is not the one that is expected, or holds more than tensors."""
+    """The file is not the expected one, or holds more than tensors."""
 
 
 @dataclass(frozen=True)
 class _Name:
+    """A global name of the pickle, "module attribute"; it is not imported."""
+
     text: str
 
 
 @dataclass(frozen=True)
 class _Storage:
+    """A block of numbers that follows the pickles in the file."""
+
     key: str
     dtype: np.dtype[Any]
     size: int
 
 
 @dataclass(frozen=True)
-class _Slice:
+class _TensorView:
+    """A tensor as a view of a storage: offset, shape and strides in numbers, not bytes."""
+
     storage: _Storage
     offset: int
     shape: tuple[int, ...]
@@ -61,13 +69,13 @@ def read_state_dict(path: str | Path, sha256: str) -> dict[str, Tensor]:
 
     Args:
         path: of the file.
-        sha256: what it must hash to, in hex.
+        sha256: the expected hash of the file, in hex.
 
     Returns:
-        Name -> tensor (float32 or int64), each with memory of its own.
+        Name -> tensor (float32 or int64), each with its own memory.
 
     Raises:
-        RefusedFileError: another hash, or anything in it but such tensors.
+        RefusedFileError: the hash differs, or the file holds anything but such tensors.
     """
     path = Path(path)
     data = path.read_bytes()
@@ -85,13 +93,17 @@ def read_state_dict(path: str | Path, sha256: str) -> dict[str, Tensor]:
 
 
 def _read(file: io.BytesIO) -> dict[str, Tensor]:
+    """The tensors of a file in PyTorch's old format: five pickles, then the storages."""
+    # Pickles 1 to 3: magic number, protocol version, properties of the machine that wrote it.
     if (_interpret(file), _interpret(file)) != (MAGIC, PROTOCOL):
         raise RefusedFileError("it is not in PyTorch's old file format.")
     if _interpret(file).get("little_endian") is not True:
         raise RefusedFileError("its numbers are big-endian.")
+    # Pickle 4: name -> view of a storage. Pickle 5: the storages' keys, in the order of the file.
     state = _interpret(file)
     keys = _interpret(file)
-    storages = {s.storage.key: s.storage for s in state.values() if isinstance(s, _Slice)}
+    storages = {v.storage.key: v.storage for v in state.values() if isinstance(v, _TensorView)}
+    # The storages: each is its size (int64), then its numbers.
     memory = {}
     for key in keys:
         size = int(np.frombuffer(file.read(8), "<i8")[0])
@@ -106,7 +118,9 @@ def _read(file: io.BytesIO) -> dict[str, Tensor]:
     return {name: _tensor(entry, memory[entry.storage.key]) for name, entry in state.items()}
 
 
-def _tensor(entry: _Slice, memory: np.ndarray) -> Tensor:
+def _tensor(entry: _TensorView, memory: np.ndarray) -> Tensor:
+    """The tensor of a view, after a check that it lies inside its storage."""
+    # The distance from the view's first to its last number.
     extent = sum((n - 1) * step for n, step in zip(entry.shape, entry.stride, strict=True))
     beyond = entry.offset + extent >= len(memory) or math.prod(entry.shape) > len(memory)
     if beyond or min((entry.offset, *entry.shape, *entry.stride)) < 0:
@@ -116,7 +130,11 @@ def _tensor(entry: _Slice, memory: np.ndarray) -> Tensor:
 
 
 def _interpret(file: io.BytesIO) -> Any:
-    """The plain value of the next pickle in ``file``, which is left behind its end."""
+    """The value of the next pickle in ``file``, as plain data; moves ``file`` behind it.
+
+    A pickle is a program for a stack machine with a list of marks and a memo. ``pickletools`` gives
+    its opcodes, which are executed here.
+    """
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
@@ -130,19 +148,22 @@ def _interpret(file: io.BytesIO) -> Any:
     opcodes: Iterator[tuple[pickletools.OpcodeInfo, Any, int | None]] = pickletools.genops(file)
     for opcode, argument, _ in opcodes:
         name = opcode.name
+        # Constants, and the end of the program.
         if name in PUSHES:
             stack.append(argument)
-        elif name in SINGLE:
-            stack.append(SINGLE[name])
+        elif name in CONSTANTS:
+            stack.append(CONSTANTS[name])
         elif name == "PROTO":
             continue
         elif name == "STOP":
             (value,) = stack
             return value
+        # The memo holds values that occur more than once.
         elif name in ("BINPUT", "LONG_BINPUT"):
             memo[argument] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
             stack.append(memo[argument])
+        # Tuples, lists and dicts, of the values behind the last mark.
         elif name == "MARK":
             marks.append(len(stack))
         elif name == "TUPLE":
@@ -159,6 +180,7 @@ def _interpret(file: io.BytesIO) -> Any:
         elif name in ("SETITEM", "SETITEMS"):
             items = pop_to_mark() if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
             stack[-1].update(zip(items[::2], items[1::2], strict=True))
+        # Names, storages and the two permitted calls.
         elif name == "GLOBAL":
             if argument not in (ORDERED_DICT, REBUILD, *DTYPES):
                 raise RefusedFileError(
@@ -175,9 +197,9 @@ def _interpret(file: io.BytesIO) -> Any:
             function = stack.pop()
             stack.append(_call(function, arguments))
         elif name == "BUILD":
-            if not isinstance(stack.pop(), dict) or not isinstance(
-                stack[-1], dict
-            ):  # the versions of its modules
+            # A state_dict has an attribute with the versions of its modules, which is dropped.
+            attributes = stack.pop()
+            if not isinstance(attributes, dict) or not isinstance(stack[-1], dict):
                 raise RefusedFileError("it sets the attributes of an object.")
         else:
             raise RefusedFileError(
@@ -187,10 +209,13 @@ def _interpret(file: io.BytesIO) -> Any:
 
 
 def _call(function: Any, arguments: tuple[Any, ...]) -> Any:
+    """The result of the two calls that a state_dict needs: an empty dict, or a tensor's view."""
     if function == _Name(ORDERED_DICT) and arguments == ():
         return {}
     if function == _Name(REBUILD):
         storage, offset, shape, stride, *_ = arguments
         if isinstance(storage, _Storage):
-            return _Slice(storage, int(offset), tuple(map(int, shape)), tuple(map(int, stride)))
+            sizes = tuple(map(int, shape))
+            strides = tuple(map(int, stride))
+            return _TensorView(storage, int(offset), sizes, strides)
     raise RefusedFileError("it calls something other than the making of a tensor.")

@@ -1,4 +1,8 @@
-"""The path from noise to action as one differentiable function: what SAC's reparameterised gradient goes through."""
+"""The path from noise to action as a differentiable function, and without noise.
+
+``sample_path`` is what the reparameterised gradient of SAC goes through; ``integrate`` is the
+noise-free path of evaluation.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +16,20 @@ from torch import Tensor
 from embodyrl.functional.flow import LOG_2PI, DenoisingTransition, Generators, randn, timesteps
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
-"""Noisy chunks (N, K, H, A) and the times (N, K, H) of their actions to the velocity."""
+"""Noisy chunks (N, K, H, A) and a time for each of their actions (N, K, H) -> velocity."""
 
 StepInputs = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
-"""Noisy chunks (N, K, H, A) and times (N, K) to velocity and log-std (None for kinds that do not learn it)."""
+"""Noisy chunks (N, K, H, A) and their times (N, K) -> velocity and log-std, if it is learned."""
 
 
 @dataclass
-class Path:
-    """A sampled path.
+class SampledPath:
+    """A path from noise to action.
 
     Attributes:
-        x: (N, K+1, H, A), x[:, 0] the noise.
-        logprob: (N, K) log-density of each step; with gradients into the std, and none through the
-            noise.
+        x: (N, K+1, H, A), x[:, 0] the noise and x[:, K] the end.
+        logprob: (N, K) log-density of each step. It has gradients into the std, and none through
+            the noise.
     """
 
     x: Float[Tensor, "n k1 h a"]
@@ -33,35 +37,45 @@ class Path:
 
     @property
     def end(self) -> Float[Tensor, "n h a"]:
-        """x_K."""
+        """x_K, the end of the path."""
         return self.x[:, -1]
 
 
 def sample_path(
-    step_inputs: StepInputs, transition: DenoisingTransition, start: Tensor, generator: Generators
-) -> Path:
-    """K steps x_{k+1} = mean_k + std_k e_k from ``start`` (N, H, A), with gradients through all of them.
+    step_inputs: StepInputs,
+    transition: DenoisingTransition,
+    start: Float[Tensor, "n h a"],
+    generator: Generators,
+) -> SampledPath:
+    """K steps x_{k+1} = mean_k + std_k e_k, with gradients through all of them.
 
-    Each row has its own noise. log N(x_{k+1}; mean_k, std_k^2) is log N(e_k; 0, I) - log(std_k),
-    whose second term is what an entropy bonus acts on. All steps must have a std above 0.
+    The log-density of a step, log N(x_{k+1}; mean_k, std_k^2), equals
+    log N(e_k; 0, I) - log(std_k). An entropy bonus acts on the second term.
+
+    Args:
+        step_inputs: the policy's velocity and log-std.
+        transition: all its steps must have a std above 0.
+        start: (N, H, A) the initial noise.
+        generator: of the noise e_k; one, or one per row.
     """
     x = start
     path = [start]
     logprobs = []
     for k, t in enumerate(timesteps(transition.num_steps, start.device)):
         velocity, log_std = step_inputs(x[:, None], t.expand(len(x), 1))
-        mean, std = transition.mean_std(
-            x, velocity[:, 0], k, None if log_std is None else log_std[:, 0]
-        )
+        log_std = None if log_std is None else log_std[:, 0]
+        mean, std = transition.mean_std(x, velocity[:, 0], k, log_std)
         noise = randn(x.shape, generator, x.device)
         x = mean + std * noise
         logprobs.append(-(0.5 * noise**2 + std.log() + 0.5 * LOG_2PI).sum(dim=(-2, -1)))
         path.append(x)
-    return Path(torch.stack(path, dim=1), torch.stack(logprobs, dim=1))
+    return SampledPath(torch.stack(path, dim=1), torch.stack(logprobs, dim=1))
 
 
-def integrate(step_inputs: StepInputs, num_steps: int, start: Tensor) -> Tensor:
-    """The noise-free end (N, H, A) of the path from ``start``: K Euler steps of the ODE."""
+def integrate(
+    step_inputs: StepInputs, num_steps: int, start: Float[Tensor, "n h a"]
+) -> Float[Tensor, "n h a"]:
+    """The noise-free end of the path from ``start``: K Euler steps x - v / K of the ODE."""
     x = start
     for t in timesteps(num_steps, start.device):
         x = x - step_inputs(x[:, None], t.expand(len(x), 1))[0][:, 0] / num_steps
@@ -69,13 +83,13 @@ def integrate(step_inputs: StepInputs, num_steps: int, start: Tensor) -> Tensor:
 
 
 def given_prefix(x: Tensor, t: Tensor, clean: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-    """Noisy chunks whose first actions are given: those are clean, and their time is that of data.
+    """Replaces the first actions of noisy chunks by clean ones, and their times by 0.
 
     Args:
         x: (N, H, A) noisy chunks.
         t: (N,) their times.
-        clean: (N, H, A), of which the first actions are read.
-        given: (N,) how many.
+        clean: (N, H, A) clean chunks.
+        given: (N,) how many actions of each row are replaced.
 
     Returns:
         (N, H, A) chunks, and (N, H) times.
@@ -87,9 +101,18 @@ def given_prefix(x: Tensor, t: Tensor, clean: Tensor, given: Tensor) -> tuple[Te
 def integrate_after(
     velocity: Velocity, num_steps: int, start: Tensor, clean: Tensor, given: int
 ) -> Tensor:
-    """``integrate`` with the first ``given`` actions held at those of ``clean`` (arXiv:2512.05964)."""
+    """``integrate`` for a chunk whose first ``given`` actions are fixed (arXiv:2512.05964).
+
+    Args:
+        velocity: takes a time for each action.
+        num_steps: K.
+        start: (N, H, A) the initial noise.
+        clean: (N, H, A), whose first ``given`` actions are the fixed ones.
+        given: number of fixed actions.
+    """
     x = start
     count = torch.full((len(start),), given, device=start.device)
+    # The fixed actions are written into the chunk before every step, and once more at the end.
     for t in timesteps(num_steps, start.device):
         x, times = given_prefix(x, t.expand(len(x)), clean, count)
         x = x - velocity(x[:, None], times[:, None])[:, 0] / num_steps

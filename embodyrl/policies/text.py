@@ -1,4 +1,4 @@
-"""Instructions to token features, from word embeddings that come in a package (nothing is downloaded)."""
+"""Encodes instructions, on word embeddings that come with a package (nothing is downloaded)."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embodyrl.word_embeddings import load_words
+from embodyrl.word_embeddings import load_word_embeddings
 
 
 class TextEncoder(nn.Module):
-    """A small transformer over frozen 256-d word embeddings (wordllama, 32,000 word pieces, MIT licence).
+    """A small transformer over frozen word embeddings.
 
-    Every different sentence of a batch is encoded once, however many envs share it.
+    The embeddings are 256-d, for 32,000 word pieces (wordllama, MIT licence). A sentence that
+    several envs share is encoded once per batch.
+
+    Args:
+        width: of the token features.
+        layers: of the transformer; 0 for none.
+        heads: attention heads.
+        max_tokens: longer sentences are cut.
     """
 
     def __init__(self, width: int, layers: int, heads: int, max_tokens: int = 32) -> None:
         super().__init__()
-        table, self._tokenizer = load_words()
+        table, self._tokenizer = load_word_embeddings()
         self.max_tokens = max_tokens
-        # Not part of the checkpoint: 16 MB that the package holds already.
+        # The table is not saved in checkpoints: it is 16 MB that the package already holds.
         self.register_buffer("table", table, persistent=False)
         self.project = nn.Linear(table.shape[1], width)
         self.position = nn.Parameter(torch.randn(max_tokens, width) * 0.02)
@@ -32,12 +39,10 @@ class TextEncoder(nn.Module):
             batch_first=True,
             norm_first=True,
         )
-        self.blocks = (
-            nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-            if layers
-            else nn.Identity()
-        )
-        self._ids: dict[str, list[int]] = {}
+        self.blocks: nn.Module = nn.Identity()
+        if layers:
+            self.blocks = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self._ids: dict[str, list[int]] = {}  # token ids of the sentences seen so far
 
     def forward(
         self, sentences: list[str]
@@ -45,9 +50,10 @@ class TextEncoder(nn.Module):
         """Encodes N sentences.
 
         Returns:
-            Token features (N, L, d), a mask (N, L) that is 1 for real tokens, and their mean (N,
-            d).
+            Token features (N, L, d), a mask (N, L) that is 1 for real tokens and 0 for padding, and
+            the mean (N, d) of the real tokens.
         """
+        # The different sentences as token ids, padded to the length of the longest.
         unique = {s: i for i, s in enumerate(dict.fromkeys(sentences))}
         rows = [self._tokenize(s) for s in unique]
         length = max(len(r) for r in rows)
@@ -56,17 +62,19 @@ class TextEncoder(nn.Module):
         mask = torch.tensor(
             [[1.0] * len(r) + [0.0] * (length - len(r)) for r in rows], device=device
         )
+        # Embed them, and let the tokens of a sentence see each other.
         table: Tensor = self.get_buffer("table")
         x = self.project(table[ids].to(self.position.dtype)) + self.position[:length]
         if isinstance(self.blocks, nn.TransformerEncoder):
             x = self.blocks(x, src_key_padding_mask=mask == 0)
         pooled = (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        # Repeat the rows for the N sentences that were asked for.
         index = torch.tensor([unique[s] for s in sentences], device=device)
         return x[index], mask[index], pooled[index]
 
     def _tokenize(self, sentence: str) -> list[int]:
+        """Token ids of a sentence; an empty sentence has the single token 0."""
         if sentence not in self._ids:
-            self._ids[sentence] = self._tokenizer.encode(sentence, add_special_tokens=False).ids[
-                : self.max_tokens
-            ] or [0]
+            ids = self._tokenizer.encode(sentence, add_special_tokens=False).ids
+            self._ids[sentence] = ids[: self.max_tokens] or [0]
         return self._ids[sentence]

@@ -1,4 +1,4 @@
-"""Camera images to token features: a small convolutional net, modulated by the instruction."""
+"""Encodes camera images: a small convolutional network, modulated by the instruction."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from torch import Tensor, nn
 
 
 class FilmCNN(nn.Module):
-    """Convolutions to 1/4 of the resolution, modulated by the instruction (FiLM, arXiv:1709.07871), then two heads.
+    """Convolutions to 1/4 of the resolution, FiLM by the instruction, then two heads.
 
-    Keypoints say where things are: each channel becomes the expected position of its softmax over
-    the map (arXiv: 1504.00702), which a few demonstrations suffice to learn. Tokens of 16x16 pixels
-    say what is there: a 64x64 image becomes 4x4 of them, a 224x224 one 14x14.
+    FiLM (arXiv:1709.07871) scales and shifts each channel by numbers computed from the instruction.
+
+    The keypoint head says where things are: each channel becomes the expected position of its
+    softmax over the image (arXiv:1504.00702). A few demonstrations are enough to learn it.
+    The token head says what is there, with one token per 16x16 pixels: a 64x64 image has 4x4
+    tokens, a 224x224 image 14x14.
+
+    Args:
+        width: channels, and number of keypoints.
+        out_dim: width of a token.
+        text_dim: width of the instruction's summary.
     """
 
     def __init__(self, width: int, out_dim: int, text_dim: int) -> None:
@@ -26,13 +34,14 @@ class FilmCNN(nn.Module):
         for conv in (self.stem, self.conv):
             nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
             nn.init.zeros_(conv.bias)  # pyright: ignore[reportArgumentType] - it has a bias
+        # At the start the instruction changes nothing: scale 1 and shift 0.
         nn.init.zeros_(self.film.weight)
         nn.init.zeros_(self.film.bias)
         self.num_keypoints = width
 
     @staticmethod
     def num_tokens(size: tuple[int, int]) -> int:
-        """Of an image of (height, width)."""
+        """Number of tokens of an image of size (height, width)."""
         return (size[0] // 16) * (size[1] // 16)
 
     def forward(
@@ -40,9 +49,13 @@ class FilmCNN(nn.Module):
     ) -> tuple[Float[Tensor, "b tokens d"], Float[Tensor, "b k2"]]:
         """Encodes B images.
 
+        Args:
+            images: (B, h, w, 3).
+            text: (B, text_dim) summaries of the instructions.
+
         Returns:
-            Tokens (B, h/16 * w/16, d) and keypoints (B, 2 * num_keypoints) in [-1, 1], all rows
-            first.
+            Tokens (B, h/16 * w/16, d), and keypoints (B, 2 * num_keypoints) in [-1, 1]: first the
+            row of each keypoint, then the column of each.
         """
         x = images.permute(0, 3, 1, 2).to(self.stem.weight.dtype) / 127.5 - 1.0
         x = F.relu(self.stem(x))
@@ -52,9 +65,12 @@ class FilmCNN(nn.Module):
 
 
 def spatial_softmax(x: Float[Tensor, "b k h w"]) -> Float[Tensor, "b k2"]:
-    """The expected position of each channel's softmax over the map, in [-1, 1]: all rows, then all columns."""
-    # Images come with channels last and stay so: positions are then a dimension of a view, and
-    # nothing is copied.
+    """The expected position of each channel's softmax over the image.
+
+    Returns:
+        (B, 2 * k), in [-1, 1]: the row of each channel, then the column of each.
+    """
+    # Memory is in channels-last order, so as_sequence is a view and nothing is copied.
     weight = as_sequence(x).softmax(dim=1)
     rows, columns = (torch.linspace(-1, 1, n, device=x.device, dtype=x.dtype) for n in x.shape[2:])
     grid = torch.stack([rows[:, None].expand(x.shape[2:]), columns.expand(x.shape[2:])]).flatten(1)
@@ -62,21 +78,24 @@ def spatial_softmax(x: Float[Tensor, "b k h w"]) -> Float[Tensor, "b k2"]:
 
 
 def as_sequence(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b hw c"]:
-    """A map as a sequence of its positions."""
+    """A feature map as a sequence of its h * w positions."""
     return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
 def random_shift(
     images: UInt8[Tensor, "b h w 3"], pixels: int, generator: torch.Generator
 ) -> UInt8[Tensor, "b h w 3"]:
-    """Shifts every image by up to ``pixels`` in both directions, repeating the border (DrQ, arXiv:2004.13649)."""
+    """Random-shift augmentation (DrQ, arXiv:2004.13649).
+
+    Every image is shifted by up to ``pixels`` in both directions; border pixels are repeated.
+    """
     if pixels == 0:
         return images
     batch, height, width, _ = images.shape
-    offsets = torch.randint(-pixels, pixels + 1, (2, batch, 1), generator=generator).to(
-        images.device
-    )
-    rows = (torch.arange(height, device=images.device) + offsets[0]).clamp(0, height - 1)
-    columns = (torch.arange(width, device=images.device) + offsets[1]).clamp(0, width - 1)
-    index = torch.arange(batch, device=images.device)[:, None, None]
+    device = images.device
+    offsets = torch.randint(-pixels, pixels + 1, (2, batch, 1), generator=generator).to(device)
+    # The source row and column of each pixel; clamping repeats the border.
+    rows = (torch.arange(height, device=device) + offsets[0]).clamp(0, height - 1)
+    columns = (torch.arange(width, device=device) + offsets[1]).clamp(0, width - 1)
+    index = torch.arange(batch, device=device)[:, None, None]
     return images[index, rows[:, :, None], columns[:, None, :]]

@@ -50,11 +50,11 @@ def build_safety(file: str, section: dict[str, Any]) -> SafetyConfig:
     Raises:
         UserError: an unknown key, a bad value, or no workspace.
     """
-    from embodyrl.config import build
+    from embodyrl.config import build_section
 
     if not {"box_low", "box_high"} <= set(section):
         raise UserError(
             f"{file} must give the workspace, safety.box_low and safety.box_high: x, y, z in m."
         )
-    built = build("safety", SafetyConfig, section)
+    built = build_section("safety", SafetyConfig, section)
     return replace(built, box_low=tuple(built.box_low), box_high=tuple(built.box_high))

@@ -1,14 +1,14 @@
-"""Checkpoints: written whole or not at all, verified on every load, and refused in words where they do not fit.
+"""Checkpoints: complete or not there at all, and verified on every load.
 
-A checkpoint is a folder, ``step_000123``, of
+A checkpoint is a folder, ``step_000123``, with these files:
 
     NAME.safetensors    the tensors of each named state (policy, algorithm, ...)
-    state.json          what holds them together: keys, lists and plain numbers, e.g. of an optimiser's state
-    meta.json           config, EnvSpec, position; for people too
-    MANIFEST.sha256     the hash of each file; ``sha256sum -c MANIFEST.sha256`` checks it as well
+    state.json          the structure of the states: keys, lists and plain numbers
+    meta.json           config, EnvSpec and position of the run; also for people to read
+    MANIFEST.sha256     the hash of each file; ``sha256sum -c MANIFEST.sha256`` checks them too
 
-It is written into a hidden folder beside its place, flushed to disk, and renamed. One process
-writes into a folder of checkpoints at a time. Nothing in a checkpoint is code.
+It is written into a hidden folder next to its place, flushed to disk, and then renamed. Only one
+process may write into a folder of checkpoints at a time. A checkpoint holds no code.
 """
 
 from __future__ import annotations
@@ -45,45 +45,47 @@ class DamagedCheckpointError(UserError):
 def save(
     path: str | Path, states: Mapping[str, Any], meta: Mapping[str, Any], *, keep_last: int = 0
 ) -> Path:
-    """Writes a checkpoint; whatever happens meanwhile, those already there stay whole.
+    """Writes a checkpoint. If that fails or is interrupted, existing checkpoints stay complete.
 
     Args:
-        path: the folder to make, ``.../step_000123`` for checkpoints that ``latest`` finds. One
-            that is there already is replaced.
+        path: the folder to make, ``.../step_000123`` for checkpoints that ``latest`` finds. An
+            existing one is replaced.
         states: name -> nested dicts (keys str or int), lists and tuples of tensors, numbers,
-            strings and None: what ``state_dict`` of modules and optimisers,
-                ``torch.Generator.get_state`` and numpy's
-            ``bit_generator.state`` give.
-        meta: JSON-able.
-        keep_last: deletes all but the newest that many ``step_...`` folders up to this one; 0 keeps
-            all.
+            strings and None. Such are the results of ``state_dict`` of modules and optimisers,
+            ``torch.Generator.get_state`` and numpy's ``bit_generator.state``.
+        meta: data that JSON can hold.
+        keep_last: keep only the newest ``keep_last`` of the ``step_...`` folders up to this one,
+            and delete older ones; 0 keeps all.
 
     Returns:
         The path.
 
     Raises:
         UserError: the disk is full or may not be written.
-        TypeError: a value that is none of the above, named.
+        TypeError: a state holds a value of another type; the message names it.
     """
     path = Path(path)
     scratch = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
     encoded = {name: flatten(state, name) for name, state in states.items()}
     try:
+        # Write all files into a hidden folder, the manifest last.
         scratch.mkdir(parents=True)
         for name, (_, tensors) in encoded.items():
             save_file(tensors, scratch / f"{name}.safetensors")
         _write_json(scratch / "state.json", {name: tree for name, (tree, _) in encoded.items()})
         _write_json(scratch / "meta.json", dict(meta))
         (scratch / MANIFEST).write_text(_manifest(scratch))
+        # Only after everything is on the disk, give the folder its name. A crash before that
+        # leaves no half-written checkpoint.
         for file in scratch.iterdir():
-            _flush(file)
-        _flush(scratch)
+            _flush_to_disk(file)
+        _flush_to_disk(scratch)
         if path.exists():
-            # A folder cannot be renamed over another: between these two lines ``latest`` takes the
-            # one put aside.
+            # A folder cannot be renamed over another, so the old one is put aside first. If the
+            # process ends between the two renames, ``latest`` finds the one put aside.
             path.rename(path.with_name(f".{path.name}.old-{secrets.token_hex(4)}"))
         scratch.rename(path)
-        _flush(path.parent)
+        _flush_to_disk(path.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(scratch, ignore_errors=True)
         raise UserError(
@@ -93,7 +95,7 @@ def save(
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-    _tidy(path, keep_last)
+    _delete_old(path, keep_last)
     return path
 
 
@@ -104,10 +106,10 @@ def load(
 
     Args:
         path: its folder.
-        device: where the tensors go. (A generator's ``set_state`` wants its own on the CPU.)
+        device: of the tensors. (The state of a generator must stay on the CPU.)
 
     Returns:
-        The states and the meta that were saved; tensors and numbers are bit-equal.
+        The states and the meta as they were saved; tensors and numbers are bit-equal.
 
     Raises:
         DamagedCheckpointError: a file is missing, truncated or altered.
@@ -126,7 +128,11 @@ def load(
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with the files of a checkpoint, in words; None when each is as it was written."""
+    """Compares the files of a checkpoint with its manifest.
+
+    Returns:
+        What is wrong, for an error message; None if every file is as it was written.
+    """
     try:
         written = (path / MANIFEST).read_bytes().decode()
         found = _manifest(path)
@@ -136,41 +142,41 @@ def damage(path: Path) -> str | None:
         return f"it cannot be read ({error})"
     if written == found:
         return None
-    names = {
-        line.partition("  ")[2] for line in set(written.splitlines()) ^ set(found.splitlines())
-    }
+    # Each line is "HASH  NAME". The names of the lines that differ are the damaged files.
+    differing = set(written.splitlines()) ^ set(found.splitlines())
+    names = {line.partition("  ")[2] for line in differing}
     altered = sorted(name for name in names if (path / name).is_file())
     missing = sorted(name for name in names if name and name not in altered)
-    said = [f"{name} is not as it was written" for name in altered] + [
-        f"{name} is missing" for name in missing
-    ]
-    return ", ".join(said) or f"{MANIFEST} is not as it was written"
+    problems = [f"{name} is not as it was written" for name in altered]
+    problems += [f"{name} is missing" for name in missing]
+    return ", ".join(problems) or f"{MANIFEST} is not as it was written"
 
 
 def latest(folder: str | Path, say: Callable[[str], None] | None = None) -> Path | None:
-    """The newest valid checkpoint of a folder; None only where there is none at all.
+    """The newest valid checkpoint of a folder; None only if the folder has no checkpoint.
 
     Args:
         folder: holds ``step_...`` folders.
-        say: is told, in a sentence, of every newer one that is damaged; None prints to stderr.
+        say: called with a sentence about every newer checkpoint that is damaged; None prints to
+            stderr.
 
     Raises:
         DamagedCheckpointError: there are checkpoints, and all are damaged.
     """
     say = say or (lambda text: print(text, file=sys.stderr))
-    wrong = {}
+    damaged = {}
     for path in reversed(_steps(Path(folder))):
         problem = damage(path)
         if problem is None:
-            for other, what in wrong.items():
+            for other, what in damaged.items():
                 say(
                     f"The checkpoint {other} is damaged ({what}), so the one before it that is "
                     f"whole is used: {path}."
                 )
             return path
-        wrong[path] = problem
-    if wrong:
-        listed = "; ".join(f"{path.name}: {what}" for path, what in wrong.items())
+        damaged[path] = problem
+    if damaged:
+        listed = "; ".join(f"{path.name}: {what}" for path, what in damaged.items())
         raise DamagedCheckpointError(
             f"No checkpoint in {folder} is whole ({listed}). Nothing was started afresh: bring "
             "back a copy of one, or delete the folder to begin anew."
@@ -179,7 +185,11 @@ def latest(folder: str | Path, say: Callable[[str], None] | None = None) -> Path
 
 
 def find(path: str | Path) -> Path:
-    """A checkpoint from its own folder, a folder of checkpoints, or a run's folder (then its newest).
+    """The checkpoint that a path means.
+
+    Args:
+        path: a checkpoint's own folder; or a folder of checkpoints or of a run, which mean their
+            newest checkpoint.
 
     Raises:
         UserError: there is none.
@@ -190,45 +200,52 @@ def find(path: str | Path) -> Path:
     for folder in (path / "checkpoints", path):
         if folder.is_dir() and (found := latest(folder)):
             return found
-    near = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
-    hint = (
-        did_you_mean(path.name, near)
-        if near and not path.exists()
-        else "Give a run's folder, or a step_... folder."
-    )
+    # There is none: name the folders with a similar name.
+    hint = "Give a run's folder, or a step_... folder."
+    if not path.exists() and path.parent.is_dir():
+        near = [p.name for p in path.parent.iterdir() if p.is_dir()]
+        if near:
+            hint = did_you_mean(path.name, near)
     raise UserError(f"There is no checkpoint in {path}. {hint}")
 
 
 def load_policy(path: str | Path, policy: Policy, spec: EnvSpec) -> dict[str, Any]:
-    """Loads the state ``policy`` of a checkpoint into a module, after checking that it fits the env and the module.
+    """Loads the policy of a checkpoint into ``policy``, after checking that it fits.
+
+    Two attributes of the policy's class name parts that may keep their fresh weights:
+    ``starts_fresh``, prefixes of tensors that may be missing from the checkpoint; and
+    ``belongs_to``, prefixes of tensors that are ignored if the checkpoint was made with another
+    value of a config key.
 
     Args:
         path: see ``find``.
-        policy: with a ``config`` dataclass; names that begin with one of its ``starts_fresh``, if
-            it has any, may be missing from the checkpoint and are then left as they are. So are the
-            parts that its ``belongs_to`` lists under a setting that the checkpoint was made with
-            another value of.
+        policy: with a ``config`` dataclass.
         spec: of the env that it will act in.
 
     Returns:
         The checkpoint's meta.
 
     Raises:
-        UserError: it does not fit; every difference is named.
+        UserError: it does not fit; the message names the differences.
     """
     where = find(path)
     states, meta = load(where)
     check_compatible(meta["spec"], spec)
     given = states["policy"]
     wanted = policy.state_dict()
+
+    # Parts that the checkpoint lacks and may lack keep their fresh weights.
     fresh = tuple(getattr(policy, "starts_fresh", ()))
     given = {k: v for k, v in wanted.items() if k.startswith(fresh)} | given
-    saved = meta.get("config", {}).get("policy", {})
-    mine: dict[str, Any] = json.loads(json.dumps(asdict(policy.config)))  # type: ignore[arg-type]
+    # So do the parts of a setting that has changed.
+    old_config = meta.get("config", {}).get("policy", {})
+    new_config: dict[str, Any] = json.loads(json.dumps(asdict(policy.config)))  # type: ignore[arg-type]
     for key, parts in getattr(policy, "belongs_to", {}).items():
-        if saved.get(key) != mine[key]:
+        if old_config.get(key) != new_config[key]:
             given = {k: v for k, v in given.items() if not k.startswith(parts)}
             given |= {k: v for k, v in wanted.items() if k.startswith(parts)}
+
+    # Refuse what does not fit. Differing config keys explain it better than names of tensors.
     wrong = [f"{k} is missing" for k in wanted if k not in given]
     wrong += [f"{k} is not part of this policy" for k in given if k not in wanted]
     wrong += [
@@ -238,9 +255,9 @@ def load_policy(path: str | Path, policy: Policy, spec: EnvSpec) -> dict[str, An
     ]
     if wrong:
         keys = [
-            f"policy.{k} was {saved[k]!r} and is {mine[k]!r}"
-            for k in saved
-            if k in mine and saved[k] != mine[k]
+            f"policy.{k} was {old_config[k]!r} and is {new_config[k]!r}"
+            for k in old_config
+            if k in new_config and old_config[k] != new_config[k]
         ]
         raise UserError(
             f"The policy in {where} is built differently from this one: "
@@ -266,6 +283,7 @@ def spec_from_json(data: Mapping[str, Any]) -> EnvSpec:
     for key in data:
         if key not in known:
             raise UserError(f"An env spec has no key {key!r}. {did_you_mean(key, known)}")
+    # JSON has lists in place of tuples.
     values = dict(data)
     try:
         values["cameras"] = {
@@ -281,17 +299,17 @@ def spec_from_json(data: Mapping[str, Any]) -> EnvSpec:
 
 
 def check_compatible(saved: EnvSpec | Mapping[str, Any], env: EnvSpec) -> None:
-    """Refuses an env in which the numbers of a checkpoint's policy would mean something else.
+    """Checks that a checkpoint's policy can act in an env.
 
-    Compared are action dims, proprio dims, control mode and rate, and cameras; the tasks and the
-    episode length may differ.
+    Action dims, proprio dims, control mode, control rate and cameras must be equal. The tasks and
+    the episode length may differ.
 
     Args:
         saved: the spec that was saved with the checkpoint.
-        env: the spec of the env at hand.
+        env: the spec of this env.
 
     Raises:
-        UserError: naming every difference.
+        UserError: the message names every difference.
     """
     old = saved if isinstance(saved, EnvSpec) else spec_from_json(saved)
     wrong = [
@@ -314,7 +332,7 @@ def check_compatible(saved: EnvSpec | Mapping[str, Any], env: EnvSpec) -> None:
                 f"{tuple(env.cameras[name])}"
             )
     wrong += [
-        f"the env has a camera {name!r} that is new to it"
+        f"the env has a camera {name!r} that the checkpoint does not know"
         for name in env.cameras
         if name not in old.cameras
     ]
@@ -330,6 +348,7 @@ def _write_json(path: Path, data: Any) -> None:
 
 
 def _manifest(path: Path) -> str:
+    """The hashes of the files in a folder, in the format of ``sha256sum``."""
     lines = []
     for file in sorted(path.iterdir()):
         if file.name != MANIFEST and not file.name.startswith("."):
@@ -338,7 +357,8 @@ def _manifest(path: Path) -> str:
     return "".join(lines)
 
 
-def _flush(path: Path) -> None:
+def _flush_to_disk(path: Path) -> None:
+    """Waits until a file, or the list of files of a folder, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -347,26 +367,33 @@ def _flush(path: Path) -> None:
 
 
 def _steps(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, oldest first; one that was put aside counts while its place is empty."""
+    """The checkpoints of a folder, oldest first.
+
+    One that was put aside by ``save`` counts if its replacement was never renamed into place.
+    """
     found: dict[int, Path] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if match := re.fullmatch(r"step_(\d+)|\.step_(\d+)\.old-[0-9a-f]{8}", path.name):
-            found[int(match[1] or match[2])] = path  # "." sorts first, so the one in its place wins
+            # "." sorts before "s", so a checkpoint in its place overwrites the one put aside.
+            found[int(match[1] or match[2])] = path
     return [found[number] for number in sorted(found)]
 
 
-def _tidy(path: Path, keep_last: int) -> None:
-    """Deletes what killed saves left behind, what ``path`` replaced, and checkpoints that are too old."""
-    for left in path.parent.iterdir():
-        if re.fullmatch(
-            rf"\.(step_\d+|{re.escape(path.name)})\.(tmp|old)-[0-9a-f]{{8}}", left.name
-        ):
-            shutil.rmtree(left, ignore_errors=True)
+def _delete_old(path: Path, keep_last: int) -> None:
+    """Deletes old checkpoints.
+
+    These are what interrupted saves left behind, what ``path`` replaced, and all but the newest
+    ``keep_last`` checkpoints.
+    """
+    hidden = rf"\.(step_\d+|{re.escape(path.name)})\.(tmp|old)-[0-9a-f]{{8}}"
+    for leftover in path.parent.iterdir():
+        if re.fullmatch(hidden, leftover.name):
+            shutil.rmtree(leftover, ignore_errors=True)
     if keep_last and re.fullmatch(r"step_\d+", path.name):
         steps = _steps(path.parent)
         for old in steps[: steps.index(path) + 1][:-keep_last]:
-            # Renamed first, so that a deletion cut short leaves no half of a checkpoint under its
-            # name.
-            doomed = old.with_name(f".{old.name}.tmp-{secrets.token_hex(4)}")
-            old.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            # Rename it first: an interrupted deletion must not leave half a checkpoint that looks
+            # like a whole one.
+            to_delete = old.with_name(f".{old.name}.tmp-{secrets.token_hex(4)}")
+            old.rename(to_delete)
+            shutil.rmtree(to_delete, ignore_errors=True)

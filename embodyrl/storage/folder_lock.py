@@ -1,4 +1,4 @@
-"""One process at a time writes into a folder."""
+"""A lock on a folder: only one process at a time writes into it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from pathlib import Path
 from embodyrl.errors import UserError
 
 NAME = ".held"
+"""The file that carries the lock."""
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Makes a folder if need be and keeps other processes from writing into it, until the end or until this one dies.
+def locked(folder: Path) -> Iterator[None]:
+    """Locks a folder, which is made if it is not there.
+
+    The operating system releases the lock when the process ends, even if it is killed.
 
     Raises:
-        UserError: another process is at work there.
+        UserError: another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / NAME).open("a") as file:
@@ -26,7 +29,7 @@ def held(folder: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise UserError(
                 f"Another process is writing into {folder}, and two would spoil each other's work. "
-                f"Wait until it is done, end it (`fuser {folder / NAME}` says which it is), or "
-                "choose another folder."
+                f"Wait until it is done, end it (`fuser {folder / NAME}` prints its process id), "
+                "or choose another folder."
             ) from error
         yield

@@ -1,4 +1,7 @@
-"""Where a run's figures go: ``metrics.jsonl`` always, further loggers by name, and a live table on the terminal."""
+"""Writes a run's metrics: always to ``metrics.jsonl``, and to further loggers by name.
+
+``LiveTable`` shows them on the terminal.
+"""
 
 from __future__ import annotations
 
@@ -20,35 +23,35 @@ from rich.table import Table
 from rich.text import Text
 
 from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
-from embodyrl.functional.intervals import format_rate, short
+from embodyrl.functional.intervals import format_number, format_rate
 
 Row = Mapping[str, float | int]
 
 
 class Sink(Protocol):
-    """A further place that rows go to."""
+    """A logger that receives every row, beside ``metrics.jsonl``."""
 
     def write(self, row: Row) -> None:
         """Takes one row; ``row["iteration"]`` is the step."""
         ...
 
     def close(self) -> None:
-        """Hands over what is still held back."""
+        """Sends what is still buffered."""
         ...
 
 
 class MetricsWriter:
-    """Appends rows to ``metrics.jsonl`` and hands them to the loggers named; use as a context manager.
+    """Appends rows to ``metrics.jsonl`` and passes them to loggers; use it as a context manager.
 
     Args:
         folder: of the run.
         loggers: any of ``"tensorboard"``, ``"trackio"``, ``"wandb"``.
-        start_iteration: where the run resumes; rows of later iterations, which it will write again,
-            are dropped.
+        start_iteration: where the run resumes. Rows of later iterations are deleted, because they
+            will be written again.
 
     Raises:
         UserError: an unknown logger.
-        MissingDependencyError: a logger whose package is not installed.
+        MissingDependencyError: the package of a logger is not installed.
     """
 
     def __init__(
@@ -67,10 +70,11 @@ class MetricsWriter:
             raise
 
     def write(self, row: Row) -> None:
-        """Writes one row of scalars at once; NaN and infinity become null."""
+        """Writes one row of scalars immediately; NaN and infinity become null."""
         clean = {key: _plain(value) for key, value in row.items()}
         self._file.write(json.dumps(clean, allow_nan=False) + "\n")
         self._file.flush()
+        # The loggers get no null: they would fail on it.
         finite = {key: value for key, value in clean.items() if value is not None}
         for sink in self._sinks:
             sink.write(finite)
@@ -95,7 +99,11 @@ class MetricsWriter:
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Raises a ``UserError`` for a name that is no logger's."""
+    """Checks the names of ``run.loggers``.
+
+    Raises:
+        UserError: an unknown one.
+    """
     if unknown := [name for name in names if name not in SINKS]:
         raise UserError(
             f"There is no logger {unknown[0]!r} (run.loggers). {did_you_mean(unknown[0], SINKS)}"
@@ -103,7 +111,11 @@ def check_loggers(names: Sequence[str]) -> None:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a ``metrics.jsonl``; a last line that was cut off by a crash is left out."""
+    """The rows of a ``metrics.jsonl``; an incomplete last line, left by a crash, is skipped.
+
+    Raises:
+        UserError: another line is damaged.
+    """
     path = Path(path)
     if not path.is_file():
         return []
@@ -120,21 +132,25 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def keep_rows(path: Path, last_iteration: int) -> None:
-    """Drops the rows after ``last_iteration`` (atomically), so that a resumed run does not have them twice."""
+    """Deletes the rows after ``last_iteration``: a resumed run would write them twice."""
     if not path.exists():
         return
     rows = [row for row in read_metrics(path) if row.get("iteration", 0) <= last_iteration]
+    # Write a new file and replace the old one in a single step.
     unfinished = path.with_suffix(".tmp")
     unfinished.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     os.replace(unfinished, path)
 
 
 def _plain(value: Any) -> float | int | None:
+    """A scalar (also of torch or numpy) as a Python number; None for NaN and infinity."""
     number = value.item() if hasattr(value, "item") else value
-    return number if not isinstance(number, float) or math.isfinite(number) else None
+    if isinstance(number, float) and not math.isfinite(number):
+        return None
+    return number
 
 
-def _require(module: str, package: str) -> Any:
+def _import_logger(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -147,10 +163,9 @@ def _require(module: str, package: str) -> Any:
 
 class _TensorBoard:
     def __init__(self, folder: Path) -> None:
-        _require("tensorboard", "tensorboard")
-        self._writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter(
-            str(folder / "tensorboard")
-        )
+        _import_logger("tensorboard", "tensorboard")
+        writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
+        self._writer = writer(str(folder / "tensorboard"))
 
     def write(self, row: Row) -> None:
         for key, value in row.items():
@@ -161,11 +176,11 @@ class _TensorBoard:
         self._writer.close()
 
 
-class _Tracked:
-    """Trackio and Weights & Biases have the same calls."""
+class _Tracker:
+    """Trackio and Weights & Biases, which have the same interface."""
 
     def __init__(self, package: str, folder: Path, **settings: Any) -> None:
-        self._module = _require(package, package)
+        self._module = _import_logger(package, package)
         self._module.init(project="embodyrl", name=folder.name, **settings)
 
     def write(self, row: Row) -> None:
@@ -177,20 +192,31 @@ class _Tracked:
 
 SINKS: dict[str, Callable[[Path], Sink]] = {
     "tensorboard": _TensorBoard,
-    "trackio": lambda folder: _Tracked("trackio", folder, resume="allow"),
-    "wandb": lambda folder: _Tracked("wandb", folder, dir=str(folder), resume="allow"),
+    "trackio": lambda folder: _Tracker("trackio", folder, resume="allow"),
+    "wandb": lambda folder: _Tracker("wandb", folder, dir=str(folder), resume="allow"),
 }
 
 
+SHOWN_METRICS = {
+    "loss": ("loss", ".3g"),
+    "approx_kl": ("KL", ".3g"),
+    "clip_fraction": ("clipped", ".0%"),
+    "explained_variance": ("value explains", ".0%"),
+}
+"""Metrics that the live table shows: key -> label and format."""
+
+
 class LiveTable:
-    """What a run is doing, redrawn in place on a terminal, and as one plain line now and then elsewhere.
+    """Shows the progress of a run.
+
+    On a terminal a table is redrawn in place. Elsewhere a plain line is printed from time to time.
 
     Args:
         name: of the run.
         total: iterations in all.
         start: iterations already done.
         file: where to write; None means stdout.
-        every_seconds: between two plain lines where the output is no terminal.
+        every_seconds: least time between two plain lines.
     """
 
     def __init__(
@@ -209,9 +235,9 @@ class LiveTable:
         self.console = Console(file=file or sys.stdout, soft_wrap=True)
         self.row: dict[str, Any] = {"iteration": start}
         self._began = time.monotonic()
-        self._busy_minutes: float | None = None
+        self._busy_minutes: float | None = None  # training time after the first iteration
         self._first_minutes = 0.0
-        self._said = -math.inf
+        self._last_printed = -math.inf
         self._evals: list[str] = []
         self._activity = ""
         self._live: Live | None = None
@@ -232,11 +258,11 @@ class LiveTable:
             self._live = None
 
     def update(self, row: Row) -> None:
-        """Shows the figures of an iteration."""
+        """Shows the metrics of an iteration."""
         self._activity = ""
         if self._busy_minutes is None and "minutes" in row:
-            # The first iteration (kernels compile) is not typical: what is left is estimated from
-            # those after it.
+            # The first iteration is slow, because kernels are compiled. The remaining time is
+            # estimated from the iterations after it.
             self._first_minutes = float(row["minutes"])
             self._busy_minutes = 0.0
             self.start = int(row["iteration"])
@@ -245,21 +271,22 @@ class LiveTable:
         self.row = {**self.row, **row}
         last = row.get("iteration", 0) >= self.total
         now = time.monotonic()
-        if self._live is None and (last or now - self._said >= self.every_seconds):
-            self._said = now
+        if self._live is None and (last or now - self._last_printed >= self.every_seconds):
+            self._last_printed = now
             self.console.print(self._line(), highlight=False, markup=False)
 
     def evaluating(self, done: int, score: str) -> None:
-        """Shows how far an evaluation is, and the score of the episodes done."""
+        """Shows the progress of an evaluation, and the score of the episodes done so far."""
         self._activity = f"evaluating: {done} episodes, {score}"
 
     def evaluated(self, score: str) -> None:
         """Shows the result of an evaluation."""
         self._activity = ""
+        # The table keeps the first result and the last four.
         self._evals.append(score)
         self._evals = [self._evals[0], *self._evals[1:][-4:]]
         if self._live is None:
-            text = f"{self.name}  evaluation after iteration {self.row['iteration']}: {self._evals[-1]}"
+            text = f"{self.name}  evaluation after iteration {self.row['iteration']}: {score}"
             self.console.print(text, highlight=False, markup=False)
 
     def say(self, text: str) -> None:
@@ -267,48 +294,36 @@ class LiveTable:
         self.console.print(text, highlight=False, markup=False)
 
     def seconds_left(self) -> float | None:
-        """Estimated training time left, or None as long as nothing is known."""
+        """Estimated training time left, in s; None during the first iterations."""
         done = int(self.row["iteration"]) - self.start
         if done <= 0 or not self._busy_minutes:
             return None
         return self._busy_minutes * 60 / done * (self.total - int(self.row["iteration"]))
 
     def _figures(self) -> list[tuple[str, str]]:
-        """Label and text of what is known, in the order shown."""
+        """Label and text of each figure that is known, in the order shown."""
         row = self.row
-        left = self.seconds_left()
         out = [("elapsed", clock(time.monotonic() - self._began))]
+        left = self.seconds_left()
         if left is not None:
             out.append(("left", f"about {clock(left)}"))
         if row.get("env_steps"):
-            rate = (
-                f" at {row['env_steps_per_second']:,.0f}/s" if "env_steps_per_second" in row else ""
-            )
-            out.append(("env steps", f"{row['env_steps']:,}{rate}"))
+            steps = f"{row['env_steps']:,}"
+            if "env_steps_per_second" in row:
+                steps += f" at {row['env_steps_per_second']:,.0f}/s"
+            out.append(("env steps", steps))
+        # The success rate of the training episodes, or their return if the env reports no success.
         if row.get("train_episodes"):
             count = int(row["train_episodes"])
             if "train_success" in row:
                 solved = round(float(row["train_success"] or 0.0) * count)
                 out.append(("train success", format_rate(solved, count)))
-            else:  # the env reports no success
+            else:
                 episodes = f"{count} episodes" if count > 1 else "1 episode"
-                out.append(("train return", f"{short(row['train_return'])} ({episodes})"))
-        names = {
-            "loss": "loss",
-            "approx_kl": "KL",
-            "clip_fraction": "clipped",
-            "explained_variance": "value explains",
-        }
-        for key, label in names.items():
+                out.append(("train return", f"{format_number(row['train_return'])} ({episodes})"))
+        for key, (label, format_spec) in SHOWN_METRICS.items():
             if isinstance(value := row.get(key), (int, float)) and math.isfinite(value):
-                out.append(
-                    (
-                        label,
-                        f"{value:.0%}"
-                        if key in ("clip_fraction", "explained_variance")
-                        else f"{value:.3g}",
-                    )
-                )
+                out.append((label, format(value, format_spec)))
         return out
 
     def _line(self) -> str:
@@ -336,7 +351,7 @@ class LiveTable:
 
 
 def clock(seconds: float) -> str:
-    """``"1:05"`` or ``"2:03:04"``."""
+    """A duration as minutes and seconds, ``"1:05"``, or with hours, ``"2:03:04"``."""
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,4 +1,4 @@
-"""What a run ran on: commit, versions, hardware."""
+"""Records what a run ran on: commit, package versions, hardware."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of those of our packages that are installed."""
+    """Versions of Python and of those of ``PACKAGES`` that are installed."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -38,27 +38,27 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, cores, memory and GPU."""
+    """Processor, number of cores, memory in GiB, and GPU (None without one)."""
+    # Linux names the processor in /proc/cpuinfo; Python often knows only its architecture.
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [
-            line.split(":", 1)[1].strip()
-            for line in info.read_text().splitlines()
-            if line.startswith("model name")
-        ]
-        cpu = names[0] if names else cpu
-    memory = (
-        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-        if hasattr(os, "sysconf")
-        else 0.0
-    )
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                cpu = line.split(":", 1)[1].strip()
+                break
+    memory = 0.0
+    if hasattr(os, "sysconf"):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {"cpu": cpu, "cores": os.cpu_count(), "memory_gib": round(memory, 1), "gpu": gpu}
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout that this package runs from, with ``+`` if it has changes; None outside a checkout."""
+    """The commit that this package runs from, with ``+`` if files have changed since.
+
+    None if the package does not run from a git checkout.
+    """
     root = Path(__file__).resolve().parents[2]
 
     def git(*args: str) -> str:
@@ -67,17 +67,27 @@ def git_commit() -> str | None:
         ).stdout.strip()
 
     try:
+        # An installed package may lie inside the repository of another project.
         if Path(git("rev-parse", "--show-toplevel")) != root:
             return None
-        return git("rev-parse", "--short=12", "HEAD") + (
-            "+" if git("status", "--porcelain", "-uno") else ""
-        )
+        commit = git("rev-parse", "--short=12", "HEAD")
+        changed = git("status", "--porcelain", "-uno")
     except (OSError, subprocess.SubprocessError):
         return None
+    return f"{commit}+" if changed else commit
 
 
 def describe_run(path: Path, *, command: str, seed: int, device: torch.device) -> None:
-    """Writes ``meta.json`` at a run's start; a resumed run keeps the first start and adds a line to ``sessions``."""
+    """Writes ``meta.json`` at the start of a run.
+
+    A resumed run keeps the time of the first start and adds an entry to ``sessions``.
+
+    Args:
+        path: of ``meta.json``.
+        command: the command line.
+        seed: of the run.
+        device: that the run uses.
+    """
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     meta = json.loads(path.read_text()) if path.exists() else {"started": now, "sessions": []}
     meta["sessions"].append({"started": now, "command": command, "commit": git_commit()})
@@ -94,6 +104,6 @@ def describe_run(path: Path, *, command: str, seed: int, device: torch.device) -
 
 
 def finish_run(path: Path) -> None:
-    """Notes in ``meta.json`` that the run came to its end."""
+    """Writes the time of the run's end into ``meta.json``."""
     meta = json.loads(path.read_text()) | {"finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     path.write_text(json.dumps(meta, indent=2))

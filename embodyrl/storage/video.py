@@ -1,4 +1,4 @@
-"""Rollout videos that every browser plays."""
+"""Writes rollout videos that every browser can play."""
 
 from __future__ import annotations
 
@@ -12,27 +12,31 @@ from torch import Tensor
 
 from embodyrl.errors import UserError
 
-TARGET = 256  # pixels: small pictures are enlarged to about that height
+TARGET = 256
+"""Small frames are enlarged to about this height, in pixels."""
 
 
 def enlarge(frames: np.ndarray, target: int = TARGET) -> np.ndarray:
-    """Repeats the pixels of small frames (T, h, w, 3) a whole number of times, up to a height of about ``target``."""
+    """Enlarges small frames (T, h, w, 3) by a whole factor, up to the height ``target``.
+
+    Pixels are repeated, not smoothed.
+    """
     factor = max(1, target // frames.shape[1])
     return frames.repeat(factor, axis=1).repeat(factor, axis=2)
 
 
 def write_video(frames: np.ndarray | Tensor, path: str | Path, fps: float) -> Path:
-    """Writes an H.264 MP4 (yuv420p, index first), which all browsers play.
+    """Writes an H.264 MP4 (yuv420p, index at the front), which all browsers can play.
 
     Args:
-        frames: (T, h, w, 3) uint8; small ones are enlarged without smoothing, odd sizes lose a row
-            or column.
-        path: of the file; a reader never sees a half-written one.
-        fps: frames per second; the rate at which actions were executed (``EnvSpec.control_hz``)
-            plays in real time.
+        frames: (T, h, w, 3) uint8. Small frames are enlarged. H.264 needs even sizes, so an odd
+            one loses a row or column.
+        path: of the file. It appears only when it is complete.
+        fps: frames per second; ``EnvSpec.control_hz`` plays in real time if there is a frame for
+            each action.
 
     Raises:
-        UserError: no frames, or not of that shape and dtype.
+        UserError: there are no frames, or they have another shape or dtype.
     """
     import av
 
@@ -44,6 +48,7 @@ def write_video(frames: np.ndarray | Tensor, path: str | Path, fps: float) -> Pa
         )
     pixels = enlarge(pixels)
     height, width = (size - size % 2 for size in pixels.shape[1:3])
+    # Encode into a hidden file, and rename it when it is complete.
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -58,9 +63,10 @@ def write_video(frames: np.ndarray | Tensor, path: str | Path, fps: float) -> Pa
             stream.width = width
             stream.height = height
             stream.pix_fmt = "yuv420p"
-            for picture in pixels[:, :height, :width]:
-                frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
+            for image in pixels[:, :height, :width]:
+                frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
                 container.mux(stream.encode(frame))
+            # The encoder still holds some frames.
             container.mux(stream.encode())
         os.replace(unfinished, path)
     finally:

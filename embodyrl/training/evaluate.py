@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from embodyrl.build import for_episodes, load_config, make_env, make_policy, pick_device
+from embodyrl.build import limit_num_envs, load_config, make_env, make_policy, pick_device
 from embodyrl.functional.intervals import format_rate, format_return, mean_interval, wilson
 from embodyrl.policies.guidance import GuidedPolicy
 from embodyrl.policy import Actor, Policy
@@ -49,7 +49,7 @@ def evaluate_checkpoint(
         config = dataclasses.replace(config, env=config.env.for_evaluation(config.run.eval_split))
     device = pick_device(config.run.device)
     episodes = episodes or config.run.eval_episodes
-    env = make_env(for_episodes(config.env, episodes))
+    env = make_env(limit_num_envs(config.env, episodes))
     try:
         policy: Actor = make_policy(config.policy, env.spec, config.run.seed, device)
         checkpoint.load_policy(path, policy, env.spec)

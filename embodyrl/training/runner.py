@@ -30,7 +30,7 @@ from embodyrl.rollouts.collect import Player, Rollouts
 from embodyrl.rollouts.evaluation import Evaluation, evaluate
 from embodyrl.rollouts.seeding import seeded
 from embodyrl.storage import checkpoint
-from embodyrl.storage.folder_lock import held
+from embodyrl.storage.folder_lock import locked
 from embodyrl.storage.loggers import LiveTable, MetricsWriter
 from embodyrl.storage.provenance import describe_run, finish_run
 from embodyrl.training.evaluate import first_inits, score_text
@@ -148,7 +148,7 @@ def train(
         folder = Path(place)
         run = Run(config, folder, device, envs, build_algorithm(config, envs, device, ranks), ranks)
         prepare(run)
-        with held(folder):
+        with locked(folder):
             settle(run)
             if run.over and run.evaluated("after"):
                 if first and not finished(folder):

@@ -9,7 +9,7 @@ import torch
 
 from embodyrl import registry
 from embodyrl.algorithm import Algorithm, Peers
-from embodyrl.build import for_episodes, make_env, make_policy
+from embodyrl.build import limit_num_envs, make_env, make_policy
 from embodyrl.config import Config
 from embodyrl.env import VecEnv
 from embodyrl.policies.compile import compile_sampling
@@ -73,7 +73,7 @@ class Envs:
         self.rollouts = rollouts
         self._configs = {
             "train": config.env,
-            "eval": for_episodes(
+            "eval": limit_num_envs(
                 config.env.for_evaluation(config.run.eval_split), config.run.eval_episodes
             ),
         }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from embodyrl.config import build, config_class
+from embodyrl.config import build_section, config_class
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError
 from embodyrl.world_models.model import WorldModel
@@ -218,7 +218,7 @@ class WorldModelConfig(EnvConfig):
                 f"{self.model} does not say which real env it models, so no policy can be "
                 "evaluated there: its training data came without the env's config."
             )
-        real = build("env", config_class("env", given), given)
+        real = build_section("env", config_class("env", given), given)
         return dataclasses.replace(real, split=split, num_envs=self.num_envs, device=self.device)
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from embodyrl.build import pick_device
 from embodyrl.errors import UserError
 from embodyrl.interrupt import Interrupt, Interrupted
-from embodyrl.storage.folder_lock import held
+from embodyrl.storage.folder_lock import locked
 from embodyrl.storage.provenance import describe_run, finish_run
 from embodyrl.world_models.calibrate import (
     calibrate_success_head,
@@ -81,7 +81,7 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
     else:
         model = build_model(config_for_model, clips, rows)
     model.to(device)
-    with held(folder):
+    with locked(folder):
         (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=1))
         describe_run(folder / "meta.json", command=command, seed=config.seed, device=device)
         # The same episodes in other lights are further frames to learn from.

@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from embodyrl.cli.main import build_parser, main
-from embodyrl.config import build, compose, env_config
+from embodyrl.config import build_section, compose, env_config
 from embodyrl.dreams.loop_config import read_loop
 from embodyrl.world_models.config import WorldTrainConfig
 
@@ -39,7 +39,7 @@ def test_the_train_examples_are_valid_settings(
     assert found
     for words in found:
         overrides = build_parser().parse_args(words).overrides
-        assert build("world", WorldTrainConfig, OmegaConf.from_dotlist(overrides)).data
+        assert build_section("world", WorldTrainConfig, OmegaConf.from_dotlist(overrides)).data
 
 
 @pytest.mark.parametrize("verb", ["", "loop"])
@@ -52,4 +52,4 @@ def test_the_loop_examples_would_start(verb: str, capsys: pytest.CaptureFixture[
         assert config.policy == "runs/sft"
         env_config(config.env, config.env_overrides)
         compose(config.dream, config.dream_overrides)
-        build("world", WorldTrainConfig, OmegaConf.from_dotlist(list(config.world)))
+        build_section("world", WorldTrainConfig, OmegaConf.from_dotlist(list(config.world)))

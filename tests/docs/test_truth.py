@@ -23,7 +23,7 @@ from docs_text import (
 
 from embodyrl import registry
 from embodyrl.cli.main import build_parser
-from embodyrl.config import env_config, merge, read_preset, resolve
+from embodyrl.config import apply_overrides, env_config, read_preset, resolve
 from embodyrl.errors import UserError
 
 # Each preset asks the registry several times, and each time the metadata of all packages are read.
@@ -144,7 +144,7 @@ def check_command(given: tuple[str, ...]) -> None:
 
 def check_preset(preset: str, overrides: list[str]) -> None:
     """As ``train PRESET --dry-run`` does, but for a world model's env, whose import takes long."""
-    raw = merge(read_preset(preset), overrides)
+    raw = apply_overrides(read_preset(preset), overrides)
     if raw.env.name == "world_model":
         check_keys("env", [f"{key}=" for key in raw.env])
         raw.env = {"name": "mujoco"}
@@ -156,7 +156,7 @@ def check_loop(preset: str, overrides: list[str]) -> None:
     known = registry.preset_names("loops")
     if preset not in known:
         raise UserError(f"There is no loop {preset!r}.")
-    raw = merge(read_preset(str(known[preset])), overrides)
+    raw = apply_overrides(read_preset(str(known[preset])), overrides)
     check_keys("loop", [f"{key}=" for key in raw])
     for key in ("policy", "demos"):
         if not raw.get(key):

@@ -3,7 +3,7 @@
 import torch
 
 from embodyrl.functional.flow import LOG_2PI, randn, timesteps
-from embodyrl.policies.sample_path import Path, sample_path
+from embodyrl.policies.sample_path import SampledPath, sample_path
 
 
 def noise_density(step_inputs, transition, start, generator):
@@ -16,13 +16,13 @@ def noise_density(step_inputs, transition, start, generator):
         x = mean + std * noise
         logprobs.append((-0.5 * noise**2 - 0.5 * LOG_2PI).sum((-2, -1)))
         path.append(x)
-    return Path(torch.stack(path, 1), torch.stack(logprobs, 1))
+    return SampledPath(torch.stack(path, 1), torch.stack(logprobs, 1))
 
 
 def detached(step_inputs, transition, start, generator):
     """Detaches the log-probability, so that the actor gets no gradient of the entropy."""
     path = sample_path(step_inputs, transition, start, generator)
-    return Path(path.x, path.logprob.detach())
+    return SampledPath(path.x, path.logprob.detach())
 
 
 def one_noise_for_all(step_inputs, transition, start, generator):
@@ -34,7 +34,7 @@ def one_noise_for_all(step_inputs, transition, start, generator):
         x = mean + std * randn((1,), generator)
         logprobs.append(transition.log_prob(path[-1], x, velocity[:, 0], k, log_std[:, 0]))
         path.append(x)
-    return Path(torch.stack(path, 1), torch.stack(logprobs, 1))
+    return SampledPath(torch.stack(path, 1), torch.stack(logprobs, 1))
 
 
 DEFECTS = {"density": noise_density, "entropy_gradient": detached, "noise": one_noise_for_all}

@@ -1,4 +1,4 @@
-"""RL guidance: 0 is the base, 1 the trained policy, and in between and beyond the velocities are mixed."""
+"""RL guidance: weight 0 is the base, 1 the trained policy, any other a mixture of velocities."""
 
 import copy
 from dataclasses import replace
@@ -8,6 +8,7 @@ import torch
 from vla_models import SPEC, gen, observation, stir
 
 from embodyrl.errors import UserError
+from embodyrl.policies.flow_base import ActorCritic
 from embodyrl.policies.flow_mlp import FlowMLP, FlowMLPConfig
 from embodyrl.policies.flow_vla import FlowVLA, FlowVLAConfig
 from embodyrl.policies.guidance import GuidedPolicy
@@ -61,8 +62,12 @@ def test_policies_that_do_not_go_together_are_refused(pair):
             GuidedPolicy(trained, wrong, 1.5)
     with pytest.raises(UserError, match="must not be negative"):
         GuidedPolicy(trained, base, -1.0)
-    with pytest.raises(UserError, match="only acts"):
+    with pytest.raises(UserError, match="can only be evaluated"):
         GuidedPolicy(trained, base, 1.0).sample(observation(), generator=gen(), mode="train")
     states = replace(SPEC, cameras={}, tasks=("one",))
-    with pytest.raises(UserError, match="flow_mlp is none"):
+    with pytest.raises(UserError, match="do not go together"):
         GuidedPolicy(FlowMLP(FlowMLPConfig(), states), base, 1.0)
+    critic_only = ActorCritic()
+    critic_only.config = replace(CONFIG, name="token_vla")
+    with pytest.raises(UserError, match="token_vla is not a flow policy"):
+        GuidedPolicy(critic_only, base, 1.0)

@@ -190,7 +190,7 @@ def test_every_option_at_once(checkpoint, tmp_path):
     assert not any("paligemma." in n for n in trained)
     sample = policy.sample(obs, generator=gen(), mode="train")
     scored = policy.evaluate(obs, sample.trace)
-    assert len(policy._store) == 3 and (scored.logprob - sample.logprob).abs().max() < 1
+    assert len(policy._prefixes) == 3 and (scored.logprob - sample.logprob).abs().max() < 1
     scored.logprob.sum().backward()
     assert all(p.grad is not None for n, p in policy.net.named_parameters() if "lora_B" in n)
     kept, computed = (

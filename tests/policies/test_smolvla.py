@@ -189,10 +189,10 @@ def test_kept_prefixes_are_those_that_would_be_computed(trained):
     scored.logprob.sum().backward()
     new = dataclasses.replace(obs, proprio=obs.proprio + torch.tensor([[0.0], [1.0], [0.0]]))
     keeping.encode(new)
-    assert len(calls) == 2 and len(keeping._store) == 4
-    assert copy.deepcopy(keeping)._store is keeping._store
+    assert len(calls) == 2 and len(keeping._prefixes) == 4
+    assert copy.deepcopy(keeping)._prefixes is keeping._prefixes
     keeping.load_state_dict(plain.state_dict())
-    assert len(keeping._store) == 0
+    assert len(keeping._prefixes) == 0
     with pytest.raises(UserError, match="Leave one of them out"):
         make(trained, keep_prefixes=5, train="all")
 
@@ -474,7 +474,7 @@ def test_a_gated_model_is_told_apart(monkeypatch):
 
     with (
         pytest.raises(UserError, match="accept its licence"),
-        lerobot_io.explained("google/some-model"),
+        lerobot_io.explain_hub_errors("google/some-model"),
     ):
         try:
             raise GatedRepoError("gated", response=Response())

@@ -18,7 +18,7 @@ from embodyrl.checks import check_policy
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
 from embodyrl.policies.vla.make_small import make_small_smolvla
-from embodyrl.policies.vla.tokens import Bins, TokenVLAConfig
+from embodyrl.policies.vla.tokens import ActionBins, TokenVLAConfig
 from embodyrl.rollouts.batches import Episode, EpisodeBatch, GroupBatch, RolloutBatch
 
 pytest.importorskip("lerobot.policies", reason="the extra vla is not installed")
@@ -82,7 +82,7 @@ def test_sampled_words_have_the_frequencies_that_their_probabilities_say(vlm):
 
 
 def test_bins_are_the_data_s_and_their_middles_come_back():
-    bins = Bins(2, 10)
+    bins = ActionBins(2, 10)
     bins.fit(torch.stack([torch.linspace(-0.5, 0.3, 1001), torch.zeros(1001)], dim=1))
     numbers = torch.arange(10.0)[:, None].expand(10, 2)
     assert torch.equal(bins(bins.inverse(numbers)), numbers)

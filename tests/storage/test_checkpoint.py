@@ -365,7 +365,7 @@ def test_every_difference_is_named():
         "(control_hz) was 10.0 and is 20.0",
         "no camera 'agentview' (Did you mean 'agent_view'?)",
         "camera 'wrist' was (48, 64) (height, width) and is (64, 64)",
-        "a camera 'agent_view' that is new",
+        "a camera 'agent_view' that the checkpoint does not know",
     ):
         assert part in text
 

@@ -16,14 +16,14 @@ from embodyrl.dreams.loop import run_loop
 from embodyrl.dreams.loop_config import LoopConfig
 from embodyrl.errors import UserError
 from embodyrl.sims.mujoco.config import Config as MujocoConfig
-from embodyrl.storage.folder_lock import held
+from embodyrl.storage.folder_lock import locked
 from embodyrl.training.runner import train
 
 HOLD = """
 import sys
 from pathlib import Path
-from embodyrl.storage.folder_lock import held
-with held(Path(sys.argv[1])):
+from embodyrl.storage.folder_lock import locked
+with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -45,11 +45,14 @@ def another(folder: Path) -> Iterator[None]:
 
 def test_a_folder_is_free_again_when_its_process_was_killed(tmp_path: Path) -> None:
     with another(tmp_path / "a"):
-        with pytest.raises(UserError, match=r"process is writing into .*/a,"), held(tmp_path / "a"):
+        with (
+            pytest.raises(UserError, match=r"process is writing into .*/a,"),
+            locked(tmp_path / "a"),
+        ):
             pass
-        with held(tmp_path / "b"):
+        with locked(tmp_path / "b"):
             pass
-    with held(tmp_path / "a"):
+    with locked(tmp_path / "a"):
         pass
 
 

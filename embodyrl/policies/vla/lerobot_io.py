@@ -1,4 +1,8 @@
-"""LeRobot checkpoints: found, read and written, and refused in words where they cannot be used."""
+"""Finds, reads and writes LeRobot checkpoints, and explains why one cannot be used.
+
+A checkpoint is a folder with config.json, model.safetensors, and the pre- and post-processing
+pipelines (policy_preprocessor.json, policy_postprocessor.json, and their statistics).
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,12 @@ WEIGHTS = "model.safetensors"
 PROCESSORS = ("policy_preprocessor", "policy_postprocessor")
 
 
-def require() -> None:
-    """Refuses to go on without the packages of the extra ``vla``."""
+def require_lerobot() -> None:
+    """Checks that the packages of the extra ``vla`` are installed.
+
+    Raises:
+        MissingDependencyError: one is not.
+    """
     try:
         for package in ("transformers", "num2words", "lerobot.policies"):
             importlib.import_module(package)
@@ -33,42 +41,46 @@ def require() -> None:
         ) from error
 
 
-def find(path: str, revision: str = "", weights: bool = True) -> Path:
-    """The folder of a checkpoint: one on this machine, or a download (or its cached copy) from the Hugging Face hub.
+def find_checkpoint(path: str, revision: str = "", weights: bool = True) -> Path:
+    """The folder of a LeRobot checkpoint.
+
+    It is a folder of this machine, or it is downloaded from the Hugging Face hub (or taken from the
+    hub's cache).
 
     Args:
-        path: the folder, or the id.
+        path: the folder, or the id on the hub.
         revision: of an id.
-        weights: whether they are wanted too.
+        weights: download the weights too, not only the config.
 
     Raises:
-        UserError: there is none, it may not be read, or the hub cannot be reached.
+        UserError: there is no such checkpoint, it may not be read, or the hub cannot be reached.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
+    # What cannot be an id of the hub (owner/name) must be a folder. Name the nearest ones.
     if path.count("/") != 1 or path.startswith((".", "/", "~")):
-        near = (
-            [p.name for p in folder.parent.iterdir() if p.is_dir()]
-            if folder.parent.is_dir()
-            else []
-        )
-        hint = (
-            did_you_mean(folder.name, near)
-            if near
-            else "Give a folder, or an id of the hub like lerobot/pi0_base."
-        )
+        near = []
+        if folder.parent.is_dir():
+            near = [p.name for p in folder.parent.iterdir() if p.is_dir()]
+        hint = "Give a folder, or an id of the hub like lerobot/pi0_base."
+        if near:
+            hint = did_you_mean(folder.name, near)
         raise UserError(f"policy.pretrained is {path!r}, and there is no such folder. {hint}")
     from huggingface_hub import snapshot_download
 
-    with explained(path):
+    with explain_hub_errors(path):
         patterns = ["*.json", "*.safetensors"] if weights else ["*.json"]
         return Path(snapshot_download(path, revision=revision or None, allow_patterns=patterns))
 
 
 @contextlib.contextmanager
-def explained(name: str) -> Iterator[None]:
-    """Turns what the Hugging Face libraries raise about ``name`` into a sentence with the mend."""
+def explain_hub_errors(name: str) -> Iterator[None]:
+    """Turns errors of the Hugging Face libraries into a ``UserError`` that says what to do.
+
+    Args:
+        name: the hub id or folder that is being read.
+    """
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -83,40 +95,56 @@ def explained(name: str) -> Iterator[None]:
     except UserError:
         raise
     except (OSError, ValueError) as error:
-        chain: list[BaseException] = [error]
-        while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
-            chain.append(cause)
+        # Transformers wraps the errors of the hub's client: look at all causes, too.
+        causes: list[BaseException] = [error]
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+            causes.append(cause)
 
-        def among(*kinds: type[BaseException]) -> bool:
-            return any(isinstance(e, kinds) for e in chain)
+        def caused_by(*kinds: type[BaseException]) -> bool:
+            return any(isinstance(e, kinds) for e in causes)
 
-        if among(GatedRepoError):
-            what = (
+        # The first two are subclasses of HfHubHTTPError, so they are asked for first.
+        if caused_by(GatedRepoError):
+            problem = (
                 "is gated: accept its licence on its page at huggingface.co, then log in with `hf "
                 "auth login` (or set HF_TOKEN)"
             )
-        elif among(RepositoryNotFoundError, RevisionNotFoundError):
-            what = "is not on the Hugging Face hub, or is private: check the id and policy.revision, or `hf auth login`"
-        elif among(OfflineModeIsEnabled, LocalEntryNotFoundError, HfHubHTTPError, ConnectionError):
-            what = (
+        elif caused_by(RepositoryNotFoundError, RevisionNotFoundError):
+            problem = (
+                "is not on the Hugging Face hub, or is private: check the id and policy.revision, "
+                "or `hf auth login`"
+            )
+        elif caused_by(
+            OfflineModeIsEnabled, LocalEntryNotFoundError, HfHubHTTPError, ConnectionError
+        ):
+            problem = (
                 "is not on this machine, and the Hugging Face hub cannot be reached: download it "
                 f"where there is a network (`hf download {name}`), and give the folder"
             )
         else:
-            first = str(error).strip().partition("\n")[0]
-            what = f"cannot be used ({first[:300]}): give a folder that holds it, or an id of the Hugging Face hub"
-        raise UserError(f"{name} {what}.") from error
+            first_line = str(error).strip().partition("\n")[0]
+            problem = (
+                f"cannot be used ({first_line[:300]}): give a folder that holds it, or an id of "
+                "the Hugging Face hub"
+            )
+        raise UserError(f"{name} {problem}.") from error
 
 
 def read_config(folder: Path, name: str, weights: bool = True) -> Any:
-    """LeRobot's config in a checkpoint's folder.
+    """LeRobot's config of a checkpoint.
+
+    Args:
+        folder: of the checkpoint.
+        name: the expected kind of policy, for example ``"smolvla"``.
+        weights: whether weights must lie beside the config.
 
     Raises:
-        UserError: there is none, it is another model's, another version of LeRobot wrote it, or,
-            where ``weights`` are wanted, none lie beside it.
+        UserError: there is no config, it is one of another policy, another version of LeRobot
+            wrote it, or the weights are missing.
     """
     from lerobot.configs import PreTrainedConfig
 
+    # The kind of policy is read from the JSON, because LeRobot's own error does not explain it.
     try:
         kind = json.loads((folder / "config.json").read_text()).get("type")
     except FileNotFoundError:
@@ -129,13 +157,11 @@ def read_config(folder: Path, name: str, weights: bool = True) -> Any:
             f"{folder / 'config.json'} is damaged ({error}). Use another copy of the checkpoint."
         ) from error
     if kind != name:
-        other = (
-            f"Use policy.name={kind}."
-            if kind in ("smolvla", "pi0", "pi05")
-            else "Give a checkpoint of this kind."
-        )
+        hint = "Give a checkpoint of this kind."
+        if kind in ("smolvla", "pi0", "pi05"):
+            hint = f"Use policy.name={kind}."
         raise UserError(
-            f"{folder} is a checkpoint of {kind or 'no LeRobot policy'}, not of {name}. {other}"
+            f"{folder} is a checkpoint of {kind or 'no LeRobot policy'}, not of {name}. {hint}"
         )
     if weights and not (folder / WEIGHTS).exists():
         raise UserError(
@@ -144,19 +170,29 @@ def read_config(folder: Path, name: str, weights: bool = True) -> Any:
         )
     try:
         return PreTrainedConfig.from_pretrained(folder)
-    except Exception as error:  # draccus has a family of its own
-        first = " ".join(str(error).split())[:300]
+    except Exception as error:  # draccus, which parses it, raises errors of its own
+        first_words = " ".join(str(error).split())[:300]
         raise UserError(
-            f"{folder / 'config.json'} does not fit the installed LeRobot: {first}. It may come "
-            "from another version; mend the key, or install the version that wrote it."
+            f"{folder / 'config.json'} does not fit the installed LeRobot: {first_words}. It may "
+            "come from another version; mend the key, or install the version that wrote it."
         ) from error
 
 
 def camera_keys(config: Any, spec: EnvSpec, given: tuple[str, ...], folder: Path) -> dict[str, str]:
-    """Camera of the env -> key of the checkpoint.
+    """Which image of the checkpoint's policy each camera of the env provides.
+
+    Args:
+        config: LeRobot's.
+        spec: of the env.
+        given: ``policy.cameras``, the checkpoint's cameras in the order of the env's; empty if the
+            names are the same.
+        folder: of the checkpoint, for the message.
+
+    Returns:
+        Camera of the env -> key of the checkpoint, such as ``"observation.images.top"``.
 
     Raises:
-        UserError: one of the env's cameras has no counterpart; both lists are named.
+        UserError: a camera of the env has no counterpart; the message names both lists.
     """
     if not spec.cameras:
         raise UserError(
@@ -175,7 +211,16 @@ def camera_keys(config: Any, spec: EnvSpec, given: tuple[str, ...], folder: Path
 
 
 def set_features(config: Any, spec: EnvSpec, keep_cameras: bool) -> None:
-    """Tells LeRobot's config what the env gives and takes."""
+    """Writes the env's observations and actions into LeRobot's config.
+
+    Args:
+        config: LeRobot's.
+        spec: of the env.
+        keep_cameras: keep the checkpoint's images; otherwise they become those of the env.
+
+    Raises:
+        UserError: the env has more dims than the model was made for.
+    """
     from lerobot.configs import FeatureType, PolicyFeature
 
     for what, dims, most in (
@@ -186,14 +231,13 @@ def set_features(config: Any, spec: EnvSpec, keep_cameras: bool) -> None:
             raise UserError(
                 f"{spec.name} has {dims} {what} dims, but this model was made for at most {most}."
             )
-    images = {
-        k: v for k, v in (config.input_features or {}).items() if v.type == FeatureType.VISUAL
-    }
-    if not keep_cameras:
-        sizes = spec.cameras.items()
+    if keep_cameras:
+        features = (config.input_features or {}).items()
+        images = {key: feature for key, feature in features if feature.type == FeatureType.VISUAL}
+    else:
         images = {
-            IMAGES + n: PolicyFeature(type=FeatureType.VISUAL, shape=(3, *size))
-            for n, size in sizes
+            IMAGES + name: PolicyFeature(type=FeatureType.VISUAL, shape=(3, *size))
+            for name, size in spec.cameras.items()
         }
     state = PolicyFeature(type=FeatureType.STATE, shape=(spec.proprio_dim,))
     config.input_features = {**images, STATE: state}
@@ -203,25 +247,35 @@ def set_features(config: Any, spec: EnvSpec, keep_cameras: bool) -> None:
 
 
 def read_weights(lerobot: Any, folder: Path) -> None:
-    """Loads ``model.safetensors``; LeRobot's own loader goes on with random weights where this one refuses.
+    """Loads ``model.safetensors`` into LeRobot's policy, and checks that every weight fits.
+
+    LeRobot's own loader would keep random weights for those that do not.
+
+    Args:
+        lerobot: LeRobot's policy.
+        folder: of the checkpoint.
 
     Raises:
         UserError: a weight is missing, unknown, or of another shape.
     """
     from safetensors.torch import load_file
 
+    # Bring the names to those of LeRobot: checkpoints of openpi have others, and the prefix
+    # "model." may be missing.
     given = load_file(folder / WEIGHTS)
-    fix = getattr(lerobot, "_fix_pytorch_state_dict_keys", None)
-    if fix and given.keys() != lerobot.state_dict().keys():  # names of openpi's own checkpoints
-        given = fix(given, lerobot.config)
+    rename = getattr(lerobot, "_fix_pytorch_state_dict_keys", None)
+    if rename and given.keys() != lerobot.state_dict().keys():
+        given = rename(given, lerobot.config)
     given = {k if k.startswith("model.") else f"model.{k}": v for k, v in given.items()}
+
+    # List everything that does not fit. Two names may share one memory, such as tied embeddings; a
+    # file holds it under one of them, which is enough.
     wanted = lerobot.state_dict()
-    # One memory may have two names, of which a file holds one.
-    places = {wanted[k].data_ptr() for k in given if k in wanted}
+    memory_given = {wanted[k].data_ptr() for k in given if k in wanted}
     wrong = [
         f"{k} is missing"
         for k, v in wanted.items()
-        if k not in given and v.data_ptr() not in places
+        if k not in given and v.data_ptr() not in memory_given
     ]
     wrong += [f"{k} is not part of it" for k in given if k not in wanted and not _old_statistics(k)]
     wrong += [
@@ -230,39 +284,43 @@ def read_weights(lerobot: Any, folder: Path) -> None:
         if k in wanted and v.shape != wanted[k].shape
     ]
     if wrong:
+        more = f"; and {len(wrong) - 4} more" if len(wrong) > 4 else ""
         raise UserError(
-            f"The weights in {folder} do not fit its config.json: "
-            f"{'; '.join(wrong[:4])}{f'; and {len(wrong) - 4} more' if len(wrong) > 4 else ''}. "
+            f"The weights in {folder} do not fit its config.json: {'; '.join(wrong[:4])}{more}. "
             "Check that the files belong together."
         )
     lerobot.load_state_dict({k: v for k, v in given.items() if k in wanted}, strict=False)
 
 
 def _old_statistics(key: str) -> bool:
+    """Whether this is a statistic that LeRobot kept among the weights before its version 0.4."""
     return key.startswith(("model.normalize_", "model.unnormalize_"))
 
 
 def read_processors(config: Any, folder: Path, vlm: str) -> tuple[Any, Any]:
     """The pre- and post-processing pipelines that were saved with a checkpoint.
 
+    Args:
+        config: LeRobot's.
+        folder: of the checkpoint.
+        vlm: folder or hub id of another tokenizer; empty takes the one that the checkpoint names.
+
     Raises:
-        UserError: there are none, or the tokenizer cannot be had.
+        UserError: the checkpoint has no pipelines, or the tokenizer cannot be loaded.
     """
     from lerobot.policies import make_pre_post_processors
 
     if missing := [f"{name}.json" for name in PROCESSORS if not (folder / f"{name}.json").exists()]:
         raise UserError(
             f"{folder} holds no {missing[0]}: without it nobody knows how its inputs were "
-            "normalised. It comes from before LeRobot 0.4; `python -m "
-            f"lerobot.processor.migrate_policy_normalization --pretrained-path {folder}` makes one "
-            "with it."
+            "normalised. It was written by a LeRobot before 0.4. Convert it with `python -m "
+            f"lerobot.processor.migrate_policy_normalization --pretrained-path {folder}`."
         )
-    # The device that it was trained on may not exist here; ``Processors`` leaves tensors where they
-    # are.
+    # The pipelines name the device of the training, which may not exist here.
     overrides: dict[str, Any] = {"device_processor": {"device": "cpu"}}
     if vlm:
         overrides["tokenizer_processor"] = {"tokenizer_name": vlm}
-    with explained(vlm or tokenizer_name(folder)):
+    with explain_hub_errors(vlm or tokenizer_name(folder)):
         return make_pre_post_processors(
             config,
             str(folder),
@@ -272,47 +330,48 @@ def read_processors(config: Any, folder: Path, vlm: str) -> tuple[Any, Any]:
 
 
 def make_processors(config: Any, folder: Path, vlm: str) -> tuple[Any, Any]:
-    """New pipelines, without statistics, for a model that is trained from nothing."""
+    """Pipelines for a model with random weights: those of the folder, or new ones.
+
+    New pipelines have no statistics until they are fitted to data.
+    """
     from lerobot.policies import make_pre_post_processors
 
     if (folder / f"{PROCESSORS[0]}.json").exists():
         return read_processors(config, folder, vlm)
-    with explained(getattr(config, "vlm_model_name", "google/paligemma-3b-pt-224")):
+    with explain_hub_errors(getattr(config, "vlm_model_name", "google/paligemma-3b-pt-224")):
         return make_pre_post_processors(config)
 
 
 def tokenizer_name(folder: Path) -> str:
-    """What a checkpoint's pre-processor names as its tokenizer."""
-    steps = json.loads((folder / f"{PROCESSORS[0]}.json").read_text()).get("steps", [])
-    return next(
-        (
-            s["config"].get("tokenizer_name", "")
-            for s in steps
-            if "tokenizer_name" in s.get("config", {})
-        ),
-        "",
-    )
+    """The tokenizer that a checkpoint's pre-processor names; empty if it names none."""
+    pipeline = json.loads((folder / f"{PROCESSORS[0]}.json").read_text())
+    for step in pipeline.get("steps", []):
+        if "tokenizer_name" in step.get("config", {}):
+            return step["config"]["tokenizer_name"]
+    return ""
 
 
-def build(config: Any) -> Any:
+def build_lerobot_policy(config: Any) -> Any:
     """LeRobot's policy of a config, with random weights from torch's global generator."""
     from lerobot.policies import get_policy_class
 
+    # The checkpoint holds the language model's weights, so LeRobot need not download them.
     pretrained_vlm = getattr(config, "load_vlm_weights", False)
     if pretrained_vlm:
-        config.load_vlm_weights = False  # the checkpoint holds them: nothing to download
+        config.load_vlm_weights = False
     with (
-        explained(getattr(config, "vlm_model_name", config.type)),
+        explain_hub_errors(getattr(config, "vlm_model_name", config.type)),
         contextlib.redirect_stdout(io.StringIO()),
     ):
         lerobot: Any = get_policy_class(config.type)(config)
     if pretrained_vlm:
         config.load_vlm_weights = True
-        lerobot.model.vlm_with_expert.vlm.to(torch.bfloat16)  # as LeRobot has it then
+        # LeRobot would have loaded the language model in bfloat16.
+        lerobot.model.vlm_with_expert.vlm.to(torch.bfloat16)
     return lerobot
 
 
-def write(lerobot: Any, processors: Any, folder: str | Path) -> Path:
+def write_checkpoint(lerobot: Any, processors: Any, folder: str | Path) -> Path:
     """Writes what LeRobot's ``from_pretrained`` and ``make_pre_post_processors`` read.
 
     Args:
@@ -321,18 +380,19 @@ def write(lerobot: Any, processors: Any, folder: str | Path) -> Path:
         folder: must not exist, or be empty.
 
     Raises:
-        UserError: there is something already, or it cannot be written; nothing is left
-            half-written.
+        UserError: the folder is not empty, or it cannot be written. No half-written checkpoint is
+            left behind.
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise UserError(
             f"{folder} is not empty. Give a new folder, so that two checkpoints do not mix."
         )
+    # Write into a hidden folder first, and rename it when it is complete.
     scratch = folder.with_name(f".{folder.name}.tmp")
     try:
         scratch.mkdir(parents=True)
-        lerobot.config.device = None  # LeRobot then takes what there is
+        lerobot.config.device = None  # whoever loads it then uses the device that is there
         lerobot.save_pretrained(scratch)
         lerobot.config.device = "cpu"
         for pipeline in (processors.pre, processors.post):

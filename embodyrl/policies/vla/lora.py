@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, arXiv:2106.09685) on the transformers of a LeRobot policy, by peft."""
+"""Low-rank adapters (LoRA, arXiv:2106.09685) for the transformers of a LeRobot policy, by peft."""
 
 from __future__ import annotations
 
@@ -13,10 +13,18 @@ PROJECTIONS = "q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj"
 
 
 def add_adapters(lerobot: Any, rank: int, language: bool) -> None:
-    """Puts adapters on every linear layer of the action expert, and of the language model if asked; in place.
+    """Adds adapters to every linear layer of the action expert, in place.
 
-    What LeRobot would train beside the two transformers (the projections of actions, time and
-    state) still is.
+    The projections of actions, time and state, which LeRobot trains beside the two transformers,
+    stay trainable as they are.
+
+    Args:
+        lerobot: LeRobot's policy.
+        rank: of the adapters.
+        language: add adapters to the language model too.
+
+    Raises:
+        MissingDependencyError: peft is not installed.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -24,31 +32,39 @@ def add_adapters(lerobot: Any, rank: int, language: bool) -> None:
         raise MissingDependencyError(
             "policy.lora_rank needs peft: pip install 'embodyrl[vla]'."
         ) from error
-    where = f"{EXPERT}|{LANGUAGE}" if language else EXPERT
-    named = lerobot.named_parameters()  # model.NAME of a projection, or of a transformer
+    # Parameters are named model.MODULE.(...): the module "..._with_expert" holds the transformers,
+    # all others are projections.
     projections = [
-        p for name, p in named if p.requires_grad and not name.split(".")[1].endswith("with_expert")
+        p
+        for name, p in lerobot.named_parameters()
+        if p.requires_grad and not name.split(".")[1].endswith("with_expert")
     ]
-    config = LoraConfig(
-        r=rank, lora_alpha=rank, target_modules=rf".*\.({where})\..*\.({PROJECTIONS})"
-    )
+    transformers = f"{EXPERT}|{LANGUAGE}" if language else EXPERT
+    targets = rf".*\.({transformers})\..*\.({PROJECTIONS})"
+    config = LoraConfig(r=rank, lora_alpha=rank, target_modules=targets)
+    # peft freezes everything but the adapters; the projections are trained as before.
     inject_adapter_in_model(config, lerobot)
     for p in projections:
         p.requires_grad_(True)
 
 
 def without_adapters(lerobot: Any) -> Any:
-    """The policy itself, or a copy in which adapters are merged into the weights: what LeRobot can load."""
+    """A policy that LeRobot can load: without adapters.
+
+    Returns:
+        The policy itself if it has no adapters; otherwise a copy whose weights include them.
+    """
     try:
         from peft.tuners.tuners_utils import BaseTunerLayer
     except ImportError:
         return lerobot
     if not any(isinstance(m, BaseTunerLayer) for m in lerobot.modules()):
         return lerobot
-    twin = copy.deepcopy(lerobot)
-    for name, module in list(twin.named_modules()):
+    merged = copy.deepcopy(lerobot)
+    for name, module in list(merged.named_modules()):
         if isinstance(module, BaseTunerLayer):
+            # Add the adapter to the layer's weight, then put the plain layer in its place.
             module.merge()
             parent, _, leaf = name.rpartition(".")
-            setattr(twin.get_submodule(parent), leaf, module.get_base_layer())
-    return twin
+            setattr(merged.get_submodule(parent), leaf, module.get_base_layer())
+    return merged

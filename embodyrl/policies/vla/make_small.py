@@ -1,7 +1,8 @@
-"""A small SmolVLA, as a folder that ``policy.pretrained`` takes with ``policy.random_weights=true``.
+"""Makes the config of a VLA without pretrained weights: a small SmolVLA, or one in real size.
 
-For tests, and for training the architecture from nothing where no pretrained weights are to be had.
-Nothing is downloaded: the tokenizer is made of the sentences of the task.
+The result is a folder for ``policy.pretrained`` with ``policy.random_weights=true``. It serves for
+tests, for measurements, and for training the architecture from random weights where pretrained ones
+are not available. Nothing is downloaded: the tokenizer is trained on the sentences of the task.
 """
 
 # pyright: reportCallIssue=false, reportAttributeAccessIssue=false
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from embodyrl.policies.vla.lerobot_io import require
+from embodyrl.policies.vla.lerobot_io import require_lerobot
 
 
 def make_small_smolvla(
@@ -27,65 +28,72 @@ def make_small_smolvla(
     patch_size: int = 8,
     max_dim: int = 32,
 ) -> Path:
-    """Writes LeRobot's config.json, and in ``vlm/`` the language model's config, tokenizer and processor.
+    """Writes the configs of a small SmolVLA.
+
+    The folder gets LeRobot's config.json, and ``vlm/`` gets the language model's config, tokenizer
+    and image processor.
 
     Args:
         folder: to make.
-        sentences: instructions whose words become tokens; any other text is spelt in bytes.
-        width: of the tokens; the expert has three quarters of it.
+        sentences: instructions whose words become tokens; any other text is spelled in bytes.
+        width: of the tokens; the action expert has three quarters of it.
         layers: of language model and expert.
         heads: attention heads; must divide ``width``.
         vision_layers: of the image encoder.
-        image_size: pixels that pictures are resized to; a multiple of twice ``patch_size``.
+        image_size: images are resized to this many pixels; a multiple of twice ``patch_size``.
         patch_size: of the image encoder; four patches make a token.
         max_dim: width that proprioception and actions are padded to.
     """
-    require()
-    tokenizer = _tokenizer(sentences)
+    require_lerobot()
+    tokenizer = _train_tokenizer(sentences)
     attention = {"num_attention_heads": heads, "intermediate_size": 4 * width, "hidden_size": width}
     text = {
+        **attention,
         "head_dim": width // heads,
         "num_key_value_heads": max(1, heads // 2),
         "vocab_size": len(tokenizer),
     }
     vision = {
+        **attention,
         "num_hidden_layers": vision_layers,
         "image_size": image_size,
         "patch_size": patch_size,
     }
-    _write_smolvlm(
-        Path(folder) / "vlm", tokenizer, {**attention, **vision}, {**attention, **text}, layers, 2
-    )
+    _write_smolvlm(Path(folder) / "vlm", tokenizer, vision, text, layers, scale=2)
     return _write_smolvla(Path(folder), layers, image_size, max_dim)
 
 
 def make_smolvla(folder: str | Path, sentences: Iterable[str]) -> Path:
-    """As ``make_small_smolvla``, in the real size (450 M parameters): for measurements with random weights."""
-    require()
+    """As ``make_small_smolvla``, in the real size (450 M parameters), for measurements."""
+    require_lerobot()
     vision = {
         "num_attention_heads": 12,
         "intermediate_size": 3072,
         "hidden_size": 768,
         "num_hidden_layers": 12,
+        "image_size": 512,
+        "patch_size": 16,
     }
-    vision |= {"image_size": 512, "patch_size": 16}
     text = {
         "num_attention_heads": 15,
         "num_key_value_heads": 5,
         "head_dim": 64,
         "intermediate_size": 2560,
+        "hidden_size": 960,
+        "vocab_size": 49280,
     }
-    text |= {"hidden_size": 960, "vocab_size": 49280}
-    _write_smolvlm(Path(folder) / "vlm", _tokenizer(sentences), vision, text, 32, 4)
-    return _write_smolvla(Path(folder), 16, 512, 32)
+    tokenizer = _train_tokenizer(sentences)
+    _write_smolvlm(Path(folder) / "vlm", tokenizer, vision, text, layers=32, scale=4)
+    # SmolVLA uses the first half of the language model's 32 layers.
+    return _write_smolvla(Path(folder), layers=16, image_size=512, max_dim=32)
 
 
 def make_pi0(folder: str | Path, sentences: Iterable[str]) -> Path:
-    """Pi0's config and processing in the real size (3.3 B parameters), with a tokenizer of ``sentences``.
+    """The config and pipelines of pi0 in the real size (3.3 B parameters), for measurements.
 
-    PaliGemma's, which LeRobot would load, is gated. For measurements with random weights.
+    The tokenizer is trained on ``sentences``: PaliGemma's, which LeRobot would load, is gated.
     """
-    require()
+    require_lerobot()
     from lerobot.policies.pi0.configuration_pi0 import PI0Config
     from lerobot.policies.pi0.processor_pi0 import Pi0NewLineProcessor
     from lerobot.processor import (
@@ -95,24 +103,26 @@ def make_pi0(folder: str | Path, sentences: Iterable[str]) -> Path:
     )
 
     folder = Path(folder)
-    _tokenizer(sentences).save_pretrained(folder / "vlm")
+    _train_tokenizer(sentences).save_pretrained(folder / "vlm")
     config = PI0Config(device="cpu")
-    words = TokenizerProcessorStep(
+    tokenize = TokenizerProcessorStep(
         tokenizer_name=str((folder / "vlm").resolve()),
         max_length=config.tokenizer_max_length,
         padding_side="right",
         padding="max_length",
     )
+    # The same steps as LeRobot's make_pi0_pre_post_processors, with our tokenizer.
     steps = make_default_policy_processor_steps(config, None)
-    before = [
+    input_steps = [
         steps.rename_observations,
         steps.add_batch_dim,
         Pi0NewLineProcessor(),
-        words,
+        tokenize,
         steps.to_device,
+        steps.normalize,
     ]
     pipelines = make_policy_processor_pipelines(
-        input_steps=[*before, steps.normalize], output_steps=[steps.unnormalize, steps.to_cpu]
+        input_steps=input_steps, output_steps=[steps.unnormalize, steps.to_cpu]
     )
     config._save_pretrained(folder)
     for pipeline in pipelines:
@@ -123,7 +133,16 @@ def make_pi0(folder: str | Path, sentences: Iterable[str]) -> Path:
 def _write_smolvlm(
     folder: Path, tokenizer: Any, vision: Any, text: Any, layers: int, scale: int
 ) -> None:
-    """The language model's config, tokenizer and processor; ``scale`` squared patches make a token."""
+    """Writes the language model's config, tokenizer and image processor.
+
+    Args:
+        folder: to write.
+        tokenizer: of the instructions.
+        vision: config of the image encoder.
+        text: config of the language model.
+        layers: of the language model.
+        scale: scale * scale image patches make a token.
+    """
     from transformers import (
         SmolVLMConfig,
         SmolVLMImageProcessor,
@@ -132,11 +151,12 @@ def _write_smolvlm(
     )
 
     size = {"longest_edge": vision["image_size"]}
+    tokens_per_side = vision["image_size"] // vision["patch_size"] // scale
     SmolVLMProcessor(
         SmolVLMImageProcessor(size=size, max_image_size=size),
         tokenizer,
         SmolVLMVideoProcessor(size=size, max_image_size=size),
-        image_seq_len=(vision["image_size"] // vision["patch_size"] // scale) ** 2,
+        image_seq_len=tokens_per_side**2,
     ).save_pretrained(folder)
     SmolVLMConfig(
         vision_config=vision,
@@ -152,7 +172,10 @@ def _write_smolvlm(
 
 
 def _write_smolvla(folder: Path, layers: int, image_size: int, max_dim: int) -> Path:
-    """LeRobot's config of a SmolVLA on the first ``layers`` of the language model in ``folder/vlm``."""
+    """Writes LeRobot's config of a SmolVLA.
+
+    It uses the first ``layers`` layers of the language model in ``folder/vlm``.
+    """
     from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
 
     SmolVLAConfig(
@@ -166,7 +189,8 @@ def _write_smolvla(folder: Path, layers: int, image_size: int, max_dim: int) -> 
     return folder
 
 
-def _tokenizer(sentences: Iterable[str]) -> Any:
+def _train_tokenizer(sentences: Iterable[str]) -> Any:
+    """A byte-pair tokenizer of ``sentences`` with the special tokens that SmolVLM needs."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,9 +1,15 @@
 """SmolVLA, pi0 and pi0.5 as policies that every algorithm here can post-train.
 
-LeRobot's own network, pre- and post-processing (``nets.py``, ``processors.py``, ``lerobot_io.py``);
-the sampler, its probabilities and the critic are those of every flow policy (``flow_base.py``). The
-flow's state is LeRobot's whole chunk, (C, D) with its padding: noise-free, the same noise gives the
-same actions as LeRobot's ``select_action``.
+The network and the pre- and post-processing are LeRobot's (``nets.py``, ``processors.py``,
+``lerobot_io.py``). The sampler, its probabilities and the critic are those of every flow policy
+(``flow_base.py``).
+
+    obs --Processors--> batch --net.prefix--> Prefix: keys and values of P tokens, pooled (N, F)
+    noise (N, C, D) --K steps of net.features and net.velocity--> x_K (N, C, D)
+    x_K --first H rows, A columns, Processors.unnormalize--> actions (N, H, A)
+
+The flow's state is LeRobot's whole chunk, (C, D) with its padding. Without noise in the steps, the
+same initial noise gives the same actions as LeRobot's ``select_action``.
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ from embodyrl.policies.flow_base import FlowPolicy, check_sampler, pad
 from embodyrl.policies.vla import lerobot_io
 from embodyrl.policies.vla.lora import add_adapters, without_adapters
 from embodyrl.policies.vla.nets import NETS, Prefix
-from embodyrl.policies.vla.prefix_cache import PrefixStore
+from embodyrl.policies.vla.prefix_cache import PrefixCache
 from embodyrl.policies.vla.processors import ACTION, STATE, ActionNormalizer, Processors
 from embodyrl.types import EnvSpec, Obs
 
@@ -33,46 +39,45 @@ TRAINED = ("expert", "language", "all")
 
 @dataclass(frozen=True)
 class VLAConfig:
-    """What to load, what of it to train, and how to sample.
+    """What to load, which parts to train, and how to sample.
 
     Attributes:
         name: registry name: ``smolvla``, ``pi0`` or ``pi05``.
         pretrained: a LeRobot checkpoint, a folder or an id of the Hugging Face hub.
         revision: of a hub id.
-        random_weights: take the architecture of ``pretrained``'s config.json alone, and train from
-            nothing.
-        vlm: folder or hub id whose tokenizer (SmolVLA: and model config) takes the place of the one
-            that the checkpoint names, for machines without a network.
-        cameras: the checkpoint's cameras in the order of the env's; empty where the names are the
+        random_weights: use only the config.json of ``pretrained``, and train from random weights.
+        vlm: folder or hub id of a tokenizer (and, for SmolVLA, a model config), used in place of
+            the one that the checkpoint names; for machines without a network.
+        cameras: the checkpoint's cameras in the order of the env's; empty if the names are the
             same.
-        horizon: H, actions that are executed before the next look.
-        chunk_size: C, actions that the model plans; 0 means as in the checkpoint, or with
-            ``random_weights`` H.
-        max_prefix: imitation gives the first 0 to so many actions of a chunk instead of asking for
-            them; see ``FlowVLAConfig``.
+        horizon: H, actions that are executed before the next observation.
+        chunk_size: C, actions that the model plans. 0 means as in the checkpoint, or H with
+            ``random_weights``.
+        max_prefix: imitation gives the first 0 to ``max_prefix`` actions of a chunk as an input
+            instead of predicting them; see ``FlowVLAConfig``.
         num_denoise_steps: K.
         train: ``expert`` trains the action expert and its projections, ``language`` the language
             model too, ``all`` the image encoder as well.
-        lora_rank: train low-rank adapters on the transformers that ``train`` names in place of
-            their weights; 0: none.
-        precision: ``float32``, or ``bfloat16``: frozen weights are stored in it and everything is
-            computed in it; what is trained stays float32.
-        checkpointing: compute the denoising steps anew in the backward pass, one at a time: less
+        lora_rank: train low-rank adapters of this rank instead of the transformers' weights; 0
+            trains the weights.
+        precision: ``float32``, or ``bfloat16``: everything is computed and frozen weights are
+            stored in bfloat16. Trained weights stay float32.
+        checkpointing: recompute the denoising steps in the backward pass, one at a time: less
             memory, more time.
-        keep_prefixes: how many observations' keys and values stay on the device, for later epochs
-            over the same rollout; needs ``train=expert``, and SmolVLA's projection of
-            proprioception is then frozen too. 0 for none.
+        keep_prefixes: number of observations whose keys and values stay on the device, for later
+            epochs over the same rollout; 0 for none. It needs ``train=expert``, and also freezes
+            SmolVLA's projection of proprioception.
         transition: how a step draws noise when training: ``flow_sde``, ``flow_cps`` or
             ``flow_noise``, whose std is learned and depends on observation, step and noisy chunk.
         eta: noise level of ``flow_sde`` and ``flow_cps``.
         noise_min: of ``flow_noise``; see ``FlowVLAConfig``.
-        noise_max: see there.
+        noise_max: see ``noise_min``.
         trained_steps: ``all`` steps draw noise and are trained, or ``one`` drawn at random per env.
         critic: what the value head sees: ``shared``, the language model's mean token and
             proprioception (no gradient into them), or ``privileged`` simulator state.
-        critic_width: of its two hidden layers.
-        steer_width: hidden width of a policy over the initial noise, which DSRL trains; 0 for none.
-        steer_bound: it chooses noise in [-steer_bound, steer_bound].
+        critic_width: of the value head's two hidden layers.
+        steer_width: hidden width of the noise policy, which DSRL trains; 0 for none.
+        steer_bound: the noise policy chooses noise in [-steer_bound, steer_bound].
     """
 
     name: str = "smolvla"
@@ -108,7 +113,7 @@ class VLAConfig:
         if self.keep_prefixes and self.train != "expert":
             raise UserError(
                 "policy.keep_prefixes keeps what a frozen model computed, but "
-                f"policy.train={self.train} trains it. Leave one of them out."
+                f"policy.train={self.train} trains this model. Leave one of them out."
             )
         if self.lora_rank and self.train == "all":
             raise UserError(
@@ -121,17 +126,21 @@ class VLAConfig:
             )
         if self.max_prefix and not 0 < self.max_prefix < self.horizon:
             raise UserError(
-                f"policy.max_prefix is {self.max_prefix}: it must leave some of the {self.horizon} "
-                "actions of a chunk to be asked for."
+                f"policy.max_prefix is {self.max_prefix}: it must be smaller than policy.horizon "
+                f"{self.horizon}, so that some actions are left to predict."
             )
 
 
 class VLA(FlowPolicy):
-    """See the module's docstring. Built on the CPU; weights are LeRobot's, or depend on torch's global seed."""
+    """See the module's docstring.
+
+    It is built on the CPU. Its weights are those of the checkpoint, or random from torch's global
+    generator.
+    """
 
     Config: ClassVar[type[VLAConfig]] = VLAConfig
     starts_fresh = ("noise.", "steer.")
-    """Parts that an initial checkpoint may lack."""
+    """Parts that may be missing in an initial checkpoint. They then keep their fresh weights."""
 
     def __init__(self, config: VLAConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec, config.eta, config.trained_steps)
@@ -140,35 +149,44 @@ class VLA(FlowPolicy):
                 f"policy.name={config.name} needs policy.pretrained: a LeRobot checkpoint (a "
                 "folder, or an id of the Hugging Face hub such as lerobot/smolvla_base)."
             )
-        lerobot_io.require()
-        # Without data, on the meta device, nothing but the architecture is wanted: an estimate of
-        # memory.
-        self._blank = torch.get_default_device().type == "meta"
-        folder = lerobot_io.find(config.pretrained, config.revision, weights=not self._blank)
+        lerobot_io.require_lerobot()
+        # On the meta device tensors have no data. The estimate of memory builds a policy there, and
+        # needs the architecture alone.
+        self._no_data = torch.get_default_device().type == "meta"
+
+        # LeRobot's policy: its config, then the network, weights and adapters.
+        folder = lerobot_io.find_checkpoint(
+            config.pretrained, config.revision, weights=not self._no_data
+        )
         self._lerobot_config = self._configure(folder)
         keys = lerobot_io.camera_keys(self._lerobot_config, spec, config.cameras, folder)
-        lerobot = lerobot_io.build(self._lerobot_config)
-        if not (config.random_weights or self._blank):
+        lerobot = lerobot_io.build_lerobot_policy(self._lerobot_config)
+        if not (config.random_weights or self._no_data):
             lerobot_io.read_weights(lerobot, folder)
         if config.lora_rank:
             add_adapters(lerobot, config.lora_rank, language=config.train == "language")
         self.net = NETS[config.name](lerobot)
         self._set_precision()
-        self._store = PrefixStore(config.keep_prefixes) if config.keep_prefixes else None
-        self.register_load_state_dict_post_hook(VLA._forget)
         if config.horizon > self.flow_shape[0]:
             raise UserError(
                 f"policy.horizon is {config.horizon}, but {folder} plans {self.flow_shape[0]} "
                 "actions. Lower it, or set policy.chunk_size too."
             )
+
+        # Prefixes computed with earlier weights are forgotten when new weights are loaded.
+        self._prefixes = PrefixCache(config.keep_prefixes) if config.keep_prefixes else None
+        self.register_load_state_dict_post_hook(VLA._forget_prefixes)
+
+        # Normalisation, from the checkpoint's own pipelines.
         with torch.device("cpu"):
-            self.processors = self._processors(folder, keys)
+            self.processors = self._load_processors(folder, keys)
         self.normalize_action = ActionNormalizer(self.processors)
-        width = self.net.width
-        self.noise = (
-            nn.Linear(width, self.flow_shape[1]) if config.transition == "flow_noise" else None
-        )
-        if self.noise is not None:
+
+        # The head of the learned noise, the value head and the noise policy. The first predicts
+        # zeros at the start, which is the middle of the range of the std.
+        self.noise = None
+        if config.transition == "flow_noise":
+            self.noise = nn.Linear(self.net.width, self.flow_shape[1])
             nn.init.zeros_(self.noise.weight)
             nn.init.zeros_(self.noise.bias)
         self.add_heads(self.net.pooled_width + spec.proprio_dim)
@@ -176,46 +194,46 @@ class VLA(FlowPolicy):
         self.eval()
 
     def _configure(self, folder: Path) -> Any:
-        """LeRobot's config, with this env's features and this run's choices."""
+        """LeRobot's config of the checkpoint, with this env's features and this run's settings."""
         c = self.config
         config = lerobot_io.read_config(
-            folder, c.name, weights=not (c.random_weights or self._blank)
+            folder, c.name, weights=not (c.random_weights or self._no_data)
         )
         for key in ("use_relative_actions", "adapt_to_pi_aloha"):
             if getattr(config, key, False):
                 raise UserError(
-                    f"{folder} was trained with {key}, which the envs here do not give. Use "
-                    "another one."
+                    f"{folder} was trained with {key}, which the envs here do not support. Use "
+                    "another checkpoint."
                 )
         lerobot_io.set_features(config, self.spec, keep_cameras=not c.random_weights)
-        config.device = "meta" if self._blank else "cpu"
+        # Compilation, checkpointing and real-time chunking are done here, not by LeRobot.
+        config.device = "meta" if self._no_data else "cpu"
         config.compile_model = False
         config.gradient_checkpointing = False
         config.rtc_config = None
+        # What is trained.
         config.freeze_vision_encoder = c.train != "all"
         config.train_expert_only = c.train == "expert"
-        if c.vlm and hasattr(config, "vlm_model_name"):
-            config.vlm_model_name = c.vlm
         if c.keep_prefixes and hasattr(config, "train_state_proj"):
             config.train_state_proj = False
-        chunk = c.chunk_size or (c.horizon if c.random_weights else config.chunk_size)
-        config.chunk_size = chunk
-        config.n_action_steps = min(c.horizon, chunk)
-        # An export samples as it was trained.
-        setattr(
-            config,
-            "num_steps" if hasattr(config, "num_steps") else "num_inference_steps",
-            c.num_denoise_steps,
-        )
+        if c.vlm and hasattr(config, "vlm_model_name"):
+            config.vlm_model_name = c.vlm
+        # Chunk and denoising steps; an export then samples in LeRobot as it was trained here.
+        config.chunk_size = c.chunk_size or (c.horizon if c.random_weights else config.chunk_size)
+        config.n_action_steps = min(c.horizon, config.chunk_size)
+        steps_key = "num_steps" if hasattr(config, "num_steps") else "num_inference_steps"
+        setattr(config, steps_key, c.num_denoise_steps)
         return config
 
-    def _processors(self, folder: Path, keys: dict[str, str]) -> Processors:
+    def _load_processors(self, folder: Path, keys: dict[str, str]) -> Processors:
+        """The checkpoint's pipelines; ``keys``: camera of the env -> key of the checkpoint."""
         c = self.config
         spec = self.spec
         config = self._lerobot_config
         make = lerobot_io.make_processors if c.random_weights else lerobot_io.read_processors
         processors = Processors(*make(config, folder, c.vlm), keys)
         processors.set_features({**config.input_features, **config.output_features})
+        # Statistics of another robot's dims are removed. Acting is refused until new ones are set.
         for key, dims, what in (
             (STATE, spec.proprio_dim, "proprio"),
             (ACTION, spec.action_dim, "action"),
@@ -230,15 +248,18 @@ class VLA(FlowPolicy):
         return processors
 
     def _set_precision(self) -> None:
+        """Stores frozen weights in ``config.precision``, and trained ones in float32."""
         if self.config.precision == "bfloat16":
-            self.net.halve()
+            self.net.to_bfloat16()
+        # In bfloat16 a small step of the optimiser would be rounded away.
         for p in self.net.parameters():
-            if p.requires_grad:  # small steps would be rounded away in bfloat16
+            if p.requires_grad:
                 p.data = p.data.float()
 
-    def _forget(self, _: Any) -> None:
-        if self._store is not None:
-            self._store.clear()
+    def _forget_prefixes(self, _: Any) -> None:
+        """The hook that runs after weights are loaded."""
+        if self._prefixes is not None:
+            self._prefixes.clear()
 
     @property
     def flow_shape(self) -> tuple[int, int]:
@@ -251,19 +272,19 @@ class VLA(FlowPolicy):
         return [p for p in super().actor_parameters() if p not in frozen]
 
     def encode(self, obs: Obs) -> Prefix:
-        """The prefix and its keys and values, once per observation."""
+        """The prefix and its keys and values; computed once per observation."""
         batch = self.processors(obs)
-        if self._store is None:
-            return self._prefix(batch)
+        if self._prefixes is None:
+            return self._compute_prefix(batch)
         with torch.no_grad():
-            return self._store.get(batch, self._prefix)
+            return self._prefixes.get(batch, self._compute_prefix)
 
-    def _prefix(self, batch: dict[str, Any]) -> Prefix:
+    def _compute_prefix(self, batch: dict[str, Any]) -> Prefix:
         with self._autocast():
             return self.net.prefix(batch)
 
     def _features(self, context: Prefix, x: Tensor, t: Tensor) -> Float[Tensor, "n k c w"]:
-        """The expert's last hidden states."""
+        """The expert's last hidden states at x (N, K, C, D), or (N, K, H, A) padded with zeros."""
 
         def compute(x: Tensor, t: Tensor) -> Tensor:
             with self._autocast():
@@ -272,37 +293,48 @@ class VLA(FlowPolicy):
         x = pad(x, self.flow_shape)
         if not (self.config.checkpointing and torch.is_grad_enabled()):
             return compute(x, t)
+        # Gradient checkpointing: each denoising step is recomputed in the backward pass.
         steps = zip(x.split(1, dim=1), t.split(1, dim=1), strict=True)
         parts = [cast(Tensor, checkpoint(compute, *step, use_reentrant=False)) for step in steps]
         return torch.cat(parts, dim=1)
 
     def _autocast(self) -> torch.autocast:
+        """The context manager under which the network computes in ``config.precision``."""
         device = next(self.critic.parameters()).device.type
         return torch.autocast(device, torch.bfloat16, enabled=self.config.precision == "bfloat16")
 
     def velocity(self, context: Prefix, x: Tensor, t: Tensor) -> Tensor:
-        """The velocity at x (N, K, C, D), or (N, K, H, A) with nothing but zeros beyond; of x's shape.
+        """The velocity, of x's shape.
 
-        Times t are (N, K), or (N, K, C) for a policy with ``max_prefix``.
+        Args:
+            context: of N observations.
+            x: (N, K, C, D) noisy chunks, or (N, K, H, A), which is padded with zeros.
+            t: (N, K) their times; or (N, K, C), a time for each action (``max_prefix``).
         """
         features = self._features(context, x, t)
         return self.net.velocity(features)[..., : x.shape[-2], : x.shape[-1]]
 
     def step_inputs(self, context: Prefix, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Velocity and, for Flow-Noise, the log-std, both of x's shape."""
+        """Velocity and, for Flow-Noise, the log-std, both of x's shape; see ``velocity``."""
         c = self.config
         features = self._features(context, x, t)
-        cut = (..., slice(x.shape[-2]), slice(x.shape[-1]))
-        velocity = self.net.velocity(features)[cut]
+        # Both heads predict (N, K, C, D): cut them to x's shape.
+        rows, columns = x.shape[-2:]
+        velocity = self.net.velocity(features)[..., :rows, :columns]
         if self.noise is None:
             return velocity, None
+        raw_log_std = self.noise(features)[..., :rows, :columns]
         scale = c.num_denoise_steps**-0.5
-        return velocity, squash_log_std(
-            self.noise(features)[cut], c.noise_min * scale, c.noise_max * scale
-        )
+        return velocity, squash_log_std(raw_log_std, c.noise_min * scale, c.noise_max * scale)
 
     def fit_inputs(self, proprio: Tensor, actions: Tensor) -> None:
-        """Normalises by the statistics of demonstrations, as LeRobot's fine-tuning does."""
+        """Sets the normalisation from demonstrations: proprio (B, P) and actions (B, A).
+
+        LeRobot's fine-tuning does the same.
+
+        Raises:
+            UserError: the policy executes only a part of its chunk.
+        """
         if self.config.horizon != self.flow_shape[0]:
             raise UserError(
                 f"Imitation learns whole chunks: set policy.horizon={self.flow_shape[0]}, which is "
@@ -313,19 +345,21 @@ class VLA(FlowPolicy):
 
     def save_lerobot(self, folder: str | Path) -> Path:
         """Writes a checkpoint that LeRobot's own ``from_pretrained`` loads."""
-        return lerobot_io.write(without_adapters(self.net.lerobot), self.processors, folder)
+        merged = without_adapters(self.net.lerobot)
+        return lerobot_io.write_checkpoint(merged, self.processors, folder)
 
     def train(self, mode: bool = True) -> VLA:
-        """Nothing changes: dropout would make a path's probability differ from when it was sampled."""
+        """Stays in evaluation mode: with dropout, the probability of a path would be random."""
         return super().train(False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> VLA:
-        """A copy that shares the frozen weights: of a model of 3 billion most are."""
+        """A copy that shares the frozen weights, which are most of a large model's weights."""
+        # What is in the memo counts as copied already.
         memo |= {id(p): p for p in self._frozen}
-        twin = self.__class__.__new__(self.__class__)
-        memo[id(self)] = twin
-        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        return twin
+        copied = self.__class__.__new__(self.__class__)
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
 
 
 @dataclass(frozen=True)

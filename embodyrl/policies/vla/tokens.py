@@ -1,9 +1,13 @@
-"""A vision-language model that says its actions in tokens: autoregressively, or all at once.
+"""A vision-language model that predicts actions as tokens, one after the other or all at once.
 
-Each dim of each action is one of ``bins`` words, as in RT-2 (arXiv:2307.15818) and OpenVLA
-(arXiv:2406.09246); with ``decoding=parallel`` learned queries take the place of the words before,
-and one pass decides the chunk, as in OpenVLA-OFT (arXiv:2502.19645). The likelihood is exact, so
-PPO and GRPO need no noise: what a rollout keeps as its trace is one step from nothing to the chunk,
+Each dim of each action is one of ``bins`` tokens, so a chunk is L = H * A tokens.
+
+    decoding          a token sees                        passes   as in
+    autoregressive    the prompt and all tokens before    L        RT-2, OpenVLA
+    parallel          the prompt and learned queries      1        OpenVLA-OFT
+
+(RT-2 is arXiv:2307.15818, OpenVLA 2406.09246, OpenVLA-OFT 2502.19645.) The likelihood is exact, so
+PPO and GRPO need no added noise. The trace of a rollout has a single step, from zeros to the chunk
 in units of bins.
 """
 
@@ -23,7 +27,7 @@ from embodyrl.functional.losses import masked_mean
 from embodyrl.policies.flow_base import ActorCritic
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.vla import lerobot_io
-from embodyrl.policies.vla.nets import fork
+from embodyrl.policies.vla.nets import copy_cache
 from embodyrl.policy import Mode
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
 
@@ -32,19 +36,20 @@ DECODING = ("parallel", "autoregressive")
 
 @dataclass(frozen=True)
 class TokenVLAConfig:
-    """What to load, and how actions are said.
+    """What to load, and how actions become tokens.
 
     Attributes:
         name: registry name.
         vlm: folder or hub id of a SmolVLM, with its tokenizer.
-        random_weights: take its config alone, and train from nothing.
-        horizon: H.
+        random_weights: use only its config, and train from random weights.
+        horizon: H, actions in a chunk.
         decoding: ``parallel`` or ``autoregressive``.
-        bins: words per dim of an action.
-        temperature: of sampling when training; evaluation takes the most likely word.
+        bins: tokens per dim of an action.
+        temperature: of sampling when training; evaluation takes the most likely token.
         train_vision: whether the image encoder is trained too.
-        critic: what the value head sees: ``shared`` (the prompt's mean token) or ``privileged``.
-        critic_width: of its two hidden layers.
+        critic: what the value head sees: ``shared`` (the prompt's mean token) or ``privileged``
+            simulator state.
+        critic_width: of the value head's two hidden layers.
     """
 
     name: str = "token_vla"
@@ -71,11 +76,11 @@ class TokenVLAConfig:
 
 @dataclass
 class Prompt:
-    """Pictures, instruction and proprioception of N observations, as the language model has them.
+    """Images, instruction and proprioception of N observations, encoded by the language model.
 
     Attributes:
         cache: keys and values of every layer.
-        mask: (N, P) the tokens that are there.
+        mask: (N, P) 1 at real tokens, 0 at padding.
         pooled: (N, W) the mean token.
     """
 
@@ -85,8 +90,8 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Words:
-    """What ``ClippedActor`` asks of a transition: one step, whose density is exact."""
+class TokenTransition:
+    """The ``policy.Steps`` of this policy: one step, whose probability is exact."""
 
     kind: str = "words"
     num_steps: int = 1
@@ -94,8 +99,16 @@ class Words:
     eta: float = 0.0
 
 
-class Bins(nn.Module):
-    """Actions (..., A) as numbers of bins between the 1% and 99% quantiles of the data; [-1, 1] until it is fitted."""
+class ActionBins(nn.Module):
+    """Maps actions (..., A) to bin numbers, and back.
+
+    The bins divide the range between the 1% and the 99% quantile of the data; before ``fit``, the
+    range [-1, 1].
+
+    Args:
+        dims: A.
+        count: bins per dim.
+    """
 
     low: Tensor
     high: Tensor
@@ -108,27 +121,29 @@ class Bins(nn.Module):
 
     @torch.no_grad()
     def fit(self, actions: Tensor) -> None:
-        """Of actions (B, A); a dim that hardly varies keeps a width of .1."""
-        low, high = torch.quantile(
-            actions.double(), torch.tensor([0.01, 0.99], dtype=torch.float64), dim=0
-        ).float()
+        """Sets the range from actions (B, A); it is at least .1 wide in every dim."""
+        quantiles = torch.tensor([0.01, 0.99], dtype=torch.float64)
+        low, high = torch.quantile(actions.double(), quantiles, dim=0).float()
         middle = (low + high) / 2
-        half = ((high - low) / 2).clamp_min(0.05)
-        self.low.copy_(middle - half)
-        self.high.copy_(middle + half)
+        half_width = ((high - low) / 2).clamp_min(0.05)
+        self.low.copy_(middle - half_width)
+        self.high.copy_(middle + half_width)
 
     def forward(self, actions: Tensor) -> Tensor:
-        """The nearest bin's number, as a float."""
-        share = (actions - self.low) / (self.high - self.low)
-        return (share * self.count - 0.5).round().clamp(0, self.count - 1)
+        """The number of the bin whose middle is nearest, as a float."""
+        fraction = (actions - self.low) / (self.high - self.low)
+        return (fraction * self.count - 0.5).round().clamp(0, self.count - 1)
 
     def inverse(self, number: Tensor) -> Tensor:
-        """The bin's middle."""
+        """The middle of the bin."""
         return self.low + (number + 0.5) / self.count * (self.high - self.low)
 
 
 class TokenVLA(ActorCritic):
-    """See the module's docstring. Weights are the checkpoint's, or depend on torch's global seed."""
+    """See the module's docstring.
+
+    Its weights are those of the checkpoint, or random from torch's global generator.
+    """
 
     Config = TokenVLAConfig
 
@@ -136,40 +151,46 @@ class TokenVLA(ActorCritic):
         super().__init__()
         self.config = config
         self.spec = spec
-        self.transition = Words()
+        self.transition = TokenTransition()
         if not config.vlm or not spec.cameras:
             raise UserError(
                 "policy.name=token_vla needs policy.vlm, a SmolVLM (a folder, or an id of the "
                 "Hugging Face hub such as HuggingFaceTB/SmolVLM2-500M-Video-Instruct), and an env "
                 "with a camera."
             )
-        lerobot_io.require()
+        lerobot_io.require_lerobot()
         from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-        with lerobot_io.explained(config.vlm):
+        # The pretrained vision-language model.
+        with lerobot_io.explain_hub_errors(config.vlm):
             vlm = AutoConfig.from_pretrained(config.vlm)
             if vlm.model_type != "smolvlm":
                 raise UserError(
-                    f"{config.vlm} is a {vlm.model_type}, and token_vla knows SmolVLM alone. Give "
-                    "such a one."
+                    f"{config.vlm} is a {vlm.model_type}, and token_vla supports SmolVLM only. "
+                    "Give a SmolVLM."
                 )
             self.tokenizer = AutoTokenizer.from_pretrained(config.vlm)
-            fresh = config.random_weights
-            self.vlm: Any = (
-                AutoModel.from_config(vlm) if fresh else AutoModel.from_pretrained(config.vlm)
-            )
+            self.vlm: Any
+            if config.random_weights:
+                self.vlm = AutoModel.from_config(vlm)
+            else:
+                self.vlm = AutoModel.from_pretrained(config.vlm)
         width = vlm.text_config.hidden_size
         length = config.horizon * spec.action_dim
         self.image_size = int(vlm.vision_config.image_size)
-        self.normalize_action = Bins(spec.action_dim, config.bins)
+        # Inputs: proprioception is one token of the prompt.
+        self.normalize_action = ActionBins(spec.action_dim, config.bins)
         self.normalize_proprio = Normalizer(spec.proprio_dim)
         self.proprio = nn.Linear(spec.proprio_dim, width)
+        # The L action tokens: a learned query for each place in the chunk and, if autoregressive,
+        # an embedding of the token before. It starts as small as the queries, so that it does not
+        # hide the observation.
         self.query = nn.Parameter(torch.randn(length, width) * 0.02)
-        self.word = (
-            nn.Embedding(config.bins, width) if config.decoding == "autoregressive" else None
-        )
-        if self.word is not None:  # as small as the queries, or words would drown what is seen
+        self.word = None
+        if config.decoding == "autoregressive":
+            self.word = nn.Embedding(config.bins, width)
             nn.init.normal_(self.word.weight, std=0.02)
+        # The output starts as a uniform distribution over the bins.
         self.head = nn.Linear(width, config.bins)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -178,7 +199,7 @@ class TokenVLA(ActorCritic):
         self.eval()
 
     def train(self, mode: bool = True) -> TokenVLA:
-        """Nothing changes: dropout would make a probability differ from when it was sampled."""
+        """Stays in evaluation mode: with dropout, the probability of a chunk would be random."""
         return super().train(False)
 
     def actor_parameters(self) -> list[nn.Parameter]:
@@ -186,19 +207,22 @@ class TokenVLA(ActorCritic):
         return [p for p in super().actor_parameters() if p.requires_grad]
 
     def encode(self, obs: Obs) -> Prompt:
-        """One pass of the language model over pictures, instruction and proprioception."""
+        """One pass of the language model over images, instruction and proprioception."""
         device = self.query.device
-        said = self.tokenizer(
+        text = self.tokenizer(
             list(obs.instruction), padding=True, padding_side="right", return_tensors="pt"
         ).to(device)
-        parts = [self._picture(obs.images[name]) for name in self.spec.cameras]
-        masks = [said["attention_mask"].new_ones(part.shape[:2]) for part in parts]
+        # The prompt: tokens of all images, of the instruction, and one of proprioception. Only the
+        # instruction has padding.
+        tokens = [self._image_tokens(obs.images[name]) for name in self.spec.cameras]
+        masks = [text["attention_mask"].new_ones(part.shape[:2]) for part in tokens]
         state = self.proprio(self.normalize_proprio(obs.proprio))
-        parts += [self.vlm.get_input_embeddings()(said["input_ids"]), state[:, None]]
-        masks += [said["attention_mask"], masks[0].new_ones(len(obs), 1)]
+        tokens += [self.vlm.get_input_embeddings()(text["input_ids"]), state[:, None]]
+        masks += [text["attention_mask"], masks[0].new_ones(len(obs), 1)]
         mask = torch.cat(masks, dim=1)
+        # Positions count the real tokens.
         out = self.vlm.text_model(
-            inputs_embeds=torch.cat(parts, dim=1),
+            inputs_embeds=torch.cat(tokens, dim=1),
             attention_mask=mask,
             position_ids=(mask.cumsum(1) - 1).clamp_min(0),
             use_cache=True,
@@ -206,19 +230,23 @@ class TokenVLA(ActorCritic):
         mean = (out.last_hidden_state * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
         return Prompt(out.past_key_values, mask, mean)
 
-    def _picture(self, image: Tensor) -> Tensor:
+    def _image_tokens(self, image: Tensor) -> Tensor:
         """(N, h, w, 3) uint8 to tokens (N, P, W)."""
         x = F.interpolate(
             image.permute(0, 3, 1, 2).float() / 127.5 - 1.0,
             size=(self.image_size,) * 2,
             mode="bilinear",
         )
-        return self.vlm.connector(
-            self.vlm.vision_model(pixel_values=x, patch_attention_mask=None).last_hidden_state
-        )
+        encoded = self.vlm.vision_model(pixel_values=x, patch_attention_mask=None)
+        return self.vlm.connector(encoded.last_hidden_state)
 
-    def _go_on(self, mask: Tensor, cache: Any, inputs: Tensor) -> Float[Tensor, "n l bins"]:
-        """Logits after further inputs (N, L, W) behind a prompt; ``cache`` grows."""
+    def _continue_prompt(
+        self, mask: Tensor, cache: Any, inputs: Tensor
+    ) -> Float[Tensor, "n l bins"]:
+        """Logits of the tokens at further inputs (N, L, W) after a prompt.
+
+        Their keys and values are appended to ``cache``. ``mask`` is that of the prompt.
+        """
         mask = torch.cat([mask, mask.new_ones(inputs.shape[:2])], dim=1)
         positions = mask.cumsum(1)[:, -inputs.shape[1] :] - 1
         out = self.vlm.text_model(
@@ -230,83 +258,97 @@ class TokenVLA(ActorCritic):
         )
         return self.head(out.last_hidden_state).float()
 
-    def _inputs(self, words: Int[Tensor, "n l"]) -> Float[Tensor, "n l w"]:
-        """What the model sees where it says each word: a query, and with ``autoregressive`` the word before."""
-        inputs = self.query.expand(len(words), -1, -1)
+    def _inputs(self, tokens: Int[Tensor, "n l"]) -> Float[Tensor, "n l w"]:
+        """The model's input at the place of each token.
+
+        It is a learned query; with ``autoregressive``, the embedding of the token before is added.
+        """
+        inputs = self.query.expand(len(tokens), -1, -1)
         if self.word is None:
             return inputs
-        return inputs + F.pad(self.word(words)[:, :-1], (0, 0, 1, 0))
+        # Shifted by one place; the first token has none before it.
+        return inputs + F.pad(self.word(tokens)[:, :-1], (0, 0, 1, 0))
 
-    def logits(self, context: Prompt, words: Int[Tensor, "n l"]) -> Float[Tensor, "n l bins"]:
-        """Of every word, given those before it (which ``parallel`` does not read)."""
-        return (
-            self._go_on(context.mask, fork(context.cache), self._inputs(words))
-            / self.config.temperature
-        )
+    def logits(self, context: Prompt, tokens: Int[Tensor, "n l"]) -> Float[Tensor, "n l bins"]:
+        """Logits of every token, given those before it (which ``parallel`` does not read)."""
+        cache = copy_cache(context.cache)
+        logits = self._continue_prompt(context.mask, cache, self._inputs(tokens))
+        return logits / self.config.temperature
 
     @torch.no_grad()
     def sample(self, obs: Obs, *, generator: Generators, mode: Mode) -> ActionSample:
-        """See ``Policy.sample``."""
+        """See ``Actor.sample``."""
         context = self.encode(obs)
         n = len(obs)
         length = len(self.query)
-        # One uniform number per word; as randn takes a generator per row, the uniform is the
-        # normal's quantile.
+        # One uniform number per token. Only randn takes a generator per row, so a normal number is
+        # mapped to a uniform one by its distribution function.
         uniform = torch.special.ndtr(randn((n, length), generator, obs.proprio.device))
-        words = torch.zeros(n, length, dtype=torch.long, device=uniform.device)
+        tokens = torch.zeros(n, length, dtype=torch.long, device=uniform.device)
         if self.word is None:
-            words = _choose(self.logits(context, words), uniform, mode)
+            # Parallel: one pass for all tokens.
+            tokens = _choose_tokens(self.logits(context, tokens), uniform, mode)
         else:
-            cache = fork(context.cache)
+            # Autoregressive: one pass per token, which extends the prompt's keys and values.
+            cache = copy_cache(context.cache)
             mask = context.mask
             for i in range(length):
-                logits = (
-                    self._go_on(mask, cache, self._inputs(words)[:, i : i + 1])
-                    / self.config.temperature
-                )
-                words[:, i : i + 1] = _choose(logits, uniform[:, i : i + 1], mode)
+                this = slice(i, i + 1)
+                logits = self._continue_prompt(mask, cache, self._inputs(tokens)[:, this])
+                logits = logits / self.config.temperature
+                tokens[:, this] = _choose_tokens(logits, uniform[:, this], mode)
                 mask = torch.cat([mask, mask.new_ones(n, 1)], dim=1)
-        numbers = words.view(n, self.config.horizon, self.spec.action_dim).float()
+        # Bin numbers back to actions.
+        numbers = tokens.view(n, self.config.horizon, self.spec.action_dim).float()
         actions = self.normalize_action.inverse(numbers).clamp(-1.0, 1.0)
         if mode == "eval":
             return ActionSample(actions)
         trace = DenoisingTrace(
             torch.stack([torch.zeros_like(numbers), numbers], dim=1),
-            torch.ones_like(words[:, :1], dtype=torch.bool),
+            torch.ones_like(tokens[:, :1], dtype=torch.bool),
         )
-        scored = self._score(context, words)
-        return ActionSample(actions, trace, scored[0], self.value(obs, context))
+        logprob, _ = self._score(context, tokens)
+        return ActionSample(actions, trace, logprob, self.value(obs, context))
 
     def evaluate(self, obs: Obs, trace: DenoisingTrace) -> PolicyEval:
-        """See ``Policy.evaluate``; all words in one pass."""
+        """See ``ScoresPaths.evaluate``; all tokens in one pass."""
         context = self.encode(obs)
         logprob, entropy = self._score(context, trace.x[:, 1].flatten(1).long())
         return PolicyEval(logprob, entropy, self.value(obs, context))
 
-    def _score(self, context: Prompt, words: Int[Tensor, "n l"]) -> tuple[Tensor, Tensor]:
-        """(N, 1) log-probability of a chunk, and (N,) mean entropy of its words."""
-        log = self.logits(context, words).log_softmax(-1)
-        return log.gather(-1, words[..., None])[..., 0].sum(1, keepdim=True), -(
-            log.exp() * log
-        ).sum(-1).mean(1)
+    def _score(self, context: Prompt, tokens: Int[Tensor, "n l"]) -> tuple[Tensor, Tensor]:
+        """(N, 1) log-probability of a chunk, and (N,) mean entropy of its tokens."""
+        log_probs = self.logits(context, tokens).log_softmax(-1)
+        chosen = log_probs.gather(-1, tokens[..., None])[..., 0]
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        return chosen.sum(1, keepdim=True), entropy.mean(1)
 
     def imitation_loss(self, obs: Obs, actions: Float[Tensor, "b h a"], mask: Tensor) -> Tensor:
-        """Cross-entropy of demonstrated actions, those with ``mask`` (B, H), in nats per word."""
-        words = self.normalize_action(actions).long()
-        logits = self.logits(self.encode(obs), words.flatten(1)) * self.config.temperature
-        loss = F.cross_entropy(logits.flatten(0, 1), words.flatten(), reduction="none").view(
-            words.shape
-        )
-        return masked_mean(loss.mean(-1), mask)
+        """Cross-entropy of demonstrated actions, in nats per token.
+
+        Args:
+            obs: B observations.
+            actions: (B, H, A).
+            mask: (B, H) actions that count.
+        """
+        tokens = self.normalize_action(actions).long()
+        # The temperature belongs to sampling: imitation fits the plain distribution.
+        logits = self.logits(self.encode(obs), tokens.flatten(1)) * self.config.temperature
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none")
+        return masked_mean(loss.view(tokens.shape).mean(-1), mask)
 
     def fit_inputs(self, proprio: Tensor, actions: Tensor) -> None:
-        """Normalises by the statistics of demonstrations."""
+        """Sets the normalisation from demonstrations: proprio (B, P) and actions (B, A)."""
         self.normalize_proprio.fit(proprio)
         self.normalize_action.fit(actions)
 
 
-def _choose(logits: Tensor, uniform: Tensor, mode: Mode) -> Tensor:
-    """Words (N, L): the most likely, or drawn by inverting the distribution function at ``uniform`` (N, L)."""
+def _choose_tokens(logits: Tensor, uniform: Tensor, mode: Mode) -> Tensor:
+    """Tokens (N, L) from logits (N, L, bins).
+
+    In ``"eval"`` mode the most likely ones; otherwise drawn by inverting the distribution function
+    at ``uniform`` (N, L).
+    """
     if mode == "eval":
         return logits.argmax(-1)
     below = logits.softmax(-1).cumsum(-1) < uniform[..., None]

@@ -54,7 +54,7 @@ def load_arm(file: str) -> tuple[Franka, SafetyConfig]:
     Raises:
         UserError: no such file, an unknown key, or no workspace.
     """
-    from embodyrl.config import build
+    from embodyrl.config import build_section
 
     if not file:
         # franka-sim does not promise to run in real time, and has a hand only in the scene.
@@ -63,6 +63,6 @@ def load_arm(file: str) -> tuple[Franka, SafetyConfig]:
     purpose = "It names the arm and its workspace; see docs/robot_libfranka.md."
     raw = read_sections(file, ("libfranka", "safety"), purpose)
     safety = build_safety(file, raw.get("safety") or {})
-    arm = build("libfranka", Franka, raw.get("libfranka") or {})
+    arm = build_section("libfranka", Franka, raw.get("libfranka") or {})
     cameras = {name: str(source) for name, source in arm.cameras.items()}
     return replace(arm, home=tuple(arm.home), cameras=cameras), safety

@@ -119,7 +119,7 @@ def load_robot(file: str) -> tuple[Topics, SafetyConfig]:
     Raises:
         UserError: no such file or preset, an unknown key, or no workspace.
     """
-    from embodyrl.config import build
+    from embodyrl.config import build_section
 
     if not file:
         return PRESETS["twin"], SafetyConfig(**SAFETY["twin"])
@@ -130,5 +130,7 @@ def load_robot(file: str) -> tuple[Topics, SafetyConfig]:
         raise UserError(f"There is no preset {preset!r}. {did_you_mean(preset, PRESETS)}")
     # What the file says counts above the preset.
     safety = build_safety(file, {**SAFETY.get(preset, {}), **(raw.get("safety") or {})})
-    topics = build("topics", Topics, {**asdict(PRESETS[preset]), **(raw.get("topics") or {})})
+    topics = build_section(
+        "topics", Topics, {**asdict(PRESETS[preset]), **(raw.get("topics") or {})}
+    )
     return replace(topics, joints=tuple(topics.joints), fingers=tuple(topics.fingers)), safety

@@ -127,7 +127,7 @@ class NativeEnv(CompiledEnv):
                 simulation.step(numbers[k, h])
                 broken[h, k] = fault = simulation.broken()
                 solved[h, k] = success = not fault and simulation.success()
-                if fault or (success and not self._goes_on):
+                if fault or (success and not self._ignore_success):
                     break
 
         rows = active.nonzero().flatten().tolist()

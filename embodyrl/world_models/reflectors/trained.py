@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from embodyrl.errors import UserError
-from embodyrl.word_embeddings import load_words
+from embodyrl.word_embeddings import load_word_embeddings
 from embodyrl.world_models.nets.diffusers_io import ConfigMixin, ModelMixin, register_to_config
 from embodyrl.world_models.reflectors.base import check_window
 from embodyrl.world_models.reflectors.calibration import Calibration
@@ -157,7 +157,7 @@ class _Encoder(nn.Module):
 
 @cache
 def _words() -> tuple[Tensor, Any]:
-    return load_words()
+    return load_word_embeddings()
 
 
 @cache
