@@ -20,7 +20,7 @@ from embodyrl.functional.losses import flow_matching_loss
 from embodyrl.policies.flow_base import pad
 from embodyrl.policies.sample_path import given_prefix
 from embodyrl.policies.vision import random_shift
-from embodyrl.policy import FlowPolicyProtocol, HasFlow, Imitates, Policy
+from embodyrl.policy import FlowPolicyProtocol, HasFlow, Imitates, Policy, has_ability
 from embodyrl.types import DenoisingTrace, EnvSpec, Obs
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class SFT(Algorithm):
 
     def __init__(self, config: SFTConfig, policy: Policy) -> None:
         super().__init__(config, policy)
-        if not isinstance(policy, HasFlow | Imitates):
+        if not (has_ability(policy, HasFlow) or has_ability(policy, Imitates)):
             raise UserError(
                 f"{config.name} needs a policy with the ability HasFlow, or Imitates (an "
                 f"imitation_loss of its own), and {type(policy).__name__} has neither. See "
@@ -187,7 +187,7 @@ class SFT(Algorithm):
         policy = self.policy
         given: tuple[Tensor, ...] = (actions,)
         loss: Callable[..., Tensor]
-        if isinstance(policy, Imitates):
+        if has_ability(policy, Imitates):
             loss = cast("Callable[..., Tensor]", policy.imitation_loss)
         else:
             loss = cast("Callable[..., Tensor]", partial(pair_loss, policy))
@@ -238,7 +238,7 @@ class SFT(Algorithm):
     @classmethod
     def memory_plan(cls, config: SFTConfig, policy: Any, spec: EnvSpec) -> MemoryPlan | None:
         """See ``Algorithm``; known for policies with a flow."""
-        if not isinstance(policy, HasFlow):
+        if not has_ability(policy, HasFlow):
             return None
         rows = min(config.microbatch_size or config.batch_size, config.batch_size)
         return MemoryPlan(rows, flow_loss_of_shapes, extra_policies=1)

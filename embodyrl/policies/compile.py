@@ -9,13 +9,13 @@ steps differ by rounding.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from embodyrl.errors import UserError
-from embodyrl.policy import HasFlow, Policy
+from embodyrl.policy import HasFlow, Policy, has_ability
 
 StepFunction = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """A policy's ``step_inputs``."""
@@ -27,12 +27,13 @@ def compile_sampling(policy: Policy) -> None:
     Raises:
         UserError: the policy has no denoising steps.
     """
-    if not isinstance(policy, HasFlow):
+    if not has_ability(policy, HasFlow):
         raise UserError(
             f"run.compile compiles denoising steps, and {policy.config.name} has none. Leave "
             "run.compile out."
         )
-    policy.step_inputs = CompiledStep(policy.step_inputs, next(policy.parameters()).device.type)
+    flow = cast(Any, policy)
+    flow.step_inputs = CompiledStep(flow.step_inputs, next(policy.parameters()).device.type)
 
 
 class CompiledStep:
