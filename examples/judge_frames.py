@@ -1,0 +1,58 @@
+"""Train a reflector, a network that says from pictures whether the task is solved, and use it.
+
+You learn: how recorded frames get labels, that a reflector sees a window of frames and the
+instruction, and how good its judgements are on episodes that it did not learn from. A reflector
+gives the reward where there is no simulator to ask: in dreams, and on a robot.
+
+Costs: 60 s. Needs: record_and_replay.py; pip install 'embodyrl[wm]'.
+Writes: runs/examples/reflector. Prints: its score, and its judgement along an episode.
+Options: --quick trains for a shorter time.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from embodyrl.world_models.reflectors.folder import load_reflector, save_reflector
+from embodyrl.world_models.reflectors.labelled_episodes import load_episodes
+from embodyrl.world_models.reflectors.metrics import auroc
+from embodyrl.world_models.reflectors.score import judge_episodes
+from embodyrl.world_models.reflectors.train_reflector import TrainConfig, train
+from embodyrl.world_models.reflectors.trained import TrainedReflector
+
+OUT = Path("runs/examples")
+STEPS = 20 if "--quick" in sys.argv else 200
+
+
+def main() -> None:
+    # A frame is labelled by the reward that led to it. Whole episodes are held out.
+    episodes = load_episodes(OUT / "pictures")
+    learned, held_out = episodes.split(held_out=0.25)
+    print(f"{len(learned)} frames to learn from, {learned.label.mean():.0%} of them solved")
+
+    # Binary cross-entropy on windows of three frames: the first, the last one, and this one.
+    torch.manual_seed(0)
+    reflector = TrainedReflector({"front": (32, 32)}, window=3)
+    train(learned, TrainConfig(steps=STEPS), reflector)
+    save_reflector(reflector, OUT / "reflector")
+
+    # Use it: the probability of every held-out frame that the task is solved.
+    reflector = load_reflector(OUT / "reflector")
+    probability = judge_episodes(reflector, held_out)
+    print(f"held-out AUROC {auroc(probability, held_out.label):.2f} (0.5 is chance, 1 perfect)")
+
+    # Along an episode that is solved at its end.
+    number = held_out.numbers[held_out.solved][0]
+    for label, p in zip(
+        held_out.label[held_out.episode == number],
+        probability[held_out.episode == number],
+        strict=True,
+    ):
+        bar = "#" * int(np.nan_to_num(p) * 40)
+        print(f"{'solved' if label else '      '} {p:.2f} {bar}")
+
+
+if __name__ == "__main__":
+    main()
