@@ -122,10 +122,10 @@ def test_data_that_name_no_objects_are_told_and_go_with_their_own_models(
     )
     monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: data))
     hardly_trained(WorldTrainConfig(**quick, out=str(tmp_path / "plain")))
-    assert "collect anew" in capsys.readouterr().out
+    assert "collect the data again" in capsys.readouterr().out
     data.spec = dataclasses.replace(data.spec, layout=(("hand", 0, 2),))
     hardly_trained(WorldTrainConfig(**quick, out=str(tmp_path / "named")))
-    assert "collect anew" not in capsys.readouterr().out
+    assert "collect the data again" not in capsys.readouterr().out
     with pytest.raises(UserError, match=r"disagree on which numbers .*EnvSpec\.layout"):
         train_world(WorldTrainConfig(**quick, init=folder, out=str(tmp_path / "more")))
 
