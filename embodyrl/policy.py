@@ -268,12 +268,3 @@ def missing_methods(policy: object, ability: type) -> list[str]:
     """The names that an ability asks for and ``policy`` lacks, in alphabetical order."""
     names = getattr(ability, "__protocol_attrs__", set())
     return sorted(name for name in names if not hasattr(policy, name))
-
-
-def has_ability(policy: object, ability: type) -> bool:
-    """Whether ``policy`` has all that an ability asks for.
-
-    ``isinstance`` does not say it: it looks past the submodules of an ``nn.Module``, which may be
-    among the attributes of a protocol.
-    """
-    return not missing_methods(policy, ability)

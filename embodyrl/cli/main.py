@@ -388,13 +388,13 @@ def _train(a: argparse.Namespace) -> int:
         # Where rollouts are collected and gradients computed: by torchrun's processes, by those of
         # Ray, on a robot's computer, or (without an option) in this process.
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
-            from embodyrl.distributed.fsdp import joined
+            from embodyrl.distributed.fsdp import join_ranks
 
             if a.launcher:
                 raise UserError(
                     "torchrun starts the processes already. Leave it or --launcher out."
                 )
-            options["ranks"] = stack.enter_context(joined(config))
+            options["ranks"] = stack.enter_context(join_ranks(config))
             config = options["ranks"].config
         elif a.launcher == "ray":
             from embodyrl.distributed.ray_pool import ray_rollouts

@@ -37,7 +37,7 @@ from embodyrl.config import Config
 from embodyrl.distributed.wire import know_batch, pack, unpack
 from embodyrl.errors import UserError
 from embodyrl.rollouts.evaluation import Evaluation
-from embodyrl.training.shards import Between, Shard, check_sharing, merge
+from embodyrl.training.shards import Between, Shard, check_sharing, merge_batches
 
 PATIENCE = timedelta(hours=2)
 """How long a process waits for the others, whose envs may be slower.
@@ -47,7 +47,7 @@ torchrun ends all as soon as one fails.
 
 
 @contextlib.contextmanager
-def joined(config: Config) -> Iterator[Ranks]:
+def join_ranks(config: Config) -> Iterator[FsdpRanks]:
     """All processes of a run, for as long as it takes; the first one alone prints.
 
     Raises:
@@ -59,7 +59,7 @@ def joined(config: Config) -> Iterator[Ranks]:
                 contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w")))
             )
         try:
-            yield stack.enter_context(contextlib.closing(Ranks(config)))
+            yield stack.enter_context(contextlib.closing(FsdpRanks(config)))
         except RuntimeError as error:
             if "gloo" not in str(error) and not isinstance(error, dist.DistBackendError):
                 raise
@@ -69,7 +69,7 @@ def joined(config: Config) -> Iterator[Ranks]:
             ) from error
 
 
-class Ranks:
+class FsdpRanks:
     """All processes of a run: its ``Rollouts``, and the ``Peers`` that share its gradients.
 
     Attributes:
@@ -179,7 +179,7 @@ class Ranks:
             piece = self._shard.play(iteration)
         pieces = self.exchange({"batch": piece.batch, "generator": piece.generator})
         generator.set_state(pieces[0]["generator"])
-        return merge([p["batch"] for p in pieces]).to(device)
+        return merge_batches([p["batch"] for p in pieces]).to(device)
 
     def restart_episodes(self) -> None:
         """See ``Rollouts``; what is played here begins anew in every iteration."""

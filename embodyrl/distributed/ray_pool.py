@@ -123,7 +123,7 @@ def _init(ray: Any, address: str) -> None:
                 raise
 
 
-class Worker:
+class RayWorker:
     """The actor: a shard that is told which weights to play with."""
 
     def __init__(self, config: dict[str, Any], shard: int, device: str) -> None:
@@ -162,7 +162,7 @@ class RayPool:
             "max_restarts": MAX_RESTARTS,
             "max_task_retries": MAX_RESTARTS,
         }
-        actor = ray.remote(Worker).options(**options)
+        actor = ray.remote(RayWorker).options(**options)
         device = config.run.device if gpus else "cpu"
         plain = to_dict(config)
         self._players = [""] * count

@@ -206,7 +206,7 @@ def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTabl
             if at.iteration > saved and (
                 due or at.iteration % run.config.run.checkpoint_every == 0
             ):
-                save(run)
+                save_checkpoint(run)
                 saved = at.iteration
             if due and not run.evaluated(due):
                 result = score(run, due, interrupt, table)
@@ -227,7 +227,7 @@ def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTabl
         # What raises it stands before or between the updates, so the weights are those of
         # at.iteration.
         if at.iteration > saved:
-            save(run)
+            save_checkpoint(run)
         table.say(f"Stopped after iteration {at.iteration}; the same command goes on from there.")
         return
     finish_run(run.folder / "meta.json")
@@ -320,7 +320,7 @@ def resume(run: Run) -> Position:
     return Position(**meta["position"])
 
 
-def save(run: Run) -> None:
+def save_checkpoint(run: Run) -> None:
     """Writes a checkpoint that ``resume`` and ``embodyrl eval`` read.
 
     Episodes begin anew after it, as they do in a run that resumes from it.

@@ -248,7 +248,7 @@ class ShardedRollouts:
         # Wait for this one.
         pieces = [self.pool.wait(job, between) for job in self._jobs.pop(iteration)]
         generator.set_state(pieces[0].generator)
-        return merge([piece.batch for piece in pieces]).to(device)
+        return merge_batches([piece.batch for piece in pieces]).to(device)
 
     def restart_episodes(self) -> None:
         """See ``Rollouts``; the shards know by themselves when a checkpoint is due."""
@@ -295,7 +295,7 @@ def local_rollouts(config: Config) -> ShardedRollouts:
     return ShardedRollouts(config, LocalPool(config))
 
 
-def merge(batches: list[Any]) -> Any:
+def merge_batches(batches: list[Any]) -> Any:
     """The batch of all shards."""
     return batches[0] if len(batches) == 1 else type(batches[0]).merge(batches)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from embodyrl.real_robot.control import kinematics, limits
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
-from embodyrl.real_robot.control.episode import Episode
+from embodyrl.real_robot.control.episode import RobotEpisode
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import ThreadInference
 from embodyrl.real_robot.control.messages import RobotState
@@ -73,7 +73,7 @@ def sweep(observation: dict[str, Any]) -> dict[str, Any]:
 def driven(
     robot: LibfrankaRobot, path: Path, seconds: float, infer: Callable[..., Any] = sweep,
     safety: SafetyConfig = PATIENT, **options: Any,
-) -> Episode:  # fmt: skip
+) -> RobotEpisode:  # fmt: skip
     """An episode in the robot's own time, and its log."""
     log, inference = RunLog(path, {}, robot.now()), ThreadInference(infer)
     problem = lambda now, text: log.event(now, "problem", text)  # noqa: E731

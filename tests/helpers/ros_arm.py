@@ -17,7 +17,7 @@ import numpy as np
 from embodyrl.real_robot.control import kinematics, limits
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
 from embodyrl.real_robot.control.clocks import Clock, RealClock
-from embodyrl.real_robot.control.episode import Episode
+from embodyrl.real_robot.control.episode import RobotEpisode
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import ThreadInference
 from embodyrl.real_robot.control.messages import Mode
@@ -60,7 +60,7 @@ class Arm:
     def drive(
         self, infer: Callable[[dict[str, Any]], dict[str, Any]], seconds: float = 4.0,
         safety: SafetyConfig = PATIENT, clock: Clock | None = None, **options: Any,
-    ) -> Episode:  # fmt: skip
+    ) -> RobotEpisode:  # fmt: skip
         clock, guard, inference = clock or RealClock(), SafetyFilter(safety), ThreadInference(infer)
         log = RunLog(self.path, {}, clock.now(), "panda")
         problem = lambda now, text: log.event(now, "problem", text)  # noqa: E731
@@ -130,7 +130,7 @@ def towards(*way: float) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def ends_at_rest(
-    episode: Episode, path: Path, mode: Mode, *told: str, reason: str = "", moving: bool = True
+    episode: RobotEpisode, path: Path, mode: Mode, *told: str, reason: str = "", moving: bool = True
 ) -> None:
     """Checks an episode that a fault ended: mode, limits, time to stop, and the log.
 
@@ -159,7 +159,7 @@ def ends_at_rest(
     assert took > 0.0 or not moving or speeds[~stopping][-1] < 0.1, speeds[~stopping][-5:]
 
 
-def goes_on(episode: Episode, path: Path, moved: float = 0.05) -> np.ndarray:
+def goes_on(episode: RobotEpisode, path: Path, moved: float = 0.05) -> np.ndarray:
     """Checks that nothing stopped the arm before its time was up, within limits.
 
     Returns:

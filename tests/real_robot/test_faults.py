@@ -13,7 +13,7 @@ from ros_arm import AWAY, FAR, ends_at_rest, goes_on, is_there
 
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
-from embodyrl.real_robot.control.episode import Episode
+from embodyrl.real_robot.control.episode import RobotEpisode
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import VirtualInference
 from embodyrl.real_robot.control.messages import Mode, RobotState
@@ -85,7 +85,7 @@ def twin() -> Iterator[Faulty]:
 
 def driven(
     twin: Faulty, path: Path, action: list[float], seconds: float = 4.0, box: dict[str, Any] = BOX
-) -> Episode:
+) -> RobotEpisode:
     chunk = {"actions": np.tile(np.array(action, np.float32), (H, 1))}
     twin.begin(0)
     executor = Executor(

@@ -12,7 +12,7 @@ from embodyrl.errors import UserError
 from embodyrl.rollouts.batches import Episode, EpisodeBatch, GroupBatch, RolloutBatch
 from embodyrl.training.runner import train
 from embodyrl.training.setup import build_algorithm
-from embodyrl.training.shards import Shard, local_rollouts, merge, shard_config
+from embodyrl.training.shards import Shard, local_rollouts, merge_batches, shard_config
 from embodyrl.types import DenoisingTrace, Obs
 
 pytestmark = pytest.mark.timeout(600)
@@ -47,7 +47,7 @@ def test_two_shards_share_the_envs_and_play_different_episodes(tmp_path):
 
 def test_shards_in_threads_play_what_each_plays_alone_and_can_be_stopped(tmp_path):
     config = make(tmp_path, "run.workers=2")
-    alone = merge([rollout(config, shard) for shard in (0, 1)])
+    alone = merge_batches([rollout(config, shard) for shard in (0, 1)])
     one = Shard(config, 0, torch.device("cpu"))
     algorithm = build_algorithm(one.config, one.envs, one.device)
     rollouts = local_rollouts(config)
@@ -199,7 +199,7 @@ def test_merged_rollouts_are_in_time_major_order():
             n,
         )
 
-    whole = merge([part(0, 2), part(100, 1)])
+    whole = merge_batches([part(0, 2), part(100, 1)])
     assert whole.value.tolist() == [[0, 1, 100], [2, 3, 101]] and whole.env_steps == 3
     assert (
         whole.obs.proprio.flatten().tolist()

@@ -10,7 +10,7 @@ from embodyrl.real_robot.control.safety import Event
 
 
 @dataclass
-class Episode:
+class RobotEpisode:
     """How an episode went.
 
     Attributes:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.clocks import Clock
-from embodyrl.real_robot.control.episode import Episode, event_lines
+from embodyrl.real_robot.control.episode import RobotEpisode, event_lines
 from embodyrl.real_robot.control.executor import Executor
 from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
 from embodyrl.real_robot.control.limit_monitor import LimitMonitor
@@ -55,7 +55,7 @@ def drive(
     dry_run: bool = False,
     operator: Operator | None = None,
     record: bool = False,
-) -> Episode:
+) -> RobotEpisode:
     """Runs one episode and leaves the arm at rest.
 
     Without an operator a hold or a fault ends the episode. With one, the arm waits for what they
@@ -201,12 +201,12 @@ class _Ticker:
             self.phase = _Phase.PAUSED
             self._asked_for_person = False
 
-    def episode(self, late: int) -> Episode:
+    def episode(self, late: int) -> RobotEpisode:
         """The result of the episode."""
         if self.log is not None:
             outcome = {"solved": self._solved, "reason": self._end_reason}
             self.log.put("/episode", self._last, outcome)
-        return Episode(
+        return RobotEpisode(
             solved=self._solved,
             seconds=self._elapsed,
             mode=self.guard.mode,

@@ -14,7 +14,7 @@ import torch
 
 from embodyrl.real_robot.control import actions, kinematics, limits
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
-from embodyrl.real_robot.control.episode import Episode
+from embodyrl.real_robot.control.episode import RobotEpisode
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import VirtualInference
 from embodyrl.real_robot.control.joint_tracking import Stopper
@@ -84,7 +84,7 @@ class Trial:
             {k: v for k, v in request.items() if k not in ("previous", "delay", "execute")}
         )
 
-    def run(self, init: int = 0, **options: Any) -> Episode:
+    def run(self, init: int = 0, **options: Any) -> RobotEpisode:
         self.twin.reflex = ""
         self.twin.begin(init)
         decoder = DeltaDecoder(SPACE, HZ, **BOX)

@@ -18,7 +18,7 @@ from websockets.sync.client import connect
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
 from embodyrl.real_robot.control.clocks import PacedClock
-from embodyrl.real_robot.control.episode import Episode
+from embodyrl.real_robot.control.episode import RobotEpisode
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import ThreadInference
 from embodyrl.real_robot.control.messages import Mode
@@ -74,7 +74,7 @@ class Scene:
 
     def _drive(self) -> None:
         decoder = DeltaDecoder(SPACE, HZ, SAFETY.box_low, SAFETY.box_high)
-        self.episode: Episode | None = drive(
+        self.episode: RobotEpisode | None = drive(
             self.twin, self.clock, self.guard, self.executor, decoder, self.log,
             seconds=self.seconds, operator=self.page,
         )  # fmt: skip
@@ -126,7 +126,7 @@ class Scene:
         if folder := os.environ.get("EMBODYRL_PICTURES"):
             self.tab.screenshot(path=f"{folder}/{name}.png")
 
-    def end(self) -> Episode:
+    def end(self) -> RobotEpisode:
         self.thread.join(timeout=60.0)
         self.log.close()
         assert self.episode is not None and self.wrong == []

@@ -53,7 +53,7 @@ from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.clocks import RealClock
-from embodyrl.real_robot.control.episode import Episode
+from embodyrl.real_robot.control.episode import RobotEpisode
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import VirtualInference
 from embodyrl.real_robot.control.messages import Mode
@@ -335,7 +335,7 @@ def test_a_person_takes_over_while_the_policy_thinks(arm: Arm, tmp_path: Path) -
     assert "run" not in modes[modes.index("human") :]  # its late answer moves nothing
 
 
-def struck(arm: Arm, strike: Callable[[], None]) -> tuple[Episode, float]:
+def struck(arm: Arm, strike: Callable[[], None]) -> tuple[RobotEpisode, float]:
     """An episode in which something happens while the arm moves, and s from there to its end."""
     arm.robot.begin(0)
     happened = []
