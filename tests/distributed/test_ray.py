@@ -28,7 +28,9 @@ LAG = (
 
 def workers() -> list[psutil.Process]:
     return [
-        p for p in psutil.Process().children(recursive=True) if p.name().startswith("ray::RayWorker")
+        p
+        for p in psutil.Process().children(recursive=True)
+        if p.name().startswith("ray::RayWorker")
     ]
 
 
