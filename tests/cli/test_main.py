@@ -85,7 +85,10 @@ def test_help_takes_half_a_second_and_imports_nothing_heavy() -> None:
     # Beside an interpreter that does nothing at all, so that a busy machine fails nobody.
     bare, ours = seconds("-c", "pass"), seconds("-m", "embodyrl.cli", "--help")
     assert ours < max(0.5, 6 * bare)
-    code = "import sys, embodyrl.cli.main as c; c.build_parser(); print({'torch', 'numpy', 'rich'} & set(sys.modules))"
+    code = (
+        "import sys, embodyrl.cli.main as c; c.build_parser(); "
+        "print({'torch', 'numpy', 'rich'} & set(sys.modules))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
