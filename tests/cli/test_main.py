@@ -159,7 +159,7 @@ def test_no_arguments_print_help(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (
             ("bench", "--num-envs", "1,2"),
-            ["--num-envs needs the environment", "bench mujoco --num-envs"],
+            ["--num-envs needs an environment", "bench mujoco --num-envs"],
         ),
         (("bench", "mujoco", "--num-envs", "1-8"), ["numbers with commas", "'1-8'"]),
         (
@@ -298,7 +298,7 @@ def test_doctor_tries_everything() -> None:
 
 def test_doctor_tells_a_hung_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "DEADLINE", 0.01)
-    finding = doctor._try("torch")
+    finding = doctor._run_probe("torch")
     assert (
         not finding["ok"]
         and "no answer within" in finding["found"]
