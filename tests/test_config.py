@@ -45,9 +45,16 @@ def test_sections_left_out_are_defaults() -> None:
 def test_overrides_win_and_keep_types() -> None:
     config = resolve(
         {**RAW, "run": {"seed": 1}},
-        ["run.seed=2", "run.minutes=3", "run.eval_before=false", "run.loggers=[tensorboard,wandb]", "run.name=5",
-         "env.cameras=[front,wrist]", "algorithm.lr=1e-5"],
-    )  # fmt: skip
+        [
+            "run.seed=2",
+            "run.minutes=3",
+            "run.eval_before=false",
+            "run.loggers=[tensorboard,wandb]",
+            "run.name=5",
+            "env.cameras=[front,wrist]",
+            "algorithm.lr=1e-5",
+        ],
+    )
     assert config.run.seed == 2
     assert config.run.minutes == 3.0 and isinstance(config.run.minutes, float)
     assert config.run.eval_before is False

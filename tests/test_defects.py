@@ -1,4 +1,4 @@
-"""Every check here is passed by embodyrl and failed by a defect of published code (``defects.py``)."""
+"""Checks that embodyrl passes, and a defect of published code (``defects.py``) fails."""
 
 import math
 
@@ -32,7 +32,7 @@ def toy_velocity(x, t, m=0.5, s=0.3):
 
 
 def first_ratio_is_1(sampling_times, scoring_times):
-    """The path, scored before anything was learned, has the probability that it was sampled with."""
+    """Before any update, scoring a path gives the probability with which it was sampled."""
     for steps in (2, 4):
         transition, log_std, generator = (
             DenoisingTransition("flow_noise", steps),
@@ -52,7 +52,7 @@ def first_ratio_is_1(sampling_times, scoring_times):
 
 
 def scores_average_to_0(noise):
-    """E[d log p / d log sigma] = E[e^2] - 1 = 0: without it the learned noise drifts for no reason."""
+    """E[d log p / d log sigma] = E[e^2] - 1 = 0: otherwise the learned noise drifts by itself."""
     e = torch.linspace(-8, 8, 100_001, dtype=F64)
     weight = torch.softmax(-0.5 * e**2, 0)
     assert abs(float((weight * (noise(e) ** 2 - 1)).sum())) < 1e-6

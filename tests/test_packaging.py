@@ -1,4 +1,4 @@
-"""What a user gets who installs the wheel: it is complete, starts fast and brings in nothing heavy."""
+"""The installed wheel: it is complete, starts fast and imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {
-    "mujoco", "mujoco_warp", "warp", "mani_skill", "sapien", "libero", "robosuite", "jax", "transformers", "diffusers",
-    "lerobot", "datasets", "ray", "wandb", "trackio", "tensorboard", "matplotlib", "wordllama",
+    "mujoco", "mujoco_warp", "warp", "mani_skill", "sapien", "libero", "robosuite", "jax",
+    "transformers", "diffusers", "lerobot", "datasets", "ray", "wandb", "trackio", "tensorboard",
+    "matplotlib", "wordllama",
 }  # fmt: skip
 
 
@@ -152,7 +153,10 @@ def test_import_and_help_are_fast(clean: Path) -> None:
 
 
 def test_base_install_names_what_the_package_imports_at_the_top() -> None:
-    """No module of the base imports, at its top, a package that only an extra brings; one is for LeRobot to load."""
+    """No module of the base install imports the package of an extra at its top.
+
+    One module may: LeRobot loads it.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {"torch", "mujoco", "wordllama"} <= {
         re.split(r"[\[<>=]", d)[0] for d in project["dependencies"]

@@ -85,7 +85,10 @@ def test_help_takes_half_a_second_and_imports_nothing_heavy() -> None:
     # Beside an interpreter that does nothing at all, so that a busy machine fails nobody.
     bare, ours = seconds("-c", "pass"), seconds("-m", "embodyrl.cli", "--help")
     assert ours < max(0.5, 6 * bare)
-    code = "import sys, embodyrl.cli.main as c; c.build_parser(); print({'torch', 'numpy', 'rich'} & set(sys.modules))"
+    code = (
+        "import sys, embodyrl.cli.main as c; c.build_parser(); "
+        "print({'torch', 'numpy', 'rich'} & set(sys.modules))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
@@ -156,7 +159,7 @@ def test_no_arguments_print_help(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (
             ("bench", "--num-envs", "1,2"),
-            ["--num-envs needs the environment", "bench mujoco --num-envs"],
+            ["--num-envs needs an environment", "bench mujoco --num-envs"],
         ),
         (("bench", "mujoco", "--num-envs", "1-8"), ["numbers with commas", "'1-8'"]),
         (
@@ -295,7 +298,7 @@ def test_doctor_tries_everything() -> None:
 
 def test_doctor_tells_a_hung_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "DEADLINE", 0.01)
-    finding = doctor._try("torch")
+    finding = doctor._run_probe("torch")
     assert (
         not finding["ok"]
         and "no answer within" in finding["found"]

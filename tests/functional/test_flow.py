@@ -36,7 +36,7 @@ def toy_velocity(x, t):
 
 
 def affine(transition, k, log_std=None):
-    """Slope, intercept and std of x_{k+1} = slope x_k + intercept + std e under the toy's velocity."""
+    """Slope, intercept and std of x_{k+1} = slope x_k + intercept + std e for the toy velocity."""
     x = torch.tensor([0.0, 1.0], dtype=F64).view(2, 1, 1)
     mean, std = transition.mean_std(x, toy_velocity(x, 1 - k / transition.num_steps), k, log_std)
     return float(mean[1] - mean[0]), float(mean[0]), float(std.flatten()[0])
@@ -57,7 +57,7 @@ def velocity(x, weight=0.3):
 
 
 def sample_path(transition, generator, stochastic=None, shape=SHAPE, log_std=None, dtype=F64):
-    """A path (B, K+1, H, A), the log-prob of each step (B, K) as it was sampled, and which steps drew noise."""
+    """A path (B, K+1, H, A), the log-prob of each step (B, K), and which steps drew noise."""
     steps = transition.num_steps
     if stochastic is None:
         stochastic = draw_stochastic_steps(shape[0], steps, "all", generator, transition.num_noisy)
@@ -210,7 +210,7 @@ def test_4_flow_noise_without_sigma_is_the_ode():
 
 @pytest.mark.parametrize("eta", [0.1, 0.5, 1.0])
 def test_5_cps_preserves_the_coefficients_of_the_flow(eta):
-    """The weight of x1 and the std satisfy w1^2 + std^2 = (t-d)^2, the weight of x0 is 1 - (t-d)."""
+    """Weight w1 of x1 and std satisfy w1^2 + std^2 = (t-d)^2; the weight of x0 is 1 - (t-d)."""
     transition = DenoisingTransition("flow_cps", 4, eta)
     for k in range(4):
         t, after = 1 - k / 4, 1 - (k + 1) / 4
@@ -263,7 +263,7 @@ def test_7_chain_rule_gives_the_joint_density_of_the_path(transition):
 @pytest.mark.parametrize("transition", NOISY, ids=IDS)
 @pytest.mark.parametrize("mode", ["all", "one"])
 def test_8_first_minibatch_has_ratio_1(transition, mode):
-    """Scoring all steps at once under the same parameters repeats what sampling computed step by step."""
+    """Scoring all steps at once gives what sampling computed step by step."""
     generator = torch.Generator().manual_seed(1)
     stochastic = draw_stochastic_steps(
         SHAPE[0], transition.num_steps, mode, generator, transition.num_noisy
@@ -332,7 +332,7 @@ def test_9_density_integrates_to_1(transition):
 
 @pytest.mark.parametrize("transition", [NOISY[0], NOISY[3]], ids=["flow_sde", "flow_noise"])
 def test_10_path_entropy_against_action_entropy(transition):
-    """H(path) = H(x_0) + sum of steps = log-det of the joint = H(action) + H(rest of the path | action)."""
+    """H(path) = H(x_0) + sum of steps = log-det of the joint = H(action) + H(rest | action)."""
     log_std = learned(transition)
     _, lower = path_gaussian(transition, log_std)
     covariance = lower @ lower.T
@@ -348,7 +348,7 @@ def test_10_path_entropy_against_action_entropy(transition):
 
 
 def test_10_a_path_may_be_noisy_and_its_end_exact():
-    """What a last step does with velocity K x: it forgets where it came from, with whatever noise."""
+    """With velocity K x, the last step forgets where it came from, for any noise."""
     transition, log_std = DenoisingTransition("flow_noise", 2), torch.tensor([1.0, -3.0], dtype=F64)
     x, generator = torch.zeros(20_000, 1, 1, dtype=F64), torch.Generator().manual_seed(0)
     for k in range(2):
@@ -371,7 +371,10 @@ def test_entropy_is_the_expected_surprise():
 
 
 def test_22_flow_matching_is_minimised_by_the_exact_field():
-    """Four points with the moments of a ~ N(m, s^2), e ~ N(0, 1) give the same best affine field: its gradient is 0."""
+    """The best affine field of a ~ N(m, s^2), e ~ N(0, 1) has gradient 0.
+
+    Four points with the moments of these distributions have the same best field.
+    """
     a = torch.tensor([M + S, M + S, M - S, M - S], dtype=F64).view(4, 1, 1)
     e = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=F64).view(4, 1, 1)
     for t in (0.2, 0.6, 0.95):
@@ -492,7 +495,7 @@ def test_squashed_log_std_stays_in_its_range():
 
 
 def test_flow_noise_needs_its_range_scaled_with_k():
-    """With a fixed std the added variance grows with K; scaled as 1/sqrt(K) it tends to a constant."""
+    """With a fixed std the added variance grows with K; with std / sqrt(K) it converges."""
 
     def spread(steps, sigma):
         return toy_result(

@@ -20,7 +20,10 @@ def batch(seed=0, n=64, spread=0.5):
 
 
 def textbook(logprob, old, advantage, low, high, dual=None):
-    """PPO as published: -min(r A, clip(r) A), and max of that with c A where A < 0 (arXiv:1912.09729)."""
+    """PPO as published: minus the mean gain min(r A, clip(r) A).
+
+    With dual clip (arXiv:1912.09729) the gain is at least c A where A < 0.
+    """
     ratio = (logprob - old).exp()
     gain = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
     if dual is not None:
@@ -108,7 +111,7 @@ def test_weights_scale_each_decisions_share_and_nothing_else():
 
 
 def dppo_loss(logprob, old, advantage, low, high, discount):
-    """DPPO (arXiv:2409.00588): PPO on each of K fine-tuned steps (B, K), the later ones closer to the reward."""
+    """DPPO (arXiv:2409.00588): PPO on each of K steps (B, K); later ones are nearer the reward."""
     steps = logprob.shape[1]
     weight = discount ** torch.arange(steps - 1, -1, -1, dtype=F64)
     return textbook(
@@ -192,7 +195,7 @@ def test_ratio_beyond_floating_point_leaves_the_gradient_finite(log_ratio):
 
 
 def test_grpo_raises_the_success_and_lowers_the_failure():
-    """GRPO's objective is the same function with group advantages: the gradient has their sign and sums to 0."""
+    """GRPO is the same loss with group advantages: the gradient has their sign and sums to 0."""
     returns = torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]], dtype=F64)
     advantage, old = group_advantages(returns).flatten(), torch.zeros(8, dtype=F64)
     mask = torch.ones(8, dtype=torch.bool)
@@ -213,7 +216,7 @@ def test_value_loss_is_huber():
 
 
 def test_value_clip_is_pessimistic():
-    """Beyond the clip, a value that overshot the return keeps its gradient; one on the way to it stops."""
+    """Beyond the clip, a value past the return keeps its gradient; one before it has none."""
     old, one = torch.zeros(1, dtype=F64), torch.ones(1, dtype=torch.bool)
     value = torch.tensor([0.5], dtype=F64)
 

@@ -29,7 +29,10 @@ def flags(*values):
 
 
 def rollout(seed, steps=20, envs=6, p_end=0.15):
-    """Random rewards, values and episode ends, one action per chunk; values after an end are unrelated to the next."""
+    """Random rewards, values and episode ends, with one action per chunk.
+
+    The value after an episode's end has nothing to do with that of the next chunk.
+    """
     g = torch.Generator().manual_seed(seed)
     reward, value, after = (torch.randn(steps, envs, generator=g, dtype=F64) for _ in range(3))
     terminated = torch.rand(steps, envs, generator=g) < p_end
@@ -39,7 +42,7 @@ def rollout(seed, steps=20, envs=6, p_end=0.15):
 
 
 def slow_gae(reward, value, next_value, discount, terminated, done, lam):
-    """The definition: the (lambda * discount)-weighted sum of TD errors up to the end of the episode."""
+    """The definition: TD errors up to the episode's end, weighted by lambda * discount."""
     out = torch.zeros_like(reward)
     for n in range(reward.shape[1]):
         for start in range(reward.shape[0]):
@@ -89,7 +92,10 @@ def test_chunk_target_is_the_step_wise_target_applied_h_times():
 
 
 def test_15_gae_by_hand():
-    """Three steps, gamma .9, lambda .8: TD errors 1.3, .49, -.5, each advantage = TD error + .72 * the next one."""
+    """Three steps, gamma .9, lambda .8: TD errors 1.3, .49, -.5.
+
+    Each advantage is its TD error + .72 * the next advantage.
+    """
     reward, value, next_value = (
         column(1.0, 0.5, 0.0),
         column(0.6, 1.0, 1.1),
@@ -112,7 +118,10 @@ def test_15_truncation_bootstraps_and_termination_does_not():
 
 
 def test_15_defect_treating_truncation_as_termination_loses_the_future():
-    """The reward is 1 for ever: V = 1 / (1 - gamma) is exact, so no advantage is left unless a time limit counts."""
+    """The reward is always 1, so V = 1 / (1 - gamma) is exact.
+
+    Then every advantage is 0, unless a time limit is taken for an end.
+    """
     value = torch.full((5, 1), 10.0, dtype=F64)
     reward, discount = torch.ones_like(value), torch.full_like(value, 0.9)
     no, cut = flags(0, 0, 0, 0, 0), flags(0, 0, 0, 0, 1)
@@ -174,7 +183,7 @@ def test_15_chunk_gae_with_one_action_is_the_plain_one():
 
 @pytest.mark.parametrize("lam", [0.9, 1.0])
 def test_15_chunk_gae_equals_step_wise_gae_where_the_value_is_exact(lam):
-    """Inside a chunk nothing is decided: with an exact value its TD errors are all in the first step.
+    """Within a chunk nothing is decided: if the value is exact, only its first step has a TD error.
 
     Then the advantage of a chunk is that of its first step, with lambda per chunk = lambda^H per
     step. Episodes also end inside a chunk.
@@ -228,7 +237,7 @@ def test_15_an_exact_value_leaves_no_advantage():
 
 
 def test_chunk_without_a_valid_action_has_no_advantage():
-    """A broken env: observation unchanged, no reward, h = 0, truncated; the chunk before it bootstraps."""
+    """A broken env: observation unchanged, reward 0, h = 0; the chunk before it bootstraps."""
     reward, value, next_value = column(1.0, 0.0, 0.0), column(2.0, 3.0, 0.0), column(3.0, 3.0, 0.0)
     discount, fault = column(0.9, 1.0, 0.9), flags(0, 1, 0)
     advantage, _ = gae(reward, value, next_value, discount, flags(0, 0, 0), fault, 0.95)
@@ -286,7 +295,10 @@ def test_median_ignores_an_outlier():
 
 
 def test_several_rewards_are_normalised_each_on_its_own():
-    """GDPO: at weights (1, 1) rewards of any scale count the same, and 0 and 1 successes differ from 1 and 0."""
+    """GDPO with weights (1, 1): rewards of any scale count the same.
+
+    Successes (0, 1) in two rewards differ from (1, 0).
+    """
     success, score = torch.tensor([[1.0, 0.0, 0.0, 1.0]]), torch.tensor([[0.0, 100.0, 0.0, 100.0]])
     weights = torch.tensor([1.0, 1.0])
     advantage = combined_group_advantages(torch.stack([success, score]), weights)

@@ -1,4 +1,4 @@
-"""FlowVLA: the policy's promises, sizes, text, augmentation, the critic's separation, and what is refused."""
+"""FlowVLA: contract, sizes, text, augmentation, the separate critic, and refused settings."""
 
 import dataclasses
 

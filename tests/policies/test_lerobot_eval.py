@@ -1,4 +1,4 @@
-"""Our checkpoint in LeRobot's own evaluation of our env: with the same noise every episode is the same."""
+"""LeRobot evaluates our checkpoint in our env: with the same noise every episode is the same."""
 
 import dataclasses
 import json

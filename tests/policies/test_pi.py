@@ -35,7 +35,7 @@ VOCABULARY, WIDTH = 600, 16
 
 @pytest.fixture(scope="module", params=["pi0", "pi05"])
 def checkpoint(request, tmp_path_factory):
-    """Its name, and the folder of a LeRobot checkpoint of a model with LeRobot's code and a thousandth of its size.
+    """The name, and the folder of a LeRobot checkpoint with a thousandth of the parameters.
 
     LeRobot has no smaller variant than 300 M parameters, and fixes vocabulary and image encoder in
     its code: the configs are shrunk on their way into transformers.

@@ -1,4 +1,4 @@
-"""Training-time real-time chunking: a chunk continues the actions that it is given, and asks for no others."""
+"""Training-time real-time chunking: a chunk continues the actions that it is given."""
 
 import pytest
 import torch

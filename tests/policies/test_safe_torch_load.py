@@ -1,4 +1,4 @@
-"""Pretrained weights: read without running their pickle, refused when altered, with the features they should give."""
+"""Pretrained weights: read without running their pickle, and refused when altered."""
 
 import hashlib
 import os
@@ -25,9 +25,14 @@ from embodyrl.types import EnvSpec, Obs
 
 # repeats, kernel, stride, expansion, channels: the whole net, of the TensorFlow original's table
 LITE0 = [
-    (1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112), (4, 5, 2, 6, 192),
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
     (1, 3, 1, 6, 320),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +95,18 @@ def hostile(tmp_path, kind: str) -> bytes:
 
 @pytest.mark.parametrize(
     "kind",
-    ["os.system", "eval", "protocol 4", "an object's state", "a call of what is no tensor", "breaks off",
-     "nothing on the stack", "numbers", "a list"],
-)  # fmt: skip
+    [
+        "os.system",
+        "eval",
+        "protocol 4",
+        "an object's state",
+        "a call of what is no tensor",
+        "breaks off",
+        "nothing on the stack",
+        "numbers",
+        "a list",
+    ],
+)
 def test_nothing_but_tensors_is_read_and_nothing_is_run(tmp_path, kind):
     data = hostile(tmp_path, kind)
     (tmp_path / "a.pth").write_bytes(data)

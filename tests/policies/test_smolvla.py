@@ -1,4 +1,4 @@
-"""SmolVLA: equal to LeRobot's own, the policy's promises, every algorithm unchanged, files both ways, refusals."""
+"""SmolVLA: equal to LeRobot's, the contract, every algorithm, files both ways, refusals."""
 
 import copy
 import dataclasses
@@ -50,7 +50,7 @@ def small(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(small, tmp_path_factory):
-    """A LeRobot checkpoint with weights and statistics, whose chunk is longer than what will be executed."""
+    """A LeRobot checkpoint with weights and statistics; it plans more than is executed."""
     policy = make(small, horizon=6, random_weights=True, train="all")
     generator = gen(1)
     stir(policy, generator)
@@ -497,7 +497,7 @@ print(sorted({"lerobot", "transformers", "peft", "huggingface_hub"} & set(sys.mo
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_from_nothing_by_imitation_and_ppo_to_lerobot(tmp_path):
-    """The architecture learns the embedded pick task through the command line, and LeRobot runs what comes out."""
+    """The command line trains the architecture on the pick task, and LeRobot runs the result."""
     small = make_small_smolvla(
         tmp_path / "small", ["pick up the red block", "pick up the blue block"], width=32, heads=2
     )

@@ -1,4 +1,4 @@
-"""A VLA that says its actions in tokens: its promises, exact likelihoods, imitation, PPO and GRPO."""
+"""A VLA with actions as tokens: contract, exact likelihoods, imitation, PPO and GRPO."""
 
 import dataclasses
 
@@ -150,8 +150,8 @@ def test_ppo_and_grpo_make_good_words_likelier(vlm):
             )
             per_action = torch.stack([reward, torch.zeros(48)], dim=1)[None]
             batch = RolloutBatch(
-                obs, sample.trace, sample.logprob, sample.value[None], sample.value[None], per_action,
-                torch.ones(1, 48, 2, dtype=torch.bool), done, ~done,
+                obs, sample.trace, sample.logprob, sample.value[None], sample.value[None],
+                per_action, torch.ones(1, 48, 2, dtype=torch.bool), done, ~done,
             )  # fmt: skip
         else:
             settings = {

@@ -1,4 +1,4 @@
-"""Checkpoints: bit-equal round trips, kill -9 while saving, damaged files, full disks, and specs that do not fit."""
+"""Checkpoints: bit-equal round trips, kill -9 while saving, damaged files, full disks, specs."""
 
 import dataclasses
 import json
@@ -20,7 +20,8 @@ from embodyrl.storage.checkpoint import DamagedCheckpointError
 from embodyrl.types import EnvSpec
 
 SPEC = EnvSpec(
-    "mujoco/pick", 8, 7, 11, "ee_delta_pos", 10.0, 60, {"agentview": (64, 64), "wrist": (48, 64)}, 5, ("a", "b"),
+    "mujoco/pick", 8, 7, 11, "ee_delta_pos", 10.0, 60,
+    {"agentview": (64, 64), "wrist": (48, 64)}, 5, ("a", "b"),
     layout=(("hand", 0, 3), ("mark", 12, 3)),
 )  # fmt: skip
 
@@ -109,7 +110,7 @@ def build(seed):
 
 
 def test_resume_is_bit_equal_for_100_updates(tmp_path):
-    """Parameters, Adam's moments and step, param groups and the generator: as if there had been no interruption."""
+    """Parameters, Adam's moments and step, param groups, generator: as without interruption."""
     model, optimizer, generator = build(0)
     train(model, optimizer, generator, 20)
     rng = {"torch": generator.get_state(), "numpy": np.random.default_rng(3).bit_generator.state}
@@ -191,7 +192,8 @@ for kill in range(kills):
     states, meta = checkpoint.load(newest)
     assert not heard, heard
     for name in os.listdir(folder):
-        assert name.startswith(".") or checkpoint.damage(Path(folder, name)) is None, f"{name} is half a checkpoint"
+        whole = name.startswith(".") or checkpoint.damage(Path(folder, name)) is None
+        assert whole, f"{name} is half a checkpoint"
     assert torch.equal(states["policy"]["w"], weight + meta["value"])
     assert states["algorithm"]["value"] == meta["value"]
 print(interrupted)

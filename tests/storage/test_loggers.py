@@ -59,10 +59,11 @@ def test_tensorboard_gets_the_scalars(tmp_path):
 
 
 def in_a_process(code: str, folder: Path, **env: str) -> str:
-    """What the code prints; both packages start threads and processes that should not live in the tests'."""
+    """What the code prints. Both packages start threads, so it runs in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", code, str(folder)],
-        capture_output=True, text=True, timeout=240, cwd=folder, stdin=subprocess.DEVNULL, env={**os.environ, **env},
+        capture_output=True, text=True, timeout=240, cwd=folder, stdin=subprocess.DEVNULL,
+        env={**os.environ, **env},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
