@@ -24,7 +24,7 @@ from mujoco import rollout
 
 from embodyrl.cli.bench import bench_env
 from embodyrl.sims.gymnasium.bridge import as_gymnasium
-from embodyrl.sims.mujoco.env import SUBSTEPS, Config, MujocoEnv
+from embodyrl.sims.mujoco.env import SUBSTEPS, MujocoConfig, MujocoEnv
 from embodyrl.storage.provenance import git_commit, hardware, versions
 
 CHUNK = 5
@@ -36,7 +36,7 @@ class One(gymnasium.Env):
     def __init__(self, renderer: str) -> None:
         torch.set_num_threads(1)
         self.inner = as_gymnasium(
-            MujocoEnv(Config(num_envs=1, renderer=renderer, num_threads=1, max_blocks=2))
+            MujocoEnv(MujocoConfig(num_envs=1, renderer=renderer, num_threads=1, max_blocks=2))
         )
         self.observation_space = self.inner.single_observation_space
         self.action_space = self.inner.single_action_space
@@ -60,7 +60,7 @@ class One(gymnasium.Env):
 
 def floor(num_envs: int, threads: int, repeats: int) -> float:
     """Control steps per second of ``mujoco.rollout`` alone: the same model and substeps, no control, no observation."""
-    env = MujocoEnv(Config(num_envs=num_envs, renderer="none", max_blocks=2))
+    env = MujocoEnv(MujocoConfig(num_envs=num_envs, renderer="none", max_blocks=2))
     env.reset(seed=0)
     state, datas = env._state.copy(), [mujoco.MjData(env.model) for _ in range(threads)]
     rates = []
@@ -104,7 +104,7 @@ def main() -> None:
     result: dict = {"num_envs": n, "chunk": CHUNK, "async_envs": arguments.async_envs}
     for name, renderer in (("state", "none"), ("pixels", "warp")):
         ours = bench_env(
-            Config(num_envs=n, renderer=renderer, max_blocks=2),
+            MujocoConfig(num_envs=n, renderer=renderer, max_blocks=2),
             chunk=CHUNK,
             num_chunks=16,
             repeats=repeats,

@@ -22,7 +22,7 @@ import torch
 from embodyrl.data.collect import make_expert, shuffled_states
 from embodyrl.data.record import record_episodes
 from embodyrl.errors import UserError
-from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 from embodyrl.storage.provenance import git_commit, hardware, versions
 from embodyrl.world_models.reflectors.calibration import Calibration, fit_calibration
 from embodyrl.world_models.reflectors.goal import GoalConfig, fit_goals
@@ -42,7 +42,7 @@ CAP, HITS = 0.02, 2
 def collect(count: int, seed: int) -> dict[str, np.ndarray]:
     """Episodes one after the other: picture, label, episode, sentence."""
     columns: dict[str, list] = {"picture": [], "label": [], "episode": [], "sentence": []}
-    config = Config(
+    config = MujocoConfig(
         num_envs=16,
         num_threads=1,
         task="pick",

@@ -30,7 +30,7 @@ from shared import complete
 from embodyrl.config import Config, compose, resolve
 from embodyrl.data.collect import collect_dataset
 from embodyrl.functional.intervals import wilson
-from embodyrl.sims.mujoco.config import Config as TaskConfig
+from embodyrl.sims.mujoco.config import MujocoConfig as TaskConfig
 from embodyrl.storage.loggers import read_metrics
 from embodyrl.storage.provenance import git_commit, hardware, versions
 

@@ -152,9 +152,9 @@ def files_of_a_ppo_update() -> list[str]:
     from embodyrl.build import make_policy
     from embodyrl.policies.flow_mlp import FlowMLPConfig
     from embodyrl.rollouts.collect import Player
-    from embodyrl.sims.mujoco.env import Config, MujocoEnv
+    from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 
-    env = MujocoEnv(Config(task="reach", renderer="none", num_envs=4, num_threads=1))
+    env = MujocoEnv(MujocoConfig(task="reach", renderer="none", num_envs=4, num_threads=1))
     config = PPOConfig(num_chunks=2, minibatch_size=8, epochs=1, critic_epochs=1)
     policy = make_policy(FlowMLPConfig(width=8, critic_width=8), env.spec, 0)
     ppo = PPO(config, policy)

@@ -16,7 +16,7 @@ from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
 from embodyrl.errors import UserError
 from embodyrl.policies.vla.policy import VLAConfig
 from embodyrl.sims.mujoco import tasks
-from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 from embodyrl.types import EnvSpec, Obs, Step
 
 
@@ -33,7 +33,9 @@ from embodyrl.types import EnvSpec, Obs, Step
     ],
 )
 def test_mujoco_keeps_its_promises(task: str, settings: dict[str, Any]) -> None:
-    env = MujocoEnv(Config(task=task, num_envs=2, max_episode_steps=12, num_threads=1, **settings))
+    env = MujocoEnv(
+        MujocoConfig(task=task, num_envs=2, max_episode_steps=12, num_threads=1, **settings)
+    )
     check_env(env)
     env.close()
 
@@ -42,7 +44,7 @@ def test_policies_keep_their_promises() -> None:
     """Every registered policy, by its default config, on states and on pixels."""
     for cameras in ((), ("front",)):
         env = MujocoEnv(
-            Config(
+            MujocoConfig(
                 num_envs=2, renderer="opengl" if cameras else "none", cameras=cameras, image_size=64
             )
         )

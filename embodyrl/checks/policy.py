@@ -226,7 +226,7 @@ def _check_checkpoint(policy: Any, obs: Obs) -> None:
     """What is saved and loaded acts the same."""
     n = len(obs)
     before = policy.sample(obs, generator=_seeds(n), mode="eval").actions
-    state = {k: v.clone() for k, v in policy.state_dict().items()}
+    state = copy.deepcopy(policy.state_dict())
     for p in policy.actor_parameters():
         nn.init.normal_(p)
     policy.load_state_dict(state)

@@ -21,7 +21,7 @@ from embodyrl.build import make_policy
 from embodyrl.policies.flow_vla import FlowVLAConfig
 from embodyrl.rollouts.collect import Player
 from embodyrl.rollouts.seeding import seeded
-from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 
 FOLDER = Path(__file__).parent / "golden"
 ITERATIONS, CHUNKS = 3, 5
@@ -82,7 +82,7 @@ ALGORITHMS = {FPOConfig: FPO, GRPOConfig: GRPO, PPOConfig: PPO, SACFlowConfig: S
 def train(policy_settings, config) -> list[dict[str, float]]:
     """The metrics of each iteration."""
     env = MujocoEnv(
-        Config(
+        MujocoConfig(
             task="reach",
             reward="dense",
             renderer="none",

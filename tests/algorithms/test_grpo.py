@@ -14,7 +14,7 @@ from embodyrl.functional.flow import randn
 from embodyrl.policies.flow_vla import FlowVLAConfig
 from embodyrl.rollouts.batches import Episode, EpisodeBatch, GroupBatch
 from embodyrl.rollouts.collect import Player, collect_episodes
-from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs
 
 SPEC = EnvSpec("test/arm", 8, 4, 6, "ee_delta_pos", 25.0, 20, {}, privileged_dim=5)
@@ -41,7 +41,7 @@ class Chaser:
 
 def make_env(num_envs: int, cls=MujocoEnv, **settings) -> MujocoEnv:
     settings = {"task": "reach", "max_episode_steps": 12, "num_threads": 1, **settings}
-    return cls(Config(num_envs=num_envs, renderer="none", **settings))
+    return cls(MujocoConfig(num_envs=num_envs, renderer="none", **settings))
 
 
 def make_grpo(policy=None, **settings) -> GRPO:

@@ -27,7 +27,7 @@ from embodyrl.policies.flow_vla import FlowVLA, FlowVLAConfig
 from embodyrl.rollouts.collect import Player
 from embodyrl.rollouts.evaluation import evaluate
 from embodyrl.rollouts.seeding import seeded
-from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 
 SEED, DEMOS, ITERATIONS, FLOOR = 0, 20, 56, 0.7
 GRPO_ITERATIONS, GRPO_FLOOR = 80, 0.6
@@ -54,7 +54,7 @@ class ScaledPPO(PPO):
 
 def make_env(split: str, num_envs: int) -> MujocoEnv:
     return MujocoEnv(
-        Config(
+        MujocoConfig(
             task="reach",
             reward="dense",
             renderer="none",

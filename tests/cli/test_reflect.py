@@ -141,9 +141,9 @@ def test_parsing_imports_nothing_heavy():
 def test_the_pick_task_of_the_simulator(tmp_path, capsys):
     """Real frames, two minutes of one core. F1 under so low a cap is not tested; see the log."""
     from embodyrl.data.collect import collect_dataset
-    from embodyrl.sims.mujoco.env import Config
+    from embodyrl.sims.mujoco.env import MujocoConfig
 
-    config = Config(
+    config = MujocoConfig(
         num_envs=32, task="pick", max_blocks=2, image_size=64, terminate_on_success=False
     )
     collect_dataset(config, tmp_path / "data", num_episodes=500, noise=1.0, keep_failures=True)

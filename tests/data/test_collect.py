@@ -14,13 +14,13 @@ from embodyrl.data.partial import EpisodeParts
 from embodyrl.data.record import CollectStats, record_episodes
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
 from embodyrl.errors import UserError
-from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 from embodyrl.sims.mujoco.experts import ScriptedExpert
 from embodyrl.types import EnvSpec, Obs
 
 
 def record(num_envs, n, *, noise=0.0, **options):
-    env = MujocoEnv(Config(num_envs=num_envs, task="pick,reach", cameras=(), renderer="none"))
+    env = MujocoEnv(MujocoConfig(num_envs=num_envs, task="pick,reach", cameras=(), renderer="none"))
     try:
         return list(
             record_episodes(
@@ -41,7 +41,7 @@ def test_recordings_hold_what_was_seen_done_and_earned():
     assert stats.kept == stats.solved == stats.tried == 6 and stats.env_steps == sum(
         map(len, episodes)
     )
-    env = MujocoEnv(Config(num_envs=1, task="pick,reach", cameras=(), renderer="none"))
+    env = MujocoEnv(MujocoConfig(num_envs=1, task="pick,reach", cameras=(), renderer="none"))
     for episode in episodes[:2]:  # replaying the actions gives the same episode
         obs = env.reset(init=[episode.init])
         assert obs.instruction == [episode.instruction]
@@ -56,7 +56,7 @@ def test_recordings_hold_what_was_seen_done_and_earned():
 
 @pytest.mark.parametrize("size", [64, 256])
 def test_pictures_of_any_size_are_kept(size, tmp_path):
-    env = MujocoEnv(Config(num_envs=1, task="reach", image_size=size))
+    env = MujocoEnv(MujocoConfig(num_envs=1, task="reach", image_size=size))
     [episode] = record_episodes(env, ScriptedExpert(env), 1)
     env.close()
     with DatasetWriter(tmp_path / "data", env.spec) as writer:
@@ -159,21 +159,21 @@ def test_initial_states_take_turns_and_are_used_once():
 
 def test_collecting_where_something_is_already_fails_before_any_work(tmp_path):
     with pytest.raises(UserError, match="exists already"):
-        collect_dataset(Config(), tmp_path, num_episodes=1)
+        collect_dataset(MujocoConfig(), tmp_path, num_episodes=1)
 
 
 KILLED = """
 import os, signal, sys
 from embodyrl.data import partial
 from embodyrl.data.collect import collect_dataset
-from embodyrl.sims.mujoco.env import Config
+from embodyrl.sims.mujoco.env import MujocoConfig
 add = partial.EpisodeParts.add
 def add_and_die(self, recording):
     add(self, recording)
     if len(self) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 partial.EpisodeParts.add = add_and_die
-config = Config(num_envs=2, task="reach", cameras=(), renderer="none")
+config = MujocoConfig(num_envs=2, task="reach", cameras=(), renderer="none")
 collect_dataset(config, sys.argv[1], num_episodes=5)
 """
 
@@ -187,7 +187,7 @@ def test_kill_9_loses_no_finished_episode_and_the_same_command_goes_on(tmp_path)
     assert not killed.exists() and len(list((tmp_path / "killed.parts").glob("*.npz"))) == 3
     with pytest.raises(UserError, match=r"killed.parts holds an unfinished collection"):
         open_dataset(killed)
-    config = Config(num_envs=2, task="reach", cameras=(), renderer="none")
+    config = MujocoConfig(num_envs=2, task="reach", cameras=(), renderer="none")
     with pytest.raises(
         UserError, match=r"other settings \(seed was 0, now 1\).*delete that folder"
     ):
@@ -204,7 +204,7 @@ def test_kill_9_loses_no_finished_episode_and_the_same_command_goes_on(tmp_path)
 
 
 def test_a_recording_is_kept_as_it_was(tmp_path):
-    env = MujocoEnv(Config(num_envs=1, task="reach", renderer="none", cameras=()))
+    env = MujocoEnv(MujocoConfig(num_envs=1, task="reach", renderer="none", cameras=()))
     recording = next(record_episodes(env, ScriptedExpert(env), 1))
     env.close()
     recording.images = {"a/b": np.arange(len(recording) * 12, dtype=np.uint8).reshape(-1, 2, 2, 3)}

@@ -16,7 +16,7 @@ from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.data.lerobot_write import DatasetWriter, write_dataset
 from embodyrl.data.record import record_episodes
 from embodyrl.errors import UserError
-from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 from embodyrl.sims.mujoco.experts import ScriptedExpert
 from embodyrl.training.load_demos import load_demos
 from embodyrl.world_models.clips import Clips
@@ -24,7 +24,7 @@ from embodyrl.world_models.clips import Clips
 
 @pytest.fixture(scope="module")
 def spec_and_recordings():
-    env = MujocoEnv(Config(num_envs=4, task="pick,push", cameras=("front", "wrist")))
+    env = MujocoEnv(MujocoConfig(num_envs=4, task="pick,push", cameras=("front", "wrist")))
     expert = ScriptedExpert(env, noise=1.0, seed=0)
     recordings = list(record_episodes(env, expert, 8, keep="all", noise=1.0))
     env.close()

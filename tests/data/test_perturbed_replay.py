@@ -9,7 +9,7 @@ from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.data.perturbed_replay import NUDGE, ReplayActor, load_replays
 from embodyrl.data.record import record_episodes
 from embodyrl.errors import UserError
-from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 from embodyrl.types import EnvSpec, Obs
 
 SPEC = EnvSpec("test", 2, 3, 1, "m", 10.0, 20, {})
@@ -31,7 +31,7 @@ def test_one_nudge_before_success_and_none_of_the_gripper() -> None:
 
 
 def test_without_a_nudge_it_succeeds_again_and_with_a_large_one_often_not(tmp_path) -> None:
-    config = Config(num_envs=4, task="reach", cameras=(), renderer="none")
+    config = MujocoConfig(num_envs=4, task="reach", cameras=(), renderer="none")
     collect_dataset(config, tmp_path / "data", num_episodes=6, past_success=2)
     env = MujocoEnv(config)
     try:
@@ -58,10 +58,10 @@ def test_without_a_nudge_it_succeeds_again_and_with_a_large_one_often_not(tmp_pa
         set(open_dataset(tmp_path / "near", ["init"]).columns["init"].reshape(-1).tolist()) <= known
     )
     with pytest.raises(UserError, match=r"recorded in another env \(task was 'reach'"):
-        other = Config(num_envs=4, task="push", cameras=(), renderer="none")
+        other = MujocoConfig(num_envs=4, task="push", cameras=(), renderer="none")
         collect_dataset(other, tmp_path / "x", num_episodes=1, replay=str(tmp_path / "data"))
 
 
 def test_what_makes_no_sense_is_refused(tmp_path) -> None:
     with pytest.raises(UserError, match="give neither a policy nor noise"):
-        collect_dataset(Config(), tmp_path / "a", num_episodes=1, replay="x", noise=0.1)
+        collect_dataset(MujocoConfig(), tmp_path / "a", num_episodes=1, replay="x", noise=0.1)

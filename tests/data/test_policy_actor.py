@@ -7,7 +7,7 @@ from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.data.policy_actor import PolicyActor
 from embodyrl.data.record import record_episodes
 from embodyrl.errors import UserError
-from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 from embodyrl.sims.mujoco.experts import ScriptedExpert
 from embodyrl.types import ActionSample, EnvSpec, Obs
 
@@ -60,7 +60,9 @@ def test_a_share_of_the_episodes_derails_and_goes_on_as_chance_will() -> None:
 
 def test_what_a_solved_task_looks_like_is_recorded_and_no_more() -> None:
     env = MujocoEnv(
-        Config(num_envs=4, task="reach", cameras=(), renderer="none", terminate_on_success=False)
+        MujocoConfig(
+            num_envs=4, task="reach", cameras=(), renderer="none", terminate_on_success=False
+        )
     )
     try:
         episodes = list(record_episodes(env, ScriptedExpert(env), 6, past_success=3))
@@ -72,7 +74,7 @@ def test_what_a_solved_task_looks_like_is_recorded_and_no_more() -> None:
 
 
 def test_past_success_is_how_it_was_recorded_and_not_another_env(tmp_path) -> None:
-    config = Config(num_envs=4, task="reach", cameras=(), renderer="none")
+    config = MujocoConfig(num_envs=4, task="reach", cameras=(), renderer="none")
     collect_dataset(config, tmp_path / "data", num_episodes=3, past_success=3)
     origin = open_dataset(tmp_path / "data").origin["config"]
     assert origin["terminate_on_success"] is True  # what a world model of it scores policies in
@@ -83,6 +85,6 @@ def test_past_success_is_how_it_was_recorded_and_not_another_env(tmp_path) -> No
 
 def test_an_actor_that_makes_no_sense_is_refused(tmp_path) -> None:
     with pytest.raises(UserError, match="noise is the expert's"):
-        collect_dataset(Config(), tmp_path / "a", num_episodes=1, policy="runs/x", noise=0.1)
+        collect_dataset(MujocoConfig(), tmp_path / "a", num_episodes=1, policy="runs/x", noise=0.1)
     with pytest.raises(UserError, match="derail needs a policy"):
-        collect_dataset(Config(), tmp_path / "a", num_episodes=1, derail=0.1)
+        collect_dataset(MujocoConfig(), tmp_path / "a", num_episodes=1, derail=0.1)

@@ -17,7 +17,7 @@ from embodyrl import checks
 from embodyrl.build import make_env
 from embodyrl.dreams.play import SideBySide, play
 from embodyrl.errors import UserError
-from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.nets.backbone import ChunkTransformer
@@ -25,7 +25,7 @@ from embodyrl.world_models.nets.codec import FrameCodec
 from embodyrl.world_models.nets.success import SuccessHead
 from embodyrl.world_models.reflectors.calibration import Calibration
 
-REAL = Config(num_envs=1, task="reach", image_size=64, num_threads=1)
+REAL = MujocoConfig(num_envs=1, task="reach", image_size=64, num_threads=1)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from embodyrl.real_robot.ros.connect_bus import connect
 from embodyrl.real_robot.ros.rosbridge_server import RosbridgeServer
 from embodyrl.real_robot.twin import ros_node
 from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
-from embodyrl.sims.mujoco.env import Config
+from embodyrl.sims.mujoco.env import MujocoConfig
 
 
 class FaultyTime:
@@ -90,7 +90,7 @@ def main(kind: str, task: str) -> None:
     clock: Any = FaultyTime()
     ros_node.time = clock
     bus = RosbridgeServer(0) if kind == "rosbridge" else connect(kind, name="embodyrl_twin")
-    twin = MujocoTwin(Config(task=task, image_size=32, split="eval"))
+    twin = MujocoTwin(MujocoConfig(task=task, image_size=32, split="eval"))
     node = FaultyNode(twin, bus)
     signal.signal(signal.SIGUSR1, lambda *_: setattr(FaultyTime, "ahead", 3.0))
     signal.signal(signal.SIGUSR2, lambda *_: setattr(node, "mute", True))

@@ -24,7 +24,7 @@ from embodyrl.real_robot.control.ticker import drive
 from embodyrl.real_robot.control.tracking import BOX_SLACK
 from embodyrl.real_robot.logs.mcap_log import RunLog, read
 from embodyrl.real_robot.twin.mujoco_twin import BOX, MujocoTwin
-from embodyrl.sims.mujoco.env import Config
+from embodyrl.sims.mujoco.env import MujocoConfig
 
 H, HZ = 8, 25.0
 SPACE = SPACES["mujoco", "ee_delta_pos"]
@@ -78,7 +78,7 @@ class Faulty(MujocoTwin):
 
 @pytest.fixture(scope="module")
 def twin() -> Iterator[Faulty]:
-    twin = Faulty(Config(task="reach", renderer="none", cameras=()))
+    twin = Faulty(MujocoConfig(task="reach", renderer="none", cameras=()))
     yield twin
     twin.close()
 

@@ -12,7 +12,7 @@ import pytest
 
 from embodyrl.config import resolve
 from embodyrl.data.record import record_episodes
-from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 from embodyrl.sims.mujoco.experts import ScriptedExpert
 from embodyrl.storage.loggers import MetricsWriter
 from embodyrl.storage.video import write_video
@@ -87,7 +87,7 @@ def make_run(folder: Path, env: MujocoEnv, seed: int, noises: dict[str, tuple[in
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory) -> list[Path]:
-    env = MujocoEnv(Config(num_envs=8, task="pick,push", split="eval", cameras=("front",)))
+    env = MujocoEnv(MujocoConfig(num_envs=8, task="pick,push", split="eval", cameras=("front",)))
     root = tmp_path_factory.mktemp("runs")
     noises = {"before": (0, 1.6), "iter_000005": (5, 1.2), "after": (10, 0.6)}
     made = [make_run(root / f"seed{seed}", env, seed, noises) for seed in (0, 1)]

@@ -13,7 +13,7 @@ from embodyrl.policies.flow_vla import FlowVLAConfig
 from embodyrl.rollouts.collect import collect_rollout
 from embodyrl.rollouts.episodes import start_episodes
 from embodyrl.sims.fault_watch import FaultWindow, WatchedEnv
-from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 from embodyrl.types import ActionSample, DenoisingTrace, Obs, PolicyEval
 
 GAP = slice(18, 21)
@@ -48,7 +48,7 @@ class Chaser:
 
 def make_env(num_envs: int, cls=MujocoEnv, **settings) -> MujocoEnv:
     settings = {"task": "reach", "max_episode_steps": 12, "num_threads": 1, **settings}
-    return cls(Config(num_envs=num_envs, renderer="none", **settings))
+    return cls(MujocoConfig(num_envs=num_envs, renderer="none", **settings))
 
 
 def collect(env, policy, num_chunks, states, seed=0, **options):

@@ -16,14 +16,14 @@ from embodyrl.checks import check_env
 from embodyrl.env import EnvConfig, InvalidActionError
 from embodyrl.errors import UserError
 from embodyrl.sims.gymnasium.bridge import AsGymnasium, FromGymnasium, as_gymnasium
-from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 
 
 @pytest.fixture
 def reach() -> Iterator[AsGymnasium]:
     env = as_gymnasium(
         MujocoEnv(
-            Config(task="reach", renderer="none", cameras=(), num_envs=3, max_episode_steps=6)
+            MujocoConfig(task="reach", renderer="none", cameras=(), num_envs=3, max_episode_steps=6)
         )
     )
     yield env
@@ -82,7 +82,7 @@ def test_vector_env_seeds(reach: AsGymnasium) -> None:
 
 
 def test_images_are_in_the_observation() -> None:
-    env = as_gymnasium(MujocoEnv(Config(num_envs=2, renderer="opengl", image_size=32)))
+    env = as_gymnasium(MujocoEnv(MujocoConfig(num_envs=2, renderer="opengl", image_size=32)))
     obs, _ = env.reset(seed=0)
     spaces_hold(env, obs)
     assert obs["image_front"].shape == (2, 32, 32, 3) and obs["privileged"].shape[0] == 2

@@ -64,7 +64,7 @@ def test_goals_and_observations_are_those_of_one_simulation():
         answers.append(s.success())
         assert batch.success(poses, zero).item() == answers[-1]
         assert np.allclose(batch.privileged(poses, zero)[0], s.privileged(), atol=1e-6)
-        assert np.allclose(goals_batch.proprio(poses)[0], s.proprio(), atol=1e-6)
+        assert np.allclose(goals_batch.proprio_of_worlds(poses)[0], s.proprio(), atol=1e-6)
         objects, floor = (
             plan.items[plan.goals[0][1]],
             [n for n in plan.items if plan.items[n].geoms],

@@ -11,13 +11,13 @@ from embodyrl.checks import check_env
 from embodyrl.env import InvalidActionError
 from embodyrl.errors import UserError
 from embodyrl.sims.mujoco import kinematics, scene, tasks
-from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 
 ALL_TASKS = ",".join(tasks.TASKS)
 
 
 def state_env(num_envs: int, **settings) -> MujocoEnv:
-    return MujocoEnv(Config(num_envs=num_envs, renderer="none", **settings))
+    return MujocoEnv(MujocoConfig(num_envs=num_envs, renderer="none", **settings))
 
 
 def random_actions(num_envs: int, chunks: int, dim: int = 4) -> torch.Tensor:
@@ -258,7 +258,7 @@ def test_the_privileged_state_does_not_tell_the_time():
 )
 def test_a_wrong_setting_is_named(settings, words):
     with pytest.raises(UserError, match=words):
-        MujocoEnv(Config(**({"num_envs": 1} | settings)))
+        MujocoEnv(MujocoConfig(**({"num_envs": 1} | settings)))
 
 
 def test_bad_actions_are_refused():
@@ -284,7 +284,7 @@ def test_bad_actions_are_refused():
     ],
 )
 def test_it_keeps_the_promises_of_the_api(settings):
-    env = MujocoEnv(Config(num_envs=6, **settings))
+    env = MujocoEnv(MujocoConfig(num_envs=6, **settings))
     check_env(env)
     env.close()
     env.close()

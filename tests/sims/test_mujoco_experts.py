@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from embodyrl.sims.mujoco import experts, tasks
-from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 from embodyrl.sims.mujoco.experts import ScriptedExpert, Waypoint
 
 
 def success_rate(num_envs: int = 64, noise: float = 0.0, **settings) -> float:
-    env = MujocoEnv(Config(num_envs=num_envs, renderer="none", **settings))
+    env = MujocoEnv(MujocoConfig(num_envs=num_envs, renderer="none", **settings))
     expert = ScriptedExpert(env, noise=noise)
     env.reset(init=range(num_envs))
     expert.reset()
@@ -43,7 +43,7 @@ def test_noise_costs_success_but_little_noise_costs_little():
 
 
 def test_noise_of_an_env_does_not_depend_on_the_others():
-    few, many = (MujocoEnv(Config(num_envs=n, renderer="none")) for n in (2, 5))
+    few, many = (MujocoEnv(MujocoConfig(num_envs=n, renderer="none")) for n in (2, 5))
     actions = []
     for env in (few, many):
         env.reset(init=range(env.spec.num_envs))
@@ -59,7 +59,7 @@ def test_lifting_another_block_does_not_count(monkeypatch):
         Waypoint(lambda v: v.ee + experts._UP, closed=True, tolerance=0.0),
     )
     monkeypatch.setitem(experts.PROGRAMS, "pick", wrong)
-    env = MujocoEnv(Config(num_envs=32, renderer="none"))
+    env = MujocoEnv(MujocoConfig(num_envs=32, renderer="none"))
     env.reset(init=range(32))
     expert = ScriptedExpert(env)
     for _ in range(env.spec.max_episode_steps):
@@ -68,7 +68,7 @@ def test_lifting_another_block_does_not_count(monkeypatch):
 
 
 def test_reset_restarts_only_the_envs_named():
-    env = MujocoEnv(Config(num_envs=3, renderer="none"))
+    env = MujocoEnv(MujocoConfig(num_envs=3, renderer="none"))
     env.reset(init=range(3))
     expert = ScriptedExpert(env)
     for _ in range(12):

@@ -9,7 +9,7 @@ import torch
 from embodyrl.checks import check_env
 from embodyrl.errors import UserError
 from embodyrl.sims.mujoco import optional_imports, physics, scene
-from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 
 BACKENDS = [
     pytest.param(
@@ -26,7 +26,7 @@ BACKENDS = [
 
 def make_env(backend, task="pick", num_envs=2, **settings):
     return MujocoEnv(
-        Config(
+        MujocoConfig(
             num_envs=num_envs,
             task=task,
             renderer="none",

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from embodyrl.sims.mujoco import scene, tasks
-from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 
 
 def project(point: np.ndarray, size: int) -> tuple[int, int]:
@@ -24,7 +24,7 @@ def project(point: np.ndarray, size: int) -> tuple[int, int]:
 
 @pytest.fixture(scope="module")
 def env():
-    env = MujocoEnv(Config(num_envs=20, cameras=("front",), render_batch=8))
+    env = MujocoEnv(MujocoConfig(num_envs=20, cameras=("front",), render_batch=8))
     yield env
     env.close()
 
@@ -51,7 +51,7 @@ def test_blocks_appear_where_they_are_in_their_colour(env):
 
 def test_pictures_do_not_depend_on_the_batch(env):
     whole = env.reset(init=range(20)).images["front"]
-    small = MujocoEnv(Config(num_envs=3, cameras=("front",), num_threads=1))
+    small = MujocoEnv(MujocoConfig(num_envs=3, cameras=("front",), num_threads=1))
     part = small.reset(init=[17, 4, 9]).images["front"]
     small.close()
     assert torch.equal(whole[[17, 4, 9]], part)
@@ -82,7 +82,7 @@ def test_an_observation_is_not_overwritten_by_the_next(env):
 def test_each_split_changes_the_picture_in_its_own_way():
     table, horizon = {}, {}
     for split in ("train", "ood_camera", "ood_lighting", "ood_colour"):
-        env = MujocoEnv(Config(num_envs=8, split=split))
+        env = MujocoEnv(MujocoConfig(num_envs=8, split=split))
         image = env.reset(init=range(8)).images["front"].float()
         env.close()
         table[split] = image[:, -1, 0]  # a corner that shows the table alone
@@ -108,10 +108,10 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
 def test_opengl_draws_the_same_scene():
     """In a process of its own, since MuJoCo picks its OpenGL driver when it is first imported."""
     result = run_python(
-        "from embodyrl.sims.mujoco.env import Config, MujocoEnv\n"
+        "from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv\n"
         "frames = []\n"
         "for renderer in ('warp', 'opengl'):\n"
-        "    env = MujocoEnv(Config(num_envs=3, renderer=renderer, cameras=('wrist', 'front')))\n"
+        "    env = MujocoEnv(MujocoConfig(num_envs=3, renderer=renderer, cameras=('wrist', 'front')))\n"
         "    obs = env.reset(init=[0, 1, 2])\n"
         "    frames.append(obs.images)\n"
         "    env.close()\n"
@@ -129,10 +129,10 @@ def test_a_missing_renderer_is_a_sentence():
         "import sys\n"
         "sys.modules['mujoco_warp'] = None\n"
         "from embodyrl.errors import MissingDependencyError\n"
-        "from embodyrl.sims.mujoco.env import Config, MujocoEnv\n"
-        "MujocoEnv(Config(num_envs=1, renderer='none')).close()\n"
+        "from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv\n"
+        "MujocoEnv(MujocoConfig(num_envs=1, renderer='none')).close()\n"
         "try:\n"
-        "    MujocoEnv(Config(num_envs=1))\n"
+        "    MujocoEnv(MujocoConfig(num_envs=1))\n"
         "except MissingDependencyError as error:\n"
         "    assert 'pip install' in str(error) and 'renderer=opengl' in str(error)\n"
         "else:\n"

@@ -15,7 +15,7 @@ from embodyrl.data.collect import collect_dataset
 from embodyrl.dreams.loop import run_loop
 from embodyrl.dreams.loop_config import LoopConfig
 from embodyrl.errors import UserError
-from embodyrl.sims.mujoco.config import Config as MujocoConfig
+from embodyrl.sims.mujoco.config import MujocoConfig as MujocoConfig
 from embodyrl.storage.folder_lock import locked
 from embodyrl.training.runner import train
 

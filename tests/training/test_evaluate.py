@@ -6,7 +6,7 @@ import torch
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import randn
 from embodyrl.rollouts.evaluation import evaluate
-from embodyrl.sims.mujoco.env import Config, MujocoEnv
+from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 from embodyrl.training.evaluate import first_inits
 from embodyrl.types import ActionSample
 
@@ -25,7 +25,7 @@ class Chaser:
 
 def make_env(num_envs: int, cls=MujocoEnv, **settings) -> MujocoEnv:
     settings = {"task": "reach", "max_episode_steps": 12, "num_threads": 1, **settings}
-    return cls(Config(num_envs=num_envs, renderer="none", split="eval", **settings))
+    return cls(MujocoConfig(num_envs=num_envs, renderer="none", split="eval", **settings))
 
 
 INITS = list(range(3, 14))

@@ -231,7 +231,7 @@ def test_the_first_signal_asks_and_the_second_acts():
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory) -> str:
     from embodyrl.data.collect import collect_dataset
-    from embodyrl.sims.mujoco.env import Config as MujocoConfig
+    from embodyrl.sims.mujoco.env import MujocoConfig as MujocoConfig
 
     path = tmp_path_factory.mktemp("data") / "reach"
     settings = {k: v for k, v in ENV.items() if k != "num_envs"}

@@ -13,7 +13,7 @@ from embodyrl.real_robot.env.reflector_judge import ReflectorJudge
 
 
 @dataclass(frozen=True)
-class Config(EnvConfig):
+class RobotConfig(EnvConfig):
     """Settings of ``RobotEnv``.
 
     Attributes:
@@ -71,9 +71,9 @@ class Config(EnvConfig):
         return replace(self, split=split, corrector=0, operator=-1, hand="")
 
 
-def task_config(config: Config) -> Any:
+def task_config(config: RobotConfig) -> Any:
     """The embedded task that a simulated robot plays."""
-    from embodyrl.sims.mujoco.config import Config as TaskConfig
+    from embodyrl.sims.mujoco.config import MujocoConfig as TaskConfig
 
     return TaskConfig(
         num_envs=1,
@@ -87,7 +87,7 @@ def task_config(config: Config) -> Any:
     )
 
 
-def check(config: Config) -> None:
+def check(config: RobotConfig) -> None:
     """Checks settings that depend on each other, or on what there is.
 
     Raises:
@@ -121,7 +121,7 @@ def check(config: Config) -> None:
         )
 
 
-def reflector_judge(config: Config) -> ReflectorJudge | None:
+def reflector_judge(config: RobotConfig) -> ReflectorJudge | None:
     """The judge of the config's reflector, if it names one."""
     if not config.reflector:
         return None

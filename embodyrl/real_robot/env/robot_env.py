@@ -30,7 +30,7 @@ from embodyrl.real_robot.control.operator import Operator
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.step_driver import StepDriver
-from embodyrl.real_robot.env.config import Config, check, reflector_judge, task_config
+from embodyrl.real_robot.env.config import RobotConfig, check, reflector_judge, task_config
 from embodyrl.real_robot.env.reflector_judge import ReflectorJudge
 from embodyrl.real_robot.logs.mcap_log import RunLog
 from embodyrl.real_robot.operator.device_operator import open_operator
@@ -72,11 +72,11 @@ class RobotEnv(SteppedVecEnv):
         UserError: a setting that cannot be, or no such robot.
     """
 
-    Config: ClassVar = Config
+    Config: ClassVar = RobotConfig
 
     def __init__(
         self,
-        config: Config,
+        config: RobotConfig,
         judge: Judge | None = None,
         ask: Callable[[str], None] | None = None,
         operator: Operator | None = None,

@@ -12,7 +12,7 @@ import numpy as np
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.messages import Array, Command, RobotState
 from embodyrl.sims.mujoco import kinematics
-from embodyrl.sims.mujoco.env import WORKSPACE_HIGH, WORKSPACE_LOW, Config, MujocoEnv
+from embodyrl.sims.mujoco.env import WORKSPACE_HIGH, WORKSPACE_LOW, MujocoConfig, MujocoEnv
 
 BOX = {"box_low": tuple(WORKSPACE_LOW.tolist()), "box_high": tuple(WORKSPACE_HIGH.tolist())}
 """The workspace of the embedded tasks, as settings of the safety filter."""
@@ -35,7 +35,7 @@ class MujocoTwin(MujocoEnv):
         reflex: set it to have the arm report a reflex, for tests.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: MujocoConfig) -> None:
         super().__init__(
             dataclasses.replace(config, num_envs=1, num_threads=config.num_threads or 1)
         )

@@ -73,7 +73,7 @@ class Blueprint:
         fixtures: bodies that a reset moves: cabinets and stoves.
         burners: sites that glow while the item of the same number in ``burner_items`` is on.
         burner_items: see ``burners``.
-        robot: the fields of ``osc.Robot``.
+        robot: the fields of ``osc.ControlledRobot``.
         nominal: the fields of ``osc.Sensed``: what robosuite's controller has sensed before an
             episode's first control step.
         goal_pos: (3,) the controller's goal at that time.
@@ -239,7 +239,7 @@ def _extract_item(scene: Scene, model: Any, name: str) -> Item:
 
 
 def _extract_robot(scene: Scene, model: Any) -> dict[str, Any]:
-    """The fields of ``osc.Robot``."""
+    """The fields of ``osc.ControlledRobot``."""
     robot = scene.robot
     controller = robot.controller
     dofs = [int(i) for i in controller.qvel_index]

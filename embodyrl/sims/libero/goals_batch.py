@@ -189,7 +189,7 @@ class Goals:
         return out
 
 
-def proprio(poses: Poses) -> Tensor:
+def proprio_of_worlds(poses: Poses) -> Tensor:
     """(N, 8) gripper position, axis-angle (see ``scene.axis_angle``), finger joints."""
     hand = poses.seen_hand
     w = hand[:, 3:4].double().clamp(-1.0, 1.0)

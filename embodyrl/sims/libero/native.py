@@ -47,7 +47,7 @@ class Simulation:
         numbers: dict[str, Any] = {
             k: v if isinstance(v, int) else np.array(v) for k, v in blueprint.robot.items()
         }
-        self.robot = osc.Robot(**numbers)
+        self.robot = osc.ControlledRobot(**numbers)
         nominal = {k: np.array(v, dtype=np.float64) for k, v in blueprint.nominal.items()}
         nominal |= {k: np.asfortranarray(nominal[k]) for k in ("jac", "mass")}
         self._nominal = osc.Sensed(**nominal)

@@ -36,7 +36,7 @@ NULL_STIFFNESS = 10.0
 GRIPPER_SPEED = 0.01
 
 
-class Robot(NamedTuple):
+class ControlledRobot(NamedTuple):
     """Where the arm is in a model: indices int64, limits float64."""
 
     joints: np.ndarray  # (7,) in qpos
@@ -190,7 +190,7 @@ def control_step(
         data: address of the ``mjData``, whose memory ``buffers`` is.
         substeps: physics steps.
         action: (7,) float64 in [-1, 1].
-        robot: a ``Robot``.
+        robot: a ``ControlledRobot``.
         buffers: a ``Buffers``.
         memory: a ``Memory``, updated.
         first: whether this is an episode's first control step. robosuite's controller then still

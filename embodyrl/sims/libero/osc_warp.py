@@ -43,7 +43,7 @@ _Seven = wp.types.vector(length=7, dtype=wp.float64)
 
 @wp.struct
 class Arm:
-    """``osc.Robot`` on the device."""
+    """``osc.ControlledRobot`` on the device."""
 
     joints: wp.array[int]  # (7,) numbers of the arm's joints
     qpos: wp.array[int]  # (7,) where they are in qpos

@@ -227,7 +227,7 @@ class WarpEnv(CompiledEnv):
                 continue
             poses = group.worlds.poses()
             t = group.worlds.tensors
-            self._proprio[envs] = goals_batch.proprio(poses)[rows]
+            self._proprio[envs] = goals_batch.proprio_of_worlds(poses)[rows]
             self._privileged[envs] = group.goals.privileged(poses, group.task)[rows]
             if self.spec.cameras:
                 seen = (t[name][rows] for name in ("seen_qpos", "body_pos", "body_quat"))

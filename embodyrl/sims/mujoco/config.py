@@ -18,7 +18,7 @@ ROT_SCALE = 0.15
 
 
 @dataclass(frozen=True)
-class Config(EnvConfig):
+class MujocoConfig(EnvConfig):
     """Settings of ``MujocoEnv``.
 
     Attributes:
@@ -57,7 +57,7 @@ class Config(EnvConfig):
     render_batch: int = 16
 
 
-def block_range(task: tasks.Task, config: Config) -> tuple[int, int]:
+def block_range(task: tasks.Task, config: MujocoConfig) -> tuple[int, int]:
     """The fewest and the most blocks that an episode of a task has."""
     low, high = task.blocks
     if config.split == "ood_clutter" and task.clutter:
@@ -68,12 +68,12 @@ def block_range(task: tasks.Task, config: Config) -> tuple[int, int]:
     return min(config.min_blocks or low, high), high
 
 
-def task_names(config: Config) -> list[str]:
+def task_names(config: MujocoConfig) -> list[str]:
     """The tasks that ``config.task`` names."""
     return [name.strip() for name in config.task.split(",")]
 
 
-def check_config(config: Config) -> None:
+def check_config(config: MujocoConfig) -> None:
     """Raises a ``UserError`` for a task, split, camera or setting that does not exist."""
     for name in task_names(config):
         if name not in tasks.TASKS:

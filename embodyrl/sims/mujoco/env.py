@@ -15,7 +15,7 @@ from embodyrl.sims.mujoco.config import (
     CONTROL_DIMS,
     POS_SCALE,
     ROT_SCALE,
-    Config,
+    MujocoConfig,
     block_range,
     check_config,
     task_names,
@@ -41,9 +41,9 @@ class MujocoEnv(SteppedVecEnv):
     ``tasks`` holds what is asked, ``scene`` what is there, ``render`` how it is drawn.
     """
 
-    Config: ClassVar = Config
+    Config: ClassVar = MujocoConfig
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: MujocoConfig) -> None:
         """Compiles the scene and starts the threads.
 
         Raises:

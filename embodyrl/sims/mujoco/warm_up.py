@@ -6,7 +6,7 @@ import dataclasses
 import time
 from typing import Any
 
-from embodyrl.sims.mujoco.config import Config
+from embodyrl.sims.mujoco.config import MujocoConfig
 from embodyrl.sims.mujoco.env import MujocoEnv
 
 
@@ -20,7 +20,7 @@ def warm_up(config: Any = None) -> float:
         Seconds taken: 10 to 60 the first time, a few afterwards.
     """
     started = time.perf_counter()
-    env = MujocoEnv(dataclasses.replace(config or Config(), num_envs=1))
+    env = MujocoEnv(dataclasses.replace(config or MujocoConfig(), num_envs=1))
     env.reset()
     env.close()
     return time.perf_counter() - started

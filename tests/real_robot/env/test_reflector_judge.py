@@ -13,7 +13,7 @@ import torch
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.env.reflector_judge import OverdueMonitor, ReflectorJudge
-from embodyrl.real_robot.env.robot_env import Config, RobotEnv
+from embodyrl.real_robot.env.robot_env import RobotConfig, RobotEnv
 from embodyrl.world_models.reflectors.calibration import Calibration
 
 
@@ -72,7 +72,7 @@ def test_an_env_begins_its_judge_anew_and_masks_what_it_cannot_judge(
 ) -> None:
     reflector = Brightness()
     env = RobotEnv(
-        Config(task="reach", image_size=32, renderer="opengl", max_episode_steps=10),
+        RobotConfig(task="reach", image_size=32, renderer="opengl", max_episode_steps=10),
         ReflectorJudge(reflector),
     )
     monkeypatch.setattr(

@@ -18,13 +18,13 @@ from embodyrl.config import resolve
 from embodyrl.data.collect import collect_dataset
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control.clocks import RealClock
-from embodyrl.real_robot.env.robot_env import Config, RobotEnv
+from embodyrl.real_robot.env.robot_env import RobotConfig, RobotEnv
 from embodyrl.real_robot.logs.mcap_log import read
 from embodyrl.real_robot.operator import OperatorPage
 from embodyrl.rollouts.collect import collect_transitions
 from embodyrl.rollouts.episodes import start_episodes
 from embodyrl.rollouts.evaluation import evaluate
-from embodyrl.sims.mujoco.config import Config as TaskConfig
+from embodyrl.sims.mujoco.config import MujocoConfig as TaskConfig
 from embodyrl.storage import checkpoint
 from embodyrl.storage.loggers import read_metrics
 from embodyrl.training.runner import train
@@ -40,7 +40,7 @@ STATES: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[RobotEnv]:
-    env = RobotEnv(Config(**STATES))
+    env = RobotEnv(RobotConfig(**STATES))
     yield env
     env.close()
 
@@ -61,7 +61,7 @@ class Reach:
     "settings", [STATES, {"task": "pick", "image_size": 32, "renderer": "opengl"}]
 )
 def test_it_keeps_the_promises_of_an_env(settings: dict[str, Any]) -> None:
-    env = RobotEnv(Config(**settings | {"max_episode_steps": 12}))
+    env = RobotEnv(RobotConfig(**settings | {"max_episode_steps": 12}))
     check_env(env)
     env.close()
 
@@ -73,7 +73,7 @@ def test_a_policy_is_evaluated_on_it(env: RobotEnv) -> None:
 
 
 def test_actions_pass_the_filter_and_take_their_time(tmp_path: Path) -> None:
-    env = RobotEnv(Config(**STATES, speed=0.5, log=str(tmp_path)))
+    env = RobotEnv(RobotConfig(**STATES, speed=0.5, log=str(tmp_path)))
     env.reset(init=[0])
     env.step(torch.rand(1, 10, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1)
     env.close()
@@ -98,7 +98,7 @@ def test_a_judge_gives_reward_and_ends_the_episode() -> None:
         judged.append(seen)
         return 0.5, len(judged) == 3
 
-    env = RobotEnv(Config(**STATES), judge)
+    env = RobotEnv(RobotConfig(**STATES), judge)
     env.reset(init=[0])
     step = env.step(torch.zeros(1, 5, 4))
     assert step.reward.tolist() == [[0.5, 0.5, 0.5, 0.0, 0.0]] and step.valid.sum() == 3
@@ -120,7 +120,7 @@ def test_a_reflex_masks_the_chunk_and_the_next_episode_is_whole(env: RobotEnv) -
 
 
 def test_an_arm_that_is_driven_against_the_table_has_failed_and_is_not_broken() -> None:
-    env = RobotEnv(Config(**{**STATES, "task": "pick", "max_episode_steps": 60, "speed": 0.5}))
+    env = RobotEnv(RobotConfig(**{**STATES, "task": "pick", "max_episode_steps": 60, "speed": 0.5}))
     env.reset(init=[7])
     ways = [
         (-1, 1, -1),
@@ -171,7 +171,7 @@ def test_people_are_asked_where_no_topic_arranges_the_scene(
 
 def test_in_the_walls_time_the_arm_is_held_while_its_owner_thinks() -> None:
     """The twin's own time, moved on by the wall clock in the ticker's thread."""
-    env = RobotEnv(Config(**STATES))
+    env = RobotEnv(RobotConfig(**STATES))
     twin: Any = env._connected.robot
     clock = RealClock()
 
@@ -202,7 +202,7 @@ def test_in_the_walls_time_the_arm_is_held_while_its_owner_thinks() -> None:
 
 
 def test_a_person_labels_holds_and_stops() -> None:
-    env = RobotEnv(Config(**STATES, operator=0))
+    env = RobotEnv(RobotConfig(**STATES, operator=0))
     page, still = env._operator, torch.zeros(1, 2, 4)
     assert isinstance(page, OperatorPage)
     origin: Any = f"http://127.0.0.1:{page.port}"
@@ -236,7 +236,7 @@ def test_a_person_labels_holds_and_stops() -> None:
 
 
 def test_a_person_takes_over_and_what_they_did_is_what_counts(tmp_path: Path) -> None:
-    env = RobotEnv(Config(**STATES, log=str(tmp_path), corrector=7))
+    env = RobotEnv(RobotConfig(**STATES, log=str(tmp_path), corrector=7))
     stream, still = start_episodes(env, range(9)), torch.zeros(1, 5, 4)
     generator = torch.Generator()
 
@@ -289,7 +289,7 @@ class Told:
 
 def test_who_lets_go_does_so_at_the_end_of_the_chunk_and_silence_holds_the_arm() -> None:
     person = Told(["takeover"], [], ["release"], [], [])
-    env = RobotEnv(Config(**STATES), operator=person)
+    env = RobotEnv(RobotConfig(**STATES), operator=person)
     env.reset(init=[0])
     still = torch.zeros(1, 5, 4)
     step = env.step(still)
@@ -388,4 +388,4 @@ def test_settings_that_cannot_be_are_said_in_words() -> None:
         ({"device": "cuda"}, "must be cpu"),
     ):
         with pytest.raises(UserError, match=words):
-            RobotEnv(Config(**STATES | settings))
+            RobotEnv(RobotConfig(**STATES | settings))

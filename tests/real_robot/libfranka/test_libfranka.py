@@ -38,7 +38,7 @@ from embodyrl.real_robot.libfranka.robot import LibfrankaRobot
 from embodyrl.real_robot.logs.mcap_log import read
 from embodyrl.real_robot.twin.franka_sim import FrankaSimInScene
 from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
-from embodyrl.sims.mujoco.env import Config
+from embodyrl.sims.mujoco.env import MujocoConfig
 from embodyrl.storage import checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -202,7 +202,7 @@ def test_a_task_is_solved_in_the_scene_around_franka_sim(
         load_arm("")[0],
         PATIENT,
         SPACE,
-        MujocoTwin(Config(task="reach", image_size=32, split="eval")),
+        MujocoTwin(MujocoConfig(task="reach", image_size=32, split="eval")),
     )
     try:
         robot.begin(0, 120.0)

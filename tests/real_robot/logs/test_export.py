@@ -22,7 +22,7 @@ from embodyrl.cli.main import main
 from embodyrl.config import compose
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
-from embodyrl.real_robot.env.robot_env import Config, RobotEnv
+from embodyrl.real_robot.env.robot_env import RobotConfig, RobotEnv
 from embodyrl.real_robot.logs.export import export_logs
 from embodyrl.real_robot.logs.mcap_log import picture, read
 from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
@@ -35,7 +35,7 @@ SETTINGS = {"task": "reach", "image_size": 32, "renderer": "opengl", "max_episod
 def played(folder: Path, episodes: int, **settings: object) -> None:
     """Episodes in which the policy does nothing; a scripted person takes over after 3 actions."""
     env = RobotEnv(
-        Config(**SETTINGS | {"log": str(folder), "record": True, "corrector": 3} | settings)
+        RobotConfig(**SETTINGS | {"log": str(folder), "record": True, "corrector": 3} | settings)
     )  # type: ignore[arg-type]
     for init in range(episodes):
         env.reset(init=[init])
@@ -57,7 +57,7 @@ def test_corrections_become_demonstrations(tmp_path: Path) -> None:
     written = export_logs(tmp_path / "logs", tmp_path / "data")
     assert written["episodes"] == 2 and written["left_out"] == 0
     assert written["frames"] - written["human_frames"] == 6
-    env = RobotEnv(Config(**SETTINGS))  # type: ignore[arg-type]
+    env = RobotEnv(RobotConfig(**SETTINGS))  # type: ignore[arg-type]
     demos = Demonstrations.load(tmp_path / "data", 5, spec=env.spec)
     env.close()
     n = len(people)

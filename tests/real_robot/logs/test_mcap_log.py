@@ -26,7 +26,7 @@ from embodyrl.real_robot.control.safety_config import SafetyConfig
 from embodyrl.real_robot.control.ticker import drive
 from embodyrl.real_robot.logs.mcap_log import RunLog, picture, read
 from embodyrl.real_robot.twin.mujoco_twin import BOX, MujocoTwin
-from embodyrl.sims.mujoco.env import Config
+from embodyrl.sims.mujoco.env import MujocoConfig
 
 H, HZ = 8, 25.0
 
@@ -35,7 +35,7 @@ H, HZ = 8, 25.0
 def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A second of the simulated arm, recorded."""
     twin, path = (
-        MujocoTwin(Config(task="reach", image_size=32, renderer="opengl")),
+        MujocoTwin(MujocoConfig(task="reach", image_size=32, renderer="opengl")),
         tmp_path_factory.mktemp("log"),
     )
     twin.begin(0)

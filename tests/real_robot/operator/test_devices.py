@@ -24,7 +24,7 @@ from embodyrl.real_robot.operator.device_operator import DeviceOperator
 from embodyrl.real_robot.operator.devices import Gamepad, SpaceMouse, open_device
 from embodyrl.real_robot.ros.config import load_robot
 from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
-from embodyrl.sims.mujoco.env import Config
+from embodyrl.sims.mujoco.env import MujocoConfig
 
 A, B, BACK, START, AXIS, BUTTON, INITIAL = 0, 1, 6, 7, 2, 1, 0x80
 SPACE, SAFETY = SPACES["mujoco", "ee_delta_pos"], load_robot("")[1]
@@ -150,7 +150,7 @@ def test_a_spacemouses_reports(model: str) -> None:
 
 
 def test_a_person_with_a_gamepad_moves_the_arm_within_its_limits(pad: Pad, tmp_path: Path) -> None:
-    twin = MujocoTwin(Config(task="reach", cameras=(), renderer="none", split="eval"))
+    twin = MujocoTwin(MujocoConfig(task="reach", cameras=(), renderer="none", split="eval"))
     twin.begin(0)
     person, guard = DeviceOperator(Gamepad(str(pad.path))), SafetyFilter(SAFETY)
     still = {"actions": np.tile(np.array([0, 0, 0, 1], np.float32), (8, 1))}

@@ -28,7 +28,7 @@ from embodyrl.real_robot.logs.mcap_log import RunLog, read
 from embodyrl.real_robot.operator import OperatorPage
 from embodyrl.real_robot.ros.config import load_robot
 from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
-from embodyrl.sims.mujoco.env import Config
+from embodyrl.sims.mujoco.env import MujocoConfig
 
 H, HZ = 8, 12.5
 SPACE, SAFETY = SPACES["mujoco", "ee_delta_pos"], load_robot("")[1]
@@ -36,7 +36,7 @@ SPACE, SAFETY = SPACES["mujoco", "ee_delta_pos"], load_robot("")[1]
 
 @pytest.fixture(scope="module")
 def twin() -> Iterator[MujocoTwin]:
-    twin = MujocoTwin(Config(task="pick", cameras=("front", "wrist"), split="eval"))
+    twin = MujocoTwin(MujocoConfig(task="pick", cameras=("front", "wrist"), split="eval"))
     yield twin
     twin.close()
 

@@ -63,7 +63,7 @@ from embodyrl.real_robot.logs.mcap_log import read
 from embodyrl.real_robot.ros import rosbridge
 from embodyrl.real_robot.ros.connect_bus import KINDS, connect
 from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
-from embodyrl.sims.mujoco.env import Config
+from embodyrl.sims.mujoco.env import MujocoConfig
 from embodyrl.storage import checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -161,7 +161,7 @@ def arm(twin: Twin, tmp_path: Path) -> Iterator[Arm]:
 @pytest.fixture(scope="module")
 def here() -> Iterator[MujocoTwin]:
     """The same arm in this process."""
-    twin = MujocoTwin(Config(task="reach", image_size=32, split="eval"))
+    twin = MujocoTwin(MujocoConfig(task="reach", image_size=32, split="eval"))
     yield twin
     twin.close()
 
