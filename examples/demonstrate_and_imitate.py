@@ -4,7 +4,7 @@ You learn: how a config is made of overrides, how a data set is collected, and h
 supervised fine-tuning (sft): flow matching on chunks of demonstrated actions. The policy is tiny
 and reads the simulator's state, not pictures, so that this is a matter of seconds.
 
-Costs: 60 s. Writes: runs/examples/demos (the data set) and runs/examples/imitation (the run).
+Costs: 50 s. Writes: runs/examples/demos (the data set) and runs/examples/imitation (the run).
 Prints: the success on held-out initial states. Needs: pip install 'embodyrl[data]'.
 Options: --quick trains for a shorter time, which is worse.
 """

@@ -3,7 +3,7 @@
 You learn: how a run starts from a checkpoint, how a preset and overrides make its config, and where
 its figures are. An interrupted run (Ctrl-C) goes on when the script is started again.
 
-Costs: 90 s. Needs: demonstrate_and_imitate.py. Writes: runs/examples/ppo. Prints: the return of
+Costs: 110 s. Needs: demonstrate_and_imitate.py. Writes: runs/examples/ppo. Prints: the return of
 the rollouts, and the success on held-out initial states before and after.
 Options: --quick trains for a shorter time.
 """

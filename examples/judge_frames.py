@@ -48,7 +48,7 @@ def main() -> None:
     frames = np.flatnonzero(held_out.episode == held_out.numbers[held_out.solved][0])
     for frame in frames[-15:]:
         label = "solved" if held_out.label[frame] else "not yet"
-        print(f"{label:8} {probability[frame]:.2f} {'#' * round(40 * probability[frame])}")
+        print(f"{label:8} {probability[frame]:.2f} {'#' * int(40 * probability[frame])}")
 
 
 if __name__ == "__main__":

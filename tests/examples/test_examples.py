@@ -1,4 +1,4 @@
-"""Every script of ``examples/`` runs as a reader would run it, and prints and writes what it says."""
+"""Every script of ``examples/`` runs on its own, and prints and writes what it says."""
 
 from __future__ import annotations
 
