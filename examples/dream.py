@@ -4,7 +4,7 @@ You learn: how a world model is trained, that a dream is an env like any other (
 how to start one from what a real env shows. A model this small is blurred after a few chunks; see
 the documentation on world models for one that policies can be trained in.
 
-Costs: 120 s. Needs: record_and_replay.py; pip install 'embodyrl[wm]'.
+Costs: 150 s. Needs: record_and_replay.py; pip install 'embodyrl[wm]'.
 Writes: runs/examples/world (the model) and runs/examples/dream.png, real above, dreamt below.
 Prints: how far the dream's pictures and proprioception are from the real ones, chunk by chunk.
 Options: --quick trains for a shorter time.
@@ -38,7 +38,7 @@ def main() -> None:
             layers=2,
             state=False,  # dream of pictures alone, not of the simulator's state
             batch_size=32,
-            codec_steps=STEPS,
+            codec_steps=2 * STEPS,
             steps=STEPS,
             inverse_steps=STEPS // 4,
             held_out=0.25,

@@ -1,7 +1,7 @@
 """Deploy a policy on a simulated Franka, through the safety filter, and read the log of the run.
 
 You learn: what stands between a policy and an arm. A pre-flight check comes first. Then an executor
-asks the policy for chunks while the arm moves, and at every tick, 100 times a second, a filter keeps
+asks the policy for chunks while the arm moves. At every tick, 100 times a second, a filter keeps
 position, velocity, acceleration and jerk within the arm's limits. All of it is logged, as MCAP with
 ROS 2 messages.
 

@@ -4,7 +4,7 @@ You learn: what a checkpoint needs to act (its config, an env, its weights), why
 an interval, and that an episode can be played twice: the policy acts on the simulator's state,
 while a second env with a camera executes the same actions from the same initial state.
 
-Costs: 30 s. Needs: demonstrate_and_imitate.py. Writes: runs/examples/episode.mp4 and episode.gif.
+Costs: 20 s. Needs: demonstrate_and_imitate.py. Writes: runs/examples/episode.mp4 and episode.gif.
 Prints: the success with its 95% Wilson interval, for few and for many episodes.
 """
 

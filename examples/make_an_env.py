@@ -3,7 +3,7 @@
 You learn: where the tasks are listed, what an observation and a step hold, and that an initial
 state is a number: the same number always gives the same scene.
 
-Costs: 10 s. Prints: the tasks, the env's spec, one line per chunk. Writes: runs/examples/scene.png.
+Costs: 15 s. Prints: the tasks, the env's spec, one line per chunk. Writes: runs/examples/scene.png.
 """
 
 from pathlib import Path
@@ -11,16 +11,16 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from embodyrl import registry
 from embodyrl.build import make_env
 from embodyrl.config import env_config
+from embodyrl.sims.mujoco.tasks import list_tasks
 
 OUT = Path("runs/examples")
 
 
 def main() -> None:
     # The tasks of a simulator, and the override that selects each.
-    for task in registry.tasks_module("mujoco").list_tasks():
+    for task in list_tasks():
         print(f"{task.select:22} {task.instruction}")
 
     # Four envs run in parallel. Everything that a policy must know about them is in the spec.

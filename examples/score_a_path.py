@@ -9,9 +9,8 @@ Costs: 5 s. Prints: shapes, the same log-probability by hand, and ratios before 
 
 import torch
 
-from embodyrl.build import make_policy
 from embodyrl.functional.flow import gaussian_log_prob, timesteps
-from embodyrl.policies.flow_mlp import FlowMLPConfig
+from embodyrl.policies.flow_mlp import FlowMLP, FlowMLPConfig
 from embodyrl.types import EnvSpec, Obs
 
 N, K = 5, 4
@@ -19,12 +18,14 @@ N, K = 5, 4
 
 def main() -> None:
     spec = EnvSpec("toy", N, 2, 3, "delta_position", 10.0, 40, cameras={})
-    policy = make_policy(FlowMLPConfig(horizon=6, num_denoise_steps=K, width=64), spec, seed=0)
+    torch.manual_seed(0)  # of the initial weights
+    policy = FlowMLP(FlowMLPConfig(horizon=6, num_denoise_steps=K, width=64), spec)
     obs = Obs({}, torch.randn(N, 3, generator=torch.Generator().manual_seed(1)), [""] * N)
 
     # In training mode the policy returns its path and how likely each step of it was.
     sample = policy.sample(obs, generator=torch.Generator().manual_seed(0), mode="train")
     path, old = sample.trace, sample.logprob
+    assert path is not None and old is not None  # mode="eval" is free of noise, and has neither
     print(f"actions {tuple(sample.actions.shape)}: N chunks of H=6 actions with A=2 numbers")
     print(f"path    {tuple(path.x.shape)}: N, K+1 points, H, A")
     print(f"logprob {tuple(old.shape)}: N, K steps")
@@ -48,10 +49,12 @@ def main() -> None:
     print("ratio before:", [round(r, 3) for r in ratio().tolist()])
 
     # One gradient step that makes the first path likelier and the second one less likely.
-    optimizer = torch.optim.Adam(policy.actor_parameters(), lr=3e-4)
     loss = -ratio()[0] + ratio()[1]
     loss.backward()
-    optimizer.step()
+    with torch.no_grad():
+        for weight in policy.actor_parameters():
+            if weight.grad is not None:
+                weight -= 1e-4 * weight.grad
     print("ratio after: ", [round(r, 3) for r in ratio().tolist()])
     print("The other paths move too, because one network serves all observations.")
 

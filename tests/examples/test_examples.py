@@ -1,4 +1,4 @@
-"""Every script of ``examples/`` runs as a reader would run it, and prints and writes what it says."""
+"""Every script of ``examples/`` runs on its own, and prints and writes what it says."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_demonstrate_and_imitate(run: Run, folder: Path) -> None:
 
 def test_improve_by_ppo(run: Run) -> None:
     said = run("improve_by_ppo")
-    assert len(re.findall(r"iteration +\d+: success", said)) == 3
+    assert re.search(r"iteration +1: return \S+, explained variance 0", said)
     assert len(re.findall(r"^(before|after) +\d+% ", said, re.M)) == 2
 
 
@@ -142,7 +142,7 @@ def test_dream(run: Run, folder: Path) -> None:
 def test_judge_frames(run: Run, folder: Path) -> None:
     pytest.importorskip("diffusers")
     said = run("judge_frames")
-    assert re.search(r"held-out AUROC [01]\.\d\d", said) and "\nsolved" in said
+    assert re.search(r"held-out AUROC [01]\.\d\d", said) and "\nsolved " in said
     assert (written(folder, "reflector") / "reflector.json").is_file()
 
 
