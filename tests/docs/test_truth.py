@@ -273,7 +273,7 @@ def test_names_of_modules_and_classes_exist() -> None:
 
 def wrong_names(document: Document) -> Iterator[str]:
     texts = [document.prose, *(block for _, block in document.blocks)]
-    groups = {f"embodyrl.{kind}" for kind in registry.BUILT_IN}  # of entry points
+    groups = {f"embodyrl.{kind}" for kind in (*registry.BUILT_IN, "presets")}  # of entry points
     for name in {n for text in texts for n in DOTTED.findall(text)} - groups:
         if not resolves(name):
             yield f"there is no {name}"

@@ -17,7 +17,7 @@ from embodyrl.distributed.wire import from_bytes, to_bytes
 from embodyrl.errors import UserError
 from embodyrl.real_robot.remote.learner import RemoteActor
 from embodyrl.real_robot.remote.remote_actor import act
-from embodyrl.rollouts.batches import TransitionBatch
+from embodyrl.rollouts.batches import TransitionBatch, Transitions
 from embodyrl.storage.loggers import read_metrics
 from embodyrl.training.runner import train
 from embodyrl.types import Obs
