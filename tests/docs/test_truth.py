@@ -152,13 +152,14 @@ def check_preset(preset: str, overrides: list[str]) -> None:
 
 
 def check_loop(preset: str, overrides: list[str]) -> None:
-    """A loop needs a policy, and demonstrations where its dream imitates, as all presets' do."""
+    """A loop needs a policy, and demonstrations where its dream imitates."""
     known = registry.preset_names("loops")
     if preset not in known:
         raise UserError(f"There is no loop {preset!r}.")
     raw = apply_overrides(read_preset(str(known[preset])), overrides)
     check_keys("loop", [f"{key}=" for key in raw])
-    for key in ("policy", "demos"):
+    imitates = read_preset(str(raw.dream)).algorithm.get("bc_coef", 0.0) > 0
+    for key in ("policy", "demos") if imitates else ("policy",):
         if not raw.get(key):
             raise UserError(f"{key} is empty.")
 
