@@ -46,7 +46,8 @@ def main() -> None:
 
     # Noise on the expert's actions shows how to come back to its path.
     if not (OUT / "demos").exists():
-        stats = collect_dataset(config.env, OUT / "demos", num_episodes=30, noise=0.2)
+        episodes = 10 if QUICK else 30
+        stats = collect_dataset(config.env, OUT / "demos", num_episodes=episodes, noise=0.2)
         print(f"The expert solved {stats.solved} of {stats.tried} episodes.")
 
     # The run's folder holds config, metrics, checkpoints and evaluations.

@@ -4,7 +4,7 @@ You learn: how a world model is trained, that a dream is an env like any other (
 how to start one from what a real env shows. A model this small is blurred after a few chunks; see
 the documentation on world models for one that policies can be trained in.
 
-Costs: 150 s. Needs: record_and_replay.py; pip install 'embodyrl[wm]'.
+Costs: 135 s. Needs: record_and_replay.py; pip install 'embodyrl[wm]'.
 Writes: runs/examples/world (the model) and runs/examples/dream.png, real above, dreamt below.
 Prints: how far the dream's pictures and proprioception are from the real ones, chunk by chunk.
 Options: --quick trains for a shorter time.

@@ -39,7 +39,7 @@ def main() -> None:
         "algorithm.warmup_iterations=2",  # the critic learns alone
         f"run.out={OUT}",
         "run.name=ppo",
-        f"run.iterations={3 if QUICK else 30}",
+        f"run.iterations={2 if QUICK else 30}",
         "run.eval_every=0",  # before and after alone
         f"run.eval_episodes={32 if QUICK else 128}",
         "run.threads=1",

@@ -21,15 +21,15 @@ from embodyrl.data.collect import collect_dataset
 from embodyrl.data.demonstrations import Demonstrations
 
 OUT = Path("runs/examples")
-EPISODES = 24 if "--quick" in sys.argv else 60
+EPISODES = 16 if "--quick" in sys.argv else 60
 ENV = ["env.task=push", "env.image_size=32", "env.num_envs=12", "env.terminate_on_success=false"]
 
 
 def main() -> None:
-    # A noisy expert fails now and then. Five steps past success show what solved looks like.
+    # A noisy expert fails now and then. Ten steps past success show what solved looks like.
     config = env_config("mujoco", ENV)
     if not (OUT / "pictures").exists():
-        options = {"noise": 0.8, "keep_failures": True, "past_success": 5}
+        options = {"noise": 0.8, "keep_failures": True, "past_success": 10}
         collect_dataset(config, OUT / "pictures", num_episodes=EPISODES, **options)
 
     # Frames of all episodes lie one after the other; ``end`` tells them apart.

@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from embodyrl.real_robot.policy_link.checkpoint_server import CheckpointPolicy
 
 from embodyrl.build import make_env
+from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy
 from embodyrl.real_robot.policy_link.client import PolicyClient, ServerError
 from embodyrl.real_robot.policy_link.server import PolicyServer
 

@@ -99,7 +99,7 @@ def test_demonstrate_and_imitate(run: Run, folder: Path) -> None:
 
 def test_improve_by_ppo(run: Run) -> None:
     said = run("improve_by_ppo")
-    assert re.search(r"iteration +1: return \S+, explained variance 0", said)
+    assert re.search(r"iteration +1: return \S+, explained variance -?0", said)
     assert len(re.findall(r"^(before|after) +\d+% ", said, re.M)) == 2
 
 
@@ -133,6 +133,7 @@ def test_record_and_replay(run: Run, folder: Path) -> None:
     assert Image.open(written(folder, "replayed.png")).size == (768, 192)
 
 
+@pytest.mark.slow
 def test_dream(run: Run, folder: Path) -> None:
     pytest.importorskip("diffusers")
     assert len(re.findall(r"after +\d+ actions: pixels", run("dream"))) == 6
