@@ -28,7 +28,7 @@ from embodyrl.storage.loggers import read_metrics
 from embodyrl.storage.provenance import git_commit, hardware, versions
 from embodyrl.training.runner import train
 from embodyrl.training.setup import Envs, build_algorithm
-from embodyrl.training.shards import Rollouts, local_rollouts
+from embodyrl.training.shards import ShardedRollouts, local_rollouts
 
 ENVS = {
     "mujoco_pixels": ("mujoco_pick_ppo",),
@@ -39,7 +39,7 @@ ENVS = {
 
 def measure(preset: str, overrides: list[str], repeats: int) -> dict[str, Any]:
     """Env steps per second by number of shards."""
-    pools: dict[int, tuple[Rollouts, Any]] = {}
+    pools: dict[int, tuple[ShardedRollouts, Any]] = {}
     rates: dict[int, list[float]] = {1: [], 2: []}
     for workers in rates:
         config = compose(

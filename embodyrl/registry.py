@@ -18,12 +18,14 @@ module must be cheap to import.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.resources
 import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -108,7 +110,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
 def names(kind: str) -> dict[str, str]:
     """Registered name -> ``"module:attribute"`` for ``"envs"``, ``"policies"`` or ``"algorithms"``."""
     found = dict(BUILT_IN[kind])
-    for point in entry_points(group=f"embodyrl.{kind}"):
+    for point in _entry_points(f"embodyrl.{kind}"):
         found.setdefault(point.name, point.value)
     return found
 
@@ -137,12 +139,21 @@ def preset_names(kind: str = "") -> dict[str, Path]:
         kind: the subfolder: ``""`` for presets of runs, ``"loops"`` for loops of policy and world
             model, ``"base"`` for blocks that presets share.
     """
-    packages = ["embodyrl.configs", *(point.value for point in entry_points(group=PRESETS))]
+    packages = ["embodyrl.configs", *(point.value for point in _entry_points(PRESETS))]
     found: dict[str, Path] = {}
     for package in packages:
         for path in sorted((_package_folder(package) / kind).glob("*.yaml")):
             found.setdefault(path.stem, path)
     return found
+
+
+def _entry_points(group: str) -> EntryPoints:
+    return _entry_points_on(tuple(sys.path)).select(group=group)
+
+
+@functools.cache  # it reads the metadata of every installed package
+def _entry_points_on(_path: tuple[str, ...]) -> EntryPoints:
+    return entry_points()
 
 
 def _package_folder(package: str) -> Path:

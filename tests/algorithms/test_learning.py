@@ -47,8 +47,8 @@ class ScaledPPO(PPO):
 
     factor = 1.0
 
-    def _returns(self, batch):
-        advantage, ret = super()._returns(batch)
+    def _advantages(self, batch):
+        advantage, ret = super()._advantages(batch)
         return self.factor * advantage, ret
 
 

@@ -26,8 +26,6 @@ from embodyrl.cli.main import build_parser
 from embodyrl.config import apply_overrides, env_config, read_preset, resolve
 from embodyrl.errors import UserError
 
-# Each preset asks the registry several times, and each time the metadata of all packages are read.
-registry.entry_points = functools.cache(registry.entry_points)
 PAGES = documents()
 TEXTS = PAGES + help_texts()
 PARSER = build_parser()

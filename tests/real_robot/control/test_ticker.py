@@ -36,7 +36,7 @@ SPACE = SPACES["mujoco", "ee_delta_pos"]
 
 @pytest.fixture(scope="module")
 def twin() -> Iterator[MujocoTwin]:
-    twin = MujocoTwin(mujoco_env.Config(task="reach", renderer="none", cameras=()))
+    twin = MujocoTwin(mujoco_env.MujocoConfig(task="reach", renderer="none", cameras=()))
     yield twin
     twin.close()
 
