@@ -213,11 +213,16 @@ def check_abilities(algorithm: type[Algorithm], name: str, policy: Policy) -> No
         UserError: naming the ability and the methods that are missing.
     """
     for ability in (Policy, *algorithm.needs):
+        if not isinstance(ability, type):
+            raise UserError(
+                f"{algorithm.__name__}.needs holds {ability!r}, which is no ability. Give the class "
+                f"from embodyrl.policy without quotes, for example needs = (ScoresPaths,)."
+            )
         if missing := missing_methods(policy, ability):
             raise UserError(
                 f"{name} needs a policy with the ability {ability.__name__} "
                 f"({_first_line(ability)}), and {type(policy).__name__} lacks "
-                f"{', '.join(missing)}. Add them (see embodyrl/policy.py), or use another "
+                f"{', '.join(missing)}. Add them (docs: Your own policy), or use another "
                 "algorithm."
             )
 

@@ -171,7 +171,8 @@ class Config:
 def compose(preset: str, overrides: Sequence[str] = ()) -> Config:
     """The config of a preset with ``key.sub=value`` overrides.
 
-    With ``run.init_checkpoint`` the policy section starts from the checkpoint's, so that its
+    A preset that sets no ``run.name`` gives its own name to the run. With ``run.init_checkpoint``
+    the policy section starts from the checkpoint's, so that its
     architecture need not be repeated. Keys of the preset and the overrides win over it.
 
     Args:
@@ -182,7 +183,7 @@ def compose(preset: str, overrides: Sequence[str] = ()) -> Config:
         UserError: unknown preset, key or name, or a value of the wrong type.
     """
     merged = apply_overrides(read_preset(preset), overrides)
-    initial = {"policy": _checkpoint_policy(merged)}
+    initial = {"policy": _checkpoint_policy(merged), "run": {"name": Path(preset).stem}}
     return resolve(cast(DictConfig, OmegaConf.merge(initial, merged)))
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, did_you_mean
 from embodyrl.types import EnvSpec, Obs, Step
 
 
@@ -321,6 +321,17 @@ def env_index(env_ids: Tensor | Sequence[int] | None, num_envs: int) -> list[int
     if wrong := [i for i in out if not 0 <= i < num_envs]:
         raise UserError(f"There is no env {wrong[0]}: this env runs {num_envs}, numbered from 0.")
     return out
+
+
+def split_index(split: str, splits: Sequence[str] = ("train", "eval")) -> int:
+    """The place of ``split`` among the splits of an env, as a part of its seeds.
+
+    Raises:
+        UserError: the env has no such split.
+    """
+    if split not in splits:
+        raise UserError(f"This env has no split {split!r}. {did_you_mean(split, splits)}")
+    return list(splits).index(split)
 
 
 def check_actions(actions: Tensor, spec: EnvSpec, running: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ import importlib
 import importlib.resources
 import importlib.util
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoints, entry_points
@@ -111,7 +112,12 @@ def names(kind: str) -> dict[str, str]:
     """Registered name -> ``"module:attribute"`` for ``"envs"``, ``"policies"`` or ``"algorithms"``."""
     found = dict(BUILT_IN[kind])
     for point in _entry_points(f"embodyrl.{kind}"):
-        found.setdefault(point.name, point.value)
+        if found.setdefault(point.name, point.value) != point.value:
+            warnings.warn(
+                f"The entry point {point.name} = {point.value!r} of embodyrl.{kind} is not used: "
+                f"{found[point.name]} has that name. Give it another one.",
+                stacklevel=2,
+            )
     return found
 
 
@@ -126,7 +132,16 @@ def load(kind: str, name: str) -> Any:
         singular = {"envs": "env", "policies": "policy", "algorithms": "algorithm"}[kind]
         raise UserError(f"There is no {singular} {name!r}. {did_you_mean(name, known)}")
     module, _, attribute = known[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    if name in BUILT_IN[kind]:
+        return getattr(importlib.import_module(module), attribute)
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f"The entry point {name} = {known[name]!r} of the group embodyrl.{kind} cannot be "
+            f"imported ({error}). Correct it in the pyproject.toml of its package, and install the "
+            "package again."
+        ) from error
 
 
 def preset_names(kind: str = "") -> dict[str, Path]:

@@ -1,9 +1,15 @@
-"""Settings for every test: one thread per process, no screen, no network."""
+"""Settings for every test: one thread per process, no screen, no network; and what tests cost.
+
+``pytest --cpu-times FILE`` writes the CPU seconds of each test, those of ended child processes
+included, and shows the dearest.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +55,28 @@ def chromium():
         browser = started.chromium.launch(executable_path=own, args=FLAGS, timeout=180e3)
         yield browser
         browser.close()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--cpu-times", metavar="FILE", help="write each test's CPU seconds to FILE")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    before = sum(os.times()[:4])
+    done = yield
+    if path := item.config.getoption("cpu_times"):
+        line = json.dumps({"test": item.nodeid, "cpu_s": round(sum(os.times()[:4]) - before, 2)})
+        with open(path, "a") as file:  # the processes of pytest-xdist append to one file
+            file.write(line + "\n")
+    return done
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if not (path := config.getoption("cpu_times")):
+        return
+    rows = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    rows.sort(key=lambda row: row["cpu_s"], reverse=True)
+    terminalreporter.section(f"CPU seconds: {sum(row['cpu_s'] for row in rows):.0f} in all")
+    for row in rows[:30]:
+        terminalreporter.line(f"{row['cpu_s']:8.1f}  {row['test']}")

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from embodyrl.algorithm import Algorithm
-from embodyrl.checks.error import require
+from embodyrl.checks.error import CheckError, require
 from embodyrl.env import VecEnv
 from embodyrl.rollouts.collect import Player
 from embodyrl.rollouts.seeding import seeded
+from embodyrl.storage.state_tree import flatten
 
 
 def check_algorithm(
@@ -33,11 +34,16 @@ def check_algorithm(
     """
     algorithm = make()
     _check_class(algorithm)
+    before = _weights(algorithm)
+    require(
+        all(torch.equal(v, before[k]) for k, v in _weights(make()).items()),
+        "make() built policies with different weights. Seed the policy inside it: call "
+        "torch.manual_seed(0) first, or use embodyrl.build.make_policy(config, spec, seed).",
+    )
     require(
         not algorithm.wants_demos or demos is not None,
         "It wants demonstrations (wants_demos), and none were given to the check.",
     )
-    before = _weights(algorithm)
     first = _train(algorithm, env, demos, range(iterations))
     require(
         any(not torch.equal(v, before[k]) for k, v in _weights(algorithm).items()),
@@ -52,6 +58,11 @@ def check_algorithm(
 def _check_class(algorithm: Algorithm) -> None:
     cls = type(algorithm)
     require(isinstance(algorithm, Algorithm), f"{cls.__name__} is no embodyrl.algorithm.Algorithm.")
+    for name in ("config", "policy", "result"):
+        require(
+            hasattr(algorithm, name),
+            f"It has no attribute {name}: __init__ must call super().__init__(config, policy).",
+        )
     config = algorithm.config
     params = getattr(cls.Config, "__dataclass_params__", None)
     require(params is not None and params.frozen, "Config is no frozen dataclass.")
@@ -92,6 +103,10 @@ def _train(
                 "Batch.merge of two batches does not add up env_steps.",
             )
         row = algorithm.update(batch, progress=i / iterations.stop, generator=generator)
+        require(
+            isinstance(row, dict),
+            f"update returned a {type(row).__name__}, not a dict of figures for the log.",
+        )
         wrong = [key for key, value in row.items() if not isinstance(value, float | int)]
         require(not wrong, f"update returned {wrong[:1]}, which is no number.")
         rows.append(row)
@@ -128,6 +143,10 @@ def _check_resume(
     if resumed.plays and resumed.wants_demos:
         resumed.add_demos(demos)
     state = copy.deepcopy(done.state_dict())
+    try:
+        flatten(state, "algorithm")
+    except TypeError as error:
+        raise CheckError(f"state_dict(): {error}.") from error
     weights = _weights(done)
     resumed.result.load_state_dict(weights)
     resumed.load_state_dict(state)

@@ -19,6 +19,7 @@ from embodyrl.policy import (
     Policy,
     ScoresPaths,
     Steerable,
+    Steps,
     missing_methods,
 )
 from embodyrl.types import EnvSpec, Obs
@@ -111,6 +112,8 @@ def _check_scores(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> Non
         "trace.x is not (N, K+1, H, A), nor larger in H and A (what lies beyond the actions is not "
         "executed).",
     )
+    lacking = missing_methods(policy.transition, Steps)
+    require(not lacking, f"transition lacks {', '.join(lacking)} (see embodyrl.policy.Steps).")
     steps = policy.transition.num_steps
     require(
         tuple(sample.logprob.shape) == (n, steps),

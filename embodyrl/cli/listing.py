@@ -72,6 +72,8 @@ def _env(name: str, target: str) -> Row:
         module_name = target.partition(":")[0]
         package_name = module_name.rpartition(".")[0] or module_name
         row["summary"] = _first_line(importlib.import_module(package_name).__doc__)
+        if name not in registry.BUILT_IN["envs"]:
+            row["summary"] = row["summary"] or _summary(target)
         module = registry.tasks_module(name)
         if module is not None:
             row["splits"] = dict(getattr(module, "SPLITS", {}))
@@ -119,7 +121,9 @@ def _summary(target: str) -> str:
         if spec is not None and spec.origin:
             source = Path(spec.origin).read_text(encoding="utf-8")
     except (ImportError, OSError):
-        return "cannot be imported"
+        spec = None
+    if spec is None:
+        return f"cannot be imported ({target})"
     return _first_line(ast.get_docstring(ast.parse(source)))
 
 

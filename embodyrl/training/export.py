@@ -31,4 +31,10 @@ def export(path: str, folder: str | Path) -> Path:
             "pi0 and pi05. A policy of your own needs the method save_lerobot."
         )
     checkpoint.load_policy(path, policy, spec)
-    return policy.save_lerobot(folder)
+    policy.save_lerobot(folder)
+    if not (Path(folder).is_dir() and any(Path(folder).iterdir())):
+        raise UserError(
+            f"{type(policy).__name__}.save_lerobot({str(folder)!r}) wrote nothing. It must write its "
+            "files into that folder."
+        )
+    return Path(folder)

@@ -7,6 +7,8 @@ import functools
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -407,6 +409,12 @@ def test_every_verb_has_a_row() -> None:
 def test_every_algorithm_has_a_page() -> None:
     for name in registry.BUILT_IN["algorithms"]:
         assert (ROOT / f"docs/algorithms/{name}.md").exists()
+
+
+def test_files_in_the_docs_are_the_files() -> None:
+    command = [sys.executable, str(ROOT / "scripts/docs_snippets.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}run python scripts/docs_snippets.py"
 
 
 def test_json_in_the_docs_is_json() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
+from embodyrl.env import EnvConfig, SteppedVecEnv, Tick, split_index
 from embodyrl.types import EnvSpec, Obs
 
 
@@ -44,7 +44,7 @@ class Reach2D(SteppedVecEnv):
         )
         super().__init__(spec, config)
         self.radius = config.radius
-        self.offset = {"train": 0, "eval": 1_000_000}[config.split]
+        self.offset = split_index(config.split)
         self.point = torch.zeros(config.num_envs, 2)
         self.goal = torch.zeros(config.num_envs, 2)
 
