@@ -153,8 +153,10 @@ def _check_resume(
     further = range(iterations, iterations + 1)
     gone_on = _train(done, env, demos, further)
     again = _train(resumed, env, demos, further)
+    weights = _weights(done)
     require(
-        _same(gone_on[0], again[0]),
+        _same(gone_on[0], again[0])
+        and all(torch.equal(v, weights[k]) for k, v in _weights(resumed).items()),
         "After load_state_dict(state_dict()) the next iteration differs: state_dict() lacks "
         "something that update or collect reads.",
     )

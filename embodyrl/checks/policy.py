@@ -59,6 +59,9 @@ def _check_module(policy: Any, spec: EnvSpec) -> None:
     name = type(policy).__name__
     missing = missing_methods(policy, Policy)
     require(not missing, f"{name} lacks {', '.join(missing)}, which every policy has.")
+    if hasattr(policy, "transition"):
+        lacking = missing_methods(policy.transition, Steps)
+        require(not lacking, f"transition lacks {', '.join(lacking)} (see embodyrl.policy.Steps).")
     require(isinstance(policy, nn.Module), f"{name} is no torch.nn.Module.")
     horizon = getattr(policy.config, "horizon", None)
     require(isinstance(horizon, int) and horizon > 0, "config.horizon is no positive integer.")
@@ -112,8 +115,6 @@ def _check_scores(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> Non
         "trace.x is not (N, K+1, H, A), nor larger in H and A (what lies beyond the actions is not "
         "executed).",
     )
-    lacking = missing_methods(policy.transition, Steps)
-    require(not lacking, f"transition lacks {', '.join(lacking)} (see embodyrl.policy.Steps).")
     steps = policy.transition.num_steps
     require(
         tuple(sample.logprob.shape) == (n, steps),
