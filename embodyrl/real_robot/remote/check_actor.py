@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodyrl.errors import UserError
 from embodyrl.real_robot.parsing import MessageError, number, shown, text, whole
 from embodyrl.rollouts.batches import Episode, TransitionBatch, Transitions
 from embodyrl.rollouts.evaluation import Evaluation

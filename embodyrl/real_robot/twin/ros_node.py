@@ -77,9 +77,9 @@ class TwinNode:
             try:
                 callback(message)
             except Exception as error:
-                self.refused += 1
                 why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}"
                 log.warning("A message on %s was dropped: %s.", topic, why)
+                self.refused += 1
 
         self._bus.subscribe(topic, kind, guarded)
 
@@ -106,8 +106,8 @@ class TwinNode:
         period = 1.0 / STATE_HZ
         init = -1
         pictures_due = 0.0
-        ahead = 0.0  # s by which the twin's clock is ahead of real time
         due = time.monotonic()
+        ahead = twin.now() - due  # s by which the twin's clock is ahead of real time
         while due < end and not self._bus.trouble():
             # 1. Arrange an initial state, if one was asked for. -1 only clears the last answer.
             asked = self._reset
