@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,9 @@ POLICY: dict[str, Any] = {
 
 
 class Told:
-    """A wire (``rosbridge.Wire``) on which the texts of a list arrive, one after the other."""
+    """A wire (``rosbridge.Wire``) on which given texts arrive, one after the other."""
 
-    def __init__(self, texts: list[str]) -> None:
+    def __init__(self, texts: Iterable[str]) -> None:
         self._texts = iter(texts)
 
     def send(self, text: str) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import socket
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -231,14 +233,30 @@ def test_nonsense_from_the_robots_side_is_a_fault_that_stops_the_arm(text: str) 
     robot.close()
 
 
-def test_a_message_that_cannot_be_sent_is_a_lost_link() -> None:
-    bus = RosbridgeBus(faults.Told([]), ros=2)
-    bus._trouble = ""
-    bus.advertise("/a", "std_msgs/String")({"data": object()})
-    end = time.monotonic() + 20.0
-    while "cannot be sent" not in bus.trouble() and "over" not in bus.trouble():
-        assert time.monotonic() < end
+@pytest.mark.parametrize("thread", ["reads", "writes"])
+def test_whatever_ends_a_thread_of_the_bus_is_a_lost_link(thread: str) -> None:
+    subscribed = threading.Event()
+
+    def texts() -> Iterator[str]:
+        subscribed.wait(20)
+        if thread == "reads":
+            yield '{"op": "publish", "topic": "/a", "msg": {}}'
+        time.sleep(20)
+
+    def fail(_: object) -> None:
+        raise RuntimeError("no words")
+
+    bus = RosbridgeBus(faults.Told(texts()), ros=2)
+    bus.subscribe("/a", "std_msgs/String", fail)
+    if thread == "writes":
+        bus.advertise("/b", "std_msgs/String")({"data": object()})
+    subscribed.set()
+    said = "not understood" if thread == "reads" else "cannot be sent"
+    end = time.monotonic() + 10.0
+    while not bus.trouble():
+        assert time.monotonic() < end, "a thread ended without a word"
         time.sleep(0.001)
+    assert said in bus.trouble()
     bus.close()
 
 
