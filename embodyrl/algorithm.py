@@ -90,6 +90,8 @@ class Algorithm(ABC):
         plays: whether it learns from rollouts; False for one that has demonstrations alone.
         continues_episodes: whether a collection goes on with the episodes of the one before.
         whole_episodes: whether a collection plays every episode to its end.
+        max_choice: largest size of a number in ``Transitions.choice``; 1 for actions. A learner
+            refuses larger ones from an actor elsewhere.
         config: the settings.
         policy: acts in rollouts.
         result: is evaluated, saved and deployed; mostly the same object.
@@ -101,6 +103,7 @@ class Algorithm(ABC):
     plays: ClassVar[bool] = True
     continues_episodes: ClassVar[bool] = False
     whole_episodes: ClassVar[bool] = False
+    max_choice: ClassVar[float] = 1.0
 
     config: Any
     policy: Any

@@ -52,6 +52,7 @@ class DSRL(SACFlow):
 
     Config = DSRLConfig
     needs = (HasFlow, HasFeatures, Steerable)
+    max_choice = 10.0  # noise: N(0, I) while it warms up, and bounded after that
 
     def _check_actor(self) -> None:
         if self.policy.steer is None:

@@ -44,6 +44,8 @@ TYPES: dict[str, type] = {
 }
 """What a message may hold beside tensors and plain values."""
 KIND = "dataclass"
+MAX_HEADER = 32 * 2**20
+"""Largest header of a message in bytes: the names of a big model's tensors are some MB."""
 
 
 def know_batch(config: Config) -> None:
@@ -82,9 +84,20 @@ def from_bytes(data: bytes) -> Any:
         UserError: anything else.
     """
     try:
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        size = int.from_bytes(data[:8], "little")
+        if size > min(len(data), MAX_HEADER):
+            raise ValueError("the header is too large")
+        header = json.loads(data[8 : 8 + size])
         return _from_tree(unflatten(json.loads(header["__metadata__"]["tree"]), load(data)))
-    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (
+        SafetensorError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise UserError(
             f"A message from another machine is not understood ({type(error).__name__})."
         ) from error

@@ -42,6 +42,9 @@ class RobotConfig(EnvConfig):
         hand: the device they take over with: ``spacemouse``, ``gamepad`` or a gamepad's file.
         reflector: folder of the reflector that gives the reward; empty means the robot's own
             success.
+        max_reward: largest size of the reward of one action. Success, labels and reflectors give 0
+            or 1. Raise it for a judge of your own that gives more. The env refuses larger rewards,
+            and a learner refuses them from an actor elsewhere, by its own value of this setting.
     """
 
     name: str = "robot"
@@ -65,6 +68,7 @@ class RobotConfig(EnvConfig):
     operator: int = -1
     hand: str = ""
     reflector: str = ""
+    max_reward: float = 1.0
 
     def for_evaluation(self, split: str) -> EnvConfig:
         """The same robot without a person: only the policy is scored."""
@@ -109,6 +113,8 @@ def check(config: RobotConfig) -> None:
             f"env.speed is {config.speed}; it is a share of the trained rate, above 0 and at most "
             "1."
         )
+    if not 0.0 < config.max_reward < 1e6:
+        raise UserError(f"env.max_reward is {config.max_reward}; it must be above 0 and below 1e6.")
     if config.corrector and config.robot != "twin":
         raise UserError(
             "env.corrector works with the simulated arm alone, because its scripted expert needs "

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodyrl.env import SteppedVecEnv, Tick
+from embodyrl.errors import UserError
 from embodyrl.real_robot.connect_robot import (
     ConnectedRobot,
     ask_at_terminal,
@@ -317,9 +318,19 @@ class RobotEnv(SteppedVecEnv):
         return label
 
     def _judge_step(self) -> tuple[float, bool]:
-        """Reward and success after an action."""
+        """Reward and success after an action.
+
+        Raises:
+            UserError: the judge gave a reward that is no number, or larger than ``max_reward``.
+        """
         if self._judge is not None:
             reward, solved = self._judge(self.look())
+            most = self.config.max_reward
+            if not abs(reward) <= most:  # written so that NaN is refused too
+                raise UserError(
+                    f"The judge gave a reward of {reward}; its size may be {most:g} at most. Mend "
+                    "the judge, or raise env.max_reward."
+                )
             return float(reward), bool(solved)
         solved = self._connected.robot.solved()
         return float(solved), solved

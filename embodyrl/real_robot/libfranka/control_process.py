@@ -27,6 +27,7 @@ from embodyrl.real_robot.control import limits
 from embodyrl.real_robot.control.joint_tracking import JointTracker, Motion, Stopper
 from embodyrl.real_robot.libfranka.process_link import Link
 from embodyrl.real_robot.libfranka.realtime import ask_for_real_time
+from embodyrl.real_robot.parsing import number, numbers
 
 CYCLE = 1e-3
 """s per cycle of the robot."""
@@ -232,13 +233,19 @@ class ControlLoop:
         return motion
 
     def _receive(self) -> None:
+        """Takes the newest commands. One that is not understood ends the link: the arm stops."""
         for word, *rest in self._link.heard():
-            if word == "command":
-                t, tick, q, dq, ddq = rest
-                self._delay = tick
-                self._reference.add(t, (q, dq, ddq))
-            elif word == "home":
-                (self._home,) = rest
+            try:
+                if word == "command":
+                    t, tick, *motion = rest
+                    q, dq, ddq = (numbers(x, 7, "a command").tolist() for x in motion)
+                    self._delay = number(tick, 0.0, 1.0, "the tick")
+                    self._reference.add(number(t, 0.0, 1e12, "the time"), (q, dq, ddq))
+                elif word == "home":
+                    (home,) = rest
+                    self._home = numbers(home, 7, "the home posture").tolist()
+            except ValueError as error:
+                self._link.fail(str(error))
 
     def _tell(self, state: Any, reflex: str) -> None:
         """Reports the state to the control loop."""
@@ -293,5 +300,5 @@ def main(fd: int, address: str, model: str, realtime: bool, recover: bool) -> No
 
 
 if __name__ == "__main__":
-    number, where, kind, *flags = sys.argv[1:]
-    main(int(number), where, kind, *(flag == "True" for flag in flags))
+    descriptor, where, kind, *flags = sys.argv[1:]
+    main(int(descriptor), where, kind, *(flag == "True" for flag in flags))

@@ -6,8 +6,6 @@ import select
 import socket
 from typing import Any
 
-import msgpack
-
 from embodyrl.real_robot.policy_link import codec
 
 MAX_MESSAGE = 4096
@@ -20,13 +18,16 @@ class Link:
     last one shows it.
 
     Attributes:
-        closed: whether one of the two ends was closed.
+        closed: whether one of the two ends was closed. An end that hears what is no message closes
+            itself: a process that talks nonsense is as good as lost, and the arm must stop.
+        trouble: why an end closed itself; else empty.
     """
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
         self._end = end
         self.closed = False
+        self.trouble = ""
 
     def say(self, *words: Any) -> None:
         """Sends plain data."""
@@ -38,7 +39,7 @@ class Link:
             self.closed = True
 
     def heard(self) -> list[list[Any]]:
-        """All messages that came since the last call."""
+        """All messages that came since the last call; each begins with a word."""
         found: list[list[Any]] = []
         while not self.closed:
             try:
@@ -48,11 +49,22 @@ class Link:
             except OSError:
                 data = b""
             # An empty message means that the other end is closed.
-            if data:
-                found.append(msgpack.unpackb(data))
-            else:
+            if not data:
                 self.closed = True
+                break
+            try:
+                message = codec.unpack(data)
+                if not isinstance(message, list) or not message or type(message[0]) is not str:
+                    raise codec.MessageError("it does not begin with a word")
+                found.append(message)
+            except codec.MessageError as error:
+                self.fail(f"a message between the processes is not understood: {error}")
         return found
+
+    def fail(self, why: str) -> None:
+        """Closes this end, because of what the other end said."""
+        self.trouble = self.trouble or why
+        self.close()
 
     def wait(self, seconds: float) -> None:
         """Waits until something comes, ``seconds`` at most."""

@@ -23,6 +23,7 @@ from embodyrl.real_robot.images import Image
 from embodyrl.real_robot.libfranka.camera import Camera
 from embodyrl.real_robot.libfranka.config import Franka
 from embodyrl.real_robot.libfranka.process_link import Link, pair
+from embodyrl.real_robot.parsing import number, numbers, text
 
 
 class LibfrankaRobot:
@@ -124,25 +125,48 @@ class LibfrankaRobot:
                 raise UserError(f"The robot cannot be used: {what} within {seconds:.0f} s.")
 
     def _hear(self) -> None:
-        """Takes in what the processes have reported since the last call."""
-        for word, *rest in self._link.heard():
-            if word == "trouble":
-                self._trouble = self._trouble or rest[0]
-            elif word == "state":
-                t, sent, q, dq, force, hand, reflex, self.success_rate, self._homing = rest
-                self._state_sent = sent
-                self._now = max(self._now, t)
-                q, dq, force, hand = (np.array(x) for x in (q, dq, force, hand))
-                # Without Franka's hand the robot's end effector is another point than ours.
-                hand = hand if self._arm.gripper else None
-                self._state = RobotState(t, q, dq, self._width, force, reflex, hand=hand)
-        for word, value in self._gripper.heard() if self._gripper is not None else ():
-            if word == "width":
-                self._width = value
-            elif word == "trouble":
-                self._trouble = self._trouble or value
+        """Takes in what the processes have reported since the last call.
+
+        A message that is not understood is trouble, and so is a link that is closed.
+        """
+        links = [link for link in (self._link, self._gripper) if link is not None]
+        for link in links:
+            for word, *rest in link.heard():
+                try:
+                    self._take_in(word, rest)
+                except Exception as error:
+                    link.fail(f"a message {word!a:.20} is not understood ({error})")
+            self._trouble = self._trouble or link.trouble
         if self._link.closed:
             self._trouble = self._trouble or "the control process ended"
+
+    def _take_in(self, word: str, rest: list[Any]) -> None:
+        """Takes in one message of the control process or of the gripper's.
+
+        Raises:
+            ValueError, TypeError: its values are not what they should be.
+        """
+        if word == "trouble":
+            self._trouble = self._trouble or text(rest[0], "the trouble", 4096)
+        elif word == "width":
+            (width,) = rest
+            self._width = number(width, -1.0, 1.0, "the width")
+        elif word == "state":
+            t, sent, q, dq, force, hand, reflex, rate, homing = rest
+            t = number(t, 0.0, 1e12, "the time")
+            sent = number(sent, 0.0, 1e12, "the time")
+            # Whether these are finite is the safety filter's to check.
+            q, dq = (numbers(x, 7, "the joints", finite=False) for x in (q, dq))
+            force = numbers(force, 3, "the force", finite=False)
+            hand = numbers(hand, 3, "the hand")
+            reflex = text(reflex, "the reflex", 4096)
+            self.success_rate = number(rate, 0.0, 1.0, "the success rate")
+            self._homing = homing is True
+            self._state_sent = sent
+            self._now = max(self._now, t)
+            # Without Franka's hand the robot's end effector is another point than ours.
+            hand = hand if self._arm.gripper else None
+            self._state = RobotState(t, q, dq, self._width, force, reflex, hand=hand)
 
     def begin(self, init: int, seconds: float = 30.0) -> None:
         """Moves the arm to its home posture, if it has one; a person arranges the scene.

@@ -89,26 +89,45 @@ def recorded(messages: dict[str, list[dict[str, Any]]], file: Path) -> Recording
         file: for the message.
 
     Raises:
-        UserError: the log has no observations.
+        UserError: the log has no observations, or its messages do not fit each other.
     """
     if not messages["/action"]:
         return None
+    try:
+        return _recorded(messages, file)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise UserError(
+            f"{file} is no whole recording ({type(error).__name__}: {error}). Take it out of the "
+            "folder."
+        ) from error
+
+
+def _recorded(messages: dict[str, list[dict[str, Any]]], file: Path) -> Recording:
     # An action without an observation, because no fresh image came, teaches nothing.
     actions = [m for m in messages["/action"] if "proprio" in m]
     settings = messages["/run"][0]["settings"]
     if not actions:
         raise UserError(
-            f"{file} does not hold what the policy saw. Record it: deploy --record, or "
-            "env.record=true."
+            "it does not hold what the policy saw. Record it: deploy --record, or env.record=true."
         )
     # The reward comes with the last action, if the episode was solved.
     cameras = {t.removeprefix(CAMERA): m for t, m in messages.items() if t.startswith(CAMERA)}
     solved = bool(messages["/episode"] and messages["/episode"][-1]["solved"])
+    for name, found in cameras.items():
+        if len(found) != len(actions):
+            raise UserError(
+                f"there are {len(found)} images of camera {name} for {len(actions)} actions"
+            )
+    proprio, taken = (np.array([m[k] for m in actions], np.float32) for k in ("proprio", "action"))
+    if not (np.isfinite(proprio).all() and np.isfinite(taken).all()):
+        raise UserError("its proprio or its actions are not finite")
     last = np.arange(len(actions)) == len(actions) - 1
     return Recording(
         images={name: np.stack([picture(m) for m in found]) for name, found in cameras.items()},
-        proprio=np.array([m["proprio"] for m in actions], np.float32),
-        actions=np.array([m["action"] for m in actions], np.float32),
+        proprio=proprio,
+        actions=taken,
         reward=(last & solved).astype(np.float32),
         solved=last & solved,
         init=int(settings.get("init", 0)),

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import queue
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mcap.exceptions import McapError
 from mcap.reader import make_reader
 from mcap.records import Schema
 from mcap_ros2.decoder import DecoderFactory
@@ -35,6 +33,7 @@ from numpy.typing import NDArray
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control.messages import Command, RobotState
 from embodyrl.real_robot.images import to_png
+from embodyrl.real_robot.parsing import MessageError, parse_json
 from embodyrl.real_robot.ros import fields
 from embodyrl.real_robot.ros.message_definitions import definition
 
@@ -242,7 +241,8 @@ def read(path: str | Path) -> dict[str, list[dict[str, Any]]]:
     latest: dict[str, Any] = {}
     try:
         with Path(path).open("rb") as stream:
-            reader = make_reader(stream, decoder_factories=[DecoderFactory()])
+            # With checksums: a flipped bit must not become another action in a data set.
+            reader = make_reader(stream, validate_crcs=True, decoder_factories=[DecoderFactory()])
             if reader.get_header().profile != "ros2":
                 raise UserError(
                     f"{path} holds no ROS 2 messages: logs were JSON in an earlier version, and "
@@ -250,10 +250,16 @@ def read(path: str | Path) -> dict[str, list[dict[str, Any]]]:
                 )
             for _, channel, message, ros in reader.iter_decoded_messages(log_time_order=False):
                 _sort_in(found, latest, channel.topic, message.log_time / 1e9, ros)
-    except (McapError, struct.error) as error:
+    except MessageError as error:
+        raise UserError(f"{path} is no log of a run: {error}.") from error
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from error
+    except Exception as error:  # the reader of damaged bytes raises many kinds
         raise UserError(
-            f"{path} is no whole log ({type(error).__name__}: {error}). If its program was "
-            f"killed, try: mcap recover {path} -o FILE"
+            f"{path} is no whole log ({type(error).__name__}: {str(error)[:200]}). If its program "
+            f"was killed, try: mcap recover {path} -o FILE"
         ) from error
     if not found["/run"]:
         raise UserError(f"{path} is no log of a run: it has no /run.")
@@ -301,4 +307,4 @@ def _plain(topic: str, ros: Any, latest: dict[str, Any]) -> dict[str, Any]:
         return {"kind": ros.name, "text": ros.msg}
     if topic.startswith(CAMERA):
         return {"format": ros.format, "data": ros.data}
-    return json.loads(ros.data)
+    return parse_json(ros.data)

@@ -8,7 +8,6 @@ words, and moves the arm only through the safety filter.
 
 from __future__ import annotations
 
-import hmac
 import json
 import queue
 import secrets
@@ -24,15 +23,18 @@ from numpy.typing import NDArray
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
-from websockets.sync.server import ServerConnection, serve
+from websockets.sync.server import ServerConnection
 
-from embodyrl.errors import UserError
 from embodyrl.real_robot.control.clocks import Clock
 from embodyrl.real_robot.control.operator import WISHES
 from embodyrl.real_robot.images import to_jpeg
+from embodyrl.real_robot.parsing import MessageError, parse_json
+from embodyrl.real_robot.ports import listen, same_secret
 
 ALIVE = 0.3
 """s after which a page that says nothing no longer moves the arm."""
+MAX_MESSAGE = 4096
+"""Bytes of a message from the page."""
 AXES = {
     "w": (0, 1),
     "s": (0, -1),
@@ -95,19 +97,14 @@ class OperatorPage:
         # What the pages show: a number that changes with it, the status, and the images.
         self._shown: tuple[int, dict[str, Any], dict[str, NDArray[np.uint8]]] = (0, {}, {})
         self._news = threading.Condition()
-        try:
-            self._server = serve(
-                self._talk,
-                "127.0.0.1",
-                port,
-                process_request=self._answer,
-                compression=None,
-                max_size=4096,
-            )
-        except OSError as error:
-            raise UserError(
-                f"The operator's page cannot be at port {port} ({error.strerror}). Choose another."
-            ) from error
+        self._server = listen(
+            self._talk,
+            "127.0.0.1",
+            port,
+            what="The operator's page",
+            pages=self._answer,
+            max_bytes=MAX_MESSAGE,
+        )
         self.port = int(self._server.socket.getsockname()[1])
         self.address = f"http://127.0.0.1:{self.port}/#{self._token}"
         threading.Thread(target=self._server.serve_forever, name="operator", daemon=True).start()
@@ -172,13 +169,10 @@ class OperatorPage:
     def _answer(self, connection: ServerConnection, request: Request) -> Response | None:
         """Answers a request with the page, or with None to open the websocket.
 
-        Host and origin must name this machine: else a page of another site could reach it.
+        Only a page of this port may open it, and pages say where they come from.
         """
-        here = (f"127.0.0.1:{self.port}", f"localhost:{self.port}")
-        if request.headers.get("Host") not in here:
-            return connection.respond(HTTPStatus.FORBIDDEN, "Not here.\n")
         if request.path == "/socket":
-            known = request.headers.get("Origin") in [f"http://{name}" for name in here]
+            known = "Origin" in request.headers  # ``ports`` has compared it with this port
             return None if known else connection.respond(HTTPStatus.FORBIDDEN, "Not from there.\n")
         if request.path == "/":
             return Response(HTTPStatus.OK, "OK", Headers(_HEADERS), self._html)
@@ -188,31 +182,36 @@ class OperatorPage:
         """Listens to one page, once it has sent the token."""
         try:
             given = connection.recv(timeout=5.0)
-            if not isinstance(given, str) or not hmac.compare_digest(
-                given.encode(), self._token.encode()
-            ):
+            if not isinstance(given, str) or not same_secret(given, self._token):
                 connection.close(4001, "wrong token")
                 return
             threading.Thread(
                 target=self._send, args=(connection,), name="operator page", daemon=True
             ).start()
             while True:
-                self._hear(json.loads(connection.recv()))
+                self._hear(parse_json(connection.recv(), MAX_MESSAGE))
         except (ConnectionClosed, TimeoutError):
             pass
-        except (ValueError, KeyError, TypeError, AttributeError):
-            connection.close(4002, "not understood")
+        except MessageError as error:
+            connection.close(4002, str(error)[:100])
 
     def _hear(self, message: dict[str, Any]) -> None:
-        """Takes in a wish, or the keys that are held."""
+        """Takes in a wish, or the keys that are held.
+
+        Raises:
+            MessageError: it is neither.
+        """
         if "do" in message:
             if message["do"] not in self._known:
-                raise ValueError(message["do"])
+                raise MessageError("the page asked for what it cannot ask for")
             self._wishes.put(message["do"])
-        else:
-            # The age of the keys is by the control loop's clock, whatever the page's is.
-            held = frozenset(message["keys"]) & frozenset(AXES)
-            self._keys = _Keys(self._clock.now(), held, bool(message["open"]))
+            return
+        keys = message.get("keys")
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+            raise MessageError("the page's keys must be a list of texts")
+        # The age of the keys is by the control loop's clock, whatever the page's is.
+        held = frozenset(keys) & frozenset(AXES)
+        self._keys = _Keys(self._clock.now(), held, message.get("open") is True)
 
     def _send(self, connection: ServerConnection) -> None:
         """Sends to one page whatever is shown next, until the server ends."""

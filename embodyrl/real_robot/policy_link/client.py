@@ -62,6 +62,7 @@ class PolicyClient:
                 InvalidHandshake,
                 InvalidURI,
                 WebSocketException,
+                codec.MessageError,
                 TimeoutError,
             ) as error:
                 self.close()

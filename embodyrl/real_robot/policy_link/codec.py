@@ -13,22 +13,18 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from embodyrl.errors import UserError
+from embodyrl.real_robot.parsing import MAX_BYTES, MessageError, check_depth
 
-MAX_BYTES = 32 * 2**20
-"""Largest message."""
 MAX_DEPTH = 5
 """Deepest nesting of lists and maps."""
 MAX_ITEMS = 256
 """Largest number of items in a list or a map."""
+MAX_LISTS = 4096
+"""Largest number of lists and maps in a message: an empty one is a byte here, but 64 in memory."""
 DTYPES = frozenset(
     np.dtype(name).str
     for name in ("bool", "u1", "i1", "<i2", "<i4", "<i8", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8")
 )
-
-
-class MessageError(UserError, ValueError):
-    """A message is not msgpack, too large, too deep, or has an array that is not allowed."""
 
 
 def pack(message: Any) -> bytes:
@@ -46,12 +42,26 @@ def unpack(data: bytes) -> Any:
     """
     if len(data) > MAX_BYTES:
         raise MessageError(f"The message has {len(data)} bytes; at most {MAX_BYTES} are read.")
+    lists = 0
+
+    def count(item: Any) -> Any:
+        nonlocal lists
+        lists += 1
+        if lists > MAX_LISTS:
+            raise MessageError(f"The message has more than {MAX_LISTS} lists and maps.")
+        return item
+
     # msgpack bounds the sizes; the depth is checked afterwards.
     try:
         message = msgpack.unpackb(
-            data, object_hook=_decode, max_array_len=MAX_ITEMS, max_map_len=MAX_ITEMS, max_ext_len=0
+            data,
+            object_hook=lambda item: _decode(count(item)),
+            list_hook=count,
+            max_array_len=MAX_ITEMS,
+            max_map_len=MAX_ITEMS,
+            max_ext_len=0,
         )
-        _check_depth(message, MAX_DEPTH)
+        check_depth(message, MAX_DEPTH)
         return message
     except MessageError:
         raise
@@ -104,11 +114,3 @@ def _dtype(item: dict[Any, Any]) -> str:
     if not isinstance(name, str) or name not in DTYPES:
         raise MessageError("The message has an array of a dtype that is not allowed.")
     return name
-
-
-def _check_depth(value: Any, left: int) -> None:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    if left == 0 and inner:
-        raise MessageError(f"The message is nested deeper than {MAX_DEPTH}.")
-    for each in inner:
-        _check_depth(each, left - 1)

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.errors import UserError
+from embodyrl.real_robot.parsing import MessageError
 from embodyrl.real_robot.policy_link.client import PolicyClient
-from embodyrl.real_robot.policy_link.metadata import REQUIRED
+from embodyrl.real_robot.policy_link.metadata import check_metadata
 from embodyrl.real_robot.policy_link.server import PolicyServer
 
 
@@ -118,11 +119,13 @@ def serve_elsewhere(address: str, token: str) -> Iterator[PolicyClient]:
         UserError: the server does not say all that a robot needs to know.
     """
     with _connected(address, token) as client:
-        if missing := [name for name in REQUIRED if name not in client.metadata]:
+        try:
+            check_metadata(client.metadata)
+        except MessageError as error:
             raise UserError(
-                f"The policy server at {address} does not say its {missing[0]}, so its actions "
-                "cannot be carried out. Serve the policy by embodyrl serve."
-            )
+                f"What the policy server at {address} says about its policy cannot be used, so its "
+                f"actions cannot be carried out: {error}. Serve the policy by embodyrl serve."
+            ) from error
         yield client
 
 

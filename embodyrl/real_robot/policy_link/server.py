@@ -2,14 +2,12 @@
 
 On connection the server sends its metadata. Then each request is an observation, and each answer an
 action chunk with ``server_timing``. ``GET /healthz`` answers OK. A client sees one sentence of an
-error, never a traceback. The server listens on this machine alone unless it has a token, which
-clients send as ``Authorization: Api-Key TOKEN``.
+error, never a traceback. ``ports`` says who may come in: the server listens on this machine alone
+unless it has a token, which clients send as ``Authorization: Api-Key TOKEN``.
 """
 
 from __future__ import annotations
 
-import hmac
-import ipaddress
 import logging
 import threading
 import time
@@ -21,16 +19,16 @@ import numpy as np
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
-from websockets.sync.server import Server, ServerConnection, serve
+from websockets.sync.server import ServerConnection
 
 from embodyrl.errors import UserError
+from embodyrl.real_robot.parsing import MAX_TEXT as MAX_PROMPT
 from embodyrl.real_robot.policy_link import codec
+from embodyrl.real_robot.ports import listen
 
 log = logging.getLogger(__name__)
 Infer = Callable[[dict[str, Any]], dict[str, Any]]
 PORT = 8000
-MAX_PROMPT = 512
-"""Letters of an instruction."""
 
 
 class PolicyServer:
@@ -56,25 +54,12 @@ class PolicyServer:
         port: int = PORT,
         token: str = "",
     ) -> None:
-        refuse_strangers(host, token)
         self._infer = infer
         self._metadata = dict(metadata)
-        self._token = token
         self._lock = threading.Lock()
-        try:
-            self._server: Server = serve(
-                self._talk,
-                host,
-                port,
-                process_request=self._admit,
-                compression=None,
-                max_size=codec.MAX_BYTES,
-            )
-        except OSError as error:
-            raise UserError(
-                f"The server cannot listen at {host}:{port} ({error.strerror}). Choose another "
-                "--port."
-            ) from error
+        self._server = listen(
+            self._talk, host, port, what="The policy server", token=token, pages=_health
+        )
         self.host = host
         self.port = int(self._server.socket.getsockname()[1])
 
@@ -85,12 +70,6 @@ class PolicyServer:
     def close(self) -> None:
         """Stops listening."""
         self._server.shutdown()
-
-    def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Answers a request; None opens the websocket."""
-        if request.path == "/healthz":
-            return Response(HTTPStatus.OK, "OK", Headers({"Content-Type": "text/plain"}), b"OK\n")
-        return admit(connection, request, self._token)
 
     def _talk(self, connection: ServerConnection) -> None:
         """Answers one client until it is gone."""
@@ -132,26 +111,11 @@ class PolicyServer:
         return codec.pack({**result, "server_timing": timing})
 
 
-def refuse_strangers(host: str, token: str) -> None:
-    """Checks that nobody else can use a server without a token.
-
-    Raises:
-        UserError: other machines can reach the address, and there is no token.
-    """
-    if not token and not _is_loopback(host):
-        raise UserError(
-            f"Whoever reaches {host} could use it. Give a token (--token-file), or listen on "
-            "127.0.0.1."
-        )
-
-
-def admit(connection: ServerConnection, request: Request, token: str) -> Response | None:
-    """None for a client that sent the token, or if there is none; otherwise the refusal."""
-    given = request.headers.get("Authorization", "").removeprefix("Api-Key ")
-    # Compared in constant time, so that the time of a refusal says nothing about the token.
-    if token and not hmac.compare_digest(given.encode(), token.encode()):
-        return connection.respond(HTTPStatus.UNAUTHORIZED, "A token is needed.\n")
-    return None
+def _health(_: ServerConnection, request: Request) -> Response | None:
+    """Says OK at ``/healthz``."""
+    if request.path != "/healthz":
+        return None
+    return Response(HTTPStatus.OK, "OK", Headers({"Content-Type": "text/plain"}), b"OK\n")
 
 
 def check_observation(message: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,10 +180,3 @@ def _is_array(value: Any, shape: tuple[int, ...], dtype: str) -> bool:
         and value.shape == tuple(shape)
         and value.dtype == np.dtype(dtype)
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -8,24 +8,38 @@ actor sends, and the learner answers:
     the env's spec, at first                       -> play, evaluate these initial states, or end;
     a chunk and the episodes that ended with it       with weights, if there are newer ones
     an evaluation
+
+An actor is believed nothing that ``check_actor`` has not checked. One that sends something else is
+named in the log and disconnected. The run keeps what came before and waits for the next actor.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.server import ServerConnection, serve
+from websockets.sync.server import ServerConnection
 
 from embodyrl import registry
 from embodyrl.algorithm import Algorithm
 from embodyrl.config import Config, to_dict
 from embodyrl.distributed.wire import from_bytes, to_bytes
 from embodyrl.errors import UserError
-from embodyrl.real_robot.policy_link.server import admit, refuse_strangers
+from embodyrl.real_robot.env.config import RobotConfig
+from embodyrl.real_robot.ports import listen, peer
+from embodyrl.real_robot.remote.check_actor import (
+    Bounds,
+    check_evaluation,
+    check_played,
+    check_same_env,
+    check_spec,
+    in_words,
+)
 from embodyrl.rollouts.batches import TransitionBatch
 from embodyrl.rollouts.evaluation import Evaluation
 from embodyrl.storage import checkpoint
@@ -33,6 +47,16 @@ from embodyrl.types import EnvSpec
 
 PORT = 8001
 MAX_BYTES = 2**31 - 1
+"""Largest message of the learner: it holds the policy's weights."""
+MAX_ACTOR_BYTES = 128 * 2**20
+"""Largest message of an actor: it holds a chunk and the images before and after it."""
+GREETING = 600.0
+"""s that an actor may take to build its env. Later it may take any time: a person may be busy."""
+REFUSED = 4002
+"""Status by which the learner closes the connection to an actor that it refuses."""
+PROTOCOL_ERRORS = (1002, 1003, 1007, 1009)
+"""Statuses by which a connection ends whose other end broke the protocol; 1009 is "too large"."""
+log = logging.getLogger(__name__)
 LEAD = 4
 """Iterations' worth of chunks that the actor may be ahead of the learner; then the arm is held."""
 
@@ -47,41 +71,49 @@ class RemoteActor:
         token: what the actor must know; needed wherever others can reach the address.
 
     Raises:
-        UserError: an algorithm that cannot learn from what it did not just do, or an address that
-            may not be used.
+        UserError: an algorithm that cannot learn from what it did not just do, an env that is no
+            robot, or an address that may not be used.
     """
 
     def __init__(
         self, config: Config, host: str = "127.0.0.1", port: int = PORT, token: str = ""
     ) -> None:
-        if not registry.load("algorithms", config.algorithm.name).continues_episodes:
+        algorithm = registry.load("algorithms", config.algorithm.name)
+        if not algorithm.continues_episodes:
             raise UserError(
                 f"{config.algorithm.name} learns from its own latest rollouts alone, but an actor "
                 "elsewhere plays with weights that are some chunks old. Use sac_flow, rlpd or "
                 "wsrl."
             )
-        refuse_strangers(host, token)
+        if not isinstance(config.env, RobotConfig):
+            raise UserError(
+                f"embodyrl act plays on a robot, but the run's env is {config.env.name}. Set "
+                "env.name=robot."
+            )
+        self._limits = config.policy.horizon, config.env.max_reward, algorithm.max_choice
         self.config = config
         self.restarts = -1
         self._news = threading.Condition()
         self._spec: EnvSpec | None = None
+        # A run that resumes knows its env already.
+        self._resumed = _saved_spec(config)
         self._played: list[TransitionBatch] = []
         self._weights: dict[str, Any] = {}
         self._acting: dict[str, Any] = {}
         self._version = 0
         self._job: dict[str, Any] | None = None
         self._evaluation: Evaluation | None = None
+        self._episode = 1  # that the actor plays
         self._busy = self._closed = False
-        try:
-            self._server = serve(
-                self._talk, host, port, process_request=lambda c, r: admit(c, r, token), compression=None,
-                max_size=MAX_BYTES,
-            )  # fmt: skip
-        except OSError as error:
-            raise UserError(
-                f"The learner cannot listen at {host}:{port} ({error.strerror}). Choose another "
-                "--port."
-            ) from error
+        self._server = listen(
+            self._talk,
+            host,
+            port,
+            what="The learner",
+            token=token,
+            max_bytes=MAX_ACTOR_BYTES,
+            max_queue=1,
+        )
         self.port = int(self._server.socket.getsockname()[1])
         threading.Thread(target=self._server.serve_forever, name="learner", daemon=True).start()
 
@@ -117,7 +149,7 @@ class RemoteActor:
         """
         self._publish(algorithm)
         with self._news:
-            while len(self._played) < algorithm.config.num_chunks:
+            while self._chunks_played() < algorithm.config.num_chunks:
                 self._news.wait(0.1)
                 between()
             played = self._played
@@ -151,6 +183,9 @@ class RemoteActor:
             self._news.wait_for(lambda: not self._busy, timeout=5.0)
         self._server.shutdown()
 
+    def _chunks_played(self) -> int:
+        return sum(len(batch.chunks) for batch in self._played)
+
     def _publish(self, algorithm: Algorithm) -> None:
         weights = {k: v.detach().cpu().clone() for k, v in algorithm.result.state_dict().items()}
         with self._news:
@@ -160,45 +195,74 @@ class RemoteActor:
             self._news.notify_all()
 
     def _talk(self, connection: ServerConnection) -> None:
+        who = peer(connection)
         with self._news:
-            if self._busy:
-                connection.close(4003, "there is an actor already")
-                return
+            busy = self._busy
             self._busy = True
+        if busy:
+            connection.close(4003, "there is an actor already")
+            return
+        self._episode = 1
+        wrong = ""
         try:
-            connection.send(to_bytes(to_dict(self.config)))
-            self._greet(from_bytes(self._receive(connection)))
-            version = 0
-            while True:
-                answer, version = self._answer(version)
-                connection.send(to_bytes(answer))
-                if answer["do"] == "end":
-                    return
-                self._hear(from_bytes(self._receive(connection)))
+            self._lead(connection)
+        except TimeoutError:
+            wrong = f"it said nothing for {GREETING:g} s"
         except UserError as error:
-            connection.close(4002, str(error)[:100])
-        except ConnectionClosed:
-            pass
+            wrong = in_words(error)
+        except ConnectionClosed as error:
+            if error.sent is not None and error.sent.code in PROTOCOL_ERRORS:
+                wrong = f"it broke the protocol of websockets ({in_words(error)})"
         finally:
             with self._news:
                 self._busy = False
                 self._news.notify_all()
+        if wrong:
+            log.warning(
+                "The actor at %s was refused in its episode %d: %s. Nothing else is lost; the run "
+                "waits for an actor.",
+                who,
+                self._episode,
+                wrong,
+            )
+            connection.close(REFUSED, wrong[:120])
+
+    def _lead(self, connection: ServerConnection) -> None:
+        """Tells one actor what to do, and takes what it sends, until the run is over.
+
+        Raises:
+            UserError: it sent what it may not send.
+            TimeoutError: it sent no spec.
+        """
+        connection.send(to_bytes(to_dict(self.config)))
+        bounds = self._greet(from_bytes(self._receive(connection, GREETING)))
+        version = 0
+        while True:
+            answer, version = self._answer(version)
+            connection.send(to_bytes(answer))
+            if answer["do"] == "end":
+                return
+            self._hear(from_bytes(self._receive(connection)), answer, bounds)
 
     @staticmethod
-    def _receive(connection: ServerConnection) -> bytes:
-        data = connection.recv()
+    def _receive(connection: ServerConnection, seconds: float | None = None) -> bytes:
+        data = connection.recv(timeout=seconds)
         if isinstance(data, str):
             raise UserError("Messages are binary.")
         return data
 
-    def _greet(self, message: dict[str, Any]) -> None:
-        spec = checkpoint.spec_from_json(message["spec"])
+    def _greet(self, message: Any) -> Bounds:
+        """Takes the spec of an actor's env, and returns what its messages must keep to."""
+        spec = check_spec(message)
         with self._news:
             if self._spec is not None:
-                checkpoint.check_compatible(self._spec, spec)
-            self._spec = spec
+                check_same_env(self._spec, spec)
+            elif self._resumed is not None:
+                checkpoint.check_compatible(self._resumed, spec)
+            self._spec = self._spec or spec
             self.restarts += 1
             self._news.notify_all()
+        return Bounds(spec, *self._limits)
 
     def _answer(self, version: int) -> tuple[dict[str, Any], int]:
         """What the actor is to do, and the version of the weights that it then has."""
@@ -207,7 +271,7 @@ class RemoteActor:
             self._news.wait_for(
                 lambda: (
                     self._closed
-                    or (self._version and (self._job is not None or len(self._played) < most))
+                    or (self._version and (self._job is not None or self._chunks_played() < most))
                 )
             )
             if self._closed:
@@ -219,10 +283,25 @@ class RemoteActor:
                 answer["weights"] = self._weights
             return answer, self._version
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _hear(self, message: Any, asked: dict[str, Any], bounds: Bounds) -> None:
+        """Takes what an actor sent for what it was asked to do, once it is checked."""
+        if asked["do"] == "evaluate":
+            evaluation = check_evaluation(message, bounds, asked["inits"])
+            with self._news:
+                self._evaluation = evaluation
+                self._news.notify_all()
+            return
+        played = check_played(message, bounds)
+        self._episode += len(played.episodes)
         with self._news:
-            if "evaluation" in message:
-                self._evaluation = Evaluation(message["evaluation"], {}, message["faults"])
-            elif len(message["played"].chunks):
-                self._played.append(message["played"])
+            if len(played.chunks) or played.episodes:
+                self._played.append(played)
             self._news.notify_all()
+
+
+def _saved_spec(config: Config) -> EnvSpec | None:
+    """The env's spec in the run's newest checkpoint; None for a new run."""
+    newest = checkpoint.latest(config.run.folder / "checkpoints")
+    if newest is None:
+        return None
+    return checkpoint.spec_from_json(json.loads((newest / "meta.json").read_text())["spec"])

@@ -14,7 +14,7 @@ from embodyrl.build import pick_device
 from embodyrl.config import resolve
 from embodyrl.distributed.wire import from_bytes, to_bytes
 from embodyrl.errors import UserError
-from embodyrl.real_robot.remote.learner import MAX_BYTES
+from embodyrl.real_robot.remote.learner import MAX_BYTES, REFUSED
 from embodyrl.rollouts.collect import Player, collect_transitions
 from embodyrl.rollouts.evaluation import evaluate
 from embodyrl.rollouts.seeding import seeded
@@ -59,6 +59,8 @@ def act(
             raise UserError(
                 f"No learner answers at {address} ({error}), or it has an actor already."
             ) from error
+        if not isinstance(sent.get("run"), dict):
+            raise UserError(f"What answers at {address} sends no run's config: it is no learner.")
         sent["run"] |= {"init_checkpoint": "", "device": device, "workers": 1}
         config = resolve(sent, overrides or [])
         cls = registry.load("algorithms", config.algorithm.name)
@@ -69,6 +71,11 @@ def act(
             connection.send(to_bytes({"spec": checkpoint.spec_to_json(envs.train_spec)}))
             return _serve(connection, config, envs)
         except ConnectionClosed as error:
+            if error.rcvd is not None and error.rcvd.code == REFUSED:
+                raise UserError(
+                    f"The learner at {address} refused what this robot sent: {error.rcvd.reason}. "
+                    "The arm is at rest."
+                ) from error
             raise UserError(
                 f"The learner at {address} is gone ({error}). The arm is at rest; start again."
             ) from error
@@ -82,14 +89,20 @@ def _serve(connection: ClientConnection, config: Any, envs: Envs) -> int:
     has_weights = False
     while True:
         told = _receive(connection)
-        if told["do"] == "end":
+        if told.get("do") == "end":
             return played
-        if "weights" in told:
-            algorithm.result.load_state_dict(told["weights"])
-            has_weights = True
+        try:
+            if "weights" in told:
+                algorithm.result.load_state_dict(told["weights"])
+                has_weights = True
+            algorithm.load_acting_state(told["acting"])
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise UserError(
+                f"What the learner sent does not fit the policy ({type(error).__name__}: "
+                f"{str(error)[:200]}). The arm is at rest; use the same version on both computers."
+            ) from error
         if not has_weights:
             raise UserError("The learner sent no weights.")
-        algorithm.load_acting_state(told["acting"])
         if told["do"] == "evaluate":
             result = evaluate(
                 envs.eval, algorithm.result, told["inits"], seed=told["seed"], device=target
@@ -108,8 +121,11 @@ def _serve(connection: ClientConnection, config: Any, envs: Envs) -> int:
         played += 1
 
 
-def _receive(connection: ClientConnection) -> Any:
+def _receive(connection: ClientConnection) -> dict[str, Any]:
     data = connection.recv()
     if isinstance(data, str):
         raise UserError("The learner sent text.")
-    return from_bytes(data)
+    message = from_bytes(data)
+    if not isinstance(message, dict):
+        raise UserError("The learner sent what is no map.")
+    return message

@@ -10,6 +10,7 @@ from embodyrl.errors import UserError
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.messages import Array
 from embodyrl.real_robot.images import Image
+from embodyrl.real_robot.parsing import MessageError, number, numbers, shown, whole
 from embodyrl.real_robot.ros.bus import Fields
 
 CHANNELS = {
@@ -19,12 +20,27 @@ CHANNELS = {
     "bgra8": (4, (2, 1, 0)),
 }
 """Encoding -> number of channels, and which of them are red, green and blue."""
+MAX_SIDE = 4096
+"""Largest height and width of a picture in pixels."""
+MAX_POINTS = 1000
+"""Largest number of points of a trajectory."""
+MAX_JOINTS = 256
+"""Largest number of joints of a joint state."""
+LONGEST = 600.0
+"""s; longest trajectory."""
 
 
 def seconds(stamp: Fields) -> float:
-    """A time in s, from the fields that ROS 1 or ROS 2 gives it."""
-    whole = stamp["sec"] if "sec" in stamp else stamp["secs"]
-    return whole + 1e-9 * (stamp["nanosec"] if "nanosec" in stamp else stamp["nsecs"])
+    """A time in s, from the fields that ROS 1 or ROS 2 gives it.
+
+    Raises:
+        MessageError: it is no time.
+    """
+    if not isinstance(stamp, dict):
+        raise MessageError("a time must be a map")
+    sec = stamp.get("sec", stamp.get("secs"))
+    nanosec = stamp.get("nanosec", stamp.get("nsecs"))
+    return number(sec, -1e10, 1e10, "a time") + 1e-9 * number(nanosec, -1e10, 1e10, "a time")
 
 
 def time_fields(value: float, ros: int) -> dict[str, int]:
@@ -97,24 +113,61 @@ def picture(message: Fields) -> Image:
             return _decompressed(message["data"])
         encoding = message["encoding"]
         if encoding not in CHANNELS:
-            raise UserError(f"a picture is encoded as {encoding!r}; {', '.join(CHANNELS)} are read")
+            raise UserError(
+                f"a picture is encoded as {shown(encoding)}; {', '.join(CHANNELS)} are read"
+            )
         # Rows may be padded to ``step`` bytes, and channels may come in another order.
         channels, order = CHANNELS[encoding]
-        height = message["height"]
-        width = message["width"]
-        step = message["step"]
+        height = whole(message["height"], 1, MAX_SIDE, "a picture's height")
+        width = whole(message["width"], 1, MAX_SIDE, "a picture's width")
+        step = whole(message["step"], width * channels, 2**31, "a picture's step")
         rows = np.frombuffer(message["data"], np.uint8).reshape(height, step)
         pixels = rows[:, : width * channels].reshape(height, width, channels)
         return pixels[..., :3] if order == (0, 1, 2) else pixels[..., list(order)]
-    except (ValueError, TypeError, KeyError, OSError) as error:
-        raise UserError(f"a picture cannot be read ({type(error).__name__}: {error})") from error
+    except UserError:
+        raise
+    except Exception as error:  # Pillow raises many kinds
+        raise UserError(
+            f"a picture cannot be read ({type(error).__name__}: {str(error)[:100]})"
+        ) from error
 
 
 def _decompressed(data: bytes) -> Image:
-    """The image of a JPEG or PNG file."""
+    """The image of a JPEG or PNG file, whose size is checked before it is decoded."""
     from PIL import Image as Pillow
 
-    return np.asarray(Pillow.open(io.BytesIO(data), formats=("JPEG", "PNG")).convert("RGB"))
+    with Pillow.open(io.BytesIO(data), formats=("JPEG", "PNG")) as picture:
+        if max(picture.size) > MAX_SIDE:
+            raise UserError(f"a picture is larger than {MAX_SIDE} pixels")
+        return np.asarray(picture.convert("RGB"))
+
+
+def read_trajectory(message: Fields, names: tuple[str, ...]) -> tuple[Array, Array, Array]:
+    """The inverse of ``trajectory``; the joints may come in another order.
+
+    Returns:
+        Times (k,) in s from the start, which do not decrease; angles (k, 7) and velocities (k, 7).
+
+    Raises:
+        MessageError: it is no such message, or its numbers are not finite.
+    """
+    there = message.get("joint_names")
+    if not isinstance(there, list) or sorted(map(str, there)) != sorted(names):
+        raise MessageError(f"a trajectory must name the joints {', '.join(names)}")
+    points = message.get("points")
+    if not isinstance(points, list) or not 1 <= len(points) <= MAX_POINTS:
+        raise MessageError(f"a trajectory must have 1 to {MAX_POINTS} points")
+    if not all(isinstance(point, dict) for point in points):
+        raise MessageError("the points of a trajectory must be maps")
+    times = np.array([seconds(point.get("time_from_start")) for point in points])
+    if times[0] < 0.0 or times[-1] > LONGEST or (np.diff(times) < 0.0).any():
+        raise MessageError(f"the times of a trajectory must rise from 0 to {LONGEST:g} s at most")
+    q, dq = (
+        np.array([numbers(point.get(what), len(names), what) for point in points])
+        for what in ("positions", "velocities")
+    )
+    order = [there.index(name) for name in names]
+    return times, q[:, order], dq[:, order]
 
 
 def by_name(message: Fields, names: tuple[str, ...], what: str) -> Array:
@@ -129,12 +182,18 @@ def by_name(message: Fields, names: tuple[str, ...], what: str) -> Array:
         Values in the order of ``names``.
 
     Raises:
-        UserError: a name or a value is missing.
+        UserError: a name or a value is missing, or no number.
     """
-    there = message["name"]
-    values = message[what]
+    there = message.get("name")
+    values = message.get(what)
+    if not isinstance(there, list | tuple) or len(there) > MAX_JOINTS or values is None:
+        raise UserError(f"the joint states lack the names or the {what} of the joints")
     if missing := [name for name in names if name not in there]:
-        raise UserError(f"the joint states lack joint {missing[0]} (they have {', '.join(there)})")
+        raise UserError(
+            f"the joint states lack joint {missing[0]} (they have "
+            f"{', '.join(map(str, there))[:300]})"
+        )
     if len(values) != len(there):
         raise UserError(f"the joint states lack a {what} of each joint")
-    return np.array([values[there.index(name)] for name in names], dtype=float)
+    # Whether they are finite is the safety filter's to check.
+    return numbers([values[there.index(n)] for n in names], len(names), what, finite=False)

@@ -18,6 +18,7 @@ from embodyrl.real_robot.control.joint_tracking import Stopper
 from embodyrl.real_robot.control.messages import Array, Command, RobotState
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.images import Image, fit
+from embodyrl.real_robot.parsing import MessageError, numbers, text
 from embodyrl.real_robot.ros import fields
 from embodyrl.real_robot.ros.bus import Bus, Fields
 from embodyrl.real_robot.ros.config import Topics
@@ -29,6 +30,7 @@ _COMMAND_KINDS = {
     "pose": "geometry_msgs/PoseStamped",
 }
 """``Topics.command_type`` -> message type."""
+_WORD_KINDS = {str: "String", bool: "Bool", int: "Int64"}
 STOP_POINTS = 6
 """Number of points of the stop that goes with each command."""
 
@@ -116,21 +118,21 @@ class RosRobot:
             self._hear(topic, f"sensor_msgs/{kind}", lambda m, name=name: self._on_image(name, m))
         # The task.
         for topic, kind, attribute in (
-            (topics.instruction, "String", "_prompt"),
-            (topics.success, "Bool", "_success"),
-            (topics.init, "Int64", "_init"),
+            (topics.instruction, str, "_prompt"),
+            (topics.success, bool, "_success"),
+            (topics.init, int, "_init"),
         ):
             self._hear(
                 topic,
-                f"std_msgs/{kind}",
-                lambda m, attribute=attribute: setattr(self, attribute, m["data"]),
+                f"std_msgs/{_WORD_KINDS[kind]}",
+                lambda m, kind=kind, attribute=attribute: self._on_word(m, kind, attribute),
             )
 
     def _hear(self, topic: str, kind: str, callback: Callable[[Fields], None]) -> None:
         """Subscribes to a topic, if the robot has it.
 
         What is wrong with a message becomes the robot's trouble, which is a fault. The first
-        trouble stays.
+        trouble stays. Nothing that a message holds may end the bus's thread.
         """
 
         def guarded(message: Fields) -> None:
@@ -138,7 +140,7 @@ class RosRobot:
                 callback(message)
             except UserError as error:
                 self._trouble = self._trouble or str(error)
-            except (KeyError, TypeError, ValueError) as error:
+            except Exception as error:
                 why = f"a message is not understood ({type(error).__name__}: {error})"
                 self._trouble = self._trouble or why
 
@@ -157,13 +159,26 @@ class RosRobot:
             self._state = RobotState(stamp, q, dq, self._width, self._force, hand=self._hand)
 
     def _on_fingers(self, message: Fields) -> None:
-        self._width = float(fields.by_name(message, self._topics.fingers, "position").sum())
+        width = float(fields.by_name(message, self._topics.fingers, "position").sum())
+        if not math.isfinite(width):
+            raise MessageError("the positions of the fingers are not finite")
+        self._width = width
 
     def _on_wrench(self, message: Fields) -> None:
-        self._force = np.array([message["wrench"]["force"][axis] for axis in "xyz"], dtype=float)
+        # A force that is not finite is a fault for the safety filter.
+        force = [message["wrench"]["force"][axis] for axis in "xyz"]
+        self._force = numbers(force, 3, "the force", finite=False)
 
     def _on_pose(self, message: Fields) -> None:
-        self._hand = np.array([message["pose"]["position"][axis] for axis in "xyz"], dtype=float)
+        position = [message["pose"]["position"][axis] for axis in "xyz"]
+        self._hand = numbers(position, 3, "the hand's position")
+
+    def _on_word(self, message: Fields, kind: type, attribute: str) -> None:
+        """A message with one value, of the instruction, the success or the initial state."""
+        value = text(message["data"], "the instruction") if kind is str else message["data"]
+        if type(value) is not kind:
+            raise MessageError(f"a message of std_msgs/{_WORD_KINDS[kind]} has another value")
+        setattr(self, attribute, value)
 
     def _on_image(self, name: str, message: Fields) -> None:
         now = self._clock.now()

@@ -18,12 +18,11 @@ from websockets.exceptions import InvalidHandshake, InvalidURI, WebSocketExcepti
 from websockets.sync.client import connect
 
 from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.real_robot.parsing import MAX_BYTES, MessageError, parse_json, shown
 from embodyrl.real_robot.ros.bus import Fields
 
 ADDRESS = "ws://127.0.0.1:9090"
 """Where a rosbridge server is by default."""
-MAX_BYTES = 32 * 2**20
-"""Largest message that is read."""
 STALL = 0.5
 """s that a server may take to read what it was sent."""
 START = 60.0
@@ -141,7 +140,10 @@ class RospyWire:
         # waiting for ever.
         ready, _, _ = select.select([self._stdout], [], [], START)
         line = self._stdout.readline() if ready else b'{"msg": "it said nothing for a minute"}'
-        first = json.loads(line or b'{"msg": "the rospy node ended at once"}')
+        try:
+            first = parse_json(line or b'{"msg": "the rospy node ended at once"}')
+        except MessageError as error:
+            first = {"msg": str(error)}
         if first.get("level") != "info":
             self.close()
             raise UserError(
@@ -161,10 +163,10 @@ class RospyWire:
 
     def receive(self) -> bytes:
         """See ``Wire``."""
-        line = self._stdout.readline()
+        line = self._stdout.readline(MAX_BYTES + 1)
         if not line:
             raise WireError("the rospy node ended")
-        return line
+        return line  # ``parse_json`` refuses one that is too long
 
     def close(self) -> None:
         """See ``Wire``."""
@@ -258,26 +260,31 @@ class RosbridgeBus:
                     self._wire.send(json.dumps(message, default=to_base64))
                 self._wire.settle()
             except WireError as error:
-                self._fail(str(error))
-                return
+                return self._fail(str(error))
+            except Exception as error:  # whatever ends this thread is a lost link
+                return self._fail(
+                    f"a message cannot be sent to rosbridge ({type(error).__name__}: {error})"
+                )
 
     def _read(self) -> None:
         while not self._closed:
             try:
-                self._hear(json.loads(self._wire.receive()))
+                self._hear(parse_json(self._wire.receive()))
             except WireError as error:
                 return self._fail(str(error))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except Exception as error:  # whatever ends this thread is a lost link
                 return self._fail(
                     f"rosbridge sent what is not understood ({type(error).__name__}: {error})"
                 )
 
     def _hear(self, message: dict[str, Any]) -> None:
-        if message["op"] == "publish":
-            fields = message["msg"]
-            for kind, callback in self._callbacks.get(message["topic"], ()):
+        if message.get("op") == "publish":
+            fields = message.get("msg")
+            if not isinstance(fields, dict):
+                raise MessageError(f"the message on {shown(message.get('topic'))} is no map")
+            for kind, callback in self._callbacks.get(str(message.get("topic")), ()):
                 callback(from_json(kind, fields))
-        elif message["op"] == "status" and message.get("level") == "error":
+        elif message.get("op") == "status" and message.get("level") == "error":
             self._fail(f"rosbridge says: {str(message.get('msg'))[:300]}")
 
     def _fail(self, why: str) -> None:
@@ -292,7 +299,14 @@ def to_base64(value: Any) -> str:
 
 
 def from_json(kind: str, fields: Fields) -> Fields:
-    """The fields of a message of type ``kind``, with its bytes decoded from base64."""
-    if kind in ("sensor_msgs/Image", "sensor_msgs/CompressedImage"):
+    """The fields of a message of type ``kind``, with its bytes decoded from base64.
+
+    Raises:
+        MessageError: an image whose data are not base64.
+    """
+    if kind not in ("sensor_msgs/Image", "sensor_msgs/CompressedImage"):
+        return fields
+    try:
         return {**fields, "data": base64.b64decode(fields["data"])}
-    return fields
+    except (KeyError, TypeError, ValueError) as error:
+        raise MessageError("the data of a picture are not base64") from error

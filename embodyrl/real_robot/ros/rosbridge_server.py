@@ -2,24 +2,30 @@
 
 It carries topics between its clients and its own process, where the twin is. It speaks the topic
 operations of the protocol in JSON (subscribe, unsubscribe, advertise, unadvertise, publish,
-status) and listens on this machine only.
+status) and listens on this machine only. Web pages are refused, as ``ports`` says.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.server import ServerConnection, serve
+from websockets.sync.server import ServerConnection
 
 from embodyrl.errors import UserError
+from embodyrl.real_robot.parsing import MessageError, parse_json, shown, text
+from embodyrl.real_robot.ports import listen, peer
 from embodyrl.real_robot.ros import rosbridge
 from embodyrl.real_robot.ros.bus import Fields
 
 PORT = 9090
+MAX_TOPICS = 1000
+"""Largest number of topics that clients may subscribe to."""
+log = logging.getLogger(__name__)
 
 
 class RosbridgeServer:
@@ -38,19 +44,9 @@ class RosbridgeServer:
         self._lock = threading.Lock()
         self._clients: dict[str, set[_Client]] = {}
         self._callbacks: dict[str, list[tuple[str, Callable[[Fields], None]]]] = {}
-        try:
-            self._server = serve(
-                self._talk,
-                "127.0.0.1",
-                port,
-                compression=None,
-                max_size=rosbridge.MAX_BYTES,
-                max_queue=1,
-            )
-        except OSError as error:
-            raise UserError(
-                f"The rosbridge server cannot listen at port {port} ({error.strerror})."
-            ) from error
+        self._server = listen(
+            self._talk, "127.0.0.1", port, what="The rosbridge server", max_queue=1
+        )
         self.port = int(self._server.socket.getsockname()[1])
         threading.Thread(
             target=self._server.serve_forever, name="rosbridge server", daemon=True
@@ -90,10 +86,12 @@ class RosbridgeServer:
                 data = connection.recv()
                 # A bad request is answered by its error, as rosbridge does; the client stays.
                 try:
-                    self._obey(client, json.loads(data))
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    text = f"{type(error).__name__}: {error}"
-                    connection.send(json.dumps({"op": "status", "level": "error", "msg": text}))
+                    self._obey(client, parse_json(data))
+                except UserError as error:
+                    self._tell_error(connection, str(error))
+                except Exception as error:
+                    log.exception("A message of %s was not understood.", peer(connection))
+                    self._tell_error(connection, f"not understood ({type(error).__name__})")
         except ConnectionClosed:
             pass
         finally:
@@ -102,20 +100,33 @@ class RosbridgeServer:
                     clients.discard(client)
             client.close()
 
+    @staticmethod
+    def _tell_error(connection: ServerConnection, why: str) -> None:
+        connection.send(json.dumps({"op": "status", "level": "error", "msg": why}))
+
     def _obey(self, client: _Client, request: dict[str, Any]) -> None:
-        op = request["op"]
-        topic = str(request["topic"])
+        """Does what a client asks for.
+
+        Raises:
+            MessageError: it is no request.
+        """
+        op = request.get("op")
+        topic = text(request.get("topic"), "a topic")
         if op == "publish":
-            message = request["msg"]
+            message = request.get("msg")
+            if not isinstance(message, dict):
+                raise MessageError(f"the message on {shown(topic)} is no map")
             for kind, callback in self._callbacks.get(topic, ()):
                 callback(rosbridge.from_json(kind, message))
             self._spread(topic, message)
         elif op in ("subscribe", "unsubscribe"):
             with self._lock:
+                if topic not in self._clients and len(self._clients) >= MAX_TOPICS:
+                    raise MessageError(f"there are {MAX_TOPICS} topics already")
                 clients = self._clients.setdefault(topic, set())
                 clients.add(client) if op == "subscribe" else clients.discard(client)
         elif op not in ("advertise", "unadvertise"):
-            raise ValueError(f"unknown operation {op}")
+            raise MessageError(f"there is no operation {shown(op)}")
 
 
 class _Client:

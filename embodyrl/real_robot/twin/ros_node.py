@@ -5,11 +5,16 @@ It publishes joint states, images and the state of the task, and takes commands.
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from embodyrl.errors import UserError
+from embodyrl.real_robot.control.messages import Array
+from embodyrl.real_robot.parsing import MessageError, number, whole
 from embodyrl.real_robot.ros import fields
 from embodyrl.real_robot.ros.bus import Bus, Fields
 from embodyrl.real_robot.ros.config import Topics
@@ -17,6 +22,13 @@ from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 
 STATE_HZ = 200.0
 CAMERA_HZ = 25.0
+BEYOND = 0.05
+"""rad by which a commanded angle may lie beyond the end of a joint."""
+MAX_SPEED = 10.0
+"""rad/s; largest commanded velocity."""
+MAX_WIDTH = 0.2
+"""m; largest commanded opening of the gripper."""
+log = logging.getLogger(__name__)
 
 
 class TwinNode:
@@ -26,26 +38,23 @@ class TwinNode:
         twin: the simulated arm in its task.
         bus: connected.
         topics: the same as the driver's: what it subscribes to is published here.
+
+    Attributes:
+        refused: number of messages that were not understood. Each is dropped, with a warning in
+            the log, and the node goes on.
     """
 
     def __init__(self, twin: MujocoTwin, bus: Bus, topics: Topics) -> None:
         self._twin = twin
         self._bus = bus
         self._topics = topics
-        self._command: Fields | None = None
+        self._command: tuple[Array, Array, Array] | None = None
         self._width: float | None = None
         self._reset: int | None = 0
-        bus.subscribe(
-            topics.command,
-            "trajectory_msgs/JointTrajectory",
-            lambda m: setattr(self, "_command", m),
-        )
-        bus.subscribe(
-            topics.gripper, "std_msgs/Float32", lambda m: setattr(self, "_width", float(m["data"]))
-        )
-        bus.subscribe(
-            topics.reset, "std_msgs/Int64", lambda m: setattr(self, "_reset", int(m["data"]))
-        )
+        self.refused = 0
+        self._hear(topics.command, "trajectory_msgs/JointTrajectory", self._on_command)
+        self._hear(topics.gripper, "std_msgs/Float32", self._on_width)
+        self._hear(topics.reset, "std_msgs/Int64", self._on_reset)
         self._states = bus.advertise(topics.states, "sensor_msgs/JointState")
         self._pose = bus.advertise(topics.pose, "geometry_msgs/PoseStamped")
         self._cameras = {
@@ -61,6 +70,35 @@ class TwinNode:
             )
         }
 
+    def _hear(self, topic: str, kind: str, callback: Callable[[Fields], None]) -> None:
+        """Subscribes to a topic; a message that is not understood is dropped and named."""
+
+        def guarded(message: Fields) -> None:
+            try:
+                callback(message)
+            except Exception as error:
+                why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}"
+                log.warning("A message on %s was dropped: %s.", topic, why)
+                self.refused += 1
+
+        self._bus.subscribe(topic, kind, guarded)
+
+    def _on_command(self, message: Fields) -> None:
+        times, q, dq = fields.read_trajectory(message, self._topics.joints)
+        low, high = self._twin.model.jnt_range[:7].T
+        if (q < low - BEYOND).any() or (q > high + BEYOND).any():
+            raise MessageError("the positions lie beyond the ends of the joints")
+        if np.abs(dq).max() > MAX_SPEED:
+            raise MessageError(f"the velocities are above {MAX_SPEED:g} rad/s")
+        self._command = times, q, dq
+
+    def _on_width(self, message: Fields) -> None:
+        self._width = number(message.get("data"), 0.0, MAX_WIDTH, "the gripper's width")
+
+    def _on_reset(self, message: Fields) -> None:
+        limit = self._twin.spec.num_init_states or 2**31
+        self._reset = whole(message.get("data"), -1, limit - 1, "the initial state")
+
     def run(self, seconds: float = float("inf")) -> None:
         """Runs until ``seconds`` are over or the bus fails; ``bus.trouble`` then says why."""
         twin = self._twin
@@ -68,8 +106,8 @@ class TwinNode:
         period = 1.0 / STATE_HZ
         init = -1
         pictures_due = 0.0
-        ahead = 0.0  # s by which the twin's clock is ahead of real time
         due = time.monotonic()
+        ahead = twin.now() - due  # s by which the twin's clock is ahead of real time
         while due < end and not self._bus.trouble():
             # 1. Arrange an initial state, if one was asked for. -1 only clears the last answer.
             asked = self._reset
@@ -100,15 +138,7 @@ class TwinNode:
         command = self._command
         self._command = None
         if command is not None:
-            points = command["points"]
-            times = np.array([fields.seconds(p["time_from_start"]) for p in points])
-            q, dq = (
-                np.array([p[what] for p in points], dtype=float)
-                for what in ("positions", "velocities")
-            )
-            # The message may name the joints in another order.
-            order = [list(command["joint_names"]).index(name) for name in self._topics.joints]
-            self._twin.follow(times, q[:, order], dq[:, order])
+            self._twin.follow(*command)
         width = self._width
         self._width = None
         if width is not None:

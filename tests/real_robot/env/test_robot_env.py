@@ -91,6 +91,15 @@ def test_actions_pass_the_filter_and_take_their_time(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("reward", [float("nan"), 1e30, -1.5])
+def test_a_judge_whose_reward_is_out_of_bounds_is_named(reward: float) -> None:
+    env = RobotEnv(RobotConfig(**STATES), lambda seen: (reward, False))
+    env.reset(init=[0])
+    with pytest.raises(UserError, match="The judge gave a reward of"):
+        env.step(torch.zeros(1, 2, env.spec.action_dim))
+    env.close()
+
+
 def test_a_judge_gives_reward_and_ends_the_episode() -> None:
     judged: list[dict[str, Any]] = []
 

@@ -227,7 +227,7 @@ SIGNALS |= {fault: signal.SIGRTMIN + number for number, fault in enumerate(FAULT
         ("killed", Mode.FAULT, ("no fresh state of the robot", "was lost")),
         ("frozen", Mode.FAULT, ("the measured angles stand still",)),
         ("late", Mode.FAULT, ("no fresh state of the robot",)),
-        ("not finite", Mode.FAULT, ("not seven finite angles",)),
+        ("not finite", Mode.FAULT, ("the fingers are not finite",)),
         ("force", Mode.FAULT, ("force: 50 N at the hand",)),
     ],
 )
