@@ -6,6 +6,7 @@ kinematics, whatever the filter's reference was.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,12 +20,15 @@ BOX_BULGE = 0.005
 """m by which a braking hand may leave the workspace beyond twice ``BOX_SLACK``."""
 TILT_BULGE = 0.01
 """rad by which a braking hand may be tilted beyond twice ``TILT_SLACK``."""
-SPEED_BULGE = 0.15
-"""Share by which a braking hand may be faster than ``ee_speed`` or ``ee_turn``.
+SPEED_BULGE = 0.02
+"""m/s by which a braking hand may be faster than 1.05 ``ee_speed``.
 
-Each joint stops as soon as it can. Where one moved against another, the hand is faster for a moment
-when the first has stopped.
+Each joint stops as soon as it can. Where one moved against another, the hand may be faster for a
+moment when the first has stopped. The filter foresees this to within the time in which the
+accelerations change.
 """
+TURN_BULGE = 0.05
+"""rad/s by which a braking hand may turn faster than 1.05 ``ee_turn``."""
 _ROUNDING = 1e-7
 
 
@@ -37,7 +41,7 @@ class BoundMonitor:
         peak: for each bound the largest value that was seen, in the config's unit: ``box`` (m
             outside), ``tilt`` (rad beyond ``max_tilt``), ``speed`` and ``turn`` (of the hand),
             ``lead`` (rad by which a command that did not brake increased a lead to more than
-            ``max_lead``), and of each the part that came while braking.
+            ``max_lead``), and ``braking_speed`` and ``braking_turn``, of the hand while it brakes.
         last: the command before.
     """
 
@@ -50,6 +54,7 @@ class BoundMonitor:
     last: Command | None = None
 
     def __post_init__(self) -> None:
+        self._pose = np.zeros(3), np.eye(3)  # of the hand at the command before
         self._stopper = Stopper(limits.find(self.config.robot).inside())
 
     def see(self, command: Command, measured: Array) -> None:
@@ -66,7 +71,7 @@ class BoundMonitor:
         tilt = float(np.linalg.norm(kinematics.rotation_vector(rotation @ kinematics.DOWN.T)))
         self._note("tilt", tilt - c.max_tilt)
         if self.last is not None:
-            before, turned, _ = kinematics.forward(self.last.q)
+            before, turned = self._pose
             moved = float(np.linalg.norm(position - before)) / c.tick
             turn = float(np.linalg.norm(kinematics.rotation_vector(rotation @ turned.T))) / c.tick
             brakes = self._brakes(command)
@@ -76,6 +81,7 @@ class BoundMonitor:
             if not brakes and not lead <= float(np.abs(self.last.q - measured).max()) + _ROUNDING:
                 self._note("lead", lead)
         self.last = command
+        self._pose = position, rotation
 
     def _brakes(self, command: Command) -> bool:
         """Whether the command is the first tick of the hardest stop from the one before."""
@@ -86,8 +92,8 @@ class BoundMonitor:
         return bool(np.abs(command.q - stop).max() <= _ROUNDING)
 
     def _note(self, name: str, value: float) -> None:
-        # Written so that a value that is not a number stays.
-        if not value <= self.peak[name]:
+        # A value that is not a number stays, and is a violation.
+        if value > self.peak[name] or math.isnan(value):
             self.peak[name] = value
 
     @property
@@ -100,7 +106,7 @@ class BoundMonitor:
             "speed": c.ee_speed + _ROUNDING,
             "turn": c.ee_turn + _ROUNDING,
             "lead": c.max_lead + _ROUNDING,
-            "braking_speed": c.ee_speed * (1 + SPEED_BULGE),
-            "braking_turn": c.ee_turn * (1 + SPEED_BULGE),
+            "braking_speed": 1.05 * c.ee_speed + SPEED_BULGE,
+            "braking_turn": 1.05 * c.ee_turn + TURN_BULGE,
         }
         return {name: value for name, value in self.peak.items() if not value <= allowed[name]}

@@ -14,6 +14,7 @@ from embodyrl.real_robot.control.messages import Mode, RobotState, Target
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.safety_config import SafetyConfig
 
+ROBOTS = ("fr3", "panda")
 BOX = {"box_low": (0.28, -0.35, 0.02), "box_high": (0.72, 0.35, 0.6)}
 
 
@@ -149,3 +150,24 @@ def fuzz(
             if rng.random() < 0.5:
                 guard.run(now)
     return monitor, bounds, modes
+
+
+def fuzz_bounds(tries: int, seed: int, ticks: int = 300) -> list[str]:
+    """Runs filters with random settings on random inputs.
+
+    Args:
+        tries: number of filters.
+        seed: of the first one.
+        ticks: per filter.
+
+    Returns:
+        What was broken, one line per try that failed.
+    """
+    found = []
+    for number in range(seed, seed + tries):
+        robot = ROBOTS[number % len(ROBOTS)]
+        tick = (0.01, 0.002, 0.05, 0.001)[number // 2 % 4]
+        joints, bounds, _ = fuzz(robot, ticks, number, tick, vary=True)
+        if wrong := joints.violated | bounds.violated:
+            found.append(f"seed {number}, {robot}, tick {tick:g} s: {wrong} in {bounds.config}")
+    return found

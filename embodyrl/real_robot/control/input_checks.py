@@ -28,7 +28,7 @@ def age_problem(what: str, stamp: float, now: float, limit: float) -> str:
     """
     age = now - stamp
     if age < -limit:
-        return f"the stamp of {what} is {-age:.3f} s in the future"
+        return f"the stamp of the {what} is {-age:.3f} s in the future"
     return "" if age <= limit else f"no fresh {what} for {age:.3f} s"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,8 +58,8 @@ class LimitMonitor:
             miss = np.abs(command.q - before.q - before.dq * dt - before.ddq * dt * dt / 2)
             share["motion"] = float((miss / (limits.dddq_max * dt**3 / 6 + _ROUNDING)).max())
         for name, value in share.items():
-            # Written so that a value that is not a number stays, and is a violation.
-            if not value <= self.peak[name]:
+            # A value that is not a number stays, and is a violation.
+            if value > self.peak[name] or math.isnan(value):
                 self.peak[name] = value
         self.last = command
         self.ticks += 1

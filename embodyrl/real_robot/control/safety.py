@@ -85,8 +85,8 @@ class SafetyFilter:
         """Starts at the measured joints, at rest, in HOLD.
 
         Raises:
-            UserError: the robot is outside its limits or the workspace, its state is old or wrong,
-                or a fault was not cleared.
+            UserError: the robot is outside its limits or the workspace, it moves, its state is old
+                or wrong, it is pushed, or a fault was not cleared.
         """
         if self.mode in _LATCHED:
             raise UserError(

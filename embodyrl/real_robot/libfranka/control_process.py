@@ -163,7 +163,7 @@ class ControlLoop:
             try:
                 self._control()
             except franka.ControlException as error:
-                self._report_reflex(str(error))
+                self._report_reflex(str(error) or type(error).__name__)
 
     def _control(self) -> None:
         """Follows commands, cycle by cycle, until the link is closed and the arm is at rest.
@@ -235,8 +235,10 @@ class ControlLoop:
         for word, *rest in self._link.heard():
             if word == "command":
                 t, tick, q, dq, ddq = rest
-                self._delay = tick
-                self._reference.add(t, (q, dq, ddq))
+                # A command that is not finite counts as none, and the arm stops after the last one.
+                if math.isfinite(t + tick + sum(q) + sum(dq) + sum(ddq)):
+                    self._delay = tick
+                    self._reference.add(t, (q, dq, ddq))
             elif word == "home":
                 (self._home,) = rest
 
@@ -288,7 +290,7 @@ def main(fd: int, address: str, model: str, realtime: bool, recover: bool) -> No
         gc.disable()
         loop.run()
     except (RuntimeError, franka.FrankaException) as error:
-        link.say("trouble", str(error))
+        link.say("trouble", str(error) or type(error).__name__)
     link.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import numpy as np
 
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.real_robot.control.actions import ActionSpace, DeltaDecoder, proprio
+from embodyrl.real_robot.control.input_checks import age_problem
 from embodyrl.real_robot.control.messages import Command, RobotState
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.control.safety_config import SafetyConfig
@@ -127,9 +129,12 @@ class LibfrankaRobot:
         """Takes in what the processes have reported since the last call."""
         for word, *rest in self._link.heard():
             if word == "trouble":
-                self._trouble = self._trouble or rest[0]
+                self._trouble = self._trouble or rest[0] or "the control process failed"
             elif word == "state":
                 t, sent, q, dq, force, hand, reflex, self.success_rate, self._homing = rest
+                if not (math.isfinite(t) and math.isfinite(sent)):
+                    self._trouble = self._trouble or f"the robot's time is {t}, which is no time"
+                    continue
                 self._state_sent = sent
                 self._now = max(self._now, t)
                 q, dq, force, hand = (np.array(x) for x in (q, dq, force, hand))
@@ -140,7 +145,7 @@ class LibfrankaRobot:
             if word == "width":
                 self._width = value
             elif word == "trouble":
-                self._trouble = self._trouble or value
+                self._trouble = self._trouble or value or "the gripper's process failed"
         if self._link.closed:
             self._trouble = self._trouble or "the control process ended"
 
@@ -214,8 +219,9 @@ class LibfrankaRobot:
         images = {}
         for name, camera in self._cameras.items():
             came, image = camera.newest
-            if now - came > self._arm.max_image_age:
-                raise NotReadyError(f"no fresh picture of camera {name} for {now - came:.2f} s")
+            what = f"picture of camera {name}"
+            if wrong := age_problem(what, came, now, self._arm.max_image_age):
+                raise NotReadyError(wrong)
             images[name] = image
         return {
             "images": images,

@@ -14,6 +14,7 @@ from embodyrl.errors import UserError
 from embodyrl.real_robot.control import limits
 from embodyrl.real_robot.control.actions import ActionSpace, DeltaDecoder, proprio
 from embodyrl.real_robot.control.clocks import Clock
+from embodyrl.real_robot.control.input_checks import age_problem
 from embodyrl.real_robot.control.joint_tracking import Stopper
 from embodyrl.real_robot.control.messages import Array, Command, RobotState
 from embodyrl.real_robot.control.robot import NotReadyError
@@ -79,7 +80,7 @@ class RosRobot:
         self._trouble = ""
         self._state: RobotState | None = None
         self._width = 0.0
-        self._force = None
+        self._force: tuple[float, Array] | None = None  # (when measured, force)
         self._hand = None
         self._images: dict[str, tuple[float, Image]] = {}  # (when measured, image)
         self._cameras = dict(cameras)
@@ -92,6 +93,7 @@ class RosRobot:
             name: StampConverter(f"the pictures of camera {name}", jump) for name in cameras
         }
         self._joint_stamps = StampConverter("the joint states", jump)
+        self._wrench_stamps = StampConverter("the wrenches", jump)
         self._subscribe()
         self._command = bus.advertise(topics.command, _COMMAND_KINDS[topics.command_type])
         self._gripper = (
@@ -115,15 +117,15 @@ class RosRobot:
             kind = "CompressedImage" if topic.endswith("/compressed") else "Image"
             self._hear(topic, f"sensor_msgs/{kind}", lambda m, name=name: self._on_image(name, m))
         # The task.
-        for topic, kind, attribute in (
-            (topics.instruction, "String", "_prompt"),
-            (topics.success, "Bool", "_success"),
-            (topics.init, "Int64", "_init"),
+        for topic, kind, of, attribute in (
+            (topics.instruction, "String", str, "_prompt"),
+            (topics.success, "Bool", bool, "_success"),
+            (topics.init, "Int64", int, "_init"),
         ):
             self._hear(
                 topic,
                 f"std_msgs/{kind}",
-                lambda m, attribute=attribute: setattr(self, attribute, m["data"]),
+                lambda m, of=of, attribute=attribute: self._on_value(m, of, attribute),
             )
 
     def _hear(self, topic: str, kind: str, callback: Callable[[Fields], None]) -> None:
@@ -138,7 +140,7 @@ class RosRobot:
                 callback(message)
             except UserError as error:
                 self._trouble = self._trouble or str(error)
-            except (KeyError, TypeError, ValueError) as error:
+            except (LookupError, TypeError, ValueError, ArithmeticError) as error:
                 why = f"a message is not understood ({type(error).__name__}: {error})"
                 self._trouble = self._trouble or why
 
@@ -154,16 +156,25 @@ class RosRobot:
                 return  # a message of the fingers alone
         if (stamp := self._joint_stamps.measured(message["header"], now)) is not None:
             q, dq = (fields.by_name(message, names, what) for what in ("position", "velocity"))
-            self._state = RobotState(stamp, q, dq, self._width, self._force, hand=self._hand)
+            self._state = RobotState(stamp, q, dq, self._width, hand=self._hand)
 
     def _on_fingers(self, message: Fields) -> None:
         self._width = float(fields.by_name(message, self._topics.fingers, "position").sum())
 
     def _on_wrench(self, message: Fields) -> None:
-        self._force = np.array([message["wrench"]["force"][axis] for axis in "xyz"], dtype=float)
+        now = self._clock.now()
+        if (stamp := self._wrench_stamps.measured(message["header"], now)) is not None:
+            force = [message["wrench"]["force"][axis] for axis in "xyz"]
+            self._force = (stamp, np.array(force, dtype=float))
 
     def _on_pose(self, message: Fields) -> None:
         self._hand = np.array([message["pose"]["position"][axis] for axis in "xyz"], dtype=float)
+
+    def _on_value(self, message: Fields, of: type, attribute: str) -> None:
+        value = message["data"]
+        if type(value) is not of:
+            raise UserError(f"a message has the data {value!r}, which is no {of.__name__}")
+        setattr(self, attribute, value)
 
     def _on_image(self, name: str, message: Fields) -> None:
         now = self._clock.now()
@@ -171,7 +182,7 @@ class RosRobot:
             self._images[name] = (stamp, fit(fields.picture(message), self._cameras[name]))
 
     def wait(self, seconds: float = 10.0) -> None:
-        """Waits for joint states and images that were measured since the scene was arranged.
+        """Waits for joint states, wrenches and images measured since the scene was arranged.
 
         Raises:
             UserError: nothing came on a topic within ``seconds``, or the robot cannot be used.
@@ -201,6 +212,8 @@ class RosRobot:
         ]
         if self._state is None or self._state.stamp <= since:
             silent.insert(0, self._topics.states)
+        if self._topics.wrench and (self._force is None or self._force[0] <= since):
+            silent.insert(0, self._topics.wrench)
         return silent
 
     def begin(self, init: int, seconds: float = 20.0) -> None:
@@ -240,7 +253,10 @@ class RosRobot:
         if state is None:
             raise UserError(f"No joint states came yet on {self._topics.states}.")
         trouble = self._bus.trouble() or self._trouble
-        return replace(state, trouble=trouble) if trouble else state
+        stamp, force = self._force or (None, None)
+        return replace(
+            state, width=self._width, trouble=trouble, force=force, force_stamp=stamp
+        )
 
     def send(self, command: Command) -> None:
         """See ``Robot``."""
@@ -266,8 +282,9 @@ class RosRobot:
         images = {}
         for name in self._cameras:
             came, image = self._images.get(name, (-np.inf, None))
-            if now - came > self._topics.max_image_age:
-                raise NotReadyError(f"no fresh picture of camera {name} for {now - came:.2f} s")
+            what = f"picture of camera {name}"
+            if wrong := age_problem(what, came, now, self._topics.max_image_age):
+                raise NotReadyError(wrong)
             images[name] = image
         state = self.state()
         return {
@@ -286,7 +303,7 @@ class RosRobot:
 
     def solved(self) -> bool:
         """See ``Robot``."""
-        return bool(self._success)
+        return self._success
 
     def close(self) -> None:
         """See ``Robot``."""

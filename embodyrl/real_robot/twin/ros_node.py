@@ -5,11 +5,13 @@ It publishes joint states, images and the state of the task, and takes commands.
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
 import numpy as np
 
+from embodyrl.errors import UserError
 from embodyrl.real_robot.ros import fields
 from embodyrl.real_robot.ros.bus import Bus, Fields
 from embodyrl.real_robot.ros.config import Topics
@@ -85,7 +87,11 @@ class TwinNode:
                 due = time.monotonic()
                 ahead = twin.now() - due
             # 2. Take the newest command, move the physics on, and publish.
-            self._obey()
+            try:
+                self._obey()
+            except (UserError, LookupError, TypeError, ValueError) as error:
+                # A robot goes on after a command that it refuses.
+                print(f"A command is refused: {error}", file=sys.stderr, flush=True)
             twin.sleep_until(due + ahead)
             self._publish_state()
             if due >= pictures_due:
