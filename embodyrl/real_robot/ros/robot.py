@@ -254,9 +254,7 @@ class RosRobot:
             raise UserError(f"No joint states came yet on {self._topics.states}.")
         trouble = self._bus.trouble() or self._trouble
         stamp, force = self._force or (None, None)
-        return replace(
-            state, width=self._width, trouble=trouble, force=force, force_stamp=stamp
-        )
+        return replace(state, width=self._width, trouble=trouble, force=force, force_stamp=stamp)
 
     def send(self, command: Command) -> None:
         """See ``Robot``."""
