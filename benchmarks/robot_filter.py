@@ -4,6 +4,7 @@
 
 Half of the ticks run with a workspace box and half without, for both robots and at 100 Hz and 1
 kHz. ``peak`` is the largest share of each limit that any command used (above 1 is a violation).
+``hand`` is what ``BoundMonitor`` saw of the hand.
 Times are of ``SafetyFilter.tick`` alone: by the wall clock, which on a busy machine (``load``) is
 that of the others too, and of the processor.
 """
@@ -39,7 +40,7 @@ def main() -> None:
     rows, durations, load = [], [], os.getloadavg()[0]
     for number, (robot, tick, wide) in enumerate(cases):
         began, took = time.perf_counter(), []
-        watch, modes = fuzz(robot, a.ticks // len(cases), a.seed + number, tick, took, wide)
+        watch, bounds, modes = fuzz(robot, a.ticks // len(cases), a.seed + number, tick, took, wide)
         durations += took
         row = {
             "robot": robot,
@@ -48,7 +49,11 @@ def main() -> None:
             "ticks": watch.ticks,
             "modes": modes,
         }
-        row |= {"peak": {k: round(v, 4) for k, v in watch.peak.items()}, "violated": watch.violated}
+        row |= {
+            "peak": {k: round(v, 4) for k, v in watch.peak.items()},
+            "violated": watch.violated | bounds.violated,
+        }
+        row |= {"hand": {k: round(v, 4) for k, v in bounds.peak.items()}}
         rows.append(row | {"seconds": round(time.perf_counter() - began, 1)})
         print(json.dumps(rows[-1]), flush=True)
     percents = np.percentile(np.array(durations) / 1e3, [50, 90, 99], axis=0).round(1).tolist()

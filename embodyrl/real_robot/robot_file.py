@@ -14,8 +14,9 @@ TWIN_SAFETY: dict[str, Any] = {
     "robot": "panda",
     "box_low": (0.28, -0.30, 0.012),
     "box_high": (0.72, 0.30, 0.40),
+    "max_force": None,
 }
-"""The workspace of the embedded tasks, in which the simulated arm moves."""
+"""The workspace of the embedded tasks. The simulated arm estimates no force at its hand."""
 
 
 def read_sections(file: str, sections: Sequence[str], purpose: str) -> dict[str, Any]:

@@ -34,6 +34,8 @@ H, HZ = 8, 25.0
 SPACE = SPACES["mujoco", "ee_delta_pos"]
 # Other programs may keep this machine from a tick for longer than a robot's computer may be kept.
 PATIENT = replace(load_robot("")[1], max_gap=1.0, max_state_age=1.0, max_target_age=1.5)
+WATCHED = replace(PATIENT, max_force=30.0)
+"""With the force stop, which needs the topic ``/wrench`` of ``ros_twin``."""
 CALM = replace(PATIENT, max_gap=10.0, max_state_age=10.0, max_target_age=10.0)
 """Where nothing is to stop the arm, however busy this machine is."""
 TOPICS = replace(PRESETS["twin"], max_image_age=2.0, max_clock_jump=2.0, wrench="/wrench")
@@ -59,7 +61,7 @@ class Arm:
 
     def drive(
         self, infer: Callable[[dict[str, Any]], dict[str, Any]], seconds: float = 4.0,
-        safety: SafetyConfig = PATIENT, clock: Clock | None = None, **options: Any,
+        safety: SafetyConfig = WATCHED, clock: Clock | None = None, **options: Any,
     ) -> RobotEpisode:  # fmt: skip
         clock, guard, inference = clock or RealClock(), SafetyFilter(safety), ThreadInference(infer)
         log = RunLog(self.path, {}, clock.now(), "panda")

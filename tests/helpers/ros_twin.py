@@ -3,7 +3,7 @@
 SIGUSR1: from now on its clock is three seconds ahead. SIGUSR2: its cameras fall silent. The
 real-time signals: its joint states (0) stand still with fresh stamps, (1) are 1.6 s old, (2) are
 not numbers, (3) are dropped, repeated and in the wrong order; (4) its cameras repeat a picture with
-fresh stamps; (5) something pushes the hand with 50 N. SIGHUP: all is well again.
+fresh stamps; (5) something pushes the hand with 50 N; (6) its wrenches stop. SIGHUP: all is well again.
 
     python ros_twin.py ros2|ros1|rosbridge TASK
 """
@@ -35,7 +35,7 @@ class FaultyTime:
         return time.time() + self.ahead
 
 
-FAULTS = ("frozen", "late", "not finite", "shuffled", "repeats", "force")
+FAULTS = ("frozen", "late", "not finite", "shuffled", "repeats", "force", "no force")
 
 
 class FaultyNode(ros_node.TwinNode):
@@ -79,7 +79,8 @@ class FaultyNode(ros_node.TwinNode):
         header = {"stamp": fields.time_fields(time.time(), self._bus.ros), "frame_id": "base"}
         zero = dict.fromkeys("xyz", 0.0)
         force = zero | {"z": 50.0 if self.wrong == "force" else 0.0}
-        self._push({"header": header, "wrench": {"force": force, "torque": zero}})
+        if self.wrong != "no force":
+            self._push({"header": header, "wrench": {"force": force, "torque": zero}})
         cameras = self._cameras
         self._cameras = {} if self.mute else cameras
         super()._publish_scene(init)

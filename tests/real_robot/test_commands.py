@@ -118,7 +118,7 @@ def test_preflight_is_red_where_it_should_be(saved: Path) -> None:
     policy = CheckpointPolicy(str(saved), "cpu")
     twin = MujocoTwin(policy.config.env)  # type: ignore[arg-type]
     twin.begin(0)
-    safety = SafetyConfig(BOX["box_low"], BOX["box_high"], robot="panda")
+    safety = SafetyConfig(BOX["box_low"], BOX["box_high"], robot="panda", max_force=None)
     assert safety == load_robot("")[1]
     execution = ExecutorConfig(5, 4, 12.5, "rtc", 2)
 

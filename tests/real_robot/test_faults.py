@@ -59,7 +59,9 @@ class Faulty(MujocoTwin):
             return self.kept[self.number % len(self.kept)]
         if self._struck("not finite"):
             return replace(state, q=state.q * np.nan)
-        return replace(state, force=np.array([0.0, 0.0, 50.0])) if self._struck("force") else state
+        if self.fault != "force":
+            return state
+        return replace(state, force=np.array([0.0, 0.0, 50.0 if self._struck("force") else 1.0]))
 
     def observe(self, decoder: DeltaDecoder) -> dict[str, Any]:
         if self._struck("camera"):
@@ -92,7 +94,8 @@ def driven(
         ExecutorConfig(H, 4, HZ, "naive"), VirtualInference(lambda seen: chunk, lambda took: 0.05)
     )
     log = RunLog(path, {}, twin.now())
-    guard = SafetyFilter(SafetyConfig(**box, robot="panda"))  # type: ignore[arg-type]
+    watched = 30.0 if twin.fault == "force" else None
+    guard = SafetyFilter(SafetyConfig(**box, robot="panda", max_force=watched))  # type: ignore[arg-type]
     try:
         return drive(
             twin, twin, guard, executor, DeltaDecoder(SPACE, HZ, **box), log, seconds=seconds
@@ -111,7 +114,7 @@ def driven(
         ("camera", Mode.HOLD, "no fresh picture of camera front"),
         ("repeats", Mode.HOLD, "camera front repeats its picture"),
         ("clock ahead", Mode.FAULT, "no fresh state of the robot for 3."),
-        ("clock back", Mode.HOLD, "the clock went back by 0.39"),
+        ("clock back", Mode.FAULT, "state of the robot is 0.400 s in the future"),
         ("stall", Mode.HOLD, "no tick for 0.0"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.real_robot.control import kinematics
+from embodyrl.real_robot.control.config_checks import require_number
 from embodyrl.real_robot.control.limits import MAX_WIDTH
 from embodyrl.real_robot.control.messages import Array, RobotState, Target
 
@@ -76,6 +78,7 @@ class DeltaDecoder:
     """
 
     def __init__(self, space: ActionSpace, control_hz: float, box_low: Any, box_high: Any) -> None:
+        require_number("control_hz", control_hz, 1e-3, 1000.0, "actions per second")
         self.space = space
         self.period = 1.0 / control_hz
         self._low = np.array(box_low)
@@ -92,7 +95,7 @@ class DeltaDecoder:
         self.width = MAX_WIDTH if state.width > MAX_WIDTH / 2 else 0.0
 
     def act(self, now: float, action: NDArray[np.float32], state: RobotState) -> None:
-        """Adds an action (A,) that is due now."""
+        """Adds an action (A,) that is due now; one that is not finite makes the targets so."""
         move: Array = np.clip(action.astype(np.float64), -1.0, 1.0)
         here = np.array(kinematics.tip(state.q.tolist()))
         # Integrate the command, but keep it near the measured hand and inside the workspace.
@@ -104,7 +107,9 @@ class DeltaDecoder:
         # The rotation is about axes of the base, so it is multiplied from the left.
         if self.space.dims == 7:
             self.rotation = kinematics.exp_rotation(self.space.radians * move[3:6]) @ self.rotation
-        self.width = MAX_WIDTH if move[-1] > 0 else 0.0
+        # What is not a number must not close the gripper: the safety filter refuses it.
+        open_ = float(move[-1])
+        self.width = math.nan if math.isnan(open_) else MAX_WIDTH if open_ > 0 else 0.0
 
     def target(self, now: float, fresh: bool) -> Target:
         """Where to be now; its stamp only advances while the actions are ``fresh``."""

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.real_robot.control.config_checks import require_number
 from embodyrl.real_robot.control.inference import Answer, Inference, Request
 
 MODES = ("sync", "naive", "ensemble", "rtc")
@@ -58,6 +59,12 @@ class ExecutorConfig:
             raise UserError(
                 f"There is no execution mode {self.mode!r}. {did_you_mean(self.mode, MODES)}"
             )
+        for key, low, high, why in (
+            ("control_hz", 1e-3, 1000.0, "actions per second"),
+            ("ensemble_decay", 0.0, 100.0, "1 per action"),
+            ("patience", 0.0, 3600.0, "seconds"),
+        ):
+            require_number(key, getattr(self, key), low, high, why)
         if not 0 <= self.execute <= self.horizon:
             raise UserError(f"execute is {self.execute}, but a chunk has {self.horizon} actions.")
 
@@ -281,10 +288,15 @@ class Executor:
             return f"inference failed: {answer}"
         actions = answer.get("actions")
         shape = (self.config.horizon, self.config.action_dim)
+        if isinstance(actions, np.ndarray) and actions.dtype.kind not in "fiu":
+            return f"the policy sent actions of type {actions.dtype}, not numbers"
         if not isinstance(actions, np.ndarray) or actions.shape != shape:
             return (
                 f"the policy sent actions of shape {getattr(actions, 'shape', None)}, not {shape}"
             )
-        if not np.isfinite(actions).all():
+        # As they will be used: a large number of 64 bits is infinite in 32.
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(actions.astype(np.float32)).all()
+        if not finite:
             return "the policy sent actions that are not finite"
         return ""

@@ -49,7 +49,7 @@ class FrozenCameraCheck:
             else:
                 self._changed[name] = image.copy()
                 self._moved[name] = 0.0
-            if new and self._moved[name] > MAX_MOTION:
+            if new and not self._moved[name] <= MAX_MOTION:
                 raise NotReadyError(
                     f"camera {name} repeats its picture, but the arm moved by more than "
                     f"{MAX_MOTION} rad"

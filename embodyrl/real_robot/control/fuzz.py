@@ -6,13 +6,37 @@ import time
 
 import numpy as np
 
+from embodyrl.errors import UserError
 from embodyrl.real_robot.control import kinematics
+from embodyrl.real_robot.control.bound_monitor import BoundMonitor
 from embodyrl.real_robot.control.limit_monitor import LimitMonitor
 from embodyrl.real_robot.control.messages import Mode, RobotState, Target
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.safety_config import SafetyConfig
 
+ROBOTS = ("fr3", "panda")
 BOX = {"box_low": (0.28, -0.35, 0.02), "box_high": (0.72, 0.35, 0.6)}
+
+
+def random_config(rng: np.random.Generator, robot: str, tick: float) -> SafetyConfig:
+    """Settings of the safety filter that a person might choose, or a little stranger."""
+    wide = rng.random() < 0.3
+    return SafetyConfig(
+        (-2.0, -2.0, -2.0) if wide else BOX["box_low"],
+        (2.0, 2.0, 2.0) if wide else BOX["box_high"],
+        robot=robot,
+        tick=tick,
+        max_tilt=float(rng.choice([0.05, 0.3, 0.6, 1.5, 3.1])),
+        ee_speed=float(rng.choice([0.1, 0.5, 1.0, 1.7])),
+        ee_turn=float(rng.choice([0.3, 1.0, 2.0, 2.5])),
+        max_lead=float(rng.choice([0.02, 0.1, 0.2, 0.5])),
+        max_error=float(rng.choice([0.3, 1.0])),
+        follow=float(rng.choice([0.3, 0.8, 1.0])),
+        max_target_age=5 * tick,
+        max_gap=3 * tick,
+        resume="fresh_target",
+        recover_reflex=True,
+    )
 
 
 def fuzz(
@@ -22,7 +46,8 @@ def fuzz(
     tick: float = 0.01,
     durations: list[tuple[int, int]] | None = None,
     wide: bool = False,
-) -> tuple[LimitMonitor, dict[str, int]]:
+    vary: bool = False,
+) -> tuple[LimitMonitor, BoundMonitor, dict[str, int]]:
     """Runs a safety filter on random inputs and checks its commands.
 
     Args:
@@ -32,9 +57,11 @@ def fuzz(
         tick: s per tick.
         durations: list that receives the ns of each tick, in wall-clock and in processor time.
         wide: use a huge workspace, so that only the ends of the joints stop the arm.
+        vary: use a ``random_config`` instead.
 
     Returns:
-        The monitor of the commands, and the number of ticks in each mode.
+        The monitors of the joints' limits and of the config's bounds, and the number of ticks in
+        each mode.
     """
     rng = np.random.default_rng(seed)
     low, high = ((-2.0, -2.0, -2.0), (2.0, 2.0, 2.0)) if wide else (BOX["box_low"], BOX["box_high"])
@@ -45,12 +72,15 @@ def fuzz(
         max_lead=0.5 if wide else 0.2,
         max_error=1.0 if wide else 0.3,
     )  # fmt: skip
+    if vary:
+        config = random_config(rng, robot, tick)
     guard = SafetyFilter(config)
     monitor = LimitMonitor(guard.robot_limits, tick)
+    bounds = BoundMonitor(config)
     modes = dict.fromkeys(map(str, Mode), 0)
     now = 0.0
     q = kinematics.HOME.copy()
-    guard.start(now, RobotState(now, q, np.zeros(7)))
+    guard.start(now, RobotState(now, q, np.zeros(7), force=np.zeros(3)))
     guard.run(now)
     goal = np.array([0.5, 0.0, 0.3])
     turned = kinematics.DOWN
@@ -75,7 +105,7 @@ def fuzz(
             if rng.random() < 0.5:
                 turned = kinematics.exp_rotation(rng.normal(0, 1.0, 3)) @ turned
             age = tick * float(rng.choice([0, 0, 0, 2, 20]))
-            lag = float(rng.choice([1.0, 1.0, 0.6, 0.2]))
+            lag = float(rng.choice([1.0, 1.0, 0.6, 0.2, 0.0] if vary else [1.0, 1.0, 0.6, 0.2]))
         left -= 1
         # Now and then the clock jumps, the target is noisy or not a number, or something pushes.
         now += tick if rng.random() < 0.999 else float(rng.uniform(-0.2, 0.2))
@@ -92,6 +122,8 @@ def fuzz(
             guard.release(now)
         elif event < 0.0032:
             guard.estop()
+        elif event < 0.05 and guard.mode == Mode.HOLD:
+            guard.run(now)
         state = RobotState(
             now, q, np.zeros(7), force=force, reflex="test" if rng.random() < 0.0001 else ""
         )
@@ -104,14 +136,38 @@ def fuzz(
         if durations is not None:
             durations.append((time.perf_counter_ns() - began[0], time.thread_time_ns() - began[1]))
         monitor.see(command)
+        bounds.see(command, state.q)
         modes[guard.mode] += 1
-        # The robot follows the command, perhaps slowly. Once it has stopped, it is started again.
+        # The robot follows the command, perhaps slowly, or it is blocked. Once the command has come
+        # to rest, it is started again.
         q = q + lag * (command.q - q)
-        rest = np.abs(command.dq).max() < 1e-6 and np.abs(q - command.q).max() < 1e-3
-        if rest and guard.mode not in (Mode.RUN, Mode.HUMAN):
-            still = RobotState(now, command.q, np.zeros(7))
-            guard.clear(now, still)
-            monitor.last = None
-            q = command.q
-            guard.run(now)
-    return monitor, modes
+        rest = np.abs(command.dq).max() < 1e-6
+        if rest and guard.mode not in (Mode.RUN, Mode.HUMAN) and rng.random() < 0.2:
+            try:
+                guard.clear(now, RobotState(now, q, np.zeros(7), force=np.zeros(3)))
+            except UserError:  # where the robot is blocked, it may not start: it tries again
+                continue
+            if rng.random() < 0.5:
+                guard.run(now)
+    return monitor, bounds, modes
+
+
+def fuzz_bounds(tries: int, seed: int, ticks: int = 300) -> list[str]:
+    """Runs filters with random settings on random inputs.
+
+    Args:
+        tries: number of filters.
+        seed: of the first one.
+        ticks: per filter.
+
+    Returns:
+        What was broken, one line per try that failed.
+    """
+    found = []
+    for number in range(seed, seed + tries):
+        robot = ROBOTS[number % len(ROBOTS)]
+        tick = (0.01, 0.002, 0.05, 0.001)[number // 2 % 4]
+        joints, bounds, _ = fuzz(robot, ticks, number, tick, vary=True)
+        if wrong := joints.violated | bounds.violated:
+            found.append(f"seed {number}, {robot}, tick {tick:g} s: {wrong} in {bounds.config}")
+    return found

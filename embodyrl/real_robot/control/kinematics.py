@@ -20,51 +20,123 @@ DOWN = np.diag([1.0, -1.0, -1.0])
 """Rotation of the hand that points straight down with its fingers along y."""
 HOME = np.array([0.0, -0.1, 0.0, -2.35, 0.0, 2.25, np.pi / 4])
 """(7,) rad, a posture with the hand pointing down; redundant motion is drawn towards it."""
-# Joints 1 to 7 in Craig's convention: a_{i-1} (m), d_i (m), alpha_{i-1} (quarter turns).
-_DH = (
-    (0.0, 0.333, 0), (0.0, 0.0, -1), (0.0, 0.316, 1), (0.0825, 0.0, 1),
-    (-0.0825, 0.384, -1), (0.0, 0.0, 1), (0.088, 0.0, 1),
-)  # fmt: skip
+_UNIT = np.eye(6)
 _HAND = sqrt(0.5)
 """Sine and cosine of 45 degrees, by which the hand is turned against the flange."""
 
+Frame = tuple[float, ...]
+"""A place and an orientation: origin (3), x axis (3), y axis (3), z axis (3)."""
+Axis = tuple[float, float, float, float, float, float]
+"""An axis of a joint: a point on it (3) and its direction (3)."""
+
+
+def frame(q: Sequence[float]) -> Frame:
+    """Joint 7's frame at the angles q (7,), with its origin at the tool centre point."""
+    return chain(q)[0]
+
 
 def tip(q: Sequence[float]) -> tuple[float, float, float]:
-    """x, y and z (m) of the tool centre point at the angles q (7,).
+    """x, y and z (m) of the tool centre point at the angles q (7,)."""
+    x, y, z, *_ = chain(q)[0]
+    return x, y, z
 
-    The same as in ``forward``, without the rotation and the Jacobian, for half of its time.
+
+def tilt_trace(at: Frame) -> float:
+    """1 + 2 cos(angle) for the angle between the hand at ``at`` and ``DOWN``."""
+    # The hand is turned by -45 degrees about z against joint 7's frame.
+    return _HAND * (at[3] - at[6] - at[4] - at[7]) - at[11]
+
+
+def turn_trace(one: Frame, other: Frame) -> float:
+    """1 + 2 cos(angle) for the angle between the orientations of two frames."""
+    (_, _, _, a, b, c, d, e, f, g, h, i) = one
+    (_, _, _, j, k, m, n, o, p, q, r, s) = other
+    return a * j + b * k + c * m + d * n + e * o + f * p + g * q + h * r + i * s
+
+
+def chain(q: Sequence[float]) -> tuple[Frame, tuple[Axis, ...]]:
+    """Joint 7's frame with its origin at the tool centre point, and the axes of joints 1 to 7.
+
+    The Denavit-Hartenberg chain is written out, because a safety filter asks for it three times a
+    tick. Per joint: (xi, yi, zi) are the axes of its frame, and p is its origin.
     """
-    # p is the origin of the current frame; (xx, xy, xz) is its x axis, and so on.
-    px = py = pz = 0.0
-    xx = 1.0
-    xy = 0.0
-    xz = 0.0
-    yx = 0.0
-    yy = 1.0
-    yz = 0.0
-    zx = 0.0
-    zy = 0.0
-    zz = 1.0
-    for (a, d, quarter), angle in zip(_DH, q, strict=True):
-        # Move by a along x, and turn about x by a multiple of 90 degrees.
-        px = px + a * xx
-        py = py + a * xy
-        pz = pz + a * xz
-        if quarter > 0:
-            yx, yy, yz, zx, zy, zz = zx, zy, zz, -yx, -yy, -yz
-        elif quarter < 0:
-            yx, yy, yz, zx, zy, zz = -zx, -zy, -zz, yx, yy, yz
-        # Move by d along z, and turn about z by the joint's angle.
-        px = px + d * zx
-        py = py + d * zy
-        pz = pz + d * zz
-        c = cos(angle)
-        s = sin(angle)
-        xx, xy, xz, yx, yy, yz = (
-            c * xx + s * yx, c * xy + s * yy, c * xz + s * yz,
-            c * yx - s * xx, c * yy - s * xy, c * yz - s * xz,
-        )  # fmt: skip
-    return px + FLANGE_TO_TCP * zx, py + FLANGE_TO_TCP * zy, pz + FLANGE_TO_TCP * zz
+    q1, q2, q3, q4, q5, q6, q7 = q
+    # Joints 1 and 2 share an origin on the base's z axis.
+    c1 = cos(q1)
+    s1 = sin(q1)
+    c2 = cos(q2)
+    s2 = sin(q2)
+    x2x = c2 * c1
+    x2y = c2 * s1
+    # Joint 3.
+    z3x = s2 * c1
+    z3y = s2 * s1
+    p3x = 0.316 * z3x
+    p3y = 0.316 * z3y
+    p3z = 0.333 + 0.316 * c2
+    c3 = cos(q3)
+    s3 = sin(q3)
+    x3x = c3 * x2x - s3 * s1
+    x3y = c3 * x2y + s3 * c1
+    x3z = -c3 * s2
+    y3x = -c3 * s1 - s3 * x2x
+    y3y = c3 * c1 - s3 * x2y
+    y3z = s3 * s2
+    # Joint 4.
+    p4x = p3x + 0.0825 * x3x
+    p4y = p3y + 0.0825 * x3y
+    p4z = p3z + 0.0825 * x3z
+    c4 = cos(q4)
+    s4 = sin(q4)
+    x4x = c4 * x3x + s4 * z3x
+    x4y = c4 * x3y + s4 * z3y
+    x4z = c4 * x3z + s4 * c2
+    y4x = c4 * z3x - s4 * x3x
+    y4y = c4 * z3y - s4 * x3y
+    y4z = c4 * c2 - s4 * x3z
+    # Joint 5.
+    p5x = p4x - 0.0825 * x4x + 0.384 * y4x
+    p5y = p4y - 0.0825 * x4y + 0.384 * y4y
+    p5z = p4z - 0.0825 * x4z + 0.384 * y4z
+    c5 = cos(q5)
+    s5 = sin(q5)
+    x5x = c5 * x4x + s5 * y3x
+    x5y = c5 * x4y + s5 * y3y
+    x5z = c5 * x4z + s5 * y3z
+    y5x = c5 * y3x - s5 * x4x
+    y5y = c5 * y3y - s5 * x4y
+    y5z = c5 * y3z - s5 * x4z
+    # Joint 6 shares its origin with joint 5.
+    c6 = cos(q6)
+    s6 = sin(q6)
+    x6x = c6 * x5x + s6 * y4x
+    x6y = c6 * x5y + s6 * y4y
+    x6z = c6 * x5z + s6 * y4z
+    # Joint 7.
+    z7x = s6 * x5x - c6 * y4x
+    z7y = s6 * x5y - c6 * y4y
+    z7z = s6 * x5z - c6 * y4z
+    p7x = p5x + 0.088 * x6x
+    p7y = p5y + 0.088 * x6y
+    p7z = p5z + 0.088 * x6z
+    c7 = cos(q7)
+    s7 = sin(q7)
+    last = (
+        p7x + FLANGE_TO_TCP * z7x, p7y + FLANGE_TO_TCP * z7y, p7z + FLANGE_TO_TCP * z7z,
+        c7 * x6x - s7 * y5x, c7 * x6y - s7 * y5y, c7 * x6z - s7 * y5z,
+        -c7 * y5x - s7 * x6x, -c7 * y5y - s7 * x6y, -c7 * y5z - s7 * x6z,
+        z7x, z7y, z7z,
+    )  # fmt: skip
+    axes = (
+        (0.0, 0.0, 0.333, 0.0, 0.0, 1.0),
+        (0.0, 0.0, 0.333, -s1, c1, 0.0),
+        (p3x, p3y, p3z, z3x, z3y, c2),
+        (p4x, p4y, p4z, -y3x, -y3y, -y3z),
+        (p5x, p5y, p5z, y4x, y4y, y4z),
+        (p5x, p5y, p5z, -y5x, -y5y, -y5z),
+        (p7x, p7y, p7z, z7x, z7y, z7z),
+    )
+    return last, axes
 
 
 def forward(q: Array) -> tuple[Array, Array, Array]:
@@ -77,44 +149,11 @@ def forward(q: Array) -> tuple[Array, Array, Array]:
         Position (3,), rotation (3, 3) and Jacobian (6, 7), linear rows first, all in the base's
         frame.
     """
-    # p is the origin of the current frame; (xx, xy, xz) is its x axis, and so on.
-    px = py = pz = 0.0
-    xx = 1.0
-    xy = 0.0
-    xz = 0.0
-    yx = 0.0
-    yy = 1.0
-    yz = 0.0
-    zx = 0.0
-    zy = 0.0
-    zz = 1.0
-    joints = []
-    for (a, d, quarter), angle in zip(_DH, q.tolist(), strict=True):
-        # Move by a along x, and turn about x by a multiple of 90 degrees.
-        px = px + a * xx
-        py = py + a * xy
-        pz = pz + a * xz
-        if quarter > 0:
-            yx, yy, yz, zx, zy, zz = zx, zy, zz, -yx, -yy, -yz
-        elif quarter < 0:
-            yx, yy, yz, zx, zy, zz = -zx, -zy, -zz, yx, yy, yz
-        # Move by d along z, and turn about z by the joint's angle.
-        px = px + d * zx
-        py = py + d * zy
-        pz = pz + d * zz
-        c = cos(angle)
-        s = sin(angle)
-        xx, xy, xz, yx, yy, yz = (
-            c * xx + s * yx, c * xy + s * yy, c * xz + s * yz,
-            c * yx - s * xx, c * yy - s * xy, c * yz - s * xz,
-        )  # fmt: skip
-        joints.append((px, py, pz, zx, zy, zz))
-    px = px + FLANGE_TO_TCP * zx
-    py = py + FLANGE_TO_TCP * zy
-    pz = pz + FLANGE_TO_TCP * zz
+    at, axes = chain(q.tolist())
+    px, py, pz, xx, xy, xz, yx, yy, yz, zx, zy, zz = at
     # Column i of the Jacobian: axis_i x (tip - origin_i), then axis_i itself.
     columns = []
-    for ox, oy, oz, ax, ay, az in joints:
+    for ox, oy, oz, ax, ay, az in axes:
         rx = px - ox
         ry = py - oy
         rz = pz - oz
@@ -196,8 +235,7 @@ def ik_step(
     error = np.array([x - u, y - v, z - w, 0.5 * (h - f), 0.5 * (c - g), 0.5 * (d - b)])
     # The step is posture + J' (J J' + damping^2 I)^-1 (error - J posture).
     posture = posture_gain * (HOME - q)
-    gram = jacobian @ jacobian.T
-    gram.flat[::7] += damping * damping
+    gram = jacobian @ jacobian.T + damping * damping * _UNIT
     step = posture + jacobian.T @ np.linalg.solve(gram, error - jacobian @ posture)
     # Bound the step, and keep it inside the limits of the joints.
     largest = max(map(abs, step.tolist()))

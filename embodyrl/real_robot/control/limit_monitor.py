@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,11 +58,13 @@ class LimitMonitor:
             miss = np.abs(command.q - before.q - before.dq * dt - before.ddq * dt * dt / 2)
             share["motion"] = float((miss / (limits.dddq_max * dt**3 / 6 + _ROUNDING)).max())
         for name, value in share.items():
-            self.peak[name] = max(self.peak[name], value)
+            # A value that is not a number stays, and is a violation.
+            if value > self.peak[name] or math.isnan(value):
+                self.peak[name] = value
         self.last = command
         self.ticks += 1
 
     @property
     def violated(self) -> dict[str, float]:
         """The limits that were broken, with the share that was used."""
-        return {name: value for name, value in self.peak.items() if value > 1.0}
+        return {name: value for name, value in self.peak.items() if not value <= 1.0}

@@ -40,6 +40,7 @@ class RobotState:
         dq: (7,) joint velocities.
         width: opening of the gripper.
         force: (3,) external force at the hand in N, or None where the robot does not estimate it.
+        force_stamp: when the force was measured; None where that was at ``stamp``.
         reflex: why the robot's own controller stopped the arm; empty while it runs.
         trouble: what is wrong with the connection to the robot; empty while all is well.
         hand: (3,) position of the tool centre point according to the robot, or None where the robot
@@ -54,6 +55,7 @@ class RobotState:
     reflex: str = ""
     trouble: str = ""
     hand: Array | None = None
+    force_stamp: float | None = None
 
 
 @dataclass(frozen=True)

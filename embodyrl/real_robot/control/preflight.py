@@ -16,10 +16,12 @@ from embodyrl.errors import UserError
 from embodyrl.real_robot.control import kinematics, limits
 from embodyrl.real_robot.control.actions import DeltaDecoder, action_space
 from embodyrl.real_robot.control.executor import ExecutorConfig
+from embodyrl.real_robot.control.input_checks import AT_REST, state_problem
 from embodyrl.real_robot.control.messages import Array, RobotState, Target
 from embodyrl.real_robot.control.robot import Robot
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.safety_config import SafetyConfig
+from embodyrl.real_robot.control.tracking import Tracker
 from embodyrl.real_robot.policy_link.server import check_observation
 
 MAX_HAND_ERROR = 0.005
@@ -66,7 +68,7 @@ def preflight(
     ]
     # The robot.
     state = robot.state()
-    checks.append(_check("robot state", lambda: _state(robot)))
+    checks.append(_check("robot state", lambda: _state(robot, safety)))
     checks.append(_check(f"joint limits ({safety.robot})", lambda: _limits(safety, state.q)))
     checks.append(_check("workspace", lambda: _workspace(safety, state.q)))
     checks.append(_check("calibration", lambda: _calibration(robot)))
@@ -126,22 +128,24 @@ def _actions(metadata: Mapping[str, Any], rate: float) -> str:
     return f"{metadata['control_mode']}, {chunks}, trained at {metadata['control_hz']:g}"
 
 
-def _state(robot: Robot) -> str:
+def _state(robot: Robot, safety: SafetyConfig) -> str:
     state = robot.state()
     if state.reflex:
         raise UserError(f"The robot is stopped by a reflex ({state.reflex}).")
     if state.trouble:
         raise UserError(f"The robot cannot be trusted: {state.trouble}.")
-    if (speed := float(np.abs(state.dq).max())) > 0.05:
+    if not (speed := float(np.abs(state.dq).max())) <= AT_REST:
         raise UserError(f"The arm moves at {speed:.2f} rad/s. It must be at rest.")
-    force = "unknown" if state.force is None else "estimated"
+    if wrong := state_problem(safety, state.stamp, state):
+        raise UserError(f"The robot cannot be used: {wrong}.")
+    force = "not watched" if safety.max_force is None else f"below {safety.max_force:g} N"
     return f"at rest, gripper {state.width * 100:.1f} cm open, external force {force}"
 
 
 def _limits(safety: SafetyConfig, q: np.ndarray) -> str:
     safe = limits.find(safety.robot).inside()
     room = np.minimum(q - safe.q_min, safe.q_max - q)
-    if (least := float(room.min())) <= 0.0:
+    if not (least := float(room.min())) > 0.0:
         raise UserError(
             f"Joint {int(room.argmin()) + 1} is beyond its end by {-least:.3f} rad. Guide it back "
             "by hand."
@@ -153,8 +157,10 @@ def _workspace(safety: SafetyConfig, q: np.ndarray) -> str:
     place = np.array(kinematics.tip(q.tolist()))
     box = f"box {list(safety.box_low)} to {list(safety.box_high)} m"
     found = f"hand at {np.round(place, 3).tolist()}, {box}"
-    if (place < safety.box_low).any() or (place > safety.box_high).any():
+    if not ((place >= safety.box_low).all() and (place <= safety.box_high).all()):
         raise UserError(f"Outside: {found}.")
+    if wrong := Tracker(safety).start_problem(q.tolist()):
+        raise UserError(f"{wrong[0].upper()}{wrong[1:]}.")
     return found
 
 
@@ -163,14 +169,14 @@ def _calibration(robot: Robot) -> str:
     away = math.inf
     end = time.monotonic() + 1.0
     # Angles and hand position may come in different messages, so a difference is looked at again.
-    while away > MAX_HAND_ERROR and time.monotonic() < end:
+    while not away <= MAX_HAND_ERROR and time.monotonic() < end:
         state = robot.state()
         if state.hand is None:
             return "the robot does not report the position of its hand"
         away = float(np.linalg.norm(state.hand - kinematics.tip(state.q.tolist())))
         time.sleep(0.02)
     found = f"the robot reports its hand {away * 1e3:.1f} mm from where its joint angles put it"
-    if away > MAX_HAND_ERROR:
+    if not away <= MAX_HAND_ERROR:
         raise UserError(
             f"{found}, more than {MAX_HAND_ERROR * 1e3:.0f}. Is safety.robot its model, and is "
             "Franka's hand the tool that is set in Desk?"
@@ -183,14 +189,16 @@ def _stop(safety: SafetyConfig, q: Array) -> str:
     guard = SafetyFilter(safety)
     pressed = 0.3  # s, when stop is pressed
     dq = np.zeros(7)
-    guard.start(0.0, RobotState(0.0, q, dq))
+    free = np.zeros(3)
+    guard.start(0.0, RobotState(0.0, q, dq, force=free))
     guard.run(0.0)
     middle = (np.array(safety.box_low) + safety.box_high) / 2
     rotation = kinematics.forward(q)[1]
     for now in np.arange(1, round(1.5 / safety.tick)) * safety.tick:
         if now > pressed:
             guard.estop()
-        command = guard.tick(now, RobotState(now, q, dq), Target(now, middle, rotation, 0.0))
+        state = RobotState(now, q, dq, force=free)
+        command = guard.tick(now, state, Target(now, middle, rotation, 0.0))
         q = command.q
         dq = command.dq
         if now > pressed and np.abs(dq).max() < 1e-6:
@@ -253,7 +261,7 @@ def _latency(
         f"{np.median(timed) * 1e3:.0f} ms per chunk, slowest {worst * 1e3:.0f}, "
         f"the first one {first * 1e3:.0f}"
     )
-    if execution.mode != "sync" and worst > ahead:
+    if execution.mode != "sync" and not worst <= ahead:
         raise UserError(
             f"{found}: slower than the {ahead * 1e3:.0f} ms of actions that are left when a chunk "
             "is requested. Use a smaller --execute, a faster machine, or --mode sync."

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embodyrl.real_robot.control import input_checks
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.clocks import Clock
 from embodyrl.real_robot.control.episode import event_lines
@@ -137,7 +138,12 @@ class StepDriver:
 
     def _moving(self) -> bool:
         command = self.guard.command
-        return command is not None and bool(np.abs(command.dq).max() > AT_REST)
+        if command is None:
+            return False
+        if not float(np.abs(command.dq).max()) <= AT_REST:
+            return True
+        # The next episode may only start once the arm itself is at rest, too.
+        return not float(np.abs(self.robot.state().dq).max()) <= input_checks.AT_REST
 
     def hold(self, reason: str) -> None:
         """Brakes to a stop. The next action ends it only if the reason begins with "stale"."""

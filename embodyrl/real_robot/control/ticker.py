@@ -191,7 +191,7 @@ class _Ticker:
         held = mode == Mode.HOLD and (
             self.guard.config.resume == "person" or by_person or self._asked_for_person
         )
-        if self._solved or self._elapsed >= self._seconds:
+        if self._solved or not self._elapsed < self._seconds:
             self._end("solved" if self._solved else "the time is up")
             self.guard.hold(now, self._end_reason)
         elif (held or latched) and self.operator is None:
@@ -273,7 +273,7 @@ class _Ticker:
             self._no_observation = ""
             return self._cameras.observe(self.decoder)
         except NotReadyError as error:
-            self._no_observation = str(error)
+            self._no_observation = str(error) or "there is no fresh observation"
             return None
 
     # ---- The person's wishes.

@@ -9,6 +9,8 @@ from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.real_robot.connect_robot import ROBOTS
 from embodyrl.real_robot.control.actions import SPACES
+from embodyrl.real_robot.control.config_checks import require_number
+from embodyrl.real_robot.control.safety_config import REACH
 from embodyrl.real_robot.env.reflector_judge import ReflectorJudge
 
 
@@ -108,6 +110,9 @@ def check(config: RobotConfig) -> None:
             f"A robot has no control mode {config.control_mode!r}. "
             f"{did_you_mean(config.control_mode, modes)}"
         )
+    require_number("env.control_hz", config.control_hz, 1e-3, 1000.0, "actions per second")
+    for axis, value in enumerate(config.home):
+        require_number(f"env.home[{axis}]", value, -REACH, REACH, "m from the robot's base")
     if not 0.0 < config.speed <= 1.0:
         raise UserError(
             f"env.speed is {config.speed}; it is a share of the trained rate, above 0 and at most "

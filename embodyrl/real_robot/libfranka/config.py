@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from embodyrl.errors import UserError
+from embodyrl.real_robot.control import limits
+from embodyrl.real_robot.control.config_checks import require_number
 from embodyrl.real_robot.control.safety_config import SafetyConfig
 from embodyrl.real_robot.robot_file import TWIN_SAFETY, build_safety, read_sections
 
@@ -42,6 +44,13 @@ class Franka:
             raise UserError(
                 f"libfranka.home has {len(self.home)} angles; a Franka has seven joints."
             )
+        for key, low, high, why in (
+            ("gripper_speed", 1e-3, 0.1, "m/s, and Franka's hand can do no more"),
+            ("gripper_force", 0.1, 70.0, "N, and Franka's hand can do no more"),
+            ("max_image_age", 1e-3, 10.0, "seconds"),
+            ("patience", 1e-3, 10.0, "seconds"),
+        ):
+            require_number(f"libfranka.{key}", getattr(self, key), low, high, why)
 
 
 def load_arm(file: str) -> tuple[Franka, SafetyConfig]:
@@ -59,10 +68,15 @@ def load_arm(file: str) -> tuple[Franka, SafetyConfig]:
     if not file:
         # franka-sim does not promise to run in real time, and has a hand only in the scene.
         simulated = Franka(realtime=False, gripper=False, patience=0.5)
-        return simulated, SafetyConfig(**{**TWIN_SAFETY, "robot": "fr3"})
+        return simulated, SafetyConfig(**{**TWIN_SAFETY, "robot": "fr3", "max_force": 30.0})
     purpose = "It names the arm and its workspace; see docs/robot_libfranka.md."
     raw = read_sections(file, ("libfranka", "safety"), purpose)
     safety = build_safety(file, raw.get("safety") or {})
     arm = build_section("libfranka", Franka, raw.get("libfranka") or {})
+    safe = limits.find(safety.robot).inside()
+    for joint, angle in enumerate(arm.home):
+        low, high = float(safe.q_min[joint]), float(safe.q_max[joint])
+        why = f"rad, the range of joint {joint + 1}"
+        require_number(f"libfranka.home[{joint}]", angle, low, high, why)
     cameras = {name: str(source) for name, source in arm.cameras.items()}
     return replace(arm, home=tuple(arm.home), cameras=cameras), safety

@@ -164,7 +164,7 @@ class ControlLoop:
             try:
                 self._control()
             except franka.ControlException as error:
-                self._report_reflex(str(error))
+                self._report_reflex(str(error) or type(error).__name__)
 
     def _control(self) -> None:
         """Follows commands, cycle by cycle, until the link is closed and the arm is at rest.
@@ -295,7 +295,7 @@ def main(fd: int, address: str, model: str, realtime: bool, recover: bool) -> No
         gc.disable()
         loop.run()
     except (RuntimeError, franka.FrankaException) as error:
-        link.say("trouble", str(error))
+        link.say("trouble", str(error) or type(error).__name__)
     link.close()
 
 

@@ -41,7 +41,7 @@ def main(fd: int, address: str, speed: float, force: float) -> None:
                 link.say("problem", str(error))
             time.sleep(TELL_EVERY)
     except (RuntimeError, franka.FrankaException) as error:
-        link.say("trouble", f"the gripper: {error}")
+        link.say("trouble", f"the gripper: {error or type(error).__name__}")
     link.close()
 
 

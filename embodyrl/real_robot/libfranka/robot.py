@@ -16,6 +16,7 @@ import numpy as np
 
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.real_robot.control.actions import ActionSpace, DeltaDecoder, proprio
+from embodyrl.real_robot.control.input_checks import age_problem
 from embodyrl.real_robot.control.messages import Command, RobotState
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.control.safety_config import SafetyConfig
@@ -147,7 +148,9 @@ class LibfrankaRobot:
             ValueError, TypeError: its values are not what they should be.
         """
         if word == "trouble":
-            self._trouble = self._trouble or text(rest[0], "the trouble", 4096)
+            self._trouble = (
+                self._trouble or text(rest[0], "the trouble", 4096) or "a process failed"
+            )
         elif word == "width":
             (width,) = rest
             self._width = number(width, -1.0, 1.0, "the width")
@@ -238,8 +241,9 @@ class LibfrankaRobot:
         images = {}
         for name, camera in self._cameras.items():
             came, image = camera.newest
-            if now - came > self._arm.max_image_age:
-                raise NotReadyError(f"no fresh picture of camera {name} for {now - came:.2f} s")
+            what = f"picture of camera {name}"
+            if wrong := age_problem(what, came, now, self._arm.max_image_age):
+                raise NotReadyError(wrong)
             images[name] = image
         return {
             "images": images,

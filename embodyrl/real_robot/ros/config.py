@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.real_robot.control.config_checks import require_number
 from embodyrl.real_robot.control.safety_config import SafetyConfig
 from embodyrl.real_robot.robot_file import TWIN_SAFETY, build_safety, read_sections
 
@@ -29,7 +30,8 @@ class Topics:
         fingers: names of the two finger joints.
         states: ``sensor_msgs/JointState`` of the arm, at least as often as the safety filter ticks.
         finger_states: the same for the fingers; empty where ``states`` has them.
-        wrench: ``geometry_msgs/WrenchStamped``, external force in the base's frame; empty for none.
+        wrench: ``geometry_msgs/WrenchStamped``, external force in the base's frame. The force stop
+            needs it; empty only with ``safety.max_force: null``.
         pose: ``geometry_msgs/PoseStamped``, the tool centre point according to the robot; empty
             where the robot does not report it.
         command: takes the commands.
@@ -75,6 +77,9 @@ class Topics:
                 f"command_type is {self.command_type!r}. "
                 f"{did_you_mean(self.command_type, COMMANDS)}"
             )
+        seconds = "seconds"
+        require_number("topics.max_image_age", self.max_image_age, 1e-3, 10.0, seconds)
+        require_number("topics.max_clock_jump", self.max_clock_jump, 1e-3, 10.0, seconds)
         if len(self.joints) != 7:
             raise UserError(f"A Franka has seven joints, but {len(self.joints)} names are given.")
 
@@ -95,6 +100,7 @@ PRESETS: dict[str, Topics] = {
     "franka_ros2": Topics(
         finger_states="/fr3_gripper/joint_states",
         pose="/franka_robot_state_broadcaster/current_pose",
+        wrench="/franka_robot_state_broadcaster/external_wrench_in_base_frame",
     ),
     "crisp": Topics(command="/target_joint", command_type="joint_state"),
     "serl": Topics(
@@ -117,7 +123,8 @@ def load_robot(file: str) -> tuple[Topics, SafetyConfig]:
             the simulated robot of ``embodyrl twin``.
 
     Raises:
-        UserError: no such file or preset, an unknown key, or no workspace.
+        UserError: no such file or preset, an unknown key, no workspace, or a limit of the force and
+            no topic of the wrench.
     """
     from embodyrl.config import build_section
 
@@ -133,4 +140,10 @@ def load_robot(file: str) -> tuple[Topics, SafetyConfig]:
     topics = build_section(
         "topics", Topics, {**asdict(PRESETS[preset]), **(raw.get("topics") or {})}
     )
+    if safety.max_force is not None and not topics.wrench:
+        raise UserError(
+            f"{file} names no topics.wrench, so nothing would notice that the arm pushes with more "
+            f"than safety.max_force ({safety.max_force:g} N). Name the topic, or write max_force: "
+            "null under safety to go without a force stop."
+        )
     return replace(topics, joints=tuple(topics.joints), fingers=tuple(topics.fingers)), safety

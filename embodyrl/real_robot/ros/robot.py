@@ -14,6 +14,7 @@ from embodyrl.errors import UserError
 from embodyrl.real_robot.control import limits
 from embodyrl.real_robot.control.actions import ActionSpace, DeltaDecoder, proprio
 from embodyrl.real_robot.control.clocks import Clock
+from embodyrl.real_robot.control.input_checks import age_problem
 from embodyrl.real_robot.control.joint_tracking import Stopper
 from embodyrl.real_robot.control.messages import Array, Command, RobotState
 from embodyrl.real_robot.control.robot import NotReadyError
@@ -81,7 +82,7 @@ class RosRobot:
         self._trouble = ""
         self._state: RobotState | None = None
         self._width = 0.0
-        self._force = None
+        self._force: tuple[float, Array] | None = None  # (when measured, force)
         self._hand = None
         self._images: dict[str, tuple[float, Image]] = {}  # (when measured, image)
         self._cameras = dict(cameras)
@@ -94,6 +95,7 @@ class RosRobot:
             name: StampConverter(f"the pictures of camera {name}", jump) for name in cameras
         }
         self._joint_stamps = StampConverter("the joint states", jump)
+        self._wrench_stamps = StampConverter("the wrenches", jump)
         self._subscribe()
         self._command = bus.advertise(topics.command, _COMMAND_KINDS[topics.command_type])
         self._gripper = (
@@ -156,7 +158,7 @@ class RosRobot:
                 return  # a message of the fingers alone
         if (stamp := self._joint_stamps.measured(message["header"], now)) is not None:
             q, dq = (fields.by_name(message, names, what) for what in ("position", "velocity"))
-            self._state = RobotState(stamp, q, dq, self._width, self._force, hand=self._hand)
+            self._state = RobotState(stamp, q, dq, self._width, hand=self._hand)
 
     def _on_fingers(self, message: Fields) -> None:
         width = float(fields.by_name(message, self._topics.fingers, "position").sum())
@@ -165,9 +167,11 @@ class RosRobot:
         self._width = width
 
     def _on_wrench(self, message: Fields) -> None:
-        # A force that is not finite is a fault for the safety filter.
-        force = [message["wrench"]["force"][axis] for axis in "xyz"]
-        self._force = numbers(force, 3, "the force", finite=False)
+        now = self._clock.now()
+        if (stamp := self._wrench_stamps.measured(message["header"], now)) is not None:
+            # A force that is not finite is a fault for the safety filter.
+            force = [message["wrench"]["force"][axis] for axis in "xyz"]
+            self._force = (stamp, numbers(force, 3, "the force", finite=False))
 
     def _on_pose(self, message: Fields) -> None:
         position = [message["pose"]["position"][axis] for axis in "xyz"]
@@ -186,7 +190,7 @@ class RosRobot:
             self._images[name] = (stamp, fit(fields.picture(message), self._cameras[name]))
 
     def wait(self, seconds: float = 10.0) -> None:
-        """Waits for joint states and images that were measured since the scene was arranged.
+        """Waits for joint states, wrenches and images measured since the scene was arranged.
 
         Raises:
             UserError: nothing came on a topic within ``seconds``, or the robot cannot be used.
@@ -216,6 +220,8 @@ class RosRobot:
         ]
         if self._state is None or self._state.stamp <= since:
             silent.insert(0, self._topics.states)
+        if self._topics.wrench and (self._force is None or self._force[0] <= since):
+            silent.insert(0, self._topics.wrench)
         return silent
 
     def begin(self, init: int, seconds: float = 20.0) -> None:
@@ -255,7 +261,8 @@ class RosRobot:
         if state is None:
             raise UserError(f"No joint states came yet on {self._topics.states}.")
         trouble = self._bus.trouble() or self._trouble
-        return replace(state, trouble=trouble) if trouble else state
+        stamp, force = self._force or (None, None)
+        return replace(state, width=self._width, trouble=trouble, force=force, force_stamp=stamp)
 
     def send(self, command: Command) -> None:
         """See ``Robot``."""
@@ -281,8 +288,9 @@ class RosRobot:
         images = {}
         for name in self._cameras:
             came, image = self._images.get(name, (-np.inf, None))
-            if now - came > self._topics.max_image_age:
-                raise NotReadyError(f"no fresh picture of camera {name} for {now - came:.2f} s")
+            what = f"picture of camera {name}"
+            if wrong := age_problem(what, came, now, self._topics.max_image_age):
+                raise NotReadyError(wrong)
             images[name] = image
         state = self.state()
         return {
@@ -301,7 +309,7 @@ class RosRobot:
 
     def solved(self) -> bool:
         """See ``Robot``."""
-        return bool(self._success)
+        return self._success
 
     def close(self) -> None:
         """See ``Robot``."""

@@ -45,9 +45,11 @@ class StampConverter:
             The time in s; None if the message is not newer than all before.
 
         Raises:
-            UserError: it has no stamp, or its clock jumped.
+            UserError: it has no stamp, its stamp is no time, or its clock jumped.
         """
         stamp = fields.seconds(header["stamp"])
+        if not (math.isfinite(stamp) and stamp >= 0.0):
+            raise UserError(f"{self._what} come with the time stamp {stamp}, which is no time")
         if stamp == 0.0:
             raise UserError(
                 f"{self._what} come without a time stamp, so nobody could tell whether they are "
@@ -57,7 +59,7 @@ class StampConverter:
         ahead = stamp - now - self._offset
         back = self._newest - stamp
         learned = now - self._first_arrival > LEARNING_TIME
-        if back > self._max_jump or (ahead > self._max_jump and learned):
+        if not back <= self._max_jump or (not ahead <= self._max_jump and learned):
             jump = -back if back > self._max_jump else ahead
             raise UserError(f"the clock that stamps {self._what} jumped by {jump:+.1f} s")
         # Update the estimate of the offset.

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import mujoco
 import numpy as np
 
+from embodyrl.errors import UserError
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.messages import Array, Command, RobotState
 from embodyrl.sims.mujoco import kinematics
@@ -97,7 +99,12 @@ class MujocoTwin(MujocoEnv):
             times: (k,) s from now.
             q: (k, 7) angles at those times.
             dq: (k, 7) velocities at those times.
+
+        Raises:
+            UserError: they are not finite: MuJoCo would silently begin anew.
         """
+        if not (np.isfinite(times).all() and np.isfinite(q).all() and np.isfinite(dq).all()):
+            raise UserError("The simulated arm was sent a path that is not finite.")
         # The path begins at the present reference, not at the measured arm.
         here, speed = self._reference()
         self._knots = (
@@ -107,7 +114,13 @@ class MujocoTwin(MujocoEnv):
         )
 
     def grasp(self, width: float) -> None:
-        """Moves the fingers to ``width`` m of opening."""
+        """Moves the fingers to ``width`` m of opening.
+
+        Raises:
+            UserError: it is not finite.
+        """
+        if not math.isfinite(width):
+            raise UserError("The simulated gripper was sent a width that is not finite.")
         self._grip = width / 2
 
     def _reference(self) -> tuple[Array, Array]:

@@ -123,7 +123,11 @@ class TwinNode:
                 due = time.monotonic()
                 ahead = twin.now() - due
             # 2. Take the newest command, move the physics on, and publish.
-            self._obey()
+            try:
+                self._obey()
+            except (UserError, LookupError, TypeError, ValueError) as error:
+                # A robot goes on after a command that it refuses.
+                log.warning("A command is refused: %s.", error)
             twin.sleep_until(due + ahead)
             self._publish_state()
             if due >= pictures_due:

@@ -11,7 +11,9 @@ import pytest
 
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control import kinematics
-from embodyrl.real_robot.control.fuzz import BOX, fuzz
+from embodyrl.real_robot.control.bound_monitor import BoundMonitor
+from embodyrl.real_robot.control.fuzz import BOX, fuzz, fuzz_bounds
+from embodyrl.real_robot.control.fuzz_messages import FIELDS, VALUES, fuzz_messages, try_message
 from embodyrl.real_robot.control.limit_monitor import LimitMonitor
 from embodyrl.real_robot.control.limits import FR3, PANDA, find
 from embodyrl.real_robot.control.messages import Mode, RobotState, Target
@@ -23,6 +25,11 @@ TICK = 0.01
 AWAY = np.array([0.65, 0.2, 0.4])
 
 
+def still(stamp: float, q: Any = kinematics.HOME, **changes: Any) -> RobotState:
+    """A state at rest with no force at the hand."""
+    return replace(RobotState(stamp, q, np.zeros(7), force=np.zeros(3)), **changes)
+
+
 class Arm:
     """A filter with a robot that follows perfectly, and what came out."""
 
@@ -31,7 +38,7 @@ class Arm:
         self.guard = SafetyFilter(SafetyConfig(**{**BOX, **config}), self.events.append)
         self.watch = LimitMonitor(self.guard.robot_limits, self.guard.config.tick)
         self.now = 0.0
-        self.guard.start(self.now, RobotState(self.now, kinematics.HOME, np.zeros(7)))
+        self.guard.start(self.now, still(self.now))
 
     def target(self, **changes: Any) -> Target:
         return replace(Target(self.now, AWAY, kinematics.DOWN, 0.08), **changes)
@@ -106,8 +113,8 @@ def test_velocity_limits_are_those_of_the_data_sheet() -> None:
     ("tick", "wide"), [(0.01, False), (0.01, True), (0.001, False), (0.002, True)]
 )
 def test_no_command_breaks_a_limit(robot: str, tick: float, wide: bool) -> None:
-    watch, modes = fuzz(robot, 2500, seed=3, tick=tick, wide=wide)
-    assert not watch.violated, watch.peak
+    watch, bounds, modes = fuzz(robot, 2500, seed=3, tick=tick, wide=wide)
+    assert not watch.violated and not bounds.violated, (watch.peak, bounds.peak)
     assert watch.peak["ddq"] > 0.99  # it was driven hard
     assert modes["run"] > 1000 and modes["hold"] > 50
 
@@ -116,8 +123,56 @@ def test_no_command_breaks_a_limit(robot: str, tick: float, wide: bool) -> None:
 @pytest.mark.parametrize("robot", ["fr3", "panda"])
 def test_no_command_breaks_a_limit_in_a_hundred_thousand(robot: str) -> None:
     for seed in range(4):
-        watch, _ = fuzz(robot, 12_500, seed=100 + seed, wide=seed % 2 == 0)
-        assert not watch.violated, watch.peak
+        watch, bounds, _ = fuzz(robot, 12_500, seed=100 + seed, wide=seed % 2 == 0)
+        assert not watch.violated and not bounds.violated, (watch.peak, bounds.peak)
+
+
+def test_every_bound_holds_for_the_commands_whatever_the_settings() -> None:
+    """Tilt, workspace, speed and turning of the hand, and the lead, by forward kinematics."""
+    assert fuzz_bounds(6, seed=0) == []
+    # Settings under which the hand would turn three times too fast, without the filter's look ahead.
+    assert fuzz_bounds(1, seed=9, ticks=500) == []
+
+
+def test_a_hand_that_is_pulled_out_of_reach_keeps_its_tilt() -> None:
+    """Out of reach, inverse kinematics gives up the rotation for the position."""
+    arm = Arm(box_low=(-2, -2, -2), box_high=(2, 2, 2), max_target_age=10.0)
+    watch = BoundMonitor(arm.guard.config)
+    arm.guard.run(0.0)
+    for goal in ((1.5, 0.0, 1.2), (0.2, 1.5, 0.1), (-1.0, -1.0, 0.5), (0.0, 0.0, 1.5)):
+        for _ in range(100):
+            measured = arm.guard.command.q  # type: ignore[union-attr]
+            arm.go(1, lambda goal=goal: arm.target(position=np.array(goal)))
+            watch.see(arm.guard.command, measured)  # type: ignore[arg-type]
+    assert not watch.violated and not arm.watch.violated, watch.peak
+
+
+def test_the_monitor_sees_commands_that_break_a_bound() -> None:
+    arm = Arm()
+    command = arm.guard.command
+    assert command is not None
+    tilted, moved = kinematics.HOME + 0.8 * np.eye(7)[5], kinematics.HOME + 0.3 * np.eye(7)[0]
+    for q, broken in ((tilted, "tilt"), (moved, "speed"), (moved, "lead"), (moved, "turn")):
+        watch = BoundMonitor(arm.guard.config)
+        watch.see(command, kinematics.HOME)
+        watch.see(replace(command, q=q), kinematics.HOME)
+        assert broken in watch.violated
+    watch = BoundMonitor(arm.guard.config)
+    watch.see(replace(command, q=np.full(7, np.nan)), kinematics.HOME)
+    assert "tilt" in watch.violated
+    joints = LimitMonitor(FR3, TICK)
+    joints.see(replace(command, dq=np.full(7, np.nan)))
+    joints.see(command)
+    assert "dq" in joints.violated
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_one_bad_number_in_a_message_is_a_fault_in_words_and_then_forgotten(field: str) -> None:
+    assert [wrong for value in VALUES if (wrong := try_message(field, value, seed=0))] == []
+
+
+def test_random_bad_messages() -> None:
+    assert fuzz_messages(10, seed=7) == []
 
 
 def test_the_watch_sees_what_an_unfiltered_chunk_does() -> None:
@@ -230,14 +285,14 @@ def test_estop_wins_and_stays() -> None:
     arm.go(1, state=lambda s: replace(s, reflex="x"))
     assert arm.guard.mode == Mode.ESTOP
     with pytest.raises(UserError, match="still moves"):
-        arm.guard.clear(arm.now, RobotState(arm.now, kinematics.HOME, np.zeros(7)))
+        arm.guard.clear(arm.now, still(arm.now))
     arm.seconds_to_stop()
     with pytest.raises(UserError, match="cannot run: it is in estop"):
         arm.guard.run(arm.now)
     with pytest.raises(UserError, match="must be cleared first"):
-        arm.guard.start(arm.now, RobotState(arm.now, kinematics.HOME, np.zeros(7)))
+        arm.guard.start(arm.now, still(arm.now))
     assert arm.guard.command is not None
-    arm.guard.clear(arm.now, RobotState(arm.now, arm.guard.command.q, np.zeros(7)))
+    arm.guard.clear(arm.now, still(arm.now, arm.guard.command.q))
     assert arm.guard.mode == Mode.HOLD
     arm.guard.run(arm.now)
     assert arm.go(1).guard.mode == Mode.RUN and not arm.watch.violated
@@ -250,13 +305,68 @@ def test_a_reflex_needs_an_explicit_policy(allowed: bool) -> None:
     arm.seconds_to_stop()
     arm.go(500)
     assert arm.guard.mode == Mode.FAULT  # it never comes back by itself
-    state = RobotState(arm.now, arm.guard.command.q, np.zeros(7))  # type: ignore[union-attr]
+    state = still(arm.now, arm.guard.command.q)  # type: ignore[union-attr]
     if allowed:
         arm.guard.clear(arm.now, state)
         assert arm.guard.mode == Mode.HOLD
     else:
         with pytest.raises(UserError, match="stopped itself"):
             arm.guard.clear(arm.now, state)
+
+
+def test_a_force_that_is_needed_must_come_and_keep_coming() -> None:
+    for state, words in (
+        (lambda s: replace(s, force=None), "reports no force at the hand, but safety.max_force"),
+        (lambda s: replace(s, force_stamp=s.stamp - 0.2), "no fresh force at the hand for 0.200 s"),
+        (lambda s: replace(s, force_stamp=np.nan), "no fresh force at the hand"),
+        (lambda s: replace(s, force=np.zeros(2)), "not three finite numbers"),
+    ):
+        arm = Arm().moving().go(1, state=state)
+        assert arm.guard.mode == Mode.FAULT and words in arm.guard.reason
+    free = Arm(max_force=None).moving().go(1, state=lambda s: replace(s, force=None))
+    assert free.guard.mode == Mode.RUN
+
+
+def test_a_fault_is_not_cleared_while_something_pushes_or_the_state_is_old() -> None:
+    arm = Arm().moving().go(1, state=lambda s: replace(s, force=np.full(3, 40.0)))
+    arm.seconds_to_stop()
+    assert arm.guard.command is not None
+    good = still(arm.now, arm.guard.command.q)
+    for bad, words in (
+        (replace(good, force=np.full(3, 40.0)), "force: 69 N"),
+        (replace(good, force=None), "reports no force"),
+        (replace(good, stamp=arm.now - 1.0), "no fresh state"),
+        (replace(good, dq=np.full(7, 0.2)), "still moves"),
+    ):
+        with pytest.raises(UserError, match=words):
+            arm.guard.clear(arm.now, bad)
+        assert arm.guard.mode == Mode.FAULT
+    arm.guard.clear(arm.now, good)
+    assert arm.guard.mode == Mode.HOLD
+
+
+def test_a_cleared_arm_goes_to_where_it_was_measured_within_its_limits() -> None:
+    """It was blocked: the commands may not jump to the measured joints."""
+    arm = Arm(max_error=0.1).moving()
+    stuck = arm.guard.command.q  # type: ignore[union-attr]
+    while arm.guard.mode == Mode.RUN:
+        arm.go(1, state=lambda s: replace(s, q=stuck + 1e-5 * arm.now))
+    arm.seconds_to_stop(state=lambda s: replace(s, q=stuck))
+    before = arm.guard.command.q  # type: ignore[union-attr]
+    assert arm.guard.mode == Mode.FAULT and np.abs(before - stuck).max() > 0.1
+    arm.guard.clear(arm.now, still(arm.now, stuck))
+    for k in range(100):
+        arm.go(1, state=lambda s, k=k: replace(s, q=stuck + 1e-7 * k))
+    assert arm.guard.mode == Mode.HOLD and not arm.watch.violated, arm.watch.peak
+    np.testing.assert_allclose(arm.guard.command.q, stuck, atol=1e-3)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("reason", ["", "button"])
+def test_a_stop_stops_whatever_its_reason(reason: str) -> None:
+    arm = Arm().moving()
+    arm.guard.estop(reason)
+    arm.go(1)
+    assert arm.guard.mode == Mode.ESTOP and arm.guard.reason
 
 
 def test_a_person_takes_over_within_a_tick() -> None:
@@ -355,9 +465,17 @@ def test_refusals_say_what_to_do() -> None:
             SafetyConfig(**BOX, **wrong)
     guard = SafetyFilter(SafetyConfig(**BOX))
     for state, words in (
-        (RobotState(0, np.zeros(7), np.zeros(7)), "joint 4 is at its end"),
-        (RobotState(0, kinematics.HOME + 2 * np.eye(7)[0], np.zeros(7)), "outside the workspace"),
-        (RobotState(0, kinematics.HOME, np.zeros(7), reflex="x"), "reflex"),
+        (still(0, np.zeros(7)), "joint 4 is at its end"),
+        (still(0, kinematics.HOME + 2 * np.eye(7)[0]), "outside the workspace"),
+        (still(0, kinematics.HOME + np.eye(7)[5]), r"turned by 1\.0"),
+        (still(0, reflex="x"), "reflex"),
+        (still(-0.2), "no fresh state of the robot for 0.200 s"),
+        (still(0, dq=np.full(7, 0.1)), "still moves"),
+        (still(0, dq=np.full(7, np.nan)), "not seven finite"),
+        (still(0, width=np.nan), "opening of the gripper is nan"),
+        (still(0, force=None), "reports no force"),
+        (still(0, force=np.full(3, 40.0)), "force: 69 N"),
+        (still(0, force_stamp=-1.0), "no fresh force at the hand for 1.000 s"),
     ):
         with pytest.raises(UserError, match=words):
             guard.start(0.0, state)

@@ -70,7 +70,7 @@ class Trial:
         self.twin, self.asked, self.path = twin, 0, folder / "run.mcap"
         self.policy: Callable[[dict[str, Any]], dict[str, Any]] = reach
         self.latency: Callable[[int], float] = lambda asked: latency
-        safety = SafetyConfig(**BOX, robot="panda", **config)  # type: ignore[arg-type]
+        safety = SafetyConfig(**BOX, robot="panda", max_force=None, **config)  # type: ignore[arg-type]
         self.guard = SafetyFilter(safety)
         self.executor = Executor(
             ExecutorConfig(H, 4, HZ, mode),
@@ -426,7 +426,7 @@ def test_an_arm_that_hears_no_more_brakes_along_the_stop_it_was_sent(twin: Mujoc
     for with_stop in (True, False):
         twin.begin(0)
         guard, decoder = (
-            SafetyFilter(SafetyConfig(**BOX, robot="panda")),
+            SafetyFilter(SafetyConfig(**BOX, robot="panda", max_force=None)),
             DeltaDecoder(SPACE, HZ, **BOX),
         )  # type: ignore[arg-type]
         guard.start(0.0, twin.state())

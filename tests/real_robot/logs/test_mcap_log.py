@@ -44,7 +44,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ExecutorConfig(H, 4, HZ, "naive"), VirtualInference(lambda seen: chunk, lambda took: 0.05)
     )
     decoder = DeltaDecoder(SPACES["mujoco", "ee_delta_pos"], HZ, **BOX)
-    guard = SafetyFilter(SafetyConfig(**BOX, robot="panda"))  # type: ignore[arg-type]
+    guard = SafetyFilter(SafetyConfig(**BOX, robot="panda", max_force=None))  # type: ignore[arg-type]
     log = RunLog(path / "run.mcap", {"init": 0}, twin.now(), "panda")
     drive(twin, twin, guard, executor, decoder, log, seconds=1.0, record=True)
     log.close()

@@ -115,7 +115,9 @@ def test_the_stop_after_a_command_ends_at_rest_within_limits() -> None:
 def test_robot_files(tmp_path: Path) -> None:
     file = tmp_path / "arm.yaml"
     box = "safety: {box_low: [0.3, -0.3, 0.02], box_high: [0.7, 0.3, 0.5]"
-    file.write_text(f"preset: serl\ntopics: {{cameras: {{front: /cam/compressed}}}}\n{box}}}\n")
+    file.write_text(
+        f"preset: serl\ntopics: {{cameras: {{front: /cam/compressed}}, wrench: /force}}\n{box}}}\n"
+    )
     topics, safety = load_robot(str(file))
     assert (
         topics.cameras == {"front": "/cam/compressed"} and topics.command == PRESETS["serl"].command
@@ -129,6 +131,10 @@ def test_robot_files(tmp_path: Path) -> None:
         (f"topics: {{comand: /x}}\n{box}}}", "Did you mean 'command'"),
         (f"topics: {{command_type: poze}}\n{box}}}", "Did you mean 'pose'"),
         (f"topics: {{joints: [a]}}\n{box}}}", "seven joints"),
+        (f"topics: {{max_image_age: .nan}}\n{box}}}", "max_image_age is nan"),
+        (f"topics: {{max_clock_jump: .inf}}\n{box}}}", "max_clock_jump is inf"),
+        (f"preset: crisp\n{box}}}", "names no topics.wrench"),
+        (f"topics: {{wrench: ''}}\n{box}, max_force: 20.0}}", "max_force: null"),
         ("[", "not valid YAML"),
     ):
         file.write_text(text)

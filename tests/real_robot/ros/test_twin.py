@@ -229,6 +229,7 @@ SIGNALS |= {fault: signal.SIGRTMIN + number for number, fault in enumerate(FAULT
         ("late", Mode.FAULT, ("no fresh state of the robot",)),
         ("not finite", Mode.FAULT, ("the fingers are not finite",)),
         ("force", Mode.FAULT, ("force: 50 N at the hand",)),
+        ("no force", Mode.FAULT, ("no fresh force at the hand",)),
     ],
 )
 def test_a_fault_in_mid_run_ends_at_rest_within_limits_and_in_the_log(

@@ -1,0 +1,89 @@
+"""What is wrong with the messages that the safety filter gets, in words.
+
+Each comparison is written so that a value that is not a number (NaN) fails it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from embodyrl.real_robot.control.limits import MAX_WIDTH
+from embodyrl.real_robot.control.messages import RobotState, Target
+from embodyrl.real_robot.control.safety_config import SafetyConfig
+
+WIDTH_ERROR = 0.02
+"""m by which the measured opening of the gripper may be beyond what the gripper can do."""
+AT_REST = 0.05
+"""rad/s, measured velocity of a joint below which the arm counts as at rest."""
+
+
+def age_problem(what: str, stamp: float, now: float, limit: float) -> str:
+    """Why a message is not fresh; empty if it is.
+
+    Args:
+        what: the message, for the sentence.
+        stamp: s, when it was measured.
+        now: s, by the same clock. It may have been read a little before the message came.
+        limit: s, the largest age, and how far a stamp may be in the future.
+    """
+    age = now - stamp
+    if age < -limit:
+        return f"the stamp of the {what} is {-age:.3f} s in the future"
+    return "" if age <= limit else f"no fresh {what} for {age:.3f} s"
+
+
+def state_problem(config: SafetyConfig, now: float, state: RobotState) -> str:
+    """What is wrong with the robot or its state; empty while all is well."""
+    if state.reflex:
+        return f"reflex: {state.reflex}"
+    if state.trouble:
+        return state.trouble
+    if (
+        state.q.shape != (7,)
+        or state.dq.shape != (7,)
+        or not math.isfinite(sum(state.q.tolist()) + sum(state.dq.tolist()))
+    ):
+        return "the robot's state is not seven finite angles and velocities"
+    if not -WIDTH_ERROR <= state.width <= MAX_WIDTH + WIDTH_ERROR:
+        return f"the measured opening of the gripper is {state.width} m, which cannot be"
+    if wrong := age_problem("state of the robot", state.stamp, now, config.max_state_age):
+        return wrong
+    return "" if config.max_force is None else _force_problem(config, now, state)
+
+
+def _force_problem(config: SafetyConfig, now: float, state: RobotState) -> str:
+    """What is wrong with the force at the hand, or its measurement."""
+    assert config.max_force is not None
+    if state.force is None:
+        return (
+            f"the robot reports no force at the hand, but safety.max_force is {config.max_force:g} "
+            "N. Give the robot's wrench (topics.wrench), or set safety.max_force to null: then "
+            "nothing stops the arm when it pushes"
+        )
+    stamp = state.stamp if state.force_stamp is None else state.force_stamp
+    if wrong := age_problem("force at the hand", stamp, now, config.max_state_age):
+        return wrong
+    if state.force.shape != (3,) or not math.isfinite(sum(state.force.tolist())):
+        return "the measured force at the hand is not three finite numbers"
+    force = math.hypot(*state.force.tolist())
+    return "" if force <= config.max_force else f"force: {force:.0f} N at the hand"
+
+
+def target_problem(target: Target) -> str:
+    """What is wrong with a target; empty if it is a finite pose."""
+    if target.position.shape != (3,) or target.rotation.shape != (3, 3):
+        return (
+            f"target of shapes {target.position.shape} and {target.rotation.shape}, "
+            "not (3,) and (3, 3)"
+        )
+    (a, b, c), (d, e, f), (g, h, i) = target.rotation.tolist()
+    x, y, z = target.position.tolist()
+    if not math.isfinite(a + b + c + d + e + f + g + h + i + x + y + z + target.width):
+        return "the target is not finite"
+    if not math.isfinite(target.stamp):
+        return f"the target's stamp is {target.stamp}, not a time"
+    # A rotation: its first two rows have unit length and are orthogonal, and the third is their
+    # cross product.
+    products = a * a + b * b + c * c - 1, d * d + e * e + f * f - 1, a * d + b * e + c * f
+    third = b * f - c * e - g, c * d - a * f - h, a * e - b * d - i
+    return "" if max(map(abs, (*products, *third))) < 1e-3 else "the target's rotation is not one"
