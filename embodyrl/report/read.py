@@ -146,7 +146,8 @@ def _read_evals(folder: Path) -> list[dict[str, Any]]:
     """All evaluations, in the order of training."""
     evals = []
     for name, raw in read_evaluations(folder).items():
-        evals.append({"name": name, "reports_success": True, **finite(raw)})
+        missing = {"env_steps": 0, "minutes": 0.0, "reports_success": True}
+        evals.append({**missing, **finite(raw), "name": name})
     # At the same number of steps, ``before`` comes first and ``after`` last.
     rank = {"before": 0, "after": 2}
     return sorted(

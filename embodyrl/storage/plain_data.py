@@ -62,7 +62,7 @@ def mismatch(data: Any, structure: Any, where: str = "") -> str | None:
         found = [mismatch(data, option, where) for option in structure]
         return None if None in found else " or ".join(str(text) for text in found)
     if isinstance(structure, list):
-        if not isinstance(data, list):
+        if not isinstance(data, list | tuple):
             return f"{place} must be a list"
         problems = (mismatch(v, structure[0], f"{where}[{i}]") for i, v in enumerate(data))
         return next((text for text in problems if text), None)

@@ -91,8 +91,8 @@ def describe_run(path: Path, *, command: str, seed: int, device: torch.device) -
         device: that the run uses.
     """
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    meta = read_meta(path) if path.exists() else {"started": now, "sessions": []}
-    meta["sessions"].append({"started": now, "command": command, "commit": git_commit()})
+    meta = read_meta(path) if path.exists() else {"started": now}
+    meta.setdefault("sessions", []).append({"started": now, "command": command, "commit": git_commit()})
     meta |= {
         "command": command,
         "seed": seed,

@@ -18,27 +18,27 @@ EPISODE = {
 }
 EVALUATION = {
     "iteration": COUNT,
-    "env_steps": COUNT,
-    "minutes": NUMBER,
+    "env_steps?": COUNT,
+    "minutes?": NUMBER,
     "reports_success?": FLAG,
     "episodes": [EPISODE],
 }
 """Structure of an evaluation's file."""
 META = {
     "started?": TEXT,
-    "sessions": [{"started?": TEXT, "command?": TEXT, "commit?": (TEXT, None)}],
+    "sessions?": [{"started?": TEXT, "command?": TEXT, "commit?": (TEXT, None)}],
     "command?": TEXT,
     "seed?": NUMBER,
     "commit?": (TEXT, None),
     "device?": TEXT,
     "versions?": {...: TEXT},
     "hardware?": {
-        "cpu": TEXT,
+        "cpu?": TEXT,
         "cores?": (COUNT, None),
         "memory_gib?": NUMBER,
         "gpu?": (TEXT, None),
     },
-    "finished": (TEXT, None),
+    "finished?": (TEXT, None),
 }
 """Structure of a run's ``meta.json``."""
 

@@ -207,7 +207,7 @@ def card(repo: str, meta: dict[str, Any], evaluations: dict[str, Any], run: Path
         command=about.get("command") or "embodyrl train config.yaml",
         commit=about.get("commit") or "unknown",
         seed=config["run"]["seed"],
-        hardware=f", {hardware.get('gpu') or hardware['cpu']}" if hardware else "",
+        hardware=f", {hardware.get('gpu') or hardware.get('cpu')}" if hardware else "",
     )
 
 

@@ -33,7 +33,7 @@ class Position:
 def finished(folder: Path) -> bool:
     """Whether a run has come to its end, last evaluation included."""
     path = folder / "meta.json"
-    return path.exists() and read_meta(path)["finished"] is not None
+    return path.exists() and read_meta(path).get("finished") is not None
 
 
 # What an existing run may change; the first two may only rise.
