@@ -31,7 +31,7 @@ from embodyrl import registry
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.registry import preset_names
 from embodyrl.storage.loggers import check_loggers
-from embodyrl.storage.plain_data import read_yaml, refuse_interpolation
+from embodyrl.storage.plain_data import read_yaml, require_plain
 
 if TYPE_CHECKING:  # it would import torch, and a mistyped preset should be refused at once
     from embodyrl.env import EnvConfig
@@ -274,8 +274,8 @@ def apply_overrides(raw: DictConfig | dict[str, Any], overrides: Sequence[str]) 
     Raises:
         UserError: an override is not of this form.
     """
-    refuse_interpolation(_plain(raw), "The config")
-    refuse_interpolation(list(overrides), "An override")
+    require_plain(_plain(raw), "The config")
+    require_plain(list(overrides), "An override")
     items = []
     for item in overrides:
         key, sign, text = item.partition("=")
@@ -326,7 +326,7 @@ def env_from_dict(given: dict[str, Any]) -> EnvConfig:
     Raises:
         UserError: no such env, an unknown key, or a value of the wrong type.
     """
-    refuse_interpolation(given, "The env's config")
+    require_plain(given, "The env's config")
     return build_section("env", config_class("env", given), given)
 
 
@@ -353,7 +353,7 @@ def build_section[T](section: str, cls: type[T], given: DictConfig | dict[str, A
     Raises:
         UserError: a key that ``cls`` does not have, or a value of the wrong type.
     """
-    refuse_interpolation(_plain(given), f"The section {section!r}")
+    require_plain(_plain(given), f"The section {section!r}")
     # OmegaConf checks keys and types. Its errors become sentences that name the key.
     try:
         merged = OmegaConf.merge(OmegaConf.structured(cls), given)

@@ -235,14 +235,14 @@ def file_of(data: DatasetFiles, template: str, **values: Any) -> Path:
     Raises:
         UserError: the template is no such path, or leads out of the data set.
     """
-    text = data.info.get(template)
+    text = data.info.get(template) or ""
     fields = "|".join(values)
-    if not re.fullmatch(rf"(?:[\w./-]|\{{(?:{fields})(?::0?\dd)?\}})+", str(text)):
+    if not re.fullmatch(rf"(?:[\w./-]|\{{(?:{fields})(?::0?\dd)?\}})+", text):
         raise UserError(
-            f"{data.path / 'meta' / 'info.json'} gives {str(text)[:80]!r} as {template}, which is no "
+            f"{data.path / 'meta' / 'info.json'} gives {text[:80]!r} as {template}, which is no "
             f"path with the fields {', '.join(values)}. {REMEDY}"
         )
-    return inside(data.path, str(text).format(**values), links=True)
+    return inside(data.path, text.format(**values), links=True)
 
 
 def _looks_like_hub_id(text: str) -> bool:

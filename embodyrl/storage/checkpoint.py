@@ -108,7 +108,7 @@ def save(
             f"The checkpoint {path} could not be written ({error}). Earlier checkpoints are "
             "untouched. Free some disk space, or choose another folder with run.out."
         ) from error
-    _delete_old(path, keep_last)
+    delete_old(path, keep_last)
     return path
 
 
@@ -446,8 +446,8 @@ def _steps(folder: Path) -> list[Path]:
     return [found[number] for number in sorted(found)]
 
 
-def _delete_old(path: Path, keep_last: int) -> None:
-    """Deletes old checkpoints.
+def delete_old(path: Path, keep_last: int) -> None:
+    """Deletes old checkpoints; does nothing for one that ``save`` has put aside.
 
     These are what interrupted saves left behind, what ``path`` replaced, and all but the newest
     ``keep_last`` checkpoints.

@@ -135,7 +135,7 @@ def read_yaml(path: Path) -> Any:
         if len(text) > MAX_YAML or _num_values(yaml.compose(text, yaml.SafeLoader)) > MAX_YAML:
             raise ValueError("it is too large for a config")
         data = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-        refuse_interpolation(data, path)
+        require_plain(data, path)
         return data
     except UserError:
         raise
@@ -167,8 +167,8 @@ def _parts(item: Any) -> tuple[Any, ...]:
     return item if isinstance(item, tuple) else (item,)
 
 
-def refuse_interpolation(data: Any, where: str | Path) -> None:
-    """Refuses plain data in which a text holds ``${``.
+def require_plain(data: Any, where: str | Path) -> None:
+    """Refuses a config that holds ``${`` in a text, or a number that is none or too large.
 
     OmegaConf would replace it by the value of an environment variable, among others. A config may
     come from elsewhere, and may be sent or published: so it must not reach for such values.
@@ -178,7 +178,7 @@ def refuse_interpolation(data: Any, where: str | Path) -> None:
         where: they come from, for the message.
 
     Raises:
-        UserError: there is such a text, or the data are nested too deeply.
+        UserError: there is such a text or number, or the data are nested too deeply.
     """
 
     def visit(value: Any, depth: int) -> None:
@@ -191,6 +191,10 @@ def refuse_interpolation(data: Any, where: str | Path) -> None:
                 "nothing is replaced: write the value itself. On the command line the shell can "
                 "fill in a variable: key=$NAME."
             )
+        if isinstance(value, int | float) and (
+            value != value or (isinstance(value, int) and abs(value) >= 2**63)
+        ):
+            raise UserError(f"{where} is malformed: it holds NaN, or a number beyond 64 bits.")
         if isinstance(value, Mapping):
             for key, inner in value.items():
                 visit(key, depth + 1)

@@ -92,7 +92,9 @@ def describe_run(path: Path, *, command: str, seed: int, device: torch.device) -
     """
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     meta = read_meta(path) if path.exists() else {"started": now}
-    meta.setdefault("sessions", []).append({"started": now, "command": command, "commit": git_commit()})
+    meta.setdefault("sessions", []).append(
+        {"started": now, "command": command, "commit": git_commit()}
+    )
     meta |= {
         "command": command,
         "seed": seed,

@@ -67,6 +67,7 @@ class Run:
             alone.
         demos: the demonstrations; None where the algorithm reads none.
         stalled: whether ``run.patience`` is used up.
+        resumed: the checkpoint that it goes on from; None for a new run.
     """
 
     config: Config
@@ -79,6 +80,7 @@ class Run:
     rollouts: Rollouts | None = None
     demos: Any = None
     stalled: bool = False
+    resumed: Path | None = None
 
     @property
     def over(self) -> bool:
@@ -188,6 +190,8 @@ def settle(run: Run) -> None:
     """Makes the folder one of a run that stands where this one does."""
     for folder in (run.folder, run.folder / "evals", run.folder / "videos"):
         remove_unfinished(folder)
+    if run.resumed is not None and (run.ranks is None or run.ranks.first):
+        checkpoint.delete_old(run.resumed, run.config.run.keep_checkpoints)
     write_text(run.folder / "config.yaml", to_yaml(run.config))
     drop_evaluations(run.folder, run.at.iteration)
     run.stalled = stalled(run.folder, run.config.run.patience)
@@ -318,6 +322,7 @@ def resume(run: Run) -> Position:
     newest = checkpoint.latest(run.config.run.folder / "checkpoints")
     if newest is None:
         return Position()
+    run.resumed = newest
     states, meta = checkpoint.load_run(newest, "position", device=run.device)
     checkpoint.check_compatible(meta["spec"], run.envs.spec)
     with described_by(newest):

@@ -2,12 +2,15 @@
 
     python kill_points.py FOLDER STRIDE
 
-The run is forked after the imports, so a kill costs a fraction of a second. Python reports every
+The process trains once itself, which imports everything; every try is then forked from it, so it
+costs a fraction of a second. Python reports every
 file that it opens, renames, deletes or makes to an audit hook, which kills the process. It prints
 JSON: the number of changes of the whole run, the tries, those that ended in another state, and the
 files that were written in place.
 """
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -120,12 +123,15 @@ def equal(a: object, b: object) -> bool:
 def main(root: Path, stride: int) -> dict:
     """Kills at every ``stride``-th change; 1 is all of them."""
     torch.set_num_threads(1)
-    straight = resolve(SECTIONS, [f"run.out={root}", "run.name=straight"])
-    _, changes = attempt(straight)
-    expected = outcome(straight.run.folder)
+    config = resolve(SECTIONS, [f"run.out={root}"])
+    with contextlib.redirect_stdout(io.StringIO()):
+        train(config)
+    expected = outcome(config.run.folder)
+    shutil.rmtree(config.run.folder)
+    _, changes = attempt(config)
+    assert equal(outcome(config.run.folder), expected)
     tries, different = 0, []
     for kill_at in range(1, len(changes) + 1, stride):
-        config = resolve(SECTIONS, [f"run.out={root}", "run.name=straight"])
         shutil.rmtree(config.run.folder)
         killed, _ = attempt(config, kill_at)
         assert killed

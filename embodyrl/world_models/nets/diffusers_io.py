@@ -39,7 +39,7 @@ def load_part(folder: Path, classes: dict[str, str]) -> Any:
         raise UserError(
             f"{folder} is damaged: its config.json names none of {', '.join(classes)} ({error})."
         ) from error
-    damaged = "is damaged, or of another version of embodyrl; train the world model again"
+    damaged = "is damaged, or of another version of embodyrl; train it again"
     try:
         loader = getattr(importlib.import_module(module), name).from_pretrained
         # A file of another format could be a pickle.

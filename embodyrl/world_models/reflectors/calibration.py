@@ -76,7 +76,7 @@ class Calibration:
         try:
             values = json.loads(file.read_text())
             return cls(**{f.name: values[f.name] for f in fields(cls)})
-        except (OSError, RecursionError, ValueError, TypeError, KeyError) as error:
+        except (ArithmeticError, OSError, RecursionError, ValueError, TypeError, KeyError) as error:
             raise UserError(
                 f"{file} is damaged ({error!r}). Calibrate the reflector again."
             ) from error

@@ -79,12 +79,10 @@ def _read_settings(folder: Path) -> tuple[str, dict[str, Any]]:
 
 def _load(kind: str, folder: Path, settings: dict[str, Any], device: str) -> Any:
     if kind == "trained":
-        from embodyrl.world_models.reflectors.trained import TrainedReflector
+        from embodyrl.world_models.nets.diffusers_io import load_part
 
-        trained: Any = TrainedReflector.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True
-        )
-        return trained.to(device).eval()
+        classes = {"TrainedReflector": "embodyrl.world_models.reflectors.trained"}
+        return load_part(folder, classes).to(device).eval()
     if kind == "goal":
         from embodyrl.world_models.reflectors.goal import GoalReflector
 
