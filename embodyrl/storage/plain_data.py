@@ -218,6 +218,8 @@ def inside(folder: Path, name: str, *, links: bool = False) -> Path:
         UserError: it lies outside of the folder: by ``..``, by a link, or because it is absolute.
     """
     try:
+        if len(os.fsencode(name)) > 255:
+            raise ValueError("it is too long")
         path = Path(os.path.abspath(folder / name))
         if path.is_relative_to(os.path.abspath(folder)) and (
             links or path.resolve().is_relative_to(folder.resolve())

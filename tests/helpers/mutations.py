@@ -160,7 +160,7 @@ def begin(run: Path) -> None:
 
 def stage(run: Path) -> None:
     """What ``embodyrl push`` reads and writes before it sends."""
-    states, meta = checkpoint.load_run(checkpoint.find(run), "config", "position")
+    _, meta = checkpoint.load_run(checkpoint.find(run), "config", "position")
     evaluations = hub._evaluations(run, meta["position"]["iteration"])
     hub.card("me/x", {**meta, "config": hub.to_dict(load_config(str(run)))}, evaluations, run)
 

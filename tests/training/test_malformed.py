@@ -2,20 +2,17 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from mutations import campaign, sign, tiny_run
 
 from embodyrl.errors import UserError
 from embodyrl.policies.vla.pipeline_files import read_pipeline
 from embodyrl.storage import checkpoint
 from embodyrl.storage.plain_data import COUNT, NUMBER, TEXT, inside, mismatch, read_json
 from embodyrl.storage.run_files import read_evaluations
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
-from mutations import campaign, sign, tiny_run
 
 
 def test_every_reader_of_a_changed_run_succeeds_or_refuses_it_in_words(tmp_path):
@@ -104,5 +101,5 @@ def test_a_pipeline_cannot_choose_python_code_or_a_file_elsewhere(tmp_path):
         [],
     ):
         file.write_text(json.dumps({"name": "x", "steps": [good, bad]}))
-        with pytest.raises(UserError, match="registry|elsewhere|malformed"):
+        with pytest.raises(UserError, match=r"registry|elsewhere|malformed"):
             read_pipeline(tmp_path, "policy_preprocessor")

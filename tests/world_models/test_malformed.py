@@ -1,9 +1,5 @@
 """World models and reflectors whose files were changed: words, no tracebacks."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 from mutations_world import reflector_campaign, world_campaign
 
 
