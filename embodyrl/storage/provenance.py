@@ -91,7 +91,7 @@ def describe_run(path: Path, *, command: str, seed: int, device: torch.device) -
         device: that the run uses.
     """
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    meta = read_meta(path) if path.exists() else {"started": now}
+    meta: dict[str, Any] = read_meta(path) if path.exists() else {"started": now}
     meta.setdefault("sessions", []).append(
         {"started": now, "command": command, "commit": git_commit()}
     )
