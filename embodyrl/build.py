@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from embodyrl import registry
 from embodyrl.config import Config, resolve
@@ -14,7 +16,11 @@ from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
 from embodyrl.policy import Policy
 from embodyrl.storage import checkpoint
+from embodyrl.storage.plain_data import first_line
 from embodyrl.types import EnvSpec
+
+FRESH_PARAMETERS = 100_000_000
+"""Parameters that a policy may have beside those of its checkpoint: parts that start fresh."""
 
 
 def make_env(config: EnvConfig) -> VecEnv:
@@ -44,8 +50,93 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
         path: of a checkpoint, or of a run, which means its newest checkpoint.
         overrides: each ``key.sub=value``.
     """
-    _, meta = checkpoint.load(checkpoint.find(path))
-    return resolve(meta["config"], overrides)
+    _, meta = checkpoint.load_run(checkpoint.find(path), "config")
+    with described_by(path):
+        return resolve(meta["config"], overrides)
+
+
+def load_spec(path: str) -> EnvSpec:
+    """The spec of the env that a checkpoint's policy was made for; ``path`` as for ``load_config``.
+
+    Raises:
+        UserError: the checkpoint is damaged or malformed.
+    """
+    _, meta = checkpoint.load_run(checkpoint.find(path))
+    return checkpoint.spec_from_json(meta["spec"])
+
+
+def load_policy(
+    path: str, config: Any, spec: EnvSpec, seed: int, device: torch.device | str = "cpu"
+) -> Policy:
+    """The policy of a checkpoint.
+
+    Args:
+        path: as for ``load_config``.
+        config: the ``policy`` section of its config.
+        spec: of the env that the policy will act in.
+        seed: of parts that the checkpoint may lack (``starts_fresh``).
+        device: of the policy.
+
+    Raises:
+        UserError: the checkpoint is damaged or malformed, or does not fit.
+    """
+    states, meta = checkpoint.load_run(checkpoint.find(path))
+    checkpoint.check_compatible(meta["spec"], spec)
+    most = FRESH_PARAMETERS + 3 * checkpoint.num_values(states["policy"])
+    with described_by(path), _at_most(most, path):
+        policy = make_policy(config, spec, seed, device)
+    with described_by(path):
+        checkpoint.load_policy(path, policy, spec)
+    return policy
+
+
+@contextlib.contextmanager
+def described_by(path: object) -> Iterator[None]:
+    """What is built or loaded in this block is described by a file that may come from elsewhere.
+
+    Values of the right type can still be senseless, such as a width of -1 or weights of another
+    network. Whatever then fails says so in words.
+
+    Args:
+        path: of the file or folder.
+
+    Raises:
+        UserError: in place of the errors of Python and PyTorch.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (
+        ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError,
+        TypeError, ValueError,
+    ) as error:  # fmt: skip
+        raise UserError(
+            f"What {path} describes cannot be built ({first_line(error)}). It is malformed, or "
+            "was written by another version of embodyrl. Use an earlier checkpoint, or another "
+            "copy."
+        ) from error
+
+
+@contextlib.contextmanager
+def _at_most(most: int, path: str) -> Iterator[None]:
+    """Refuses a policy that grows beyond a number of parameters, before they fill the memory."""
+    count = 0
+
+    def add(module: Any, name: str, parameter: Any) -> None:
+        nonlocal count
+        count += 0 if parameter is None else parameter.numel()
+        if count > most:
+            raise UserError(
+                f"The config of {path} describes a policy that is far larger than the weights "
+                "beside it. It is malformed: use an earlier checkpoint, or another copy."
+            )
+
+    handle = register_module_parameter_registration_hook(add)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def pick_device(name: str) -> torch.device:

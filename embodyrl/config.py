@@ -10,6 +10,9 @@ it has a data set, ``data``. A value comes from the first of these that sets it:
     5. the default of the dataclass that the section's ``name`` selects
 
 A key that does not exist, or a value of the wrong type, is refused with the nearest valid name.
+
+A config is plain data. OmegaConf's interpolation (a dollar sign and a brace) is refused wherever a
+config comes from, because a config may come from elsewhere, and is saved, sent and published.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from embodyrl import registry
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.registry import preset_names
 from embodyrl.storage.loggers import check_loggers
+from embodyrl.storage.plain_data import read_yaml, require_plain
 
 if TYPE_CHECKING:  # it would import torch, and a mistyped preset should be refused at once
     from embodyrl.env import EnvConfig
@@ -199,7 +203,7 @@ def _checkpoint_policy(merged: DictConfig) -> dict[str, Any]:
     from embodyrl.storage import checkpoint
 
     try:
-        _, meta = checkpoint.load(checkpoint.find(str(path)))
+        _, meta = checkpoint.load_run(checkpoint.find(str(path)))
     except UserError:
         # A config may be printed before the checkpoint exists. Training refuses it later, with
         # this error.
@@ -232,21 +236,20 @@ def _read_with_bases(preset: str, based_on_it: tuple[str, ...]) -> DictConfig:
             f"There is no preset {preset!r}, {where}nor a file of that name. "
             f"{did_you_mean(preset, known)}"
         )
-    try:
-        raw = OmegaConf.load(path)
-    except Exception as error:
-        raise UserError(f"{path} is not valid YAML: {error}") from error
-    if not isinstance(raw, DictConfig):
+    raw = read_yaml(path)
+    if not isinstance(raw, dict):
         raise UserError(
             f"{path} must hold sections ({', '.join(f.name for f in dataclasses.fields(Config))}), "
-            "not a list."
+            "not a list or a text."
         )
     # The bases in their order, then the preset itself.
     bases = raw.pop("base", [])
     merged = cast(DictConfig, OmegaConf.create({}))
+    if not isinstance(bases, str | list):
+        raise UserError(f"{path}: base must be the name of a preset, or a list of names.")
     for base in [bases] if isinstance(bases, str) else bases:
         merged = _merge_presets(merged, _read_with_bases(str(base), (*based_on_it, preset)))
-    return _merge_presets(merged, raw)
+    return _merge_presets(merged, OmegaConf.create(raw))
 
 
 def _merge_presets(lower: DictConfig, upper: DictConfig) -> DictConfig:
@@ -272,6 +275,8 @@ def apply_overrides(raw: DictConfig | dict[str, Any], overrides: Sequence[str]) 
     Raises:
         UserError: an override is not of this form.
     """
+    require_plain(_plain(raw), "The config")
+    require_plain(list(overrides), "An override")
     items = []
     for item in overrides:
         key, sign, text = item.partition("=")
@@ -316,7 +321,17 @@ def resolve(raw: DictConfig | dict[str, Any], overrides: Sequence[str] = ()) -> 
     return Config(**sections)
 
 
-def config_class(section: str, given: DictConfig) -> type:
+def env_from_dict(given: dict[str, Any]) -> EnvConfig:
+    """An env's config from plain data, such as a data set or a world model says it.
+
+    Raises:
+        UserError: no such env, an unknown key, or a value of the wrong type.
+    """
+    require_plain(given, "The env's config")
+    return build_section("env", config_class("env", given), given)
+
+
+def config_class(section: str, given: DictConfig | dict[str, Any]) -> type:
     """The dataclass of a section: a fixed one, or the one that the section's ``name`` selects."""
     if section not in SECTIONS:
         return {"run": RunConfig, "data": DataConfig}[section]
@@ -339,11 +354,12 @@ def build_section[T](section: str, cls: type[T], given: DictConfig | dict[str, A
     Raises:
         UserError: a key that ``cls`` does not have, or a value of the wrong type.
     """
+    require_plain(_plain(given), f"The section {section!r}")
     # OmegaConf checks keys and types. Its errors become sentences that name the key.
     try:
         merged = OmegaConf.merge(OmegaConf.structured(cls), given)
         plain = cast(
-            dict[str, Any], OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+            dict[str, Any], OmegaConf.to_container(merged, resolve=False, throw_on_missing=True)
         )
     except ConfigKeyError as error:
         key = str(error.key)
@@ -363,6 +379,12 @@ def build_section[T](section: str, cls: type[T], given: DictConfig | dict[str, A
         problem = problem.replace("Value '$VALUE' of type '$VALUE_TYPE'", f"one of {value}")
         raise UserError(f"{where} is wrong: {problem.rstrip('.')}.") from error
     return cls(**{key: _freeze(value) for key, value in plain.items()})
+
+
+def _plain(given: DictConfig | dict[str, Any]) -> Any:
+    """Plain data as they were given: nothing is interpolated."""
+    is_config = isinstance(given, DictConfig)
+    return OmegaConf.to_container(given, resolve=False) if is_config else given
 
 
 def _find_wrong_key(cls: type, given: DictConfig | dict[str, Any]) -> str:

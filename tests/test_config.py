@@ -112,7 +112,7 @@ def test_configs_are_frozen() -> None:
         ("run.checkpoint_every=0", r"run\.checkpoint_every is 0.*at least 1"),
         ("run.minutes=-1", r"run\.minutes is -1.*negative"),
         ("run.seed=[1", r"'run\.seed=\[1' cannot be read"),
-        ("run.seed=${nothing}", r"run.*nothing"),
+        ("run.seed=${nothing}", r"nothing\}.*nothing is replaced"),
     ],
 )
 def test_mistakes_name_the_key_and_the_nearest(override: str, pattern: str) -> None:

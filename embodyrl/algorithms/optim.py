@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from embodyrl.algorithm import Peers
 from embodyrl.errors import UserError
+from embodyrl.storage.state_tree import load_optimizer
 
 MAX_SKIPPED = 10
 """Gradient steps in a row that may be skipped before training stops."""
@@ -88,7 +89,7 @@ class GuardedAdam:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of ``state_dict``."""
-        self.adam.load_state_dict(state["adam"])
+        load_optimizer(self.adam, state["adam"])
         self.skipped = int(state["skipped"])
 
 

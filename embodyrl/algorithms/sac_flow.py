@@ -352,7 +352,7 @@ class SACFlow(Algorithm):
             self.log_alpha.copy_(state["log_alpha"])
         for optimizer, saved in zip(self._guarded(), state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self.collected, self.gradient_steps, self.pending_steps = state["counters"]
+        self.collected, self.gradient_steps, self.pending_steps = map(int, state["counters"])
         if state["replay"] is not None:
             self.buffer.load_state_dict(state["replay"])
 

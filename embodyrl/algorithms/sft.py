@@ -24,6 +24,7 @@ from embodyrl.policies.flow_base import pad
 from embodyrl.policies.sample_path import given_prefix
 from embodyrl.policies.vision import random_shift
 from embodyrl.policy import FlowPolicyProtocol, HasFlow, Imitates, Policy, has_ability
+from embodyrl.storage.state_tree import load_optimizer
 from embodyrl.types import DenoisingTrace, EnvSpec, Obs
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ class SFT(Algorithm):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of ``state_dict``."""
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_optimizer(self.optimizer, state["optimizer"])
         self.policy.load_state_dict(state["policy"])
         self.iteration = int(state["iteration"])
 

@@ -6,7 +6,6 @@ Demonstrations, supervised fine-tuning, reinforcement learning, report.
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,9 @@ from embodyrl.data.collect import collect_dataset
 from embodyrl.functional.intervals import format_rate
 from embodyrl.report import build_report
 from embodyrl.sims.mujoco.warm_up import warm_up
+from embodyrl.storage.atomic_files import write_json
+from embodyrl.storage.loggers import read_metrics
+from embodyrl.storage.run_files import read_evaluation
 from embodyrl.training.run_folder import finished
 from embodyrl.training.runner import train
 
@@ -71,7 +73,7 @@ def quickstart(out: str, seed: int, command: str = "") -> dict[str, Any]:
     report = build_report([run, folder / "sft"], folder / "report.html")
     result = summary(folder, report, (time.monotonic() - began) / 60)
     show(console, result)
-    (folder / "result.json").write_text(json.dumps(result, indent=2))
+    write_json(folder / "result.json", result)
     return result
 
 
@@ -80,11 +82,11 @@ def summary(folder: Path, report: Path, minutes: float) -> dict[str, Any]:
 
     def successes(evaluation: str) -> dict[str, int]:
         path = folder / "rl" / "evals" / f"{evaluation}.json"
-        episodes = json.loads(path.read_text())["episodes"]
+        episodes = read_evaluation(path)["episodes"]
         return {"successes": sum(e["success"] for e in episodes), "episodes": len(episodes)}
 
     def last_metrics(run: str) -> dict[str, Any]:
-        return json.loads((folder / run / "metrics.jsonl").read_text().splitlines()[-1])
+        return read_metrics(folder / run / "metrics.jsonl")[-1]
 
     return {
         "before": successes("before"),

@@ -145,13 +145,11 @@ def _add_loop(verb: Verb) -> None:
 
 
 def _train(a: argparse.Namespace) -> int:
-    from omegaconf import OmegaConf
-
-    from embodyrl.config import build_section
+    from embodyrl.config import apply_overrides, build_section
     from embodyrl.world_models.config import WorldTrainConfig
     from embodyrl.world_models.train import train_world
 
-    config = build_section("world", WorldTrainConfig, OmegaConf.from_dotlist(a.overrides))
+    config = build_section("world", WorldTrainConfig, apply_overrides({}, a.overrides))
     model = train_world(config, command=a.command_line)
     if model is None:
         return INTERRUPTED

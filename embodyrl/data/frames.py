@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from embodyrl.data.lerobot_read import DatasetFiles, load_pictures, picture_array
+from embodyrl.data.lerobot_read import DatasetFiles, file_of, load_pictures, picture_array
 from embodyrl.errors import UserError
+from embodyrl.storage.atomic_files import replacing
 
 MEMORY_LIMIT = 4 * 2**30
 """Bytes per camera above which frames are kept in a memory-mapped file."""
@@ -51,15 +51,10 @@ def decode_camera(
     # Too large for memory: use the file that an earlier call made, or make it.
     cache = data.path / ".cache" / f"{_fingerprint(data, key, rows, shape)}.npy"
     if not cache.exists():
-        cache.parent.mkdir(exist_ok=True)
-        unfinished = cache.with_suffix(f".{os.getpid()}.tmp")
-        out = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.uint8, shape=shape)
-        try:
+        with replacing(cache) as unfinished:
+            out = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.uint8, shape=shape)
             _fill(out, data, key, rows)
             out.flush()
-            os.replace(unfinished, cache)
-        finally:
-            unfinished.unlink(missing_ok=True)
     return np.load(cache, mmap_mode="r", allow_pickle=False)
 
 
@@ -101,7 +96,9 @@ def videos_by_file(
     files: dict[Path, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
     for number in np.unique(episode):
         meta = position[int(number)]
-        path = data.path / data.info["video_path"].format(
+        path = file_of(
+            data,
+            "video_path",
             video_key=key,
             chunk_index=meta[f"videos/{key}/chunk_index"],
             file_index=meta[f"videos/{key}/file_index"],

@@ -8,7 +8,7 @@ episodes and tasks; and video files in which the episodes of a camera follow one
 from __future__ import annotations
 
 import io
-import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,27 @@ from typing import Any
 import numpy as np
 
 from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
+from embodyrl.storage.plain_data import ANYTHING, COUNT, NUMBER, TEXT, inside, read_json
 
 IMAGE_PREFIX = "observation.images."
+INFO = {
+    "codebase_version": TEXT,
+    "fps?": NUMBER,
+    "video_path?": (TEXT, None),
+    "features": {...: {"dtype": TEXT, "shape": [COUNT], ...: ANYTHING}},
+}
+"""Structure of ``meta/info.json``, as far as it is read."""
+ORIGIN = {
+    "env?": TEXT,
+    "split?": TEXT,
+    "control_mode?": TEXT,
+    "control_hz?": NUMBER,
+    "tasks?": [TEXT],
+    "spec?": {...: ANYTHING},
+    "config?": {...: ANYTHING},
+}
+"""Structure of ``meta/embodyrl.json``."""
+REMEDY = "Fetch or record the data set again."
 
 
 @dataclass
@@ -105,7 +124,7 @@ def open_dataset(
             "collect` makes one."
         )
     # Only version 3 can be read.
-    info = json.loads(info_path.read_text())
+    info = read_json(info_path, INFO, REMEDY)
     version = str(info.get("codebase_version"))
     if not version.startswith("v3"):
         raise UserError(
@@ -117,7 +136,7 @@ def open_dataset(
     data = DatasetFiles(
         path=folder,
         info=info,
-        origin=json.loads(origin_path.read_text()) if origin_path.is_file() else {},
+        origin=read_json(origin_path, ORIGIN, REMEDY) if origin_path.is_file() else {},
         columns={},
         episodes=[],
         tasks={},
@@ -205,6 +224,27 @@ def _load_tasks(folder: Path) -> dict[int, str]:
     return dict(zip(table["task_index"], texts, strict=True))
 
 
+def file_of(data: DatasetFiles, template: str, **values: Any) -> Path:
+    """A file of the data set, by a template of its ``meta/info.json``.
+
+    Args:
+        data: the data set.
+        template: ``"data_path"`` or ``"video_path"``.
+        values: of the template's fields.
+
+    Raises:
+        UserError: the template is no such path, or leads out of the data set.
+    """
+    text = data.info.get(template) or ""
+    fields = "|".join(values)
+    if not re.fullmatch(rf"(?:[\w./-]|\{{(?:{fields})(?::0?\dd)?\}})+", text):
+        raise UserError(
+            f"{data.path / 'meta' / 'info.json'} gives {text[:80]!r} as {template}, which is no "
+            f"path with the fields {', '.join(values)}. {REMEDY}"
+        )
+    return inside(data.path, text.format(**values), links=True)
+
+
 def _looks_like_hub_id(text: str) -> bool:
     return text.count("/") == 1 and not text.startswith((".", "/", "~")) and "\\" not in text
 
@@ -244,7 +284,9 @@ def load_pictures(data: DatasetFiles, key: str, rows: np.ndarray) -> Iterator[by
             for cell in batch.column(0):
                 if position in wanted:
                     value = cell.as_py()
-                    yield value["bytes"] or (data.path / value["path"]).read_bytes()
+                    yield (
+                        value["bytes"] or inside(data.path, value["path"], links=True).read_bytes()
+                    )
                 position += 1
 
 

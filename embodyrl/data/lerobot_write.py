@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -16,6 +15,7 @@ import numpy as np
 from embodyrl.data.lerobot_read import IMAGE_PREFIX
 from embodyrl.data.recording import Recording
 from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.storage.atomic_files import rename_folder, write_json
 from embodyrl.storage.checkpoint import spec_to_json
 from embodyrl.types import EnvSpec
 
@@ -148,9 +148,9 @@ class DatasetWriter:
             "spec": spec_to_json(self.spec),
             "config": self.config,
         }
-        (self.partial / "meta" / "embodyrl.json").write_text(json.dumps(origin, indent=2))
+        write_json(self.partial / "meta" / "embodyrl.json", origin, indent=2)
         shutil.rmtree(self.partial / "images", ignore_errors=True)
-        os.replace(self.partial, self.path)
+        rename_folder(self.partial, self.path)
 
 
 def require_free(path: str | Path) -> None:

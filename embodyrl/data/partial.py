@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +12,8 @@ import numpy as np
 
 from embodyrl.data.recording import Recording
 from embodyrl.errors import UserError
+from embodyrl.storage.atomic_files import replacing, write_json
+from embodyrl.storage.plain_data import ANYTHING, read_json
 
 IMAGE = "image/"
 
@@ -26,8 +27,7 @@ def parts_folder(path: str | Path) -> Path:
 class EpisodeParts:
     """The folder ``PATH.parts`` of a collection: ``settings.json``, and ``000000.npz`` and so on.
 
-    A file appears complete, by renaming, or not at all. A power failure can damage the newest
-    files; these episodes are then recorded again.
+    A file appears complete or not at all.
 
     Args:
         path: of the data set that is being collected.
@@ -50,9 +50,9 @@ class EpisodeParts:
         """Compares the settings with those in the folder, or writes them there."""
         path = self.folder / "settings.json"
         if not path.exists():
-            _replace(path, json.dumps(new, indent=1).encode())
+            write_json(path, new)
             return
-        old = json.loads(path.read_text())
+        old = read_json(path, {...: ANYTHING}, f"Delete {self.folder} to start over.")
         changed = [k for k in sorted(new.keys() | old.keys()) if new.get(k) != old.get(k)]
         if changed:
             listed = "; ".join(f"{k} was {old.get(k)!r}, now {new.get(k)!r}" for k in changed[:4])
@@ -72,12 +72,9 @@ class EpisodeParts:
         """Keeps one more episode."""
         arrays = {IMAGE + name: frames for name, frames in recording.images.items()}
         plain = {k: v for k, v in vars(recording).items() if k != "images" and v is not None}
-        # Write beside the file and rename, so that it is complete or not there.
         file = self._file(len(self))
-        unfinished = file.with_suffix(".tmp")
-        with unfinished.open("wb") as stream:
+        with replacing(file) as unfinished, unfinished.open("wb") as stream:
             np.savez_compressed(stream, allow_pickle=False, **arrays, **plain)
-        os.replace(unfinished, file)
         self._paths.append(file)
 
     def remove(self) -> None:
@@ -100,9 +97,3 @@ def _is_whole(path: Path) -> bool:
         return len(_load(path)) > 0
     except Exception:  # the zip reader or the array reader raises, depending on the damage
         return False
-
-
-def _replace(path: Path, data: bytes) -> None:
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_bytes(data)
-    os.replace(unfinished, path)

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodyrl.build import load_config, make_policy, pick_device
+from embodyrl.build import load_config, load_policy, pick_device
 from embodyrl.policy import Policy
-from embodyrl.storage import checkpoint
 from embodyrl.types import EnvSpec, Obs
 
 PERSISTENCE = 0.8
@@ -106,6 +105,5 @@ def load_actor(spec: EnvSpec, path: str, derail: float, seed: int) -> PolicyActo
     """
     config = load_config(path)
     device = pick_device(config.run.device)
-    policy = make_policy(config.policy, spec, seed, device)
-    checkpoint.load_policy(path, policy, spec)
+    policy = load_policy(path, config.policy, spec, seed, device)
     return PolicyActor(spec, policy, derail=derail, seed=seed, device=device)

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from embodyrl.data.frames import decode_video, videos_by_file
-from embodyrl.data.lerobot_read import DatasetFiles, load_pictures, open_dataset, picture_array
+from embodyrl.data.lerobot_read import (
+    DatasetFiles,
+    file_of,
+    load_pictures,
+    open_dataset,
+    picture_array,
+)
 from embodyrl.errors import UserError
 
 
@@ -160,14 +166,13 @@ def _episodes(data: DatasetFiles) -> Iterator[str]:
                 "meta/episodes says."
             )
     for file in sorted({_data_file(data, row) for row in data.episodes}):
-        if not (data.path / file).is_file():
+        if not file.is_file():
             yield f"{file}, which meta/episodes names, is missing."
 
 
-def _data_file(data: DatasetFiles, row: dict[str, Any]) -> str:
-    return data.info["data_path"].format(
-        chunk_index=row["data/chunk_index"], file_index=row["data/file_index"]
-    )
+def _data_file(data: DatasetFiles, row: dict[str, Any]) -> Path:
+    chunk = row["data/chunk_index"]
+    return file_of(data, "data_path", chunk_index=chunk, file_index=row["data/file_index"])
 
 
 def _language(data: DatasetFiles) -> Iterator[str]:

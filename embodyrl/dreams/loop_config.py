@@ -11,6 +11,8 @@ from pathlib import Path
 from embodyrl.config import apply_overrides, build_section, compose, read_preset
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.registry import preset_names
+from embodyrl.storage.atomic_files import write_json
+from embodyrl.storage.plain_data import ANYTHING, read_json
 
 MAY_CHANGE = ("out", "rounds", "segments", "patience", "eval_episodes", "max_false_positives")
 """Settings that may differ when a loop continues."""
@@ -131,7 +133,7 @@ def claim_folder(folder: Path, config: LoopConfig) -> None:
     path = folder / "loop_config.json"
     new = json.loads(json.dumps(dataclasses.asdict(config)))
     if path.exists():
-        old = json.loads(path.read_text())
+        old = read_json(path, {...: ANYTHING}, f"Delete {folder} to start over.")
         changed = [k for k in new if k not in MAY_CHANGE and old.get(k) != new[k]]
         if changed:
             key = changed[0]
@@ -139,4 +141,4 @@ def claim_folder(folder: Path, config: LoopConfig) -> None:
                 f"{folder} holds a loop with other settings ({key} was {old.get(key)!r}, now "
                 f"{new[key]!r}). Give this one its own out=FOLDER."
             )
-    path.write_text(json.dumps(new, indent=1))
+    write_json(path, new)

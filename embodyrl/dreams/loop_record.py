@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +14,21 @@ from typing import Any
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.functional.intervals import wilson
 from embodyrl.rollouts.evaluation import Evaluation
+from embodyrl.storage.atomic_files import write_json
+from embodyrl.storage.plain_data import ANYTHING, COUNT, NUMBER, TEXT, read_json
+from embodyrl.storage.run_files import read_evaluations as evaluations_of
+
+SCORE = {"checkpoint": TEXT, "solved": COUNT, "episodes": COUNT}
+LOOP = {
+    "minutes": {...: NUMBER},
+    "rounds?": {...: [SCORE | {"steps": COUNT}]},
+    "before?": SCORE | {"interval": [NUMBER]},
+    "after?": SCORE | {"interval": [NUMBER]},
+    "best?": TEXT,
+    "real_steps?": ANYTHING,
+    "eval_steps?": ANYTHING,
+}
+"""Structure of ``loop.json``."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +50,8 @@ class RealEvaluation:
 
 def read_evaluations(run: Path, policy: str) -> list[RealEvaluation]:
     """The evaluations of a run in order; that at iteration 0 is of the ``policy`` it began with."""
-    files = (json.loads(path.read_text()) for path in (run / "evals").glob("*.json"))
     evaluations = []
-    for found in sorted(files, key=lambda e: e["iteration"]):
+    for found in evaluations_of(run).values():
         checkpoint = policy
         if found["iteration"]:
             checkpoint = str(run / "checkpoints" / f"step_{found['iteration']:06d}")
@@ -76,7 +88,7 @@ class LoopRecord:
         self._path = folder / "loop.json"
         self.content: dict[str, Any] = {"minutes": {}}
         if self._path.exists():
-            self.content = json.loads(self._path.read_text())
+            self.content = read_json(self._path, LOOP, f"Delete {folder} to start over.")
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -127,6 +139,4 @@ class LoopRecord:
         return self.content
 
     def _write(self) -> None:
-        partial = self._path.with_suffix(".tmp")
-        partial.write_text(json.dumps(self.content, indent=1))
-        os.replace(partial, self._path)
+        write_json(self._path, self.content)

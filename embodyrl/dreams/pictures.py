@@ -9,6 +9,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from embodyrl.storage.atomic_files import replacing
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.replay import replay
@@ -67,8 +68,8 @@ def draw_dreams(
         outcome = "solved" if clips.solved[start : clips.end[start]].any() else "fails"
         draw.text((4, y + h * scale // 3), f"seen\n({outcome})", fill="black", font_size=12)
         draw.text((4, y + h * scale * 4 // 3), "dreamt", fill="black", font_size=12)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    picture.save(path)
+    with replacing(path) as unfinished:
+        picture.save(unfinished, format="PNG")
 
 
 def _seen_and_dreamt(

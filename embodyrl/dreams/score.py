@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodyrl.build import load_config, make_env, make_policy
+from embodyrl.build import load_config, load_policy, make_env
 from embodyrl.dreams.pictures import draw_dreams
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
 from embodyrl.rollouts.evaluation import Evaluation, evaluate
-from embodyrl.storage import checkpoint
 from embodyrl.training.evaluate import first_inits
 from embodyrl.types import Obs
 from embodyrl.world_models.calibrate import outcomes
@@ -172,9 +171,7 @@ def load_for_env(path: str, env: VecEnv, seed: int = 0) -> Any:
     config = load_config(path).policy
     if not env.spec.privileged_dim and getattr(config, "critic", "") == "privileged":
         config = dataclasses.replace(config, critic="shared")
-    policy = make_policy(config, env.spec, seed)
-    checkpoint.load_policy(path, policy, env.spec)
-    return policy
+    return load_policy(path, config, env.spec, seed)
 
 
 def score_policy(env: VecEnv, path: str, episodes: int, seed: int) -> Evaluation:

@@ -9,6 +9,7 @@ from typing import Any
 
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.real_robot.control.safety_config import SafetyConfig
+from embodyrl.storage.plain_data import read_yaml
 
 TWIN_SAFETY: dict[str, Any] = {
     "robot": "panda",
@@ -30,15 +31,10 @@ def read_sections(file: str, sections: Sequence[str], purpose: str) -> dict[str,
     Raises:
         UserError: no such file, no YAML, or another key.
     """
-    from omegaconf import OmegaConf
-
     path = Path(file)
     if not path.is_file():
         raise UserError(f"There is no file {file}. {purpose}")
-    try:
-        raw: Any = OmegaConf.to_container(OmegaConf.load(path))
-    except Exception as error:
-        raise UserError(f"{file} is not valid YAML: {error}") from error
+    raw: Any = read_yaml(path)
     if not isinstance(raw, dict) or set(raw) - set(sections):
         wrong = next(iter(set(raw) - set(sections)), "") if isinstance(raw, dict) else ""
         raise UserError(f"{file} has no key {str(wrong)!r}. {did_you_mean(str(wrong), sections)}")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from embodyrl.errors import UserError
 from embodyrl.functional.intervals import mean_interval, wilson
 from embodyrl.storage.loggers import read_metrics
+from embodyrl.storage.plain_data import inside, read_yaml
+from embodyrl.storage.run_files import read_evaluations, read_meta
 
 MAX_POINTS = 1000
 """The most points of a curve; more would not be visible."""
@@ -51,7 +50,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     before, after = _ends(evals)
     return {
         "name": folder.resolve().name,
-        "meta": _read_json(folder / "meta.json") if (folder / "meta.json").is_file() else {},
+        "meta": finite(read_meta(folder / "meta.json")) if (folder / "meta.json").exists() else {},
         "config": _read_config(folder / "config.yaml"),
         "curves": curves,
         "reports_success": reports,
@@ -104,7 +103,7 @@ def embed_videos(folder: Path, run: dict[str, Any], budget: int) -> int:
     for pair in sorted(run["episodes"], key=lambda p: VIDEO_ORDER[p["group"]]):
         # Both videos of a pair are embedded, if they fit.
         sides = [pair[side] for side in ("before", "after") if pair[side] and pair[side]["video"]]
-        files = [_inside(folder, side["video"]) for side in sides]
+        files = [inside(folder, side["video"]) for side in sides]
         size = sum(f.stat().st_size for f in files if f.is_file())
         fits = used + size <= budget
         left_out += bool(files) and not fits
@@ -114,21 +113,6 @@ def embed_videos(folder: Path, run: dict[str, Any], budget: int) -> int:
         used += size if fits else 0
     run["videos_left_out"] = left_out
     return used
-
-
-def _inside(folder: Path, relative: str) -> Path:
-    """The file, which must lie in the run's folder: a report must not contain other files."""
-    path = (folder / relative).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise UserError(f"{folder} names the video {relative!r}, which lies outside of it.")
-    return path
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return finite(json.loads(path.read_text(encoding="utf-8")))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is damaged: {error}.") from error
 
 
 def finite(value: Any) -> Any:
@@ -144,10 +128,7 @@ def _read_config(path: Path) -> list[list[str]]:
     """Flat ``[key, value]`` pairs of the resolved config."""
     if not path.is_file():
         return []
-    try:
-        tree = OmegaConf.to_container(OmegaConf.load(path))
-    except Exception as error:
-        raise UserError(f"{path} is not valid YAML: {error}") from error
+    tree = read_yaml(path)
     return [[key, "" if value is None else str(value)] for key, value in _flat(tree, "")]
 
 
@@ -164,18 +145,9 @@ def _flat(value: Any, prefix: str) -> list[tuple[str, Any]]:
 def _read_evals(folder: Path) -> list[dict[str, Any]]:
     """All evaluations, in the order of training."""
     evals = []
-    for file in sorted((folder / "evals").glob("*.json")):
-        raw = _read_json(file)
-        evals.append(
-            {
-                "name": file.stem,
-                "iteration": raw.get("iteration"),
-                "env_steps": raw.get("env_steps") or 0,
-                "minutes": raw.get("minutes") or 0.0,
-                "reports_success": raw.get("reports_success", True),
-                "episodes": raw.get("episodes") or [],
-            }
-        )
+    for name, raw in read_evaluations(folder).items():
+        missing = {"env_steps": 0, "minutes": 0.0, "reports_success": True}
+        evals.append({**missing, **finite(raw), "name": name})
     # At the same number of steps, ``before`` comes first and ``after`` last.
     rank = {"before": 0, "after": 2}
     return sorted(

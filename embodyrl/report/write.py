@@ -7,7 +7,6 @@ import hashlib
 import html
 import importlib.resources
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from embodyrl import __version__
 from embodyrl.errors import UserError
 from embodyrl.functional.intervals import bootstrap_iqm
 from embodyrl.report.read import embed_videos, finite, read_run
+from embodyrl.storage.atomic_files import write_text
 
 SCRIPTS = ("charts.js", "summary.js", "curves.js", "episodes.js", "report.js")
 """Parts of the page's one script, in order."""
@@ -48,13 +48,9 @@ def build_report(
     budget = int(max_video_mb * 2**20)
     for number, (folder, run) in enumerate(zip(folders, runs, strict=True)):
         budget -= embed_videos(folder, run, budget // (len(runs) - number))
-    # Write beside the file and rename, so that a reader never sees half a page.
     page = render({"version": __version__, "runs": runs, "across": _across(runs)})
     out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    unfinished.write_text(page, encoding="utf-8")
-    os.replace(unfinished, out)
+    write_text(out, page)
     return out
 
 

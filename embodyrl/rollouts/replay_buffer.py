@@ -207,7 +207,13 @@ class ReplayBuffer:
                 f"algorithm.capacity={self.capacity}."
             )
         for name, values in self.data.items():
-            values[:count] = state["data"][name].to(self.device)
+            saved = state["data"][name]
+            if saved.shape != values[:count].shape:
+                raise ValueError(
+                    f"the replay's {name} has the shape {tuple(saved.shape)}, not "
+                    f"{tuple(values[:count].shape)}"
+                )
+            values[:count] = saved.to(self.device)
         self.sentences = {sentence: i for i, sentence in enumerate(state["sentences"])}
         self.count = count
         self.position = int(state["position"]) % self.capacity

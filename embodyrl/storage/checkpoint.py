@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import secrets
 import shutil
@@ -32,10 +31,39 @@ from torch import Tensor
 
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.policy import Policy
-from embodyrl.storage.state_tree import flatten, unflatten
+from embodyrl.storage import plain_data
+from embodyrl.storage.atomic_files import remove_unfinished, replacing_folder
+from embodyrl.storage.plain_data import ANYTHING, COUNT, NUMBER, TEXT, first_line
+from embodyrl.storage.state_tree import flatten, is_name, unflatten
 from embodyrl.types import EnvSpec
 
 MANIFEST = "MANIFEST.sha256"
+REMEDY = "Use an earlier one, or a copy of it."
+RUN_META = {
+    "spec": {...: ANYTHING},
+    "config?": {...: {...: ANYTHING}},
+    "position?": {"iteration": COUNT, "env_steps": COUNT, "minutes": NUMBER},
+}
+"""Structure of the ``meta.json`` of a run's checkpoint."""
+POSITIVE = plain_data.Kind("above 0", lambda value: NUMBER.test(value) and 0 < value <= 1e6)
+SIZE = plain_data.Kind("from 0 to 1,000,000", lambda value: COUNT.test(value) and value <= 10**6)
+PIXELS = plain_data.Kind("from 1 to 8192", lambda value: COUNT.test(value) and 0 < value <= 8192)
+SPEC = {
+    "name": TEXT,
+    "num_envs": SIZE,
+    "action_dim": SIZE,
+    "proprio_dim": SIZE,
+    "control_mode": TEXT,
+    "control_hz": POSITIVE,
+    "max_episode_steps": COUNT,
+    "cameras": {...: [PIXELS]},
+    "privileged_dim?": SIZE,
+    "tasks?": [TEXT],
+    "num_init_states?": (COUNT, None),
+    "reports_success?": plain_data.FLAG,
+    "layout?": [ANYTHING],
+}
+"""Structure of an ``EnvSpec`` as plain data."""
 
 
 class DamagedCheckpointError(UserError):
@@ -65,37 +93,22 @@ def save(
         TypeError: a state holds a value of another type; the message names it.
     """
     path = Path(path)
-    scratch = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
     encoded = {name: flatten(state, name) for name, state in states.items()}
     try:
-        # Write all files into a hidden folder, the manifest last.
-        scratch.mkdir(parents=True)
-        for name, (_, tensors) in encoded.items():
-            save_file(tensors, scratch / f"{name}.safetensors")
-        _write_json(scratch / "state.json", {name: tree for name, (tree, _) in encoded.items()})
-        _write_json(scratch / "meta.json", dict(meta))
-        (scratch / MANIFEST).write_text(_manifest(scratch))
-        # Only after everything is on the disk, give the folder its name. A crash before that
-        # leaves no half-written checkpoint.
-        for file in scratch.iterdir():
-            _flush_to_disk(file)
-        _flush_to_disk(scratch)
-        if path.exists():
-            # A folder cannot be renamed over another, so the old one is put aside first. If the
-            # process ends between the two renames, ``latest`` finds the one put aside.
-            path.rename(path.with_name(f".{path.name}.old-{secrets.token_hex(4)}"))
-        scratch.rename(path)
-        _flush_to_disk(path.parent)
+        # All files go into a hidden folder, the manifest last. If the process ends while an
+        # existing checkpoint is put aside, ``latest`` finds that one.
+        with replacing_folder(path) as scratch:
+            for name, (_, tensors) in encoded.items():
+                save_file(tensors, scratch / f"{name}.safetensors")
+            _write_json(scratch / "state.json", {name: tree for name, (tree, _) in encoded.items()})
+            _write_json(scratch / "meta.json", dict(meta))
+            (scratch / MANIFEST).write_text(_manifest(scratch))
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(scratch, ignore_errors=True)
         raise UserError(
             f"The checkpoint {path} could not be written ({error}). Earlier checkpoints are "
             "untouched. Free some disk space, or choose another folder with run.out."
         ) from error
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
-    _delete_old(path, keep_last)
+    delete_old(path, keep_last)
     return path
 
 
@@ -112,19 +125,52 @@ def load(
         The states and the meta as they were saved; tensors and numbers are bit-equal.
 
     Raises:
-        DamagedCheckpointError: a file is missing, truncated or altered.
+        DamagedCheckpointError: a file is missing, truncated or altered; or the hashes are right,
+            but the files do not hold a checkpoint.
     """
     path = Path(path)
     if wrong := damage(path):
+        raise DamagedCheckpointError(f"The checkpoint {path} is damaged: {wrong}. {REMEDY}")
+    try:
+        trees = plain_data.read_json(path / "state.json", {...: ANYTHING}, REMEDY)
+        meta = plain_data.read_json(path / "meta.json", {...: ANYTHING}, REMEDY)
+        states = {}
+        for name, tree in trees.items():
+            # The name is part of a path, so it must be one that ``save`` accepts.
+            if not is_name(name):
+                raise ValueError(f"a state cannot be named {name[:60]!r}")
+            tensors = load_file(path / f"{name}.safetensors", device=str(device))
+            states[name] = unflatten(tree, tensors)
+    except UserError as error:
+        raise DamagedCheckpointError(str(error)) from error
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise DamagedCheckpointError(
-            f"The checkpoint {path} is damaged: {wrong}. Use an earlier one, or a copy of it."
-        )
-    trees = json.loads((path / "state.json").read_text())
-    states = {}
-    for name, tree in trees.items():
-        tensors = load_file(path / f"{name}.safetensors", device=str(device))
-        states[name] = unflatten(tree, tensors)
-    return states, json.loads((path / "meta.json").read_text())
+            f"The checkpoint {path} is malformed ({first_line(error)}). {REMEDY}"
+        ) from error
+    return states, meta
+
+
+def load_run(
+    path: str | Path, *needed: str, device: torch.device | str = "cpu"
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``load`` of a checkpoint that a run wrote: ``RUN_META`` says what its meta then holds.
+
+    Args:
+        path: its folder.
+        needed: entries of the meta that must be there.
+        device: of the tensors.
+
+    Raises:
+        DamagedCheckpointError: see ``load``; or it is no checkpoint of a run.
+    """
+    states, meta = load(path, device=device)
+    structure = RUN_META | {key: RUN_META[f"{key}?"] for key in needed if f"{key}?" in RUN_META}
+    problem = plain_data.mismatch(meta, structure)
+    if problem is None and not isinstance(states.get("policy"), dict):
+        problem = "it holds no state of a policy"
+    if problem is not None:
+        raise DamagedCheckpointError(f"The checkpoint {path} is malformed: {problem}. {REMEDY}")
+    return states, meta
 
 
 def damage(path: Path) -> str | None:
@@ -229,7 +275,7 @@ def load_policy(path: str | Path, policy: Policy, spec: EnvSpec) -> dict[str, An
         UserError: it does not fit; the message names the differences.
     """
     where = find(path)
-    states, meta = load(where)
+    states, meta = load_run(where)
     check_compatible(meta["spec"], spec)
     given = states["policy"]
     wanted = policy.state_dict()
@@ -248,11 +294,7 @@ def load_policy(path: str | Path, policy: Policy, spec: EnvSpec) -> dict[str, An
     # Refuse what does not fit. Differing config keys explain it better than names of tensors.
     wrong = [f"{k} is missing" for k in wanted if k not in given]
     wrong += [f"{k} is not part of this policy" for k in given if k not in wanted]
-    wrong += [
-        f"{k} has the shape {tuple(v.shape)}, not {tuple(wanted[k].shape)}"
-        for k, v in given.items()
-        if isinstance(v, Tensor) and k in wanted and v.shape != wanted[k].shape
-    ]
+    wrong += [text for k, v in given.items() if k in wanted and (text := _unlike(k, v, wanted[k]))]
     if wrong:
         keys = [
             f"policy.{k} was {old_config[k]!r} and is {new_config[k]!r}"
@@ -268,6 +310,14 @@ def load_policy(path: str | Path, policy: Policy, spec: EnvSpec) -> dict[str, An
     return meta
 
 
+def num_values(state: Any) -> int:
+    """Numbers in the tensors of a nested state."""
+    if isinstance(state, Tensor):
+        return state.numel()
+    inner = state.values() if isinstance(state, dict) else state
+    return sum(map(num_values, inner)) if isinstance(state, dict | list | tuple) else 0
+
+
 def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
     """An ``EnvSpec`` as plain JSON data."""
     return json.loads(json.dumps(asdict(spec)))
@@ -280,14 +330,22 @@ def spec_from_json(data: Mapping[str, Any]) -> EnvSpec:
         UserError: an unknown or missing key, named.
     """
     known = [f.name for f in fields(EnvSpec)]
-    for key in data:
-        if key not in known:
-            raise UserError(f"An env spec has no key {key!r}. {did_you_mean(key, known)}")
+    if isinstance(data, Mapping):
+        for key in data:
+            if key not in known:
+                raise UserError(f"An env spec has no key {key!r}. {did_you_mean(str(key), known)}")
+    if problem := plain_data.mismatch(data, SPEC):
+        raise UserError(
+            f"The env spec is malformed: {problem}. It must be one that embodyrl wrote."
+        )
+    # Names of cameras become names of files and folders.
+    if odd := [name for name in data["cameras"] if not re.fullmatch(r"\w[\w .-]*", name)]:
+        raise UserError(f"The env spec is malformed: a camera cannot be named {odd[0][:60]!r}.")
     # JSON has lists in place of tuples.
     values = dict(data)
     try:
         values["cameras"] = {
-            name: (int(size[0]), int(size[1])) for name, size in data["cameras"].items()
+            name: (height, width) for name, (height, width) in data["cameras"].items()
         }
         values["tasks"] = tuple(data.get("tasks", EnvSpec.tasks))
         values["layout"] = tuple(
@@ -343,6 +401,21 @@ def check_compatible(saved: EnvSpec | Mapping[str, Any], env: EnvSpec) -> None:
         )
 
 
+def _unlike(name: str, given: Any, wanted: Any) -> str:
+    """How a part of a policy's state differs in kind from what the policy has; empty if it fits."""
+    if not isinstance(wanted, Tensor):
+        return "" if type(given) is type(wanted) else f"{name} is no {type(wanted).__name__}"
+    if not isinstance(given, Tensor):
+        return f"{name} is no tensor"
+    if given.shape != wanted.shape:
+        return f"{name} has the shape {tuple(given.shape)}, not {tuple(wanted.shape)}"
+    if given.dtype != wanted.dtype and not (
+        given.is_floating_point() and wanted.is_floating_point()
+    ):
+        return f"{name} has the dtype {given.dtype}, not {wanted.dtype}"
+    return f"{name} holds NaN" if given.is_floating_point() and bool(given.isnan().any()) else ""
+
+
 def _write_json(path: Path, data: Any) -> None:
     path.write_text(json.dumps(data, indent=1) + "\n")
 
@@ -352,18 +425,12 @@ def _manifest(path: Path) -> str:
     lines = []
     for file in sorted(path.iterdir()):
         if file.name != MANIFEST and not file.name.startswith("."):
+            # A link out of the folder, or a pipe, is no part of a checkpoint.
+            if not file.is_file() or file.resolve().parent != path.resolve():
+                raise OSError(f"{file.name} is no file of this folder")
             with file.open("rb") as stream:
                 lines.append(f"{hashlib.file_digest(stream, 'sha256').hexdigest()}  {file.name}\n")
     return "".join(lines)
-
-
-def _flush_to_disk(path: Path) -> None:
-    """Waits until a file, or the list of files of a folder, is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _steps(folder: Path) -> list[Path]:
@@ -379,16 +446,14 @@ def _steps(folder: Path) -> list[Path]:
     return [found[number] for number in sorted(found)]
 
 
-def _delete_old(path: Path, keep_last: int) -> None:
-    """Deletes old checkpoints.
+def delete_old(path: Path, keep_last: int) -> None:
+    """Deletes old checkpoints; does nothing for one that ``save`` has put aside.
 
     These are what interrupted saves left behind, what ``path`` replaced, and all but the newest
     ``keep_last`` checkpoints.
     """
-    hidden = rf"\.(step_\d+|{re.escape(path.name)})\.(tmp|old)-[0-9a-f]{{8}}"
-    for leftover in path.parent.iterdir():
-        if re.fullmatch(hidden, leftover.name):
-            shutil.rmtree(leftover, ignore_errors=True)
+    if re.fullmatch(r"step_\d+", path.name):
+        remove_unfinished(path.parent)
     if keep_last and re.fullmatch(r"step_\d+", path.name):
         steps = _steps(path.parent)
         for old in steps[: steps.index(path) + 1][:-keep_last]:

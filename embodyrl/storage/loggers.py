@@ -24,7 +24,11 @@ from rich.text import Text
 
 from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
 from embodyrl.functional.intervals import format_number, format_rate
+from embodyrl.storage.atomic_files import write_text
+from embodyrl.storage.plain_data import NUMBER, TEXT, first_line, mismatch
 
+METRICS = {"iteration?": NUMBER, ...: (NUMBER, TEXT, None)}
+"""Structure of a row of ``metrics.jsonl``."""
 Row = Mapping[str, float | int]
 
 
@@ -79,6 +83,10 @@ class MetricsWriter:
         for sink in self._sinks:
             sink.write(finite)
 
+    def flush_to_disk(self) -> None:
+        """Waits until all rows are on the disk."""
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         """Closes the file and the loggers."""
         self._file.close()
@@ -120,14 +128,16 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     rows: list[dict[str, Any]] = []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, start=1):
+    lines = path.read_bytes().split(b"\n")
+    # Only a complete line ends with a newline, so what follows the last one is incomplete.
+    for number, line in enumerate(lines[:-1], start=1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                break
-            raise UserError(f"{path} is damaged in line {number}: {error.msg}.") from error
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} is damaged in line {number}: {first_line(error)}.") from error
+        if problem := mismatch(row, METRICS):
+            raise UserError(f"{path} is damaged in line {number}: {problem}.")
+        rows.append(row)
     return rows
 
 
@@ -136,10 +146,7 @@ def keep_rows(path: Path, last_iteration: int) -> None:
     if not path.exists():
         return
     rows = [row for row in read_metrics(path) if row.get("iteration", 0) <= last_iteration]
-    # Write a new file and replace the old one in a single step.
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    os.replace(unfinished, path)
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _plain(value: Any) -> float | int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import subprocess
@@ -12,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from embodyrl.storage.atomic_files import write_json
+from embodyrl.storage.run_files import read_meta
 
 PACKAGES = (
     "embodyrl",
@@ -89,8 +91,10 @@ def describe_run(path: Path, *, command: str, seed: int, device: torch.device) -
         device: that the run uses.
     """
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    meta = json.loads(path.read_text()) if path.exists() else {"started": now, "sessions": []}
-    meta["sessions"].append({"started": now, "command": command, "commit": git_commit()})
+    meta: dict[str, Any] = read_meta(path) if path.exists() else {"started": now}
+    meta.setdefault("sessions", []).append(
+        {"started": now, "command": command, "commit": git_commit()}
+    )
     meta |= {
         "command": command,
         "seed": seed,
@@ -100,10 +104,10 @@ def describe_run(path: Path, *, command: str, seed: int, device: torch.device) -
         "hardware": hardware(),
         "finished": None,
     }
-    path.write_text(json.dumps(meta, indent=2))
+    write_json(path, meta, indent=2)
 
 
 def finish_run(path: Path) -> None:
     """Writes the time of the run's end into ``meta.json``."""
-    meta = json.loads(path.read_text()) | {"finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    path.write_text(json.dumps(meta, indent=2))
+    meta = read_meta(path) | {"finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    write_json(path, meta, indent=2)

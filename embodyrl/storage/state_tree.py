@@ -12,6 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
+
+
+def is_name(name: str) -> bool:
+    """Whether a state may have this name, which becomes that of a file.
+
+    "state" and "meta" are the names of other files of a checkpoint.
+    """
+    return bool(re.fullmatch(r"[\w-]{1,100}", name)) and name not in ("state", "meta")
 
 
 def flatten(state: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
@@ -28,8 +37,7 @@ def flatten(state: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
     Raises:
         TypeError: the name is not allowed, or the state holds something else.
     """
-    # "state" and "meta" are the names of other files of a checkpoint.
-    if not re.fullmatch(r"[\w-]+", name) or name in ("state", "meta"):
+    if not is_name(name):
         raise TypeError(f"A state cannot be named {name!r}.")
     tensors: dict[str, Tensor] = {}
     storages: set[int] = set()
@@ -67,13 +75,59 @@ def flatten(state: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
 
 
 def unflatten(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The state that ``flatten`` took apart."""
+    """The state that ``flatten`` took apart.
+
+    Raises:
+        ValueError: ``tree`` is nothing that ``flatten`` returns, or a tensor is missing.
+    """
     if not isinstance(tree, dict):
+        if isinstance(tree, list):
+            raise ValueError("a list stands where a value is expected")
         return tree
+    if len(tree) != 1:
+        raise ValueError(f"an entry has {len(tree)} kinds, not one")
     ((kind, value),) = tree.items()
     if kind == "tensor":
+        if not isinstance(value, str) or value not in tensors:
+            raise ValueError(f"there is no tensor {str(value)[:60]!r}")
         return tensors[value]
+    if kind not in ("dict", "list", "tuple") or not isinstance(value, list):
+        raise ValueError(f"{str(kind)[:60]!r} is no kind of entry")
     if kind == "dict":
-        return {k: unflatten(v, tensors) for k, v in value}
+        pairs = [_pair(item) for item in value]
+        return {k: unflatten(v, tensors) for k, v in pairs}
     items = [unflatten(v, tensors) for v in value]
     return tuple(items) if kind == "tuple" else items
+
+
+def _pair(item: Any) -> tuple[str | int, Any]:
+    if isinstance(item, list) and len(item) == 2 and type(item[0]) in (str, int):
+        return item[0], item[1]
+    raise ValueError("an item of a mapping is no pair of a key and a value")
+
+
+def load_optimizer(optimizer: Optimizer, state: Any) -> None:
+    """Loads an optimiser's state, and checks that it fits the parameters.
+
+    PyTorch itself loads any tensor, and fails at the next step.
+
+    Args:
+        optimizer: in place.
+        state: what its ``state_dict`` returned.
+
+    Raises:
+        ValueError: what is kept for a parameter has another shape, or a setting is of another type.
+    """
+    before = [{key: type(value) for key, value in g.items()} for g in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, kinds in zip(optimizer.param_groups, before, strict=True):
+        for key, kind in kinds.items():
+            if key not in group or (kind in (float, bool, list) and type(group[key]) is not kind):
+                raise ValueError(f"the optimiser's setting {key!r} is no {kind.__name__}")
+    for parameter, kept in optimizer.state.items():
+        for name, value in kept.items():
+            if isinstance(value, Tensor) and value.ndim and value.shape != parameter.shape:
+                raise ValueError(
+                    f"the optimiser's {name} has the shape {tuple(value.shape)}, and its "
+                    f"parameter {tuple(parameter.shape)}"
+                )

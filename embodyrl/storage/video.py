@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from embodyrl.errors import UserError
+from embodyrl.storage.atomic_files import replacing
 
 TARGET = 256
 """Small frames are enlarged to about this height, in pixels."""
@@ -48,15 +48,11 @@ def write_video(frames: np.ndarray | Tensor, path: str | Path, fps: float) -> Pa
         )
     pixels = enlarge(pixels)
     height, width = (size - size % 2 for size in pixels.shape[1:3])
-    # Encode into a hidden file, and rename it when it is complete.
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     options = {"crf": "20", "preset": "veryfast"}
-    try:
-        with av.open(
-            str(unfinished), "w", format="mp4", options={"movflags": "+faststart"}
-        ) as container:
+    with replacing(path) as unfinished:
+        movflags = {"movflags": "+faststart"}
+        with av.open(str(unfinished), "w", format="mp4", options=movflags) as container:
             stream: Any = container.add_stream(
                 "libx264", rate=Fraction(fps).limit_denominator(1000), options=options
             )
@@ -68,7 +64,4 @@ def write_video(frames: np.ndarray | Tensor, path: str | Path, fps: float) -> Pa
                 container.mux(stream.encode(frame))
             # The encoder still holds some frames.
             container.mux(stream.encode())
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
     return path

@@ -8,13 +8,19 @@ from typing import Any
 
 import torch
 
-from embodyrl.build import limit_num_envs, load_config, make_env, make_policy, pick_device
+from embodyrl.build import (
+    described_by,
+    limit_num_envs,
+    load_config,
+    load_policy,
+    make_env,
+    pick_device,
+)
 from embodyrl.functional.intervals import format_rate, format_return, mean_interval, wilson
 from embodyrl.policies.guidance import GuidedPolicy
 from embodyrl.policy import Actor, Policy
 from embodyrl.rollouts.batches import Episode
 from embodyrl.rollouts.evaluation import evaluate
-from embodyrl.storage import checkpoint
 from embodyrl.types import EnvSpec
 
 
@@ -49,10 +55,10 @@ def evaluate_checkpoint(
         config = dataclasses.replace(config, env=config.env.for_evaluation(config.run.eval_split))
     device = pick_device(config.run.device)
     episodes = episodes or config.run.eval_episodes
-    env = make_env(limit_num_envs(config.env, episodes))
+    with described_by(path):
+        env = make_env(limit_num_envs(config.env, episodes))
     try:
-        policy: Actor = make_policy(config.policy, env.spec, config.run.seed, device)
-        checkpoint.load_policy(path, policy, env.spec)
+        policy: Actor = load_policy(path, config.policy, env.spec, config.run.seed, device)
         if base:
             policy = GuidedPolicy(policy, _base_policy(base, env.spec, device), guidance)
         inits = first_inits(env.spec, episodes)
@@ -73,9 +79,7 @@ def evaluate_checkpoint(
 
 def _base_policy(path: str, spec: EnvSpec, device: torch.device) -> Policy:
     config = load_config(path)
-    policy = make_policy(config.policy, spec, config.run.seed, device)
-    checkpoint.load_policy(path, policy, spec)
-    return policy
+    return load_policy(path, config.policy, spec, config.run.seed, device)
 
 
 def first_inits(spec: EnvSpec, count: int) -> list[int]:

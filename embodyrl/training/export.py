@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from embodyrl.build import load_config, make_policy
+from embodyrl.build import load_config, load_policy, load_spec
 from embodyrl.errors import UserError
 from embodyrl.policy import ExportsToLeRobot, has_ability
-from embodyrl.storage import checkpoint
 
 
 def export(path: str, folder: str | Path) -> Path:
@@ -22,15 +21,12 @@ def export(path: str, folder: str | Path) -> Path:
         UserError: it is no policy that LeRobot has, or ``folder`` cannot be written.
     """
     config = load_config(path)
-    _, meta = checkpoint.load(checkpoint.find(path))
-    spec = checkpoint.spec_from_json(meta["spec"])
-    policy: Any = make_policy(config.policy, spec, config.run.seed)
+    policy: Any = load_policy(path, config.policy, load_spec(path), config.run.seed)
     if not has_ability(policy, ExportsToLeRobot):
         raise UserError(
             f"{path} holds a {config.policy.name}, which LeRobot does not have: it knows smolvla, "
             "pi0 and pi05. A policy of your own needs the method save_lerobot."
         )
-    checkpoint.load_policy(path, policy, spec)
     policy.save_lerobot(folder)
     if not (Path(folder).is_dir() and any(Path(folder).iterdir())):
         raise UserError(

@@ -16,9 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from embodyrl.build import load_config
+from embodyrl.config import to_dict, to_yaml
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.functional.intervals import format_rate, format_return
 from embodyrl.storage import checkpoint
+from embodyrl.storage.atomic_files import rename_folder
+from embodyrl.storage.plain_data import inside
+from embodyrl.storage.run_files import read_evaluations, read_meta
 
 CARD = """---
 library_name: embodyrl
@@ -69,7 +74,8 @@ def push(path: str, repo: str, *, public: bool = False, endpoint: str | None = N
     """
     api = _api(endpoint)
     found = checkpoint.find(path)
-    states, meta = checkpoint.load(found)
+    states, meta = checkpoint.load_run(found, "config", "position")
+    config = load_config(str(found))
     with (
         tempfile.TemporaryDirectory(prefix="embodyrl-push-") as scratch,
         _explained(repo, "written to"),
@@ -77,9 +83,7 @@ def push(path: str, repo: str, *, public: bool = False, endpoint: str | None = N
         staged = Path(scratch)
         run = found.parent.parent
         checkpoint.save(staged / "checkpoints" / found.name, {"policy": states["policy"]}, meta)
-        from embodyrl.config import resolve, to_yaml
-
-        (staged / "config.yaml").write_text(to_yaml(resolve(meta["config"])))
+        (staged / "config.yaml").write_text(to_yaml(config))
         evaluations = (
             _evaluations(run, meta["position"]["iteration"])
             if found.parent.name == "checkpoints"
@@ -88,7 +92,9 @@ def push(path: str, repo: str, *, public: bool = False, endpoint: str | None = N
         (staged / "evals").mkdir()
         for name, payload in evaluations.items():
             (staged / "evals" / f"{name}.json").write_text(json.dumps(payload))
-        (staged / "README.md").write_text(card(repo, meta, evaluations, run))
+        (staged / "README.md").write_text(
+            card(repo, {**meta, "config": to_dict(config)}, evaluations, run)
+        )
         if not api.repo_exists(repo):
             api.create_repo(repo, private=not public)
         commit = api.upload_folder(
@@ -131,6 +137,8 @@ def pull(repo: str, folder: str | Path, *, revision: str = "", endpoint: str | N
                 f"{repo} holds no checkpoint of embodyrl. If it is one of LeRobot's, give its id "
                 "as policy.pretrained."
             )
+        for name in files:
+            inside(scratch, name)
         scratch.mkdir(parents=True, exist_ok=True)
         needed = sum(files.values())
         free = shutil.disk_usage(scratch).free
@@ -140,14 +148,21 @@ def pull(repo: str, folder: str | Path, *, revision: str = "", endpoint: str | N
                 "left. Free some space."
             )
         api.snapshot_download(repo, revision=info.sha, local_dir=scratch)
-        (found,) = (scratch / "checkpoints").iterdir()
-    if damage := checkpoint.damage(found):
+    found = sorted((scratch / "checkpoints").iterdir())
+    damage = checkpoint.damage(found[0]) if len(found) == 1 else f"{len(found)} checkpoints"
+    if damage:
         shutil.rmtree(scratch)
         raise UserError(
             f"The checkpoint of {repo} did not arrive whole ({damage}). Try again, or push it anew."
         )
+    try:
+        load_config(str(found[0]))
+        read_evaluations(scratch)
+    except UserError:
+        shutil.rmtree(scratch)
+        raise
     shutil.rmtree(scratch / ".cache", ignore_errors=True)  # the download's own notes
-    scratch.rename(folder)
+    rename_folder(scratch, folder)
     return folder
 
 
@@ -155,7 +170,7 @@ def card(repo: str, meta: dict[str, Any], evaluations: dict[str, Any], run: Path
     """The repository's README: what it is, what was measured, and the command that made it."""
     config = meta["config"]
     spec = meta["spec"]
-    about = json.loads((run / "meta.json").read_text()) if (run / "meta.json").exists() else {}
+    about = read_meta(run / "meta.json") if (run / "meta.json").exists() else {}
     reports_success = checkpoint.spec_from_json(spec).reports_success
 
     def score(episodes: list[dict[str, Any]]) -> str:
@@ -192,19 +207,18 @@ def card(repo: str, meta: dict[str, Any], evaluations: dict[str, Any], run: Path
         command=about.get("command") or "embodyrl train config.yaml",
         commit=about.get("commit") or "unknown",
         seed=config["run"]["seed"],
-        hardware=f", {hardware.get('gpu') or hardware['cpu']}" if hardware else "",
+        hardware=f", {hardware.get('gpu') or hardware.get('cpu')}" if hardware else "",
     )
 
 
 def _evaluations(run: Path, iteration: int) -> dict[str, Any]:
     """Those up to a checkpoint, oldest first, without their videos."""
     found = {}
-    for path in (run / "evals").glob("*.json"):
-        payload = json.loads(path.read_text())
+    for name, payload in read_evaluations(run).items():
         if payload["iteration"] <= iteration:
             payload["episodes"] = [{**row, "video": None} for row in payload["episodes"]]
-            found[path.stem] = payload
-    return dict(sorted(found.items(), key=lambda item: item[1]["iteration"]))
+            found[name] = payload
+    return found
 
 
 def _api(endpoint: str | None) -> Any:

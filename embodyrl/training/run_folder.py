@@ -9,13 +9,14 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
-from embodyrl.config import Config, read_preset, to_yaml
+from embodyrl.config import Config, to_dict
 from embodyrl.errors import UserError
 from embodyrl.rollouts.evaluation import Evaluation
+from embodyrl.storage.atomic_files import write_json
+from embodyrl.storage.plain_data import ANYTHING, check, read_yaml
+from embodyrl.storage.run_files import read_evaluation, read_evaluations, read_meta
 from embodyrl.storage.video import write_video
 from embodyrl.types import EnvSpec
 
@@ -32,7 +33,7 @@ class Position:
 def finished(folder: Path) -> bool:
     """Whether a run has come to its end, last evaluation included."""
     path = folder / "meta.json"
-    return path.exists() and json.loads(path.read_text())["finished"] is not None
+    return path.exists() and read_meta(path).get("finished") is not None
 
 
 # What an existing run may change; the first two may only rise.
@@ -59,10 +60,10 @@ def check_folder(folder: Path, config: Config, say: Callable[[str], None] = prin
     if not path.exists():
         return
     plain = Config(**{f.name: type(getattr(config, f.name))() for f in dataclasses.fields(config)})
-    defaults, new = (_flat(cast(DictConfig, OmegaConf.create(to_yaml(c)))) for c in (plain, config))
-    old = defaults | _flat(
-        read_preset(str(path))
-    )  # what an older version did not write yet was as it is by default
+    defaults, new = (_flat(json.loads(json.dumps(to_dict(c)))) for c in (plain, config))
+    saved = read_yaml(path)
+    check(saved, {...: {...: ANYTHING}}, path, f"Delete {folder} to start over, or bring it back.")
+    old = defaults | _flat(saved)  # what an older version did not write was as it is by default
     before = old.get("run.iterations")
     now = new["run.iterations"]
     free = {f"run.{key}" for key in CHANGEABLE} - set(_lowered(old, new)) | {"run.out", "run.name"}
@@ -90,11 +91,10 @@ def check_folder(folder: Path, config: Config, say: Callable[[str], None] = prin
         )
 
 
-def _flat(tree: DictConfig) -> dict[str, Any]:
-    """``section.key`` -> value as plain data."""
-    plain = cast(dict[str, dict[str, Any]], OmegaConf.to_container(tree))
+def _flat(tree: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """``section.key`` -> value."""
     return {
-        f"{section}.{key}": value for section, keys in plain.items() for key, value in keys.items()
+        f"{section}.{key}": value for section, keys in tree.items() for key, value in keys.items()
     }
 
 
@@ -120,7 +120,7 @@ def save_evaluation(
         rows.append(row)
     position = {"env_steps": at.env_steps, "minutes": at.minutes, "iteration": at.iteration}
     payload = {**position, "reports_success": spec.reports_success, "episodes": rows}
-    _write(folder / "evals" / f"{name}.json", payload)
+    write_json(folder / "evals" / f"{name}.json", payload, indent=None)
 
 
 def stalled(folder: Path, patience: int) -> bool:
@@ -129,16 +129,11 @@ def stalled(folder: Path, patience: int) -> bool:
     More successes are better, and among as many the higher mean return, which is all that a task
     without success has.
     """
-    pages = sorted(
-        (json.loads(p.read_text()) for p in (folder / "evals").glob("*.json")),
-        key=lambda p: p["iteration"],
-    )
     scores = []
-    for page in pages:
+    for page in read_evaluations(folder).values():
         rows = page["episodes"]
-        scores.append(
-            (sum(row["success"] for row in rows), sum(row["return"] for row in rows) / len(rows))
-        )
+        total = sum(row["return"] or 0.0 for row in rows)
+        scores.append((sum(row["success"] for row in rows), total / max(1, len(rows))))
     return bool(scores) and 0 < patience <= len(scores) - 1 - scores.index(max(scores))
 
 
@@ -152,27 +147,20 @@ def reopen(folder: Path) -> None:
     path = folder / "evals" / "after.json"
     if not path.exists():
         return
-    payload = json.loads(path.read_text())
+    payload = read_evaluation(path)
     name = f"iter_{payload['iteration']:06d}"
     for row in payload["episodes"]:
-        if row["video"]:
+        if row.get("video"):
             old = folder / row["video"]
             row["video"] = row["video"].replace("after", name, 1)
             if old.exists():  # it may have been moved just before a kill
                 os.replace(old, folder / row["video"])
-    _write(folder / "evals" / f"{name}.json", payload)
+    write_json(folder / "evals" / f"{name}.json", payload, indent=None)
     path.unlink()
-
-
-def _write(path: Path, payload: dict[str, Any]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(payload))
-    os.replace(unfinished, path)
 
 
 def drop_evaluations(folder: Path, last_iteration: int) -> None:
     """Deletes evaluations of later iterations than the one that a run resumes from."""
     for path in (folder / "evals").glob("*.json"):
-        if json.loads(path.read_text())["iteration"] > last_iteration:
+        if read_evaluation(path)["iteration"] > last_iteration:
             path.unlink()

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from embodyrl.algorithm import Algorithm
-from embodyrl.build import pick_device
+from embodyrl.build import described_by, pick_device
 from embodyrl.config import Config, to_yaml
 from embodyrl.errors import UserError
 from embodyrl.interrupt import Interrupt, Interrupted
@@ -30,6 +30,7 @@ from embodyrl.rollouts.collect import Player, Rollouts
 from embodyrl.rollouts.evaluation import Evaluation, evaluate
 from embodyrl.rollouts.seeding import seeded
 from embodyrl.storage import checkpoint
+from embodyrl.storage.atomic_files import remove_unfinished, write_text
 from embodyrl.storage.folder_lock import locked
 from embodyrl.storage.loggers import LiveTable, MetricsWriter
 from embodyrl.storage.provenance import describe_run, finish_run
@@ -66,6 +67,7 @@ class Run:
             alone.
         demos: the demonstrations; None where the algorithm reads none.
         stalled: whether ``run.patience`` is used up.
+        resumed: the checkpoint that it goes on from; None for a new run.
     """
 
     config: Config
@@ -78,6 +80,7 @@ class Run:
     rollouts: Rollouts | None = None
     demos: Any = None
     stalled: bool = False
+    resumed: Path | None = None
 
     @property
     def over(self) -> bool:
@@ -185,7 +188,11 @@ def prepare(run: Run) -> None:
 
 def settle(run: Run) -> None:
     """Makes the folder one of a run that stands where this one does."""
-    (run.folder / "config.yaml").write_text(to_yaml(run.config))
+    for folder in (run.folder, run.folder / "evals", run.folder / "videos"):
+        remove_unfinished(folder)
+    if run.resumed is not None and (run.ranks is None or run.ranks.first):
+        checkpoint.delete_old(run.resumed, run.config.run.keep_checkpoints)
+    write_text(run.folder / "config.yaml", to_yaml(run.config))
     drop_evaluations(run.folder, run.at.iteration)
     run.stalled = stalled(run.folder, run.config.run.patience)
     if not run.over:
@@ -206,6 +213,7 @@ def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTabl
             if at.iteration > saved and (
                 due or at.iteration % run.config.run.checkpoint_every == 0
             ):
+                metrics.flush_to_disk()  # the rows up to a checkpoint are not written again
                 save_checkpoint(run)
                 saved = at.iteration
             if due and not run.evaluated(due):
@@ -227,6 +235,7 @@ def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTabl
         # What raises it stands before or between the updates, so the weights are those of
         # at.iteration.
         if at.iteration > saved:
+            metrics.flush_to_disk()
             save_checkpoint(run)
         table.say(f"Stopped after iteration {at.iteration}; the same command goes on from there.")
         return
@@ -313,11 +322,13 @@ def resume(run: Run) -> Position:
     newest = checkpoint.latest(run.config.run.folder / "checkpoints")
     if newest is None:
         return Position()
-    tensors, meta = checkpoint.load(newest, device=run.device)
+    run.resumed = newest
+    states, meta = checkpoint.load_run(newest, "position", device=run.device)
     checkpoint.check_compatible(meta["spec"], run.envs.spec)
-    run.algorithm.result.load_state_dict(tensors["policy"])
-    run.algorithm.load_state_dict(tensors["algorithm"])
-    return Position(**meta["position"])
+    with described_by(newest):
+        run.algorithm.result.load_state_dict(states["policy"])
+        run.algorithm.load_state_dict(states["algorithm"])
+    return Position(**{f.name: meta["position"][f.name] for f in dataclasses.fields(Position)})
 
 
 def save_checkpoint(run: Run) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from embodyrl import registry
 from embodyrl.algorithm import Algorithm, Peers
-from embodyrl.build import limit_num_envs, make_env, make_policy
+from embodyrl.build import described_by, limit_num_envs, make_env, make_policy
 from embodyrl.config import Config
 from embodyrl.env import VecEnv
 from embodyrl.policies.compile import compile_sampling
@@ -122,7 +122,8 @@ def build_algorithm(
     spec = envs.train_spec if cls.plays else envs.eval.spec
     policy = make_policy(config.policy, spec, config.run.seed, device)
     if config.run.init_checkpoint and checkpoint.latest(config.run.folder / "checkpoints") is None:
-        checkpoint.load_policy(config.run.init_checkpoint, policy, spec)
+        with described_by(config.run.init_checkpoint):
+            checkpoint.load_policy(config.run.init_checkpoint, policy, spec)
     if ranks is not None:
         ranks.shard(policy)
     with torch.random.fork_rng():

@@ -6,9 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
-from embodyrl.config import build_section, config_class
+from embodyrl.config import env_from_dict
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError
 from embodyrl.world_models.model import WorldModel
@@ -212,13 +210,13 @@ class WorldModelConfig(EnvConfig):
 
     def for_evaluation(self, split: str) -> EnvConfig:
         """The config of the real env: policies trained in dreams are evaluated there."""
-        given = OmegaConf.create(WorldModel.read_meta(model_folder(self))["env"])
+        given = WorldModel.read_meta(model_folder(self))["env"]
         if not given:
             raise UserError(
                 f"{self.model} does not say which real env it models, so no policy can be "
                 "evaluated there: its training data came without the env's config."
             )
-        real = build_section("env", config_class("env", given), given)
+        real = env_from_dict(given)
         return dataclasses.replace(real, split=split, num_envs=self.num_envs, device=self.device)
 
 

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
+from embodyrl.build import described_by
 from embodyrl.errors import UserError
 from embodyrl.storage.checkpoint import spec_from_json, spec_to_json
 from embodyrl.types import EnvSpec
@@ -323,7 +324,13 @@ class WorldModel(nn.Module):
         """
         folder = Path(folder)
         meta = cls.read_meta(folder)
-        model = cls(spec=spec_from_json(meta["spec"]), **model_files.read_parts(folder))
+        spec = spec_from_json(meta["spec"])
+        with described_by(folder):
+            return cls._build(folder, spec, meta).eval().to(device)
+
+    @classmethod
+    def _build(cls, folder: Path, spec: EnvSpec, meta: dict[str, Any]) -> WorldModel:
+        model = cls(spec=spec, **model_files.read_parts(folder))
         model.env = meta["env"]
         model.calibration = Calibration(**meta["calibration"])
         model.sentences = meta["sentences"]
@@ -339,4 +346,5 @@ class WorldModel(nn.Module):
         }
         for name in ("proprio_mean", "proprio_std"):
             model.get_buffer(name).copy_(tensors[name])
-        return model.eval().to(device)
+        model_files.check_sizes(model)
+        return model

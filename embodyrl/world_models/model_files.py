@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from embodyrl.errors import UserError
+from embodyrl.storage.atomic_files import replacing_folder
+from embodyrl.storage.plain_data import ANYTHING, COUNT, NUMBER, TEXT, first_line, read_json
 from embodyrl.world_models.nets.diffusers_io import load_part
 
 PARTS = {
@@ -34,6 +34,17 @@ PARTS = {
 OPTIONAL = ("state", "inverse")
 """Subfolders that may be missing."""
 META = "world.json"
+WORLD = {
+    "spec": {...: ANYTHING},
+    "env": {...: ANYTHING},
+    "calibration": {"temperature": NUMBER, "bias": NUMBER, "threshold": NUMBER, "hits": COUNT},
+    "sentences": [TEXT],
+    "doubt?": NUMBER,
+    "spread?": NUMBER,
+    "strayed?": NUMBER,
+}
+"""Structure of ``world.json``."""
+REMEDY = "Use another copy, or train the world model again."
 TENSORS = "world.safetensors"
 
 
@@ -48,22 +59,12 @@ def write_folder(
         tensors: goes to ``world.safetensors``.
         meta: plain data; goes to ``world.json``.
     """
-    # Everything is written beside the folder first, so that a crash leaves the old one whole.
-    partial = folder.with_name(f".{folder.name}.tmp-{secrets.token_hex(4)}")
-    partial.mkdir(parents=True)
-    for name, part in parts.items():
-        if part is not None:
-            part.save_pretrained(partial / name)
-    save_file(tensors, partial / TENSORS)
-    (partial / META).write_text(json.dumps(meta, indent=1))
-    if not folder.exists():
-        os.replace(partial, folder)
-        return
-    # A folder cannot be renamed onto one that is not empty: the old one makes room first.
-    old = folder.with_name(f".{folder.name}.old-{secrets.token_hex(4)}")
-    os.replace(folder, old)
-    os.replace(partial, folder)
-    shutil.rmtree(old)
+    with replacing_folder(folder) as scratch:
+        for name, part in parts.items():
+            if part is not None:
+                part.save_pretrained(scratch / name)
+        save_file(tensors, scratch / TENSORS)
+        (scratch / META).write_text(json.dumps(meta, indent=1))
 
 
 def read_parts(folder: Path) -> dict[str, Any]:
@@ -79,20 +80,64 @@ def read_parts(folder: Path) -> dict[str, Any]:
     }
 
 
+def check_sizes(model: Any) -> None:
+    """Checks that networks and keyframes of a loaded model have the sizes of its env.
+
+    Args:
+        model: a ``WorldModel``.
+
+    Raises:
+        ValueError: naming the first that differs.
+    """
+    spec = model.spec
+    views = len(spec.cameras)
+    sizes = {"num_views": views, "action_dim": spec.action_dim, "proprio_dim": spec.proprio_dim}
+    for name in PARTS:
+        config = getattr(getattr(model, name), "config", None) or {}
+        for key, size in sizes.items():
+            if key in config and config[key] != size:
+                raise ValueError(f"{name} has {key} {config[key]}, and the env {size}")
+    keys = model.keyframes
+    if not keys:
+        return
+    count = len(keys["init"])
+    shapes = {
+        "context": (count, 3, views, *model.codec.latent_shape),
+        "proprio": (count, spec.proprio_dim),
+        **dict.fromkeys(("sentence", "init", "age", "held_out"), (count,)),
+        **({"privileged": (count, model.state_dim)} if model.state is not None else {}),
+    }
+    for name, shape in shapes.items():
+        if tuple(keys[name].shape) != shape:
+            raise ValueError(
+                f"keyframes.{name} has the shape {tuple(keys[name].shape)}, not {shape}"
+            )
+    sentence = keys["sentence"]
+    if count and not 0 <= int(sentence.min()) <= int(sentence.max()) < len(model.sentences):
+        raise ValueError("a keyframe has an instruction that is not there")
+
+
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """What ``world.safetensors`` holds."""
-    return load_file(folder / TENSORS)
+    """What ``world.safetensors`` holds.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    try:
+        return load_file(folder / TENSORS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"{folder / TENSORS} is damaged ({first_line(error)}). {REMEDY}") from error
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
     """What ``world.json`` holds.
 
     Raises:
-        UserError: there is no world model in the folder.
+        UserError: there is no world model in the folder, or the file is damaged.
     """
     path = folder / META
     if not path.is_file():
         raise UserError(
             f"{folder} holds no world model (there is no {META}). `embodyrl world train` makes one."
         )
-    return json.loads(path.read_text())
+    return read_json(path, WORLD, REMEDY)

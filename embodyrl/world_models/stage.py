@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from embodyrl.storage.state_tree import load_optimizer
+
 WARM_UP = 50
 """Steps in which the learning rates rise."""
 
@@ -83,7 +85,7 @@ class Stage:
         """The inverse of ``state_dict``."""
         self.average.load_state_dict(state["average"])
         for (optimizer, _), saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+            load_optimizer(optimizer, saved)
         self.done = int(state["done"])
 
 

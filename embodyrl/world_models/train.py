@@ -27,7 +27,9 @@ from torch import Tensor
 from embodyrl.build import pick_device
 from embodyrl.errors import UserError
 from embodyrl.interrupt import Interrupt, Interrupted
+from embodyrl.storage.atomic_files import remove_unfinished, write_json
 from embodyrl.storage.folder_lock import locked
+from embodyrl.storage.plain_data import ANYTHING, read_json
 from embodyrl.storage.provenance import describe_run, finish_run
 from embodyrl.world_models.calibrate import (
     calibrate_success_head,
@@ -82,7 +84,8 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
         model = build_model(config_for_model, clips, rows)
     model.to(device)
     with locked(folder):
-        (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=1))
+        remove_unfinished(folder)
+        write_json(folder / "config.json", dataclasses.asdict(config))
         describe_run(folder / "meta.json", command=command, seed=config.seed, device=device)
         # The same episodes in other lights are further frames to learn from.
         jittered = jitter_colours(clips, config.styles, config.seed) if config.styles else clips
@@ -136,7 +139,7 @@ def finish_model(
             "then fits the threshold again. Or let a reflector judge the frames: "
             "env.reflector=FOLDER."
         ) from error
-    (folder / "held_out.json").write_text(json.dumps(report, indent=1))
+    write_json(folder / "held_out.json", report)
     model.save(folder / "model")
 
 
@@ -164,7 +167,7 @@ def _check_folder(folder: Path, config: WorldTrainConfig) -> None:
     path = folder / "config.json"
     if not path.exists():
         return
-    old = json.loads(path.read_text())
+    old = read_json(path, {...: ANYTHING}, f"Delete {folder} to start over.")
     new = json.loads(json.dumps(dataclasses.asdict(config)))
     may_change = ("checkpoint_every", "device", "threads", "out", "max_false_positives")
     changed = [k for k in new if k not in may_change and k in old and old[k] != new[k]]

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from embodyrl.build import described_by
 from embodyrl.errors import UserError
 from embodyrl.interrupt import Interrupted
 from embodyrl.storage import checkpoint
@@ -226,6 +227,8 @@ class WorldTrainer:
         if newest is None:
             return
         states, _ = checkpoint.load(newest, device=self.model.device)
+        if not all(isinstance(state, dict) for state in states.values()):
+            raise UserError(f"{newest} is malformed: a state is no mapping. Use an earlier one.")
         same_parts = states.keys() == {"model", *self.stages}
         if not same_parts or states["model"].keys() != self.model.state_dict().keys():
             raise UserError(
@@ -233,9 +236,10 @@ class WorldTrainer:
                 "parts, so it cannot be continued. Train anew in another folder (out=FOLDER), or "
                 "continue with that version."
             )
-        self.model.load_state_dict(states["model"])
-        for name, stage in self.stages.items():
-            stage.load_state_dict(states[name])
+        with described_by(newest):
+            self.model.load_state_dict(states["model"])
+            for name, stage in self.stages.items():
+                stage.load_state_dict(states[name])
 
 
 def longest_unroll(config: WorldTrainConfig, step: int) -> int:

@@ -44,7 +44,10 @@ def test_what_makes_no_sense_is_refused(tmp_path) -> None:
 def test_evaluations_are_in_order_and_minutes_add_up(tmp_path) -> None:
     (tmp_path / "dream" / "evals").mkdir(parents=True)
     for name, iteration, solved in (("before", 0, 1), ("after", 20, 2), ("iter_000010", 10, 3)):
-        episodes = [{"success": k < solved, "length": 4} for k in range(5)]
+        episodes = [
+            {"init": k, "task": "pick", "success": k < solved, "length": 4, "return": 0.0}
+            for k in range(5)
+        ]
         text = json.dumps({"iteration": iteration, "episodes": episodes})
         (tmp_path / "dream" / "evals" / f"{name}.json").write_text(text)
     evaluations = read_evaluations(tmp_path / "dream", "runs/sft")

@@ -322,7 +322,7 @@ def test_spec_round_trip_and_unknown_key():
     assert checkpoint.spec_from_json(dataclasses.asdict(SPEC)) == SPEC
     with pytest.raises(UserError, match=r"'control_mod'.*Did you mean 'control_mode'"):
         checkpoint.spec_from_json({**data, "control_mod": "x"})
-    with pytest.raises(UserError, match="incomplete"):
+    with pytest.raises(UserError, match="malformed: the content has no 'num_envs'"):
         checkpoint.spec_from_json({"name": "x"})
 
 

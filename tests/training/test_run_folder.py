@@ -17,6 +17,10 @@ SECTIONS = {
 }
 
 
+def episode(init: int, *, success: bool = False, reward: float = 0.0) -> dict:
+    return {"init": init, "task": "reach", "success": success, "length": 4, "return": reward}
+
+
 def config(*overrides: str) -> Config:
     return resolve(SECTIONS, overrides)
 
@@ -91,7 +95,7 @@ def test_the_best_evaluation_has_most_successes_and_among_as_many_the_highest_re
     assert not stalled(tmp_path, 1)
 
     def evaluated(iteration: int, success: int, reward: float) -> None:
-        rows = [{"success": i < success, "return": reward + i} for i in range(2)]
+        rows = [episode(i, success=i < success, reward=reward + i) for i in range(2)]
         text = json.dumps({"iteration": iteration, "episodes": rows})
         (tmp_path / "evals" / f"iter_{iteration:06d}.json").write_text(text)
 
@@ -109,7 +113,9 @@ def test_the_best_evaluation_has_most_successes_and_among_as_many_the_highest_re
 def test_the_last_evaluation_becomes_one_on_the_way(tmp_path):
     (tmp_path / "evals").mkdir()
     (tmp_path / "videos").mkdir()
-    rows = [{"init": i, "video": f"videos/after_{i:04d}.mp4" if i < 2 else None} for i in range(3)]
+    rows = [
+        episode(i) | {"video": f"videos/after_{i:04d}.mp4" if i < 2 else None} for i in range(3)
+    ]
     text = json.dumps({"iteration": 6, "episodes": rows})
     (tmp_path / "evals" / "after.json").write_text(text)
     for i in range(2):

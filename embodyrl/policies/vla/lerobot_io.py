@@ -10,19 +10,21 @@ import contextlib
 import importlib
 import io
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from embodyrl.build import described_by
 from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
+from embodyrl.policies.vla.pipeline_files import PROCESSORS, read_pipeline
 from embodyrl.policies.vla.processors import ACTION, IMAGES, STATE
+from embodyrl.storage.atomic_files import replacing_folder
+from embodyrl.storage.plain_data import first_line
 from embodyrl.types import EnvSpec
 
 WEIGHTS = "model.safetensors"
-PROCESSORS = ("policy_preprocessor", "policy_postprocessor")
 
 
 def require_lerobot() -> None:
@@ -152,7 +154,7 @@ def read_config(folder: Path, name: str, weights: bool = True) -> Any:
             f"{folder} holds no config.json, so it is no LeRobot checkpoint. Give the folder with "
             "it."
         ) from None
-    except (ValueError, AttributeError) as error:
+    except (OSError, RecursionError, ValueError, AttributeError) as error:
         raise UserError(
             f"{folder / 'config.json'} is damaged ({error}). Use another copy of the checkpoint."
         ) from error
@@ -258,11 +260,17 @@ def read_weights(lerobot: Any, folder: Path) -> None:
     Raises:
         UserError: a weight is missing, unknown, or of another shape.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     # Bring the names to those of LeRobot: checkpoints of openpi have others, and the prefix
     # "model." may be missing.
-    given = load_file(folder / WEIGHTS)
+    try:
+        given = load_file(folder / WEIGHTS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(
+            f"{folder / WEIGHTS} is damaged ({first_line(error)}). Use another copy of it."
+        ) from error
     rename = getattr(lerobot, "_fix_pytorch_state_dict_keys", None)
     if rename and given.keys() != lerobot.state_dict().keys():
         given = rename(given, lerobot.config)
@@ -316,11 +324,13 @@ def read_processors(config: Any, folder: Path, vlm: str) -> tuple[Any, Any]:
             "normalised. It was written by a LeRobot before 0.4. Convert it with `python -m "
             f"lerobot.processor.migrate_policy_normalization --pretrained-path {folder}`."
         )
+    for name in PROCESSORS:
+        read_pipeline(folder, name)
     # The pipelines name the device of the training, which may not exist here.
     overrides: dict[str, Any] = {"device_processor": {"device": "cpu"}}
     if vlm:
         overrides["tokenizer_processor"] = {"tokenizer_name": vlm}
-    with explain_hub_errors(vlm or tokenizer_name(folder)):
+    with explain_hub_errors(vlm or tokenizer_name(folder)), described_by(folder):
         return make_pre_post_processors(
             config,
             str(folder),
@@ -344,10 +354,9 @@ def make_processors(config: Any, folder: Path, vlm: str) -> tuple[Any, Any]:
 
 def tokenizer_name(folder: Path) -> str:
     """The tokenizer that a checkpoint's pre-processor names; empty if it names none."""
-    pipeline = json.loads((folder / f"{PROCESSORS[0]}.json").read_text())
-    for step in pipeline.get("steps", []):
+    for step in read_pipeline(folder, PROCESSORS[0])["steps"]:
         if "tokenizer_name" in step.get("config", {}):
-            return step["config"]["tokenizer_name"]
+            return str(step["config"]["tokenizer_name"])
     return ""
 
 
@@ -362,6 +371,7 @@ def build_lerobot_policy(config: Any) -> Any:
     with (
         explain_hub_errors(getattr(config, "vlm_model_name", config.type)),
         contextlib.redirect_stdout(io.StringIO()),
+        described_by(f"config.json of a {config.type}"),
     ):
         lerobot: Any = get_policy_class(config.type)(config)
     if pretrained_vlm:
@@ -388,20 +398,14 @@ def write_checkpoint(lerobot: Any, processors: Any, folder: str | Path) -> Path:
         raise UserError(
             f"{folder} is not empty. Give a new folder, so that two checkpoints do not mix."
         )
-    # Write into a hidden folder first, and rename it when it is complete.
-    scratch = folder.with_name(f".{folder.name}.tmp")
     try:
-        scratch.mkdir(parents=True)
-        lerobot.config.device = None  # whoever loads it then uses the device that is there
-        lerobot.save_pretrained(scratch)
-        lerobot.config.device = "cpu"
-        for pipeline in (processors.pre, processors.post):
-            pipeline.save_pretrained(scratch)
-        if folder.exists():
-            folder.rmdir()
-        scratch.rename(folder)
+        with replacing_folder(folder) as scratch:
+            lerobot.config.device = None  # whoever loads it then uses the device that is there
+            lerobot.save_pretrained(scratch)
+            lerobot.config.device = "cpu"
+            for pipeline in (processors.pre, processors.post):
+                pipeline.save_pretrained(scratch)
     except OSError as error:
-        shutil.rmtree(scratch, ignore_errors=True)
         raise UserError(
             f"{folder} could not be written ({error}). Free some space, or give another folder."
         ) from error

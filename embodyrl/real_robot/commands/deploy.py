@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,6 +34,7 @@ from embodyrl.real_robot.operator.device_operator import open_operator
 from embodyrl.real_robot.policy_link.client import PolicyClient
 from embodyrl.real_robot.policy_link.connect_policy import serve_apart, serve_elsewhere, serve_here
 from embodyrl.real_robot.policy_link.metadata import camera_sizes
+from embodyrl.storage.atomic_files import write_json
 
 
 def deploy_checkpoint(
@@ -144,7 +144,7 @@ def deploy_checkpoint(
         env = str(client.metadata["env"])
     # 4. Sum up.
     result = {"env": env, **settings, **_summary(results)}
-    (Path(out) / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    write_json(Path(out) / "result.json", result)
     return result
 
 

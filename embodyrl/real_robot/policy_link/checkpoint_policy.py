@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embodyrl.build import load_config, make_policy, pick_device
+from embodyrl.build import load_config, load_policy, load_spec, pick_device
 from embodyrl.errors import UserError
 from embodyrl.real_robot.policy_link.metadata import policy_facts
 from embodyrl.real_robot.policy_link.real_time_chunking import (
@@ -18,7 +18,6 @@ from embodyrl.real_robot.policy_link.real_time_chunking import (
     sample_after,
     sample_guided,
 )
-from embodyrl.storage import checkpoint
 from embodyrl.types import Obs
 
 Monitor = Callable[[dict[str, Any], NDArray[np.float32]], str]
@@ -45,12 +44,10 @@ class CheckpointPolicy:
         self.monitor = monitor
         # The checkpoint says which policy it is, and the env that it was made for.
         self.config = load_config(path)
-        _, meta = checkpoint.load(checkpoint.find(path))
-        self.spec = checkpoint.spec_from_json(meta["spec"])
+        self.spec = load_spec(path)
         self.device = pick_device(device)
-        self.policy: Any = make_policy(self.config.policy, self.spec, 0, self.device)
+        self.policy: Any = load_policy(path, self.config.policy, self.spec, 0, self.device)
         self.policy.eval()
-        checkpoint.load_policy(path, self.policy, self.spec)
         self._generator = torch.Generator().manual_seed(seed)
         self.metadata = policy_facts(self.spec) | {"horizon": self.policy.config.horizon}
 

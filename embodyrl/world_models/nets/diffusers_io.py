@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.storage.plain_data import first_line
 
 try:
     from diffusers.configuration_utils import ConfigMixin, register_to_config
@@ -34,16 +35,19 @@ def load_part(folder: Path, classes: dict[str, str]) -> Any:
     try:
         name = json.loads((folder / "config.json").read_text())["_class_name"]
         module = classes[name]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, RecursionError, TypeError, ValueError, KeyError) as error:
         raise UserError(
             f"{folder} is damaged: its config.json names none of {', '.join(classes)} ({error})."
         ) from error
-    damaged = "is damaged, or of another version of embodyrl; train the world model again"
+    damaged = "is damaged, or of another version of embodyrl; train it again"
     try:
         loader = getattr(importlib.import_module(module), name).from_pretrained
-        net, found = loader(folder, output_loading_info=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"{folder} {damaged} ({str(error).splitlines()[0][:200]}).") from error
+        # A file of another format could be a pickle.
+        net, found = loader(folder, output_loading_info=True, use_safetensors=True)
+    except UserError:
+        raise
+    except Exception as error:  # diffusers, and each network, raise errors of their own
+        raise UserError(f"{folder} {damaged} ({first_line(error)}).") from error
     if different := [*found["missing_keys"], *found["unexpected_keys"]]:
         raise UserError(
             f"{folder} {damaged} (its weights and its config do not agree on {different[0]})."

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embodyrl.errors import UserError
+from embodyrl.storage.atomic_files import write_json
 from embodyrl.world_models.reflectors import metrics
 
 FILE = "calibration.json"
@@ -60,7 +61,7 @@ class Calibration:
 
     def save(self, folder: str | Path) -> None:
         """Writes ``calibration.json`` into a reflector's folder."""
-        (Path(folder) / FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
+        write_json(Path(folder) / FILE, asdict(self), indent=2)
 
     @classmethod
     def load(cls, folder: str | Path) -> Calibration:
@@ -75,7 +76,7 @@ class Calibration:
         try:
             values = json.loads(file.read_text())
             return cls(**{f.name: values[f.name] for f in fields(cls)})
-        except (ValueError, TypeError, KeyError) as error:
+        except (ArithmeticError, OSError, RecursionError, ValueError, TypeError, KeyError) as error:
             raise UserError(
                 f"{file} is damaged ({error!r}). Calibrate the reflector again."
             ) from error

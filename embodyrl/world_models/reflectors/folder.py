@@ -7,14 +7,17 @@ their ``reflector.json`` is written by hand, for example
 
 from __future__ import annotations
 
-import json
+import shutil
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
+from embodyrl.config import build_section
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.storage.atomic_files import replacing_folder, write_json
+from embodyrl.storage.plain_data import ANYTHING, TEXT, first_line, read_json
 from embodyrl.world_models.reflectors.base import Reflector
 from embodyrl.world_models.reflectors.calibration import FILE as CALIBRATION
 from embodyrl.world_models.reflectors.calibration import Calibration
@@ -34,28 +37,18 @@ def load_reflector(path: str | Path, device: str = "cpu") -> Reflector:
         UserError: no reflector there, an unknown kind or setting, or damaged files.
     """
     folder = Path(path)
-    try:
-        settings = json.loads((folder / FILE).read_text())
-        kind = settings.pop("kind")
-    except FileNotFoundError as error:
-        raise UserError(
-            f"{folder} holds no reflector (there is no {FILE}). `embodyrl world reflect train` "
-            "makes one."
-        ) from error
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UserError(
-            f"{folder / FILE} must be a JSON object with a 'kind', one of: {', '.join(KINDS)}."
-        ) from error
-    if kind not in KINDS:
-        raise UserError(
-            f"{folder / FILE}: there is no kind of reflector {kind!r}. "
-            f"{did_you_mean(str(kind), KINDS)}"
-        )
+    kind, settings = _read_settings(folder)
     try:
         reflector = _load(kind, folder, settings, device)
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
+    except UserError:
+        raise
+    except (
+        ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, SafetensorError,
+        TypeError, ValueError,
+    ) as error:  # fmt: skip
         raise UserError(
-            f"The reflector in {folder} cannot be read ({error}). Train it again, or copy it again."
+            f"The reflector in {folder} cannot be read ({first_line(error)}). Train it again, or "
+            "copy it again."
         ) from error
     # An executable reflector without a calibration of its own uses that of the one it wraps.
     if kind != "executable" or (folder / CALIBRATION).exists():
@@ -63,12 +56,33 @@ def load_reflector(path: str | Path, device: str = "cpu") -> Reflector:
     return reflector
 
 
+def _read_settings(folder: Path) -> tuple[str, dict[str, Any]]:
+    """The kind and the settings in a reflector's folder.
+
+    Raises:
+        UserError: no reflector there, or an unknown kind.
+    """
+    if not (folder / FILE).exists():
+        raise UserError(
+            f"{folder} holds no reflector (there is no {FILE}). `embodyrl world reflect train` "
+            "makes one."
+        )
+    needed = f"It must be a JSON object with a 'kind', one of: {', '.join(KINDS)}."
+    settings = read_json(folder / FILE, {"kind": TEXT, ...: ANYTHING}, needed)
+    kind = settings.pop("kind")
+    if kind not in KINDS:
+        raise UserError(
+            f"{folder / FILE}: there is no kind of reflector {kind!r}. {did_you_mean(kind, KINDS)}"
+        )
+    return kind, settings
+
+
 def _load(kind: str, folder: Path, settings: dict[str, Any], device: str) -> Any:
     if kind == "trained":
-        from embodyrl.world_models.reflectors.trained import TrainedReflector
+        from embodyrl.world_models.nets.diffusers_io import load_part
 
-        trained: Any = TrainedReflector.from_pretrained(folder, local_files_only=True)
-        return trained.to(device).eval()
+        classes = {"TrainedReflector": "embodyrl.world_models.reflectors.trained"}
+        return load_part(folder, classes).to(device).eval()
     if kind == "goal":
         from embodyrl.world_models.reflectors.goal import GoalReflector
 
@@ -84,6 +98,11 @@ def _load(kind: str, folder: Path, settings: dict[str, Any], device: str) -> Any
         )
 
         config = _settings(ExecutableConfig, settings, folder)
+        if _read_settings(Path(config.reflector))[0] == kind:
+            raise UserError(
+                f"{folder / FILE} wraps {config.reflector}, which is executable itself. Name a "
+                "reflector of another kind."
+            )
         return ExecutableReflector(config, load_reflector(config.reflector, device), device)
     from embodyrl.world_models.reflectors.server import ServerConfig, ServerReflector
 
@@ -100,7 +119,7 @@ def _settings(config: Any, settings: dict[str, Any], folder: Path) -> Any:
     needed = [n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
     if missing := [name for name in needed if name not in settings]:
         raise UserError(f"{folder / FILE} lacks {missing[0]!r}; it needs {', '.join(needed)}.")
-    return config(**settings)
+    return build_section(str(folder / FILE), config, settings)
 
 
 def save_reflector(reflector: Any, path: str | Path) -> Path:
@@ -118,12 +137,16 @@ def save_reflector(reflector: Any, path: str | Path) -> Path:
         raise UserError(
             f"{folder} holds something other than a reflector. Choose another folder with --out."
         )
+    is_goal = isinstance(reflector, GoalReflector)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        is_goal = isinstance(reflector, GoalReflector)
-        reflector.save(folder) if is_goal else reflector.save_pretrained(folder)
-        (folder / FILE).write_text(json.dumps({"kind": "goal" if is_goal else "trained"}) + "\n")
-        reflector.calibration.save(folder)
+        with replacing_folder(folder) as scratch:
+            reflector.save(scratch) if is_goal else reflector.save_pretrained(scratch)
+            write_json(scratch / FILE, {"kind": "goal" if is_goal else "trained"})
+            reflector.calibration.save(scratch)
+            # What else lies in the folder stays there.
+            for file in folder.iterdir() if folder.is_dir() else []:
+                if file.is_file() and not (scratch / file.name).exists():
+                    shutil.copy(file, scratch / file.name)
     except OSError as error:
         raise UserError(f"The reflector could not be written to {folder} ({error}).") from error
     return folder

@@ -40,6 +40,8 @@ from embodyrl.world_models.reflectors.question import (
     probability,
 )
 
+KEY_PREFIX = "REFLECTOR_"
+"""Beginning of the names of environment variables that a reflector's key may be read from."""
 LARGEST_ANSWER = 1 << 20
 """The most bytes of an answer; one token takes a few thousand."""
 RETRIED = (0, 429, *range(500, 600))
@@ -75,7 +77,8 @@ class ServerConfig:
     min_mass: float = 0.5
     """Least probability of yes and no together; below it the answer counts as not understood."""
     api_key_env: str = ""
-    """Name of the environment variable that holds the key. The key itself is never stored."""
+    """Name of the environment variable that holds the key; it must begin with ``REFLECTOR_``. The
+    key itself is never stored."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """More request fields, e.g. ``{"chat_template_kwargs": {"enable_thinking": false}}``."""
 
@@ -145,6 +148,12 @@ class ServerReflector:
         self.last_error = ""
         self._url = config.url.rstrip("/") + "/chat/completions"
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if config.api_key_env and not config.api_key_env.startswith(KEY_PREFIX):
+            raise UserError(
+                f"api_key_env is {config.api_key_env!r}, and must begin with {KEY_PREFIX}: a "
+                "reflector's folder may come from elsewhere, and must not choose which secret of "
+                f"this computer is sent. Set the variable {KEY_PREFIX}KEY."
+            )
         if config.api_key_env:
             if not (key := os.environ.get(config.api_key_env)):
                 raise UserError(

@@ -27,6 +27,7 @@ from embodyrl.world_models.reflectors.calibration import Calibration
 
 WORD_DIM = 256
 MAX_WORDS = 32
+MAX_WINDOW = 1000
 BATCH = 128
 """Windows judged in one forward pass, which bounds the memory."""
 
@@ -50,8 +51,11 @@ class TrainedReflector(ModelMixin, ConfigMixin):
         features: int = 128,
     ) -> None:
         super().__init__()
-        if window < 2 or not cameras:
-            raise UserError(f"A reflector needs a camera and a window of at least 2, not {window}.")
+        if type(window) is not int or not 2 <= window <= MAX_WINDOW or not cameras:
+            raise UserError(
+                f"A reflector needs a camera and a window of 2 to {MAX_WINDOW} frames, not "
+                f"{str(window)[:30]}."
+            )
         self.cameras = tuple(cameras)
         self.window = window
         self.calibration = Calibration()

@@ -151,13 +151,18 @@ def test_server_that_dies_between_answers(address):
 
 
 def test_key_comes_from_the_environment(address, monkeypatch):
-    monkeypatch.setenv("VLM_KEY", "sesame")
-    assert make(address, "key", api_key_env="VLM_KEY").judge(frames(1), ["x"]).isfinite().all()
+    monkeypatch.setenv("REFLECTOR_KEY", "sesame")
+    assert (
+        make(address, "key", api_key_env="REFLECTOR_KEY").judge(frames(1), ["x"]).isfinite().all()
+    )
     refused = make(address, "key")
     assert refused.judge(frames(1), ["x"]).isnan().all() and "401" in refused.last_error
-    monkeypatch.setenv("VLM_KEY", "")
-    with pytest.raises(UserError, match="VLM_KEY"):
-        make(address, "key", api_key_env="VLM_KEY")
+    monkeypatch.setenv("HF_TOKEN", "a secret of this computer")
+    with pytest.raises(UserError, match="must begin with REFLECTOR_"):
+        make(address, "key", api_key_env="HF_TOKEN")
+    monkeypatch.setenv("REFLECTOR_KEY", "")
+    with pytest.raises(UserError, match="REFLECTOR_KEY"):
+        make(address, "key", api_key_env="REFLECTOR_KEY")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +170,7 @@ def test_key_comes_from_the_environment(address, monkeypatch):
     [
         ({"url": "127.0.0.1:8000"}, "must look like"),
         ({"url": "file:///etc/passwd"}, "must look like"),
-        ({"url": "http://far.example/v1", "api_key_env": "KEY"}, "unencrypted"),
+        ({"url": "http://far.example/v1", "api_key_env": "REFLECTOR_KEY"}, "unencrypted"),
         ({"deadline": 0.0}, "deadline"),
         ({"window": 1}, "window"),
         ({"question": "Is it done?"}, "instruction"),

@@ -1,0 +1,98 @@
+"""Changes the content of a world model or a reflector at random; see ``mutations``."""
+
+import contextlib
+import io
+import json
+import random
+from pathlib import Path
+
+import torch
+from mutations import campaign, mutate, mutate_tensors
+from squares import squares
+
+from embodyrl.world_models.config import WorldTrainConfig
+from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
+from embodyrl.world_models.init import build_model
+from embodyrl.world_models.model import WorldModel
+from embodyrl.world_models.reflectors.folder import load_reflector, save_reflector
+from embodyrl.world_models.reflectors.trained import TrainedReflector
+
+TINY = {"latent_channels": 4, "channels": 8, "width": 32, "layers": 1, "heads": 2, "horizon": 4}
+
+
+def tiny_world(folder: Path) -> Path:
+    """A world model with random weights and a few keyframes."""
+    clips = squares(4, 0, state=True)
+    model = build_model(WorldTrainConfig(state=True, **TINY), clips, torch.arange(len(clips)))
+    rows = torch.arange(6)
+    assert clips.privileged is not None
+    model.keyframes = {
+        "context": torch.zeros(6, 3, 1, *model.codec.latent_shape).half(),
+        "proprio": clips.proprio[rows],
+        "sentence": torch.zeros(6, dtype=torch.long),
+        "init": rows,
+        "age": torch.zeros(6, dtype=torch.long),
+        "held_out": rows % 2 == 0,
+        "privileged": clips.privileged[rows],
+    }
+    model.sentences = clips.sentences
+    model.save(folder / "model")
+    return folder / "model"
+
+
+def tiny_reflector(folder: Path) -> Path:
+    """A reflector with random weights."""
+    reflector = TrainedReflector({"front": (32, 32)}, width=4, features=8)
+    return save_reflector(reflector, folder / "reflector")
+
+
+def change(folder: Path, rng: random.Random) -> str:
+    """One change to a file of the folder."""
+    files = sorted(folder.rglob("*.json")) * 3 + sorted(folder.rglob("*.safetensors"))
+    file = rng.choice(files)
+    if file.suffix == ".safetensors":
+        what = mutate_tensors(file, rng)
+    else:
+        data, what = mutate(json.loads(file.read_text()), rng)
+        file.write_text(json.dumps(data))
+    return f"{file.relative_to(folder)}: {what}"
+
+
+def dream(folder: Path) -> None:
+    """Two dreams of one chunk."""
+    env = WorldModelEnv(WorldModelConfig(model=str(folder), num_envs=2, device="cpu"))
+    env.reset(torch.arange(2), init=torch.arange(2))
+    env.step(torch.zeros(2, 2, env.spec.action_dim))
+
+
+def judge(folder: Path) -> None:
+    """One judgement of a reflector."""
+    reflector = load_reflector(folder)
+    frames = {
+        name: torch.zeros(1, reflector.window, 32, 32, 3, dtype=torch.uint8)
+        for name in reflector.cameras
+    }
+    reflector.judge(frames, ["push"])
+
+
+WORLD = {"load": lambda folder: WorldModel.load(folder), "dream": dream}
+
+
+def world_campaign(folder: Path, tries: int, seed: int) -> dict:
+    """See ``mutations.campaign``."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        model = tiny_world(folder)
+    return campaign(model, tries, seed, WORLD, change)
+
+
+def reflector_campaign(folder: Path, tries: int, seed: int) -> dict:
+    """See ``mutations.campaign``."""
+    return campaign(tiny_reflector(folder), tries, seed, {"judge": judge}, change)
+
+
+if __name__ == "__main__":
+    import sys
+
+    place, tries, seed = Path(sys.argv[1]).resolve(), int(sys.argv[2]), int(sys.argv[3])
+    print(json.dumps(world_campaign(place, tries, seed), indent=1))
+    print(json.dumps(reflector_campaign(place, tries, seed), indent=1))
