@@ -118,7 +118,7 @@ def open_dataset(
             "collect` makes one."
         )
     # Only version 3 can be read.
-    info = json.loads(info_path.read_text())
+    info = _json(info_path)
     version = str(info.get("codebase_version"))
     if not version.startswith("v3"):
         raise UserError(
@@ -130,7 +130,7 @@ def open_dataset(
     data = DatasetFiles(
         path=folder,
         info=info,
-        origin=json.loads(origin_path.read_text()) if origin_path.is_file() else {},
+        origin=_json(origin_path) if origin_path.is_file() else {},
         columns={},
         episodes=[],
         tasks={},
@@ -156,6 +156,16 @@ def _parquet() -> Any:
             "pip install 'embodyrl[data]'."
         ) from error
     return pq
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(
+            f"{path} cannot be read ({type(error).__name__}: {error}); fetch or record the data "
+            "set again."
+        ) from error
 
 
 def _tables(folder: Path, what: str) -> list[Path]:

@@ -7,7 +7,6 @@ A check yields a sentence for each fault, with the file, the episode and the row
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ def require_sound_tables(data: DatasetFiles) -> None:
     Raises:
         UserError: says what is wrong.
     """
-    faults = list(chain.from_iterable(check(data) for check in CHECKS))
+    faults = found_by(CHECKS, data)
     if not faults:
         return
     more = f" ({len(faults) - 1} more faults.)" if len(faults) > 1 else ""
@@ -38,6 +37,27 @@ def require_sound_tables(data: DatasetFiles) -> None:
         f"The data set {data.path} is not sound, so nothing is learned from it. {faults[0]}{more} "
         f"See all of it: embodyrl data verify {data.path}"
     )
+
+
+def found_by(
+    checks: Iterable[Callable[[DatasetFiles], Iterator[str]]], data: DatasetFiles
+) -> list[str]:
+    """The faults that some checks find; one that cannot go on is a fault itself."""
+    faults: list[str] = []
+    for check in checks:
+        try:
+            faults += check(data)
+        except Exception as error:  # on a damaged table a check may raise anything
+            faults.append(as_sentence(error))
+    return faults
+
+
+def as_sentence(error: Exception) -> str:
+    """What an error says, in one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, UserError):
+        return text
+    return f"It cannot be read ({type(error).__name__}: {text[:300]})."
 
 
 def by_episode(data: DatasetFiles) -> Iterator[tuple[int, np.ndarray]]:

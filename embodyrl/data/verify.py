@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from embodyrl.data.lerobot_read import (
     open_dataset,
     picture_array,
 )
-from embodyrl.data.table_checks import CHECKS, EDIT, first_few
+from embodyrl.data.table_checks import CHECKS, EDIT, as_sentence, first_few, found_by
 from embodyrl.errors import UserError
 
 
@@ -53,34 +54,23 @@ def verify_dataset(path: str | Path) -> Verdict:
         data = open_dataset(path)
         data = open_dataset(path, _columns(data), report=verdict.faults.append)
     except Exception as error:  # on a damaged file a parser may raise anything: that is the fault
-        verdict.faults.append(_as_sentence(error))
+        verdict.faults.append(as_sentence(error))
         return verdict
     # What it says about itself.
     info = data.info
     verdict.episodes = int(info.get("total_episodes", 0))
     verdict.frames = int(info.get("total_frames", 0))
-    verdict.fps = float(info.get("fps", 0))
+    verdict.fps = float(info.get("fps") or 0)
     verdict.cameras = data.cameras
     # The tables.
-    for check in (_features, *CHECKS, _statistics):
-        try:
-            verdict.faults += check(data)
-        except Exception as error:
-            verdict.faults.append(_as_sentence(error))
+    verdict.faults += found_by((_features, *CHECKS, _statistics), data)
     # The pictures.
     if verdict.fps > 0:
         for key in data.cameras:
-            verdict.faults += _pictures(data, key)
+            verdict.faults += found_by([partial(_pictures, key=key)], data)
     if not verdict.faults:
         verdict.notes += _notes(data)
     return verdict
-
-
-def _as_sentence(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, UserError):
-        return text
-    return f"It cannot be read ({type(error).__name__}: {text[:300]})."
 
 
 def _columns(data: DatasetFiles) -> list[str]:
@@ -134,7 +124,7 @@ def _pictures(data: DatasetFiles, key: str) -> Iterator[str]:
                     yield f"{key!r} of frame {k} is {found} (height, width), not {size}."
                     return
         except Exception as error:
-            yield f"{key!r}: {_as_sentence(error)}"
+            yield f"{key!r}: {as_sentence(error)}"
         return
     try:
         files = list(videos_by_file(data, key, rows))

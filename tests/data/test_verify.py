@@ -287,9 +287,8 @@ def test_every_damage_is_named(copy, kind, capsys):
 @pytest.mark.parametrize("kind", [k for k in DAMAGE if k not in (*PICTURES, *STATISTICS)])
 def test_training_refuses_it_in_words(copy, kind):
     DAMAGE[kind][0](copy)
-    with pytest.raises((UserError, ValueError)) as error:
+    with pytest.raises(UserError):
         Demonstrations.load(copy, 2, keep="all")
-    assert isinstance(error.value, UserError) or "JSON" in type(error.value).__name__
 
 
 def test_success_as_text_is_read_as_what_it_says(copy):

@@ -244,7 +244,7 @@ def test_nothing_of_a_fault_is_learned_from(kind):
         lambda obs, generator: (act.sample(obs, generator=generator, mode="train").actions,) * 2,
         6,
         generator=torch.Generator().manual_seed(0),
-    ).transitions
+    ).chunks
     assert finite(parts.reward, parts.obs.proprio, parts.next_obs.proprio)
     lost = 3 if kind in ALL else 1
     assert len(parts) == 18 - lost and parts.valid.any(1).all()

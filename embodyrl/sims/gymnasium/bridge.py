@@ -176,8 +176,15 @@ class FromGymnasium(SteppedVecEnv):
         self._instruction = [env_id] * config.num_envs
         self._tried_one_step = reports_success is None
         if reports_success is None:
-            self._envs[0].reset(seed=0)
-            info = self._envs[0].step(((action.low + action.high) / 2).astype(action.dtype))[-1]
+            try:
+                self._envs[0].reset(seed=0)
+                info = self._envs[0].step(((action.low + action.high) / 2).astype(action.dtype))[-1]
+            except Exception as error:
+                raise UserError(
+                    f"{env_id} cannot take a first step, which would tell whether it reports "
+                    f"success: {type(error).__name__}: {error} Mend it, or set "
+                    "env.reports_success to go on without that step."
+                ) from error
             reports_success = any(key in info for key in SUCCESS)
         super().__init__(
             EnvSpec(
@@ -236,7 +243,13 @@ class FromGymnasium(SteppedVecEnv):
                     "return."
                 )
             success[k] = self.spec.reports_success and bool(reported and reported[0])
-            fault[k] = _was_reset_silently(env)
+            # Looked at in every step: the next one of the chunk may hide it.
+            if len(bad := np.flatnonzero(~np.isfinite(self._obs[k]))):
+                fault[k] = True
+                self.fault_texts[k] = f"proprio[{bad[0]}] is {self._obs[k, bad[0]]}"
+            elif _was_reset_silently(env):
+                fault[k] = True
+                self.fault_texts[k] = "MuJoCo found NaN or infinity, and reset the simulation"
 
         failed = try_each(active.nonzero().flatten().tolist(), step_one)
         self._failed |= failed.keys()
