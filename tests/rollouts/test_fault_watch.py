@@ -145,11 +145,11 @@ def test_a_hundred_faults_at_random_leave_every_other_env_as_it_was():
         watched = guarded(env)
         field = rng.choice(["reward", "proprio", "privileged"])
         env.change = put(field, rng.choice([NAN, INF, -INF]))
-        env.calls, env.at = 0, rng.randrange(2)
+        env.calls, env.at = 0, 0
         init = [rng.randrange(1000) for _ in range(3)]
         for e in (watched, quiet):
             e.reset(init=init)
-        for t, actions in enumerate(tape(chunks=2, seed=number)):
+        for t, actions in enumerate(tape(chunks=1, seed=number)):
             step, normal = watched.step(actions), quiet.step(actions)
             broken = t == env.at and not normal.done.any() and bool(normal.valid[1].any())
             same(step, normal, [0, 2])
@@ -268,7 +268,7 @@ def test_evaluation_and_recording_play_such_an_episode_again_or_leave_it_out(kin
         def rollout(self, act, horizon):
             step, actions = super().rollout(act, horizon)
             self.calls += 1
-            return (change(step, 1) if self.calls == 3 else step), actions
+            return (change(step, 1) if self.calls == 1 else step), actions
 
     def record(cls):
         env, stats = make_env(3, cls, max_episode_steps=60), CollectStats()
