@@ -11,9 +11,8 @@ use the same calls.
 
 from __future__ import annotations
 
-import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Protocol, runtime_checkable
 
@@ -133,7 +132,7 @@ class SteppedVecEnv(ABC):
     """Makes chunks of single control steps, with masks, time limits, seeds and faults.
 
     A simulator implements ``_reset``, ``_step`` and ``_observe``, and passes its ``EnvSpec`` to
-    ``super().__init__``. One that steps its envs one after the other does so with ``try_each``, so
+    ``super().__init__``. One that steps its envs one after the other does so with ``errors.try_each``, so
     that an error in one of them costs no other one its episode.
 
     Attributes:
@@ -270,31 +269,6 @@ class SteppedVecEnv(ABC):
             self._last_obs = obs = replace_rows(obs, previous, fault)
         log = {"steps": valid.sum(1)}
         return Step(obs, reward, terminated, truncated, valid, success, fault, log, human, taken)
-
-
-def try_each(rows: Iterable[int], work: Callable[[int], None]) -> dict[int, str]:
-    """Calls ``work(k)`` for every k in ``rows``, whatever happens to the others.
-
-    Returns:
-        Of those that raised, the number and the end of the traceback, for ``fault_texts``.
-
-    Raises:
-        UserError: one of them raised it: a mistake of the user's is no fault of a simulator.
-    """
-    failed: dict[int, str] = {}
-    for k in rows:
-        try:
-            work(k)
-        except UserError:
-            raise
-        except Exception as error:
-            failed[k] = error_text(error)
-    return failed
-
-
-def error_text(error: BaseException) -> str:
-    """An exception, with the end of its traceback, as the end of a sentence."""
-    return f"it raised:\n{''.join(traceback.format_exception(error)[-4:]).rstrip()}\n"
 
 
 def plan_reset(

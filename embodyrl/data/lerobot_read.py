@@ -176,11 +176,14 @@ def _tables(folder: Path, what: str) -> list[Path]:
 
 
 def _read(file: Path, columns: list[str] | None = None) -> Any:
-    """A parquet table; an error message names the file."""
+    """A parquet table, with those of ``columns`` that it has; an error message names the file."""
     import pyarrow as pa
 
     pq = _parquet()
     try:
+        if columns is not None:
+            there = pq.read_schema(file).names
+            columns = [name for name in columns if name in there]
         return pq.read_table(file, columns=columns)
     except (OSError, pa.ArrowException) as error:
         text = " ".join(str(error).split())
@@ -228,7 +231,9 @@ def _load_columns(
 def _column_fault(table: Any, name: str, file: Path) -> str:
     """What keeps a column from being read, in words; or nothing."""
     import pyarrow as pa
-    import pyarrow.compute as pc
+    import pyarrow.compute
+
+    pc: Any = pyarrow.compute  # its type stubs lack the functions
 
     if name not in table.column_names:
         return f"{file} lacks the column {name!r}, which meta/info.json lists."

@@ -137,7 +137,7 @@ def _index(data: DatasetFiles) -> Iterator[str]:
     firsts = np.concatenate([[0], starts])
     _, begun = np.unique(episode[firsts], return_index=True)
     if len(again := np.setdiff1d(np.arange(len(firsts)), begun)):
-        yield f"The frames of an episode do not stand together: {_place(data, firsts[again[0]])}."
+        yield f"The frames of an episode do not stand together: {_place(data, int(firsts[again[0]]))}."
     if "frame_index" in data.columns:
         within = np.arange(len(episode)) - np.repeat(firsts, np.diff([*firsts, len(episode)]))
         wrong = np.flatnonzero(data.columns["frame_index"].reshape(-1) != within)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodyrl.env import VecEnv, env_index, error_text, replace_rows
-from embodyrl.errors import UserError
+from embodyrl.env import VecEnv, env_index, replace_rows
+from embodyrl.errors import UserError, error_text
 from embodyrl.rollouts.contract import not_finite, obs_defect, step_defect
 from embodyrl.types import Obs, Step
 

@@ -300,7 +300,9 @@ def test_a_number_that_is_none_costs_one_env_of_a_worker_alone(pool, config_clas
     env.reset([0], init=[5])
     plain.reset([0], init=[5])
     assert_rows_equal(env.step(actions_of(1)), plain.step(actions_of(1)), slice(0, 5))
-    with pytest.raises(UserError, match=r"broke 5 times.*env 0 \(initial state 4.*reward.0. is nan"):
+    with pytest.raises(
+        UserError, match=r"broke 5 times.*env 0 \(initial state 4.*reward.0. is nan"
+    ):
         for _ in range(4):
             env.reset([0], init=[4])
             env.step(actions_of(0))

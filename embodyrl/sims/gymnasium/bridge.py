@@ -13,18 +13,19 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
-from embodyrl.env import EnvConfig, SteppedVecEnv, Tick, VecEnv, try_each
-from embodyrl.errors import UserError, did_you_mean
+from embodyrl.env import EnvConfig, SteppedVecEnv, Tick, VecEnv
+from embodyrl.errors import UserError, did_you_mean, try_each
 from embodyrl.types import EnvSpec, Obs
 
 SUCCESS = ("success", "is_success")
 """The keys of ``info`` by which Gymnasium envs say that a task is solved."""
 
 
+_mujoco: Any = mujoco  # its type stubs lack the warnings
 _RESETS = (
-    mujoco.mjtWarning.mjWARN_BADQPOS,
-    mujoco.mjtWarning.mjWARN_BADQVEL,
-    mujoco.mjtWarning.mjWARN_BADQACC,
+    _mujoco.mjtWarning.mjWARN_BADQPOS,
+    _mujoco.mjtWarning.mjWARN_BADQVEL,
+    _mujoco.mjtWarning.mjWARN_BADQACC,
 )
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodyrl.env import Tick, check_actions, try_each
+from embodyrl.env import Tick, check_actions
+from embodyrl.errors import try_each
 from embodyrl.sims.libero import suites
 from embodyrl.sims.libero.blueprint import Blueprint
 from embodyrl.sims.libero.cache import announce_first_compile

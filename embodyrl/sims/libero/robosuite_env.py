@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodyrl.env import Tick, try_each
+from embodyrl.env import Tick
+from embodyrl.errors import try_each
 from embodyrl.sims.libero.base import LiberoEnv
 from embodyrl.sims.libero.config import LiberoConfig
 from embodyrl.sims.libero.render import Renderer

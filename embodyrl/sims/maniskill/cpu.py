@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodyrl.env import Tick, try_each
+from embodyrl.env import Tick
+from embodyrl.errors import try_each
 from embodyrl.sims.maniskill import fast_step
 from embodyrl.sims.maniskill.actions import split_action
 from embodyrl.sims.maniskill.base_env import make_base_env
