@@ -28,8 +28,6 @@ WORKSPACE_LOW = np.array([0.28, -0.30, 0.012])
 WORKSPACE_HIGH = np.array([0.72, 0.30, 0.40])
 MAX_LEAD = 0.08
 """Metres that the command may run ahead of the hand; a blocked hand then stores up no jerk."""
-START_TIME = 1.0
-"""Seconds on the clock of a new episode; 0 is what MuJoCo's silent reset leaves."""
 # Columns of the state array; column 0 is the time, and the velocities come last.
 _ARM = slice(1, 8)
 _FINGERS = slice(8, 10)
@@ -153,7 +151,6 @@ class MujocoEnv(SteppedVecEnv):
         down = np.broadcast_to(kinematics.DOWN, (len(ids), 3, 3))
         q = kinematics.solve(start, down, iterations=10)
         self._state[ids] = 0.0
-        self._state[ids, 0] = START_TIME
         self._state[ids, _ARM] = q
         self._state[ids, _FINGERS] = 0.04
         self._q_cmd[ids] = q
