@@ -15,6 +15,7 @@ from embodyrl.config import Config, resolve
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
 from embodyrl.policy import Policy
+from embodyrl.rollouts.fault_watch import guarded
 from embodyrl.storage import checkpoint
 from embodyrl.storage.plain_data import first_line
 from embodyrl.types import EnvSpec
@@ -24,8 +25,8 @@ FRESH_PARAMETERS = 100_000_000
 
 
 def make_env(config: EnvConfig) -> VecEnv:
-    """The env that a config describes."""
-    return registry.load("envs", config.name)(config)
+    """The env that a config describes, with its faults watched (``rollouts.fault_watch``)."""
+    return guarded(registry.load("envs", config.name)(config))
 
 
 def limit_num_envs(config: EnvConfig, episodes: int) -> EnvConfig:

@@ -113,6 +113,8 @@ class Tick:
         terminated: (N,) bool, the task itself ended.
         success: (N,) bool, the task is solved.
         fault: (N,) bool, the simulation broke.
+        truncated: (N,) bool, the episode is cut short although neither the task nor its time limit
+            ended it; None where that never happens.
         human: (N,) bool, a person chose the action; None where nobody can take over.
         taken: (N, A) the actions that were executed; None with ``human``.
     """
@@ -121,6 +123,7 @@ class Tick:
     terminated: Tensor
     success: Tensor
     fault: Tensor
+    truncated: Tensor | None = None
     human: Tensor | None = None
     taken: Tensor | None = None
 
@@ -129,7 +132,11 @@ class SteppedVecEnv(ABC):
     """Makes chunks of single control steps, with masks, time limits, seeds and faults.
 
     A simulator implements ``_reset``, ``_step`` and ``_observe``, and passes its ``EnvSpec`` to
-    ``super().__init__``.
+    ``super().__init__``. One that steps its envs one after the other does so with ``errors.try_each``, so
+    that an error in one of them costs no other one its episode.
+
+    Attributes:
+        fault_texts: env number -> why it broke, where ``_step`` noted it; until its next reset.
     """
 
     spec: EnvSpec
@@ -143,6 +150,7 @@ class SteppedVecEnv(ABC):
         self._last_obs: Obs | None = None
         self._ignore_success = not config.terminate_on_success
         self.init = np.zeros(spec.num_envs, dtype=np.int64)
+        self.fault_texts: dict[int, str] = {}
 
     @abstractmethod
     def _reset(self, env_ids: list[int], inits: list[int]) -> None:
@@ -175,6 +183,8 @@ class SteppedVecEnv(ABC):
         ids, inits = plan_reset(self.spec, self._rngs, env_ids, seed, init)
         if ids:
             self.init[ids] = inits
+            for k in ids:
+                self.fault_texts.pop(k, None)
             self._reset(ids, inits)
             self._elapsed[ids] = 0
             self._running[ids] = True
@@ -240,6 +250,8 @@ class SteppedVecEnv(ABC):
             terminated |= tick.terminated & active & ~(tick.success & self._ignore_success)
             self._elapsed += active
             truncated |= active & (self._elapsed >= self.spec.max_episode_steps)
+            if tick.truncated is not None:
+                truncated |= active & tick.truncated
             truncated &= ~terminated
             self._running &= ~(terminated | truncated | fault)
 
@@ -254,7 +266,7 @@ class SteppedVecEnv(ABC):
             terminated &= ~fault
             truncated |= fault
             success &= ~fault
-            self._last_obs = obs = _replace_rows(obs, previous, fault)
+            self._last_obs = obs = replace_rows(obs, previous, fault)
         log = {"steps": valid.sum(1)}
         return Step(obs, reward, terminated, truncated, valid, success, fault, log, human, taken)
 
@@ -366,7 +378,7 @@ def _same_length(what: str, given: Sequence[int] | Tensor, wanted: Sequence[int]
         raise UserError(f"{what} has {len(given)} entries, but {len(wanted)} envs are addressed.")
 
 
-def _replace_rows(obs: Obs, source: Obs, rows: Tensor) -> Obs:
+def replace_rows(obs: Obs, source: Obs, rows: Tensor) -> Obs:
     """``obs``, with the rows where ``rows`` (N,) is True taken from ``source``."""
 
     def replaced(new: Tensor, old: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ why, and what to do. Any other exception is a bug.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -59,3 +60,28 @@ def refuse_unread(config: Any, section: str, keys: Iterable[str], why: str) -> N
                 f"{section}.{key} is {given!r}, but {why}. Leave it out (its default is "
                 f"{default!r})."
             )
+
+
+def try_each(rows: Iterable[int], work: Callable[[int], None]) -> dict[int, str]:
+    """Calls ``work(k)`` for every k in ``rows``, whatever happens to the others.
+
+    Returns:
+        Of those that raised, the number and the end of the traceback, for ``fault_texts``.
+
+    Raises:
+        UserError: one of them raised it: a mistake of the user's is no fault of a simulator.
+    """
+    failed: dict[int, str] = {}
+    for k in rows:
+        try:
+            work(k)
+        except UserError:
+            raise
+        except Exception as error:
+            failed[k] = error_text(error)
+    return failed
+
+
+def error_text(error: BaseException) -> str:
+    """An exception, with the end of its traceback, as the end of a sentence."""
+    return f"it raised:\n{''.join(traceback.format_exception(error)[-4:]).rstrip()}\n"

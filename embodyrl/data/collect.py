@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from embodyrl import registry
+from embodyrl.build import make_env
 from embodyrl.data.partial import EpisodeParts, parts_folder
 from embodyrl.data.perturbed_replay import load_replays
 from embodyrl.data.policy_actor import load_actor
@@ -118,9 +118,7 @@ def collect_dataset(
             "A replay repeats recorded actions: give neither a policy nor noise with it."
         )
     stats = CollectStats()
-    env = registry.load("envs", config.name)(
-        config if past_success is None else replace(config, terminate_on_success=False)
-    )
+    env = make_env(config if past_success is None else replace(config, terminate_on_success=False))
     with ExitStack() as stack:
         stack.callback(env.close)
         if not (keep_failures or env.spec.reports_success):

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from embodyrl.data.frames import MEMORY_LIMIT, decode_camera
-from embodyrl.data.lerobot_read import IMAGE_PREFIX, DatasetFiles, open_dataset
+from embodyrl.data.lerobot_read import IMAGE_PREFIX, DatasetFiles, as_flags, open_dataset
+from embodyrl.data.table_checks import require_sound_tables
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.rollouts.batches import Transitions
 from embodyrl.types import EnvSpec, Obs
@@ -249,13 +250,14 @@ class Demonstrations:
             [data.need(state, numeric), data.need(action, numeric), *optional],
             revision=revision,
         )
+        require_sound_tables(data)
         # Choose cameras and episodes.
         chosen = _camera_keys(data, spec, cameras)
         success = _episode_success(data)
         rows = _rows(data, success, keep, episodes)
         columns = {name: values[rows] for name, values in data.columns.items()}
         ids = sorted(set(columns["task_index"].tolist()))
-        taken_over = [columns[c].reshape(-1) > 0 for c in INTERVENTION if c in columns]
+        taken_over = [as_flags(columns[c], c) for c in INTERVENTION if c in columns]
         demos = cls(
             horizon,
             images={},
@@ -267,7 +269,7 @@ class Demonstrations:
             success=torch.from_numpy(success[rows].copy()),
             init=torch.from_numpy(columns["init"].astype(np.int64)) if "init" in columns else None,
             reward=_float(columns["next.reward"])[:, 0] if "next.reward" in columns else None,
-            solved=torch.from_numpy(columns["next.success"].reshape(-1) > 0)
+            solved=torch.from_numpy(as_flags(columns["next.success"], "next.success"))
             if "next.success" in columns
             else None,
             intervention=torch.from_numpy(taken_over[0]) if taken_over else None,
@@ -357,7 +359,7 @@ def _episode_success(data: DatasetFiles) -> np.ndarray:
     # An episode is solved if one of its frames says so.
     _, number = np.unique(episode, return_inverse=True)
     solved = np.zeros(number.max() + 1, dtype=bool)
-    np.logical_or.at(solved, number, columns[name].reshape(len(number)).astype(bool))
+    np.logical_or.at(solved, number, as_flags(columns[name], name))
     return solved[number]
 
 

@@ -114,7 +114,7 @@ def videos_by_file(
 
 def decode_video(
     path: Path, times: np.ndarray, take: Callable[[int, np.ndarray], None], *, tolerance: float
-) -> None:
+) -> int:
     """Decodes a video in order, and passes on the frames at ``times``.
 
     Args:
@@ -122,6 +122,9 @@ def decode_video(
         times: (M,) seconds, ascending.
         take: called with (k, (h, w, 3) uint8), the frame shown at ``times[k]``, in the order of k.
         tolerance: how far a frame may be from its time, in seconds.
+
+    Returns:
+        How many frames the video has.
 
     Raises:
         UserError: the file is missing, cannot be decoded, or has no frame at one of the times.
@@ -176,6 +179,7 @@ def decode_video(
         raise UserError(
             f"{path} ends after {wanted} of {len(nearest)} frames; fetch the data set again."
         )
+    return len(shown)
 
 
 def _nearest(shown: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ ORIGIN = {
 }
 """Structure of ``meta/embodyrl.json``."""
 REMEDY = "Fetch or record the data set again."
+NUMBERING = ("index", "episode_index", "task_index", "timestamp")
+"""Columns that every data set has."""
 
 
 @dataclass
@@ -51,6 +53,9 @@ class DatasetFiles:
         columns: name -> (F, ...) numpy array of the numeric columns that were loaded.
         episodes: the rows of the episode tables, as dicts, in order.
         tasks: task_index -> sentence.
+        task_rows: the rows of the task table, as (task_index, sentence).
+        files: the parquet files of the frames.
+        source: (F,) which of ``files`` each frame stands in.
     """
 
     path: Path
@@ -59,6 +64,9 @@ class DatasetFiles:
     columns: dict[str, np.ndarray]
     episodes: list[dict[str, Any]]
     tasks: dict[int, str]
+    task_rows: list[tuple[int, str]]
+    files: list[Path]
+    source: np.ndarray
 
     @property
     def features(self) -> dict[str, dict[str, Any]]:
@@ -70,9 +78,9 @@ class DatasetFiles:
         """Keys of the colour images -> (height, width)."""
         found = {}
         for key, feature in self.features.items():
-            if feature["dtype"] in ("video", "image") and not (feature.get("info") or {}).get(
-                "is_depth_map"
-            ):
+            notes = feature.get("info") or {}
+            depth = notes.get("is_depth_map") or notes.get("video.is_depth_map")
+            if feature["dtype"] in ("video", "image") and not depth:
                 # The 3 of the colours may come first or last.
                 shape = [s for s in feature["shape"] if s != 3] or list(feature["shape"])
                 found[key] = (int(shape[0]), int(shape[1]))
@@ -94,15 +102,20 @@ class DatasetFiles:
 
 
 def open_dataset(
-    path: str | Path, columns: Sequence[str] = (), *, revision: str | None = None
+    path: str | Path,
+    columns: Sequence[str] = (),
+    *,
+    revision: str | None = None,
+    report: Callable[[str], None] | None = None,
 ) -> DatasetFiles:
     """Opens a data set: a folder, or a hub id ``user/name`` if no such folder exists.
 
     Args:
         path: folder or hub id; only a hub id is ever looked up on the network.
-        columns: numeric columns to load, besides ``episode_index``, ``task_index`` and
-            ``timestamp``.
+        columns: columns to load, besides ``index``, ``episode_index``, ``task_index``,
+            ``timestamp`` and, where there is one, ``frame_index``.
         revision: of a hub id.
+        report: called with each fault of a column, which is then left out; None raises it.
 
     Raises:
         UserError: no data set there, another version of the format, or a column it lacks.
@@ -124,14 +137,15 @@ def open_dataset(
             "collect` makes one."
         )
     # Only version 3 can be read.
-    info = read_json(info_path, INFO, REMEDY)
-    version = str(info.get("codebase_version"))
+    said = read_json(info_path, {"codebase_version": TEXT, ...: ANYTHING}, REMEDY)
+    version = said["codebase_version"]
     if not version.startswith("v3"):
         raise UserError(
             f"{folder} is a LeRobotDataset {version}; embodyrl reads v3.0. Convert it: python -m "
             "lerobot.scripts.convert_dataset_v21_to_v30 --repo-id=USER/NAME (--root=FOLDER if it "
             "is local)."
         )
+    info = read_json(info_path, INFO, REMEDY)
     origin_path = folder / "meta" / "embodyrl.json"
     data = DatasetFiles(
         path=folder,
@@ -140,12 +154,16 @@ def open_dataset(
         columns={},
         episodes=[],
         tasks={},
+        task_rows=[],
+        files=[],
+        source=np.zeros(0, np.int64),
     )
     # Read the tables.
-    wanted = ["index", "episode_index", "task_index", "timestamp", *(data.need(c) for c in columns)]
-    data.columns = _load_columns(folder, list(dict.fromkeys(wanted)))
+    wanted = [*NUMBERING, *({"frame_index"} & data.features.keys()), *map(data.need, columns)]
+    _load_columns(data, list(dict.fromkeys(wanted)), report)
     data.episodes = _load_episodes(folder)
-    data.tasks = _load_tasks(folder)
+    data.task_rows = _load_tasks(folder)
+    data.tasks = dict(data.task_rows)
     return data
 
 
@@ -168,11 +186,14 @@ def _tables(folder: Path, what: str) -> list[Path]:
 
 
 def _read(file: Path, columns: list[str] | None = None) -> Any:
-    """A parquet table; an error message names the file."""
+    """A parquet table, with those of ``columns`` that it has; an error message names the file."""
     import pyarrow as pa
 
     pq = _parquet()
     try:
+        if columns is not None:
+            there = pq.read_schema(file).names
+            columns = [name for name in columns if name in there]
         return pq.read_table(file, columns=columns)
     except (OSError, pa.ArrowException) as error:
         text = " ".join(str(error).split())
@@ -181,16 +202,74 @@ def _read(file: Path, columns: list[str] | None = None) -> Any:
         ) from error
 
 
-def _load_columns(folder: Path, names: list[str]) -> dict[str, np.ndarray]:
+def _load_columns(
+    data: DatasetFiles, names: list[str], report: Callable[[str], None] | None
+) -> None:
+    """Fills ``columns``, ``files`` and ``source``."""
+    data.files = _tables(data.path, "data")
     parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    for file in _tables(folder, "data"):
+    lengths = []
+    for file in data.files:
         table = _read(file, names)
+        lengths.append(len(table))
         for name in names:
-            parts[name].append(_numpy(table.column(name).combine_chunks()))
+            fault = _column_fault(table, name, file.relative_to(data.path))
+            if not fault:
+                parts[name].append(_numpy(table.column(name).combine_chunks()))
+            elif report is None or name in NUMBERING:
+                raise UserError(f"The data set {data.path} is damaged. {fault}")
+            else:
+                report(fault)
+    source = np.repeat(np.arange(len(lengths)), lengths)
+    columns = {}
+    for name, arrays in parts.items():
+        if len(arrays) < len(lengths):
+            continue  # reported
+        if len(shapes := {values.shape[1:] for values in arrays}) > 1:
+            fault = f"The column {name!r} has different shapes in its files: {sorted(shapes)}."
+            if report is None:
+                raise UserError(f"The data set {data.path} is damaged. {fault}")
+            report(fault)
+            continue
+        columns[name] = np.concatenate(arrays)
     # The order of the files need not be that of the frames.
-    columns = {name: np.concatenate(arrays) for name, arrays in parts.items()}
     order = np.argsort(columns["index"], kind="stable")
-    return {name: values[order] for name, values in columns.items()}
+    data.columns = {name: values[order] for name, values in columns.items()}
+    data.source = source[order]
+
+
+def _column_fault(table: Any, name: str, file: Path) -> str:
+    """What keeps a column from being read, in words; or nothing."""
+    import pyarrow as pa
+    import pyarrow.compute
+
+    pc: Any = pyarrow.compute  # its type stubs lack the functions
+
+    if name not in table.column_names:
+        return f"{file} lacks the column {name!r}, which meta/info.json lists."
+    column = table.column(name).combine_chunks()
+    wrong = np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))
+    what = "is empty"
+    while not len(wrong) and (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        # The usual number of entries in a row is the right one.
+        counts = pc.list_value_length(column).to_numpy(zero_copy_only=False)
+        usual = np.bincount(counts).argmax() if len(counts) else 0
+        wrong = np.flatnonzero(counts != usual)
+        if len(wrong):
+            what = f"has {counts[wrong[0]]} numbers, where others have {usual}"
+            break
+        column = column.flatten()
+        inner = np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))
+        wrong = np.unique(inner // max(1, usual))
+    if not len(wrong):
+        return ""
+    row = int(wrong[0])
+    episode = table.column("episode_index")[row] if "episode_index" in table.column_names else "?"
+    return (
+        f"{name!r} {what} in row {row} of {file}, which is in episode {episode} ({len(wrong)} such "
+        "rows). Record or fetch the data set again, or leave the episode out: lerobot-edit-dataset "
+        "--help, delete_episodes."
+    )
 
 
 def _numpy(column: Any) -> np.ndarray:
@@ -206,10 +285,16 @@ def _numpy(column: Any) -> np.ndarray:
     return column.to_numpy(zero_copy_only=False)
 
 
+def episode_tables(folder: Path) -> Iterator[tuple[Path, Any]]:
+    """The parquet tables of a data set's episodes, each with its file."""
+    for file in _tables(folder, "meta/episodes"):
+        yield file, _read(file)
+
+
 def _load_episodes(folder: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for file in _tables(folder, "meta/episodes"):
-        rows += _without_stats(_read(file)).to_pylist()
+    for _, table in episode_tables(folder):
+        rows += _without_stats(table).to_pylist()
     return sorted(rows, key=lambda row: row["episode_index"])
 
 
@@ -217,11 +302,27 @@ def _without_stats(table: Any) -> Any:
     return table.select([name for name in table.column_names if not name.startswith("stats/")])
 
 
-def _load_tasks(folder: Path) -> dict[int, str]:
+def _load_tasks(folder: Path) -> list[tuple[int, str]]:
     table = _read(folder / "meta" / "tasks.parquet").to_pydict()
     # LeRobot stores the sentences in a column, or as the index of a pandas table.
     texts = table.get("task") or table.get("__index_level_0__")
-    return dict(zip(table["task_index"], texts, strict=True))
+    return list(zip(table["task_index"], texts, strict=True))
+
+
+def as_flags(values: np.ndarray, name: str) -> np.ndarray:
+    """A column of flags (F,) bool, which other recorders may hold as numbers or as text.
+
+    Raises:
+        UserError: a text that is neither true nor false.
+    """
+    flat = values.reshape(len(values))
+    if flat.dtype != object:
+        return flat > 0
+    meaning = {"true": True, "1": True, "false": False, "0": False, "": False}
+    texts = [str(value).strip().lower() for value in flat]
+    if wrong := [text for text in texts if text not in meaning]:
+        raise UserError(f"The column {name!r} holds {wrong[0]!r}, which is neither true nor false.")
+    return np.array([meaning[text] for text in texts], dtype=bool)
 
 
 def file_of(data: DatasetFiles, template: str, **values: Any) -> Path:

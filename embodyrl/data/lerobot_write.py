@@ -20,6 +20,8 @@ from embodyrl.storage.checkpoint import spec_to_json
 from embodyrl.types import EnvSpec
 
 _INTERVENTION = {"intervention": {"dtype": "bool", "shape": (1,), "names": None}}
+LEAST = 8
+"""Pixels of the shortest edge of a picture that becomes a video."""
 SMALL = 256
 """Pixels of an edge below which a picture is stored without chroma subsampling."""
 
@@ -63,12 +65,21 @@ class DatasetWriter:
         lerobot = _import_lerobot()
         shutil.rmtree(self.partial, ignore_errors=True)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        small = all(max(size) < SMALL for size in spec.cameras.values())
+        sizes = spec.cameras.values()
+        if spec.cameras and (least := min(min(size) for size in sizes)) < LEAST:
+            raise UserError(
+                f"A camera of {spec.name} has {least} pixels along an edge; a video needs at least "
+                f"{LEAST}. Choose larger pictures."
+            )
+        small = all(max(size) < SMALL for size in sizes)
+        # Subsampled colours need edges of an even number of pixels.
+        even = all(edge % 2 == 0 for size in sizes for edge in size)
         # Chroma subsampling, which most video players need, ruins a 64-pixel picture (33 dB instead
         # of 43 dB). LeRobot's default codec, SVT-AV1, is not used: run as root it gives the
         # process, and all that it starts later, the highest real-time priority. An env's workers
         # would then block their cores for everything else.
-        colour = {"pix_fmt": "yuv444p", "crf": 12} if small else {"pix_fmt": "yuv420p", "crf": 20}
+        pix_fmt = "yuv420p" if even and not small else "yuv444p"
+        colour = {"pix_fmt": pix_fmt, "crf": 12 if small else 20}
         self._dataset = lerobot.LeRobotDataset.create(
             repo_id=f"local/{self.path.name}",
             fps=max(1, round(spec.control_hz)),
@@ -80,7 +91,15 @@ class DatasetWriter:
             # Appending an episode copies the video file: small files keep long recordings fast.
             video_files_size_in_mb=16,
             metadata_buffer_size=100,
-            rgb_encoder=lerobot.RGBEncoderConfig(vcodec="h264", g=2, **colour),
+            rgb_encoder=lerobot.RGBEncoderConfig(
+                # With B-frames (none fits between two key frames) x264 would still start decoding
+                # times a frame early, but not in a video of one frame: the episode after it
+                # could not be appended.
+                vcodec="h264",
+                g=2,
+                extra_options={"bf": 0},
+                **colour,
+            ),
         )
 
     def __enter__(self) -> DatasetWriter:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from embodyrl.data.lerobot_read import open_dataset
+from embodyrl.data.table_checks import require_sound_tables
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError
 from embodyrl.types import EnvSpec, Obs
@@ -119,6 +120,7 @@ def load_replays(
     data = open_dataset(path)
     wanted = [data.need(name) for name in ("action", "init", "next.success")]
     data = open_dataset(path, wanted)
+    require_sound_tables(data)
     mine = _settings(config)
     theirs = data.origin.get("config", {})
     if wrong := [k for k, v in mine.items() if k in theirs and _plain(theirs[k]) != v]:

@@ -121,6 +121,7 @@ def record_episodes(
     if keep not in ("success", "failure", "all"):
         raise UserError(f"keep is {keep!r}; it must be 'success', 'failure' or 'all'.")
     stream = EpisodeStream(env, count() if inits is None else inits)
+    env = stream.env
     films: dict[int, _Film] = {}  # of the episodes that are going on, by number
     ended: dict[int, Recording | None] = {}  # by number; None was thrown away
     emitted = 0

@@ -20,6 +20,7 @@ from embodyrl.rollouts.batches import (
     Transitions,
 )
 from embodyrl.rollouts.episodes import IDLE, EpisodeStream, start_episodes
+from embodyrl.rollouts.fault_watch import guarded
 from embodyrl.rollouts.seeding import init_states
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, Step
 
@@ -91,7 +92,7 @@ class Player:
     def __init__(
         self, env: VecEnv, seed: int = 0, device: torch.device | str = "cpu", shard: int = 0
     ) -> None:
-        self.env = env
+        self.env = guarded(env)  # faults are counted over all its streams
         self.seed = seed
         self.device = device
         self.shard = shard
@@ -298,7 +299,7 @@ def collect_episodes(
             raise UserError(
                 f"{type(policy).__name__} gives no trace or log-probability, which a rollout needs."
             )
-        step = env.step(sample.actions)
+        step = stream.env.step(sample.actions)
         env_steps += int(step.valid.sum())
         # Chunks count where an episode is going on and something was executed.
         acted = ((stream.playing != IDLE) & step.valid.any(-1).cpu()).nonzero().flatten()

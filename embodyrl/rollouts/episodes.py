@@ -7,7 +7,7 @@ and what is kept of a chunk, is the caller's business:
     stream = EpisodeStream(env, states)
     stream.fill()
     while stream.running:
-        step = env.step(actions for stream.obs)
+        step = stream.env.step(actions for stream.obs)
         ended = stream.advance(step)
         stream.fill()
 """
@@ -24,6 +24,7 @@ from torch import Tensor
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
 from embodyrl.rollouts.batches import Episode
+from embodyrl.rollouts.fault_watch import guarded
 from embodyrl.types import Obs, Step
 
 IDLE = -1
@@ -59,6 +60,7 @@ class EpisodeStream:
     """Episodes from the initial states of ``states``, in that order, in all envs of ``env``.
 
     Attributes:
+        env: the env, whose faults are watched (``fault_watch.guarded``).
         obs: what the policy sees next, (N, ...) on ``device``.
         playing: (N,) the number of the episode that each env is in; ``IDLE`` where it is in none.
         init: the initial state of each env's episode.
@@ -71,7 +73,7 @@ class EpisodeStream:
         self, env: VecEnv, states: Iterable[int], device: torch.device | str = "cpu"
     ) -> None:
         n = env.spec.num_envs
-        self.env = env
+        self.env = guarded(env)
         self.device = device
         self.states = iter(states)
         self.playing = torch.full((n,), IDLE)

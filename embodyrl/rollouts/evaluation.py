@@ -17,10 +17,8 @@ from embodyrl.errors import UserError
 from embodyrl.policy import Actor
 from embodyrl.rollouts.batches import Episode
 from embodyrl.rollouts.episodes import EndedEpisode, EpisodeStream
+from embodyrl.rollouts.fault_watch import guarded
 from embodyrl.types import Obs, Step
-
-MAX_FAULTS = 5
-"""Episodes of one pass in which the simulator may break before the pass is given up."""
 
 
 @dataclass
@@ -81,6 +79,7 @@ def evaluate(
             "make the interval look narrower than it is. List every state once, and vary the seed "
             "for more episodes."
         )
+    env = guarded(env)
     done: dict[int, Episode] = {}
     frames: dict[int, Tensor] = {}
     faults = 0
@@ -96,18 +95,13 @@ def evaluate(
             done |= one_pass.done
             frames |= one_pass.frames
             faults += one_pass.faults
-            if faults > MAX_FAULTS + len(inits) // 20:
-                raise UserError(
-                    f"The simulator of {env.spec.name} broke {faults} times in one evaluation; "
-                    "giving up."
-                )
     return Evaluation([done[i] for i in inits], frames, faults)
 
 
 class _Pass:
     """Works off a list of initial states, from its end, with as many envs as there are.
 
-    A state whose simulation broke is put back. After too many faults no more states are taken.
+    A state whose simulation broke is put back; ``fault_watch`` ends that where it never works.
     """
 
     def __init__(
@@ -135,7 +129,7 @@ class _Pass:
 
     def __next__(self) -> int:
         """The next initial state; there may be more again after a fault."""
-        if not self.waiting or self.faults > MAX_FAULTS:
+        if not self.waiting:
             raise StopIteration
         return self.waiting.pop()
 

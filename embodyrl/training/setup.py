@@ -15,7 +15,6 @@ from embodyrl.env import VecEnv
 from embodyrl.policies.compile import compile_sampling
 from embodyrl.rollouts.collect import Rollouts
 from embodyrl.rollouts.evaluation import Evaluation
-from embodyrl.sims.fault_watch import WatchedEnv
 from embodyrl.storage import checkpoint
 from embodyrl.types import EnvSpec
 
@@ -81,8 +80,7 @@ class Envs:
 
     def _get(self, which: str) -> VecEnv:
         if which not in self._built:
-            env = make_env(self._configs[which])
-            self._built[which] = WatchedEnv(env) if which == "train" else env
+            self._built[which] = make_env(self._configs[which])
         return self._built[which]
 
     @property

@@ -1,6 +1,7 @@
 """`embodyrl data verify` on real data sets that were damaged in every way that happens."""
 
 import json
+import random
 import re
 import shutil
 from pathlib import Path
@@ -11,9 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from embodyrl.cli.main import main
+from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.lerobot_write import write_dataset
 from embodyrl.data.recording import Recording
 from embodyrl.data.verify import verify_dataset
+from embodyrl.errors import UserError
 from embodyrl.types import EnvSpec
 
 SPEC = EnvSpec("test/arm", 1, 2, 3, "ee_delta_pos", 10.0, 8, {"front": (64, 64)})
@@ -97,6 +100,55 @@ def half_success(folder: Path) -> None:
     change(folder / DATA, "success", values)
 
 
+def moved(folder: Path, name: str, row: int, by: float) -> None:
+    values = column(folder / DATA, name)
+    values[row] += by
+    change(folder / DATA, name, values)
+
+
+def ragged(folder: Path, name: str, row: int) -> None:
+    table = pq.read_table(folder / DATA)
+    values = table.column(name).to_pylist()
+    values[row] = values[row][:-1]
+    place = table.schema.get_field_index(name)
+    rows = pa.array(values, pa.list_(pa.float32()))
+    pq.write_table(table.set_column(place, name, rows), folder / DATA)
+
+
+def blank(folder: Path, name: str, row: int) -> None:
+    values = column(folder / DATA, name)
+    values[row] = None
+    change(folder / DATA, name, values)
+
+
+def stats(folder: Path, key: str, name: str, values: list) -> None:
+    path = folder / "meta" / "stats.json"
+    content = json.loads(path.read_text())
+    content[key][name] = values
+    path.write_text(json.dumps(content))
+
+
+def as_text(folder: Path, name: str, values: list[str]) -> None:
+    table = pq.read_table(folder / DATA)
+    place = table.schema.get_field_index(name)
+    pq.write_table(table.set_column(place, name, pa.array(values)), folder / DATA)
+    content = json.loads((folder / "meta" / "info.json").read_text())
+    content["features"][name]["dtype"] = "string"
+    info(folder, **content)
+
+
+def drop_last_episode(folder: Path) -> None:
+    """As somebody does who cuts the tables but not the video."""
+    pq.write_table(pq.read_table(folder / DATA).slice(0, 11), folder / DATA)
+    pq.write_table(pq.read_table(folder / EPISODES).slice(0, 2), folder / EPISODES)
+    info(folder, total_frames=11, total_episodes=2)
+
+
+FROM = "videos/observation.images.front/from_timestamp"
+TO = "videos/observation.images.front/to_timestamp"
+PICTURES = ("truncated video", "missing video", "frames too many")
+"""What is seen only by decoding, so that loading finds it elsewhere or not."""
+STATISTICS = ("statistics", "statistics of an episode")
 DAMAGE = {
     "no such folder": (lambda f: shutil.rmtree(f), "holds no LeRobot data set"),
     "truncated video": (
@@ -117,6 +169,94 @@ DAMAGE = {
     "gap": (
         lambda f: change(f / DATA, "index", [*range(9), *range(10, 19)]),
         "Frame 9 is numbered 10",
+    ),
+    "index begins anew": (
+        lambda f: change(f / DATA, "index", [*range(5), *range(6), *range(7)]),
+        "numbers begin anew in each episode",
+    ),
+    "frame_index": (
+        lambda f: change(f / DATA, "frame_index", [*range(5), *range(6), 0, 1, 2, 4, 3, 5, 6]),
+        "'frame_index' is 4, not 3 .*file-000.parquet, episode 2, frame 14; 2 in all",
+    ),
+    "one late frame": (
+        lambda f: moved(f, "timestamp", 7, 0.06),
+        "times of episode 1 .*0.2600 s, not 0.2000 s .*episode 1, frame 7; 1 in all.*"
+        r"lerobot-edit-dataset .*delete_episodes.*\[1\]",
+    ),
+    "time is NaN": (lambda f: moved(f, "timestamp", 7, np.nan), "times of episode 1.*nan s"),
+    "a shorter row": (
+        lambda f: ragged(f, "action", 9),
+        "'action' has 1 numbers, where others have 2 in row 9 of data.*episode 1",
+    ),
+    "an empty row": (
+        lambda f: blank(f, "observation.state", 12),
+        "'observation.state' is empty in row 12 of .*episode 2",
+    ),
+    "column missing": (
+        lambda f: pq.write_table(pq.read_table(f / DATA).drop_columns(["action"]), f / DATA),
+        "lacks the column 'action'",
+    ),
+    "episodes exchanged": (
+        lambda f: change(f / DATA, "episode_index", [0] * 5 + [2] * 6 + [1] * 7),
+        "Episode 1 has 7 frames, but meta/episodes says 6",
+    ),
+    "episode not together": (
+        lambda f: change(f / DATA, "episode_index", [0, 1, 0, 0, 0, 0] + [1] * 5 + [2] * 7),
+        "do not stand together",
+    ),
+    "an episode left out": (
+        lambda f: change(f / DATA, "episode_index", [0] * 5 + [1] * 6 + [3] * 7),
+        "Episode 2 is missing: the next one is numbered 3",
+    ),
+    "episode row twice": (
+        lambda f: change(f / EPISODES, "episode_index", [0, 1, 1]),
+        "meta/episodes has 2 rows for episode 1",
+    ),
+    "place of an episode": (
+        lambda f: change(f / EPISODES, "dataset_from_index", [0, 6, 11]),
+        "Episode 1 is at the frames 5 to 10",
+    ),
+    "file of an episode": (
+        lambda f: change(f / EPISODES, "data/file_index", [0, 7, 0]),
+        "file-007.parquet, which meta/episodes names, is missing",
+    ),
+    "task twice": (
+        lambda f: pq.write_table(pa.concat_tables([pq.read_table(f / TASKS)] * 2), f / TASKS),
+        "Row 1 of meta/tasks.parquet repeats the task_index 0",
+    ),
+    "task of an episode": (
+        lambda f: change(f / EPISODES, "tasks", [["reach it"], ["push it"], ["reach it"]]),
+        "row of episode 1 in meta/episodes names the task 'push it'",
+    ),
+    "pictures mixed up": (
+        lambda f: change(f / EPISODES, FROM, [0.0, 0.2, 1.1]),
+        "episode 1 .*is 0.200 s, but episode 0 lasts until 0.500 s",
+    ),
+    "pictures of another length": (
+        lambda f: change(f / EPISODES, TO, [0.5, 1.1, 2.4]),
+        "video of episode 2 lasts 1.300 s .*7 rows 0.700 s",
+    ),
+    "no video times": (
+        lambda f: change(f / EPISODES, FROM, [0.0, None, 1.1]),
+        "does not say where the videos .*from_timestamp",
+    ),
+    "frames too many": (
+        lambda f: drop_last_episode(f),
+        "has 18 frames, but its episodes .episodes 0 to 1. have 11 rows",
+    ),
+    "statistics": (
+        lambda f: stats(f, "action", "std", [float("nan"), 1.0]),
+        "meta/stats.json: 'std' of 'action' holds NaN.*recompute_stats",
+    ),
+    "statistics of an episode": (
+        lambda f: change(
+            f / EPISODES, "stats/action/max", [[1.0, 1.0], [1.0, float("inf")], [1.0, 1.0]]
+        ),
+        r"row 1 .episode 1.: 'stats/action/max' holds",
+    ),
+    "success as other words": (
+        lambda f: as_text(f, "success", ["maybe"] * 18),
+        "'success' holds 'maybe', which is neither true nor false",
     ),
     "another rate": (
         lambda f: info(f, fps=20),
@@ -144,11 +284,59 @@ def test_every_damage_is_named(copy, kind, capsys):
     assert not any("Traceback" in text or "\n" in text for text in verdict.faults)
 
 
+@pytest.mark.parametrize("kind", [k for k in DAMAGE if k not in (*PICTURES, *STATISTICS)])
+def test_training_refuses_it_in_words(copy, kind):
+    DAMAGE[kind][0](copy)
+    with pytest.raises(UserError):
+        Demonstrations.load(copy, 2, keep="all")
+
+
+def test_success_as_text_is_read_as_what_it_says(copy):
+    as_text(copy, "success", ["True"] * 5 + ["False"] * 6 + ["True"] * 7)
+    assert verify_dataset(copy).faults == []
+    assert Demonstrations.load(copy, 2).num_episodes == 2
+
+
+def test_random_changes_of_the_tables_never_end_in_a_traceback(sound, tmp_path):
+    """Any single number of any table is changed; what is said is a sentence, or it is sound."""
+    rng = random.Random(0)
+    tables = {name: pq.read_table(sound / name) for name in (DATA, EPISODES, TASKS)}
+    folder = Path(shutil.copytree(sound, tmp_path / "set"))
+    named = 0
+    tries = 60
+    for _ in range(tries):
+        name = rng.choice(list(tables))
+        table = tables[name]
+        numeric = [
+            c for c in table.column_names
+            if pa.types.is_primitive(table.schema.field(c).type)
+            and not pa.types.is_boolean(table.schema.field(c).type)
+        ]  # fmt: skip
+        key = rng.choice(numeric)
+        row = rng.randrange(len(table))
+        values = table.column(key).to_pylist()
+        whole = pa.types.is_integer(table.schema.field(key).type)
+        values[row] = rng.choice([-1, 99, 10**6] if whole else [-1.0, 99.0, np.nan, np.inf])
+        pq.write_table(table, folder / name)
+        change(folder / name, key, values)
+        try:
+            Demonstrations.load(folder, 2, keep="all")
+        except UserError as error:
+            named += 1
+            assert len(str(error)) < 2000
+        else:
+            # What training does not read it need not refuse.
+            assert key in ("init", "noise", "next.reward") or key.startswith(("stats/", "meta/"))
+        pq.write_table(table, folder / name)
+    assert named > tries // 2
+
+
 def test_an_empty_instruction_is_a_fault(copy):
     table = pq.read_table(copy / TASKS)
     name = next(n for n in ("task", "__index_level_0__") if n in table.column_names)
     change(copy / TASKS, name, [" "])
-    assert verify_dataset(copy).faults == ["Task 0 has an empty instruction."]
+    fault = verify_dataset(copy).faults[0]
+    assert "Task 0 has an empty instruction." in fault and "lerobot-edit-dataset" in fault
 
 
 def test_what_another_size_is_called(copy):

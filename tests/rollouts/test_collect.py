@@ -4,57 +4,15 @@ from itertools import cycle
 
 import pytest
 import torch
+from chaser import Chaser, collect, make_env
 
 from embodyrl.build import make_policy
 from embodyrl.checks import check_env
 from embodyrl.errors import UserError
-from embodyrl.functional.flow import randn
 from embodyrl.policies.flow_vla import FlowVLAConfig
-from embodyrl.rollouts.collect import collect_rollout
-from embodyrl.rollouts.episodes import start_episodes
-from embodyrl.sims.fault_watch import FaultWindow, WatchedEnv
-from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
-from embodyrl.types import ActionSample, DenoisingTrace, Obs, PolicyEval
-
-GAP = slice(18, 21)
-"""Columns of MuJoCo's privileged state with the way from the hand to the ball."""
-
-
-class Chaser:
-    """A noisy policy that goes for the ball, so that some episodes succeed and some run out of time."""
-
-    def sample(self, obs, *, generator, mode):
-        n = len(obs)
-        gap = obs.privileged[:, GAP] / (5 * 0.035)
-        start = randn((n, 5, 4), generator)
-        noise = randn((n, 5, 4), generator) if mode == "train" else start
-        mean = torch.nn.functional.pad(gap, (0, 1))[:, None].expand(n, 5, 4)
-        actions = mean + 0.5 * noise
-        trace = DenoisingTrace(
-            torch.stack([start, actions], dim=1), torch.ones(n, 1, dtype=torch.bool)
-        )
-        return ActionSample(
-            actions.clamp(-1, 1), trace, self.evaluate(obs, trace).logprob, self.value(obs)
-        )
-
-    def evaluate(self, obs, trace):
-        return PolicyEval(
-            -trace.x[:, 1].square().sum((1, 2))[:, None], torch.zeros(len(obs)), self.value(obs)
-        )
-
-    def value(self, obs):
-        return -obs.privileged[:, GAP].abs().sum(1)
-
-
-def make_env(num_envs: int, cls=MujocoEnv, **settings) -> MujocoEnv:
-    settings = {"task": "reach", "max_episode_steps": 12, "num_threads": 1, **settings}
-    return cls(MujocoConfig(num_envs=num_envs, renderer="none", **settings))
-
-
-def collect(env, policy, num_chunks, states, seed=0, **options):
-    generator = torch.Generator().manual_seed(seed)
-    stream = start_episodes(env, states)
-    return collect_rollout(stream, policy, num_chunks, generator=generator, **options)
+from embodyrl.rollouts.fault_watch import FaultWindow, GuardedEnv
+from embodyrl.sims.mujoco.env import MujocoEnv
+from embodyrl.types import Obs
 
 
 def test_collect_equals_a_slow_loop_of_single_envs():
@@ -180,7 +138,7 @@ class BreaksOften(MujocoEnv):
 def test_a_simulator_that_breaks_too_often_stops_the_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     env = make_env(3, BreaksOften)
-    watched = WatchedEnv(env)
+    watched = GuardedEnv(env)
 
     def run(env, chunks):
         collect(env, Chaser(), chunks, range(20))
@@ -190,9 +148,9 @@ def test_a_simulator_that_breaks_too_often_stops_the_run(tmp_path, monkeypatch):
         UserError, match=r"broke 5 times within 100 episodes.*env 1 \(initial state 1\)"
     ):
         run(watched, 1)
-    env.counts_faults = True  # as a pool does itself
-    run(WatchedEnv(env), 6)
-    check_env(WatchedEnv(make_env(3)))
+    env.guards_itself = True  # as a pool does
+    run(env, 6)
+    check_env(GuardedEnv(make_env(3)))
 
 
 def test_faults_are_counted_over_the_last_hundred_episodes():

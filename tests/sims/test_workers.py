@@ -86,13 +86,18 @@ class PendulumEnv(SteppedVecEnv):
             mujoco.mj_step(self.model, self.data[k])
         q = torch.tensor([d.qpos[0] for d in self.data], dtype=torch.float32)
         zero = torch.zeros(len(q), dtype=torch.bool)
-        return Tick(-q.abs(), q.abs() > 3, q.abs() < 0.02, zero)
+        reward = -q.abs()
+        if self.config.how == "nan":
+            reward[torch.from_numpy(self.init == self.config.bad_init)] = torch.nan
+        return Tick(reward, q.abs() > 3, q.abs() < 0.02, zero)
     def _observe(self, env_ids):
         q = torch.tensor([[d.qpos[0], d.qvel[0]] for d in self.data], dtype=torch.float32)
         h, w = self.config.sizes
         grey = ((q[:, 0].abs() * 80) % 255).to(torch.uint8).view(-1, 1, 1, 1)
         image = grey.expand(-1, h, w, 3).contiguous()
         instruction = [self.spec.task_of(int(i)) for i in self.init]
+        if self.config.how == "shape" and (self.init == self.config.bad_init).any():
+            q = q[:, :1]  # would fill two columns of shared memory without a word
         return Obs({"cam": image}, q, instruction, torch.cat([q, q[:, :1] ** 2], 1))
     def make_expert(self, noise=0.0, seed=0):
         return Expert(self, noise, seed)
@@ -279,6 +284,34 @@ def test_exception_comes_across_as_text_and_only_its_worker_is_remade(pool, conf
         for _ in range(4):
             env.reset([0, 1], init=[4, 0])
             env.step(actions_of(0))
+
+
+def test_a_number_that_is_none_costs_one_env_of_a_worker_alone(pool, config_class, capfd):
+    env, plain = pool(bad_init=4, how="nan"), in_process(config_class(num_envs=5))
+    obs = env.reset(init=[4, 0, 1, 2, 3])
+    plain.reset(init=[5, 0, 1, 2, 3])
+    step, reference = env.step(actions_of(0)), plain.step(actions_of(0))
+    assert step.fault.tolist() == [True, False, False, False, False] == step.truncated.tolist()
+    assert not step.valid[0].any() and not step.reward[0].any()
+    assert torch.equal(step.obs.proprio[0], obs.proprio[0])
+    assert_rows_equal(step, reference, slice(1, 5))
+    said = capfd.readouterr().err
+    assert "env 0 (initial state 4, swing) of pendulum broke: reward[0] is nan" in said
+    env.reset([0], init=[5])
+    plain.reset([0], init=[5])
+    assert_rows_equal(env.step(actions_of(1)), plain.step(actions_of(1)), slice(0, 5))
+    with pytest.raises(
+        UserError, match=r"broke 5 times.*env 0 \(initial state 4.*reward.0. is nan"
+    ):
+        for _ in range(4):
+            env.reset([0], init=[4])
+            env.step(actions_of(0))
+
+
+def test_a_wrong_shape_in_a_worker_is_named(pool, capfd):
+    env = pool(bad_init=4, how="shape", num_envs=2)
+    with pytest.raises(UserError, match=r"(?s)broke 5 times.*proprio is \(1, 1\) of float32, not"):
+        env.reset(init=[4, 1])
 
 
 def test_a_question_on_stdin_is_an_error_and_no_wait(pool):

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import embodyrl
@@ -129,7 +130,7 @@ def test_a_data_set_cannot_name_a_file_elsewhere(tmp_path):
 
     for template in ("/etc/{video_key}", "../{video_key}.mp4", "{video_key.__class__}",
                      "{chunk_index:9999999999}", "x\0{video_key}", None, "{other}"):  # fmt: skip
-        data = DatasetFiles(tmp_path, {"video_path": template}, {}, {}, [], {})
+        data = DatasetFiles(tmp_path, {"video_path": template}, {}, {}, [], {}, [], [], np.zeros(0))
         with pytest.raises(UserError):
             file_of(data, "video_path", video_key="front", chunk_index=0)
     data = DatasetFiles(

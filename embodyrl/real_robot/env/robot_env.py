@@ -74,6 +74,7 @@ class RobotEnv(SteppedVecEnv):
     """
 
     Config: ClassVar = RobotConfig
+    supervised: ClassVar = True  # an error ends the run: an arm is not reset unasked
 
     def __init__(
         self,

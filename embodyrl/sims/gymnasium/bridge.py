@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import gymnasium
+import mujoco
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick, VecEnv
-from embodyrl.errors import UserError, did_you_mean
+from embodyrl.errors import UserError, did_you_mean, try_each
 from embodyrl.types import EnvSpec, Obs
 
 SUCCESS = ("success", "is_success")
 """The keys of ``info`` by which Gymnasium envs say that a task is solved."""
+
+
+_mujoco: Any = mujoco  # its type stubs lack the warnings
+_RESETS = (
+    _mujoco.mjtWarning.mjWARN_BADQPOS,
+    _mujoco.mjtWarning.mjWARN_BADQVEL,
+    _mujoco.mjtWarning.mjWARN_BADQACC,
+)
 
 
 class AsGymnasium(VectorEnv):
@@ -101,7 +112,8 @@ class FromGymnasium(SteppedVecEnv):
 
     The flat observation is both proprio and privileged state. Actions in [-1, 1] are scaled to the
     env's box. The number of an initial state is the seed of the env's reset. Success is what
-    ``info`` holds under one of ``SUCCESS``.
+    ``info`` holds under one of ``SUCCESS``. An env that truncates its episode before the time limit
+    has a shorter one. An env that raises is made anew.
     """
 
     Config = EnvConfig
@@ -130,8 +142,10 @@ class FromGymnasium(SteppedVecEnv):
             raise UserError(
                 f"{env_id} ends its episodes itself: leave env.terminate_on_success true."
             )
+        self._make = partial(gymnasium.make, env_id, **kwargs)
+        self._failed: set[int] = set()  # envs that raised, to be made anew
         try:
-            self._envs = [gymnasium.make(env_id, **kwargs) for _ in range(config.num_envs)]
+            self._envs = [self._make() for _ in range(config.num_envs)]
         except gymnasium.error.UnregisteredEnv as error:
             near = did_you_mean(env_id, gymnasium.registry)
             raise UserError(f"Gymnasium has no env {env_id!r}. {near}") from error
@@ -155,6 +169,7 @@ class FromGymnasium(SteppedVecEnv):
             )
         limit = self._envs[0].spec.max_episode_steps if self._envs[0].spec else None
         dim = int(np.prod(observation.shape))
+        self._obs_shape = observation.shape
         self._low = action.low.ravel()
         self._high = action.high.ravel()
         self._action_shape = action.shape
@@ -162,8 +177,15 @@ class FromGymnasium(SteppedVecEnv):
         self._instruction = [env_id] * config.num_envs
         self._tried_one_step = reports_success is None
         if reports_success is None:
-            self._envs[0].reset(seed=0)
-            info = self._envs[0].step(((action.low + action.high) / 2).astype(action.dtype))[-1]
+            try:
+                self._envs[0].reset(seed=0)
+                info = self._envs[0].step(((action.low + action.high) / 2).astype(action.dtype))[-1]
+            except Exception as error:
+                raise UserError(
+                    f"{env_id} cannot take a first step, which would tell whether it reports "
+                    f"success: {type(error).__name__}: {error} Mend it, or set "
+                    "env.reports_success to go on without that step."
+                ) from error
             reports_success = any(key in info for key in SUCCESS)
         super().__init__(
             EnvSpec(
@@ -186,27 +208,34 @@ class FromGymnasium(SteppedVecEnv):
 
     def _reset(self, env_ids: list[int], inits: list[int]) -> None:
         for k, init in zip(env_ids, inits, strict=True):
-            self._obs[k] = np.asarray(
-                self._envs[k].reset(seed=self._offset + init)[0], np.float32
-            ).ravel()
+            if k in self._failed:
+                # After an error the env may be in any state.
+                with suppress(Exception):
+                    self._envs[k].close()
+                self._envs[k] = self._make()
+                self._failed.discard(k)
+            self._keep(k, self._envs[k].reset(seed=self._offset + init)[0])
+
+    def _keep(self, k: int, obs: Any) -> None:
+        """Notes the observation of env k, which may not have another shape."""
+        row = np.asarray(obs, np.float32)
+        if row.shape != self._obs_shape:
+            raise ValueError(f"the observation has the shape {row.shape}, not {self._obs_shape}")
+        self._obs[k] = row.ravel()
 
     def _step(self, actions: Tensor, active: Tensor) -> Tick:
         n = self.spec.num_envs
         reward = torch.zeros(n)
-        terminated, success, fault = (torch.zeros(n, dtype=torch.bool) for _ in range(3))
+        terminated, success, fault, cut = (torch.zeros(n, dtype=torch.bool) for _ in range(4))
         scaled = self._low + (actions.cpu().numpy() + 1) / 2 * (self._high - self._low)
-        for k in active.nonzero().flatten().tolist():
-            obs, r, term, trunc, info = self._envs[k].step(scaled[k].reshape(self._action_shape))
-            # Only the time limit may truncate, because training bootstraps from a truncated state.
-            if trunc and not term and int(self._elapsed[k]) + 1 < self.spec.max_episode_steps:
-                raise UserError(
-                    f"{self.spec.name} cut an episode short after {int(self._elapsed[k]) + 1} "
-                    f"steps, which only its time limit of {self.spec.max_episode_steps} may do "
-                    "here. Let it terminate instead, or pass max_episode_steps."
-                )
-            self._obs[k] = np.asarray(obs, np.float32).ravel()
+
+        def step_one(k: int) -> None:
+            env = self._envs[k]
+            obs, r, term, trunc, info = env.step(scaled[k].reshape(self._action_shape))
+            self._keep(k, obs)
             reward[k] = float(r)
             terminated[k] = bool(term)
+            cut[k] = bool(trunc)
             reported = [info[key] for key in SUCCESS if key in info]
             if reported and self._tried_one_step and not self.spec.reports_success:
                 raise UserError(
@@ -215,9 +244,19 @@ class FromGymnasium(SteppedVecEnv):
                     "return."
                 )
             success[k] = self.spec.reports_success and bool(reported and reported[0])
-            fault[k] = not np.isfinite(self._obs[k]).all()
-        device = self.device
-        return Tick(reward.to(device), terminated.to(device), success.to(device), fault.to(device))
+            # Looked at in every step: the next one of the chunk may hide it.
+            if len(bad := np.flatnonzero(~np.isfinite(self._obs[k]))):
+                fault[k] = True
+                self.fault_texts[k] = f"proprio[{bad[0]}] is {self._obs[k, bad[0]]}"
+            elif _was_reset_silently(env):
+                fault[k] = True
+                self.fault_texts[k] = "MuJoCo found NaN or infinity, and reset the simulation"
+
+        failed = try_each(active.nonzero().flatten().tolist(), step_one)
+        self._failed |= failed.keys()
+        self.fault_texts |= failed
+        fault[list(failed)] = True
+        return Tick(*(x.to(self.device) for x in (reward, terminated, success, fault, cut)))
 
     def _observe(self, env_ids: list[int] | None) -> Obs:
         flat = torch.from_numpy(self._obs.copy()).to(self.device)
@@ -227,6 +266,12 @@ class FromGymnasium(SteppedVecEnv):
         """Closes every env."""
         for env in self._envs:
             env.close()
+
+
+def _was_reset_silently(env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether MuJoCo found NaN or infinity: it then resets the simulation without a word."""
+    warning = getattr(getattr(env.unwrapped, "data", None), "warning", None)
+    return warning is not None and any(warning[kind].number for kind in _RESETS)
 
 
 def _to_dict(obs: Obs) -> dict[str, np.ndarray]:

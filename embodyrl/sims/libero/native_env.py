@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from embodyrl.env import Tick, check_actions
+from embodyrl.errors import try_each
 from embodyrl.sims.libero import suites
 from embodyrl.sims.libero.blueprint import Blueprint
 from embodyrl.sims.libero.cache import announce_first_compile
@@ -33,6 +34,7 @@ class NativeEnv(CompiledEnv):
         n = config.num_envs
         self._simulations: list[Simulation | None] = [None] * n
         self._spare: dict[int, list[Simulation]] = {}  # simulations of each task that no env has
+        self._failed: set[int] = set()  # envs that raised: their simulations are not used again
         self._task = np.full(n, -1)
         self._stale = np.zeros(n, dtype=bool)  # which observations are out of date
         self._chunk_ticks: Iterator[Tick] | None = None  # results of a chunk that has been run
@@ -57,10 +59,11 @@ class NativeEnv(CompiledEnv):
     def _occupy(self, k: int, task: int) -> Simulation:
         """A simulation of the task for env k; the one that it had becomes a spare one."""
         old = self._simulations[k]
-        if old is not None:
+        if old is not None and k not in self._failed:
             if self._task[k] == task:
                 return old
             self._spare.setdefault(int(self._task[k]), []).append(old)
+        self._failed.discard(k)
         spare = self._spare.setdefault(task, [])
         simulation = spare.pop() if spare else Simulation(self.tasks[task], *self._blueprint(task))
         self._simulations[k] = simulation
@@ -131,8 +134,13 @@ class NativeEnv(CompiledEnv):
                     break
 
         rows = active.nonzero().flatten().tolist()
-        self._each(advance, rows)
+        for failed in self._each(lambda k: try_each([k], advance), rows):
+            for k, why in failed.items():
+                self.fault_texts[k] = why
+                broken[0, k] = True
+                self._failed.add(k)
         self._stale[rows] = True
+        self._stale[list(self._failed)] = False
         solved = solved.to(self.device)
         broken = broken.to(self.device)
         return [Tick(a.float(), a, a, b) for a, b in zip(solved, broken, strict=True)]

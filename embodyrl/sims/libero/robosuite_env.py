@@ -5,8 +5,6 @@ robosuite's own objects step it, and OpenGL draws it.
 
 from __future__ import annotations
 
-import traceback
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor
 
 from embodyrl.env import Tick
+from embodyrl.errors import try_each
 from embodyrl.sims.libero.base import LiberoEnv
 from embodyrl.sims.libero.config import LiberoConfig
 from embodyrl.sims.libero.render import Renderer
@@ -119,20 +118,19 @@ class RobosuiteEnv(LiberoEnv):
         success = torch.zeros(n, dtype=torch.bool)
         fault = torch.zeros(n, dtype=torch.bool)
         numbers = actions.double().cpu().numpy()
+
+        def step_one(k: int) -> None:
+            scene = self.scene(k)
+            success[k] = scene.step(numbers[k])
+            fault[k] = scene.broken()
+            self._slots[k].snapshot = scene.save()  # pyright: ignore[reportOptionalMemberAccess] - active
+
         for k in active.nonzero().flatten().tolist():
             slot = self._slots[k]
             assert slot is not None
-            try:
-                scene = self.scene(k)
-                success[k] = scene.step(numbers[k])
-                fault[k] = scene.broken()
-                slot.snapshot = scene.save()
-            except Exception:
-                # Only this env is lost.
-                warnings.warn(
-                    f"{self.tasks[slot.task].name} broke:\n{traceback.format_exc()}", stacklevel=2
-                )
-                fault[k] = True
+            failed = try_each([k], step_one)
+            self.fault_texts |= failed
+            fault[k] |= k in failed
             # A scene that broke is built anew.
             if fault[k]:
                 scene = self._scenes.pop(slot.task, None)

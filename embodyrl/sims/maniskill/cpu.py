@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from embodyrl.env import Tick
+from embodyrl.errors import try_each
 from embodyrl.sims.maniskill import fast_step
 from embodyrl.sims.maniskill.actions import split_action
 from embodyrl.sims.maniskill.base_env import make_base_env
@@ -33,6 +34,7 @@ class CpuEngine:
 
     def __init__(self, config: ManiSkillConfig) -> None:
         self.rgb = config.obs == "rgb"
+        self.fault_texts: dict[int, str] = {}  # why envs broke in the last step
         make = {
             "control_mode": config.control_mode,
             "reward": config.reward,
@@ -77,9 +79,15 @@ class CpuEngine:
         reward = torch.zeros(n)
         terminated, success, fault = (torch.zeros(n, dtype=torch.bool) for _ in range(3))
         actions = actions.cpu()
-        for k in active.nonzero().flatten().tolist():
+
+        def step_one(k: int) -> None:
             reward[k], terminated[k], success[k], fault[k] = self.envs[k].step(actions[k])
             self._stale.add(k)
+
+        self.fault_texts = try_each(active.nonzero().flatten().tolist(), step_one)
+        for k in self.fault_texts:
+            self.envs[k].rebuild = True
+            fault[k] = True
         to = active.device
         return Tick(reward.to(to), terminated.to(to), success.to(to), fault.to(to))
 
@@ -148,7 +156,7 @@ class SingleEnv:
         self.task = task
         self.reward = reward
         self._info: dict[str, Any] | None = None
-        self._rebuild = False
+        self.rebuild = False
         self._agent: object = None
         self._controller: fast_step.EEDeltaPosController | None = None
 
@@ -156,9 +164,9 @@ class SingleEnv:
         """Puts the env into the initial state of ``seed``, whatever ran before."""
         put_to_sleep(self.base)
         # A scene that held NaN is not trusted to be clean again: it is built anew.
-        self.base.reset(seed=seed, options={"reconfigure": True} if self._rebuild else None)
+        self.base.reset(seed=seed, options={"reconfigure": True} if self.rebuild else None)
         renew_physics(self.base)
-        self._rebuild = False
+        self.rebuild = False
         self._info = None
         # Tasks that build new shapes for each episode also make a new robot.
         if self._agent is not self.base.agent:
@@ -180,7 +188,7 @@ class SingleEnv:
         base._elapsed_steps += 1
         # A broken simulation is masked, and its scene is built anew at the reset.
         if not self._finite():
-            self._rebuild = True
+            self.rebuild = True
             return Outcome(0.0, False, False, True)
         self._info = None
         # Most steps are far from success, which costs less to see than to evaluate.

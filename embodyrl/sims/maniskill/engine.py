@@ -15,9 +15,11 @@ class Engine(Protocol):
 
     Attributes:
         base: ManiSkill's env object; on the CPU the first of the N.
+        fault_texts: env number -> what it raised in the last step.
     """
 
     base: Any
+    fault_texts: dict[int, str]
 
     def reset(self, env_ids: list[int], seeds: list[int]) -> None:
         """Puts those envs into the initial states of those seeds."""

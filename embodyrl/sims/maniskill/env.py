@@ -74,7 +74,9 @@ class ManiSkillEnv(SteppedVecEnv):
         self.engine.reset(env_ids, [(len(SPLITS) * init + offset) % 2**32 for init in inits])
 
     def _step(self, actions: Tensor, active: Tensor) -> Tick:
-        return self.engine.step(self._native(actions), active)
+        tick = self.engine.step(self._native(actions), active)
+        self.fault_texts |= self.engine.fault_texts
+        return tick
 
     def _observe(self, env_ids: list[int] | None) -> Obs:
         state, proprio, images = self.engine.observe()

@@ -34,6 +34,7 @@ class GpuEngine:
     """
 
     def __init__(self, config: ManiSkillConfig, sim_backend: str = "physx_cuda") -> None:
+        self.fault_texts: dict[int, str] = {}
         self.rgb = config.obs == "rgb"
         self.reward = config.reward
         self.base = make_base_env(

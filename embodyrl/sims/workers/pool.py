@@ -23,7 +23,7 @@ from torch import Tensor
 
 from embodyrl.env import EnvConfig, check_actions, env_index, plan_reset
 from embodyrl.errors import UserError
-from embodyrl.sims.fault_watch import FaultWindow
+from embodyrl.rollouts.fault_watch import FaultWindow, warn
 from embodyrl.sims.workers.handle import Worker, WorkerFault, stop_all
 from embodyrl.sims.workers.process import map_memory, memory_layout, memory_size
 from embodyrl.types import EnvSpec, Obs, Step
@@ -80,7 +80,7 @@ class PooledVecEnv:
         self._last_obs: Obs | None = None
         self.init = np.zeros(config.num_envs, dtype=np.int64)
         self._faults = FaultWindow()
-        self.counts_faults = True
+        self.guards_itself = True  # the workers look at what their envs hand over
         # All workers build at the same time; this waits for the slowest.
         try:
             specs = [worker.wait_ready() for worker in self._workers]
@@ -197,10 +197,9 @@ class PooledVecEnv:
         for worker, reply in replies.items():
             if isinstance(reply, WorkerFault):
                 self._count_fault(worker, reply)
-            elif (flags["fault"] & good)[worker.low : worker.high].any():
-                self._count_fault(
-                    worker, WorkerFault("The simulation itself broke (an error, NaN or infinity).")
-                )
+            else:
+                for k, why in reply["faults"]:
+                    self._count_fault(worker, WorkerFault(why), [worker.low + k])
         step = Step(self._last_obs, reward, valid=valid, log=log, **flags)
         return step.to(self.device)
 
@@ -274,15 +273,19 @@ class PooledVecEnv:
             raise user_error
         return replies
 
-    def _count_fault(self, worker: Worker, fault: WorkerFault) -> None:
-        """Notes that a worker broke, and stops the run where that happens too often."""
+    def _count_fault(
+        self, worker: Worker, fault: WorkerFault, envs: Sequence[int] | None = None
+    ) -> None:
+        """Notes that a worker, or some of its envs, broke; stops the run where it is too often."""
+        rows = envs if envs is not None else range(worker.low, worker.high)
+        where = ", ".join(
+            f"env {k} (initial state {self.init[k]}, {self.spec.task_of(int(self.init[k]))})"
+            for k in rows
+        )
         if too_many := self._faults.add():
-            envs = ", ".join(
-                f"env {k} (initial state {self.init[k]}, {self.spec.task_of(int(self.init[k]))})"
-                for k in range(worker.low, worker.high)
-            )
             self.close()
-            raise UserError(f"{self.spec.name} {too_many} Last it broke in {envs}. {fault}")
+            raise UserError(f"{self.spec.name} {too_many} Last it broke in {where}. {fault}")
+        warn(f"{where} of {self.spec.name} broke: {fault}")
 
 
 class PooledExpert:

@@ -30,6 +30,7 @@ import torch
 
 from embodyrl import registry
 from embodyrl.errors import UserError
+from embodyrl.rollouts.fault_watch import GuardedEnv
 from embodyrl.storage.checkpoint import spec_from_json
 from embodyrl.types import EnvSpec, Obs, Step
 
@@ -163,7 +164,9 @@ class _EnvHost:
     def build(self) -> None:
         """Makes the env, and the expert again if there was one."""
         entry = registry.load("envs", self.name)
-        self.env = entry(config_from_json(entry.Config, self.config))
+        made = entry(config_from_json(entry.Config, self.config))
+        # An error passes: it is the parent's business, and this env is then made anew.
+        self.env = GuardedEnv(made, catch=False)
         self.rows = slice(self.first, self.first + self.env.spec.num_envs)
         if self.expert_args is not None:
             self.expert = self.env.make_expert(**self.expert_args)
@@ -209,7 +212,7 @@ class _EnvHost:
         for name in ("terminated", "truncated", "success", "fault"):
             self.arrays[name][self.rows] = getattr(step, name).cpu().numpy()
         log = {k: [str(v.dtype).removeprefix("torch."), v.tolist()] for k, v in step.log.items()}
-        return {"instruction": step.obs.instruction, "log": log}
+        return {"instruction": step.obs.instruction, "log": log, "faults": self.env.faults}
 
 
 def _watch_parent(sock: socket.socket) -> None:

@@ -1,0 +1,56 @@
+"""Episodes of every length and pictures of every size can be recorded, read and found sound."""
+
+import numpy as np
+import pytest
+
+from embodyrl.data.demonstrations import Demonstrations
+from embodyrl.data.lerobot_write import LEAST, write_dataset
+from embodyrl.data.recording import Recording
+from embodyrl.data.verify import verify_dataset
+from embodyrl.errors import UserError
+from embodyrl.types import EnvSpec
+
+
+def spec_of(height, width):
+    return EnvSpec("test/arm", 1, 2, 3, "ee_delta_pos", 10.0, 8, {"front": (height, width)})
+
+
+def recording(number, length, height, width):
+    """Pictures of one grey each, so that every frame can be told from the others."""
+    grey = (16 * (np.arange(length) + 3 * number) % 240).astype(np.uint8)
+    return Recording(
+        images={"front": np.tile(grey[:, None, None, None], (1, height, width, 3))},
+        proprio=np.full((length, 3), number, np.float32),
+        actions=np.zeros((length, 2), np.float32),
+        reward=np.zeros(length, np.float32),
+        solved=np.arange(length) == length - 1,
+        init=number,
+        task="reach",
+        instruction="reach it",
+    )
+
+
+@pytest.mark.parametrize(
+    ("lengths", "height", "width"),
+    [
+        ((3, 1, 4, 1, 1, 2), 64, 64),
+        ((1, 4), 64, 64),
+        ((2, 3), 257, 301),
+        ((2, 1, 2), 256, 322),
+        ((2,), 65, 63),
+        ((1,), LEAST, LEAST + 1),
+    ],
+)
+def test_what_was_recorded_comes_back(tmp_path, lengths, height, width):
+    recordings = [recording(k, n, height, width) for k, n in enumerate(lengths)]
+    path = write_dataset(tmp_path / "set", recordings, spec_of(height, width))
+    assert verify_dataset(path).faults == []
+    demos = Demonstrations.load(path, 2, spec=spec_of(height, width))
+    assert demos.num_episodes == len(lengths) and len(demos) == sum(lengths)
+    true = np.concatenate([r.images["front"] for r in recordings]).astype(int)
+    assert np.abs(demos.images["front"].astype(int) - true).max() <= 6
+
+
+def test_pictures_too_small_for_a_video_are_refused(tmp_path):
+    with pytest.raises(UserError, match="1 pixels along an edge"):
+        write_dataset(tmp_path / "set", [recording(0, 2, 1, 1)], spec_of(1, 1))
