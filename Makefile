@@ -9,7 +9,7 @@ LOCK_FLAGS = --python-version 3.12 --universal --generate-hashes --custom-compil
 JOBS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 2
 
-.PHONY: help setup quickstart test test-all test-robot lint docs bench lock wheel
+.PHONY: help setup quickstart test test-all test-robot lint docs faults bench lock wheel
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -36,6 +36,9 @@ test-all: lint ## the slow tests too, and where there is a CUDA device those tha
 test-robot: setup requirements/ros.txt requirements/franka_sim.txt ## simulated arms over ROS 2, ROS 1, rosbridge and libfranka; makes .venv-ros/ and .venv-franka/ (400 MB)
 	scripts/robot_setup.sh $(UV)
 	OMP_NUM_THREADS=1 .venv-ros/bin/python -m pytest tests/real_robot -k "ros or libfranka"
+
+faults: setup ## tries thousands of faults (kills, full disk, nonsense at every port) and counts what is survived; about an hour
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults $(PIECES)
 
 docs: setup ## the documentation as a web site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

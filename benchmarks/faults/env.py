@@ -1,6 +1,6 @@
 """Kills, stops and crashes the worker processes of simulators at random moments, many times.
 
-    python benchmarks/faults/env.py TRIES [SEED] [ENV ...]
+    python -m benchmarks.faults workers-mujoco
 
 A try plays an episode twice, with the same initial states and actions: undisturbed, and with one
 worker of two being hit by a signal. It survives if that worker's envs, and no others, have a fault;
@@ -14,7 +14,6 @@ import math
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -140,10 +139,3 @@ def _equal(a: Step, b: Step, k: int) -> bool:
     return all(torch.equal(getattr(a, n)[k], getattr(b, n)[k]) for n in names) and torch.equal(
         a.obs.proprio[k], b.obs.proprio[k]
     )
-
-
-if __name__ == "__main__":
-    count = int(sys.argv[1])
-    start = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    for env in sys.argv[3:] or ENVS:
-        print(env, survive(count, start, [env]), flush=True)

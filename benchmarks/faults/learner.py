@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import logging
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -168,7 +167,8 @@ def survive(tries: int, seed: int) -> dict[str, int]:
     """Sends bad messages to a learner that learns, each between two good ones.
 
     Returns:
-        Numbers of ``tries``, of actors ``refused``, and of good ``chunks`` that were learned from.
+        Numbers of ``tries``, of those ``survived`` (the actor was refused and named), and of good
+        ``chunks`` that were learned from.
 
     Raises:
         AssertionError: a bad message was believed, a good one lost, or the learner ended.
@@ -190,7 +190,7 @@ def survive(tries: int, seed: int) -> dict[str, int]:
             learner._publish(algorithm)
             for k in range(tries):
                 _bad_actor(rng, learner.port, good=k % 4 == 0)
-                counts["refused"] += 1
+                counts["survived"] += 1
                 text = records.texts.pop()
                 assert text.startswith("The actor at 127.0.0.1:") and "Traceback" not in text, text
                 assert not records.texts, records.texts
@@ -241,7 +241,3 @@ def _run(out: str) -> dict[str, Any]:
         "algorithm": algorithm | {"random_warmup": False},
         "run": {"out": out, "device": "cpu"},
     }
-
-
-if __name__ == "__main__":
-    print(survive(*map(int, (*sys.argv[1:], "1000", "0")[:2])))

@@ -12,7 +12,6 @@ import logging
 import math
 import random
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -252,7 +251,7 @@ def survive(tries: int, seed: int) -> dict[str, int]:
         AssertionError: it took too long, or let something through.
     """
     rng = random.Random(seed)
-    counts: collections.Counter[str] = collections.Counter(tries=tries)
+    counts: collections.Counter[str] = collections.Counter(tries=tries, survived=tries)
     observation = {
         "images": {"front": np.zeros((4, 6, 3), np.uint8)},
         "proprio": np.zeros(3, np.float32),
@@ -306,7 +305,3 @@ def survive(tries: int, seed: int) -> dict[str, int]:
             assert math.isnan(given) or 0.0 <= given <= 1.0
             counts["VLM's answer " + ("refused" if math.isnan(given) else "read")] += 1
     return dict(counts)
-
-
-if __name__ == "__main__":
-    print(survive(*map(int, (*sys.argv[1:], "20000", "0")[:2])))

@@ -1,21 +1,9 @@
 """A run that is killed before any of its changes to the disk ends in the same state."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-HELPER = Path(__file__).parents[1] / "helpers" / "kill_points.py"
-STRIDE = 6
-"""Every sixth change; 1 is all of them, as ``python tests/helpers/kill_points.py FOLDER 1``."""
+from benchmarks.faults import kills
 
 
-def test_a_kill_at_any_write_costs_nothing(tmp_path):
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, str(HELPER), str(tmp_path), str(STRIDE)]
-    done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
-    assert found["different"] == [] and found["in_place"] == []
-    assert found["changes"] > 50 and found["tries"] >= found["changes"] // STRIDE
+def test_a_kill_at_any_write_costs_nothing():
+    """At every sixth change; ``make faults`` takes all of them."""
+    found = kills.survive(12, seed=0)
+    assert found["survived"] == found["tries"] > 10 and found["changes"] > 50

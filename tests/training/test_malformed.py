@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from mutations import campaign, sign, tiny_run
 
+from benchmarks.faults.files import campaign, sign, tiny_run
 from embodyrl.errors import UserError
 from embodyrl.policies.vla.pipeline_files import read_pipeline
 from embodyrl.storage import checkpoint

@@ -1,6 +1,6 @@
 """World models and reflectors whose files were changed: words, no tracebacks."""
 
-from mutations_world import reflector_campaign, world_campaign
+from benchmarks.faults.worlds import reflector_campaign, world_campaign
 
 
 def test_every_reader_of_a_changed_world_model_succeeds_or_refuses_it_in_words(tmp_path):

@@ -1,6 +1,6 @@
 """Changes the content of a checkpoint or a run at random, and signs it anew.
 
-    python mutations.py FOLDER TRIES SEED
+    python -m benchmarks.faults files
 
 Every reader must then succeed or raise ``UserError``.
 """
@@ -12,16 +12,16 @@ import json
 import random
 import shutil
 import signal
-import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from kill_points import SECTIONS
 from safetensors.torch import load_file, save_file
 
+from benchmarks.faults.kills import SECTIONS
 from embodyrl.build import load_config, load_policy, load_spec
 from embodyrl.cli.main import main as command
 from embodyrl.config import resolve
@@ -227,6 +227,15 @@ def tiny_run(folder: Path) -> Path:
         return train(config)
 
 
-if __name__ == "__main__":
-    place = Path(sys.argv[1]).resolve()
-    print(json.dumps(campaign(tiny_run(place), int(sys.argv[2]), int(sys.argv[3])), indent=1))
+def survive(tries: int, seed: int) -> dict[str, int]:
+    """Changes a run ``tries`` times; survived is what was read or refused in words."""
+    with tempfile.TemporaryDirectory() as folder:
+        return count(campaign(tiny_run(Path(folder)), tries, seed))
+
+
+def count(found: dict[str, Any]) -> dict[str, int]:
+    """The numbers of a campaign; its failures are printed."""
+    for line in found["failures"]:
+        print(line, flush=True)
+    survived = found["tries"] - len(found["failures"])
+    return {"tries": found["tries"], "survived": survived, "refused in words": found["refused"]}

@@ -1,6 +1,6 @@
 """Kills a small run before each of its changes to the disk, and resumes it with the same command.
 
-    python kill_points.py FOLDER STRIDE
+    python -m benchmarks.faults kills
 
 The process trains once itself, which imports everything; every try is then forked from it, so it
 costs a fraction of a second. Python reports every
@@ -15,7 +15,9 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -42,6 +44,8 @@ SECTIONS = {
 }  # fmt: skip
 CLOCKS = ("minutes", "rollout_seconds", "env_steps_per_second")
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod")
+CHANGES_OF_A_RUN = 76
+"""About as many does the small run make."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -120,7 +124,7 @@ def equal(a: object, b: object) -> bool:
     return a == b
 
 
-def main(root: Path, stride: int) -> dict:
+def kill_run(root: Path, stride: int) -> dict:
     """Kills at every ``stride``-th change; 1 is all of them."""
     torch.set_num_threads(1)
     config = resolve(SECTIONS, [f"run.out={root}"])
@@ -143,5 +147,26 @@ def main(root: Path, stride: int) -> dict:
     return {"changes": len(changes), "tries": tries, "different": different, "in_place": in_place}
 
 
-if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]).resolve(), int(sys.argv[2]))))
+def survive(tries: int, seed: int) -> dict[str, int]:
+    """Kills the run at about ``tries`` of its changes, evenly spread.
+
+    Returns:
+        ``tries``, ``survived`` (the same command ended in the same state, bit for bit), and the
+        number of ``changes`` to the disk.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "benchmarks.faults.kills", folder, str(tries)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    for line in found["different"] + found["in_place"]:
+        print(line, flush=True)
+    survived = 0 if found["in_place"] else found["tries"] - len(found["different"])
+    return {"tries": found["tries"], "survived": survived, "changes": found["changes"]}
+
+
+if __name__ == "__main__":  # a process of its own: it forks, and an audit hook stays for good
+    print(
+        json.dumps(
+            kill_run(Path(sys.argv[1]).resolve(), max(1, CHANGES_OF_A_RUN // int(sys.argv[2])))
+        )
+    )

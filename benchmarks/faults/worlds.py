@@ -1,21 +1,22 @@
-"""Changes the content of a world model or a reflector at random; see ``mutations``."""
+"""Changes the content of a world model or a reflector at random; see ``files``."""
 
 import contextlib
 import io
 import json
 import random
+import tempfile
 from pathlib import Path
 
 import torch
-from mutations import campaign, mutate, mutate_tensors
-from squares import squares
 
+from benchmarks.faults.files import campaign, count, mutate, mutate_tensors
 from embodyrl.world_models.config import WorldTrainConfig
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
 from embodyrl.world_models.init import build_model
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.reflectors.folder import load_reflector, save_reflector
 from embodyrl.world_models.reflectors.trained import TrainedReflector
+from tests.helpers.squares import squares
 
 TINY = {"latent_channels": 4, "channels": 8, "width": 32, "layers": 1, "heads": 2, "horizon": 4}
 
@@ -79,20 +80,20 @@ WORLD = {"load": lambda folder: WorldModel.load(folder), "dream": dream}
 
 
 def world_campaign(folder: Path, tries: int, seed: int) -> dict:
-    """See ``mutations.campaign``."""
+    """See ``files.campaign``."""
     with contextlib.redirect_stdout(io.StringIO()):
         model = tiny_world(folder)
     return campaign(model, tries, seed, WORLD, change)
 
 
 def reflector_campaign(folder: Path, tries: int, seed: int) -> dict:
-    """See ``mutations.campaign``."""
+    """See ``files.campaign``."""
     return campaign(tiny_reflector(folder), tries, seed, {"judge": judge}, change)
 
 
-if __name__ == "__main__":
-    import sys
-
-    place, tries, seed = Path(sys.argv[1]).resolve(), int(sys.argv[2]), int(sys.argv[3])
-    print(json.dumps(world_campaign(place, tries, seed), indent=1))
-    print(json.dumps(reflector_campaign(place, tries, seed), indent=1))
+def survive(tries: int, seed: int) -> dict[str, int]:
+    """Half of the tries on a world model, half on a reflector."""
+    with tempfile.TemporaryDirectory() as folder:
+        worlds = count(world_campaign(Path(folder), tries // 2, seed))
+        reflectors = count(reflector_campaign(Path(folder), tries - tries // 2, seed))
+    return {key: worlds[key] + reflectors[key] for key in worlds}

@@ -1,0 +1,89 @@
+"""Tries faults, piece by piece, and counts what was survived: ``make faults``.
+
+    python -m benchmarks.faults                  # every piece, each in less than ten minutes
+    python -m benchmarks.faults ports --tries 50 # one piece
+    python -m benchmarks.faults --list
+
+The counts go into ``benchmarks/faults.json``, next to those of other pieces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+import traceback
+from functools import partial
+from typing import Any
+
+from benchmarks.shared import HERE
+from embodyrl.storage.provenance import git_commit, hardware
+
+PIECES = {
+    "arm": ("a filter with hostile targets or bad numbers", 1000),
+    "learner": ("a bad message from an actor", 500),
+    "parsers": ("nonsense for one of fifteen parsers", 20_000),
+    "ports": ("a request from nowhere, without a token, or malformed", 4000),
+    "files": ("a changed checkpoint or run, signed anew", 1000),
+    "worlds": ("a changed world model or reflector", 400),
+    "kills": ("a kill before a change to the disk", 76),
+    "disk": ("a full disk during training", 40),
+    "workers-mujoco": ("a worker that is killed, stopped or crashes", 20),
+    "workers-gymnasium": ("the same", 20),
+    "workers-maniskill": ("the same", 20),
+    "workers-libero": ("the same", 20),
+}
+"""Name -> what one try is, and how many are made."""
+
+
+def piece(name: str) -> Any:
+    """The function of a piece: (tries, seed) to counts, ``tries`` and ``survived`` among them."""
+    module, _, env = name.partition("-")
+    module = {"workers": "env"}.get(module, module)
+    survive = importlib.import_module(f"benchmarks.faults.{module}").survive
+    return partial(survive, envs=[env]) if env else survive
+
+
+def run(name: str, tries: int, seed: int) -> dict[str, Any]:
+    """The counts of one piece; one that ends early has survived none."""
+    began = time.monotonic()
+    try:
+        counts = piece(name)(tries, seed)
+    except Exception:
+        traceback.print_exc()
+        counts = {"tries": tries, "survived": 0}
+    seconds = round(time.monotonic() - began)
+    return {"one try": PIECES[name][0], **counts, "seconds": seconds, "seed": seed}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pieces", nargs="*", metavar="PIECE", help="all of them if none is given")
+    parser.add_argument("--tries", type=int, help="instead of the piece's own number")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--list", action="store_true", help="say what the pieces are")
+    a = parser.parse_args()
+    if a.list:
+        print("\n".join(f"{name:18} {tries:6} x {what}" for name, (what, tries) in PIECES.items()))
+        return
+    if unknown := set(a.pieces) - set(PIECES):
+        parser.error(f"no piece {', '.join(sorted(unknown))}; see --list")
+    path = HERE / "faults.json"
+    found = json.loads(path.read_text()) if path.exists() else {"pieces": {}}
+    lost = 0
+    for name in a.pieces or PIECES:
+        counts = run(name, a.tries or PIECES[name][1], a.seed)
+        lost += counts["tries"] - counts["survived"]
+        print(f"{name}: {json.dumps(counts)}", flush=True)
+        found["pieces"][name] = {**counts, "commit": git_commit()}
+        found["hardware"] = hardware()
+        path.write_text(json.dumps(found, indent=1) + "\n")
+    sys.exit(1 if lost else 0)
+
+
+if __name__ == "__main__":
+    main()
