@@ -143,6 +143,7 @@ class SteppedVecEnv(ABC):
 
     def __init__(self, spec: EnvSpec, config: EnvConfig) -> None:
         self.spec = spec
+        self.config = config
         self.device = torch.device(config.device)
         self._rngs = [np.random.default_rng(config.seed + k) for k in range(spec.num_envs)]
         self._elapsed = torch.zeros(spec.num_envs, dtype=torch.long, device=self.device)

@@ -1,7 +1,7 @@
 """Settings for every test: one thread per process, no screen, no network; and what tests cost.
 
 ``pytest --cpu-times FILE`` writes the CPU seconds of each test, those of ended child processes
-included, and shows the dearest.
+included, and shows the dearest. ``--repeat N`` runs each test N times.
 """
 
 from __future__ import annotations
@@ -59,6 +59,13 @@ def chromium():
 
 def pytest_addoption(parser):
     parser.addoption("--cpu-times", metavar="FILE", help="write each test's CPU seconds to FILE")
+    parser.addoption("--repeat", type=int, default=0, metavar="N", help="run each test N times")
+
+
+def pytest_generate_tests(metafunc):
+    if count := metafunc.config.getoption("repeat"):
+        metafunc.fixturenames.append("repetition")
+        metafunc.parametrize("repetition", range(count))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,7 +15,6 @@ import json
 import sys
 import time
 import traceback
-from functools import partial
 from typing import Any
 
 from benchmarks.shared import HERE
@@ -34,16 +33,18 @@ PIECES = {
     "workers-gymnasium": ("the same", 20),
     "workers-maniskill": ("the same", 20),
     "workers-libero": ("the same", 20),
+    "rows-training": ("a test of a row of the table of faults in training", 20),
+    "rows-robot": ("a test of a row of the table of a robot's faults", 20),
 }
 """Name -> what one try is, and how many are made."""
 
 
 def piece(name: str) -> Any:
     """The function of a piece: (tries, seed) to counts, ``tries`` and ``survived`` among them."""
-    module, _, env = name.partition("-")
+    module, _, part = name.partition("-")
     module = {"workers": "env"}.get(module, module)
     survive = importlib.import_module(f"benchmarks.faults.{module}").survive
-    return partial(survive, envs=[env]) if env else survive
+    return (lambda tries, seed: survive(tries, seed, [part])) if part else survive
 
 
 def run(name: str, tries: int, seed: int) -> dict[str, Any]:

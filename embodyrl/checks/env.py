@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from embodyrl.checks.error import CheckError, require
 from embodyrl.env import InvalidActionError, VecEnv
+from embodyrl.rollouts.contract import not_finite, obs_defect, step_defect
+from embodyrl.rollouts.fault_watch import GuardedEnv
 from embodyrl.types import EnvSpec, Obs, Step
 
 
@@ -15,6 +21,8 @@ def check_env(env: VecEnv, *, horizon: int = 4, chunks: int = 3) -> None:
     Raises:
         CheckError: says in words which promise is broken.
     """
+    if isinstance(env, GuardedEnv):
+        env = env.env  # without the guard, which would bear its faults
     spec = env.spec
     n = spec.num_envs
     generator = torch.Generator().manual_seed(0)
@@ -23,7 +31,7 @@ def check_env(env: VecEnv, *, horizon: int = 4, chunks: int = 3) -> None:
     ]
 
     obs = env.reset(seed=3)
-    check_obs(obs, spec, "reset")
+    _check_obs(obs, spec, "reset")
     try:
         env.step(torch.full((n, horizon, spec.action_dim), float("nan")))
     except InvalidActionError:
@@ -41,9 +49,17 @@ def check_env(env: VecEnv, *, horizon: int = 4, chunks: int = 3) -> None:
             "step accepted actions of the wrong shape; it must raise InvalidActionError."
         )
 
-    first = _run(env, actions, seed=3)
+    try:
+        first = _run(env, actions, seed=3)
+    except CheckError:
+        raise
+    except Exception as error:
+        raise CheckError(
+            f"step raised {type(error).__name__}: {error}. (All fields of Tick and Obs must be torch "
+            "tensors: reward float32, the flags bool.)"
+        ) from error
     for step in first:
-        check_step(step, spec, horizon)
+        _check_step(step, spec, horizon)
     again = _run(env, actions, seed=3)
     for k, (a, b) in enumerate(zip(first, again, strict=True)):
         require(
@@ -70,8 +86,10 @@ def check_env(env: VecEnv, *, horizon: int = 4, chunks: int = 3) -> None:
             ),
         )
 
-    # An ended env stays masked until it is reset.
-    env.reset(seed=5)
+    _check_splits(env)
+
+    # An ended env stays masked and as it is until it is reset.
+    last = env.reset(seed=5).proprio.clone()
     ended = torch.zeros(n, dtype=torch.bool, device=step.done.device)
     for _ in range(-(-spec.max_episode_steps // horizon)):
         step = env.step(actions[0])
@@ -83,68 +101,38 @@ def check_env(env: VecEnv, *, horizon: int = 4, chunks: int = 3) -> None:
             not step.done[ended].any(),
             "An env that had ended reported its end again; it must do so once.",
         )
+        require(
+            torch.equal(step.obs.proprio[ended], last[ended]),
+            "The observation of an env that had ended changed: _step must leave envs alone that are "
+            "not active.",
+        )
         ended |= step.done
+        last = step.obs.proprio.clone()
     require(
         bool(ended.all()),
         f"Some env still runs after max_episode_steps={spec.max_episode_steps} actions.",
     )
 
 
-def check_obs(obs: Obs, spec: EnvSpec, where: str) -> None:
-    """Shapes, types and finiteness of an observation against the spec."""
-    n = spec.num_envs
-    require(
-        set(obs.images) == set(spec.cameras),
-        f"{where}: cameras {sorted(obs.images)}, spec says {sorted(spec.cameras)}.",
-    )
-    for name, (height, width) in spec.cameras.items():
-        image = obs.images[name]
-        require(
-            tuple(image.shape) == (n, height, width, 3) and image.dtype == torch.uint8,
-            (
-                f"{where}: image {name!r} is {tuple(image.shape)} {image.dtype}, not "
-                f"{(n, height, width, 3)} uint8."
-            ),
-        )
+def _check_obs(obs: Obs, spec: EnvSpec, where: str) -> None:
+    """Names, shapes, types and finite numbers, and pictures and words that say something."""
+    defect = obs_defect(obs, spec)
+    require(not defect, f"{where}: {defect}.")
+    for k, what in not_finite(obs).items():
+        raise CheckError(f"{where}: {what} in env {k}.")
+    for name, image in obs.images.items():
         require(
             bool((image.float().std(dim=(1, 2, 3)) > 0).all()),
             f"{where}: an image of camera {name!r} is one flat colour.",
         )
-    require(
-        tuple(obs.proprio.shape) == (n, spec.proprio_dim) and obs.proprio.dtype == torch.float32,
-        (
-            f"{where}: proprio is {tuple(obs.proprio.shape)} {obs.proprio.dtype}, not "
-            f"{(n, spec.proprio_dim)} float32."
-        ),
-    )
-    require(bool(torch.isfinite(obs.proprio).all()), f"{where}: proprio is not finite.")
-    require(
-        len(obs.instruction) == n, f"{where}: {len(obs.instruction)} instructions for {n} envs."
-    )
     require(all(obs.instruction), f"{where}: an instruction is empty.")
-    if spec.privileged_dim:
-        privileged = obs.privileged
-        require(
-            privileged is not None and tuple(privileged.shape) == (n, spec.privileged_dim),
-            f"{where}: privileged is not (N, {spec.privileged_dim}) as the spec says.",
-        )
-        assert privileged is not None
-        require(bool(torch.isfinite(privileged).all()), f"{where}: privileged is not finite.")
 
 
-def check_step(step: Step, spec: EnvSpec, horizon: int) -> None:
-    """Shapes and logic of what a chunk returned."""
-    n = spec.num_envs
-    check_obs(step.obs, spec, "step")
-    for name in ("reward", "valid"):
-        shape = tuple(getattr(step, name).shape)
-        require(shape == (n, horizon), f"step.{name} is {shape}, not {(n, horizon)}.")
-    for name in ("terminated", "truncated", "success", "fault"):
-        value = getattr(step, name)
-        require(
-            tuple(value.shape) == (n,) and value.dtype == torch.bool,
-            f"step.{name} is not ({n},) bool.",
-        )
+def _check_step(step: Step, spec: EnvSpec, horizon: int) -> None:
+    """Fields and logic of what a chunk returned."""
+    defect = step_defect(step, spec, horizon)
+    require(not defect, f"step: {defect}.")
+    _check_obs(step.obs, spec, "step")
     require(bool(torch.isfinite(step.reward).all()), "step.reward is not finite.")
     require(
         not (step.terminated & step.truncated).any(),
@@ -161,14 +149,52 @@ def check_step(step: Step, spec: EnvSpec, horizon: int) -> None:
     )
 
 
+def _check_splits(env: VecEnv) -> None:
+    """The same initial states of another split are other states."""
+    config: Any = getattr(env, "config", None)
+    other = {"train": "eval", "eval": "train"}.get(getattr(config, "split", ""))
+    if other is None or env.spec.num_init_states is not None or not hasattr(type(env), "Config"):
+        return
+    if getattr(env, "supervised", False):  # there is one robot
+        return
+    build: Any = type(env)
+    second = build(dataclasses.replace(config, split=other))
+    inits = _some_inits(env.spec)
+    mine = env.reset(init=inits)
+    theirs = second.reset(init=inits)
+    second.close()
+    pairs = zip(_seen(mine), _seen(theirs), strict=True)
+    require(
+        not all(torch.equal(a, b) for a, b in pairs),
+        f"The initial states {inits} are the same in the splits {config.split} and {other}. "
+        "Evaluation would be on states that were trained on: put the split into the seed.",
+    )
+
+
+def _seen(obs: Obs) -> list[Tensor]:
+    privileged = [] if obs.privileged is None else [obs.privileged]
+    return [obs.proprio, *privileged, *obs.images.values()]
+
+
 def _some_inits(spec: EnvSpec) -> list[int]:
     limit = spec.num_init_states or 2**31
     return [(k * 7 + 1) % limit for k in range(spec.num_envs)]
 
 
 def _run(env: VecEnv, actions: list[torch.Tensor], seed: int) -> list[Step]:
-    env.reset(seed=seed)
-    return [env.step(a) for a in actions]
+    steps = []
+    before = env.reset(seed=seed)
+    kept = before.proprio.clone()
+    for a in actions:
+        steps.append(env.step(a))
+        require(
+            torch.equal(before.proprio, kept),
+            "An observation changed after it was returned: _observe must return new tensors "
+            "(clone() them), because batches keep them.",
+        )
+        before = steps[-1].obs
+        kept = before.proprio.clone()
+    return steps
 
 
 def _same(a: Step, b: Step) -> bool:

@@ -96,6 +96,7 @@ def _defect(name: str, value: Tensor | None, shape: tuple[int, ...], dtype: torc
         return ""
     kind = str(dtype).removeprefix("torch.")
     if not isinstance(value, Tensor):
-        return f"{name} is {value!r:.80}, not a tensor {shape} of {kind}"
+        given = "missing" if value is None else f"a {type(value).__name__}"
+        return f"{name} is {given}, not a torch tensor {shape} of {kind}"
     given = str(value.dtype).removeprefix("torch.")
     return f"{name} is {tuple(value.shape)} of {given}, not {shape} of {kind}"

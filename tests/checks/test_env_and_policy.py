@@ -12,7 +12,7 @@ from torch import Tensor
 
 from embodyrl import registry
 from embodyrl.checks import CheckError, check_env, check_policy
-from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
+from embodyrl.env import EnvConfig, SteppedVecEnv, Tick, split_index
 from embodyrl.errors import UserError
 from embodyrl.policies.vla.policy import VLAConfig
 from embodyrl.sims.mujoco import tasks
@@ -192,9 +192,55 @@ class Gaps(Counter):
         return step
 
 
+class NumpyReward(Counter):
+    def _step(self, actions: Tensor, active: Tensor) -> Tick:
+        tick = super()._step(actions, active)
+        return dataclasses.replace(tick, reward=tick.reward.numpy(), fault=tick.fault.numpy())
+
+
+class NumpyProprio(Counter):
+    def _observe(self, env_ids: list[int] | None) -> Obs:
+        return dataclasses.replace(super()._observe(env_ids), proprio=self.state.numpy())
+
+
+class OneBuffer(Counter):
+    def _step(self, actions: Tensor, active: Tensor) -> Tick:
+        before = self.state
+        tick = super()._step(actions, active)
+        self.state = before.copy_(self.state)
+        return tick
+
+    def _observe(self, env_ids: list[int] | None) -> Obs:
+        return dataclasses.replace(super()._observe(env_ids), proprio=self.state)
+
+
+class StepsTheDead(Counter):
+    def _step(self, actions: Tensor, active: Tensor) -> Tick:
+        tick = super()._step(actions, torch.ones_like(active))
+        return dataclasses.replace(tick, terminated=torch.arange(3) == 0)
+
+
+class OneSplit(Counter):
+    Config = EnvConfig
+
+    def __init__(self, config: EnvConfig | None = None) -> None:
+        super().__init__()
+
+
+class TwoSplits(OneSplit):
+    def __init__(self, config: EnvConfig | None = None) -> None:
+        super().__init__()
+        self.config = config or EnvConfig()
+
+    def _reset(self, env_ids: list[int], inits: list[int]) -> None:
+        super()._reset(env_ids, inits)
+        self.state[env_ids] += split_index(self.config.split)
+
+
 def test_the_smallest_env_passes() -> None:
     check_env(Counter())
     check_env(Counter(num_envs=1), horizon=1)
+    check_env(TwoSplits())
 
 
 @pytest.mark.parametrize(
@@ -206,7 +252,12 @@ def test_the_smallest_env_passes() -> None:
         (FloatPicture, "uint8"),
         (NoPicture, "cameras"),
         (DoubleProprio, "float32"),
-        (NotANumber, "not finite"),
+        (NotANumber, "proprio.* is nan in env 0"),
+        (NumpyReward, r"step raised TypeError: .*must be torch tensors"),
+        (NumpyProprio, r"reset: proprio is a ndarray, not a torch tensor \(3, 3\) of float32"),
+        (OneBuffer, "_observe must return new tensors"),
+        (StepsTheDead, "_step must leave envs alone that are not active"),
+        (OneSplit, "the same in the splits train and eval"),
         (NoWords, "instruction is empty"),
         (NoPrivileged, "privileged"),
         (TakesAnything, "accepted NaN"),

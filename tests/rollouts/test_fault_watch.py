@@ -54,7 +54,7 @@ ALL = {
     "reward of a step": (retyped("reward", lambda x: x[:, 0]), r"reward is \(3,\) of float32, not"),
     "flag of int": (retyped("success", torch.Tensor.int), r"success is \(3,\) of int32, not"),
     "done of float": (retyped("terminated", torch.Tensor.float), "terminated is .* of float32"),
-    "no privileged": (retyped("privileged", lambda x: None), "privileged is None"),
+    "no privileged": (retyped("privileged", lambda x: None), "privileged is missing"),
     "camera": (retyped("images", lambda x: {"front": x}), r"cameras are \['front'\]"),
     "words": (retyped("instruction", lambda x: x[:1]), "1 instructions for 3 envs"),
 }
