@@ -23,8 +23,8 @@ $(STAMP): pyproject.toml requirements/all.txt requirements/uv.txt scripts/setup.
 quickstart: setup ## from nothing to a policy that RL made good, in about ten minutes
 	$(BIN)/embodyrl quickstart
 
-lint: setup ## formatting, style, types and import rules
-	@failed=0; for check in "ruff check --quiet ." "ruff format --check --quiet ." "lint-imports --no-cache" pyright; do \
+lint: setup ## formatting, style, types, import rules, and a scan for secrets and packages without a hash
+	@failed=0; for check in "ruff check --quiet ." "ruff format --check --quiet ." "lint-imports --no-cache" pyright "python scripts/scan.py"; do \
 		echo "== $$check"; $(BIN)/$$check || failed=1; done; exit $$failed
 
 test: lint ## lint, then the fast tests, those of the wheel among them
