@@ -29,7 +29,7 @@ def film(path: str, inits: list[int], size: int) -> tuple[np.ndarray, np.ndarray
     env = make_env(env_config)
     large = make_env(dataclasses.replace(env_config, image_size=size))
     policy = make_policy(config.policy, env.spec, 0)
-    checkpoint.load_policy(path, policy, env.spec)
+    checkpoint.load_weights(path, policy, env.spec)
     generators = [torch.Generator().manual_seed(i) for i in inits]
     obs, shown = env.reset(init=inits), large.reset(init=inits)
     camera = next(iter(env.spec.cameras))

@@ -41,7 +41,7 @@ class Pair:
     def __init__(self, task: suites.Task) -> None:
         self.scene = Scene(task, {})
         del self.scene._nominal.update  # the faster update that Scene put in its place
-        plan, model = blueprint.load(task, lambda: self.scene)
+        plan, model = blueprint.load_blueprint(task, lambda: self.scene)
         self.native = Simulation(task, plan, model)
         self.start = Start(suites.official_states(task)[INIT], self.scene.fixture_poses())
         self.reset()

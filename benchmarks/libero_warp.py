@@ -38,7 +38,7 @@ CHUNK, CONTACTS, TRIES = 8, 128, 60
 
 
 def plan_of(task: suites.Task) -> tuple[blueprint.Blueprint, Any]:
-    return blueprint.load(task, lambda: Scene(task, {}))
+    return blueprint.load_blueprint(task, lambda: Scene(task, {}))
 
 
 def scene(model: Any) -> dict[str, Any]:

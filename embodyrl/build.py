@@ -87,7 +87,7 @@ def load_policy(
     with described_by(path), _at_most(most, path):
         policy = make_policy(config, spec, seed, device)
     with described_by(path):
-        checkpoint.load_policy(path, policy, spec)
+        checkpoint.load_weights(path, policy, spec)
     return policy
 
 

@@ -14,12 +14,11 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from embodyrl.build import load_config, make_env, make_policy
+from embodyrl.build import load_config, load_policy, make_env
 from embodyrl.env import VecEnv
 from embodyrl.functional.intervals import wilson
 from embodyrl.policy import Policy
 from embodyrl.rollouts.evaluation import evaluate
-from embodyrl.storage import checkpoint
 from embodyrl.storage.video import write_video
 
 OUT = Path("runs/examples")
@@ -45,8 +44,7 @@ def main() -> None:
     # A checkpoint knows its config. The evaluation split shares no initial state with training.
     config = load_config(str(RUN))
     env = make_env(replace(config.env, split="eval"))
-    policy = make_policy(config.policy, env.spec, seed=0)
-    checkpoint.load_policy(RUN, policy, env.spec)
+    policy = load_policy(str(RUN), config.policy, env.spec, seed=0)
 
     # The more episodes, the narrower the interval.
     for count in (16, 64):

@@ -1,5 +1,6 @@
 """How the package is laid out and reads: rooms, circles of imports, names, widths."""
 
+import ast
 import sys
 from pathlib import Path
 
@@ -10,12 +11,34 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import measure_code  # noqa: E402
 
 FIGURES = measure_code.measure(ROOT)
-SAME_ON_PURPOSE = {
-    "main": "entry points of processes",
-    "list_tasks": "the function that a simulator's tasks module has",
-    "ScriptedExpert": "each simulator's own",
+MODULES = {
+    name: ast.parse(path.read_text())
+    for name, path in measure_code.files(ROOT / "embodyrl").items()
 }
-"""Names that mean the same thing in every module that has them."""
+SAME_ON_PURPOSE = {
+    "main": "the entry point of a process or a command",
+    "list_tasks": "what the tasks module of every simulator has",
+    "make_env": "build's, and the factory of each simulator",
+    "load": "of a module that loads one kind of thing: registry.load, checkpoint.load",
+    **dict.fromkeys(
+        ("ScriptedExpert", "ReadableEnv", "Waypoint", "View", "Task", "Renderer"),
+        "each simulator's own; they share no code because they share no engine",
+    ),
+    **dict.fromkeys(("check_config", "layout", "warm_up"), "the same step of each simulator"),
+    **dict.fromkeys(
+        ("exp_rotation", "forward", "ik_step"),
+        "kinematics of a batch in a simulator, and of one arm without torch on the robot's computer",
+    ),
+    **dict.fromkeys(("pack", "unpack"), "of the two wire formats"),
+    "to_fields": "of the two versions of ROS",
+    "serve": "of the two kinds of child process",
+}
+"""Public names that stand in several modules, and why that helps a reader."""
+
+
+def test_one_name_for_one_thing():
+    found = set(measure_code.public_names(MODULES))
+    assert found <= SAME_ON_PURPOSE.keys(), "the same name for two things; rename one of them"
 
 
 @pytest.mark.parametrize(

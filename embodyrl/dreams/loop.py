@@ -31,7 +31,7 @@ from embodyrl.dreams.loop_record import (
     LoopRecord,
     RealEvaluation,
     best_evaluation,
-    read_evaluations,
+    real_evaluations,
 )
 from embodyrl.dreams.score import score_policy
 from embodyrl.env import EnvConfig
@@ -211,7 +211,7 @@ def _train_in_dream(
     if not finished(run):
         overrides = [f"{key}={value}" for key, value in settings.items()]
         train(compose(config.dream, [*config.dream_overrides, *overrides]), command=command)
-    return read_evaluations(run, policy) if finished(run) else None
+    return real_evaluations(run, policy) if finished(run) else None
 
 
 def _score(record: LoopRecord, when: str, path: str, config: LoopConfig, real: EnvConfig) -> None:

@@ -16,7 +16,7 @@ from embodyrl.functional.intervals import wilson
 from embodyrl.rollouts.evaluation import Evaluation
 from embodyrl.storage.atomic_files import write_json
 from embodyrl.storage.plain_data import ANYTHING, COUNT, NUMBER, TEXT, read_json
-from embodyrl.storage.run_files import read_evaluations as evaluations_of
+from embodyrl.storage.run_files import read_evaluations
 
 SCORE = {"checkpoint": TEXT, "solved": COUNT, "episodes": COUNT}
 LOOP = {
@@ -48,10 +48,10 @@ class RealEvaluation:
     steps: int
 
 
-def read_evaluations(run: Path, policy: str) -> list[RealEvaluation]:
+def real_evaluations(run: Path, policy: str) -> list[RealEvaluation]:
     """The evaluations of a run in order; that at iteration 0 is of the ``policy`` it began with."""
     evaluations = []
-    for found in evaluations_of(run).values():
+    for found in read_evaluations(run).values():
         checkpoint = policy
         if found["iteration"]:
             checkpoint = str(run / "checkpoints" / f"step_{found['iteration']:06d}")

@@ -255,7 +255,7 @@ def find(path: str | Path) -> Path:
     raise UserError(f"There is no checkpoint in {path}. {hint}")
 
 
-def load_policy(path: str | Path, policy: Policy, spec: EnvSpec) -> dict[str, Any]:
+def load_weights(path: str | Path, policy: Policy, spec: EnvSpec) -> dict[str, Any]:
     """Loads the policy of a checkpoint into ``policy``, after checking that it fits.
 
     Two attributes of the policy's class name parts that may keep their fresh weights:

@@ -121,7 +121,7 @@ def build_algorithm(
     policy = make_policy(config.policy, spec, config.run.seed, device)
     if config.run.init_checkpoint and checkpoint.latest(config.run.folder / "checkpoints") is None:
         with described_by(config.run.init_checkpoint):
-            checkpoint.load_policy(config.run.init_checkpoint, policy, spec)
+            checkpoint.load_weights(config.run.init_checkpoint, policy, spec)
     if ranks is not None:
         ranks.shard(policy)
     with torch.random.fork_rng():

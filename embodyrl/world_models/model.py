@@ -313,7 +313,7 @@ class WorldModel(nn.Module):
         Raises:
             UserError: there is no world model in the folder.
         """
-        return model_files.read_meta(Path(folder))
+        return model_files.read_model_meta(Path(folder))
 
     @classmethod
     def load(cls, folder: str | Path, device: torch.device | str = "cpu") -> WorldModel:

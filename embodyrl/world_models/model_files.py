@@ -129,7 +129,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         raise UserError(f"{folder / TENSORS} is damaged ({first_line(error)}). {REMEDY}") from error
 
 
-def read_meta(folder: Path) -> dict[str, Any]:
+def read_model_meta(folder: Path) -> dict[str, Any]:
     """What ``world.json`` holds.
 
     Raises:

@@ -12,7 +12,7 @@ from embodyrl.dreams.loop_record import (
     LoopRecord,
     RealEvaluation,
     best_evaluation,
-    read_evaluations,
+    real_evaluations,
 )
 from embodyrl.errors import UserError
 
@@ -50,7 +50,7 @@ def test_evaluations_are_in_order_and_minutes_add_up(tmp_path) -> None:
         ]
         text = json.dumps({"iteration": iteration, "episodes": episodes})
         (tmp_path / "dream" / "evals" / f"{name}.json").write_text(text)
-    evaluations = read_evaluations(tmp_path / "dream", "runs/sft")
+    evaluations = real_evaluations(tmp_path / "dream", "runs/sft")
     assert [(Path(e.checkpoint).name, e.solved) for e in evaluations] == [
         ("sft", 1), ("step_000010", 3), ("step_000020", 2),
     ]  # fmt: skip

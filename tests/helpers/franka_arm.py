@@ -101,7 +101,7 @@ def unfiltered(seconds: float) -> str:
     control = robot.start_joint_position_control(franka.ControllerMode.JointImpedance)
     state, _ = control.readOnce()
     q, t = np.array(state.q_d), 0.0
-    decoder, fr3 = DeltaDecoder(SPACE, HZ, [-2.0] * 3, [2.0] * 3), limits.find("fr3")
+    decoder, fr3 = DeltaDecoder(SPACE, HZ, [-2.0] * 3, [2.0] * 3), limits.limits_of("fr3")
     decoder.start(0.0, RobotState(0.0, q, np.zeros(7)))
     before = goal = q
     try:

@@ -188,7 +188,7 @@ def is_there(q: np.ndarray, where: str, robot: str) -> bool:
     """Whether the arm came to what ``AWAY`` names."""
     if where == "stretched":
         return np.linalg.svd(kinematics.forward(q)[2], compute_uv=False).min() < 0.02
-    limit = limits.find(robot)
+    limit = limits.limits_of(robot)
     return bool(np.minimum(q - limit.q_min, limit.q_max - q).min() < 0.1)
 
 

@@ -135,7 +135,7 @@ def test_a_checkpoint_of_a_run_holds_the_statistics_too(small, trained, tmp_path
         },
     )
     other = make(small, random_weights=True, chunk_size=6, transition="flow_noise", steer_width=8)
-    checkpoint.load_policy(tmp_path / "step_000001", other, SPEC)
+    checkpoint.load_weights(tmp_path / "step_000001", other, SPEC)
     assert policy.processors.state_dict().keys() == other.processors.state_dict().keys()
     torch.testing.assert_close(other.encode(obs).pooled, policy.encode(obs).pooled)
     x = torch.rand(2, 4, 4)

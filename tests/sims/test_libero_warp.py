@@ -49,7 +49,7 @@ def poses_of(s):
 
 def test_goals_and_observations_are_those_of_one_simulation():
     task = suites.load_suite("libero_object")[0]
-    plan, model = blueprint.load(task, lambda: Scene(task, {}))
+    plan, model = blueprint.load_blueprint(task, lambda: Scene(task, {}))
     s, batch = Simulation(task, plan, model), goals_batch.Goals(model.ngeom, torch.device("cpu"))
     assert batch.add(plan) == batch.add(plan) == 0
     s.start(Start(suites.official_states(task)[0], np.zeros((0, 7))))

@@ -28,7 +28,7 @@ def random_actions(num_envs: int, chunks: int, dim: int = 4) -> torch.Tensor:
 
 
 def test_forward_kinematics_and_jacobian_agree_with_mujoco():
-    model = scene.build(num_blocks=0, drawer=False)
+    model = scene.build_scene(num_blocks=0, drawer=False)
     data, site = mujoco.MjData(model), model.site("ee").id
     q = np.random.default_rng(0).uniform(kinematics.JOINT_LOWER, kinematics.JOINT_UPPER, (32, 7))
     position, rotation, jacobian = kinematics.forward(q)
@@ -43,7 +43,7 @@ def test_forward_kinematics_and_jacobian_agree_with_mujoco():
 
 
 def test_joint_limits_are_the_models():
-    model = scene.build(num_blocks=0, drawer=False)
+    model = scene.build_scene(num_blocks=0, drawer=False)
     np.testing.assert_array_equal(
         model.jnt_range[:7], np.stack([kinematics.JOINT_LOWER, kinematics.JOINT_UPPER], 1)
     )

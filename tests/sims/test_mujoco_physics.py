@@ -72,7 +72,7 @@ def test_more_worlds_than_memory_holds_are_refused_with_the_number_that_fits():
 def test_the_memory_of_worlds_is_counted_from_their_arrays():
     pytest.importorskip("mujoco_warp")
     mjw, _ = optional_imports.import_warp()
-    model = scene.build(1, False)
+    model = scene.build_scene(1, False)
     one, two = (
         physics.array_bytes(mjw.make_data(model, nworld=n, nconmax=8, njmax=16)) for n in (1, 2)
     )
@@ -97,7 +97,7 @@ def test_what_a_backend_cannot_do_is_a_sentence():
 def test_native_physics_is_plain_mujoco():
     import mujoco
 
-    model = scene.build(1, True)
+    model = scene.build_scene(1, True)
     engine = physics.NativePhysics(model, 3, 8, 1)
     state = np.zeros((2, 1 + model.nq + model.nv))
     state[:, 1 : 1 + model.nq] = model.qpos0

@@ -391,19 +391,19 @@ def test_load_policy_fits_or_says_why(tmp_path):
         tmp_path / "run" / "checkpoints" / "step_000001", {"policy": policy.state_dict()}, meta
     )
     fresh = Tiny(TinyConfig())
-    assert checkpoint.load_policy(tmp_path / "run", fresh, SPEC) == meta
+    assert checkpoint.load_weights(tmp_path / "run", fresh, SPEC) == meta
     assert_equal(dict(policy.state_dict()), dict(fresh.state_dict()))
     with pytest.raises(UserError, match=r"policy\.width was 4 and is 5"):
-        checkpoint.load_policy(tmp_path / "run", Tiny(TinyConfig(5)), SPEC)
+        checkpoint.load_weights(tmp_path / "run", Tiny(TinyConfig(5)), SPEC)
     other = Tiny(TinyConfig())
     other.extra = nn.Linear(1, 1)
     with pytest.raises(UserError, match=r"extra\.weight is missing"):
-        checkpoint.load_policy(tmp_path / "run", other, SPEC)
+        checkpoint.load_weights(tmp_path / "run", other, SPEC)
     other.starts_fresh, before = ("extra.",), other.extra.weight.clone()
-    checkpoint.load_policy(tmp_path / "run", other, SPEC)
+    checkpoint.load_weights(tmp_path / "run", other, SPEC)
     assert torch.equal(other.extra.weight, before)
     with pytest.raises(UserError, match="action_dim"):
-        checkpoint.load_policy(tmp_path / "run", fresh, dataclasses.replace(SPEC, action_dim=1))
+        checkpoint.load_weights(tmp_path / "run", fresh, dataclasses.replace(SPEC, action_dim=1))
 
 
 def test_copy_elsewhere_loads(tmp_path):

@@ -55,7 +55,7 @@ class BoundMonitor:
 
     def __post_init__(self) -> None:
         self._pose = np.zeros(3), np.eye(3)  # of the hand at the command before
-        self._stopper = Stopper(limits.find(self.config.robot).inside())
+        self._stopper = Stopper(limits.limits_of(self.config.robot).inside())
 
     def see(self, command: Command, measured: Array) -> None:
         """Notes how close to each bound a command is.

@@ -104,7 +104,7 @@ PANDA = RobotLimits(
 ROBOTS = {limits.name: limits for limits in (FR3, PANDA)}
 
 
-def find(name: str) -> RobotLimits:
+def limits_of(name: str) -> RobotLimits:
     """The limits of a robot model.
 
     Raises:

@@ -143,7 +143,7 @@ def _state(robot: Robot, safety: SafetyConfig) -> str:
 
 
 def _limits(safety: SafetyConfig, q: np.ndarray) -> str:
-    safe = limits.find(safety.robot).inside()
+    safe = limits.limits_of(safety.robot).inside()
     room = np.minimum(q - safe.q_min, safe.q_max - q)
     if not (least := float(room.min())) > 0.0:
         raise UserError(

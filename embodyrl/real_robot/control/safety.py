@@ -69,7 +69,7 @@ class SafetyFilter:
         self, config: SafetyConfig, on_event: Callable[[Event], None] | None = None
     ) -> None:
         self.config = config
-        self.robot_limits = limits.find(config.robot)
+        self.robot_limits = limits.limits_of(config.robot)
         self.mode = Mode.HOLD
         self.reason = "not started"
         self.command: Command | None = None

@@ -83,7 +83,7 @@ class SafetyConfig:
             raise UserError(f"resume is {self.resume!r}; it must be 'person' or 'fresh_target'.")
         if not isinstance(self.recover_reflex, bool):
             raise UserError(f"recover_reflex is {self.recover_reflex!r}; it must be true or false.")
-        robot = limits.find(self.robot)
+        robot = limits.limits_of(self.robot)
         fast = f"the data sheet of the {robot.name} allows no more"
         require_number("safety.tick", self.tick, 1e-3, 0.05, "the filter runs at 20 to 1000 Hz")
         ages = f"seconds, at least a tick ({self.tick:g} s)"

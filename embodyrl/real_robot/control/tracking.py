@@ -49,7 +49,7 @@ class Tracker:
 
     def __init__(self, config: SafetyConfig) -> None:
         self.config = config
-        safe = limits.find(config.robot).inside()
+        safe = limits.limits_of(config.robot).inside()
         self._safe = safe
         self._low = np.array(config.box_low)
         self._high = np.array(config.box_high)

@@ -93,7 +93,7 @@ def task_config(config: RobotConfig) -> Any:
     )
 
 
-def check(config: RobotConfig) -> None:
+def check_settings(config: RobotConfig) -> None:
     """Checks settings that depend on each other, or on what there is.
 
     Raises:

@@ -31,7 +31,7 @@ from embodyrl.real_robot.control.operator import Operator
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.step_driver import StepDriver
-from embodyrl.real_robot.env.config import RobotConfig, check, reflector_judge, task_config
+from embodyrl.real_robot.env.config import RobotConfig, check_settings, reflector_judge, task_config
 from embodyrl.real_robot.env.reflector_judge import ReflectorJudge
 from embodyrl.real_robot.logs.mcap_log import RunLog
 from embodyrl.real_robot.operator.device_operator import open_operator
@@ -83,7 +83,7 @@ class RobotEnv(SteppedVecEnv):
         ask: Callable[[str], None] | None = None,
         operator: Operator | None = None,
     ) -> None:
-        check(config)
+        check_settings(config)
         self.config = config
         self._space = SPACES["robot", config.control_mode]
         self._judge = judge or reflector_judge(config)

@@ -73,7 +73,7 @@ def load_arm(file: str) -> tuple[Franka, SafetyConfig]:
     raw = read_sections(file, ("libfranka", "safety"), purpose)
     safety = build_safety(file, raw.get("safety") or {})
     arm = build_section("libfranka", Franka, raw.get("libfranka") or {})
-    safe = limits.find(safety.robot).inside()
+    safe = limits.limits_of(safety.robot).inside()
     for joint, angle in enumerate(arm.home):
         low, high = float(safe.q_min[joint]), float(safe.q_max[joint])
         why = f"rad, the range of joint {joint + 1}"

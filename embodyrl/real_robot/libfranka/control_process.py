@@ -135,7 +135,7 @@ class ControlLoop:
 
     def __init__(self, robot: Any, link: Link, model: str) -> None:
         # Limits for following commands, for the time after lost commands, and for the way home.
-        safe = limits.find(model).inside()
+        safe = limits.limits_of(model).inside()
         keep = 1.0 - MARGIN
         safe = replace(
             safe,

@@ -10,7 +10,7 @@ import numpy as np
 from embodyrl.data.lerobot_write import DatasetWriter, require_free
 from embodyrl.data.recording import Recording
 from embodyrl.errors import UserError
-from embodyrl.real_robot.logs.mcap_log import CAMERA, picture, read
+from embodyrl.real_robot.logs.mcap_log import CAMERA, logged_picture, read
 from embodyrl.real_robot.policy_link.metadata import FACTS, camera_sizes
 from embodyrl.types import EnvSpec
 
@@ -125,7 +125,9 @@ def _recorded(messages: dict[str, list[dict[str, Any]]], file: Path) -> Recordin
         raise UserError("its proprio or its actions are not finite")
     last = np.arange(len(actions)) == len(actions) - 1
     return Recording(
-        images={name: np.stack([picture(m) for m in found]) for name, found in cameras.items()},
+        images={
+            name: np.stack([logged_picture(m) for m in found]) for name, found in cameras.items()
+        },
         proprio=proprio,
         actions=taken,
         reward=(last & solved).astype(np.float32),

@@ -217,7 +217,7 @@ class RunLog:
         )
 
 
-def picture(message: dict[str, Any]) -> NDArray[np.uint8]:
+def logged_picture(message: dict[str, Any]) -> NDArray[np.uint8]:
     """The image (h, w, 3) of a camera's message."""
     return fields.picture(message)
 

@@ -77,7 +77,7 @@ class RosRobot:
         self._clock = clock
         self._space = space
         self._tick = tick
-        self._stopper = Stopper(limits.find(model).inside())
+        self._stopper = Stopper(limits.limits_of(model).inside())
         self._prompt = prompt
         self._trouble = ""
         self._state: RobotState | None = None

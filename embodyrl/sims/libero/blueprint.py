@@ -109,7 +109,7 @@ def physics_model(xml: str) -> Any:
     )
 
 
-def load(task: Task, scene: Callable[[], Scene]) -> tuple[Blueprint, Any]:
+def load_blueprint(task: Task, scene: Callable[[], Scene]) -> tuple[Blueprint, Any]:
     """The blueprint of a task and its physics model, from disk or built now.
 
     Args:

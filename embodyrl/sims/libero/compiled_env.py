@@ -96,7 +96,9 @@ class CompiledEnv(LiberoEnv):
     def _blueprint(self, task: int) -> tuple[Blueprint, Any]:
         """A task's blueprint and its physics model."""
         if task not in self._blueprints:
-            self._blueprints[task] = blueprint.load(self.tasks[task], lambda: self._sampler(task))
+            self._blueprints[task] = blueprint.load_blueprint(
+                self.tasks[task], lambda: self._sampler(task)
+            )
         return self._blueprints[task]
 
     def _begin(self, simulation: Simulation, start: Start) -> None:

@@ -57,11 +57,13 @@ class MujocoEnv(SteppedVecEnv):
         self._has_drawer = any(task.drawer for task in self.tasks)
         self._pose_control = config.control_mode == "ee_delta_pose"
         # One model for all tasks; what a task does not use waits out of sight.
-        self.model = scene.build(self._num_blocks, self._has_drawer)
+        self.model = scene.build_scene(self._num_blocks, self._has_drawer)
         cameras = () if config.renderer == "none" else tuple(config.cameras)
         super().__init__(self._make_spec(cameras), config)
         threads = config.num_threads or physics.usable_cores()
-        self._physics = physics.make(config.backend, self.model, config.num_envs, SUBSTEPS, threads)
+        self._physics = physics.make_physics(
+            config.backend, self.model, config.num_envs, SUBSTEPS, threads
+        )
         self._make_buffers()
         self._block_geoms = [self.model.geom(f"block{i}").id for i in range(self._num_blocks)]
         self._table_geom = self.model.geom("table").id
@@ -71,7 +73,9 @@ class MujocoEnv(SteppedVecEnv):
         blank = torch.zeros(config.num_envs, size, size, 3, dtype=torch.uint8, device=self.device)
         self._images = {name: blank.clone() for name in cameras}
         self._renderer = (
-            render.make(config.renderer, self.model, cameras, size, threads, config.render_batch)
+            render.make_renderer(
+                config.renderer, self.model, cameras, size, threads, config.render_batch
+            )
             if cameras
             else None
         )

@@ -213,7 +213,7 @@ class MjxPhysics:
         """See ``Physics``; JAX frees what nothing refers to."""
 
 
-def make(
+def make_physics(
     backend: str, model: mujoco.MjModel, num_envs: int, substeps: int, threads: int
 ) -> Physics:
     """The physics called ``backend``, one of ``BACKENDS``."""

@@ -251,7 +251,7 @@ class OpenGLRenderer:
         self._renderer.close()
 
 
-def make(
+def make_renderer(
     kind: str, model: mujoco.MjModel, cameras: tuple[str, ...], size: int, lanes: int, worlds: int
 ) -> Renderer:
     """The renderer called ``kind``.

@@ -51,7 +51,7 @@ def look_at(
     return quat
 
 
-def build(num_blocks: int, drawer: bool) -> mujoco.MjModel:
+def build_scene(num_blocks: int, drawer: bool) -> mujoco.MjModel:
     """Compiles the scene.
 
     Args:

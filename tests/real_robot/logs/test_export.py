@@ -24,7 +24,7 @@ from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
 from embodyrl.real_robot.env.robot_env import RobotConfig, RobotEnv
 from embodyrl.real_robot.logs.export import export_logs
-from embodyrl.real_robot.logs.mcap_log import picture, read
+from embodyrl.real_robot.logs.mcap_log import logged_picture, read
 from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 from embodyrl.storage import checkpoint
 from embodyrl.storage.loggers import read_metrics
@@ -52,7 +52,11 @@ def test_corrections_become_demonstrations(tmp_path: Path) -> None:
     assert people == [False] * 3 + [True] * (len(people) - 3) and len(log["/camera/front"]) == len(
         people
     )
-    assert log["/episode"][0]["solved"] and picture(log["/camera/front"][0]).shape == (32, 32, 3)
+    assert log["/episode"][0]["solved"] and logged_picture(log["/camera/front"][0]).shape == (
+        32,
+        32,
+        3,
+    )
 
     written = export_logs(tmp_path / "logs", tmp_path / "data")
     assert written["episodes"] == 2 and written["left_out"] == 0
@@ -64,7 +68,7 @@ def test_corrections_become_demonstrations(tmp_path: Path) -> None:
     assert len(demos) == written["frames"] and demos.intervention[:n].tolist() == people
     np.testing.assert_allclose(demos.actions[:n], [m["action"] for m in log["/action"]], atol=1e-6)
     np.testing.assert_allclose(demos.proprio[:n], [m["proprio"] for m in log["/action"]], atol=1e-6)
-    images = np.stack([picture(m) for m in log["/camera/front"]]).astype(float)
+    images = np.stack([logged_picture(m) for m in log["/camera/front"]]).astype(float)
     assert (
         np.abs(np.asarray(demos.images["front"][:n]) - images).mean() < 2.0
     )  # the video's own loss

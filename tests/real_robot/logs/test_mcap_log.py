@@ -24,7 +24,7 @@ from embodyrl.real_robot.control.messages import Command, Mode, RobotState
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.safety_config import SafetyConfig
 from embodyrl.real_robot.control.ticker import drive
-from embodyrl.real_robot.logs.mcap_log import RunLog, picture, read
+from embodyrl.real_robot.logs.mcap_log import RunLog, logged_picture, read
 from embodyrl.real_robot.twin.mujoco_twin import BOX, MujocoTwin
 from embodyrl.sims.mujoco.env import MujocoConfig
 
@@ -94,7 +94,9 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     ]
     np.testing.assert_array_equal(found["/action"][1]["proprio"], seen["proprio"])
     assert found["/action"][1]["prompt"] == seen["prompt"]
-    np.testing.assert_array_equal(picture(found["/camera/front"][0]), seen["images"]["front"])
+    np.testing.assert_array_equal(
+        logged_picture(found["/camera/front"][0]), seen["images"]["front"]
+    )
     assert (found["/event"][0]["kind"], found["/event"][0]["text"]) == ("problem", "nothing works")
     assert found["/run"][0]["settings"] == {"seed": 1}
     assert (found["/episode"][0]["solved"], found["/episode"][0]["reason"]) == (False, "ü")
@@ -176,8 +178,8 @@ def agrees(messages: dict[str, list[Any]], found: dict[str, list[dict[str, Any]]
     assert json.loads(messages["/run"][0].data)["settings"] == {"init": 0}
     pictures = messages["/camera/front"]
     assert len(pictures) == len(found["/action"]) > 10 and pictures[0].format == "png"
-    image = picture({"format": "png", "data": bytes(pictures[0].data)})
-    np.testing.assert_array_equal(image, picture(found["/camera/front"][0]))
+    image = logged_picture({"format": "png", "data": bytes(pictures[0].data)})
+    np.testing.assert_array_equal(image, logged_picture(found["/camera/front"][0]))
 
 
 def test_a_killed_program_leaves_all_but_its_last_second(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_a_run_that_is_no_robots_has_no_actor(tmp_path: Path) -> None:
         RemoteActor(resolve(run), port=0)
     run = faults._run(str(tmp_path))
     run["env"]["max_reward"] = 0.0
-    from embodyrl.real_robot.env.config import check
+    from embodyrl.real_robot.env.config import check_settings
 
     with pytest.raises(UserError, match=r"env.max_reward is 0.0"):
-        check(resolve(run).env)  # type: ignore[arg-type]
+        check_settings(resolve(run).env)  # type: ignore[arg-type]
