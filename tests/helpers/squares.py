@@ -81,7 +81,7 @@ def two_views() -> Clips:
 NEVER = Calibration(bias=-50.0, threshold=1.0)
 SETTINGS = {
     "data": ("memory",), "horizon": 3, "channels": 16, "width": 32, "layers": 1,
-    "latent_channels": 4, "codec_steps": 20, "steps": 30, "state_steps": 200,
+    "latent_channels": 4, "codec_steps": 20, "steps": 30, "state_steps": 200, "inverse_steps": 60,
     "max_false_positives": 1.0,
 }  # fmt: skip
 

@@ -57,6 +57,7 @@ SETTINGS = {
     "width": 32,
     "layers": 2,
     "latent_channels": 8,
+    "inverse_steps": 100,
 }
 
 
@@ -437,7 +438,11 @@ def test_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch
     monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(80, 0)))
     monkeypatch.setattr(calibrate, "replay_success", mostly_right)
     config = WorldTrainConfig(
-        **SETTINGS, out=str(tmp_path / "whole"), codec_steps=6, steps=10, checkpoint_every=4
+        **SETTINGS | {"inverse_steps": 6},
+        out=str(tmp_path / "whole"),
+        codec_steps=6,
+        steps=10,
+        checkpoint_every=4,
     )
     strict = dataclasses.replace(config, out=str(tmp_path / "strict"), max_false_positives=0.0)
     for _ in range(2):  # it is not taken for a good model later

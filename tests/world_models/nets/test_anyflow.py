@@ -195,6 +195,7 @@ def test_it_learns_is_saved_and_dreams(anyflow, tmp_path) -> None:
         horizon=3,
         stochastic=True,
         steps=3,
+        inverse_steps=6,
         batch_size=8,
         out=str(tmp_path / "run"),
     )

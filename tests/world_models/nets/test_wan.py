@@ -42,6 +42,7 @@ def test_it_learns_is_saved_and_dreams_in_two_views(wan, tmp_path) -> None:
         horizon=3,
         stochastic=True,
         steps=3,
+        inverse_steps=6,
         batch_size=4,
         out=str(tmp_path / "run"),
     )
