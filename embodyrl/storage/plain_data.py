@@ -181,7 +181,7 @@ def require_plain(data: Any, where: str | Path) -> None:
         UserError: there is such a text or number, or the data are nested too deeply.
     """
 
-    def visit(value: Any, depth: int) -> None:
+    def visit(value: Any, depth: int, key: object = "") -> None:
         if depth > MAX_DEPTH:
             raise UserError(f"{where} is malformed: it is nested too deeply.")
         if isinstance(value, str) and "${" in value:
@@ -194,14 +194,15 @@ def require_plain(data: Any, where: str | Path) -> None:
         if isinstance(value, int | float) and (
             value != value or (isinstance(value, int) and abs(value) >= 2**63)
         ):
-            raise UserError(f"{where} is malformed: it holds NaN, or a number beyond 64 bits.")
+            number = "nan" if value != value else "beyond 64 bits"
+            raise UserError(f"{where}: {key} is {number}; give a number of at most 64 bits.")
         if isinstance(value, Mapping):
             for key, inner in value.items():
                 visit(key, depth + 1)
-                visit(inner, depth + 1)
+                visit(inner, depth + 1, key)
         elif isinstance(value, list | tuple):
             for inner in value:
-                visit(inner, depth + 1)
+                visit(inner, depth + 1, key)
 
     visit(data, 0)
 

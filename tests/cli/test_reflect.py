@@ -84,7 +84,7 @@ def test_score_counts_what_happened():
             '{"kind": "server", "url": "http://127.0.0.1:1/v1", "model": "m", "retrys": 1}',
             "'retries'",
         ),
-        ('{"kind": "trained"}', "cannot be read"),
+        ('{"kind": "trained"}', "is damaged"),
         ('{"kind": "goal"}', "cannot be read"),
         ('{"kind": "vlm", "model": "/nowhere"}', "cannot be loaded"),
     ],

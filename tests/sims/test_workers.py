@@ -14,6 +14,7 @@ import torch
 
 from embodyrl import registry
 from embodyrl.errors import UserError
+from embodyrl.rollouts import fault_watch
 from embodyrl.sims.workers.pool import PooledVecEnv
 
 PLUGIN = '''
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 import mujoco, numpy as np, torch
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
 from embodyrl.errors import MissingDependencyError
+from embodyrl.rollouts import fault_watch
 from embodyrl.types import EnvSpec, Obs
 
 XML = """<mujoco><option timestep="0.01"/>
@@ -190,8 +192,8 @@ def test_expert_runs_beside_the_simulator(pool, config_class):
         assert torch.equal(actions, plain_actions)
 
 
-def test_killed_worker_costs_one_masked_chunk(pool):
-    env, untouched = pool(), pool()
+def test_killed_worker_costs_one_masked_chunk(pool, config_class):
+    env, untouched = pool(), in_process(config_class(num_envs=5))
     env.reset(), untouched.reset()
     before = env.step(actions_of(0))
     untouched.step(actions_of(0))
@@ -249,21 +251,27 @@ def test_stopped_worker_is_found_within_its_deadline(pool):
     assert env.step(actions_of(1)).valid[step.done].any()
 
 
-def test_segfault_names_the_signal_and_repeated_faults_stop_the_run(pool):
+@pytest.fixture
+def two_faults(monkeypatch):
+    """Two faults are too many: each costs a worker that must be started anew."""
+    monkeypatch.setattr(fault_watch, "MAX_FAULTS", 2)
+
+
+def test_segfault_names_the_signal_and_repeated_faults_stop_the_run(pool, two_faults):
     env = pool(bad_init=4, how="segfault", num_envs=2)
     with pytest.raises(
-        UserError, match=r"(?s)broke 5 times.*initial state 4, swing.*SIGSEGV.*Fatal Python error"
+        UserError, match=r"(?s)broke 2 times.*initial state 4, swing.*SIGSEGV.*Fatal Python error"
     ):
-        for _ in range(5):
+        for _ in range(2):
             env.reset(init=[4, 1])
             env.step(actions_of(0, num_envs=2))
     assert not any(psutil.pid_exists(pid) for pid in pids(env))
 
 
-def test_a_worker_that_breaks_in_reset_is_tried_again_until_the_limit(pool):
+def test_a_worker_that_breaks_in_reset_is_tried_again_until_the_limit(pool, two_faults):
     env = pool(bad_init=4, how="segfault", where="reset", num_envs=2)
     env.reset(init=[2, 1])
-    with pytest.raises(UserError, match=r"(?s)broke 5 times.*SIGSEGV"):
+    with pytest.raises(UserError, match=r"(?s)broke 2 times.*SIGSEGV"):
         env.reset([0], init=[4])
 
 

@@ -179,10 +179,10 @@ class RosRobot:
 
     def _on_word(self, message: Fields, kind: type, attribute: str) -> None:
         """A message with one value, of the instruction, the success or the initial state."""
-        value = text(message["data"], "the instruction") if kind is str else message["data"]
+        value = message["data"]
         if type(value) is not kind:
-            raise MessageError(f"a message of std_msgs/{_WORD_KINDS[kind]} has another value")
-        setattr(self, attribute, value)
+            raise MessageError(f"a message has the data {value!a:.40}, which is no {kind.__name__}")
+        setattr(self, attribute, text(value, "the instruction") if kind is str else value)
 
     def _on_image(self, name: str, message: Fields) -> None:
         now = self._clock.now()

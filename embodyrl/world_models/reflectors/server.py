@@ -79,7 +79,7 @@ class ServerConfig:
     api_key_env: str = ""
     """Name of the environment variable that holds the key; it must begin with ``REFLECTOR_``. The
     key itself is never stored."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
     """More request fields, e.g. ``{"chat_template_kwargs": {"enable_thinking": false}}``."""
 
     def __post_init__(self) -> None:

@@ -37,7 +37,7 @@ class VLMConfig:
     """Questions in a forward pass."""
     min_mass: float = 0.05
     """Least probability of yes and no together; below it the frame is not judged."""
-    template: Mapping[str, Any] = field(default_factory=dict)
+    template: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the chat template, e.g. ``{"enable_thinking": false}``."""
 
     def __post_init__(self) -> None:

@@ -441,17 +441,16 @@ def test_judges_that_learned_with_noise_are_sure_of_less() -> None:
             torch.manual_seed(0)
             model = build_model(WorldTrainConfig(**SETTINGS, state=True, judges=2), clips, rows)
         adam = torch.optim.Adam(model.parameters(), lr=3e-3)
-        for step in range(300):
+        embedded = embed_sentences(clips.sentences)
+        for step in range(150):
             generator = torch.Generator().manual_seed(step)
-            some = rows[torch.randint(len(rows), (256,), generator=generator)]
+            some = rows[torch.randint(len(rows), (128,), generator=generator)]
             adam.zero_grad()
-            loss, figures = state_loss(
-                model, clips, embed_sentences(clips.sentences), some, 0, 0.0, noise, generator
-            )
+            loss, figures = state_loss(model, clips, embedded, some, 0, 0.0, noise, generator)
             loss.backward()
             adam.step()
             assert set(figures) == {"state", "state_success"}
-        words = embed_sentences(clips.sentences)[clips.sentence[rows]]
+        words = embedded[clips.sentence[rows]]
         sure.append(float(model.state.logit(clips.full_state(rows), words).detach().abs().mean()))
     assert 0 < sure[1] < 0.6 * sure[0]
     for wrong in ({"judge_noise": -0.1}, {"judges": 0}):
