@@ -352,7 +352,10 @@ class SACFlow(Algorithm):
             self.log_alpha.copy_(state["log_alpha"])
         for optimizer, saved in zip(self._guarded(), state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self.collected, self.gradient_steps, self.pending_steps = map(int, state["counters"])
+        collected, gradient_steps, pending_steps = state["counters"]
+        self.collected = int(collected)
+        self.gradient_steps = int(gradient_steps)
+        self.pending_steps = float(pending_steps)  # a fraction of a step may be left
         if state["replay"] is not None:
             self.buffer.load_state_dict(state["replay"])
 
