@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -55,6 +55,8 @@ class DataConfig:
             proportion to its number of frames.
         intervention_weight: how many times as often frames are drawn in which a person had taken
             over, compared with other frames.
+        cameras: name of the env's camera -> key in the data sets, where they have other names, e.g.
+            ``{front: image}``; by default the names are compared.
         codec: path to a world model. Every other frame is replaced by its reconstruction, so that
             the policy has seen the kind of images on which it will be trained in the world model.
     """
@@ -65,6 +67,7 @@ class DataConfig:
     more: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
     intervention_weight: float = 1.0
+    cameras: dict[str, str] = field(default_factory=dict)
     codec: str = ""
 
 

@@ -4,7 +4,8 @@
     python -m benchmarks.faults ports --tries 50 # one piece
     python -m benchmarks.faults --list
 
-The counts go into ``benchmarks/faults.json``, next to those of other pieces.
+The counts go into ``benchmarks/faults.json``, next to those of other pieces, and into the table of
+``docs/security.md``.
 """
 
 from __future__ import annotations
@@ -59,6 +60,21 @@ def run(name: str, tries: int, seed: int) -> dict[str, Any]:
     return {"one try": PIECES[name][0], **counts, "seconds": seconds, "seed": seed}
 
 
+def write(found: dict[str, Any]) -> None:
+    """The JSON, and the table of the docs."""
+    (HERE / "faults.json").write_text(json.dumps(found, indent=1) + "\n")
+    lines = ["| Piece | One try | Tries | Survived | Seconds |", "| --- | --- | --- | --- | --- |"]
+    for name in (name for name in PIECES if name in found["pieces"]):
+        row = found["pieces"][name]
+        cells = (name, row["one try"], f"{row['tries']:,}", f"{row['survived']:,}", row["seconds"])
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    page = HERE.parent / "docs" / "security.md"
+    begin, end = (f"<!-- measured: {word} -->\n" for word in ("begin", "end"))
+    before, _, rest = page.read_text().partition(begin)
+    after = rest.partition(end)[2]
+    page.write_text(before + begin + "\n".join(lines) + "\n" + end + after)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -82,7 +98,7 @@ def main() -> None:
         print(f"{name}: {json.dumps(counts)}", flush=True)
         found["pieces"][name] = {**counts, "commit": git_commit()}
         found["hardware"] = hardware()
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        write(found)
     sys.exit(1 if lost else 0)
 
 

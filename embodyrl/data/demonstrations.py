@@ -344,7 +344,7 @@ def _camera_keys(
         raise UserError(
             f"{spec.name} has the camera {missing[0]!r}, but the data set {data.path} only has "
             f"{', '.join(map(repr, short)) or 'none'}. Say which one to use: "
-            f"cameras={{{missing[0]}: KEY}}."
+            f"data.cameras={{{missing[0]}: KEY}}."
         )
     return keys
 

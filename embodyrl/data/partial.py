@@ -40,16 +40,16 @@ class EpisodeParts:
     def __init__(self, path: str | Path, settings: Mapping[str, Any]) -> None:
         self.folder = parts_folder(path)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._check_settings(json.loads(json.dumps(settings)))
         # The episodes that are there, up to the first missing or damaged one.
         self._paths: list[Path] = []
         while (file := self._file(len(self._paths))).exists() and _is_whole(file):
             self._paths.append(file)
+        self._check_settings(json.loads(json.dumps(settings)))
 
     def _check_settings(self, new: dict[str, Any]) -> None:
         """Compares the settings with those in the folder, or writes them there."""
         path = self.folder / "settings.json"
-        if not path.exists():
+        if not path.exists() or not self._paths:  # nothing was collected with the old ones
             write_json(path, new)
             return
         old = read_json(path, {...: ANYTHING}, f"Delete {self.folder} to start over.")

@@ -40,7 +40,12 @@ def load_demos(config: Config, algorithm: Algorithm, spec: EnvSpec) -> Any:
     parts = []
     for path in (data.path, *data.more):
         part = Demonstrations.load(
-            path, config.policy.horizon, spec=spec, episodes=data.episodes, keep=data.keep
+            path,
+            config.policy.horizon,
+            spec=spec,
+            episodes=data.episodes,
+            keep=data.keep,
+            cameras=data.cameras or None,
         )
         part.intervention_weight = data.intervention_weight
         parts.append(part)

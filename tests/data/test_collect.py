@@ -222,3 +222,8 @@ def test_a_recording_is_kept_as_it_was(tmp_path):
     )
     parts.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_collection_that_kept_nothing_does_not_bind_the_next_one(tmp_path):
+    EpisodeParts(tmp_path / "x", {"seed": 0})
+    assert len(EpisodeParts(tmp_path / "x", {"seed": 1, "policy": "runs/a"})) == 0

@@ -84,6 +84,19 @@ def test_a_run_may_imitate_failures_too(dataset, spec_and_recordings):
     assert number == {"success": sum(r.success for r in recordings), "all": 8}
 
 
+def test_a_run_says_which_camera_of_the_data_is_which_of_the_env(dataset, spec_and_recordings):
+    spec, _ = spec_and_recordings
+    exchanged = {"front": "wrist", "wrist": "front"}
+    seen = []
+    for cameras in ({}, exchanged):
+        sections = {"env": {"name": "mujoco", "task": "pick,push"}, "policy": {"name": "flow_vla"}}
+        data = {"path": str(dataset), "cameras": cameras}
+        config = resolve({**sections, "algorithm": {"name": "sft"}, "data": data})
+        seen.append(load_demos(config, SFT, spec).images)
+    assert np.array_equal(seen[0]["front"], seen[1]["wrist"])
+    assert not np.array_equal(seen[0]["front"], seen[1]["front"])
+
+
 def test_lerobot_reads_the_same_frames(dataset):
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
     from lerobot.utils.feature_utils import dataset_to_policy_features
