@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import random
+import sys
 import tempfile
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from embodyrl.world_models.init import build_model
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.reflectors.folder import load_reflector, save_reflector
 from embodyrl.world_models.reflectors.trained import TrainedReflector
-from tests.helpers.squares import squares
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "helpers"))
+from squares import squares
 
 TINY = {"latent_channels": 4, "channels": 8, "width": 32, "layers": 1, "heads": 2, "horizon": 4}
 
