@@ -157,8 +157,9 @@ def ends_at_rest(
     assert speeds.max() > 0.05 and speeds[-1] < 1e-6
     took = (stopping & (speeds > 1e-6)).sum() * PATIENT.tick  # to stop
     assert took < 0.3, took
-    # An arm that goes to and fro may be struck where it turns, and then stands within the tick.
-    assert took > 0.0 or not moving or speeds[~stopping][-1] < 0.1, speeds[~stopping][-5:]
+    # An arm that goes to and fro may be struck where it turns, and then stands within the tick: the
+    # hardest stop takes .15 rad/s off.
+    assert took > 0.0 or not moving or speeds[~stopping][-1] < 0.15, speeds[~stopping][-5:]
 
 
 def goes_on(episode: RobotEpisode, path: Path, moved: float = 0.05) -> np.ndarray:

@@ -46,7 +46,7 @@ TOPICS = PRESETS["twin"]
 
 def test_nonsense_is_refused_in_words_by_every_parser() -> None:
     counts = faults.survive(420, seed=3)
-    parsers = {name.rpartition(" ")[0] for name in counts if name != "tries"}
+    parsers = {name.rpartition(" ")[0] for name in counts if " " in name}
     assert len(parsers) == 15
     assert all(counts.get(f"{name} refused", 0) for name in parsers)
 

@@ -133,9 +133,8 @@ def test_a_data_set_cannot_name_a_file_elsewhere(tmp_path):
         data = DatasetFiles(tmp_path, {"video_path": template}, {}, {}, [], {}, [], [], np.zeros(0))
         with pytest.raises(UserError):
             file_of(data, "video_path", video_key="front", chunk_index=0)
-    data = DatasetFiles(
-        tmp_path, {"video_path": "v/{video_key}/{chunk_index:03d}.mp4"}, {}, {}, [], {}
-    )
+    info = {"video_path": "v/{video_key}/{chunk_index:03d}.mp4"}
+    data = DatasetFiles(tmp_path, info, {}, {}, [], {}, [], [], np.zeros(0))
     assert file_of(data, "video_path", video_key="a", chunk_index=2) == tmp_path / "v/a/002.mp4"
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta" / "info.json").write_text("[1]")

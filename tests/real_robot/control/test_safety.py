@@ -15,7 +15,7 @@ from embodyrl.real_robot.control.bound_monitor import BoundMonitor
 from embodyrl.real_robot.control.fuzz import BOX, fuzz, fuzz_bounds
 from embodyrl.real_robot.control.fuzz_messages import FIELDS, VALUES, fuzz_messages, try_message
 from embodyrl.real_robot.control.limit_monitor import LimitMonitor
-from embodyrl.real_robot.control.limits import FR3, PANDA, find
+from embodyrl.real_robot.control.limits import FR3, PANDA, limits_of
 from embodyrl.real_robot.control.messages import Mode, RobotState, Target
 from embodyrl.real_robot.control.safety import Event, SafetyFilter
 from embodyrl.real_robot.control.safety_config import SafetyConfig
@@ -105,7 +105,7 @@ def test_velocity_limits_are_those_of_the_data_sheet() -> None:
         PANDA.velocity_bounds(PANDA.q_min)[0] == 0
     ).all()
     with pytest.raises(UserError, match="Did you mean 'fr3'"):
-        find("fr33")
+        limits_of("fr33")
 
 
 @pytest.mark.parametrize("robot", ["fr3", "panda"])

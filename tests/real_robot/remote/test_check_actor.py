@@ -35,7 +35,7 @@ BOUNDS = Bounds(SPEC, faults.H, 1.0, 1.0)
 
 def test_bad_actors_are_named_and_the_run_goes_on() -> None:
     counts = faults.survive(40, seed=2)
-    assert counts == {"tries": 40, "refused": 40, "chunks": 10}
+    assert counts == {"tries": 40, "survived": 40, "chunks": 10}
 
 
 def chunk_with(**changes: Any) -> dict[str, Any]:
