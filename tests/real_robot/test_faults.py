@@ -131,6 +131,7 @@ def test_what_happens_in_mid_motion_ends_at_rest_within_limits_and_in_the_log(
 def test_what_needs_no_stop_does_not_stop_it(twin: Faulty, tmp_path: Path, fault: str) -> None:
     """States that are lost, repeated and in the wrong order, and a gripper that hangs."""
     twin.fault = fault
+    twin.kept = []  # not the states of an earlier episode
     episode = driven(twin, tmp_path / "run.mcap", [0.1, 0.35, 0.2, -1.0])
     twin.fault = ""
     goes_on(episode, tmp_path / "run.mcap")
