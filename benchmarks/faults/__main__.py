@@ -90,13 +90,14 @@ def main() -> None:
     if unknown := set(a.pieces) - set(PIECES):
         parser.error(f"no piece {', '.join(sorted(unknown))}; see --list")
     path = HERE / "faults.json"
+    commit = git_commit()  # before this program's own files change
     lost = 0
     for name in a.pieces or PIECES:
         counts = run(name, a.tries or PIECES[name][1], a.seed)
         lost += counts["tries"] - counts["survived"]
         print(f"{name}: {json.dumps(counts)}", flush=True)
         found = json.loads(path.read_text()) if path.exists() else {"pieces": {}}
-        found["pieces"][name] = {**counts, "commit": git_commit()}
+        found["pieces"][name] = {**counts, "commit": commit}
         found["hardware"] = hardware()
         write(found)
     sys.exit(1 if lost else 0)
