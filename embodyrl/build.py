@@ -17,6 +17,7 @@ from embodyrl.errors import UserError
 from embodyrl.policy import Policy
 from embodyrl.rollouts.fault_watch import guarded
 from embodyrl.storage import checkpoint
+from embodyrl.storage.env_spec import check_compatible, spec_from_json
 from embodyrl.storage.plain_data import first_line
 from embodyrl.types import EnvSpec
 
@@ -63,7 +64,7 @@ def load_spec(path: str) -> EnvSpec:
         UserError: the checkpoint is damaged or malformed.
     """
     _, meta = checkpoint.load_run(checkpoint.find(path))
-    return checkpoint.spec_from_json(meta["spec"])
+    return spec_from_json(meta["spec"])
 
 
 def load_policy(
@@ -82,7 +83,7 @@ def load_policy(
         UserError: the checkpoint is damaged or malformed, or does not fit.
     """
     states, meta = checkpoint.load_run(checkpoint.find(path))
-    checkpoint.check_compatible(meta["spec"], spec)
+    check_compatible(meta["spec"], spec)
     most = FRESH_PARAMETERS + 3 * checkpoint.num_values(states["policy"])
     with described_by(path), _at_most(most, path):
         policy = make_policy(config, spec, seed, device)

@@ -24,7 +24,7 @@ from embodyrl.config import resolve
 from embodyrl.distributed.wire import from_bytes, to_bytes
 from embodyrl.real_robot.remote.learner import REFUSED, RemoteActor
 from embodyrl.rollouts.batches import Episode, TransitionBatch, Transitions
-from embodyrl.storage import checkpoint
+from embodyrl.storage.env_spec import spec_to_json
 from embodyrl.training.setup import Envs, build_algorithm
 from embodyrl.types import EnvSpec, Obs
 
@@ -116,7 +116,7 @@ def bad_message(rng: random.Random) -> bytes | str:
 
 def bad_spec(rng: random.Random) -> dict[str, Any]:
     """A spec with a wrong field: its actor is refused as it arrives."""
-    spec = checkpoint.spec_to_json(SPEC)
+    spec = spec_to_json(SPEC)
     name = rng.choice([n for n in spec if n not in ("name", "num_init_states")])
     # An empty text or list would be no other layout than none.
     odd = [x for x in nonsense.ODD if not isinstance(x, int) and x not in ("", [], {})]
@@ -183,7 +183,7 @@ def survive(tries: int, seed: int) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as out:
         learner = RemoteActor(resolve(_run(out)), port=0, token=TOKEN)
         try:
-            with _join(learner.port, {"spec": checkpoint.spec_to_json(SPEC)}):
+            with _join(learner.port, {"spec": spec_to_json(SPEC)}):
                 algorithm: Any = build_algorithm(
                     learner.config, Envs(learner.config, learner), torch.device("cpu")
                 )
@@ -211,7 +211,7 @@ def _bad_actor(rng: random.Random, port: int, good: bool) -> None:
         with _join(port, bad_spec(rng)) as link:
             assert _end_of(link)
         return
-    with _join(port, {"spec": checkpoint.spec_to_json(SPEC)}) as link:
+    with _join(port, {"spec": spec_to_json(SPEC)}) as link:
         asked: Callable[[], Any] = lambda: from_bytes(link.recv(timeout=20.0))  # type: ignore[arg-type] # noqa: E731
         assert asked()["do"] == "play"
         if good:

@@ -16,7 +16,7 @@ from embodyrl.data.lerobot_read import IMAGE_PREFIX
 from embodyrl.data.recording import Recording
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.storage.atomic_files import rename_folder, write_json
-from embodyrl.storage.checkpoint import spec_to_json
+from embodyrl.storage.env_spec import spec_to_json
 from embodyrl.types import EnvSpec
 
 _INTERVENTION = {"intervention": {"dtype": "bool", "shape": (1,), "names": None}}

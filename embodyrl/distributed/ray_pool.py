@@ -20,7 +20,7 @@ from embodyrl.build import pick_device
 from embodyrl.config import Config, resolve, to_dict
 from embodyrl.distributed.wire import know_batch, pack, unpack
 from embodyrl.errors import MissingDependencyError, UserError
-from embodyrl.storage import checkpoint
+from embodyrl.storage.env_spec import spec_from_json, spec_to_json
 from embodyrl.training.shards import (
     Between,
     Piece,
@@ -136,7 +136,7 @@ class RayWorker:
 
     def spec(self) -> dict[str, Any]:
         """Of its envs, as JSON data."""
-        return checkpoint.spec_to_json(self._shard.spec)
+        return spec_to_json(self._shard.spec)
 
     def play(self, frozen: list[Any], weights: State, iteration: int) -> dict[str, Any]:
         """A packed ``Piece``; ``frozen`` holds a reference, which is looked up once."""
@@ -170,7 +170,7 @@ class RayPool:
         self._workers = [actor.remote(plain, k, device) for k in range(count)]
         self._frozen: Any = None
         specs = [self._get(worker.spec.remote()) for worker in self._workers]
-        self.spec = checkpoint.spec_from_json({**specs[0], "num_envs": config.env.num_envs})
+        self.spec = spec_from_json({**specs[0], "num_envs": config.env.num_envs})
 
     def _get(self, ref: Any) -> Any:
         errors = self._ray.exceptions

@@ -22,6 +22,7 @@ from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.functional.intervals import format_rate, format_return
 from embodyrl.storage import checkpoint
 from embodyrl.storage.atomic_files import rename_folder
+from embodyrl.storage.env_spec import spec_from_json
 from embodyrl.storage.plain_data import inside
 from embodyrl.storage.run_files import read_evaluations, read_meta
 
@@ -171,7 +172,7 @@ def card(repo: str, meta: dict[str, Any], evaluations: dict[str, Any], run: Path
     config = meta["config"]
     spec = meta["spec"]
     about = read_meta(run / "meta.json") if (run / "meta.json").exists() else {}
-    reports_success = checkpoint.spec_from_json(spec).reports_success
+    reports_success = spec_from_json(spec).reports_success
 
     def score(episodes: list[dict[str, Any]]) -> str:
         if reports_success:

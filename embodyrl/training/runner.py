@@ -31,6 +31,7 @@ from embodyrl.rollouts.evaluation import Evaluation, evaluate
 from embodyrl.rollouts.seeding import seeded
 from embodyrl.storage import checkpoint
 from embodyrl.storage.atomic_files import remove_unfinished, write_text
+from embodyrl.storage.env_spec import check_compatible, spec_to_json
 from embodyrl.storage.folder_lock import locked
 from embodyrl.storage.loggers import LiveTable, MetricsWriter
 from embodyrl.storage.provenance import describe_run, finish_run
@@ -324,7 +325,7 @@ def resume(run: Run) -> Position:
         return Position()
     run.resumed = newest
     states, meta = checkpoint.load_run(newest, "position", device=run.device)
-    checkpoint.check_compatible(meta["spec"], run.envs.spec)
+    check_compatible(meta["spec"], run.envs.spec)
     with described_by(newest):
         run.algorithm.result.load_state_dict(states["policy"])
         run.algorithm.load_state_dict(states["algorithm"])
@@ -345,7 +346,7 @@ def save_checkpoint(run: Run) -> None:
             return
     meta = {
         "config": dataclasses.asdict(run.config),
-        "spec": checkpoint.spec_to_json(run.envs.spec),
+        "spec": spec_to_json(run.envs.spec),
         "position": dataclasses.asdict(run.at),
     }
     path = run.folder / "checkpoints" / f"step_{run.at.iteration:06d}"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
-from embodyrl.storage.checkpoint import spec_from_json
+from embodyrl.storage.env_spec import spec_from_json
 from embodyrl.types import EnvSpec
 
 

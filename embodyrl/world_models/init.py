@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from embodyrl.errors import UserError
-from embodyrl.storage import checkpoint
+from embodyrl.storage.env_spec import check_compatible
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.config import WorldTrainConfig
 from embodyrl.world_models.model import WorldModel
@@ -92,7 +92,7 @@ def continue_model(config: WorldTrainConfig, clips: Clips) -> WorldModel:
         UserError: the data do not fit it.
     """
     model = WorldModel.load(config.init)
-    checkpoint.check_compatible(model.spec, clips.spec)
+    check_compatible(model.spec, clips.spec)
     if model.state is not None and model.spec.layout != clips.spec.layout:
         raise UserError(
             f"{config.init} and the data disagree on which numbers of the simulator's state are "

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embodyrl.build import make_env
 from embodyrl.env import VecEnv, plan_reset
-from embodyrl.storage.checkpoint import check_compatible
+from embodyrl.storage.env_spec import check_compatible
 from embodyrl.types import Obs, Step
 from embodyrl.world_models.config import WorldModelConfig
 from embodyrl.world_models.env import WorldModelEnv

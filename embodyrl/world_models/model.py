@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from embodyrl.build import described_by
 from embodyrl.errors import UserError
-from embodyrl.storage.checkpoint import spec_from_json, spec_to_json
+from embodyrl.storage.env_spec import spec_from_json, spec_to_json
 from embodyrl.types import EnvSpec
 from embodyrl.world_models import model_files
 from embodyrl.world_models.dream import ChunkInputs, Dream

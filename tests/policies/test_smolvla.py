@@ -26,6 +26,7 @@ from embodyrl.policies.vla.make_small import make_small_smolvla
 from embodyrl.policies.vla.policy import SmolVLA, VLAConfig
 from embodyrl.rollouts.collect import Player
 from embodyrl.storage import checkpoint
+from embodyrl.storage.env_spec import spec_to_json
 from embodyrl.types import EnvSpec, Obs
 
 pytest.importorskip("lerobot.policies", reason="the extra vla is not installed")
@@ -130,7 +131,7 @@ def test_a_checkpoint_of_a_run_holds_the_statistics_too(small, trained, tmp_path
         tmp_path / "step_000001",
         {"policy": policy.state_dict()},
         {
-            "spec": checkpoint.spec_to_json(SPEC),
+            "spec": spec_to_json(SPEC),
             "config": {"policy": dataclasses.asdict(policy.config)},
         },
     )

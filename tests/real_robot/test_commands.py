@@ -26,6 +26,7 @@ from embodyrl.real_robot.policy_link.client import PolicyClient
 from embodyrl.real_robot.ros.config import load_robot
 from embodyrl.real_robot.twin.mujoco_twin import BOX, MujocoTwin
 from embodyrl.storage import checkpoint
+from embodyrl.storage.env_spec import spec_to_json
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +45,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     policy = make_policy(config.policy, twin.spec, 0)
     meta = {
         "config": json.loads(json.dumps(asdict(config))),
-        "spec": checkpoint.spec_to_json(twin.spec),
+        "spec": spec_to_json(twin.spec),
     }
     twin.close()
     return checkpoint.save(folder / "step_000001", {"policy": policy.state_dict()}, meta)

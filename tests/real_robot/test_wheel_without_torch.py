@@ -22,6 +22,7 @@ from embodyrl.config import compose
 from embodyrl.real_robot.logs.mcap_log import read
 from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 from embodyrl.storage import checkpoint
+from embodyrl.storage.env_spec import spec_to_json
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,7 +95,7 @@ def test_without_torch_it_drives_the_twin_by_a_served_policy(wheel: Path, tmp_pa
     policy = make_policy(config.policy, env.spec, 0)
     meta = {
         "config": json.loads(json.dumps(asdict(config))),
-        "spec": checkpoint.spec_to_json(env.spec),
+        "spec": spec_to_json(env.spec),
     }
     env.close()
     saved = checkpoint.save(tmp_path / "step_000001", {"policy": policy.state_dict()}, meta)

@@ -22,6 +22,7 @@ from embodyrl.rollouts.collect import Player
 from embodyrl.sims.gymnasium.env import GymnasiumConfig, GymnasiumEnv, no_deprecations
 from embodyrl.sims.gymnasium.tasks import TASKS
 from embodyrl.storage import checkpoint
+from embodyrl.storage.env_spec import spec_from_json
 from embodyrl.storage.loggers import read_metrics
 from embodyrl.training.evaluate import evaluate_checkpoint, print_evaluation
 from embodyrl.training.hub import card
@@ -124,7 +125,7 @@ def test_a_run_without_success_speaks_of_its_return(cheetah):
     page = json.loads((folder / "evals" / "after.json").read_text())
     assert page["reports_success"] is False and len(page["episodes"]) == 3
     _, meta = checkpoint.load(checkpoint.find(folder))
-    assert not checkpoint.spec_from_json(meta["spec"]).reports_success
+    assert not spec_from_json(meta["spec"]).reports_success
     text = card("me/cheetah", meta, {"after": page}, folder)
     assert (
         "| mean return, 95% interval |" in text

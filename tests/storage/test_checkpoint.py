@@ -17,6 +17,7 @@ from torch import nn
 from embodyrl.errors import UserError
 from embodyrl.storage import checkpoint
 from embodyrl.storage.checkpoint import DamagedCheckpointError
+from embodyrl.storage.env_spec import check_compatible, spec_from_json, spec_to_json
 from embodyrl.types import EnvSpec
 
 SPEC = EnvSpec(
@@ -317,32 +318,29 @@ def test_find_takes_a_run_a_folder_or_a_checkpoint(tmp_path):
 
 
 def test_spec_round_trip_and_unknown_key():
-    data = checkpoint.spec_to_json(SPEC)
-    assert checkpoint.spec_from_json(json.loads(json.dumps(data))) == SPEC
-    assert checkpoint.spec_from_json(dataclasses.asdict(SPEC)) == SPEC
+    data = spec_to_json(SPEC)
+    assert spec_from_json(json.loads(json.dumps(data))) == SPEC
+    assert spec_from_json(dataclasses.asdict(SPEC)) == SPEC
     with pytest.raises(UserError, match=r"'control_mod'.*Did you mean 'control_mode'"):
-        checkpoint.spec_from_json({**data, "control_mod": "x"})
+        spec_from_json({**data, "control_mod": "x"})
     with pytest.raises(UserError, match="malformed: the content has no 'num_envs'"):
-        checkpoint.spec_from_json({"name": "x"})
+        spec_from_json({"name": "x"})
 
 
 def test_the_spec_of_an_older_checkpoint_reported_success():
-    data = checkpoint.spec_to_json(dataclasses.replace(SPEC, reports_success=False))
-    checkpoint.check_compatible(data, SPEC)
-    assert not checkpoint.spec_from_json(data).reports_success
+    data = spec_to_json(dataclasses.replace(SPEC, reports_success=False))
+    check_compatible(data, SPEC)
+    assert not spec_from_json(data).reports_success
     del data["reports_success"], data["layout"]
-    assert (
-        checkpoint.spec_from_json(data).reports_success
-        and checkpoint.spec_from_json(data).layout == ()
-    )
+    assert spec_from_json(data).reports_success and spec_from_json(data).layout == ()
 
 
 def test_compatible_specs_pass():
     other = dataclasses.replace(
         SPEC, name="mujoco/push", num_envs=1, tasks=("c",), max_episode_steps=9, privileged_dim=0
     )
-    checkpoint.check_compatible(SPEC, other)
-    checkpoint.check_compatible(checkpoint.spec_to_json(SPEC), other)
+    check_compatible(SPEC, other)
+    check_compatible(spec_to_json(SPEC), other)
 
 
 def test_every_difference_is_named():
@@ -356,7 +354,7 @@ def test_every_difference_is_named():
         cameras={"agent_view": (64, 64), "wrist": (64, 64)},
     )
     with pytest.raises(UserError) as caught:
-        checkpoint.check_compatible(SPEC, env)
+        check_compatible(SPEC, env)
     text = str(caught.value)
     for part in (
         "mujoco/pick",
@@ -386,7 +384,7 @@ class Tiny(nn.Module):
 
 def test_load_policy_fits_or_says_why(tmp_path):
     policy = Tiny(TinyConfig())
-    meta = {"spec": checkpoint.spec_to_json(SPEC), "config": {"policy": {"width": 4}}}
+    meta = {"spec": spec_to_json(SPEC), "config": {"policy": {"width": 4}}}
     checkpoint.save(
         tmp_path / "run" / "checkpoints" / "step_000001", {"policy": policy.state_dict()}, meta
     )

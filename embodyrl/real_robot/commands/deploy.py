@@ -186,16 +186,14 @@ def _open_twin(
     from embodyrl.build import load_config
     from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy
     from embodyrl.real_robot.twin.config import twin_config
-    from embodyrl.storage import checkpoint
+    from embodyrl.storage.env_spec import check_compatible
 
     config = twin_config(path, overrides)
     policy = CheckpointPolicy(path, load_config(path, overrides).run.device, seed)
     connected = opened.enter_context(simulated_robot(config))
     # The overrides may have changed the task into one that the policy does not fit.
     spec = connected.robot.spec  # type: ignore[attr-defined]
-    checkpoint.check_compatible(
-        policy.spec, dataclasses.replace(spec, num_envs=policy.spec.num_envs)
-    )
+    check_compatible(policy.spec, dataclasses.replace(spec, num_envs=policy.spec.num_envs))
     return opened.enter_context(serve_here(policy)), connected
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from embodyrl.real_robot.parsing import MessageError, number, shown, text, whole
 from embodyrl.rollouts.batches import Episode, TransitionBatch, Transitions
 from embodyrl.rollouts.evaluation import Evaluation
-from embodyrl.storage import checkpoint
+from embodyrl.storage.env_spec import check_compatible, spec_from_json
 from embodyrl.types import EnvSpec, Obs
 
 MAX_PROPRIO = 1e4
@@ -62,7 +62,7 @@ def check_spec(message: Any) -> EnvSpec:
         text(key, "a key of the spec", 64)
     need(isinstance(data.get("cameras"), dict), "spec.cameras is no map")
     try:
-        spec = checkpoint.spec_from_json(data)
+        spec = spec_from_json(data)
     except (AttributeError, LookupError, ArithmeticError, TypeError, ValueError) as error:
         raise MessageError(f"the spec cannot be read ({type(error).__name__})") from error
     text(spec.name, "spec.name")
@@ -93,7 +93,7 @@ def check_same_env(run: EnvSpec, actor: EnvSpec) -> None:
     Raises:
         UserError: the message names what differs.
     """
-    checkpoint.check_compatible(run, actor)
+    check_compatible(run, actor)
     for name in EnvSpec.__dataclass_fields__:
         ours = getattr(run, name)
         theirs = getattr(actor, name)

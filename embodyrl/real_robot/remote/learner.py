@@ -43,6 +43,7 @@ from embodyrl.real_robot.remote.check_actor import (
 from embodyrl.rollouts.batches import TransitionBatch
 from embodyrl.rollouts.evaluation import Evaluation
 from embodyrl.storage import checkpoint
+from embodyrl.storage.env_spec import check_compatible, spec_from_json
 from embodyrl.types import EnvSpec
 
 PORT = 8001
@@ -258,7 +259,7 @@ class RemoteActor:
             if self._spec is not None:
                 check_same_env(self._spec, spec)
             elif self._resumed is not None:
-                checkpoint.check_compatible(self._resumed, spec)
+                check_compatible(self._resumed, spec)
             self._spec = self._spec or spec
             self.restarts += 1
             self._news.notify_all()
@@ -304,4 +305,4 @@ def _saved_spec(config: Config) -> EnvSpec | None:
     newest = checkpoint.latest(config.run.folder / "checkpoints")
     if newest is None:
         return None
-    return checkpoint.spec_from_json(json.loads((newest / "meta.json").read_text())["spec"])
+    return spec_from_json(json.loads((newest / "meta.json").read_text())["spec"])

@@ -18,7 +18,7 @@ from embodyrl.real_robot.remote.learner import MAX_BYTES, REFUSED
 from embodyrl.rollouts.collect import Player, collect_transitions
 from embodyrl.rollouts.evaluation import evaluate
 from embodyrl.rollouts.seeding import seeded
-from embodyrl.storage import checkpoint
+from embodyrl.storage.env_spec import spec_to_json
 from embodyrl.training.setup import Envs, build_algorithm
 
 GONE = 1  # s until a learner that does not answer is not waited for
@@ -68,7 +68,7 @@ def act(
         envs = Envs(config)
         opened.callback(envs.close)
         try:
-            connection.send(to_bytes({"spec": checkpoint.spec_to_json(envs.train_spec)}))
+            connection.send(to_bytes({"spec": spec_to_json(envs.train_spec)}))
             return _serve(connection, config, envs)
         except ConnectionClosed as error:
             if error.rcvd is not None and error.rcvd.code == REFUSED:

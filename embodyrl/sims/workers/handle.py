@@ -16,7 +16,7 @@ from embodyrl import errors
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError
 from embodyrl.sims.workers.process import config_to_json, receive_message, send_message
-from embodyrl.storage.checkpoint import spec_from_json
+from embodyrl.storage.env_spec import spec_from_json
 from embodyrl.types import EnvSpec
 
 

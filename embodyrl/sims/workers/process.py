@@ -31,7 +31,7 @@ import torch
 from embodyrl import registry
 from embodyrl.errors import UserError
 from embodyrl.rollouts.fault_watch import GuardedEnv
-from embodyrl.storage.checkpoint import spec_from_json
+from embodyrl.storage.env_spec import spec_from_json
 from embodyrl.types import EnvSpec, Obs, Step
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]

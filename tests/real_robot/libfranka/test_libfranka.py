@@ -40,6 +40,7 @@ from embodyrl.real_robot.twin.franka_sim import FrankaSimInScene
 from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 from embodyrl.sims.mujoco.env import MujocoConfig
 from embodyrl.storage import checkpoint
+from embodyrl.storage.env_spec import spec_to_json
 
 ROOT = Path(__file__).parents[3]
 HERE = (
@@ -238,7 +239,7 @@ def test_the_command_deploys_a_checkpoint(
     policy = make_policy(config.policy, env.spec, 0)
     meta = {
         "config": json.loads(json.dumps(asdict(config))),
-        "spec": checkpoint.spec_to_json(env.spec),
+        "spec": spec_to_json(env.spec),
     }
     env.close()
     saved = str(checkpoint.save(tmp_path / "step_000001", {"policy": policy.state_dict()}, meta))

@@ -27,6 +27,7 @@ from embodyrl.real_robot.logs.export import export_logs
 from embodyrl.real_robot.logs.mcap_log import logged_picture, read
 from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 from embodyrl.storage import checkpoint
+from embodyrl.storage.env_spec import spec_to_json
 from embodyrl.storage.loggers import read_metrics
 
 SETTINGS = {"task": "reach", "image_size": 32, "renderer": "opengl", "max_episode_steps": 25}
@@ -137,7 +138,7 @@ def test_what_was_corrected_on_the_arm_is_learned_by_the_commands(tmp_path: Path
     policy = make_policy(config.policy, twin.spec, 0)
     meta = {
         "config": json.loads(json.dumps(asdict(config))),
-        "spec": checkpoint.spec_to_json(twin.spec),
+        "spec": spec_to_json(twin.spec),
     }
     twin.close()
     saved = str(checkpoint.save(tmp_path / "step_000001", {"policy": policy.state_dict()}, meta))

@@ -26,7 +26,7 @@ from embodyrl.real_robot.remote.check_actor import (
 )
 from embodyrl.real_robot.remote.learner import RemoteActor
 from embodyrl.rollouts.batches import Episode
-from embodyrl.storage.checkpoint import spec_to_json
+from embodyrl.storage.env_spec import spec_to_json
 from embodyrl.types import EnvSpec
 
 SPEC = replace(faults.SPEC, cameras={"front": (8, 6)})

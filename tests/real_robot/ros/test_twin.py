@@ -65,6 +65,7 @@ from embodyrl.real_robot.ros.connect_bus import KINDS, connect
 from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 from embodyrl.sims.mujoco.env import MujocoConfig
 from embodyrl.storage import checkpoint
+from embodyrl.storage.env_spec import spec_to_json
 
 ROOT = Path(__file__).parents[3]
 HELPERS = ROOT / "tests" / "helpers"
@@ -393,7 +394,7 @@ def test_the_commands_twin_and_deploy(
     policy = make_policy(config.policy, env.spec, 0)
     meta = {
         "config": json.loads(json.dumps(asdict(config))),
-        "spec": checkpoint.spec_to_json(env.spec),
+        "spec": spec_to_json(env.spec),
     }
     env.close()
     saved = str(checkpoint.save(tmp_path / "step_000001", {"policy": policy.state_dict()}, meta))
