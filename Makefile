@@ -37,7 +37,7 @@ test-robot: setup requirements/ros.txt requirements/franka_sim.txt ## simulated 
 	scripts/robot_setup.sh $(UV)
 	OMP_NUM_THREADS=1 .venv-ros/bin/python -m pytest tests/real_robot -k "ros or libfranka"
 
-faults: setup ## tries thousands of faults (kills, full disk, nonsense at every port) and counts what is survived; about an hour
+faults: setup ## tries thousands of faults (kills, full disk, nonsense at every port) and counts what is survived; PIECES=NAME for one
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults $(PIECES)
 
 docs: setup ## the documentation as a web site, in site/

@@ -1,6 +1,6 @@
 """Tries faults, piece by piece, and counts what was survived: ``make faults``.
 
-    python -m benchmarks.faults                  # every piece, each in less than ten minutes
+    python -m benchmarks.faults                  # every piece, one after the other
     python -m benchmarks.faults ports --tries 50 # one piece
     python -m benchmarks.faults --list
 
