@@ -15,6 +15,7 @@ import torch
 from embodyrl import registry
 from embodyrl.errors import UserError
 from embodyrl.rollouts import fault_watch
+from embodyrl.sims.workers import handle
 from embodyrl.sims.workers.pool import PooledVecEnv
 
 PLUGIN = '''
@@ -266,6 +267,16 @@ def test_segfault_names_the_signal_and_repeated_faults_stop_the_run(pool, two_fa
             env.reset(init=[4, 1])
             env.step(actions_of(0, num_envs=2))
     assert not any(psutil.pid_exists(pid) for pid in pids(env))
+
+
+def test_the_error_is_told_however_much_was_written_after_it(tmp_path):
+    stacks = "\n".join(f'  File "simulator.py", line {n} in step' for n in range(200))
+    modules = "Extension modules: " + ", ".join(f"module_{n}" for n in range(400))
+    with (tmp_path / "log").open("w+b") as log:
+        log.write(f"words\nFatal Python error: Segmentation fault\n\n{stacks}\n{modules}\n".encode())
+        told = handle._last_words(log)
+    assert told.startswith("Fatal Python error: Segmentation fault")
+    assert "module_" not in told and len(told) <= 2000
 
 
 def test_a_worker_that_breaks_in_reset_is_tried_again_until_the_limit(pool, two_faults):

@@ -149,9 +149,7 @@ class Worker:
             code = self.process.returncode
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             what = f"Its worker process ended ({how})."
-        # The end of what it wrote often says why.
-        self.log.seek(max(0, self.log.seek(0, os.SEEK_END) - 2000))
-        tail = self.log.read().decode(errors="replace").strip()
+        tail = _last_words(self.log)
         self.log.close()
         if not self.closed:
             self.start()
@@ -163,6 +161,19 @@ class Worker:
         self.sock.close()
         self.process.kill()
         self.process.wait()
+
+
+def _last_words(log: IO[bytes], length: int = 2000) -> str:
+    """The end of what a process wrote, which often says why it ended.
+
+    ``faulthandler`` writes the error first, then the stacks, then a long line with the names of all
+    extension modules. That line is left out, and the text then begins with the error.
+    """
+    log.seek(max(0, log.seek(0, os.SEEK_END) - 32 * length))
+    lines = log.read().decode(errors="replace").splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("Extension modules:")).strip()
+    fatal = text.rfind("Fatal Python error")
+    return text[fatal:][:length] if fatal >= 0 else text[-length:]
 
 
 def stop_all(workers: list[Worker]) -> None:
