@@ -7,6 +7,8 @@ UV = $(firstword $(wildcard .venv-tools/bin/uv) uv)
 LOCK_FLAGS = --python-version 3.12 --universal --generate-hashes --custom-compile-command "make lock" --quiet $(UPGRADE)
 # Test processes side by side. Each is held to one thread, because torch's own threads would fight over the same cores.
 JOBS ?= 2
+# Where the machine forbids bytecode, every process would compile PyTorch's sources anew.
+export PYTHONDONTWRITEBYTECODE :=
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 2
 
 .PHONY: help setup quickstart test test-all test-robot lint docs faults bench lock wheel

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from embodyrl import registry
+from embodyrl import registry, starting
 from embodyrl.config import Config, resolve
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
@@ -27,7 +27,9 @@ FRESH_PARAMETERS = 100_000_000
 
 def make_env(config: EnvConfig) -> VecEnv:
     """The env that a config describes, with its faults watched (``rollouts.fault_watch``)."""
-    return guarded(registry.load("envs", config.name)(config))
+    envs = f"{config.num_envs} envs" if config.num_envs > 1 else "the env"
+    with starting.step(f"building {envs} of {config.name}"):
+        return guarded(registry.load("envs", config.name)(config))
 
 
 def limit_num_envs(config: EnvConfig, episodes: int) -> EnvConfig:

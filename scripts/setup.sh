@@ -137,6 +137,8 @@ make_venv() {
     "$UV" pip install --quiet --python "$VENV/bin/python" --require-hashes --build-constraints "$LOCK" -r "$LOCK" ||
         stop "the packages could not be installed; uv's message is above. If it is about the network, run 'make setup' again."
     "$UV" pip install --quiet --python "$VENV/bin/python" --no-deps --no-build-isolation --editable .
+    say "importing it all once, so that every later start is quick (about a minute)"
+    env -u PYTHONDONTWRITEBYTECODE "$VENV/bin/python" scripts/first_imports.py 2>/dev/null >&2
 }
 
 export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-180} UV_NO_PROGRESS=1

@@ -31,6 +31,7 @@ def _add_collect(verb: Callable[..., argparse.ArgumentParser]) -> None:
         _collect,
         "Lets an expert or a policy act, and writes a LeRobotDataset.",
         COLLECT_HELP,
+        torch="workers",
     )
     sub.add_argument("env", help="an environment's name, or a preset whose env section is used")
     sub.add_argument("overrides", nargs="*", metavar="env.key=value")

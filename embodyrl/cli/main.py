@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
-from embodyrl import __version__
+from embodyrl import __version__, starting
 from embodyrl.cli.data import add_data_verbs
 from embodyrl.cli.world import add_world
 from embodyrl.errors import UserError, did_you_mean
@@ -109,7 +110,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         arguments = _parse(given)
         arguments.command_line = shlex.join(["embodyrl", *given])
-        status = arguments.run(arguments) or 0
+        whole_process = argv is None
+        with starting.stoppable() if whole_process else contextlib.nullcontext():
+            if arguments.torch:
+                _import_torch(arguments.torch == "workers" and whole_process)
+            status = arguments.run(arguments) or 0
         sys.stdout.flush()
         return status
     except UserError as error:
@@ -195,8 +200,25 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _import_torch(fork: bool) -> None:
+    """Imports what takes longest, with a word.
+
+    Args:
+        fork: whether the command may start workers, which then need not import it again.
+    """
+    with starting.step("loading PyTorch"):
+        importlib.import_module("torch")
+    if fork:
+        from embodyrl.sims.workers import fork_server
+
+        fork_server.start_here()
+
+
 Verb = Callable[..., argparse.ArgumentParser]
-"""Adds a command: its name, the function that runs it, a sentence, and examples."""
+"""Adds a command: its name, the function that runs it, a sentence, and examples.
+
+``torch`` says whether it needs PyTorch (``"yes"``), also in worker processes (``"workers"``).
+"""
 
 
 def _add_quickstart(verb: Verb) -> None:
@@ -204,7 +226,7 @@ def _add_quickstart(verb: Verb) -> None:
         "Trains a policy from camera images: demonstrations, imitation, reinforcement learning. "
         "It takes about ten minutes on two CPU cores."
     )
-    sub = verb("quickstart", _quickstart, text, QUICKSTART_HELP)
+    sub = verb("quickstart", _quickstart, text, QUICKSTART_HELP, torch="workers")
     sub.add_argument(
         "--seed", type=int, default=0, help="of all random numbers (default: %(default)s)"
     )
@@ -231,7 +253,7 @@ def _add_doctor(verb: Verb) -> None:
 
 def _add_train(verb: Verb) -> None:
     text = "Trains a policy, by supervised fine-tuning or reinforcement learning."
-    sub = verb("train", _train, text, TRAIN_HELP)
+    sub = verb("train", _train, text, TRAIN_HELP, torch="workers")
     sub.add_argument("preset", help="a preset's name, or a YAML file")
     sub.add_argument("overrides", nargs="*", metavar="key.sub=value", help=OVERRIDES)
     sub.add_argument("--dry-run", action="store_true", help="print the complete config and stop")
@@ -256,7 +278,7 @@ def _add_train(verb: Verb) -> None:
 
 def _add_eval(verb: Verb) -> None:
     text = "Scores a checkpoint on held-out initial states."
-    sub = verb("eval", _eval, text, EVAL_HELP)
+    sub = verb("eval", _eval, text, EVAL_HELP, torch="workers")
     sub.add_argument("checkpoint", help=CHECKPOINT)
     sub.add_argument("overrides", nargs="*", metavar="key.sub=value", help=OVERRIDES)
     text = "number of episodes (default: as in training)"
@@ -283,7 +305,7 @@ def _add_report(verb: Verb) -> None:
 
 def _add_bench(verb: Verb) -> None:
     text = "Measures the speed of an environment."
-    sub = verb("bench", _bench, text, BENCH_HELP)
+    sub = verb("bench", _bench, text, BENCH_HELP, torch="workers")
     text = "an environment's name, or a preset, whose env section is used (default: all envs)"
     sub.add_argument("env", nargs="?", help=text)
     text = "settings of the environment, for example env.num_envs=64"
@@ -301,20 +323,20 @@ def _add_bench(verb: Verb) -> None:
 
 def _add_export(verb: Verb) -> None:
     text = "Writes a SmolVLA, pi0 or pi0.5 policy as a checkpoint of LeRobot."
-    sub = verb("export", _export, text, EXPORT_HELP)
+    sub = verb("export", _export, text, EXPORT_HELP, torch="yes")
     sub.add_argument("checkpoint", help=CHECKPOINT)
     sub.add_argument("out", help="the folder to write")
 
 
 def _add_hub(verb: Verb) -> None:
     text = "Uploads a checkpoint and its evaluations to the Hugging Face hub."
-    sub = verb("push", _push, text, PUSH_HELP)
+    sub = verb("push", _push, text, PUSH_HELP, torch="yes")
     sub.add_argument("checkpoint", help=CHECKPOINT)
     sub.add_argument("repo", help="OWNER/NAME; it is created if it does not exist")
     sub.add_argument("--public", action="store_true", help="create a public repository")
 
     text = "Downloads a checkpoint that was uploaded with push."
-    sub = verb("pull", _pull, text, PULL_HELP)
+    sub = verb("pull", _pull, text, PULL_HELP, torch="yes")
     sub.add_argument("repo", help="OWNER/NAME")
     sub.add_argument("out", help="the folder to write")
     sub.add_argument("--revision", default="", help="a branch, tag or commit")
@@ -323,7 +345,13 @@ def _add_hub(verb: Verb) -> None:
 def _adder(parsers: Any) -> Verb:
     """The function that adds a command to ``parsers``."""
 
-    def verb(name: str, run: Any, text: str, examples: str = "") -> argparse.ArgumentParser:
+    def verb(
+        name: str,
+        run: Any,
+        text: str,
+        examples: str = "",
+        torch: Literal["", "yes", "workers"] = "",
+    ) -> argparse.ArgumentParser:
         sub = parsers.add_parser(
             name,
             help=text,
@@ -331,7 +359,7 @@ def _adder(parsers: Any) -> Verb:
             epilog=examples,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        sub.set_defaults(run=run, parser=sub)
+        sub.set_defaults(run=run, parser=sub, torch=torch)
         return sub
 
     return verb

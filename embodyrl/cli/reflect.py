@@ -287,7 +287,7 @@ def _add_verb(verbs: Any, name: str, function: Any, text: str) -> argparse.Argum
     )
     sub.add_argument("--device", default="auto")
     sub.add_argument("--json", action="store_true", help="print JSON")
-    sub.set_defaults(run=lambda a: _run(function, a), parser=sub)
+    sub.set_defaults(run=lambda a: _run(function, a), parser=sub, torch="yes")
     return sub
 
 

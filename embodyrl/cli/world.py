@@ -67,7 +67,9 @@ def add_world(verb: Verb, adder: Callable[[Any], Verb]) -> None:
 
 
 def _add_train(verb: Verb) -> None:
-    sub = verb("train", _train, "Trains a world model from recorded episodes.", TRAIN_HELP)
+    sub = verb(
+        "train", _train, "Trains a world model from recorded episodes.", TRAIN_HELP, torch="yes"
+    )
     sub.add_argument(
         "overrides", nargs="+", metavar="key=value", help="settings; data=[FOLDER, ...] is needed"
     )
@@ -75,7 +77,11 @@ def _add_train(verb: Verb) -> None:
 
 def _add_eval(verb: Verb) -> None:
     sub = verb(
-        "eval", _eval, "Measures a world model on episodes and policies it has not seen.", EVAL_HELP
+        "eval",
+        _eval,
+        "Measures a world model on episodes and policies it has not seen.",
+        EVAL_HELP,
+        torch="workers",
     )
     sub.add_argument("model", help="a world model's folder")
     sub.add_argument(
@@ -114,6 +120,7 @@ def _add_play(verb: Verb) -> None:
         _play,
         "Drive a dream by keyboard; the real env beside it gets the same actions.",
         PLAY_HELP,
+        torch="workers",
     )
     sub.add_argument("model", help="a world model's folder")
     sub.add_argument("--reflector", default="", help="folder of a reflector that judges the dream")
@@ -134,6 +141,7 @@ def _add_loop(verb: Verb) -> None:
         _loop,
         "Improves a policy in rounds of real episodes, world model and training in dreams.",
         LOOP_HELP,
+        torch="workers",
     )
     sub.add_argument("preset", help="a preset that `embodyrl list loops` names, or a YAML file")
     sub.add_argument(

@@ -72,7 +72,11 @@ def add_robot_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     """
     add_serve_options(
         verb(
-            "serve", _serve, "Serves a checkpoint's policy on a websocket, like openpi.", SERVE_HELP
+            "serve",
+            _serve,
+            "Serves a checkpoint's policy on a websocket, like openpi.",
+            SERVE_HELP,
+            torch="yes",
         )
     )
     text = "Runs a checkpoint on a robot, behind a safety filter, after a pre-flight check."

@@ -14,6 +14,7 @@ from typing import Any
 from embodyrl.config import Config, to_dict
 from embodyrl.errors import UserError
 from embodyrl.rollouts.evaluation import Evaluation
+from embodyrl.storage import checkpoint
 from embodyrl.storage.atomic_files import write_json
 from embodyrl.storage.plain_data import ANYTHING, check, read_yaml
 from embodyrl.storage.run_files import read_evaluation, read_evaluations, read_meta
@@ -34,6 +35,24 @@ def finished(folder: Path) -> bool:
     """Whether a run has come to its end, last evaluation included."""
     path = folder / "meta.json"
     return path.exists() and read_meta(path).get("finished") is not None
+
+
+def complete(config: Config) -> bool:
+    """Whether the run that ``config`` describes has nothing left to do; looks at its files alone."""
+    run = config.run
+    after = run.folder / "evals" / "after.json"
+    if not finished(run.folder) or not after.exists():
+        return False
+    last = read_evaluation(after)
+    if (run.folder / "checkpoints" / f"step_{last['iteration']:06d}") != checkpoint.latest(
+        run.folder / "checkpoints"
+    ):
+        return False
+    return (
+        last["iteration"] >= run.iterations
+        or 0 < run.minutes <= last.get("minutes", 0.0)
+        or stalled(run.folder, run.patience)
+    )
 
 
 # What an existing run may change; the first two may only rise.

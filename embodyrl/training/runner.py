@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from embodyrl import starting
 from embodyrl.algorithm import Algorithm
 from embodyrl.build import described_by, pick_device
 from embodyrl.config import Config, to_yaml
@@ -41,13 +42,14 @@ from embodyrl.training.run_folder import (
     Position,
     check_folder,
     close,
+    complete,
     drop_evaluations,
     finished,
     reopen,
     save_evaluation,
     stalled,
 )
-from embodyrl.training.setup import Envs, Ranks, build_algorithm
+from embodyrl.training.setup import Envs, Ranks, build_algorithm, starts_elsewhere
 from embodyrl.training.shards import local_rollouts
 
 
@@ -138,6 +140,10 @@ def train(
     settings = config.run
     first = ranks is None or ranks.first
     check_folder(settings.folder, config)
+    if complete(config):
+        return settings.folder
+    if starts_elsewhere(config):
+        checkpoint.find(settings.init_checkpoint)  # before anything takes time
     device = pick_device(settings.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -177,7 +183,8 @@ def prepare(run: Run) -> None:
     algorithm = run.algorithm
     if algorithm.continues_episodes:
         check_episodes_end(config, envs.spec.max_episode_steps)
-    run.demos = load_demos(config, algorithm, envs.spec)
+    with starting.step("reading the demonstrations"):
+        run.demos = load_demos(config, algorithm, envs.spec)
     if algorithm.plays:
         run.rollouts = envs.rollouts or Player(envs.train, config.run.seed, run.device)
         if run.demos is not None:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from embodyrl import registry
+from embodyrl import registry, starting
 from embodyrl.algorithm import Algorithm, Peers
 from embodyrl.build import described_by, limit_num_envs, make_env, make_policy
 from embodyrl.config import Config
@@ -112,16 +112,23 @@ class Envs:
             self.rollouts.close()
 
 
+def starts_elsewhere(config: Config) -> bool:
+    """Whether the run begins with the weights of another one, and has none of its own yet."""
+    own = checkpoint.latest(config.run.folder / "checkpoints")
+    return bool(config.run.init_checkpoint) and own is None
+
+
 def build_algorithm(
     config: Config, envs: Envs, device: torch.device, ranks: Ranks | None = None
 ) -> Algorithm:
     """Policy, critic and optimiser, with initial weights that depend on ``run.seed`` alone."""
     cls = registry.load("algorithms", config.algorithm.name)
     spec = envs.train_spec if cls.plays else envs.eval.spec
-    policy = make_policy(config.policy, spec, config.run.seed, device)
-    if config.run.init_checkpoint and checkpoint.latest(config.run.folder / "checkpoints") is None:
-        with described_by(config.run.init_checkpoint):
-            checkpoint.load_weights(config.run.init_checkpoint, policy, spec)
+    with starting.step(f"building the policy ({config.policy.name})"):
+        policy = make_policy(config.policy, spec, config.run.seed, device)
+        if starts_elsewhere(config):
+            with described_by(config.run.init_checkpoint):
+                checkpoint.load_weights(config.run.init_checkpoint, policy, spec)
     if ranks is not None:
         ranks.shard(policy)
     with torch.random.fork_rng():

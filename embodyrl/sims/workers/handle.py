@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from typing import IO, Any
@@ -15,7 +14,9 @@ from typing import IO, Any
 from embodyrl import errors
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError
-from embodyrl.sims.workers.process import config_to_json, receive_message, send_message
+from embodyrl.sims.workers.fork_server import ForkedProcess, start_worker
+from embodyrl.sims.workers.messages import receive_message, send_message
+from embodyrl.sims.workers.process import config_to_json
 from embodyrl.storage.env_spec import spec_from_json
 from embodyrl.types import EnvSpec
 
@@ -54,7 +55,7 @@ class Worker:
             "threads": threads,
         }
         self.expert: dict[str, Any] | None = None  # arguments of make_expert, once asked for
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: ForkedProcess | None = None
         self.closed = False
         self.start()
 
@@ -63,18 +64,9 @@ class Worker:
         # Open for as long as the process lives.
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self.sock, child_sock = socket.socketpair()
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        threads = str(self.first_message["threads"])
-        environment = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": path}
+        environment = {"OMP_NUM_THREADS": str(self.first_message["threads"]), **os.environ}
         with child_sock:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "embodyrl.sims.workers.process", str(child_sock.fileno())],
-                env=environment,
-                pass_fds=[child_sock.fileno()],
-                stdin=subprocess.DEVNULL,  # nothing may ever wait for an answer from the keyboard
-                stdout=self.log,
-                stderr=self.log,
-            )
+            self.process = start_worker(child_sock.fileno(), self.log.fileno(), environment)
         self.seq = 0  # number of the last message; its answer has the same number
         self.ready = False  # whether its env is built
         self.has_memory = False  # whether it has the pool's shared memory
@@ -103,7 +95,7 @@ class Worker:
         self.seq += 1
         try:
             self.sock.settimeout(10.0)
-            send_message(self.sock, {"seq": self.seq, **message}, fd)
+            send_message(self.sock, {"seq": self.seq, **message}, () if fd is None else (fd,))
         except OSError as error:
             raise self._fault(error) from None
 
@@ -146,7 +138,7 @@ class Worker:
         elif isinstance(error, RuntimeError):
             what = str(error)
         else:
-            code = self.process.returncode
+            code = self.process.wait()
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             what = f"Its worker process ended ({how})."
         tail = _last_words(self.log)

@@ -1,13 +1,12 @@
 """The child's side of ``pool.PooledVecEnv``: a process that hosts one VecEnv and answers messages.
 
-Messages are JSON with their length in front, over a socket pair. Observations, actions and rewards
-lie in anonymous shared memory, whose file descriptor comes over the same socket. So nothing is
-pickled, and no named memory can be left behind. The process ends by itself when its parent is gone.
+Messages go over a socket pair. Observations, actions and rewards lie in anonymous shared memory,
+whose file descriptor comes over the same socket, so no named memory can be left behind. The process
+ends by itself when its parent is gone.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
 import dataclasses
 import faulthandler
@@ -17,7 +16,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 import threading
 import traceback
@@ -31,6 +29,7 @@ import torch
 from embodyrl import registry
 from embodyrl.errors import UserError
 from embodyrl.rollouts.fault_watch import GuardedEnv
+from embodyrl.sims.workers.messages import receive_message, send_message
 from embodyrl.storage.env_spec import spec_from_json
 from embodyrl.types import EnvSpec, Obs, Step
 
@@ -82,41 +81,6 @@ def map_memory(fd: int, layout: Layout) -> dict[str, np.ndarray]:
 def _aligned(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of an array, rounded up to whole cache lines of 64."""
     return -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 64) * 64
-
-
-def send_message(sock: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:
-    """Sends one message, and a file descriptor with it."""
-    data = json.dumps(message).encode()
-    data = struct.pack("!I", len(data)) + data
-    if fd is not None:
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
-        data = data[sock.sendmsg([data], rights) :]
-    sock.sendall(data)
-
-
-def receive_message(sock: socket.socket) -> tuple[dict[str, Any], int | None]:
-    """Waits for one message and the file descriptor that came with it.
-
-    Raises:
-        EOFError: the other side has gone.
-        TimeoutError: the socket's timeout passed.
-    """
-    head, fd = _receive(sock, 4)
-    body, _ = _receive(sock, struct.unpack("!I", head)[0])
-    return json.loads(body), fd
-
-
-def _receive(sock: socket.socket, count: int) -> tuple[bytes, int | None]:
-    """Waits for exactly ``count`` bytes, and the file descriptor that may come with them."""
-    data = b""
-    fd = None
-    while len(data) < count:
-        part, fds, _, _ = socket.recv_fds(sock, min(count - len(data), 1 << 20), 1)
-        if not part:
-            raise EOFError("the other side of the socket is closed")
-        data = data + part
-        fd = fds[0] if fds else fd
-    return data, fd
 
 
 def config_to_json(config: Any) -> dict[str, Any]:
@@ -239,14 +203,14 @@ def serve(sock: socket.socket) -> None:
     send_message(sock, {"seq": first["seq"], **host.hello()})
     # One answer to each message, with the message's number; "attach" asks for none.
     while True:
-        message, fd = receive_message(sock)
+        message, files = receive_message(sock)
         seq = message.pop("seq")
         command = message.pop("command")
         if command == "close":
             host.env.close()
             return
         if command == "attach":
-            assert fd is not None
+            (fd,) = files
             spec = spec_from_json(message["spec"])
             host.arrays = map_memory(fd, memory_layout(spec, message["horizon"]))
             os.close(fd)
@@ -271,12 +235,12 @@ def _describe(error: BaseException) -> dict[str, str]:
     return {"user": user, "text": text}
 
 
-def main() -> None:
-    """Entry point of the process: ``python -m embodyrl.sims.workers.process FD``."""
+def main(fd: int) -> None:
+    """The whole life of the process, with the socket ``fd``; see ``fork_server``."""
     faulthandler.enable()  # a segfault leaves its stack in the log that the parent quotes
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     with (
-        socket.socket(fileno=int(sys.argv[1])) as sock,
+        socket.socket(fileno=fd) as sock,
         contextlib.suppress(EOFError, BrokenPipeError),
     ):
         serve(sock)
@@ -284,7 +248,3 @@ def main() -> None:
     sys.stderr.flush()
     # Exit handlers of simulators and drivers are known to hang or crash; nothing is left to save.
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
