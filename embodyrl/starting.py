@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
@@ -22,7 +23,8 @@ QUIET = 0.5
 PATIENCE = 1.5
 """Seconds after Ctrl-C in which a step may end by itself."""
 
-_under_way: list[str] = []
+_woken: int | None = None
+"""Within ``stoppable``: a pipe with the numbers of the signals that came."""
 
 
 @contextlib.contextmanager
@@ -32,42 +34,62 @@ def step(what: str) -> Iterator[None]:
     Args:
         what: for example ``"building 64 envs of mujoco"``.
     """
-    timer = threading.Timer(QUIET, _say, (what,))
-    timer.daemon = True
-    timer.start()
-    _under_way.append(what)
+    ended, end = os.pipe()
+    watcher = threading.Thread(target=_watch, args=(what, ended), daemon=True)
+    watcher.start()
     try:
         yield
     finally:
-        _under_way.remove(what)
-        timer.cancel()
-        timer.join()  # no thread is left: the process may fork next
+        os.close(end)
+        watcher.join()  # no thread is left: the process may fork next
+        os.close(ended)
 
 
-def _say(what: str) -> None:
-    sys.stderr.write(f"embodyrl: {what} ...\n")  # in one piece, whoever else writes
-    sys.stderr.flush()
+def _watch(what: str, ended: int) -> None:
+    """Beside a step, until it has ended: speaks, and looks for Ctrl-C.
+
+    The signal's handler cannot do that: Python runs it when a call into a library has returned.
+    """
+    pipes = [ended] if _woken is None else [ended, _woken]
+    ready = select.select(pipes, [], [], QUIET)[0]
+    if not ready:
+        sys.stderr.write(f"embodyrl: {what} ...\n")  # in one piece, whoever else writes
+        sys.stderr.flush()
+        ready = select.select(pipes, [], [])[0]
+    while ended not in ready:
+        assert _woken is not None
+        # In the midst of a training Ctrl-C means something else, and has another handler.
+        if signal.SIGINT in os.read(_woken, 64) and signal.getsignal(signal.SIGINT) is _stop:
+            timer = threading.Timer(PATIENCE, _end)
+            timer.daemon = True
+            timer.start()
+            return
+        ready = select.select(pipes, [], [])[0]
 
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """In this block Ctrl-C ends a step of a start, whatever it does. For a whole process."""
-    previous = signal.signal(signal.SIGINT, _stop)
+    """In this block Ctrl-C ends any step of a start, whatever it does. For a whole process."""
+    global _woken
+    _woken, waker = os.pipe()
+    os.set_blocking(waker, False)
+    previous = signal.signal(signal.SIGINT, _stop), signal.set_wakeup_fd(waker)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        signal.signal(signal.SIGINT, previous[0])
+        signal.set_wakeup_fd(previous[1])
+        os.close(waker)
+        os.close(_woken)
+        _woken = None
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    if _under_way:
-        # Nothing is half written during a start, so the process may end anywhere.
-        timer = threading.Timer(PATIENCE, _end)
-        timer.daemon = True
-        timer.start()
     raise KeyboardInterrupt
 
 
 def _end() -> None:
-    print("\nembodyrl: stopped.", file=sys.stderr, flush=True)
+    """Nothing is half written during a start, so the process may end anywhere."""
+    sys.stderr.write("\nembodyrl: stopped.\n")
+    sys.stderr.flush()
     os._exit(INTERRUPTED)

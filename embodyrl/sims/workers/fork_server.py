@@ -130,6 +130,7 @@ def start_here() -> None:
     if os.fork() == 0:
         # Whatever happens in here, the copy must never go on as the command.
         try:
+            signal.set_wakeup_fd(-1)
             ours.close()
             null = os.open(os.devnull, os.O_RDWR)
             for fd in (0, 1, 2):
