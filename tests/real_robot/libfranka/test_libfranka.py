@@ -105,7 +105,7 @@ def test_a_filtered_sweep_raises_no_reflex(robot: LibfrankaRobot, tmp_path: Path
 
 @needs_sim
 def test_the_same_sweep_unfiltered_raises_one(sim: subprocess.Popen[bytes]) -> None:
-    command = [sys.executable, str(ROOT / "tests" / "franka_arm.py"), "--unfiltered"]
+    command = [sys.executable, str(ROOT / "tests" / "helpers" / "franka_arm.py"), "--unfiltered"]
     said = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert "discontinuity" in said.stdout and "reflex" in said.stdout, said
     time.sleep(1.5)
@@ -158,7 +158,11 @@ def test_a_fault_of_the_control_process_is_a_fault(
 def test_a_ticker_that_is_killed_leaves_an_arm_that_brakes(
     sim: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    command = [sys.executable, str(ROOT / "tests" / "franka_arm.py"), str(tmp_path / "a.mcap")]
+    command = [
+        sys.executable,
+        str(ROOT / "tests" / "helpers" / "franka_arm.py"),
+        str(tmp_path / "a.mcap"),
+    ]
     ticker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert ticker.stdout is not None and ticker.stdout.readline() == "sweeps\n"
     (control,) = psutil.Process(ticker.pid).children()
