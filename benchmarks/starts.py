@@ -1,0 +1,173 @@
+"""How long a command is silent, and how long it takes until it works: before and after, cold and warm.
+
+    git worktree add /tmp/before COMMIT && (cd /tmp/before && make setup)
+    python benchmarks/starts.py --before /tmp/before          writes benchmarks/starts.json and starts.png
+    python benchmarks/starts.py --repeats 1 --only train      one command, this checkout alone
+
+Both checkouts are measured in turn, in one run. Cold means that the machine's page cache was
+emptied before (needs root; left out otherwise). Every command is a new process on a new folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from embodyrl.storage.provenance import git_commit, hardware, versions
+
+ROOT = Path(__file__).parents[1]
+SMALL = [
+    "run.iterations=1", "run.init_checkpoint=", "run.eval_before=false", "run.eval_episodes=4",
+    "run.videos=0", "algorithm.num_chunks=2", "env.num_envs=8", "run.out=OUT",
+]  # fmt: skip
+PLAYED = r"  1/1  |Wrote|steps/s|: \d+% \[|http://|^Done"
+COMMANDS = {
+    "train (mujoco, pictures)": ["train", "mujoco_pick_ppo", *SMALL],
+    "train again (finished)": ["train", "mujoco_pick_ppo", *SMALL],
+    "eval": ["eval", "OUT/mujoco_pick_ppo"],
+    "collect": ["collect", "mujoco", "env.task=reach", "--episodes", "2", "--out", "OUT/data"],
+    "train (maniskill, workers)": ["train", "maniskill_pickcube_ppo", *SMALL],
+    "world play": ["world", "play", "WORLD"],
+}
+"""Name -> arguments. OUT is a folder that the commands of one round share."""
+
+
+def measure(program: Path, arguments: list[str]) -> dict[str, float]:
+    """Seconds until the first line, until the first work is done, and until the end.
+
+    Raises:
+        RuntimeError: the command failed before it had worked.
+    """
+    began = time.monotonic()
+    found: dict[str, float] = {}
+    said = []
+    with subprocess.Popen(
+        [str(program), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        bufsize=1,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            found.setdefault("first_line", time.monotonic() - began)
+            if re.search(PLAYED, line):
+                found.setdefault("first_work", time.monotonic() - began)
+                if "http://" in line:
+                    process.terminate()
+        process.wait()
+    found["end"] = time.monotonic() - began
+    if "first_work" not in found:
+        raise RuntimeError(f"{program} {' '.join(arguments)} failed:\n{''.join(said[-20:])}")
+    return {name: round(seconds, 2) for name, seconds in found.items()}
+
+
+def empty_page_cache() -> bool:
+    """Whether the machine has now forgotten what it had read from disk."""
+    try:
+        os.sync()
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+    except OSError:
+        return False
+    return True
+
+
+def rounds(
+    programs: dict[str, Path], names: list[str], repeats: int, world: str
+) -> dict[str, dict[str, dict[str, list[dict[str, float]]]]]:
+    """Command -> cold or warm -> checkout -> measurements; the checkouts take turns."""
+    result: dict[str, Any] = {name: {"cold": {}, "warm": {}} for name in names}
+    for state in ("cold", "warm"):
+        for number in range(1 if state == "cold" else repeats):
+            for which, program in programs.items():
+                out = tempfile.mkdtemp(prefix="starts")
+                for name in names:
+                    if state == "cold" and not empty_page_cache():
+                        continue
+                    arguments = [
+                        a.replace("OUT", out).replace("WORLD", world) for a in COMMANDS[name]
+                    ]
+                    row = measure(program, arguments)
+                    result[name][state].setdefault(which, []).append(row)
+                    print(f"{state} {number} {which:7s} {name}: {row}", flush=True)
+                shutil.rmtree(out)
+    return result
+
+
+def summary(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Medians of the measurements of one kind."""
+    return {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Bars: seconds until the first work, by command, before and after."""
+    import matplotlib.pyplot as plt
+
+    fig, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True)
+    for axis, key, title in zip(
+        axes, ("first_line", "first_work"), ("First line", "First work done"), strict=True
+    ):
+        for offset, which in ((0.2, "before"), (-0.2, "after")):
+            names = [n for n in result if which in result[n]["warm"]]
+            seconds = [result[n]["warm"][which]["median"][key] for n in names]
+            axis.barh(
+                [list(result).index(n) + offset for n in names], seconds, height=0.38, label=which
+            )
+        axis.set_title(title)
+        axis.set_xlabel("seconds")
+        axis.grid(axis="x", alpha=0.3)
+    axes[0].set_yticks(range(len(result)), list(result))
+    axes[0].invert_yaxis()
+    axes[1].legend()
+    fig.tight_layout()
+    fig.savefig(path, dpi=130)
+
+
+def main() -> None:
+    """Measures, writes the JSON and draws it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--before", default="", help="another checkout, set up like this one")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", default="", help="commands whose name begins so")
+    parser.add_argument("--out", default=str(ROOT / "benchmarks" / "starts.json"))
+    a = parser.parse_args()
+    programs = {"after": ROOT / ".venv" / "bin" / "embodyrl"}
+    if a.before:
+        programs = {"before": Path(a.before) / ".venv" / "bin" / "embodyrl", **programs}
+    from benchmarks.faults.worlds import tiny_world
+
+    names = [name for name in COMMANDS if name.startswith(a.only)]
+    with tempfile.TemporaryDirectory() as folder:
+        world = str(tiny_world(Path(folder))) if "world play" in names else ""
+        found = rounds(programs, names, a.repeats, world)
+    for states in found.values():
+        for state in states.values():
+            for which, rows in state.items():
+                state[which] = {"median": summary(rows), "all": rows}  # type: ignore[assignment]
+    payload = {
+        "commit": git_commit(),
+        "hardware": hardware(),
+        "versions": versions(),
+        "bytecode": "forbidden" if os.environ.get("PYTHONDONTWRITEBYTECODE") else "allowed",
+        "commands": {name: " ".join(COMMANDS[name]) for name in names},
+        "seconds": found,
+    }
+    Path(a.out).write_text(json.dumps(payload, indent=1) + "\n")
+    draw(found, Path(a.out).with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
