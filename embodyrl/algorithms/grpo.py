@@ -47,7 +47,8 @@ class GRPOConfig(ActorConfig):
     Attributes:
         num_episodes: episodes per iteration, before any are replaced.
         group_size: G, episodes from one initial state; must divide ``num_episodes``.
-        keep_min: groups with a smaller share of successes are dropped, and others drawn.
+        keep_min: groups with a smaller share of successes are dropped, and others drawn; where
+            ``rewards`` leaves success out, those are dropped whose episodes are all worth the same.
         keep_max: and those with a larger one.
         max_rounds: how often an iteration draws groups before it makes do with those that it has; 1
             replaces none.
@@ -165,7 +166,7 @@ class GRPO(Algorithm):
                 generator=generator,
                 between=between,
             )
-            # Keep the groups whose episodes differ in success; the others are drawn anew.
+            # Keep the groups whose episodes differ; the others are drawn anew.
             size = c.group_size
             groups = [range(i, i + size) for i in range(0, len(batch.episodes), size)]
             good = [g for g in groups if self._is_informative([batch.episodes[i] for i in g])]
@@ -179,7 +180,10 @@ class GRPO(Algorithm):
     def _is_informative(self, group: list[Episode | None]) -> bool:
         if None in group:
             return False  # a simulation broke, and the others have lost what they are compared with
-        rate = sum(e.success for e in group if e is not None) / len(group)
+        episodes = [e for e in group if e is not None]
+        if "success" not in self.config.rewards:
+            return len(set(self._worth(episodes).tolist())) > 1
+        rate = sum(e.success for e in episodes) / len(group)
         return self.config.keep_min <= rate <= self.config.keep_max
 
     def update(
@@ -221,13 +225,21 @@ class GRPO(Algorithm):
     def _advantages(self, episodes: list[Episode]) -> Tensor:
         """(E,) of the kept episodes, group after group."""
         c = self.config
-        rewards = torch.tensor([[REWARDS[name](e) for e in episodes] for name in c.rewards])
-        rewards = rewards.view(len(c.rewards), -1, c.group_size)
-        weights = torch.tensor(c.reward_weights)
         if c.per_reward:
+            rewards = self._rewards(episodes).view(len(c.rewards), -1, c.group_size)
+            weights = torch.tensor(c.reward_weights)
             return combined_group_advantages(rewards, weights, c.baseline).flatten()
-        total = (weights[:, None, None] * rewards).sum(0)
+        total = self._worth(episodes).view(-1, c.group_size)
         return group_advantages(total, c.baseline, c.normalize).flatten()
+
+    def _rewards(self, episodes: list[Episode]) -> Tensor:
+        """(R, E): each of ``rewards``."""
+        rows = [[REWARDS[name](e) for e in episodes] for name in self.config.rewards]
+        return torch.tensor(rows, dtype=torch.float32)
+
+    def _worth(self, episodes: list[Episode]) -> Tensor:
+        """(E,): their weighted sum."""
+        return torch.tensor(self.config.reward_weights) @ self._rewards(episodes)
 
     def state_dict(self) -> dict[str, Any]:
         """Of the actor's optimiser."""

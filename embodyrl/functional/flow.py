@@ -261,6 +261,8 @@ class DenoisingTransition:
                 f"log_std is {'needed' if log_std is None else 'not used'} by a {self.kind} "
                 "transition."
             )
+        if isinstance(k, int) and not 0 <= k < self.num_steps:
+            raise ValueError(f"There is no step {k}; they are 0 to {self.num_steps - 1}.")
         t = self._time(x, k)
         d = 1.0 / self.num_steps
         if self.kind in ("ode", "flow_noise"):
@@ -272,7 +274,8 @@ class DenoisingTransition:
         # t_next = t - d, with the weights 1 - t_next for x0 and t_next for x1.
         x0 = x - t * velocity
         x1 = x + (1.0 - t) * velocity
-        t_next = (t - d).clamp_min(0.0)
+        # It is exactly 0 after the last step, which t - d is not for every K.
+        t_next = self._time(x, k + 1)
         if self.kind == "flow_cps":
             # A part of x1 is replaced by new noise: cos^2 + sin^2 = 1 keeps the noise level.
             angle = 0.5 * math.pi * self.eta
@@ -343,7 +346,5 @@ class DenoisingTransition:
         """t_k = 1 - k/K, with two trailing dims of size 1 that broadcast over H and A."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         if isinstance(k, int):
-            if not 0 <= k < self.num_steps:
-                raise ValueError(f"There is no step {k}; they are 0 to {self.num_steps - 1}.")
             return torch.full((1, 1), 1.0 - k / self.num_steps, dtype=dtype, device=x.device)
         return 1.0 - k.to(x.device, dtype)[..., None, None] / self.num_steps

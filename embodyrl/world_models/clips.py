@@ -120,11 +120,20 @@ class Clips:
         return (self.start == torch.arange(len(self))).nonzero().flatten()
 
     def held_out(self, share: float) -> Tensor:
-        """(F,) bool: frames of episodes kept from training, evenly spread over the data."""
+        """(F,) bool: frames of episodes kept from training, evenly spread over tasks and data.
+
+        Every so many episodes one is kept, where the episodes of a task stand together: tasks that
+        take turns in the data do not fall into step with the count.
+        """
         every = max(2, round(1 / share))
-        episode = torch.zeros(len(self), dtype=torch.long)
-        episode[self.starts] = 1
-        return (episode.cumsum(0) - 1) % every == every - 1
+        starts = self.starts
+        order = self.sentence[starts].argsort(stable=True)
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order))
+        kept = place % every == every - 1  # (E,)
+        begins = torch.zeros(len(self), dtype=torch.long)
+        begins[starts] = 1
+        return kept[begins.cumsum(0) - 1]
 
     def frames(self, rows: Tensor) -> UInt8[Tensor, "b v h w 3"]:
         """The frames of ``rows``, the cameras in the order of ``images``."""

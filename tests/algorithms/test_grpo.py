@@ -186,6 +186,18 @@ def test_dynamic_sampling_drops_groups_that_say_nothing_and_draws_new_ones():
     assert update(grpo, batch) == {"groups": 0.0, "group_rounds": 2.0}
 
 
+def test_where_the_return_alone_counts_groups_are_kept_whose_returns_differ():
+    env = make_env(8)
+    grpo = make_grpo(Tracing(Chaser()), num_episodes=16, rewards=("return",), max_rounds=1)
+    # In an env without success every rate is 0, which would drop every group.
+    episodes = [outcome(0.0, reward) for reward in (1.0, 2.0, 2.0, 2.0)]
+    assert grpo._is_informative(episodes)
+    assert not grpo._is_informative(episodes[1:])
+    batch = grpo.collect(player(env, range(100)), generator=torch.Generator().manual_seed(0))
+    groups = [batch.kept.episodes[i : i + 4] for i in range(0, len(batch.kept.episodes), 4)]
+    assert groups and all(len({e.reward for e in group}) > 1 for group in groups)
+
+
 # Updates
 
 

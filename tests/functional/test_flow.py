@@ -445,13 +445,16 @@ def test_rows_that_are_not_stochastic_follow_the_ode():
     assert torch.equal(x_next[stochastic], (mean + std * noise)[stochastic])
 
 
-def test_step_without_noise_has_neither_density_nor_entropy():
-    cps = DenoisingTransition("flow_cps", 4, 0.5)
+@pytest.mark.parametrize("steps", range(1, 33))
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_step_without_noise_has_neither_density_nor_entropy(steps, as_tensor):
+    cps = DenoisingTransition("flow_cps", steps, 0.5)
+    last = torch.tensor(steps - 1) if as_tensor else steps - 1
     x, v = torch.randn(SHAPE), torch.randn(SHAPE, requires_grad=True)
-    x_next = cps.step(x, v, 3, torch.randn(SHAPE), torch.ones(5, dtype=torch.bool))
-    assert torch.allclose(x_next, x - v / 4, atol=1e-6)
-    log_prob = cps.log_prob(x, x_next.detach() + 1, v, 3)
-    assert (log_prob == 0).all() and (cps.entropy(x, v, 3) == 0).all()
+    x_next = cps.step(x, v, last, torch.randn(SHAPE), torch.ones(5, dtype=torch.bool))
+    assert torch.allclose(x_next, x - v / steps, atol=1e-6)
+    log_prob = cps.log_prob(x, x_next.detach() + 1, v, last)
+    assert (log_prob == 0).all() and (cps.entropy(x, v, last) == 0).all()
     (gradient,) = torch.autograd.grad(log_prob.sum(), v)
     assert (gradient == 0).all()
 

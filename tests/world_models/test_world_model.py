@@ -544,6 +544,19 @@ def test_a_stochastic_model_starts_as_the_mean_and_draws_around_it(trained, draw
     assert 0 < float(disagreement(one, two).mean()) < still
 
 
+def test_what_is_held_out_comes_from_every_task():
+    clips = squares(40, 0)
+    # Four tasks take turns, and every tenth episode is kept: counted over all, it is of tasks 1 and
+    # 3 alone.
+    task = torch.arange(40) % 4
+    sentence = task.repeat_interleave(T)
+    clips = dataclasses.replace(clips, sentence=sentence, sentences=["a", "b", "c", "d"])
+    kept = clips.held_out(0.1)
+    assert kept.view(40, T).float().mean(1).unique().tolist() == [0.0, 1.0]  # whole episodes
+    assert task[kept.view(40, T)[:, 0]].tolist().count(0) == 1
+    assert sorted(task[kept.view(40, T)[:, 0]].tolist()) == [0, 1, 2, 3]
+
+
 def test_a_dream_whose_two_draws_differ_too_much_has_failed(drawn) -> None:
     def env(**settings) -> WorldModelEnv:
         env = WorldModelEnv(WorldModelConfig(model=drawn, num_envs=3, precision="f32", **settings))
