@@ -163,6 +163,10 @@ class HasFlow(Protocol):
         """(C, D): of the flow's state, whose first H rows and A columns are executed."""
         ...
 
+    def executed(self, x: Tensor) -> Tensor:
+        """The part (..., H, A) of a flow state (..., C, D) that becomes actions."""
+        ...
+
     def encode(self, obs: Obs) -> Any:
         """What the denoising steps need of obs, computed once."""
         ...
@@ -213,7 +217,7 @@ class Steerable(Protocol):
     steer: Any
 
     def decode(self, context: Any, noise: Tensor) -> Tensor:
-        """The noise-free actions (N, H, A) that the flow makes of ``noise`` (N, H, A)."""
+        """The noise-free actions (N, H, A) that the flow makes of ``noise`` (N, C, D)."""
         ...
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import randn
+from embodyrl.policies.noise_policy import complete_noise
 from embodyrl.policy import HasFeatures, HasFlow, Steerable
 from embodyrl.types import Obs
 
@@ -84,4 +85,5 @@ class DSRL(SACFlow):
             noise = randn(shape, generator, self.device)
         else:
             noise, _ = self.policy.steer.sample(self.policy.features(context), generator)
-        return self.policy.decode(context, noise), noise
+        start = complete_noise(noise, self.policy.flow_shape, generator)
+        return self.policy.decode(context, start), noise

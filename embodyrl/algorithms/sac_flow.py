@@ -158,13 +158,13 @@ class SACFlow(Algorithm):
         """
         policy = self.policy
         context = policy.encode(obs)
-        shape = (len(obs), policy.config.horizon, policy.spec.action_dim)
-        start = randn(shape, generator, self.device)
+        start = randn((len(obs), *policy.flow_shape), generator, self.device)
         step_inputs = partial(policy.step_inputs, context)
-        path = self.sample_path(step_inputs, policy.transition, start, generator)
-        choice = policy.normalize_action.inverse(path.end).clamp(-1.0, 1.0)
+        path = self.sample_path(step_inputs, policy.transition, start, generator, policy.executed)
+        end = policy.executed(path.end)
+        choice = policy.normalize_action.inverse(end).clamp(-1.0, 1.0)
         logprob = path.logprob.sum(1) if self.config.entropy == "path" else path.logprob[:, -1]
-        logprob = logprob - policy.normalize_action.log_det(path.end)
+        logprob = logprob - policy.normalize_action.log_det(end)
         with torch.no_grad():
             features = self._critic_features(obs, context)
         return choice, logprob, features

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from embodyrl.checks.error import CheckError, require
 from embodyrl.errors import UserError
+from embodyrl.policies.noise_policy import complete_noise
 from embodyrl.policy import (
     HasFeatures,
     HasFlow,
@@ -201,7 +202,8 @@ def _check_steering(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> N
     context = policy.encode(obs)
     noise, logprob = policy.steer.sample(policy.features(context), torch.Generator())
     require(tuple(logprob.shape) == (len(obs),), "steer.sample's log-density is not (N,).")
-    actions = policy.decode(context, noise)
+    start = complete_noise(noise, policy.flow_shape, torch.Generator())
+    actions = policy.decode(context, start)
     require(
         tuple(actions.shape) == (len(obs), policy.config.horizon, spec.action_dim),
         "decode does not give actions (N, H, A).",

@@ -221,10 +221,9 @@ class FlowPolicy(ActorCritic):
         return x[..., : self.config.horizon, : self.spec.action_dim]
 
     @torch.no_grad()
-    def decode(self, context: Any, noise: Float[Tensor, "n h a"]) -> Float[Tensor, "n h a"]:
-        """The actions that the noise-free flow makes of ``noise``, padded with zeros to (C, D)."""
-        start = pad(noise, self.flow_shape)
-        end = integrate(partial(self.step_inputs, context), self.transition.num_steps, start)
+    def decode(self, context: Any, noise: Float[Tensor, "n c d"]) -> Float[Tensor, "n h a"]:
+        """The actions that the noise-free flow makes of ``noise``."""
+        end = integrate(partial(self.step_inputs, context), self.transition.num_steps, noise)
         return self._actions(end)
 
     @torch.no_grad()
@@ -232,13 +231,13 @@ class FlowPolicy(ActorCritic):
         """See ``Actor.sample``."""
         # Encode the observation once, and draw the initial noise of the path.
         context = self.encode(obs)
-        shape = (len(obs), *self.flow_shape)
-        noise = initial_noise(self.steer, self.features(context), shape, generator, mode)
+        features = self.features(context)
+        noise = initial_noise(self.steer, features, self.flow_shape, generator, mode)
         if mode == "eval":
             return ActionSample(self.decode(context, noise))
 
         # Take K denoising steps. Stochastic steps are trained later, the others follow the ODE.
-        x = pad(noise, self.flow_shape)
+        x = noise
         steps = self.transition.num_steps
         stochastic = self._draw_stochastic(len(obs), generator).to(x.device)
         path = [x]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from embodyrl.errors import UserError
-from embodyrl.policies.flow_base import FlowPolicy, Generators, pad
+from embodyrl.policies.flow_base import FlowPolicy, Generators
 from embodyrl.policies.noise_policy import initial_noise
 from embodyrl.policies.sample_path import integrate
 from embodyrl.policy import Mode
@@ -101,7 +101,7 @@ class GuidedPolicy:
             return torch.lerp(v_base, v, self.weight), None
 
         # From here on as FlowPolicy.sample, with the mixed velocity.
-        shape = (len(obs), *policy.flow_shape)
-        noise = initial_noise(policy.steer, policy.features(context), shape, generator, mode)
-        end = integrate(mixed, policy.config.num_denoise_steps, pad(noise, policy.flow_shape))
+        features = policy.features(context)
+        noise = initial_noise(policy.steer, features, policy.flow_shape, generator, mode)
+        end = integrate(mixed, policy.config.num_denoise_steps, noise)
         return ActionSample(policy.normalize_action.inverse(policy.executed(end)).clamp(-1.0, 1.0))

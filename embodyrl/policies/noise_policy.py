@@ -73,7 +73,7 @@ class NoisePolicy(nn.Module):
 def initial_noise(
     steer: NoisePolicy | None,
     features: Tensor,
-    shape: tuple[int, ...],
+    shape: tuple[int, int],
     generator: Generators,
     mode: str,
 ) -> Tensor:
@@ -82,12 +82,29 @@ def initial_noise(
     Args:
         steer: the noise policy, or None.
         features: (N, F), input of the noise policy.
-        shape: of N(0, I).
+        shape: (C, D) of the flow's state.
         generator: of the noise.
         mode: ``"eval"`` takes the noise policy's mean, ``"train"`` samples from it.
+
+    Returns:
+        (N, C, D).
     """
     if steer is None:
-        return randn(shape, generator, features.device)
-    if mode == "eval":
-        return steer.mean(features)
-    return steer.sample(features, generator)[0]
+        return randn((len(features), *shape), generator, features.device)
+    chosen = steer.mean(features) if mode == "eval" else steer.sample(features, generator)[0]
+    return complete_noise(chosen, shape, generator)
+
+
+def complete_noise(
+    chosen: Float[Tensor, "n h a"], shape: tuple[int, int], generator: Generators
+) -> Float[Tensor, "n c d"]:
+    """The flow's initial state with ``chosen`` in its executed part, and N(0, I) in the rest.
+
+    The flow was trained with noise everywhere. Nothing is drawn where there is no rest.
+    """
+    rows, columns = chosen.shape[1:]
+    if (rows, columns) == shape:
+        return chosen
+    noise = randn((len(chosen), *shape), generator, chosen.device).to(chosen.dtype)
+    noise[:, :rows, :columns] = chosen
+    return noise

@@ -27,16 +27,16 @@ class SampledPath:
     """A path from noise to action.
 
     Attributes:
-        x: (N, K+1, H, A), x[:, 0] the noise and x[:, K] the end.
+        x: (N, K+1, C, D), x[:, 0] the noise and x[:, K] the end.
         logprob: (N, K) log-density of each step. It has gradients into the std, and none through
             the noise.
     """
 
-    x: Float[Tensor, "n k1 h a"]
+    x: Float[Tensor, "n k1 c d"]
     logprob: Float[Tensor, "n k"]
 
     @property
-    def end(self) -> Float[Tensor, "n h a"]:
+    def end(self) -> Float[Tensor, "n c d"]:
         """x_K, the end of the path."""
         return self.x[:, -1]
 
@@ -44,8 +44,9 @@ class SampledPath:
 def sample_path(
     step_inputs: StepInputs,
     transition: DenoisingTransition,
-    start: Float[Tensor, "n h a"],
+    start: Float[Tensor, "n c d"],
     generator: Generators,
+    executed: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> SampledPath:
     """K steps x_{k+1} = mean_k + std_k e_k, with gradients through all of them.
 
@@ -55,18 +56,27 @@ def sample_path(
     Args:
         step_inputs: the policy's velocity and log-std.
         transition: all its steps must have a std above 0.
-        start: (N, H, A) the initial noise.
+        start: (N, C, D) the initial noise.
         generator: of the noise e_k; one, or one per row.
+        executed: the part (..., H, A) of (..., C, D) that draws noise and has a density. The rest
+            of the flow's state follows the ODE, as when the policy acts.
     """
     x = start
     path = [start]
     logprobs = []
     for k, t in enumerate(timesteps(transition.num_steps, start.device)):
         velocity, log_std = step_inputs(x[:, None], t.expand(len(x), 1))
-        log_std = None if log_std is None else log_std[:, 0]
-        mean, std = transition.mean_std(x, velocity[:, 0], k, log_std)
-        noise = randn(x.shape, generator, x.device)
-        x = mean + std * noise
+        velocity = velocity[:, 0]
+        log_std = None if log_std is None else executed(log_std[:, 0])
+        mean, std = transition.mean_std(executed(x), executed(velocity), k, log_std)
+        noise = randn(mean.shape, generator, x.device)
+        new = mean + std * noise
+        if new.shape != x.shape:
+            rest = x - velocity / transition.num_steps
+            rows, columns = new.shape[-2:]
+            right = torch.cat([new, rest[..., :rows, columns:]], dim=-1)
+            new = torch.cat([right, rest[..., rows:, :]], dim=-2)
+        x = new
         logprobs.append(-(0.5 * noise**2 + std.log() + 0.5 * LOG_2PI).sum(dim=(-2, -1)))
         path.append(x)
     return SampledPath(torch.stack(path, dim=1), torch.stack(logprobs, dim=1))

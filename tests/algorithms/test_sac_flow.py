@@ -16,8 +16,9 @@ from embodyrl.checks import check_policy
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import DenoisingTransition, randn
 from embodyrl.functional.losses import sac_actor_loss, temperature_loss
-from embodyrl.policies.flow_mlp import FlowMLPConfig
+from embodyrl.policies.flow_mlp import FlowMLP, FlowMLPConfig
 from embodyrl.policies.mlp_velocities import VELOCITIES, DecodedVelocity, GatedVelocity
+from embodyrl.policies.noise_policy import complete_noise
 from embodyrl.policies.normalize import TanhSquash
 from embodyrl.policies.sample_path import integrate, sample_path
 from embodyrl.rollouts.collect import Player
@@ -257,6 +258,73 @@ def test_the_gradient_reaches_every_step(velocity):
     path = sample_path(partial(made.step_inputs, context), made.transition, start, gen(8))
     (gradient,) = torch.autograd.grad(path.end.square().sum(), start)
     assert (gradient != 0).all()
+
+
+# A policy that plans more than is executed.
+
+
+class Padded(FlowMLP):
+    """It plans two actions more than it executes, of one dim more than the env has."""
+
+    @property
+    def flow_shape(self):
+        return self.config.horizon + 2, self.spec.action_dim + 1
+
+    def __init__(self, config, spec):
+        super().__init__(config, spec)
+        net = VELOCITIES[config.velocity]
+        self.net = net(spec.proprio_dim, *self.flow_shape, config.width, config.layers)
+        for p in self.net.parameters():
+            nn.init.normal_(p, std=0.4)
+
+
+def padded(**settings):
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        return Padded(FlowMLPConfig(**{**TINY, "horizon": 2, **settings}), SPEC)
+
+
+def test_a_padded_policy_keeps_the_promises():
+    check_policy(padded(steer_width=8), observation(), SPEC)
+
+
+def test_what_sac_flow_proposes_is_what_a_padded_policy_does():
+    made = padded()
+    algorithm = SACFlow(SACFlowConfig(), made)
+    choice, logprob, _ = algorithm._sample_choice(observation(), gen(9))
+    acted = made.sample(observation(), generator=gen(9), mode="train")
+    torch.testing.assert_close(choice, acted.actions)
+    log_det = made.normalize_action.log_det(made.executed(acted.trace.x[:, -1]))
+    torch.testing.assert_close(logprob, acted.logprob.sum(1) - log_det)
+
+
+def test_what_is_planned_beside_the_executed_actions_begins_with_noise():
+    chosen = torch.randn(500, 2, 3, generator=gen(1))
+    start = complete_noise(chosen, (4, 5), gen(2))
+    assert torch.equal(start[:, :2, :3], chosen)
+    rest = torch.cat([start[:, :2, 3:].flatten(), start[:, 2:].flatten()])
+    assert float(rest.mean()) == pytest.approx(0.0, abs=0.05)
+    assert float(rest.std()) == pytest.approx(1.0, abs=0.05)
+    # Where all is executed nothing is drawn.
+    generator = gen(2)
+    assert complete_noise(chosen, (2, 3), generator) is chosen
+    assert torch.equal(generator.get_state(), gen(2).get_state())
+
+
+def test_a_steered_padded_policy_does_what_dsrl_proposes_at_its_start():
+    """Its steering noise aside, DSRL's actions are those of the base policy, not of padding with zeros."""
+    made = padded(steer_width=8, horizon=1)
+    context = made.encode(observation(1))
+    obs = observation(1)
+    many = Obs({}, obs.proprio.expand(400, -1), obs.instruction * 400)
+    noise = torch.zeros(400, 1, SPEC.action_dim)
+    spread = made.decode(
+        context.expand(400, -1), complete_noise(noise, made.flow_shape, gen(3))
+    ).std(0)
+    made.steer.bound = 1e-9  # its noise is 0 now
+    acted = made.sample(many, generator=gen(4), mode="eval").actions.std(0)
+    assert float(acted.min()) > 0.0
+    torch.testing.assert_close(acted, spread, rtol=0.2, atol=0.0)
 
 
 # The objective.

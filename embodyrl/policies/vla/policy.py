@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.functional.flow import squash_log_std
-from embodyrl.policies.flow_base import FlowPolicy, check_sampler, pad
+from embodyrl.policies.flow_base import FlowPolicy, check_sampler
 from embodyrl.policies.vla import lerobot_io
 from embodyrl.policies.vla.lora import add_adapters, without_adapters
 from embodyrl.policies.vla.nets import NETS, Prefix
@@ -284,13 +284,12 @@ class VLA(FlowPolicy):
             return self.net.prefix(batch)
 
     def _features(self, context: Prefix, x: Tensor, t: Tensor) -> Float[Tensor, "n k c w"]:
-        """The expert's last hidden states at x (N, K, C, D), or (N, K, H, A) padded with zeros."""
+        """The expert's last hidden states at x (N, K, C, D)."""
 
         def compute(x: Tensor, t: Tensor) -> Tensor:
             with self._autocast():
                 return self.net.features(context, x, t)
 
-        x = pad(x, self.flow_shape)
         if not (self.config.checkpointing and torch.is_grad_enabled()):
             return compute(x, t)
         # Gradient checkpointing: each denoising step is recomputed in the backward pass.
@@ -308,22 +307,20 @@ class VLA(FlowPolicy):
 
         Args:
             context: of N observations.
-            x: (N, K, C, D) noisy chunks, or (N, K, H, A), which is padded with zeros.
+            x: (N, K, C, D) noisy chunks.
             t: (N, K) their times; or (N, K, C), a time for each action (``max_prefix``).
         """
         features = self._features(context, x, t)
-        return self.net.velocity(features)[..., : x.shape[-2], : x.shape[-1]]
+        return self.net.velocity(features)
 
     def step_inputs(self, context: Prefix, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
         """Velocity and, for Flow-Noise, the log-std, both of x's shape; see ``velocity``."""
         c = self.config
         features = self._features(context, x, t)
-        # Both heads predict (N, K, C, D): cut them to x's shape.
-        rows, columns = x.shape[-2:]
-        velocity = self.net.velocity(features)[..., :rows, :columns]
+        velocity = self.net.velocity(features)
         if self.noise is None:
             return velocity, None
-        raw_log_std = self.noise(features)[..., :rows, :columns]
+        raw_log_std = self.noise(features)
         scale = c.num_denoise_steps**-0.5
         return velocity, squash_log_std(raw_log_std, c.noise_min * scale, c.noise_max * scale)
 

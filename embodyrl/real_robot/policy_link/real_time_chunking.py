@@ -59,11 +59,8 @@ def sample_after(
     """
     context = policy.encode(obs)
     shape = policy.flow_shape
-    noise = initial_noise(
-        policy.steer, policy.features(context), (len(obs), *shape), generator, "eval"
-    )
     # Integrate the flow from noise to data, with the first ``delay`` actions given.
-    start = pad(noise, shape)
+    start = initial_noise(policy.steer, policy.features(context), shape, generator, "eval")
     goal = pad(policy.normalize_action(previous), shape)
     end = integrate_after(
         partial(policy.velocity, context), policy.config.num_denoise_steps, start, goal, delay
@@ -97,7 +94,7 @@ def sample_guided(
     Returns:
         (N, H, A) in [-1, 1].
     """
-    if not all(hasattr(policy, name) for name in ("encode", "velocity", "normalize_action")):
+    if not all(hasattr(policy, name) for name in ("encode", "velocity", "executed")):
         raise UserError(
             f"{type(policy).__name__} is not a flow policy, so rtc cannot guide it. Use --mode "
             "naive or sync."
@@ -105,9 +102,8 @@ def sample_guided(
     steps = policy.config.num_denoise_steps
     with torch.no_grad():
         context = policy.encode(obs)
-        x = initial_noise(
-            policy.steer, policy.features(context), tuple(previous.shape), generator, "eval"
-        )
+        features = policy.features(context)
+        x = initial_noise(policy.steer, features, policy.flow_shape, generator, "eval")
         goal = policy.normalize_action(previous)
     for k in range(steps):
         t = 1.0 - k / steps
@@ -118,10 +114,10 @@ def sample_guided(
             x = x.detach().requires_grad_()
             times = torch.full((len(x), 1), t, device=x.device)
             v = policy.velocity(context, x[:, None], times)[:, 0]
-            data = x - t * v
+            data = policy.executed(x - t * v)
             # The vector-Jacobian product of the weighted error with d data / d x.
             error = (goal - data) * weights[:, None]
             (gradient,) = torch.autograd.grad(data, x, error.detach())
         # An Euler step with the corrected velocity.
         x = (x - (v - strength * gradient) / steps).detach()
-    return policy.normalize_action.inverse(x).clamp(-1.0, 1.0)
+    return policy.normalize_action.inverse(policy.executed(x)).clamp(-1.0, 1.0)
