@@ -17,6 +17,7 @@ from embodyrl.data.recording import Recording
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.storage.atomic_files import rename_folder, write_json
 from embodyrl.storage.env_spec import spec_to_json
+from embodyrl.storage.paths import require_writable
 from embodyrl.types import EnvSpec
 
 _INTERVENTION = {"intervention": {"dtype": "bool", "shape": (1,), "names": None}}
@@ -173,9 +174,10 @@ class DatasetWriter:
 
 
 def require_free(path: str | Path) -> None:
-    """Raises a ``UserError`` if something is at ``path`` already."""
+    """Raises a ``UserError`` if something is at ``path`` already, or it could not be written."""
     if Path(path).exists():
-        raise UserError(f"{path} exists already. Choose another folder, or delete that one.")
+        raise UserError(f"{path} exists already. Choose another folder.")
+    require_writable(path)
 
 
 def write_dataset(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from embodyrl.errors import UserError
+from embodyrl.storage.paths import no_access
 
 NAME = ".held"
 """The file that carries the lock."""
@@ -20,9 +21,13 @@ def locked(folder: Path) -> Iterator[None]:
     The operating system releases the lock when the process ends, even if it is killed.
 
     Raises:
-        UserError: another process holds the lock.
+        UserError: another process holds the lock, or the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / NAME).touch()
+    except OSError as error:
+        raise no_access(error, folder) from error
     with (folder / NAME).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

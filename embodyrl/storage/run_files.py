@@ -38,6 +38,7 @@ META = {
         "memory_gib?": NUMBER,
         "gpu?": (TEXT, None),
     },
+    "inputs?": {...: TEXT},
     "finished?": (TEXT, None),
 }
 """Structure of a run's ``meta.json``."""
@@ -49,7 +50,9 @@ def read_evaluation(path: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is damaged, or names a video elsewhere.
     """
-    found = read_json(path, EVALUATION, "Delete this file, or use another copy of the run.")
+    found = read_json(
+        path, EVALUATION, "Bring back a copy of it, or move it out of evals/ to go on without it."
+    )
     for row in found["episodes"]:
         if row.get("video"):
             inside(path.parent.parent, row["video"])
@@ -73,5 +76,5 @@ def read_meta(path: Path) -> dict[str, Any]:
         UserError: the file is damaged.
     """
     return read_json(
-        path, META, "Delete this file: the same command then writes it anew and goes on."
+        path, META, "Move this file away: the same command then writes it anew and goes on."
     )
