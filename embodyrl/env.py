@@ -55,6 +55,10 @@ class EnvConfig:
         """The env in which a policy is evaluated; for a world model, that is the real env."""
         return replace(self, split=split)
 
+    def for_demonstrations(self) -> EnvConfig | None:
+        """The env in which ``embodyrl collect`` demonstrates this one's task; None if in none."""
+        return self
+
     def with_time_limit(self, steps: int) -> EnvConfig:
         """The same env with this time limit, if it has a setting for it."""
         if not any(field.name == "max_episode_steps" for field in fields(self)):

@@ -13,6 +13,7 @@ import numpy as np
 from embodyrl.data.lerobot_read import DatasetFiles, file_of, load_pictures, picture_array
 from embodyrl.errors import UserError
 from embodyrl.storage.atomic_files import replacing
+from embodyrl.storage.paths import require_readable
 
 MEMORY_LIMIT = 4 * 2**30
 """Bytes per camera above which frames are kept in a memory-mapped file."""
@@ -136,6 +137,7 @@ def decode_video(
         raise UserError(
             f"The data set's video {path} is missing; fetch or record the data set again."
         )
+    require_readable(path)
     shown: list[float] = []
     wanted = 0
     try:

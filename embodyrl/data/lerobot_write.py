@@ -177,7 +177,7 @@ def require_free(path: str | Path) -> None:
     """Raises a ``UserError`` if something is at ``path`` already, or it could not be written."""
     if Path(path).exists():
         raise UserError(f"{path} exists already. Choose another folder.")
-    require_writable(path)
+    require_writable(path, "--out FOLDER")
 
 
 def write_dataset(

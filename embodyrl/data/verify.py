@@ -21,6 +21,7 @@ from embodyrl.data.lerobot_read import (
 )
 from embodyrl.data.table_checks import CHECKS, EDIT, as_sentence, first_few, found_by
 from embodyrl.errors import UserError
+from embodyrl.storage.paths import FileAccessError
 
 
 @dataclass
@@ -48,11 +49,16 @@ def verify_dataset(path: str | Path) -> Verdict:
 
     Args:
         path: folder or hub id, see ``open_dataset``.
+
+    Raises:
+        FileAccessError: a file may not be read, which says nothing about the data set.
     """
     verdict = Verdict(str(path))
     try:
         data = open_dataset(path)
         data = open_dataset(path, _columns(data), report=verdict.faults.append)
+    except FileAccessError:
+        raise
     except Exception as error:  # on a damaged file a parser may raise anything: that is the fault
         verdict.faults.append(as_sentence(error))
         return verdict

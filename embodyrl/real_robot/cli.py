@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from embodyrl.errors import MissingDependencyError, UserError
-from embodyrl.storage.paths import expand_paths, explain_os_error
+from embodyrl.storage.paths import expand_paths, explain_os_error, require_writable
 
 DEPLOY_HELP = """examples:
   embodyrl deploy runs/ppo --robot twin --dry-run        log the commands, move nothing
@@ -163,6 +163,7 @@ def deploy(a: argparse.Namespace) -> int:
     """Runs ``deploy`` and prints its result; returns the exit status."""
     from embodyrl.functional.intervals import format_rate
 
+    require_writable(a.out, "--out FOLDER")
     result = robot_commands().deploy_checkpoint(
         a.checkpoint,
         a.overrides,

@@ -34,7 +34,7 @@ from embodyrl.policy import Policy
 from embodyrl.storage import plain_data
 from embodyrl.storage.atomic_files import remove_unfinished, replacing_folder
 from embodyrl.storage.env_spec import check_compatible
-from embodyrl.storage.paths import FileAccessError, expand_home, no_access
+from embodyrl.storage.paths import FileAccessError, expand_home, no_access, require_readable
 from embodyrl.storage.plain_data import ANYTHING, COUNT, NUMBER, first_line
 from embodyrl.storage.state_tree import flatten, is_name, unflatten
 from embodyrl.types import EnvSpec
@@ -86,7 +86,7 @@ def save(
             _write_json(scratch / "state.json", {name: tree for name, (tree, _) in encoded.items()})
             _write_json(scratch / "meta.json", dict(meta))
             (scratch / MANIFEST).write_text(_manifest(scratch))
-    except (OSError, FileAccessError, SafetensorError) as error:
+    except SafetensorError as error:  # it tells no kinds of errors apart
         raise FileAccessError(
             f"The checkpoint {path} could not be written ({error}). Earlier checkpoints are "
             "untouched: free some disk space, and the same command goes on from there."
@@ -122,6 +122,7 @@ def load(
             # The name is part of a path, so it must be one that ``save`` accepts.
             if not is_name(name):
                 raise ValueError(f"a state cannot be named {name[:60]!r}")
+            require_readable(path / f"{name}.safetensors")
             tensors = load_file(path / f"{name}.safetensors", device=str(device))
             states[name] = unflatten(tree, tensors)
     except FileAccessError:

@@ -21,6 +21,8 @@ from embodyrl.errors import UserError
 
 EDGE = 1 << 16
 """Bytes at the start and at the end of a file that its fingerprint reads."""
+OWN_FOLDERS = ("data", "runs")
+"""Folders in which presets and docs keep data sets and runs: never an owner on the hub."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_ALLOWED = (errno.EACCES, errno.EPERM)
 
@@ -47,6 +49,17 @@ def settings_of(config: Any, kind: str) -> set[str]:
     bases = [base for base in type(config).__mro__ if dataclasses.is_dataclass(base)]
     marked = (f for base in bases for f in dataclasses.fields(base))
     return {f.name for f in marked if f.metadata.get("setting") == kind}
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether a text that names no folder may be an id on the Hugging Face hub, ``OWNER/NAME``.
+
+    It is none if OWNER is a folder here, or one of ``OWN_FOLDERS``: then a file is missing, and no
+    hub is asked for it.
+    """
+    owner, _, name = text.partition("/")
+    legal = re.fullmatch(r"\w[\w.-]*", owner) and re.fullmatch(r"\w[\w.-]*", name)
+    return bool(legal) and owner not in OWN_FOLDERS and not Path(owner).is_dir()
 
 
 def expand_home(value: Any) -> Any:
@@ -81,19 +94,22 @@ def expand_paths(arguments: Any) -> None:
             setattr(arguments, key, expand_home(value))
 
 
-def explain_os_error(error: OSError, path: str | Path | None = None) -> str | None:
+def explain_os_error(
+    error: OSError, path: str | Path | None = None, option: str = ""
+) -> str | None:
     """What is wrong with a file or its disk, and what to do, in a sentence or two.
 
     Args:
         error: that was raised.
         path: that was read or written; None takes the one that the error names.
+        option: by which a user chooses the folder, such as ``run.out=FOLDER``.
 
     Returns:
         None for an error of another kind.
     """
     name = path if path is not None else error.filename
-    named = isinstance(name, str | os.PathLike)
-    place = Path(name) if named else None
+    place = Path(name) if isinstance(name, str | os.PathLike) else None
+    other = f"choose another folder ({option})" if option else "choose another folder"
     if error.errno in FULL:
         where = f" of {_existing(place)}" if place is not None else ""
         problem = f"The disk{where} is full"
@@ -101,25 +117,25 @@ def explain_os_error(error: OSError, path: str | Path | None = None) -> str | No
             problem = f"{place or 'A file'} reached the largest size that is allowed (ulimit -f)"
         return (
             f"{problem}. What was complete before is intact. Free some space, and the same command "
-            "goes on; or choose another folder."
+            f"goes on; or {other}."
         )
     if place is None:
         return None
-    if error.errno in NOT_ALLOWED:
-        if _unreadable(place):
-            return (
-                f"There is no permission to read {place}. Nothing is wrong with it: let its owner "
-                "allow it (chmod), or read a copy."
-            )
+    if error.errno in NOT_ALLOWED and _unreadable(place):
         return (
-            f"There is no permission to write into {_existing(place)}. Choose another folder, or "
-            "let its owner allow it (chmod)."
+            f"There is no permission to read {place}. Nothing is wrong with it: let its "
+            "owner allow it (chmod), or read a copy."
+        )
+    if error.errno in NOT_ALLOWED:
+        return (
+            f"There is no permission to write into {_existing(place)}. Let its owner allow it "
+            f"(chmod), or {other}."
         )
     if error.errno == errno.EROFS:
-        return f"{_existing(place)} lies on a read-only disk. Choose another folder."
+        return f"{_existing(place)} lies on a read-only disk. {other[0].upper() + other[1:]}."
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         file = next((p for p in (place, *place.parents) if p.is_file()), place)
-        return f"{file} is a file, where a folder is needed. Choose another folder."
+        return f"{file} is a file, where a folder is needed. {other[0].upper() + other[1:]}."
     if error.errno == errno.EISDIR:
         return f"{place} is a folder, where a file is needed. Give the name of a file."
     return None
@@ -136,11 +152,44 @@ def no_access(error: OSError, path: str | Path) -> FileAccessError:
     return FileAccessError(reason)
 
 
-def require_writable(path: str | Path) -> None:
+def require_readable(path: str | Path) -> None:
+    """Refuses a file or folder that is there and may not be read; libraries call it missing.
+
+    Raises:
+        FileAccessError: no permission.
+    """
+    path = Path(path)
+    place = _existing(path)
+    if (place != path and not place.is_dir()) or not _unreadable(path):
+        return
+    raise no_access(PermissionError(errno.EACCES, "not readable", str(path)), path)
+
+
+def files_of(folder: Path, pattern: str) -> list[Path]:
+    """The files of a folder that fit a pattern, sorted; none if there is no such folder.
+
+    ``Path.glob`` finds nothing in a folder that may not be read; here that is an error.
+
+    Args:
+        folder: to look in.
+        pattern: as of ``Path.glob``.
+
+    Raises:
+        FileAccessError: a folder on the way may not be read.
+    """
+    require_readable(folder)
+    if "/" in pattern:
+        for inner in folder.glob(pattern.rpartition("/")[0]):
+            require_readable(inner)
+    return sorted(folder.glob(pattern))
+
+
+def require_writable(path: str | Path, option: str = "") -> None:
     """Refuses a file or folder that could not be written, before any work is done for it.
 
     Args:
         path: it need not exist; then it is the nearest folder above it that counts.
+        option: by which a user chooses it, such as ``run.out=FOLDER``.
 
     Raises:
         FileAccessError: no permission, a file where a folder is needed, a read-only or a full disk.
@@ -156,7 +205,7 @@ def require_writable(path: str | Path) -> None:
         if place.is_file() and not os.access(place, os.W_OK):
             raise PermissionError(errno.EACCES, "not writable", str(place))
     except OSError as error:
-        if text := explain_os_error(error, path):
+        if text := explain_os_error(error, path, option):
             raise FileAccessError(text) from error
         raise
 
@@ -177,6 +226,7 @@ def fingerprint(path: str | Path) -> str | None:
     if path.is_file():
         files = [path]
     elif path.is_dir():
+        require_readable(path)
         inside = (p for p in path.rglob("*") if not _hidden(p.relative_to(path)))
         files = sorted(p for p in inside if p.is_file())
     else:

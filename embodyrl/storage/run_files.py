@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from embodyrl.storage.paths import files_of
 from embodyrl.storage.plain_data import COUNT, FLAG, NUMBER, TEXT, Kind, inside, read_json
 
 INDEX = Kind("a whole number", lambda value: type(value) is int and abs(value) < 2**53)
@@ -65,7 +66,7 @@ def read_evaluations(folder: Path) -> dict[str, dict[str, Any]]:
     Raises:
         UserError: see ``read_evaluation``.
     """
-    found = {path.stem: read_evaluation(path) for path in sorted((folder / "evals").glob("*.json"))}
+    found = {path.stem: read_evaluation(path) for path in files_of(folder / "evals", "*.json")}
     return dict(sorted(found.items(), key=lambda item: item[1]["iteration"]))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from embodyrl.rollouts.evaluation import Evaluation
 from embodyrl.storage.atomic_files import write_json
+from embodyrl.storage.paths import files_of
 from embodyrl.storage.run_files import read_evaluation, read_evaluations, read_meta
 from embodyrl.storage.video import write_video
 from embodyrl.types import EnvSpec
@@ -85,6 +86,6 @@ def reopen(folder: Path) -> None:
 
 def drop_evaluations(folder: Path, last_iteration: int) -> None:
     """Deletes evaluations of later iterations than the one that a run resumes from."""
-    for path in (folder / "evals").glob("*.json"):
+    for path in files_of(folder / "evals", "*.json"):
         if read_evaluation(path)["iteration"] > last_iteration:
             path.unlink()

@@ -139,7 +139,7 @@ def train(
     settings = config.run
     first = ranks is None or ranks.first
     if first:
-        require_writable(settings.folder)
+        require_writable(settings.folder, "run.out=FOLDER")
     check_folder(settings.folder, config, print if first else lambda text: None)
     device = pick_device(settings.device)
     if settings.threads:

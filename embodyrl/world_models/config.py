@@ -220,6 +220,10 @@ class WorldModelConfig(EnvConfig):
         real = env_from_dict(given)
         return dataclasses.replace(real, split=split, num_envs=self.num_envs, device=self.device)
 
+    def for_demonstrations(self) -> EnvConfig | None:
+        """The real env."""
+        return self.for_evaluation("train")
+
 
 def model_folder(config: WorldModelConfig) -> Path:
     """The folder of the config's world model.

@@ -61,7 +61,7 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
             is working in it.
     """
     folder = Path(config.out)
-    require_writable(folder)
+    require_writable(folder, "out=FOLDER")
     _check_folder(folder, config)
     if _is_finished(folder / "model"):
         return folder / "model"

@@ -77,6 +77,10 @@ class RobotConfig(EnvConfig):
         """The same robot without a person: only the policy is scored."""
         return replace(self, split=split, corrector=0, operator=-1, hand="")
 
+    def for_demonstrations(self) -> EnvConfig | None:
+        """The task of the simulated arm, which a scripted expert knows."""
+        return task_config(self) if self.robot == "twin" else None
+
 
 def task_config(config: RobotConfig) -> Any:
     """The embedded task that a simulated robot plays."""

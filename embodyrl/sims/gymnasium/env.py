@@ -38,6 +38,10 @@ class GymnasiumConfig(EnvConfig):
     num_workers: int = machine_setting(1)
     reports_success: bool | None = None
 
+    def for_demonstrations(self) -> EnvConfig | None:
+        """None: Gymnasium's envs come with no expert."""
+        return None
+
 
 class GymnasiumEnv(FromGymnasium):
     """See ``FromGymnasium``; always in this process, whatever ``config.num_workers`` says."""
