@@ -49,7 +49,7 @@ def found_by(
     for check in checks:
         try:
             faults += check(data)
-        except FileAccessError:
+        except (FileAccessError, PermissionError):
             raise  # nothing is known about what may not be read
         except Exception as error:  # on a damaged table a check may raise anything
             faults.append(as_sentence(error))

@@ -136,6 +136,8 @@ def _pictures(data: DatasetFiles, key: str) -> Iterator[str]:
                 if (found := picture_array(encoded).shape[:2]) != size:
                     yield f"{key!r} of frame {k} is {found} (height, width), not {size}."
                     return
+        except FileAccessError:
+            raise
         except Exception as error:
             yield f"{key!r}: {as_sentence(error)}"
         return
@@ -152,6 +154,8 @@ def _pictures(data: DatasetFiles, key: str) -> Iterator[str]:
 
         try:
             count = decode_video(path, times, take, tolerance=0.5 / float(data.info["fps"]))
+        except FileAccessError:
+            raise
         except UserError as error:
             yield f"{error} It holds the pictures of {_episodes_of(data, targets)}."
         else:
