@@ -25,10 +25,10 @@ def locked(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / NAME).touch()
+        file = (folder / NAME).open("a")
     except OSError as error:
         raise no_access(error, folder) from error
-    with (folder / NAME).open("a") as file:
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
