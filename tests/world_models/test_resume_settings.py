@@ -49,5 +49,5 @@ def test_a_loop_goes_on_with_moved_demonstrations(data, tmp_path, capsys):
     claim_folder(tmp_path, config)
     assert f"now {moved}, with the same content" in capsys.readouterr().out
     (moved / "a").write_text("y")
-    with pytest.raises(UserError, match="demos=.*/moved holds something else"):
+    with pytest.raises(UserError, match=r"demos=.*/moved holds something else"):
         claim_folder(tmp_path, config)
