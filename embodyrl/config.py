@@ -11,6 +11,8 @@ it has a data set, ``data``. A value comes from the first of these that sets it:
 
 A key that does not exist, or a value of the wrong type, is refused with the nearest valid name.
 
+``~`` at the start of a text is the home folder (``storage.paths.expand_home``).
+
 A config is plain data. OmegaConf's interpolation (a dollar sign and a brace) is refused wherever a
 config comes from, because a config may come from elsewhere, and is saved, sent and published.
 """
@@ -31,6 +33,7 @@ from embodyrl import registry
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.registry import preset_names
 from embodyrl.storage.loggers import check_loggers
+from embodyrl.storage.paths import expand_home, machine_setting, path_setting
 from embodyrl.storage.plain_data import read_yaml, require_plain
 
 if TYPE_CHECKING:  # it would import torch, and a mistyped preset should be refused at once
@@ -61,14 +64,14 @@ class DataConfig:
             the policy has seen the kind of images on which it will be trained in the world model.
     """
 
-    path: str = ""
+    path: str = path_setting()
     episodes: int = 0
     keep: str = "success"
-    more: tuple[str, ...] = ()
+    more: tuple[str, ...] = path_setting(())
     weights: tuple[float, ...] = ()
     intervention_weight: float = 1.0
     cameras: dict[str, str] = field(default_factory=dict)
-    codec: str = ""
+    codec: str = path_setting()
 
 
 @dataclass(frozen=True)
@@ -112,19 +115,19 @@ class RunConfig:
     seed: int = 0
     iterations: int = 100
     minutes: float = 0.0
-    init_checkpoint: str = ""
+    init_checkpoint: str = path_setting()
     eval_every: int = 25
-    eval_episodes: int = 128
+    eval_episodes: int = machine_setting(128)
     eval_split: str = "eval"
     eval_before: bool = True
     patience: int = 0
-    videos: int = 8
+    videos: int = machine_setting(8)
     checkpoint_every: int = 25
     keep_checkpoints: int = 2
-    device: str = "auto"
-    threads: int = 0
+    device: str = machine_setting("auto")
+    threads: int = machine_setting(0)
     compile: bool = False
-    workers: int = 1
+    workers: int = machine_setting(1)
     max_lag: int = 0
     loggers: tuple[str, ...] = ()
 
@@ -190,31 +193,39 @@ def compose(preset: str, overrides: Sequence[str] = ()) -> Config:
         UserError: unknown preset, key or name, or a value of the wrong type.
     """
     merged = apply_overrides(read_preset(preset), overrides)
-    initial = {"policy": _checkpoint_policy(merged), "run": {"name": Path(preset).stem}}
+    initial = {
+        "policy": _checkpoint_policy(merged, Path(preset).stem),
+        "run": {"name": Path(preset).stem},
+    }
     return resolve(cast(DictConfig, OmegaConf.merge(initial, merged)))
 
 
-def _checkpoint_policy(merged: DictConfig) -> dict[str, Any]:
+def _checkpoint_policy(merged: DictConfig, name: str) -> dict[str, Any]:
     """The policy section with which ``run.init_checkpoint`` was trained.
 
-    Empty if there is no such checkpoint, or if its policy is of another kind.
+    If it is not there any more, the run itself, which goes on without it, says what it was.
+    Empty if there is neither, or if its policy is of another kind.
     """
     run = merged.get("run")
     path = run.get("init_checkpoint") if isinstance(run, DictConfig) else None
-    if not path:
+    if not isinstance(run, DictConfig) or not path:
         return {}
     from embodyrl.storage import checkpoint
 
     try:
-        _, meta = checkpoint.load_run(checkpoint.find(str(path)))
+        _, meta = checkpoint.load_run(checkpoint.find(expand_home(str(path))))
+        saved = meta.get("config", {})
     except UserError:
         # A config may be printed before the checkpoint exists. Training refuses it later, with
         # this error.
-        return {}
-    policy = meta.get("config", {}).get("policy", {})
+        out = expand_home(str(run.get("out", RunConfig.out)))
+        own = Path(out) / str(run.get("name", name)) / "config.yaml"
+        saved = read_yaml(own) if own.is_file() else {}
+    policy = saved.get("policy", {}) if isinstance(saved, dict) else {}
     section = merged.get("policy")
     wanted_name = section.get("name") if isinstance(section, DictConfig) else None
-    return policy if wanted_name in (None, policy.get("name")) else {}
+    fits = isinstance(policy, dict) and wanted_name in (None, policy.get("name"))
+    return policy if fits else {}
 
 
 def read_preset(preset: str) -> DictConfig:
@@ -229,7 +240,7 @@ def read_preset(preset: str) -> DictConfig:
 def _read_with_bases(preset: str, based_on_it: tuple[str, ...]) -> DictConfig:
     """``read_preset`` of a preset on which the presets ``based_on_it`` are based."""
     known = preset_names() | preset_names("base")
-    path = known.get(preset, Path(preset))
+    path = known.get(preset, Path(expand_home(preset)))
     if preset in based_on_it:
         circle = " -> ".join((*based_on_it, preset))
         raise UserError(f"Presets are based on one another: {circle}.")
@@ -293,12 +304,13 @@ def apply_overrides(raw: DictConfig | dict[str, Any], overrides: Sequence[str]) 
             raise UserError(
                 f"The override {item!r} cannot be read: {str(error).splitlines()[0]}."
             ) from error
-        # Two kinds of values are quoted, so that YAML reads them as text:
+        # Three kinds of values are quoted, so that YAML reads them as text:
         # - an empty one. A shell makes "key=" of key='', and YAML would read null.
         # - a name like 0_20, which YAML would read as the number 16. If the key is a number, the
         #   text is converted later.
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        quote = not text or (is_number and str(value) != text)
+        # - the home folder alone, which YAML would read as null.
+        quote = text in ("", "~") or (is_number and str(value) != text)
         items.append(f"{key}='{text}'" if quote else item)
     return cast(DictConfig, OmegaConf.merge(raw, OmegaConf.from_dotlist(items)))
 
@@ -381,7 +393,7 @@ def build_section[T](section: str, cls: type[T], given: DictConfig | dict[str, A
         # OmegaConf leaves this placeholder unfilled.
         problem = problem.replace("Value '$VALUE' of type '$VALUE_TYPE'", f"one of {value}")
         raise UserError(f"{where} is wrong: {problem.rstrip('.')}.") from error
-    return cls(**{key: _freeze(value) for key, value in plain.items()})
+    return cls(**{key: _freeze(expand_home(value)) for key, value in plain.items()})
 
 
 def _plain(given: DictConfig | dict[str, Any]) -> Any:
@@ -432,7 +444,7 @@ def env_config(name: str, overrides: Sequence[str] = ()) -> EnvConfig:
     """
     envs = registry.names("envs")
     known = {**envs, **preset_names()}
-    if name not in known and not Path(name).is_file():
+    if name not in known and not Path(expand_home(name)).is_file():
         raise UserError(
             f"There is no env or preset {name!r}, nor a file of that name. "
             f"{did_you_mean(name, known)}"

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.storage.paths import machine_setting
 from embodyrl.types import EnvSpec, Obs, Step
 
 
@@ -44,15 +45,19 @@ class EnvConfig:
     """
 
     name: str = ""
-    num_envs: int = 8
+    num_envs: int = machine_setting(8)
     split: str = "train"
     seed: int = 0
     terminate_on_success: bool = True
-    device: str = "cpu"
+    device: str = machine_setting("cpu")
 
     def for_evaluation(self, split: str) -> EnvConfig:
         """The env in which a policy is evaluated; for a world model, that is the real env."""
         return replace(self, split=split)
+
+    def for_demonstrations(self) -> EnvConfig | None:
+        """The env in which ``embodyrl collect`` demonstrates this one's task; None if in none."""
+        return self
 
     def with_time_limit(self, steps: int) -> EnvConfig:
         """The same env with this time limit, if it has a setting for it."""

@@ -22,6 +22,8 @@ from embodyrl.cli.world import add_world
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.interrupt import INTERRUPTED
 from embodyrl.real_robot.cli import add_robot_verbs, robot_commands
+from embodyrl.storage.cache_folders import choose_cache_folders
+from embodyrl.storage.paths import expand_paths, explain_os_error
 
 QUICKSTART_HELP = """examples:
   embodyrl quickstart
@@ -109,6 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             build_parser().print_help()
             return 1
         arguments = _parse(given)
+        choose_cache_folders()
         arguments.command_line = shlex.join(["embodyrl", *given])
         whole_process = argv is None
         with starting.stoppable() if whole_process else contextlib.nullcontext():
@@ -118,15 +121,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except UserError as error:
-        print(f"embodyrl: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+        return _refuse(str(error))
     except BrokenPipeError:
         # The reader of the output, such as `head`, has ended. Python must not write to it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if text := explain_os_error(error):
+            return _refuse(text)
+        raise
     except KeyboardInterrupt:
         print("\nembodyrl: stopped.", file=sys.stderr)
         return INTERRUPTED
+
+
+def _refuse(text: str) -> int:
+    """Says in one paragraph why a command ended; returns its exit status."""
+    print(f"embodyrl: {' '.join(text.split())}", file=sys.stderr)
+    return 1
 
 
 class _Parser(argparse.ArgumentParser):
@@ -167,6 +179,7 @@ def _parse(given: list[str]) -> argparse.Namespace:
             )
         else:
             arguments.parser.error(f"unexpected argument {item!r}")
+    expand_paths(arguments)
     return arguments
 
 

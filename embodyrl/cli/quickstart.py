@@ -20,6 +20,7 @@ from embodyrl.report import build_report
 from embodyrl.sims.mujoco.warm_up import warm_up
 from embodyrl.storage.atomic_files import write_json
 from embodyrl.storage.loggers import read_metrics
+from embodyrl.storage.paths import require_writable
 from embodyrl.storage.run_files import read_evaluation
 from embodyrl.training.run_folder import finished
 from embodyrl.training.runner import train
@@ -42,6 +43,7 @@ def quickstart(out: str, seed: int, command: str = "") -> dict[str, Any]:
     """
     console = Console()
     folder = Path(out)
+    require_writable(folder, "--out FOLDER")
     began = time.monotonic()
     console.print(
         "[bold]embodyrl quickstart[/bold]: a Franka learns to pick up the block that a sentence "

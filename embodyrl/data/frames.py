@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import platformdirs
 
 from embodyrl.data.lerobot_read import DatasetFiles, file_of, load_pictures, picture_array
 from embodyrl.errors import UserError
 from embodyrl.storage.atomic_files import replacing
+from embodyrl.storage.paths import require_readable
 
 MEMORY_LIMIT = 4 * 2**30
 """Bytes per camera above which frames are kept in a memory-mapped file."""
@@ -33,8 +36,8 @@ def decode_camera(
         key: of a ``video`` or ``image`` feature.
         rows: frame numbers, ascending.
         size: (height, width) to resize to; None keeps the stored one.
-        memory_limit: bytes above which the result is a memory-mapped file in the data set's folder;
-            it is made once and used again.
+        memory_limit: bytes above which the result is a memory-mapped file in the data set's folder,
+            or among the user's caches if that may not be written; it is made once and used again.
 
     Returns:
         (len(rows), h, w, 3) uint8.
@@ -49,13 +52,20 @@ def decode_camera(
         _fill(out, data, key, rows)
         return out
     # Too large for memory: use the file that an earlier call made, or make it.
-    cache = data.path / ".cache" / f"{_fingerprint(data, key, rows, shape)}.npy"
+    cache = _cache_folder(data.path) / f"{_fingerprint(data, key, rows, shape)}.npy"
     if not cache.exists():
         with replacing(cache) as unfinished:
             out = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.uint8, shape=shape)
             _fill(out, data, key, rows)
             out.flush()
     return np.load(cache, mmap_mode="r", allow_pickle=False)
+
+
+def _cache_folder(path: Path) -> Path:
+    """In the data set's own folder; where that may not be written, among the user's caches."""
+    if os.access(path, os.W_OK):
+        return path / ".cache"
+    return Path(platformdirs.user_cache_dir("embodyrl")) / "frames"
 
 
 def _fingerprint(data: DatasetFiles, key: str, rows: np.ndarray, shape: tuple[int, ...]) -> str:
@@ -136,6 +146,7 @@ def decode_video(
         raise UserError(
             f"The data set's video {path} is missing; fetch or record the data set again."
         )
+    require_readable(path)
     shown: list[float] = []
     wanted = 0
     try:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
+from embodyrl.storage.paths import expand_home, files_of, is_hub_id, require_readable
 from embodyrl.storage.plain_data import ANYTHING, COUNT, NUMBER, TEXT, inside, read_json
 
 IMAGE_PREFIX = "observation.images."
@@ -108,7 +109,9 @@ def open_dataset(
     revision: str | None = None,
     report: Callable[[str], None] | None = None,
 ) -> DatasetFiles:
-    """Opens a data set: a folder, or a hub id ``user/name`` if no such folder exists.
+    """Opens a data set: a folder, or an id on the hub, ``OWNER/NAME``, if no such folder exists.
+
+    Where OWNER is a folder here, or ``data`` or ``runs``, it is no id (``storage.paths.is_hub_id``).
 
     Args:
         path: folder or hub id; only a hub id is ever looked up on the network.
@@ -121,8 +124,8 @@ def open_dataset(
         UserError: no data set there, another version of the format, or a column it lacks.
     """
     # Find the folder, on this machine or on the hub.
-    folder = Path(path)
-    if not folder.is_dir() and _looks_like_hub_id(str(path)):
+    folder = Path(expand_home(str(path)))
+    if not folder.is_dir() and is_hub_id(str(path)):
         folder = _download(str(path), revision)
     info_path = folder / "meta" / "info.json"
     if not info_path.is_file():
@@ -132,9 +135,10 @@ def open_dataset(
             if parts.exists()
             else ""
         )
+        missing = "there is no meta/info.json" if folder.is_dir() else "there is no such folder"
         raise UserError(
-            f"{folder} holds no LeRobot data set (there is no meta/info.json).{more} `embodyrl "
-            "collect` makes one."
+            f"{folder} holds no LeRobot data set ({missing}).{more} `embodyrl collect ENV --out "
+            f"{folder}` makes one."
         )
     # Only version 3 can be read.
     said = read_json(info_path, {"codebase_version": TEXT, ...: ANYTHING}, REMEDY)
@@ -179,7 +183,7 @@ def _parquet() -> Any:
 
 
 def _tables(folder: Path, what: str) -> list[Path]:
-    files = sorted((folder / what).glob("*/*.parquet"))
+    files = files_of(folder / what, "*/*.parquet")
     if not files:
         raise UserError(f"The data set {folder} is incomplete: {what}/ holds no parquet file.")
     return files
@@ -190,6 +194,7 @@ def _read(file: Path, columns: list[str] | None = None) -> Any:
     import pyarrow as pa
 
     pq = _parquet()
+    require_readable(file)
     try:
         if columns is not None:
             there = pq.read_schema(file).names
@@ -344,10 +349,6 @@ def file_of(data: DatasetFiles, template: str, **values: Any) -> Path:
             f"path with the fields {', '.join(values)}. {REMEDY}"
         )
     return inside(data.path, text.format(**values), links=True)
-
-
-def _looks_like_hub_id(text: str) -> bool:
-    return text.count("/") == 1 and not text.startswith((".", "/", "~")) and "\\" not in text
 
 
 def _download(repo_id: str, revision: str | None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,7 @@ from embodyrl.data.recording import Recording
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.storage.atomic_files import rename_folder, write_json
 from embodyrl.storage.env_spec import spec_to_json
+from embodyrl.storage.paths import explain_os_error, no_access, require_writable
 from embodyrl.types import EnvSpec
 
 _INTERVENTION = {"intervention": {"dtype": "bool", "shape": (1,), "names": None}}
@@ -125,7 +127,7 @@ class DatasetWriter:
             )
         # A row per control step; what holds for the episode is repeated in every row.
         last = len(recording) - 1
-        with _quiet():
+        with _writing(self.path):
             for t in range(len(recording)):
                 frame: dict[str, Any] = {
                     IMAGE_PREFIX + name: frames[t] for name, frames in recording.images.items()
@@ -151,10 +153,16 @@ class DatasetWriter:
         self.count += 1
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        with _quiet():
-            self._dataset.finalize()
         # An empty or failed data set is thrown away.
-        if self.count == 0 or kind is not None:
+        failed = self.count == 0 or kind is not None
+        try:
+            with _writing(self.path):
+                self._dataset.finalize()
+        except Exception:
+            shutil.rmtree(self.partial, ignore_errors=True)
+            if not failed:
+                raise
+        if failed:
             shutil.rmtree(self.partial, ignore_errors=True)
             return
         # Note where the data come from, and give the finished folder its name.
@@ -172,10 +180,43 @@ class DatasetWriter:
         rename_folder(self.partial, self.path)
 
 
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """LeRobot writes in this block; what it only logs, or says without a path, is raised in words.
+
+    Raises:
+        FileAccessError: the disk is full, or may not be written.
+    """
+    lost: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = lost.append  # type: ignore[method-assign]
+    log = logging.getLogger("lerobot.datasets.image_writer")
+    before = log.propagate
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        with _quiet():
+            yield
+    except Exception as error:
+        if not lost and isinstance(error, OSError) and explain_os_error(error, path):
+            raise no_access(error, path) from error
+        if not lost:
+            raise
+    finally:
+        log.removeHandler(handler)
+        log.propagate = before
+    if lost:  # it goes on without a picture that it could not write
+        reason = next((a for a in lost[0].args or () if isinstance(a, OSError)), None)
+        if reason is not None:
+            raise no_access(reason, path)
+        raise UserError(f"{path} could not be written: {lost[0].getMessage()[:300]}.")
+
+
 def require_free(path: str | Path) -> None:
-    """Raises a ``UserError`` if something is at ``path`` already."""
+    """Raises a ``UserError`` if something is at ``path`` already, or it could not be written."""
     if Path(path).exists():
-        raise UserError(f"{path} exists already. Choose another folder, or delete that one.")
+        raise UserError(f"{path} exists already. Choose another folder.")
+    require_writable(path, "--out FOLDER")
 
 
 def write_dataset(

@@ -52,14 +52,13 @@ class EpisodeParts:
         if not path.exists() or not self._paths:  # nothing was collected with the old ones
             write_json(path, new)
             return
-        old = read_json(path, {...: ANYTHING}, f"Delete {self.folder} to start over.")
+        old = read_json(path, {...: ANYTHING}, "Bring back a copy of it, or give another --out.")
         changed = [k for k in sorted(new.keys() | old.keys()) if new.get(k) != old.get(k)]
         if changed:
             listed = "; ".join(f"{k} was {old.get(k)!r}, now {new.get(k)!r}" for k in changed[:4])
             raise UserError(
                 f"{self.folder} holds episodes that were collected with other settings "
-                f"({listed}). Give the same settings to continue, or another --out; or delete that "
-                "folder to start over."
+                f"({listed}). Give the same settings to continue, or another --out."
             )
 
     def __len__(self) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 
 from embodyrl.data.lerobot_read import DatasetFiles, as_flags, file_of
 from embodyrl.errors import UserError
+from embodyrl.storage.paths import FileAccessError
 
 MOST = 10
 """Faults of one kind that are named one by one; the rest is counted."""
@@ -48,6 +49,8 @@ def found_by(
     for check in checks:
         try:
             faults += check(data)
+        except (FileAccessError, PermissionError):
+            raise  # nothing is known about what may not be read
         except Exception as error:  # on a damaged table a check may raise anything
             faults.append(as_sentence(error))
     return faults

@@ -21,6 +21,7 @@ from embodyrl.data.lerobot_read import (
 )
 from embodyrl.data.table_checks import CHECKS, EDIT, as_sentence, first_few, found_by
 from embodyrl.errors import UserError
+from embodyrl.storage.paths import FileAccessError
 
 
 @dataclass
@@ -48,11 +49,16 @@ def verify_dataset(path: str | Path) -> Verdict:
 
     Args:
         path: folder or hub id, see ``open_dataset``.
+
+    Raises:
+        FileAccessError: a file may not be read, which says nothing about the data set.
     """
     verdict = Verdict(str(path))
     try:
         data = open_dataset(path)
         data = open_dataset(path, _columns(data), report=verdict.faults.append)
+    except FileAccessError:
+        raise
     except Exception as error:  # on a damaged file a parser may raise anything: that is the fault
         verdict.faults.append(as_sentence(error))
         return verdict
@@ -130,6 +136,8 @@ def _pictures(data: DatasetFiles, key: str) -> Iterator[str]:
                 if (found := picture_array(encoded).shape[:2]) != size:
                     yield f"{key!r} of frame {k} is {found} (height, width), not {size}."
                     return
+        except FileAccessError:
+            raise
         except Exception as error:
             yield f"{key!r}: {as_sentence(error)}"
         return
@@ -146,6 +154,8 @@ def _pictures(data: DatasetFiles, key: str) -> Iterator[str]:
 
         try:
             count = decode_video(path, times, take, tolerance=0.5 / float(data.info["fps"]))
+        except FileAccessError:
+            raise
         except UserError as error:
             yield f"{error} It holds the pictures of {_episodes_of(data, targets)}."
         else:

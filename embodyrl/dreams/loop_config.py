@@ -12,8 +12,12 @@ from embodyrl.config import apply_overrides, build_section, compose, read_preset
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.registry import preset_names
 from embodyrl.storage.atomic_files import write_json
-from embodyrl.storage.plain_data import ANYTHING, read_json
+from embodyrl.storage.inputs import contents_of, listed, sort_changes
+from embodyrl.storage.paths import expand_home, path_setting
+from embodyrl.storage.plain_data import ANYTHING, TEXT, read_json
 
+LOOP_FILE = {"inputs?": {...: TEXT}, ...: ANYTHING}
+"""Structure of ``loop_config.json``."""
 MAY_CHANGE = ("out", "rounds", "segments", "patience", "eval_episodes", "max_false_positives")
 """Settings that may differ when a loop continues."""
 
@@ -56,10 +60,10 @@ class LoopConfig:
         eval_episodes: of the last evaluation, on held-out initial states.
     """
 
-    policy: str = ""
+    policy: str = path_setting()
     env: str = ""
     env_overrides: tuple[str, ...] = ()
-    data: tuple[str, ...] = ()
+    data: tuple[str, ...] = path_setting(())
     out: str = "runs/loop"
     seed: int = 0
     rounds: int = 3
@@ -73,7 +77,7 @@ class LoopConfig:
     refresh: tuple[str, ...] = ()
     newest: int = 4
     max_false_positives: float = 0.05
-    demos: str = ""
+    demos: str = path_setting()
     dream: str = ""
     dream_overrides: tuple[str, ...] = ()
     segment: int = 10
@@ -98,7 +102,7 @@ def read_loop(preset: str, overrides: Sequence[str]) -> LoopConfig:
         UserError: no such preset, an unknown key, or a setting is missing that the loop needs.
     """
     known = preset_names("loops")
-    path = known.get(preset, Path(preset))
+    path = known.get(preset, Path(expand_home(preset)))
     if not path.is_file():
         raise UserError(
             f"There is no loop {preset!r}, nor a file of that name. {did_you_mean(preset, known)}"
@@ -132,13 +136,19 @@ def claim_folder(folder: Path, config: LoopConfig) -> None:
     """
     path = folder / "loop_config.json"
     new = json.loads(json.dumps(dataclasses.asdict(config)))
+    inputs = contents_of(config)
     if path.exists():
-        old = read_json(path, {...: ANYTHING}, f"Delete {folder} to start over.")
-        changed = [k for k in new if k not in MAY_CHANGE and old.get(k) != new[k]]
-        if changed:
-            key = changed[0]
+        old = read_json(path, LOOP_FILE, "Bring back a copy of it, or give another out=FOLDER.")
+        was = old.pop("inputs", {})
+        allowed, refused = sort_changes(
+            {key: old.get(key) for key in new}, new, free=MAY_CHANGE, was=was, now=inputs
+        )
+        if refused:
             raise UserError(
-                f"{folder} holds a loop with other settings ({key} was {old.get(key)!r}, now "
-                f"{new[key]!r}). Give this one its own out=FOLDER."
+                f"{folder} holds a loop with other settings ({listed(refused)}), and these change "
+                "its results. Give the old ones to go on, or give this one its own out=FOLDER."
             )
-    write_json(path, new)
+        if own := [text for text in allowed if not text.startswith("out ")]:
+            print(f"{folder} goes on; changed: {listed(own)}.")
+        inputs |= was
+    write_json(path, new | {"inputs": inputs})

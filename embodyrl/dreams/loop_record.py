@@ -88,7 +88,9 @@ class LoopRecord:
         self._path = folder / "loop.json"
         self.content: dict[str, Any] = {"minutes": {}}
         if self._path.exists():
-            self.content = read_json(self._path, LOOP, f"Delete {folder} to start over.")
+            self.content = read_json(
+                self._path, LOOP, "Bring back a copy of it, or give another out=FOLDER."
+            )
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.storage.paths import expand_paths, explain_os_error, require_writable
 
 DEPLOY_HELP = """examples:
   embodyrl deploy runs/ppo --robot twin --dry-run        log the commands, move nothing
@@ -56,10 +57,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_deploy_options(parser)
     try:
-        return deploy(parser.parse_args(argv))
+        arguments = parser.parse_args(argv)
+        expand_paths(arguments)
+        return deploy(arguments)
     except UserError as error:
         print(f"embodyrl-robot: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
+    except OSError as error:
+        if text := explain_os_error(error):
+            print(f"embodyrl-robot: {text}", file=sys.stderr)
+            return 1
+        raise
     except KeyboardInterrupt:
         return 130
 
@@ -159,6 +167,7 @@ def deploy(a: argparse.Namespace) -> int:
     """Runs ``deploy`` and prints its result; returns the exit status."""
     from embodyrl.functional.intervals import format_rate
 
+    require_writable(a.out, "--out FOLDER")
     result = robot_commands().deploy_checkpoint(
         a.checkpoint,
         a.overrides,

@@ -16,6 +16,7 @@ from embodyrl.errors import UserError
 from embodyrl.functional.intervals import bootstrap_iqm
 from embodyrl.report.read import embed_videos, finite, read_run
 from embodyrl.storage.atomic_files import write_text
+from embodyrl.storage.paths import require_writable
 
 SCRIPTS = ("charts.js", "summary.js", "curves.js", "episodes.js", "report.js")
 """Parts of the page's one script, in order."""
@@ -41,6 +42,7 @@ def build_report(
     folders = [Path(d) for d in run_dirs]
     if not folders:
         raise UserError("A report needs at least one run's folder.")
+    require_writable(out, "--out FILE")
     # Read the runs.
     runs = [read_run(folder) for folder in folders]
     _unique_names(runs, folders)

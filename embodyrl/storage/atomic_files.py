@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from embodyrl.storage.paths import FileAccessError, explain_os_error
+
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
@@ -30,19 +32,24 @@ def replacing(path: str | Path) -> Iterator[Path]:
     Yields:
         An empty file in the same folder, to be written. If the block fails it is deleted, and
         ``path`` stays as it was.
+
+    Raises:
+        FileAccessError: no permission, or a full or read-only disk.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _hidden(path, "tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         rights = _create(unfinished)
         yield unfinished
         os.chmod(unfinished, rights)  # some libraries make files that only the owner can read
         flush_to_disk(unfinished)
         os.replace(unfinished, path)
         flush_to_disk(path.parent)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        _explain(error, path)
         raise
 
 
@@ -76,8 +83,9 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
         scratch.mkdir(parents=True)
         yield scratch
         rename_folder(scratch, path)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(scratch, ignore_errors=True)
+        _explain(error, path)
         raise
     remove_unfinished(path.parent, path.name)
 
@@ -129,6 +137,18 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _explain(error: BaseException, path: Path) -> None:
+    """Raises a ``FileAccessError`` where writing ``path`` failed because of the disk."""
+    if not isinstance(error, OSError):
+        return
+    if isinstance(error.filename, str):
+        other = Path(error.filename)
+        if not (other.is_relative_to(path.parent) or path.is_relative_to(other)):
+            return  # something else was read or written meanwhile
+    if text := explain_os_error(error, path):
+        raise FileAccessError(f"{path} could not be written. {text}") from error
 
 
 def _hidden(path: Path, kind: str) -> Path:

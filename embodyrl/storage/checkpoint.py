@@ -34,6 +34,7 @@ from embodyrl.policy import Policy
 from embodyrl.storage import plain_data
 from embodyrl.storage.atomic_files import remove_unfinished, replacing_folder
 from embodyrl.storage.env_spec import check_compatible
+from embodyrl.storage.paths import FileAccessError, expand_home, no_access, require_readable
 from embodyrl.storage.plain_data import ANYTHING, COUNT, NUMBER, first_line
 from embodyrl.storage.state_tree import flatten, is_name, unflatten
 from embodyrl.types import EnvSpec
@@ -85,10 +86,10 @@ def save(
             _write_json(scratch / "state.json", {name: tree for name, (tree, _) in encoded.items()})
             _write_json(scratch / "meta.json", dict(meta))
             (scratch / MANIFEST).write_text(_manifest(scratch))
-    except (OSError, SafetensorError) as error:
-        raise UserError(
+    except SafetensorError as error:  # it tells no kinds of errors apart
+        raise FileAccessError(
             f"The checkpoint {path} could not be written ({error}). Earlier checkpoints are "
-            "untouched. Free some disk space, or choose another folder with run.out."
+            "untouched: free some disk space, and the same command goes on from there."
         ) from error
     delete_old(path, keep_last)
     return path
@@ -121,10 +122,15 @@ def load(
             # The name is part of a path, so it must be one that ``save`` accepts.
             if not is_name(name):
                 raise ValueError(f"a state cannot be named {name[:60]!r}")
+            require_readable(path / f"{name}.safetensors")
             tensors = load_file(path / f"{name}.safetensors", device=str(device))
             states[name] = unflatten(tree, tensors)
+    except FileAccessError:
+        raise
     except UserError as error:
         raise DamagedCheckpointError(str(error)) from error
+    except PermissionError as error:
+        raise no_access(error, error.filename or path) from error
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise DamagedCheckpointError(
             f"The checkpoint {path} is malformed ({first_line(error)}). {REMEDY}"
@@ -160,12 +166,17 @@ def damage(path: Path) -> str | None:
 
     Returns:
         What is wrong, for an error message; None if every file is as it was written.
+
+    Raises:
+        FileAccessError: a file may not be read.
     """
     try:
         written = (path / MANIFEST).read_bytes().decode()
         found = _manifest(path)
     except FileNotFoundError:
         return f"{MANIFEST} is missing" if path.is_dir() else "there is no such folder"
+    except PermissionError as error:
+        raise no_access(error, error.filename or path) from error
     except (OSError, UnicodeDecodeError) as error:
         return f"it cannot be read ({error})"
     if written == found:
@@ -207,7 +218,7 @@ def latest(folder: str | Path, say: Callable[[str], None] | None = None) -> Path
         listed = "; ".join(f"{path.name}: {what}" for path, what in damaged.items())
         raise DamagedCheckpointError(
             f"No checkpoint in {folder} is whole ({listed}). Nothing was started afresh: bring "
-            "back a copy of one, or delete the folder to begin anew."
+            "back a copy of one, or begin anew in another folder (run.name)."
         )
     return None
 
@@ -222,7 +233,7 @@ def find(path: str | Path) -> Path:
     Raises:
         UserError: there is none.
     """
-    path = Path(path)
+    path = Path(expand_home(str(path)))
     if (path / MANIFEST).exists() or re.fullmatch(r"step_\d+", path.name):
         return path
     for folder in (path / "checkpoints", path):

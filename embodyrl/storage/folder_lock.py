@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from embodyrl.errors import UserError
+from embodyrl.storage.paths import no_access
 
 NAME = ".held"
 """The file that carries the lock."""
@@ -20,10 +21,14 @@ def locked(folder: Path) -> Iterator[None]:
     The operating system releases the lock when the process ends, even if it is killed.
 
     Raises:
-        UserError: another process holds the lock.
+        UserError: another process holds the lock, or the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / NAME).open("a") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / NAME).open("a")
+    except OSError as error:
+        raise no_access(error, folder) from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -25,6 +25,7 @@ from rich.text import Text
 from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
 from embodyrl.functional.intervals import format_number, format_rate
 from embodyrl.storage.atomic_files import write_text
+from embodyrl.storage.paths import no_access
 from embodyrl.storage.plain_data import NUMBER, TEXT, first_line, mismatch
 
 METRICS = {"iteration?": NUMBER, ...: (NUMBER, TEXT, None)}
@@ -65,7 +66,7 @@ class MetricsWriter:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         check_loggers(loggers)
         keep_rows(self.path, start_iteration)
-        self._file = self.path.open("a", encoding="utf-8")
+        self._file = self.path.open("ab", buffering=0)
         self._sinks: list[Sink] = []
         try:
             self._sinks += [SINKS[name](Path(folder)) for name in loggers]
@@ -76,8 +77,13 @@ class MetricsWriter:
     def write(self, row: Row) -> None:
         """Writes one row of scalars immediately; NaN and infinity become null."""
         clean = {key: _plain(value) for key, value in row.items()}
-        self._file.write(json.dumps(clean, allow_nan=False) + "\n")
-        self._file.flush()
+        line = (json.dumps(clean, allow_nan=False) + "\n").encode()
+        try:
+            # Written at once. What a full disk cut off is dropped when the run goes on.
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            raise no_access(error, self.path) from error
         # The loggers get no null: they would fail on it.
         finite = {key: value for key, value in clean.items() if value is not None}
         for sink in self._sinks:
@@ -122,13 +128,16 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a ``metrics.jsonl``; an incomplete last line, left by a crash, is skipped.
 
     Raises:
-        UserError: another line is damaged.
+        UserError: another line is damaged, or the file may not be read.
     """
     path = Path(path)
     if not path.is_file():
         return []
     rows: list[dict[str, Any]] = []
-    lines = path.read_bytes().split(b"\n")
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except PermissionError as error:
+        raise no_access(error, path) from error
     # Only a complete line ends with a newline, so what follows the last one is incomplete.
     for number, line in enumerate(lines[:-1], start=1):
         try:

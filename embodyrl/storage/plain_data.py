@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.errors import UserError
+from embodyrl.storage.paths import no_access
 
 MAX_DEPTH = 32
 """Levels of lists and mappings in one another; a config has 3."""
@@ -114,6 +115,8 @@ def read_json(path: Path, structure: Any, remedy: str) -> Any:
         if not path.is_file():  # reading a pipe or a device would not end
             raise FileNotFoundError("there is no such file")
         data = json.loads(path.read_text(encoding="utf-8"))
+    except PermissionError as error:
+        raise no_access(error, path) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({first_line(error)}). {remedy}") from error
     check(data, structure, path, remedy)
@@ -124,7 +127,7 @@ def read_yaml(path: Path) -> Any:
     """Reads a YAML file as plain data; nothing is interpolated.
 
     Raises:
-        UserError: it is no valid YAML, too large, or holds ``${``.
+        UserError: it cannot be read, is no valid YAML, too large, or holds ``${``.
     """
     import yaml
     from omegaconf import OmegaConf
@@ -139,6 +142,8 @@ def read_yaml(path: Path) -> Any:
         return data
     except UserError:
         raise
+    except OSError as error:
+        raise no_access(error, path) from error
     except Exception as error:  # YAML's parser and OmegaConf raise different ones
         raise UserError(f"{path} is not valid YAML: {error}") from error
 

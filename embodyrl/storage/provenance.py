@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,14 @@ def git_commit() -> str | None:
     return f"{commit}+" if changed else commit
 
 
-def describe_run(path: Path, *, command: str, seed: int, device: torch.device) -> None:
+def describe_run(
+    path: Path,
+    *,
+    command: str,
+    seed: int,
+    device: torch.device,
+    inputs: Mapping[str, str] | None = None,
+) -> None:
     """Writes ``meta.json`` at the start of a run.
 
     A resumed run keeps the time of the first start and adds an entry to ``sessions``.
@@ -89,6 +97,7 @@ def describe_run(path: Path, *, command: str, seed: int, device: torch.device) -
         command: the command line.
         seed: of the run.
         device: that the run uses.
+        inputs: what its paths hold (``storage.inputs``); what was noted at its first start stays.
     """
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     meta: dict[str, Any] = read_meta(path) if path.exists() else {"started": now}
@@ -102,6 +111,7 @@ def describe_run(path: Path, *, command: str, seed: int, device: torch.device) -
         "device": str(device),
         "versions": versions(),
         "hardware": hardware(),
+        "inputs": {**(inputs or {}), **meta.get("inputs", {})},
         "finished": None,
     }
     write_json(path, meta, indent=2)

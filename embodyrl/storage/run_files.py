@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from embodyrl.storage.paths import files_of
 from embodyrl.storage.plain_data import COUNT, FLAG, NUMBER, TEXT, Kind, inside, read_json
 
 INDEX = Kind("a whole number", lambda value: type(value) is int and abs(value) < 2**53)
@@ -38,6 +39,7 @@ META = {
         "memory_gib?": NUMBER,
         "gpu?": (TEXT, None),
     },
+    "inputs?": {...: TEXT},
     "finished?": (TEXT, None),
 }
 """Structure of a run's ``meta.json``."""
@@ -49,7 +51,9 @@ def read_evaluation(path: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is damaged, or names a video elsewhere.
     """
-    found = read_json(path, EVALUATION, "Delete this file, or use another copy of the run.")
+    found = read_json(
+        path, EVALUATION, "Bring back a copy of it, or move it out of evals/ to go on without it."
+    )
     for row in found["episodes"]:
         if row.get("video"):
             inside(path.parent.parent, row["video"])
@@ -62,7 +66,7 @@ def read_evaluations(folder: Path) -> dict[str, dict[str, Any]]:
     Raises:
         UserError: see ``read_evaluation``.
     """
-    found = {path.stem: read_evaluation(path) for path in sorted((folder / "evals").glob("*.json"))}
+    found = {path.stem: read_evaluation(path) for path in files_of(folder / "evals", "*.json")}
     return dict(sorted(found.items(), key=lambda item: item[1]["iteration"]))
 
 
@@ -73,5 +77,5 @@ def read_meta(path: Path) -> dict[str, Any]:
         UserError: the file is damaged.
     """
     return read_json(
-        path, META, "Delete this file: the same command then writes it anew and goes on."
+        path, META, "Move this file away: the same command then writes it anew and goes on."
     )

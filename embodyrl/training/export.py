@@ -8,6 +8,7 @@ from typing import Any
 from embodyrl.build import load_config, load_policy, load_spec
 from embodyrl.errors import UserError
 from embodyrl.policy import ExportsToLeRobot, has_ability
+from embodyrl.storage.paths import require_writable
 
 
 def export(path: str, folder: str | Path) -> Path:
@@ -20,6 +21,7 @@ def export(path: str, folder: str | Path) -> Path:
     Raises:
         UserError: it is no policy that LeRobot has, or ``folder`` cannot be written.
     """
+    require_writable(folder)
     config = load_config(path)
     policy: Any = load_policy(path, config.policy, load_spec(path), config.run.seed)
     if not has_ability(policy, ExportsToLeRobot):

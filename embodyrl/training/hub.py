@@ -8,7 +8,6 @@ checkpoint, which holds the policy and no optimiser.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import shutil
 import tempfile
@@ -23,6 +22,7 @@ from embodyrl.functional.intervals import format_rate, format_return
 from embodyrl.storage import checkpoint
 from embodyrl.storage.atomic_files import rename_folder
 from embodyrl.storage.env_spec import spec_from_json
+from embodyrl.storage.paths import explain_os_error, require_writable
 from embodyrl.storage.plain_data import inside
 from embodyrl.storage.run_files import read_evaluations, read_meta
 
@@ -127,6 +127,7 @@ def pull(repo: str, folder: str | Path, *, revision: str = "", endpoint: str | N
         raise UserError(
             f"{folder} is there already. Give a new folder, so that two checkpoints do not mix."
         )
+    require_writable(folder)
     scratch = folder.with_name(f".{folder.name}.pull")
     with _explained(repo, "downloaded"):
         info = api.model_info(repo, revision=revision or None, files_metadata=True)
@@ -273,8 +274,7 @@ def _explained(repo: str, done: str) -> Iterator[None]:
         )
         raise UserError(f"{repo} cannot be {done} (the hub said {status}): {mend}.") from error
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+        text = explain_os_error(error)
+        if text is None:
             raise
-        raise UserError(
-            f"{repo} cannot be {done} ({error.strerror}): free some space, or take another folder."
-        ) from error
+        raise UserError(f"{repo} cannot be {done}. {text}") from error

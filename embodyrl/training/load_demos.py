@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from embodyrl.algorithm import Algorithm
 from embodyrl.config import Config
+from embodyrl.data.partial import parts_folder
+from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError
+from embodyrl.storage.paths import is_hub_id, settings_of
 from embodyrl.types import EnvSpec
+
+EPISODES = 100
+"""Demonstrations that a message proposes to collect."""
 
 
 def load_demos(config: Config, algorithm: Algorithm, spec: EnvSpec) -> Any:
@@ -37,6 +46,7 @@ def load_demos(config: Config, algorithm: Algorithm, spec: EnvSpec) -> Any:
     from embodyrl.data.demonstrations import Demonstrations
     from embodyrl.data.mixture import Mixture
 
+    require_data_sets(config)
     parts = []
     for path in (data.path, *data.more):
         part = Demonstrations.load(
@@ -56,3 +66,45 @@ def load_demos(config: Config, algorithm: Algorithm, spec: EnvSpec) -> Any:
         parts = parts + [reencode(part, data.codec) for part in parts]
         weights = weights * 2
     return Mixture(parts, weights or None) if len(parts) > 1 or weights else parts[0]
+
+
+def require_data_sets(config: Config) -> None:
+    """Refuses data sets that are not there, with the command that makes them.
+
+    Raises:
+        UserError: naming the first that is missing and is no id on a hub.
+    """
+    for path in filter(None, (config.data.path, *config.data.more)):
+        if Path(path).exists() or parts_folder(path).exists() or is_hub_id(path):
+            continue
+        env = config.env.for_demonstrations()
+        make = "" if env is None else f" Or make it: {collect_command(env, path)}"
+        raise UserError(
+            f"There is no data set {path} (data.path). Name one that is there, or OWNER/NAME of one "
+            f"on the Hugging Face hub.{make}"
+        )
+
+
+def collect_command(env: EnvConfig, out: str) -> str:
+    """The command line that collects demonstrations in an env.
+
+    Args:
+        env: its config; settings that are not the default are repeated.
+        out: folder of the data set.
+    """
+    plain = type(env)()
+    skip = settings_of(env, "machine") | {"name"}
+    given = [
+        f"env.{f.name}={_as_yaml(getattr(env, f.name))}"
+        for f in fields(env)
+        if f.name not in skip and getattr(env, f.name) != getattr(plain, f.name)
+    ]
+    words = ["embodyrl", "collect", env.name, *given, "--episodes", str(EPISODES), "--out", out]
+    return shlex.join(words)
+
+
+def _as_yaml(value: Any) -> str:
+    """A value as an override says it."""
+    if isinstance(value, tuple):
+        return f"[{','.join(map(_as_yaml, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

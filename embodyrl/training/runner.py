@@ -35,12 +35,13 @@ from embodyrl.storage.atomic_files import remove_unfinished, write_text
 from embodyrl.storage.env_spec import check_compatible, spec_to_json
 from embodyrl.storage.folder_lock import locked
 from embodyrl.storage.loggers import LiveTable, MetricsWriter
+from embodyrl.storage.paths import require_writable
 from embodyrl.storage.provenance import describe_run, finish_run
 from embodyrl.training.evaluate import first_inits, score_text
 from embodyrl.training.load_demos import load_demos
+from embodyrl.training.resume_check import check_folder, run_inputs
 from embodyrl.training.run_folder import (
     Position,
-    check_folder,
     close,
     complete,
     drop_evaluations,
@@ -124,7 +125,7 @@ def train(
     The folder holds ``config.yaml``, ``meta.json``, ``metrics.jsonl``, ``evals/``, ``videos/`` and
     ``checkpoints/``. Ctrl-C saves and returns within one update of the algorithm (an unfinished
     rollout or evaluation is given up); a second one stops at once. A run may be made longer, also
-    after its end (``run_folder.CHANGEABLE``).
+    after its end (``resume_check.CHANGEABLE``), and go on on another machine.
 
     Args:
         config: of the run.
@@ -139,9 +140,11 @@ def train(
     """
     settings = config.run
     first = ranks is None or ranks.first
-    check_folder(settings.folder, config)
+    check_folder(settings.folder, config, print if first else lambda text: None)
     if complete(config):
         return settings.folder
+    if first:
+        require_writable(settings.folder, "run.out=FOLDER")
     if starts_elsewhere(config):
         checkpoint.find(settings.init_checkpoint)  # before anything takes time
     device = pick_device(settings.device)
@@ -164,7 +167,13 @@ def train(
                 if first and not finished(folder):
                     finish_run(folder / "meta.json")
                 return settings.folder
-            describe_run(folder / "meta.json", command=command, seed=settings.seed, device=device)
+            describe_run(
+                folder / "meta.json",
+                command=command,
+                seed=settings.seed,
+                device=device,
+                inputs=run_inputs(config),
+            )
             with (
                 Interrupt() as interrupt,
                 MetricsWriter(

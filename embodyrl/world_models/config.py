@@ -9,6 +9,7 @@ from pathlib import Path
 from embodyrl.config import env_from_dict
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError
+from embodyrl.storage.paths import machine_setting, path_setting
 from embodyrl.world_models.model import WorldModel
 
 AT_LEAST_ONE = (
@@ -91,10 +92,10 @@ class WorldTrainConfig:
         threads: of PyTorch on the CPU; 0 leaves its default.
     """
 
-    data: tuple[str, ...] = ()
+    data: tuple[str, ...] = path_setting(())
     weights: tuple[int, ...] = ()
-    init: str = ""
-    wan: str = ""
+    init: str = path_setting()
+    wan: str = path_setting()
     out: str = "runs/world"
     seed: int = 0
     horizon: int = 5
@@ -126,9 +127,9 @@ class WorldTrainConfig:
     held_out: float = 0.1
     max_false_positives: float = 0.05
     checkpoint_every: int = 500
-    device: str = "auto"
+    device: str = machine_setting("auto")
     precision: str = "auto"
-    threads: int = 0
+    threads: int = machine_setting(0)
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out <= 0.5:
@@ -180,8 +181,8 @@ class WorldModelConfig(EnvConfig):
     """
 
     name: str = "world_model"
-    model: str = ""
-    reflector: str = ""
+    model: str = path_setting()
+    reflector: str = path_setting()
     max_episode_steps: int = 0
     starts: str = "first"
     length: int = 0
@@ -218,6 +219,10 @@ class WorldModelConfig(EnvConfig):
             )
         real = env_from_dict(given)
         return dataclasses.replace(real, split=split, num_envs=self.num_envs, device=self.device)
+
+    def for_demonstrations(self) -> EnvConfig | None:
+        """The real env."""
+        return self.for_evaluation("train")
 
 
 def model_folder(config: WorldModelConfig) -> Path:

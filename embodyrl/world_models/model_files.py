@@ -13,6 +13,7 @@ from torch import Tensor
 
 from embodyrl.errors import UserError
 from embodyrl.storage.atomic_files import replacing_folder
+from embodyrl.storage.paths import require_readable
 from embodyrl.storage.plain_data import ANYTHING, COUNT, NUMBER, TEXT, first_line, read_json
 from embodyrl.world_models.nets.diffusers_io import load_part
 
@@ -123,6 +124,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     Raises:
         UserError: it is missing or damaged.
     """
+    require_readable(folder / TENSORS)
     try:
         return load_file(folder / TENSORS)
     except (OSError, ValueError, SafetensorError) as error:

@@ -29,8 +29,11 @@ from embodyrl.errors import UserError
 from embodyrl.interrupt import Interrupt, Interrupted
 from embodyrl.storage.atomic_files import remove_unfinished, write_json
 from embodyrl.storage.folder_lock import locked
+from embodyrl.storage.inputs import contents_of, listed, sort_changes
+from embodyrl.storage.paths import require_writable, settings_of
 from embodyrl.storage.plain_data import ANYTHING, read_json
 from embodyrl.storage.provenance import describe_run, finish_run
+from embodyrl.storage.run_files import read_meta
 from embodyrl.world_models.calibrate import (
     calibrate_success_head,
     disagreement_limit,
@@ -58,6 +61,7 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
             is working in it.
     """
     folder = Path(config.out)
+    require_writable(folder, "out=FOLDER")
     _check_folder(folder, config)
     if _is_finished(folder / "model"):
         return folder / "model"
@@ -86,7 +90,13 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
     with locked(folder):
         remove_unfinished(folder)
         write_json(folder / "config.json", dataclasses.asdict(config))
-        describe_run(folder / "meta.json", command=command, seed=config.seed, device=device)
+        describe_run(
+            folder / "meta.json",
+            command=command,
+            seed=config.seed,
+            device=device,
+            inputs=contents_of(config),
+        )
         # The same episodes in other lights are further frames to learn from.
         jittered = jitter_colours(clips, config.styles, config.seed) if config.styles else clips
         rows = torch.cat([rows + copy * len(clips) for copy in range(config.styles + 1)])
@@ -167,13 +177,22 @@ def _check_folder(folder: Path, config: WorldTrainConfig) -> None:
     path = folder / "config.json"
     if not path.exists():
         return
-    old = read_json(path, {...: ANYTHING}, f"Delete {folder} to start over.")
+    old = read_json(path, {...: ANYTHING}, "Bring back a copy of it, or give another out=FOLDER.")
     new = json.loads(json.dumps(dataclasses.asdict(config)))
-    may_change = ("checkpoint_every", "device", "threads", "out", "max_false_positives")
-    changed = [k for k in new if k not in may_change and k in old and old[k] != new[k]]
-    if changed:
-        listed = "; ".join(f"{k} was {old[k]!r}, now {new[k]!r}" for k in changed[:4])
+    free = settings_of(config, "machine") | {"checkpoint_every", "out", "max_false_positives"}
+    meta = folder / "meta.json"
+    allowed, refused = sort_changes(
+        {key: old.get(key, new[key]) for key in new},
+        new,
+        free=free,
+        was=read_meta(meta).get("inputs", {}) if meta.exists() else {},
+        now=contents_of(config),
+    )
+    if refused:
         raise UserError(
-            f"{folder} holds a world model with other settings ({listed}). Give this one its own "
-            "out=FOLDER."
+            f"{folder} holds a world model with other settings ({listed(refused)}), and these "
+            "change its results. Give the old ones to go on; or give this one its own out=FOLDER, "
+            f"where init={folder / 'model'} begins with a model that is trained."
         )
+    if own := [text for text in allowed if not text.startswith("out ")]:
+        print(f"{folder} goes on; changed: {listed(own)}.")

@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+from bound_by_rights import run
 
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.lerobot_write import LEAST, write_dataset
 from embodyrl.data.recording import Recording
 from embodyrl.data.verify import verify_dataset
 from embodyrl.errors import UserError
+from embodyrl.storage.paths import FileAccessError
 from embodyrl.types import EnvSpec
 
 
@@ -49,6 +51,23 @@ def test_what_was_recorded_comes_back(tmp_path, lengths, height, width):
     assert demos.num_episodes == len(lengths) and len(demos) == sum(lengths)
     true = np.concatenate([r.images["front"] for r in recordings]).astype(int)
     assert np.abs(demos.images["front"].astype(int) - true).max() <= 6
+
+
+def test_a_full_disk_loses_no_picture_silently(tmp_path):
+    """LeRobot only logs that a picture could not be written, and would go on without it."""
+    noise = np.random.default_rng(0).integers(0, 256, (3, 64, 64, 3), dtype=np.uint8)
+    episode = recording(0, 3, 64, 64)
+    episode.images["front"] = noise
+    write_dataset(tmp_path / "sound", [episode], spec_of(64, 64))
+
+    def write() -> int:
+        with pytest.raises(FileAccessError, match=r"set reached the largest size .* is intact"):
+            write_dataset(tmp_path / "set", [episode], spec_of(64, 64))
+        return 0
+
+    status, text = run(write, tmp_path / "said", largest_file=9_000)
+    assert status == 0, text
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["said", "sound"]
 
 
 def test_pictures_too_small_for_a_video_are_refused(tmp_path):

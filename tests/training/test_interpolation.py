@@ -16,7 +16,7 @@ from embodyrl.real_robot.robot_file import read_sections
 from embodyrl.report.read import read_run
 from embodyrl.storage import checkpoint
 from embodyrl.training.hub import push
-from embodyrl.training.run_folder import check_folder
+from embodyrl.training.resume_check import check_folder
 
 SECTIONS = {
     "env": {"name": "mujoco", "task": "reach"},

@@ -21,6 +21,7 @@ from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
 from embodyrl.policies.vla.pipeline_files import PROCESSORS, read_pipeline
 from embodyrl.policies.vla.processors import ACTION, IMAGES, STATE
 from embodyrl.storage.atomic_files import replacing_folder
+from embodyrl.storage.paths import expand_home, is_hub_id, require_readable
 from embodyrl.storage.plain_data import first_line
 from embodyrl.types import EnvSpec
 
@@ -57,11 +58,11 @@ def find_checkpoint(path: str, revision: str = "", weights: bool = True) -> Path
     Raises:
         UserError: there is no such checkpoint, it may not be read, or the hub cannot be reached.
     """
-    folder = Path(path).expanduser()
+    folder = Path(expand_home(path))
     if folder.is_dir():
         return folder
     # What cannot be an id of the hub (owner/name) must be a folder. Name the nearest ones.
-    if path.count("/") != 1 or path.startswith((".", "/", "~")):
+    if not is_hub_id(path):
         near = []
         if folder.parent.is_dir():
             near = [p.name for p in folder.parent.iterdir() if p.is_dir()]
@@ -147,6 +148,7 @@ def read_config(folder: Path, name: str, weights: bool = True) -> Any:
     from lerobot.configs import PreTrainedConfig
 
     # The kind of policy is read from the JSON, because LeRobot's own error does not explain it.
+    require_readable(folder / "config.json")
     try:
         kind = json.loads((folder / "config.json").read_text()).get("type")
     except FileNotFoundError:
@@ -265,6 +267,7 @@ def read_weights(lerobot: Any, folder: Path) -> None:
 
     # Bring the names to those of LeRobot: checkpoints of openpi have others, and the prefix
     # "model." may be missing.
+    require_readable(folder / WEIGHTS)
     try:
         given = load_file(folder / WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:

@@ -32,6 +32,7 @@ from embodyrl.policies.vla.lora import add_adapters, without_adapters
 from embodyrl.policies.vla.nets import NETS, Prefix
 from embodyrl.policies.vla.prefix_cache import PrefixCache
 from embodyrl.policies.vla.processors import ACTION, STATE, ActionNormalizer, Processors
+from embodyrl.storage.paths import path_setting
 from embodyrl.types import EnvSpec, Obs
 
 TRAINED = ("expert", "language", "all")
@@ -81,10 +82,10 @@ class VLAConfig:
     """
 
     name: str = "smolvla"
-    pretrained: str = ""
+    pretrained: str = path_setting()
     revision: str = ""
     random_weights: bool = False
-    vlm: str = ""
+    vlm: str = path_setting()
     cameras: tuple[str, ...] = ()
     horizon: int = 10
     chunk_size: int = 0

@@ -29,6 +29,7 @@ from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.vla import lerobot_io
 from embodyrl.policies.vla.nets import copy_cache
 from embodyrl.policy import Mode
+from embodyrl.storage.paths import path_setting
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
 
 DECODING = ("parallel", "autoregressive")
@@ -53,7 +54,7 @@ class TokenVLAConfig:
     """
 
     name: str = "token_vla"
-    vlm: str = ""
+    vlm: str = path_setting()
     random_weights: bool = False
     horizon: int = 5
     decoding: str = "parallel"

@@ -12,6 +12,7 @@ from embodyrl.real_robot.control.actions import SPACES
 from embodyrl.real_robot.control.config_checks import require_number
 from embodyrl.real_robot.control.safety_config import REACH
 from embodyrl.real_robot.env.reflector_judge import ReflectorJudge
+from embodyrl.storage.paths import machine_setting, path_setting
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,10 @@ class RobotConfig(EnvConfig):
     """
 
     name: str = "robot"
-    num_envs: int = 1
+    num_envs: int = machine_setting(1)
     robot: str = "twin"
-    address: str = ""
-    robot_file: str = ""
+    address: str = machine_setting("")
+    robot_file: str = machine_setting("")
     prompt: str = ""
     task: str = "pick"
     cameras: tuple[str, ...] = ("front",)
@@ -64,17 +65,21 @@ class RobotConfig(EnvConfig):
     speed: float = 0.25
     max_episode_steps: int = 40
     home: tuple[float, float, float] = (0.45, 0.0, 0.25)
-    log: str = ""
-    record: bool = False
+    log: str = machine_setting("")
+    record: bool = machine_setting(False)
     corrector: int = 0
-    operator: int = -1
-    hand: str = ""
-    reflector: str = ""
+    operator: int = machine_setting(-1)
+    hand: str = machine_setting("")
+    reflector: str = path_setting()
     max_reward: float = 1.0
 
     def for_evaluation(self, split: str) -> EnvConfig:
         """The same robot without a person: only the policy is scored."""
         return replace(self, split=split, corrector=0, operator=-1, hand="")
+
+    def for_demonstrations(self) -> EnvConfig | None:
+        """The task of the simulated arm, which a scripted expert knows."""
+        return task_config(self) if self.robot == "twin" else None
 
 
 def task_config(config: RobotConfig) -> Any:

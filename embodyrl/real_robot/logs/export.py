@@ -12,6 +12,7 @@ from embodyrl.data.recording import Recording
 from embodyrl.errors import UserError
 from embodyrl.real_robot.logs.mcap_log import CAMERA, logged_picture, read
 from embodyrl.real_robot.policy_link.metadata import FACTS, camera_sizes
+from embodyrl.storage.paths import files_of
 from embodyrl.types import EnvSpec
 
 
@@ -39,7 +40,7 @@ def export_logs(
     if not str(out):
         raise UserError("Say where the data set goes: --out FOLDER.")
     require_free(out)
-    files = sorted(Path(folder).glob("*.mcap"))
+    files = files_of(Path(folder), "*.mcap")
     if not files:
         raise UserError(f"There are no logs (*.mcap) in {folder}.")
     # What the first episode that is kept says about its policy; the others must agree.

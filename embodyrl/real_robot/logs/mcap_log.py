@@ -36,6 +36,7 @@ from embodyrl.real_robot.images import to_png
 from embodyrl.real_robot.parsing import MessageError, parse_json
 from embodyrl.real_robot.ros import fields
 from embodyrl.real_robot.ros.message_definitions import definition
+from embodyrl.storage.paths import explain_os_error, no_access
 
 CAMERA = "/camera/"
 _TYPES = {
@@ -140,8 +141,9 @@ class RunLog:
         except OSError as error:
             self._error = error
         if self._error is not None:
+            os_error = isinstance(self._error, OSError) and explain_os_error(self._error, self.path)
             raise UserError(
-                f"The log {self.path} could not be written: {self._error}"
+                f"The log {self.path} could not be written: {os_error or self._error}"
             ) from self._error
 
     def _work(self) -> None:
@@ -255,7 +257,7 @@ def read(path: str | Path) -> dict[str, list[dict[str, Any]]]:
     except UserError:
         raise
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}).") from error
+        raise no_access(error, path) from error
     except Exception as error:  # the reader of damaged bytes raises many kinds
         raise UserError(
             f"{path} is no whole log ({type(error).__name__}: {str(error)[:200]}). If its program "

@@ -14,6 +14,7 @@ from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.registry import EnvFactory
 from embodyrl.sims.gymnasium.bridge import FromGymnasium
 from embodyrl.sims.workers.pool import PooledVecEnv
+from embodyrl.storage.paths import machine_setting
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,14 @@ class GymnasiumConfig(EnvConfig):
 
     name: str = "gymnasium"
     id: str = "Hopper-v5"
-    num_envs: int = 1
+    num_envs: int = machine_setting(1)
     max_episode_steps: int = 0
-    num_workers: int = 1
+    num_workers: int = machine_setting(1)
     reports_success: bool | None = None
+
+    def for_demonstrations(self) -> EnvConfig | None:
+        """None: Gymnasium's envs come with no expert."""
+        return None
 
 
 class GymnasiumEnv(FromGymnasium):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from embodyrl.env import EnvConfig
+from embodyrl.storage.paths import machine_setting
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class LiberoConfig(EnvConfig):
     task_ids: tuple[int, ...] = ()
     cameras: tuple[str, ...] = ("agentview", "wrist")
     image_size: int = 128
-    num_workers: int = 1
-    num_threads: int = 0
+    num_workers: int = machine_setting(1)
+    num_threads: int = machine_setting(0)
     max_episode_steps: int = 0
     settle_steps: int = 10
-    max_models: int = 10
+    max_models: int = machine_setting(10)

@@ -11,6 +11,7 @@ from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.sims.maniskill.base_env import REWARDS
 from embodyrl.sims.maniskill.tasks import SPLITS
+from embodyrl.storage.paths import machine_setting
 
 BACKENDS = ("auto", "cpu", "gpu")
 
@@ -45,7 +46,7 @@ class ManiSkillConfig(EnvConfig):
     max_episode_steps: int = 0
     robot: str = ""
     backend: str = "auto"
-    num_workers: int = 0
+    num_workers: int = machine_setting(0)
 
     @property
     def pool_size(self) -> int:

@@ -8,6 +8,7 @@ from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.sims.mujoco import tasks
 from embodyrl.sims.mujoco.physics import BACKENDS
+from embodyrl.storage.paths import machine_setting
 
 MAX_BLOCKS = 4
 CONTROL_DIMS = {"ee_delta_pos": 4, "ee_delta_pose": 7}
@@ -53,8 +54,8 @@ class MujocoConfig(EnvConfig):
     max_episode_steps: int = 0
     min_blocks: int = 0
     max_blocks: int = 0
-    num_threads: int = 0
-    render_batch: int = 16
+    num_threads: int = machine_setting(0)
+    render_batch: int = machine_setting(16)
 
 
 def block_range(task: tasks.Task, config: MujocoConfig) -> tuple[int, int]:

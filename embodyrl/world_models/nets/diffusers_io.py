@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.storage.paths import require_readable
 from embodyrl.storage.plain_data import first_line
 
 try:
@@ -32,6 +33,8 @@ def load_part(folder: Path, classes: dict[str, str]) -> Any:
     Raises:
         UserError: it has another class, or its weights do not fit.
     """
+    for file in (folder, *folder.glob("*")):
+        require_readable(file)
     try:
         name = json.loads((folder / "config.json").read_text())["_class_name"]
         module = classes[name]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from embodyrl.errors import UserError
 from embodyrl.storage.atomic_files import write_json
+from embodyrl.storage.paths import require_readable
 from embodyrl.world_models.reflectors import metrics
 
 FILE = "calibration.json"
@@ -73,6 +74,7 @@ class Calibration:
         file = Path(folder) / FILE
         if not file.exists():
             return cls()
+        require_readable(file)
         try:
             values = json.loads(file.read_text())
             return cls(**{f.name: values[f.name] for f in fields(cls)})

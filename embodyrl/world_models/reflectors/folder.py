@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from embodyrl.config import build_section
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.storage.atomic_files import replacing_folder, write_json
+from embodyrl.storage.paths import require_readable
 from embodyrl.storage.plain_data import ANYTHING, TEXT, first_line, read_json
 from embodyrl.world_models.reflectors.base import Reflector
 from embodyrl.world_models.reflectors.calibration import FILE as CALIBRATION
@@ -38,6 +39,8 @@ def load_reflector(path: str | Path, device: str = "cpu") -> Reflector:
     """
     folder = Path(path)
     kind, settings = _read_settings(folder)
+    for file in folder.glob("*"):
+        require_readable(file)
     try:
         reflector = _load(kind, folder, settings, device)
     except UserError:

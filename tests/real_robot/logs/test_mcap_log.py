@@ -222,5 +222,5 @@ def test_a_disk_that_is_full_is_said_at_the_end() -> None:
     log = RunLog("/dev/full", {}, 0.0)
     for k in range(20):  # nobody waits meanwhile
         log.event(0.1 * k, "problem", "x" * 1_000_000)
-    with pytest.raises(UserError, match=r"/dev/full could not be written: .*No space left"):
+    with pytest.raises(UserError, match=r"/dev/full could not be written: The disk of .* is full"):
         log.close()
