@@ -320,7 +320,10 @@ class LiveTable:
                 steps += f" at {row['env_steps_per_second']:,.0f}/s"
             out.append(("env steps", steps))
         # The success rate of the training episodes, or their return if the env reports no success.
-        if row.get("train_episodes"):
+        # No episode has come to its time limit yet: there is nothing to say without a bias.
+        if row.get("train_episodes") == 0:
+            out.append(("train success" if "train_success" in row else "train return", "-"))
+        elif row.get("train_episodes"):
             count = int(row["train_episodes"])
             if "train_success" in row:
                 solved = round(float(row["train_success"] or 0.0) * count)
