@@ -226,9 +226,7 @@ class SteppedVecEnv(ABC):
         started = self._running.clone()
         reward = torch.zeros(num_envs, horizon, device=self.device)
         valid = torch.zeros(num_envs, horizon, dtype=torch.bool, device=self.device)
-        terminated, truncated, success, once, fault = (
-            torch.zeros_like(started) for _ in range(5)
-        )
+        terminated, truncated, success, once, fault = (torch.zeros_like(started) for _ in range(5))
         human = None
         taken = None
         for h in range(horizon):

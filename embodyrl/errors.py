@@ -89,4 +89,6 @@ def error_text(error: BaseException) -> str:
     said = said if len(said) <= 300 else f"{said[:300]}..."
     text = f"{type(error).__name__}: {said.rstrip('.')}" if said else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
+    return (
+        f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
+    )

@@ -2,9 +2,7 @@
 
 import re
 
-import gymnasium
 import numpy as np
-import people_envs
 import pytest
 import torch
 from gymnasium.spaces import (
@@ -18,6 +16,7 @@ from gymnasium.spaces import (
     Text,
     Tuple,
 )
+from people_envs import LIMIT  # which registers the envs
 
 from embodyrl.build import make_env
 from embodyrl.checks import check_env
@@ -140,10 +139,16 @@ def test_goals_are_numbers_with_a_name():
 
 REFUSED = {
     "Graph": (Graph(Box(-1, 1, (2,)), None), "whose size changes"),
-    "Sequence": (Dict(a=Box(-1, 1, (2,)), points=Sequence(Box(-1, 1, (3,)))), "'points' of Shows-v0 is Sequence"),
+    "Sequence": (
+        Dict(a=Box(-1, 1, (2,)), points=Sequence(Box(-1, 1, (3,)))),
+        "'points' of Shows-v0 is Sequence",
+    ),
     "stacked frames": (Box(0, 255, (4, 84, 84), np.uint8), r"looks like pictures.*\(4, 84, 84\)"),
     "RGBA": (Box(0, 255, (64, 64, 4), np.uint8), "RGBA"),
-    "stack of RGB": (Dict(view=Box(0, 255, (2, 64, 64, 3), np.uint8)), "'view' of Shows-v0 looks like pictures.*Stacked frames"),
+    "stack of RGB": (
+        Dict(view=Box(0, 255, (2, 64, 64, 3), np.uint8)),
+        "'view' of Shows-v0 looks like pictures.*Stacked frames",
+    ),
     "depth": (Box(0, np.inf, (128, 128, 1)), "no picture"),
     "too many values": (Discrete(10**6), "1000000 values"),
     "only words": (Text(9), "shows nothing"),
@@ -185,13 +190,25 @@ def test_whole_numbers_are_rounded_and_shapes_kept():
 
 # ---- Rewards, ends and success.
 
+YES, NO = np.array([True]), np.array([False])
+
+
+def arrays(obs, t):
+    return obs, np.array([1.0]), YES if t == 3 else NO, NO, {"is_success": YES if t == 3 else NO}
+
+
+def tensors(obs, t):
+    solved = torch.tensor([t == 3])
+    return torch.from_numpy(obs), torch.ones(1), solved, torch.tensor([False]), {"success": solved}
+
+
 OVER = {
     "success": lambda obs, t: (obs, 1.0, t == 3, False, {"success": t == 3}),
-    "arrays": lambda obs, t: (obs, np.array([1.0]), np.array([t == 3]), np.array([False]), {"is_success": np.array([t == 3])}),
-    "tensors": lambda obs, t: (torch.tensor(obs), torch.ones(1), torch.tensor([t == 3]), torch.tensor([False]), {"success": torch.tensor([t == 3])}),
+    "arrays": arrays,
+    "tensors": tensors,
     "a number": lambda obs, t: (obs, 1, t == 3, False, {"success": float(t == 3)}),
     "inside episode": lambda obs, t: (obs, 1.0, t == 3, False, {"episode": {"success": t == 3}}),
-    "inside final_info": lambda obs, t: (obs, 1.0, t == 3, False, {"final_info": [{"is_success": t == 3}]}),
+    "in final_info": lambda obs, t: (obs, 1.0, t == 3, False, {"final_info": [{"solved": t == 3}]}),
     "as Adroit": lambda obs, t: (obs, 1.0, t == 3, False, {"goal_achieved": t == 3}),
     "done": lambda obs, t: (obs, 1.0, t == 3, {"is_success": t == 3}),
     "never ends": lambda obs, t: (obs, 1.0, False, False, {"success": t == 3}),
@@ -235,9 +252,13 @@ def test_success_ends_an_episode_or_is_told_once_and_at_the_end():
     assert all(e.success and e.success_once and e.length == 5 for e in result.episodes)
     goes_on = people("Flicker", terminate_on_success=False)
     result = evaluate(goes_on, Idle(goes_on), range(4))
-    assert all(not e.success and e.success_once and e.length == 20 for e in result.episodes)
+    assert all(not e.success and e.success_once and e.length == LIMIT for e in result.episodes)
     said = score_text(result.episodes, True)
-    assert said.startswith("0% ") and "(0/4) at the end, 100% " in said and said.endswith("at any time")
+    assert (
+        said.startswith("0% ")
+        and "(0/4) at the end, 100% " in said
+        and said.endswith("at any time")
+    )
 
 
 def test_an_env_that_ends_at_success_ends_though_it_was_asked_to_go_on():
@@ -268,7 +289,9 @@ def test_an_env_that_raises_costs_its_episode_and_names_itself(workers, capfd):
     finally:
         env.close()
     said = capfd.readouterr().err
-    assert len(re.findall(r"WARNING: env \d .*Breaks-v0.* broke:.*simulation is unstable", said)) == 2
+    assert (
+        len(re.findall(r"WARNING: env \d .*Breaks-v0.* broke:.*simulation is unstable", said)) == 2
+    )
     assert "Traceback" not in said
 
 

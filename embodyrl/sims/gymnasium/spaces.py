@@ -59,11 +59,11 @@ class Numbers(NamedTuple):
     """How an entry becomes numbers.
 
     Attributes:
-        count: how many.
+        size: how many.
         read: gives them, flat.
     """
 
-    count: int
+    size: int
     read: Callable[[Any], np.ndarray]
 
 
@@ -112,8 +112,8 @@ class ObservationReader:
             else:
                 column = _numbers_of(env_id, name, leaf)
                 self._columns.append((path, column))
-                self.numbers[name or "observation"] = (first, column.count)
-                first += column.count
+                self.numbers[name or "observation"] = (first, column.size)
+                first += column.size
         if len(self.cameras) + len(self._columns) == 0:
             raise UserError(f"{env_id} shows nothing that a policy could act on: {space}.")
         self.proprio_dim = max(1, first)
@@ -129,15 +129,17 @@ class ObservationReader:
         place = 0
         for path, column in self._columns:
             values = column.read(_at(obs, path))
-            if values.shape != (column.count,):
+            if values.shape != (column.size,):
                 raise ValueError(
-                    f"the observation {_name(path)!r} has {values.size} numbers, not {column.count}"
+                    f"the observation {_name(path)!r} has {values.size} numbers, not {column.size}"
                     if path
                     else f"the observation has the shape {np.shape(obs)}, unlike its space"
                 )
-            proprio[place : place + column.count] = values
-            place += column.count
-        images = {name: picture.read(_at(obs, path)) for name, (path, picture) in self._pictures.items()}
+            proprio[place : place + column.size] = values
+            place += column.size
+        images = {
+            name: picture.read(_at(obs, path)) for name, (path, picture) in self._pictures.items()
+        }
         return Seen(images, proprio, " ".join(str(_at(obs, path)) for path in self._texts))
 
 
