@@ -13,7 +13,7 @@ INSIDE = ("final_info", "episode", "metrics")
 """The keys of ``info`` in which the former may stand, as wrappers leave them."""
 
 
-class Outcome(NamedTuple):
+class GymStep(NamedTuple):
     """One step.
 
     Attributes:
@@ -38,7 +38,7 @@ def read_reset(result: Any) -> Any:
     return result
 
 
-def read_step(result: Any) -> Outcome:
+def read_step(result: Any) -> GymStep:
     """A step of five values, or of four as old envs have it (``done`` in place of two flags).
 
     Raises:
@@ -54,7 +54,7 @@ def read_step(result: Any) -> Outcome:
     else:
         truncated = terminated and bool(scalar(info.get("TimeLimit.truncated", False)))
         terminated = terminated and not truncated
-    return Outcome(obs, scalar(reward), terminated, truncated, success_in(info))
+    return GymStep(obs, scalar(reward), terminated, truncated, success_in(info))
 
 
 def success_in(info: Any) -> bool | None:
