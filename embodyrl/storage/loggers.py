@@ -331,6 +331,8 @@ class LiveTable:
             else:
                 episodes = f"{count} episodes" if count > 1 else "1 episode"
                 out.append(("train return", f"{format_number(row['train_return'])} ({episodes})"))
+        if row.get("person_episodes"):
+            out.append(("with a person", f"{row['person_episodes']} episodes, not counted"))
         for key, (label, format_spec) in SHOWN_METRICS.items():
             if isinstance(value := row.get(key), (int, float)) and math.isfinite(value):
                 out.append((label, format(value, format_spec)))

@@ -274,6 +274,7 @@ def iterate(run: Run, between: Callable[[], None]) -> dict[str, Any]:
             **_success_figures(run, episodes),
             "train_return": mean_return(episodes),
             "train_episodes": len(by_policy(episodes)),
+            "person_episodes": len(episodes) - len(by_policy(episodes)),
             "rollout_seconds": rollout_seconds,
             "env_steps_per_second": batch.env_steps / (time.monotonic() - began),
         }
@@ -291,8 +292,6 @@ def _success_figures(run: Run, episodes: list[Episode]) -> dict[str, float]:
         figures["train_success"] = success_rate(episodes)
         if not run.config.env.terminate_on_success:
             figures["train_success_once"] = success_rate(episodes, once=True)
-    if assisted := len(episodes) - len(by_policy(episodes)):
-        figures["person_episodes"] = assisted
     return figures
 
 
