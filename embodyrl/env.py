@@ -231,7 +231,7 @@ class SteppedVecEnv(ABC):
         started = self._running.clone()
         reward = torch.zeros(num_envs, horizon, device=self.device)
         valid = torch.zeros(num_envs, horizon, dtype=torch.bool, device=self.device)
-        terminated, truncated, success, fault = (torch.zeros_like(started) for _ in range(4))
+        terminated, truncated, success, once, fault = (torch.zeros_like(started) for _ in range(5))
         human = None
         taken = None
         for h in range(horizon):
@@ -252,6 +252,7 @@ class SteppedVecEnv(ABC):
             valid[:, h] = active
             reward[:, h] = torch.where(active, tick.reward, 0.0)
             success = torch.where(active, tick.success, success)
+            once |= active & tick.success
             # Does the episode end here? The task's own end comes before the time limit.
             terminated |= tick.terminated & active & ~(tick.success & self._ignore_success)
             self._elapsed += active
@@ -272,9 +273,12 @@ class SteppedVecEnv(ABC):
             terminated &= ~fault
             truncated |= fault
             success &= ~fault
+            once &= ~fault
             self._last_obs = obs = replace_rows(obs, previous, fault)
         log = {"steps": valid.sum(1)}
-        return Step(obs, reward, terminated, truncated, valid, success, fault, log, human, taken)
+        return Step(
+            obs, reward, terminated, truncated, valid, success, fault, log, human, taken, once
+        )
 
 
 def plan_reset(

@@ -10,6 +10,7 @@ import difflib
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 
@@ -66,7 +67,7 @@ def try_each(rows: Iterable[int], work: Callable[[int], None]) -> dict[int, str]
     """Calls ``work(k)`` for every k in ``rows``, whatever happens to the others.
 
     Returns:
-        Of those that raised, the number and the end of the traceback, for ``fault_texts``.
+        Of those that raised, the number and ``error_text``, for ``fault_texts``.
 
     Raises:
         UserError: one of them raised it: a mistake of the user's is no fault of a simulator.
@@ -83,5 +84,11 @@ def try_each(rows: Iterable[int], work: Callable[[int], None]) -> dict[int, str]
 
 
 def error_text(error: BaseException) -> str:
-    """An exception, with the end of its traceback, as the end of a sentence."""
-    return f"it raised:\n{''.join(traceback.format_exception(error)[-4:]).rstrip()}\n"
+    """An exception and where it was raised, in one line, as the end of a sentence."""
+    said = " ".join(str(error).split())
+    said = said if len(said) <= 300 else f"{said[:300]}..."
+    text = f"{type(error).__name__}: {said.rstrip('.')}" if said else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    return (
+        f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
+    )

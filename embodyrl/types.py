@@ -118,14 +118,15 @@ class Step(TensorData):
         terminated: (N,) bool, the task itself ended (success or failure); never bootstrapped.
         truncated: (N,) bool, the time limit was reached, or the simulation broke; bootstrapped.
         valid: (N, H) bool, the actions that were executed in a running episode.
-        success: (N,) bool, the task was solved in this chunk; for episodes that do not end on
-            success, the task is solved at the end of the chunk.
+        success: (N,) bool, the task is solved at the end of the chunk.
         fault: (N,) bool, the simulation broke in this chunk. No action of the chunk is then valid,
             and ``obs`` is the last good one.
         log: further metrics of each env, each (N,).
         human: (N, H) bool, the actions that a person took instead of the policy; None where nobody
             can take over.
         taken: (N, H, A) the actions that were executed, whoever chose them; None with ``human``.
+        success_once: (N,) bool, the task was solved after any action of the chunk. None where that
+            is ``success``, because a solved task ends the episode.
     """
 
     obs: Obs
@@ -138,6 +139,12 @@ class Step(TensorData):
     log: dict[str, Tensor] = field(default_factory=dict)
     human: Tensor | None = None
     taken: Tensor | None = None
+    success_once: Tensor | None = None
+
+    @property
+    def ever_solved(self) -> Tensor:
+        """(N,) bool: ``success_once``, or ``success`` where that says the same."""
+        return self.success if self.success_once is None else self.success_once
 
     @property
     def done(self) -> Tensor:

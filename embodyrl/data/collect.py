@@ -106,7 +106,7 @@ def collect_dataset(
     """
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    from embodyrl.data.lerobot_write import DatasetWriter, require_free
+    from embodyrl.data.lerobot_write import DatasetWriter, require_free, require_recordable
 
     require_free(out)
     if policy and noise:
@@ -121,6 +121,7 @@ def collect_dataset(
     env = make_env(config if past_success is None else replace(config, terminate_on_success=False))
     with ExitStack() as stack:
         stack.callback(env.close)
+        require_recordable(out, env.spec)
         if not (keep_failures or env.spec.reports_success):
             raise UserError(
                 f"{env.spec.name} reports no success, and only episodes that succeed would be "

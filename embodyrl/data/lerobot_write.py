@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import shutil
@@ -26,6 +27,12 @@ LEAST = 8
 """Pixels of the shortest edge of a picture that becomes a video."""
 SMALL = 256
 """Pixels of an edge below which a picture is stored without chroma subsampling."""
+
+
+NO_LEROBOT = (
+    "Writing a data set needs LeRobot, which is not installed here. Install it: pip install "
+    "'embodyrl[data]'."
+)
 
 
 class DatasetWriter:
@@ -62,17 +69,12 @@ class DatasetWriter:
         self.split = split
         self.config = config or {}
         self.partial = self.path.with_name(self.path.name + ".partial")
-        require_free(path)
+        require_recordable(path, spec)
         self.count = 0
         lerobot = _import_lerobot()
         shutil.rmtree(self.partial, ignore_errors=True)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         sizes = spec.cameras.values()
-        if spec.cameras and (least := min(min(size) for size in sizes)) < LEAST:
-            raise UserError(
-                f"A camera of {spec.name} has {least} pixels along an edge; a video needs at least "
-                f"{LEAST}. Choose larger pictures."
-            )
         small = all(max(size) < SMALL for size in sizes)
         # Subsampled colours need edges of an even number of pixels.
         even = all(edge % 2 == 0 for size in sizes for edge in size)
@@ -219,6 +221,23 @@ def require_free(path: str | Path) -> None:
     require_writable(path, "--out FOLDER")
 
 
+def require_recordable(path: str | Path, spec: EnvSpec) -> None:
+    """Refuses what a ``DatasetWriter`` would refuse; cheap, to be asked before anything is recorded.
+
+    Raises:
+        UserError: ``path`` exists, or a camera's pictures are too small for a video.
+        MissingDependencyError: LeRobot is not installed.
+    """
+    require_free(path)
+    if spec.cameras and (least := min(min(size) for size in spec.cameras.values())) < LEAST:
+        raise UserError(
+            f"A camera of {spec.name} has {least} pixels along an edge; a video needs at least "
+            f"{LEAST}. Choose larger pictures."
+        )
+    if importlib.util.find_spec("lerobot") is None:
+        raise MissingDependencyError(NO_LEROBOT)
+
+
 def write_dataset(
     path: str | Path, recordings: Iterable[Recording], spec: EnvSpec, *, split: str = "train"
 ) -> Path:
@@ -274,10 +293,7 @@ def _import_lerobot() -> _LeRobot:
         from lerobot.configs import RGBEncoderConfig
         from lerobot.datasets.lerobot_dataset import LeRobotDataset
     except ImportError as error:
-        raise MissingDependencyError(
-            f"Writing a data set needs LeRobot, which is not installed here ({error}). Install it: "
-            "pip install 'embodyrl[data]'."
-        ) from error
+        raise MissingDependencyError(f"{NO_LEROBOT} It says: {error}.") from error
     datasets.disable_progress_bars()
     return _LeRobot(LeRobotDataset, RGBEncoderConfig)
 

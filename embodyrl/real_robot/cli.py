@@ -163,12 +163,20 @@ def add_twin_options(sub: argparse.ArgumentParser) -> None:
     add("--port", type=int, default=9090, help="of its rosbridge server (default: %(default)s)")
 
 
-def deploy(a: argparse.Namespace) -> int:
-    """Runs ``deploy`` and prints its result; returns the exit status."""
-    from embodyrl.functional.intervals import format_rate
+EXIT = {"": 0, "fault": 2, "person": 130}
+"""Exit status of ``deploy`` by who kept it from playing all episodes to their end."""
 
+
+def deploy(a: argparse.Namespace) -> int:
+    """Runs ``deploy`` and prints its result.
+
+    Returns:
+        The exit status: 0 where all episodes were played, 2 where a fault ended one, 130 where a
+        person stopped the arm (Ctrl-C or the stop button).
+    """
     require_writable(a.out, "--out FOLDER")
-    result = robot_commands().deploy_checkpoint(
+    commands = robot_commands()
+    result = commands.deploy_checkpoint(
         a.checkpoint,
         a.overrides,
         robot=a.robot,
@@ -191,9 +199,9 @@ def deploy(a: argparse.Namespace) -> int:
     if a.json:
         print(json.dumps(result))
     else:
-        rate = format_rate(result["successes"], result["episodes"])
-        print(f"{result['env']} on {a.robot}: {rate}; logs in {a.out}")
-    return 0
+        score = commands.score_line(result)
+        print(f"{result['env']} on {a.robot}: {score}; logs in {a.out}")
+    return EXIT[result["stopped_by"]]
 
 
 def _serve(a: argparse.Namespace) -> int:

@@ -65,18 +65,29 @@ def read_run(folder: Path) -> dict[str, Any]:
 def score_episodes(episodes: list[dict[str, Any]], reports_success: bool) -> dict[str, Any]:
     """The score of some episodes, with a 95% interval from ``lo`` to ``hi``.
 
-    ``value`` is the success rate (``k`` of ``n``) with Wilson's interval, or without reports of
-    success the mean return with Student's t interval.
+    ``value`` is the success rate (``k`` of ``n``) at the end of the episodes with Wilson's interval,
+    or without reports of success the mean return with Student's t interval. ``once`` is the same
+    for success at any time, where the two differ. Episodes with a person's actions are
+    ``not_counted``.
     """
-    n = len(episodes)
+    counted = [e for e in episodes if not e.get("person")]
+    n = len(counted)
+    left_out = {"not_counted": len(episodes) - n} if n < len(episodes) else {}
     if reports_success:
-        k = sum(bool(e["success"]) for e in episodes)
-        low, high = wilson(k, n)
-        return {"k": k, "n": n, "value": k / max(1, n), "lo": low, "hi": high}
-    value, low, high = (
-        mean_interval([_return(e) for e in episodes]) if episodes else (math.nan,) * 3
-    )
-    return {"n": n, "value": value, "lo": low, "hi": high}
+        at_end = [bool(e["success"]) for e in counted]
+        once = [bool(e["success"] or e.get("success_once")) for e in counted]
+        differ = {"once": _rate(once)} if once != at_end else {}
+        return {**_rate(at_end), **differ, **left_out}
+    value, low, high = mean_interval([_return(e) for e in counted]) if counted else (math.nan,) * 3
+    return {"n": n, "value": value, "lo": low, "hi": high, **left_out}
+
+
+def _rate(solved: list[bool]) -> dict[str, Any]:
+    """A success rate with its interval; NaN for no episodes."""
+    k = sum(solved)
+    n = len(solved)
+    low, high = wilson(k, n)
+    return {"k": k, "n": n, "value": k / n if n else math.nan, "lo": low, "hi": high}
 
 
 def _return(episode: dict[str, Any]) -> float:

@@ -7,6 +7,7 @@ import hashlib
 import html
 import importlib.resources
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -98,15 +99,24 @@ def _unique_names(runs: list[dict[str, Any]], folders: list[Path]) -> None:
 
 
 def _across(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Interquartile mean of the final scores of runs that differ only in their seeds; or None."""
+    """Interquartile mean of the scores of runs that differ only in their seeds; or None.
+
+    Runs that have not come equally far are compared at the last evaluation that all of them have.
+    """
     # Settings that seeds of one experiment may differ in.
     own = ("run.seed", "run.name", "run.out", "run.init_checkpoint", "data.path", "env.seed")
     configs = [[pair for pair in run["config"] if pair[0] not in own] for run in runs]
-    finals = [
-        next(e for e in run["evals"] if e["name"] == run["after"]) for run in runs if run["after"]
-    ]
     alike = all(config == configs[0] for config in configs)
-    if len(finals) < 2 or len(finals) < len(runs) or not alike:
+    scores = [_by_iteration(run["evals"]) for run in runs]
+    # The last point of training that all seeds have reached.
+    common = sorted(set.intersection(*(set(s) for s in scores)))
+    if len(runs) < 2 or not alike or not common:
         return None
-    mean, low, high = bootstrap_iqm([e["value"] for e in finals])
-    return {"runs": len(finals), "iqm": mean, "lo": low, "hi": high}
+    mean, low, high = bootstrap_iqm([s[common[-1]] for s in scores])
+    return {"runs": len(runs), "iteration": common[-1], "iqm": mean, "lo": low, "hi": high}
+
+
+def _by_iteration(evals: list[dict[str, Any]]) -> dict[int, float]:
+    """Iteration -> score of the evaluation there, of those after the start."""
+    found = {e["iteration"]: e["value"] for e in evals if e["iteration"] and e["n"]}
+    return {iteration: value for iteration, value in found.items() if math.isfinite(value)}

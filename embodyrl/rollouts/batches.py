@@ -6,6 +6,7 @@ runner, workers and the network ask for no more.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Self
@@ -24,9 +25,13 @@ class Episode:
     Attributes:
         init: the initial state it started from.
         task: its task's name.
-        success: whether it was solved.
+        success: whether the task was solved at its end.
         reward: undiscounted sum.
         length: actions executed.
+        success_once: whether the task was solved at any time; ``success`` says the same where an
+            episode ends on success.
+        person: whether a person took any of its actions. It then says nothing about the policy, and
+            no rate counts it.
     """
 
     init: int
@@ -34,16 +39,33 @@ class Episode:
     success: bool
     reward: float
     length: int
+    success_once: bool = False
+    person: bool = False
+
+    def __post_init__(self) -> None:
+        self.success_once = self.success_once or self.success
 
 
-def success_rate(episodes: list[Episode]) -> float:
-    """Share of the episodes that were solved; nan for none."""
-    return sum(e.success for e in episodes) / len(episodes) if episodes else float("nan")
+def by_policy(episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes that count: those that the policy played alone."""
+    return [e for e in episodes if not e.person]
 
 
-def mean_return(episodes: list[Episode]) -> float:
-    """Mean undiscounted return of the episodes; nan for none."""
-    return sum(e.reward for e in episodes) / len(episodes) if episodes else float("nan")
+def success_rate(episodes: Sequence[Episode], once: bool = False) -> float:
+    """Share of the counted episodes that were solved at their end; nan for none.
+
+    Args:
+        episodes: those with a person's actions do not count.
+        once: the share that was solved at any time.
+    """
+    scores = [e.success_once if once else e.success for e in by_policy(episodes)]
+    return sum(scores) / len(scores) if scores else float("nan")
+
+
+def mean_return(episodes: Sequence[Episode]) -> float:
+    """Mean undiscounted return of the counted episodes; nan for none."""
+    returns = [e.reward for e in by_policy(episodes)]
+    return sum(returns) / len(returns) if returns else float("nan")
 
 
 @dataclass
@@ -58,7 +80,7 @@ class RolloutBatch(Movable):
         next_value: (T, N) its value of the observation after the chunk, before any reset.
         reward, valid: (T, N, H) per action.
         terminated, truncated: (T, N).
-        episodes: that ended during the rollout.
+        episodes: whose time limit passed during the rollout (``EpisodeStream.scored``).
         env_steps: actions executed.
     """
 
@@ -76,7 +98,7 @@ class RolloutBatch(Movable):
 
     @property
     def success_rate(self) -> float:
-        """Of the episodes that ended during the rollout; nan when none did."""
+        """Of ``episodes``; nan when there are none."""
         return success_rate(self.episodes)
 
     @classmethod
@@ -137,7 +159,7 @@ class TransitionBatch(Movable):
 
     Attributes:
         chunks: the chunks of all envs.
-        episodes: that ended meanwhile.
+        episodes: whose time limit passed meanwhile (``EpisodeStream.scored``).
     """
 
     chunks: Transitions

@@ -180,10 +180,10 @@ def collect_rollout(
         samples.append(sample)
         # The envs execute it. The value after the chunk is that before any reset.
         step = stream.env.step(sample.actions)
-        ended = stream.advance(step)
+        stream.advance(step)
         steps.append(step)
         next_values.append(policy.value(stream.obs))
-        episodes += [one.result for one in ended if one.result is not None]
+        episodes += stream.scored()
         stream.fill()
     device = stream.device
     return RolloutBatch(
@@ -231,10 +231,10 @@ def collect_transitions(
         obs = stream.obs
         actions, choice = act(obs, generator)
         step = stream.env.step(actions)
-        ended = stream.advance(step)
+        stream.advance(step)
         step = replace(step, obs=stream.obs).to(stream.device)
         parts.append(_transitions(obs, actions, choice, step))
-        episodes += [one.result for one in ended if one.result is not None]
+        episodes += stream.scored()
         stream.fill()
     return TransitionBatch(Transitions.cat(parts), episodes)
 
@@ -306,6 +306,8 @@ def collect_episodes(
         rows = acted.to(device)
         numbers = stream.playing[acted].to(device)
         parts.append((obs[rows], sample.trace[rows], sample.logprob[rows], numbers))
+        if until_success:
+            step = replace(step, success=step.ever_solved)
         for one in stream.advance(step, step.done | (step.success & until_success)):
             episodes[one.number] = one.result
         stream.fill()

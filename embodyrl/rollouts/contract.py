@@ -56,6 +56,8 @@ def step_defect(step: Step, spec: EnvSpec, horizon: int) -> str:
         ("success", step.success, (n,), torch.bool),
         ("fault", step.fault, (n,), torch.bool),
     ]
+    if step.success_once is not None:
+        fields.append(("success_once", step.success_once, (n,), torch.bool))
     if step.human is not None or step.taken is not None:
         fields.append(("human", step.human, (n, horizon), torch.bool))
         fields.append(("taken", step.taken, (n, horizon, spec.action_dim), torch.float32))

@@ -10,6 +10,10 @@ and what is kept of a chunk, is the caller's business:
         step = stream.env.step(actions for stream.obs)
         ended = stream.advance(step)
         stream.fill()
+
+All envs begin together, and short episodes end first: those that have ended are no fair sample of
+those that began. ``scored`` hands out each result when the time limit of its episode has passed,
+however early it ended, so that a rate over them is unbiased at any time.
 """
 
 from __future__ import annotations
@@ -81,6 +85,11 @@ class EpisodeStream:
         self.started = 0
         self._reward = torch.zeros(n)
         self._length = torch.zeros(n, dtype=torch.long)
+        self._once = torch.zeros(n, dtype=torch.bool)
+        self._person = torch.zeros(n, dtype=torch.bool)
+        self._clock = 0  # control steps that the stream has made
+        self._due = [0] * n  # when the time limit of each env's episode passes
+        self._results: list[tuple[int, Episode]] = []  # with when they may be scored
 
     @property
     def running(self) -> bool:
@@ -109,6 +118,9 @@ class EpisodeStream:
             self.init[k] = init
             self._reward[k] = 0.0
             self._length[k] = 0
+            self._once[k] = False
+            self._person[k] = False
+            self._due[k] = self._clock + self.env.spec.max_episode_steps
             self.started += 1
         if rows and self.started == len(rows):
             # At the start, envs without an episode are reset too: only then do they show anything.
@@ -128,17 +140,42 @@ class EpisodeStream:
         self.obs = step.obs.to(self.device)
         self._reward += step.reward.sum(1).cpu()
         self._length += step.valid.sum(1).cpu()
+        self._once |= step.ever_solved.cpu()
+        if step.human is not None:
+            self._person |= step.human.any(1).cpu()
+        self._clock += step.valid.shape[1]
         over = (step.done if over is None else over).cpu() & (self.playing != IDLE)
         ended = []
         for k in over.nonzero().flatten().tolist():
             number = int(self.playing[k])
-            ended.append(EndedEpisode(k, number, self.init[k], self._result(step, k)))
+            result = self._result(step, k)
+            ended.append(EndedEpisode(k, number, self.init[k], result))
+            if result is not None:
+                self._results.append((self._due[k], result))
             self.playing[k] = IDLE
         return ended
+
+    def scored(self) -> list[Episode]:
+        """The results whose time limit has passed since the last call.
+
+        An episode is among them ``max_episode_steps`` after it began: all that began with it have
+        ended by then as well. Episodes that broke are not.
+        """
+        now = [result for due, result in self._results if due <= self._clock]
+        self._results = [(due, result) for due, result in self._results if due > self._clock]
+        return now
 
     def _result(self, step: Step, k: int) -> Episode | None:
         if step.fault[k]:
             return None
         task = self.env.spec.task_of(self.init[k])
         reward = float(self._reward[k])
-        return Episode(self.init[k], task, bool(step.success[k]), reward, int(self._length[k]))
+        return Episode(
+            self.init[k],
+            task,
+            bool(step.success[k]),
+            reward,
+            int(self._length[k]),
+            bool(self._once[k]),
+            bool(self._person[k]),
+        )

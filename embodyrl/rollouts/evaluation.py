@@ -15,7 +15,7 @@ from torch import Tensor
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
 from embodyrl.policy import Actor
-from embodyrl.rollouts.batches import Episode
+from embodyrl.rollouts.batches import Episode, by_policy
 from embodyrl.rollouts.episodes import EndedEpisode, EpisodeStream
 from embodyrl.rollouts.fault_watch import guarded
 from embodyrl.types import Obs, Step
@@ -29,7 +29,7 @@ class Evaluation:
         episodes: one per initial state.
         frames: init -> (steps + 1, h, w, 3) uint8 of the episodes that were filmed, cameras side by
             side.
-        faults: episodes whose simulator broke; they were run again from the start.
+        faults: episodes whose simulator or robot broke; they were played again from the start.
     """
 
     episodes: list[Episode]
@@ -38,8 +38,8 @@ class Evaluation:
 
     @property
     def successes(self) -> int:
-        """How many episodes were solved."""
-        return sum(e.success for e in self.episodes)
+        """How many counted episodes were solved."""
+        return sum(e.success for e in by_policy(self.episodes))
 
 
 def evaluate(
@@ -50,7 +50,7 @@ def evaluate(
     seed: int = 0,
     film: Sequence[int] = (),
     device: torch.device | str = "cpu",
-    progress: Callable[[list[Episode]], None] | None = None,
+    progress: Callable[[int, list[Episode]], None] | None = None,
 ) -> Evaluation:
     """Scores a policy on each of ``inits`` once.
 
@@ -66,7 +66,8 @@ def evaluate(
         film: those of ``inits`` that are filmed, at one frame per action; the outcome stays the
             same.
         device: of the policy.
-        progress: called with the episodes done so far.
+        progress: called with how many episodes are over, and with those of them that may be scored
+            by now (``EpisodeStream.scored``); at the end these are all.
 
     Raises:
         UserError: ``inits`` is empty or names a state twice, or the simulator broke far too often.
@@ -83,6 +84,7 @@ def evaluate(
     done: dict[int, Episode] = {}
     frames: dict[int, Tensor] = {}
     faults = 0
+    scored: list[Episode] = []
     # Filmed episodes come first. They are drawn at every action, the others once per chunk.
     filmed = set(film)
     for filming in (True, False):
@@ -91,10 +93,14 @@ def evaluate(
             one_pass = _Pass(env, policy, waiting, seed, device, filming)
             for _ in one_pass.play():
                 if progress is not None:
-                    progress([*done.values(), *one_pass.done.values()])
+                    scored = [*scored, *one_pass.stream.scored()]
+                    progress(len(done) + len(one_pass.done), scored)
             done |= one_pass.done
+            scored = list(done.values())
             frames |= one_pass.frames
             faults += one_pass.faults
+    if progress is not None:
+        progress(len(done), scored)
     return Evaluation([done[i] for i in inits], frames, faults)
 
 

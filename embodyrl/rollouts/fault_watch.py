@@ -243,6 +243,7 @@ class GuardedEnv:
                 truncated=(step.truncated & ~gone) | fault,
                 valid=valid,
                 success=step.success & ~gone,
+                success_once=step.ever_solved & ~gone,
                 fault=(step.fault & ~gone) | fault,
                 log=step.log | {"steps": valid.sum(1)},
             )

@@ -329,7 +329,10 @@ class LiveTable:
                 steps += f" at {row['env_steps_per_second']:,.0f}/s"
             out.append(("env steps", steps))
         # The success rate of the training episodes, or their return if the env reports no success.
-        if row.get("train_episodes"):
+        # No episode has come to its time limit yet: there is nothing to say without a bias.
+        if row.get("train_episodes") == 0:
+            out.append(("train success" if "train_success" in row else "train return", "-"))
+        elif row.get("train_episodes"):
             count = int(row["train_episodes"])
             if "train_success" in row:
                 solved = round(float(row["train_success"] or 0.0) * count)
@@ -337,6 +340,8 @@ class LiveTable:
             else:
                 episodes = f"{count} episodes" if count > 1 else "1 episode"
                 out.append(("train return", f"{format_number(row['train_return'])} ({episodes})"))
+        if row.get("person_episodes"):
+            out.append(("with a person", f"{row['person_episodes']} episodes, not counted"))
         for key, (label, format_spec) in SHOWN_METRICS.items():
             if isinstance(value := row.get(key), (int, float)) and math.isfinite(value):
                 out.append((label, format(value, format_spec)))

@@ -16,12 +16,15 @@ EPISODE = {
     "length": COUNT,
     "return": (NUMBER, None),
     "video?": (TEXT, None),
+    "success_once?": FLAG,
+    "person?": FLAG,
 }
 EVALUATION = {
     "iteration": COUNT,
     "env_steps?": COUNT,
     "minutes?": NUMBER,
     "reports_success?": FLAG,
+    "faults?": COUNT,
     "episodes": [EPISODE],
 }
 """Structure of an evaluation's file."""

@@ -19,7 +19,7 @@ from embodyrl.build import (
 from embodyrl.functional.intervals import format_rate, format_return, mean_interval, wilson
 from embodyrl.policies.guidance import GuidedPolicy
 from embodyrl.policy import Actor, Policy
-from embodyrl.rollouts.batches import Episode
+from embodyrl.rollouts.batches import Episode, by_policy
 from embodyrl.rollouts.evaluation import evaluate
 from embodyrl.types import EnvSpec
 
@@ -46,9 +46,12 @@ def evaluate_checkpoint(
         guidance: 0 acts as ``base``, 1 as the checkpoint itself, more goes further.
 
     Returns:
-        ``env``, ``split``, ``reports_success``, ``episodes``, ``successes``, ``success_rate``,
-        ``interval`` (95% Wilson), ``return_mean``, ``return_interval`` (95% Student's t, None for
-        one episode) and ``tasks``, the same per task; ``results`` lists every episode.
+        ``env``, ``split``, ``reports_success``, ``faults`` (episodes that broke and were played
+        again), ``episodes`` (counted), ``not_counted`` (a person acted in them), ``successes``,
+        ``success_rate``, ``interval`` (95% Wilson), ``successes_once``, ``success_once_rate`` (at
+        any time; the others are at the end), ``return_mean``, ``return_interval`` (95% Student's t,
+        None for one episode) and ``tasks``, the same per task; ``results`` lists every episode.
+        Rates of no counted episode are None.
     """
     config = load_config(path, overrides)
     if not any(o.startswith("env.split=") for o in overrides):
@@ -71,6 +74,7 @@ def evaluate_checkpoint(
         "env": env.spec.name,
         "split": config.env.split,
         "reports_success": env.spec.reports_success,
+        "faults": result.faults,
         **_summary(result.episodes),
         "tasks": {name: _summary(part) for name, part in tasks.items() if part},
         "results": [dataclasses.asdict(e) for e in result.episodes],
@@ -87,24 +91,53 @@ def first_inits(spec: EnvSpec, count: int) -> list[int]:
     return list(range(count if spec.num_init_states is None else min(count, spec.num_init_states)))
 
 
-def score_text(episodes: Sequence[Episode], reports_success: bool) -> str:
-    """The success rate of some episodes as text, or their mean return without successes."""
-    if reports_success:
-        return format_rate(sum(e.success for e in episodes), len(episodes))
-    return f"return {format_return([e.reward for e in episodes])}" if episodes else "no episodes"
+def score_text(episodes: Sequence[Episode], reports_success: bool, faults: int = 0) -> str:
+    """The success rate of some episodes as text, or their mean return without successes.
+
+    Args:
+        episodes: those with a person's actions do not count, which the text says.
+        reports_success: of the env.
+        faults: episodes that a fault ended, which were played again.
+    """
+    counted = by_policy(episodes)
+    if not counted:
+        text = "no episodes"
+    elif reports_success:
+        text = format_rate(sum(e.success for e in counted), len(counted))
+        once = sum(e.success_once for e in counted)
+        if any(e.success_once != e.success for e in counted):
+            text += f" at the end, {format_rate(once, len(counted))} at any time"
+    else:
+        text = f"return {format_return([e.reward for e in counted])}"
+    return text + not_counted(len(episodes), len(episodes) - len(counted), faults)
+
+
+def not_counted(total: int, person: int, faults: int) -> str:
+    """What is said beside a score of the episodes that it leaves out; mostly nothing."""
+    said = ""
+    if person:
+        said += f"; a person acted in {person} of {total} episodes, which are not counted"
+    if faults:
+        said += f"; {faults} more ended by a fault and were played again"
+    return said
 
 
 def _summary(episodes: list[Episode]) -> dict[str, Any]:
-    solved = sum(e.success for e in episodes)
-    rate = solved / len(episodes)
-    mean, low, high = mean_interval([e.reward for e in episodes])
+    counted = by_policy(episodes)
+    n = len(counted)
+    solved = sum(e.success for e in counted)
+    once = sum(e.success_once for e in counted)
+    mean, low, high = mean_interval([e.reward for e in counted]) if counted else (None,) * 3
     return {
-        "episodes": len(episodes),
+        "episodes": n,
+        "not_counted": len(episodes) - n,
         "successes": solved,
-        "success_rate": rate,
-        "interval": wilson(solved, len(episodes)),
+        "success_rate": solved / n if n else None,
+        "interval": wilson(solved, n),
+        "successes_once": once,
+        "success_once_rate": once / n if n else None,
         "return_mean": mean,
-        "return_interval": (low, high) if len(episodes) > 1 else None,
+        "return_interval": (low, high) if n > 1 else None,
     }
 
 
@@ -112,7 +145,8 @@ def print_evaluation(result: dict[str, Any]) -> None:
     """The figures of ``evaluate_checkpoint`` as text."""
     episodes = [Episode(**row) for row in result["results"]]
     reports = result["reports_success"]
-    print(f"{result['env']}, split {result['split']}: {score_text(episodes, reports)}")
+    text = score_text(episodes, reports, result["faults"])
+    print(f"{result['env']}, split {result['split']}: {text}")
     if len(result["tasks"]) > 1:
         for name in result["tasks"]:
             print(f"  {name}: {score_text([e for e in episodes if e.task == name], reports)}")

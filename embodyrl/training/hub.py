@@ -177,7 +177,8 @@ def card(repo: str, meta: dict[str, Any], evaluations: dict[str, Any], run: Path
 
     def score(episodes: list[dict[str, Any]]) -> str:
         if reports_success:
-            return format_rate(sum(bool(e["success"]) for e in episodes), len(episodes))
+            counted = [bool(e["success"]) for e in episodes if not e.get("person")]
+            return format_rate(sum(counted), len(counted))
         return format_return([e["return"] for e in episodes])
 
     rows = [

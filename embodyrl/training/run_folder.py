@@ -63,22 +63,27 @@ def save_evaluation(
             write_video(result.frames[episode.init], folder / row["video"], spec.control_hz)
         rows.append(row)
     position = {"env_steps": at.env_steps, "minutes": at.minutes, "iteration": at.iteration}
-    payload = {**position, "reports_success": spec.reports_success, "episodes": rows}
+    payload = {
+        **position,
+        "reports_success": spec.reports_success,
+        "faults": result.faults,
+        "episodes": rows,
+    }
     write_json(folder / "evals" / f"{name}.json", payload, indent=None)
 
 
 def stalled(folder: Path, patience: int) -> bool:
     """Whether so many evaluations in a row have brought no new best; never with a patience of 0.
 
-    More successes are better, and among as many the higher mean return, which is all that a task
-    without success has.
+    A higher success rate is better, and among equal ones the higher mean return, which is all that
+    a task without success has. Episodes with a person's actions do not count.
     """
     scores = []
     for page in read_evaluations(folder).values():
-        rows = page["episodes"]
-        count = max(1, len(rows))  # a run may go on with other numbers of episodes
+        rows = [row for row in page["episodes"] if not row.get("person")]
+        n = max(1, len(rows))
         total = sum(row["return"] or 0.0 for row in rows)
-        scores.append((sum(row["success"] for row in rows) / count, total / count))
+        scores.append((sum(row["success"] for row in rows) / n, total / n))
     return bool(scores) and 0 < patience <= len(scores) - 1 - scores.index(max(scores))
 
 

@@ -26,7 +26,7 @@ from embodyrl.build import described_by, pick_device
 from embodyrl.config import Config, to_yaml
 from embodyrl.errors import UserError
 from embodyrl.interrupt import Interrupt, Interrupted
-from embodyrl.rollouts.batches import Episode, mean_return, success_rate
+from embodyrl.rollouts.batches import Episode, by_policy, mean_return, success_rate
 from embodyrl.rollouts.collect import Player, Rollouts
 from embodyrl.rollouts.evaluation import Evaluation, evaluate
 from embodyrl.rollouts.seeding import seeded
@@ -236,7 +236,8 @@ def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTabl
             if due and not run.evaluated(due):
                 result = score(run, due, interrupt, table)
                 save_evaluation(run.folder, due, at, result, run.envs.spec)
-                table.evaluated(score_text(result.episodes, run.envs.spec.reports_success))
+                text = score_text(result.episodes, run.envs.spec.reports_success, result.faults)
+                table.evaluated(text)
                 if due != "after" and stalled(run.folder, run.config.run.patience):
                     close(run.folder, due)
                     due = "after"
@@ -286,9 +287,10 @@ def iterate(run: Run, between: Callable[[], None]) -> dict[str, Any]:
         row = algorithm.update(batch, **options)
         at.env_steps += batch.env_steps
         row |= {
-            **({"train_success": success_rate(episodes)} if run.envs.spec.reports_success else {}),
+            **_success_figures(run, episodes),
             "train_return": mean_return(episodes),
-            "train_episodes": len(episodes),
+            "train_episodes": len(by_policy(episodes)),
+            "person_episodes": len(episodes) - len(by_policy(episodes)),
             "rollout_seconds": rollout_seconds,
             "env_steps_per_second": batch.env_steps / (time.monotonic() - began),
         }
@@ -297,6 +299,16 @@ def iterate(run: Run, between: Callable[[], None]) -> dict[str, Any]:
     at.iteration += 1
     at.minutes += (time.monotonic() - began) / 60
     return {"iteration": at.iteration, "env_steps": at.env_steps, "minutes": at.minutes, **row}
+
+
+def _success_figures(run: Run, episodes: list[Episode]) -> dict[str, float]:
+    """Success of an iteration's episodes: at their end and, where that may differ, at any time."""
+    figures: dict[str, float] = {}
+    if run.envs.spec.reports_success:
+        figures["train_success"] = success_rate(episodes)
+        if not run.config.env.terminate_on_success:
+            figures["train_success_once"] = success_rate(episodes, once=True)
+    return figures
 
 
 def score(run: Run, name: str, interrupt: Interrupt, table: LiveTable) -> Evaluation:
@@ -320,8 +332,9 @@ def score(run: Run, name: str, interrupt: Interrupt, table: LiveTable) -> Evalua
     )  # with patience, any may turn out to be the last
     filmed = inits[: settings.videos] if last and env.spec.cameras else []
 
-    def show(done: list[Episode]) -> None:
-        table.evaluating(len(done), score_text(done, env.spec.reports_success))
+    def show(done: int, scored: list[Episode]) -> None:
+        text = score_text(scored, env.spec.reports_success) if scored else "no score yet"
+        table.evaluating(done, text)
         if ranks is None:  # else they stop together
             interrupt.check()
 
@@ -372,7 +385,8 @@ def save_checkpoint(run: Run) -> None:
 def short_rollout(run: Run) -> str | None:
     """What to say where an episode may be longer than a rollout.
 
-    Episodes that succeed (or fall) early end within it, and others may not.
+    Episodes that succeed (or fall) early end within it, and others may not: a rate over them would
+    be biased, so there is none (``EpisodeStream.scored``).
     """
     algorithm = run.algorithm
     if not algorithm.plays or algorithm.continues_episodes or algorithm.whole_episodes:
@@ -381,15 +395,10 @@ def short_rollout(run: Run) -> str | None:
     most = run.envs.spec.max_episode_steps
     if steps >= most:
         return None
-    reports = run.envs.spec.reports_success
-    what = (
-        "success counts early successes and few failures"
-        if reports
-        else "return is mostly that of short episodes"
-    )
+    what = "success" if run.envs.spec.reports_success else "return"
     return (
-        f"A rollout has {steps} actions and an episode up to {most}, so the train {what}; the "
-        "evaluations count all."
+        f"A rollout has {steps} actions and an episode up to {most}, so there is no train {what}: "
+        "only short episodes end in a rollout. The evaluations score all."
     )
 
 

@@ -91,7 +91,12 @@ class MixedEnv:
         numbers = torch.arange(self.spec.num_envs, device=log["steps"].device)
         log["real"] = numbers < self._num_real
         names = ("reward", "terminated", "truncated", "valid", "success", "fault")
-        return Step(obs=self._joined(), log=log, **{name: joined(name) for name in names})
+        return Step(
+            obs=self._joined(),
+            log=log,
+            success_once=joined("ever_solved"),
+            **{name: joined(name) for name in names},
+        )
 
     def _joined(self) -> Obs:
         assert self._real_obs is not None and self._dream_obs is not None

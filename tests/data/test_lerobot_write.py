@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 from bound_by_rights import run
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
+from embodyrl.data.collect import collect_dataset
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.lerobot_write import LEAST, write_dataset
 from embodyrl.data.recording import Recording
 from embodyrl.data.verify import verify_dataset
 from embodyrl.errors import UserError
+from embodyrl.sims.mujoco.config import MujocoConfig
 from embodyrl.storage.paths import FileAccessError
 from embodyrl.types import EnvSpec
 
@@ -51,6 +54,20 @@ def test_what_was_recorded_comes_back(tmp_path, lengths, height, width):
     assert demos.num_episodes == len(lengths) and len(demos) == sum(lengths)
     true = np.concatenate([r.images["front"] for r in recordings]).astype(int)
     assert np.abs(demos.images["front"].astype(int) - true).max() <= 6
+    # LeRobot's own reader sees the same.
+    own = LeRobotDataset("local/set", root=path, video_backend="pyav")
+    assert own.num_episodes == len(lengths) and len(own) == sum(lengths)
+    for k in (0, len(own) - 1):
+        picture = own[k]["observation.images.front"]
+        assert picture.shape == (3, height, width)
+        assert np.abs((255 * picture).permute(1, 2, 0).numpy() - true[k]).max() <= 6
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is_recorded(tmp_path):
+    config = MujocoConfig(task="reach", image_size=LEAST - 1, num_envs=1, max_episode_steps=2)
+    with pytest.raises(UserError, match=f"{LEAST - 1} pixels along an edge"):
+        collect_dataset(config, tmp_path / "set", num_episodes=1, keep_failures=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_loses_no_picture_silently(tmp_path):

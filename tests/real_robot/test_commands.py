@@ -10,6 +10,7 @@ import sys
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,6 +100,65 @@ def test_dry_run_and_refusals(
     ):
         assert main(["deploy", str(saved), "--out", str(tmp_path), *arguments]) == 1
         assert words in " ".join(capsys.readouterr().err.split()), arguments
+
+
+def reflex_in(episode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arm stops itself at the first command of that episode."""
+    begin, send, begun = MujocoTwin.begin, MujocoTwin.send, []
+
+    def begins(self: MujocoTwin, init: int) -> None:
+        begin(self, init)
+        begun.append(init)  # the first one is the check's
+        self.reflex = ""
+
+    def stops(self: MujocoTwin, *command: Any) -> None:
+        send(self, *command)
+        self.reflex = "cartesian_reflex" if len(begun) == episode + 2 else ""
+
+    monkeypatch.setattr(MujocoTwin, "begin", begins)
+    monkeypatch.setattr(MujocoTwin, "send", stops)
+
+
+def test_a_fault_is_no_failure_of_the_policy(
+    saved: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = ["--episodes", "3", "--latency", "0.1", "--out", str(tmp_path)]
+    reflex_in(0, monkeypatch)
+    assert main(["deploy", str(saved), *options]) == 2
+    said = capsys.readouterr().out
+    assert "no episodes; 1 of 1 was ended by a fault, not counted" in said and "0%" not in said
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["episodes"], result["ended_by_fault"]) == (0, 1)
+    assert result["success_rate"] is None and result["stopped_by"] == "fault"
+    monkeypatch.undo()
+    reflex_in(1, monkeypatch)
+    assert main(["deploy", str(saved), *options]) == 2
+    said = capsys.readouterr().out
+    assert "(0/1); 1 of 2 was ended by a fault, not counted; logs in" in said
+
+
+def test_ctrl_c_is_no_failure_of_the_policy(
+    saved: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    solved, asked = MujocoTwin.solved, []
+
+    def interrupts(self: MujocoTwin) -> bool:
+        asked.append(1)
+        if len(asked) == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+        return solved(self)
+
+    monkeypatch.setattr(MujocoTwin, "solved", interrupts)
+    options = ["--episodes", "3", "--latency", "0.1", "--out", str(tmp_path)]
+    assert main(["deploy", str(saved), *options]) == 130
+    assert "no episodes; 1 of 1 was ended by a person, not counted" in capsys.readouterr().out
+    assert json.loads((tmp_path / "result.json").read_text())["stopped_by"] == "person"
 
 
 class Moved:

@@ -93,6 +93,40 @@ def test_several_runs_have_an_interquartile_mean(runs, tmp_path):
     assert all(run["name"].endswith("/seed0") for run in same["runs"])
 
 
+def test_seeds_are_averaged_where_all_of_them_have_come_to(runs, tmp_path):
+    """A seed that is still on its way: the mean is of the last iteration that both have."""
+    young = tmp_path / "seed1"
+    shutil.copytree(runs[1], young)
+    (young / "evals" / "after.json").unlink()
+    data = data_of(build_report([runs[0], young], tmp_path / "report.html"))
+    rates = [
+        next(e["k"] / e["n"] for e in run["evals"] if e["iteration"] == 5) for run in data["runs"]
+    ]
+    assert data["across"]["iqm"] == pytest.approx(sum(rates) / 2)
+    assert data["across"]["iteration"] == 5
+    (young / "evals" / "iter_000005.json").unlink()
+    assert data_of(build_report([runs[0], young], tmp_path / "report.html"))["across"] is None
+
+
+def test_success_at_any_time_and_episodes_of_a_person_stand_beside_the_score(runs, tmp_path):
+    folder = tmp_path / "seed0"
+    shutil.copytree(runs[0], folder)
+    path = folder / "evals" / "after.json"
+    page = json.loads(path.read_text())
+    for k, row in enumerate(page["episodes"]):
+        row |= {"success": k % 4 == 0, "success_once": k % 2 == 0, "person": k >= 12}
+    path.write_text(json.dumps(page | {"faults": 3}))
+    run = data_of(build_report([folder], tmp_path / "report.html"))["runs"][0]
+    score = next(e for e in run["evals"] if e["name"] == "after")
+    assert (score["k"], score["n"], score["not_counted"], score["faults"]) == (3, 12, 4, 3)
+    assert (score["once"]["k"], score["once"]["n"]) == (6, 12)
+    for row in page["episodes"]:
+        row["person"] = True
+    path.write_text(json.dumps(page))
+    run = data_of(build_report([folder], tmp_path / "report.html"))["runs"][0]
+    assert next(e for e in run["evals"] if e["name"] == "after")["value"] is None
+
+
 def test_runs_of_different_configs_are_not_averaged(runs, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(runs[1], other)

@@ -25,6 +25,7 @@ def test_collect_equals_a_slow_loop_of_single_envs():
     current = [next(queue) for _ in range(num_envs)]
     seen = [env.reset(init=[i]) for env, i in zip(envs, current, strict=True)]
     total, length, episodes, env_steps = [0.0] * num_envs, [0] * num_envs, [], 0
+    began, ended = [0] * num_envs, []
     for t in range(num_chunks):
         obs = Obs.cat(seen)
         sample = policy.sample(obs, generator=generator, mode="train")
@@ -54,12 +55,17 @@ def test_collect_equals_a_slow_loop_of_single_envs():
             assert batch.next_value[t, k] == policy.value(step.obs)[0]
             seen[k] = step.obs
             if over:
-                episodes.append((current[k], bool(step.success), total[k], length[k]))
+                row = (current[k], bool(step.success), total[k], length[k])
+                ended.append((began[k] + 12, row))
                 current[k], total[k], length[k] = next(queue), 0.0, 0
+                began[k] = 5 * (t + 1)
                 seen[k] = env.reset(init=[current[k]])
+        # Scored are those whose limit of 12 actions has passed, however early they ended.
+        episodes += [row for due, row in ended if 5 * t < due <= 5 * (t + 1)]
     assert [(e.init, e.success, e.reward, e.length) for e in batch.episodes] == episodes
     assert batch.env_steps == env_steps == int(batch.valid.sum())
     assert batch.success_rate == sum(e[1] for e in episodes) / len(episodes)
+    assert 0 < len(episodes) < len(ended)
     # The comparison covers every case.
     assert batch.terminated.any() and batch.truncated.any()
     ended = batch.terminated | batch.truncated

@@ -73,11 +73,17 @@ def test_filming_does_not_change_the_outcome(reference):
 
 def test_progress_is_told_and_may_give_the_evaluation_up():
     told = []
-    result = evaluate(make_env(2), Chaser(), INITS[:4], progress=told.append)
-    assert [len(done) for done in told] == sorted(len(done) for done in told)
-    assert sorted(e.init for e in told[-1]) == [e.init for e in result.episodes]
 
-    def stop(done):
+    def note(done, scored):
+        told.append((done, scored))
+
+    result = evaluate(make_env(2), Chaser(), INITS[:4], progress=note)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert all(len(scored) <= done for done, scored in told)
+    assert told[-1] == (4, told[-1][1])
+    assert sorted(e.init for e in told[-1][1]) == [e.init for e in result.episodes]
+
+    def stop(done, scored):
         if done:
             raise InterruptedError
 

@@ -1,8 +1,15 @@
 """What the robot's commands do: ``embodyrl serve``, ``deploy``, ``act`` and ``twin``."""
 
 from embodyrl.real_robot.commands.act import act_for, remote_actor
-from embodyrl.real_robot.commands.deploy import deploy_checkpoint
+from embodyrl.real_robot.commands.deploy import deploy_checkpoint, score_line
 from embodyrl.real_robot.commands.serve import serve_checkpoint
 from embodyrl.real_robot.commands.twin import run_twin
 
-__all__ = ["act_for", "deploy_checkpoint", "remote_actor", "run_twin", "serve_checkpoint"]
+__all__ = [
+    "act_for",
+    "deploy_checkpoint",
+    "remote_actor",
+    "run_twin",
+    "score_line",
+    "serve_checkpoint",
+]

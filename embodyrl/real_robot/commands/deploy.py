@@ -22,6 +22,7 @@ from embodyrl.real_robot.connect_robot import (
 )
 from embodyrl.real_robot.control.actions import DeltaDecoder, action_space
 from embodyrl.real_robot.control.clocks import PacedClock
+from embodyrl.real_robot.control.episode import EndedBy
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import Inference, ThreadInference, VirtualInference
 from embodyrl.real_robot.control.messages import Mode
@@ -87,7 +88,10 @@ def deploy_checkpoint(
         seed: of the policy's noise.
 
     Returns:
-        ``episodes``, ``successes``, ``success_rate``, ``interval``, and per episode ``results``.
+        ``episodes`` (counted), ``ended_by_person`` and ``ended_by_fault`` (not counted),
+        ``successes``, ``success_rate`` (None for no counted episode), ``interval``,
+        ``stopped_by`` (``"person"`` or ``"fault"``; empty where nothing was amiss), and per episode
+        ``results``.
 
     Raises:
         UserError: the pre-flight check failed, or the policy does not fit the robot.
@@ -103,6 +107,7 @@ def deploy_checkpoint(
     }
     latency_of = (lambda took: latency) if latency >= 0 else float
     results: list[dict[str, Any]] = []
+    result: dict[str, Any] = {}
     with ExitStack() as opened:
         # 1. Connect to the policy, the robot and the person.
         if robot == "twin":
@@ -137,14 +142,14 @@ def deploy_checkpoint(
                 connected, client.metadata, inference, execution, init, Path(out), settings, person
             )
             results.append(row)
-            rate = format_rate(sum(r["solved"] for r in results), len(results))
-            print(f"  episode {init}: {row['reason']}, {row['seconds']:.1f} s; {rate}", flush=True)
+            # 4. Sum up, after every episode: what comes next may be a power cut.
+            env = str(client.metadata["env"])
+            result = {"env": env, **settings, **_summary(results)}
+            write_json(Path(out) / "result.json", result)
+            text = f"{row['reason']}, {row['seconds']:.1f} s; {score_line(result)}"
+            print(f"  episode {init}: {text}", flush=True)
             if row["mode"] in (Mode.ESTOP, Mode.FAULT):
                 break
-        env = str(client.metadata["env"])
-    # 4. Sum up.
-    result = {"env": env, **settings, **_summary(results)}
-    write_json(Path(out) / "result.json", result)
     return result
 
 
@@ -295,12 +300,37 @@ def _run_episode(
     return {"init": init, "log": str(log.path), **outcome, **counts}
 
 
+def score_line(result: dict[str, Any]) -> str:
+    """The success rate of a result, and beside it the episodes that it leaves out."""
+    said = [format_rate(result["successes"], result["episodes"])]
+    left_out = {who: result[f"ended_by_{who}"] for who in (EndedBy.PERSON, EndedBy.FAULT)}
+    total = result["episodes"] + sum(left_out.values())
+    for who, count in left_out.items():
+        if count:
+            verb = "were" if count > 1 else "was"
+            said.append(f"{count} of {total} {verb} ended by a {who}, not counted")
+    return "; ".join(said)
+
+
+def _stopped_by(results: list[dict[str, Any]]) -> str:
+    """Who kept the command from playing all its episodes to their end; empty for nobody."""
+    if results[-1]["mode"] == Mode.ESTOP:
+        return EndedBy.PERSON
+    faults = any(row["ended_by"] == EndedBy.FAULT for row in results)
+    return EndedBy.FAULT if faults or results[-1]["mode"] == Mode.FAULT else ""
+
+
 def _summary(results: list[dict[str, Any]]) -> dict[str, Any]:
-    solved = sum(row["solved"] for row in results)
+    counted = [row for row in results if row["ended_by"] == EndedBy.POLICY]
+    n = len(counted)
+    solved = sum(row["solved"] for row in counted)
     return {
-        "episodes": len(results),
+        "episodes": n,
+        "ended_by_person": sum(row["ended_by"] == EndedBy.PERSON for row in results),
+        "ended_by_fault": sum(row["ended_by"] == EndedBy.FAULT for row in results),
         "successes": solved,
-        "success_rate": solved / len(results),
-        "interval": wilson(solved, len(results)),
+        "success_rate": solved / n if n else None,
+        "interval": wilson(solved, n),
+        "stopped_by": _stopped_by(results),
         "results": results,
     }

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.control.safety import Event
+
+
+class EndedBy(StrEnum):
+    """Who ended an episode. Only those that the policy ended say something about it.
+
+    The policy ends an episode by solving the task, by using up the time, by driving the arm against
+    something, or by asking for a person. A person's label says how it went, and ends none.
+    """
+
+    POLICY = "policy"
+    PERSON = "person"
+    FAULT = "fault"
 
 
 @dataclass
@@ -18,6 +31,7 @@ class RobotEpisode:
         seconds: duration by the control loop's clock, without the time that the arm waited.
         mode: mode of the safety filter at the end.
         reason: why the episode ended.
+        ended_by: who ended it, or moved the arm in it.
         peak: for each limit, the largest share of it that a command used.
         late: number of ticks that came more than half a tick late.
         human: number of actions that a person took.
@@ -29,6 +43,7 @@ class RobotEpisode:
     mode: Mode
     reason: str
     peak: dict[str, float]
+    ended_by: EndedBy = EndedBy.POLICY
     late: int = 0
     human: int = 0
     events: list[Event] = field(default_factory=list)

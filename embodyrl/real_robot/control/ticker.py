@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.clocks import Clock
-from embodyrl.real_robot.control.episode import RobotEpisode, event_lines
+from embodyrl.real_robot.control.episode import EndedBy, RobotEpisode, event_lines
 from embodyrl.real_robot.control.executor import Executor
 from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
 from embodyrl.real_robot.control.limit_monitor import LimitMonitor
@@ -20,7 +20,7 @@ from embodyrl.real_robot.control.messages import Command, Mode, RobotState, Targ
 from embodyrl.real_robot.control.operator import WISHES, Operator
 from embodyrl.real_robot.control.rewind import Trail
 from embodyrl.real_robot.control.robot import NotReadyError, Robot
-from embodyrl.real_robot.control.safety import Event, SafetyFilter
+from embodyrl.real_robot.control.safety import CONTACT_REASONS, Event, SafetyFilter
 from embodyrl.real_robot.logs.mcap_log import RunLog
 
 INTERRUPTED = "Ctrl-C"
@@ -133,6 +133,8 @@ class _Ticker:
         self._cameras = FrozenCameraCheck(robot)
         self._events: list[Event] = []
         self._end_reason = ""
+        self._ended_by = EndedBy.POLICY
+        self._person_moved = False
         self._no_observation = ""  # why the last observation could not be made
         self._solved = False
         self._asked_for_person = False
@@ -180,7 +182,7 @@ class _Ticker:
         """Ends the episode, or the turn of whoever moves the arm, if it is over."""
         mode = self.guard.mode
         if mode == Mode.ESTOP and self.guard.reason == INTERRUPTED:
-            self._end(INTERRUPTED)
+            self._end(INTERRUPTED, EndedBy.PERSON)
         by_person = self.phase in (_Phase.PERSON, _Phase.BACK)
         moved = by_person or self.phase == _Phase.POLICY
         latched = mode in (Mode.FAULT, Mode.ESTOP)
@@ -192,10 +194,12 @@ class _Ticker:
             self.guard.config.resume == "person" or by_person or self._asked_for_person
         )
         if self._solved or not self._elapsed < self._seconds:
-            self._end("solved" if self._solved else "the time is up")
+            self._end("solved" if self._solved else "the time is up", self._judged_by())
             self.guard.hold(now, self._end_reason)
         elif (held or latched) and self.operator is None:
-            self._end(self.guard.reason)
+            asked = held and self._asked_for_person
+            by = EndedBy.FAULT if held and not asked else self._judged_by()
+            self._end(self.guard.reason, by)
         elif held or latched:
             self._trail.stop(now)
             self.phase = _Phase.PAUSED
@@ -204,13 +208,18 @@ class _Ticker:
     def episode(self, late: int) -> RobotEpisode:
         """The result of the episode."""
         if self.log is not None:
-            outcome = {"solved": self._solved, "reason": self._end_reason}
+            outcome = {
+                "solved": self._solved,
+                "reason": self._end_reason,
+                "ended_by": str(self._ended_by),
+            }
             self.log.put("/episode", self._last, outcome)
         return RobotEpisode(
             solved=self._solved,
             seconds=self._elapsed,
             mode=self.guard.mode,
             reason=self._end_reason,
+            ended_by=self._ended_by,
             peak=self._monitor.peak,
             late=late,
             human=self._human,
@@ -225,7 +234,8 @@ class _Ticker:
             self.guard.run(now)
             self.executor.start(now)
         elif now - self._waits_since > self._first_wait:
-            self._end(self._no_observation or "the policy sent no first chunk in time")
+            why = self._no_observation or "the policy sent no first chunk in time"
+            self._end(why, EndedBy.FAULT)
 
     def _policy_target(self, now: float, state: RobotState) -> Target:
         action = self.executor.tick(now, self._observe)
@@ -287,7 +297,7 @@ class _Ticker:
             return
         elif wish in ("success", "failure"):
             self._solved = wish == "success"
-            self._end(f"a person said {wish}")
+            self._end(f"a person said {wish}", self._judged_by())
             guard.hold(now, self._end_reason)
         elif wish == "clear":
             try:
@@ -310,6 +320,7 @@ class _Ticker:
     def _take_over(self, now: float, state: RobotState, rewind: bool) -> None:
         """The person moves the arm from here on, or has it go back the way it came."""
         self._trail.stop(now)
+        self._person_moved = True
         self.decoder.start(now, state)
         self.guard.takeover(now)
         self._next_action = now
@@ -317,9 +328,20 @@ class _Ticker:
             self._trail.start(now)
         self.phase = _Phase.BACK if rewind else _Phase.PERSON
 
-    def _end(self, why: str) -> None:
+    def _end(self, why: str, by: EndedBy) -> None:
+        if self.phase == _Phase.ENDING:
+            return  # what ended it first counts
         self.phase = _Phase.ENDING
         self._end_reason = why
+        self._ended_by = by
+
+    def _judged_by(self) -> EndedBy:
+        """Whom an outcome at this moment speaks of."""
+        if self._person_moved or self.guard.mode == Mode.ESTOP:
+            return EndedBy.PERSON
+        if self.guard.mode == Mode.FAULT and not self.guard.reason.startswith(CONTACT_REASONS):
+            return EndedBy.FAULT
+        return EndedBy.POLICY
 
     # ---- The log and the display.
 

@@ -171,7 +171,9 @@ def _check_episode(episode: Any, bounds: Bounds) -> None:
     need(isinstance(episode, Episode), f"an episode is {shown(episode)}")
     whole(episode.init, 0, (spec.num_init_states or 2**62) - 1, "episode.init")
     need(episode.task in spec.tasks, f"episode.task is {shown(episode.task)}, which the env lacks")
-    need(type(episode.success) is bool, f"episode.success is {shown(episode.success)}")
+    for name in ("success", "success_once", "person"):
+        value = getattr(episode, name)
+        need(type(value) is bool, f"episode.{name} is {shown(value)}")
     length = whole(episode.length, 0, spec.max_episode_steps, "episode.length")
     most = bounds.max_reward * length * (1 + 1e-4)  # summed in float32
     number(episode.reward, -most, most, "episode.reward")

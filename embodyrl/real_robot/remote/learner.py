@@ -293,7 +293,8 @@ class RemoteActor:
                 self._news.notify_all()
             return
         played = check_played(message, bounds)
-        self._episode += len(played.episodes)
+        ended = played.chunks.terminated | played.chunks.truncated
+        self._episode += int(ended.sum())
         with self._news:
             if len(played.chunks) or played.episodes:
                 self._played.append(played)

@@ -232,7 +232,10 @@ const amount = (x) =>
     : Math.abs(x) >= 100
       ? Math.round(x).toLocaleString("en")
       : String(+x.toPrecision(3));
-const valueText = (score) => (isRate(score) ? percent(score.value) : amount(score.value));
+function valueText(score) {
+  if (!score.n) return "–";
+  return isRate(score) ? percent(score.value) : amount(score.value);
+}
 
 function scoreText(score) {
   if (!score.n) return "–";

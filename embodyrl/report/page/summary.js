@@ -149,6 +149,8 @@ function hero(run) {
           (run.after === "after" ? "" : `, as of iteration ${after.iteration ?? "?"}`),
       ),
     );
+    const notes = scoreNotes(after);
+    if (notes) left.append(node("p", { class: "muted", id: "notes" }, notes));
     const line = (label, e, tint) =>
       node(
         "div",
@@ -184,6 +186,19 @@ function hero(run) {
     }
   }
   return node("div", { class: "card hero" }, left, node("div", { class: "facts" }, facts(run)));
+}
+
+// What a score does not say by itself: success at any time, and episodes that it leaves out.
+function scoreNotes(score) {
+  const said = [];
+  if (score.once)
+    said.push(`Solved at the end of the episode: ${scoreText(score)}; at any time: ${scoreText(score.once)}.`);
+  if (score.not_counted) {
+    const all = score.n + score.not_counted;
+    said.push(`A person acted in ${score.not_counted} of ${all} episodes, which are not counted.`);
+  }
+  if (score.faults) said.push(`${score.faults} more ended by a fault and were played again.`);
+  return said.join(" ");
 }
 
 function comparison() {
@@ -226,7 +241,7 @@ function comparison() {
       node(
         "tr",
         { class: "total" },
-        node("td", {}, `Interquartile mean of ${a.runs} seeds`),
+        node("td", {}, `Interquartile mean of ${a.runs} seeds at iteration ${a.iteration}`),
         node("td", {}),
         node(
           "td",

@@ -11,15 +11,17 @@ import mujoco
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick, VecEnv
 from embodyrl.errors import UserError, did_you_mean, try_each
+from embodyrl.sims.gymnasium.reports import read_reset, read_step
+from embodyrl.sims.gymnasium.spaces import ObservationReader, action_box
 from embodyrl.types import EnvSpec, Obs
 
-SUCCESS = ("success", "is_success")
-"""The keys of ``info`` by which Gymnasium envs say that a task is solved."""
-
+UNKNOWN_HZ = 30.0
+"""Actions per second of an env whose metadata name no ``render_fps``."""
 
 _mujoco: Any = mujoco  # its type stubs lack the warnings
 _RESETS = (
@@ -108,12 +110,17 @@ def as_gymnasium(env: VecEnv) -> AsGymnasium:
 
 
 class FromGymnasium(SteppedVecEnv):
-    """Gymnasium envs with flat observations and a box of actions as a VecEnv, e.g. Hopper-v5.
+    """Gymnasium envs with a box of actions as a VecEnv, e.g. Hopper-v5.
 
-    The flat observation is both proprio and privileged state. Actions in [-1, 1] are scaled to the
-    env's box. The number of an initial state is the seed of the env's reset. Success is what
-    ``info`` holds under one of ``SUCCESS``. An env that truncates its episode before the time limit
-    has a shorter one. An env that raises is made anew.
+    What the observations become is said in ``spaces``. Without pictures the numbers of proprio are
+    privileged state too. Actions in [-1, 1] are scaled to the env's box. The number of an initial
+    state is the seed of the env's reset. Success is what ``info`` says (``reports``); with
+    ``terminate_on_success`` it ends the episode. An env that truncates its episode before the time
+    limit has a shorter one. An env that raises is reset; one that raises again before an episode
+    has ended is made anew.
+
+    Attributes:
+        reader: of the observations; ``reader.numbers`` says what the numbers of proprio are.
     """
 
     Config = EnvConfig
@@ -131,19 +138,16 @@ class FromGymnasium(SteppedVecEnv):
             kwargs: of ``gymnasium.make``.
 
         Raises:
-            UserError: no such env, a split it does not have, or spaces that are not flat,
-                continuous and bounded.
+            UserError: no such env, a split it does not have, or spaces that no policy here can see
+                or act in.
         """
         if config.split not in ("train", "eval"):
             raise UserError(
                 f"gymnasium/{env_id} has no split {config.split!r}. Valid names: eval, train."
             )
-        if not config.terminate_on_success:
-            raise UserError(
-                f"{env_id} ends its episodes itself: leave env.terminate_on_success true."
-            )
         self._make = partial(gymnasium.make, env_id, **kwargs)
-        self._failed: set[int] = set()  # envs that raised, to be made anew
+        self._failed: set[int] = set()  # envs that raised since their last whole episode
+        self._broken: set[int] = set()  # of those, the ones to be made anew
         try:
             self._envs = [self._make() for _ in range(config.num_envs)]
         except gymnasium.error.UnregisteredEnv as error:
@@ -152,115 +156,152 @@ class FromGymnasium(SteppedVecEnv):
         except (gymnasium.error.Error, ImportError) as error:
             # A package is missing, or Gymnasium has dropped this version.
             raise UserError(f"Gymnasium cannot make {env_id!r}: {error}") from error
-        # Only flat observations and bounded continuous actions fit a flow policy.
-        observation = self._envs[0].observation_space
-        action = self._envs[0].action_space
-        if not isinstance(observation, gymnasium.spaces.Box) or not isinstance(
-            action, gymnasium.spaces.Box
-        ):
-            raise UserError(
-                f"{env_id} has no flat observations and continuous actions, which is what a flow "
-                f"policy needs: {observation}, {action}. Choose an env that has both (Hopper-v5), "
-                "or wrap and register it."
-            )
-        if not (np.isfinite(action.low).all() and np.isfinite(action.high).all()):
-            raise UserError(
-                f"The actions of {env_id} have no bounds to scale [-1, 1] to: {action}."
-            )
-        limit = self._envs[0].spec.max_episode_steps if self._envs[0].spec else None
-        dim = int(np.prod(observation.shape))
-        self._obs_shape = observation.shape
-        self._low = action.low.ravel()
-        self._high = action.high.ravel()
-        self._action_shape = action.shape
-        self._obs = np.zeros((config.num_envs, dim), np.float32)
-        self._instruction = [env_id] * config.num_envs
+        env = self._envs[0]
+        self.reader = ObservationReader(env_id, env.observation_space)
+        self._box = action_box(env_id, env.action_space)
+        self._low = self._box.low.ravel()
+        self._high = self._box.high.ravel()
         self._tried_one_step = reports_success is None
         if reports_success is None:
-            try:
-                self._envs[0].reset(seed=0)
-                info = self._envs[0].step(((action.low + action.high) / 2).astype(action.dtype))[-1]
-            except Exception as error:
-                raise UserError(
-                    f"{env_id} cannot take a first step, which would tell whether it reports "
-                    f"success: {type(error).__name__}: {error} Mend it, or set "
-                    "env.reports_success to go on without that step."
-                ) from error
-            reports_success = any(key in info for key in SUCCESS)
+            reports_success = self._try_one_step(env_id)
+        if not (config.terminate_on_success or reports_success):
+            raise UserError(
+                f"{env_id} reports no success, so there is none that could end an episode: leave "
+                "env.terminate_on_success true."
+            )
+        reader = self.reader
+        n = config.num_envs
+        self._proprio = np.zeros((n, reader.proprio_dim), np.float32)
+        self._images = {
+            name: np.zeros((n, *size, 3), np.uint8) for name, size in reader.cameras.items()
+        }
+        self._instruction = [env_id] * n
+        limit = env.spec.max_episode_steps if env.spec else None
         super().__init__(
             EnvSpec(
                 name=f"gymnasium/{env_id}",
-                num_envs=config.num_envs,
-                action_dim=int(np.prod(action.shape)),
-                proprio_dim=dim,
+                num_envs=n,
+                action_dim=len(self._low),
+                proprio_dim=reader.proprio_dim,
                 control_mode="box",
-                control_hz=float(self._envs[0].metadata.get("render_fps", 0) or 0),
+                control_hz=float(env.metadata.get("render_fps") or UNKNOWN_HZ),
                 max_episode_steps=limit or 1000,
-                cameras={},
-                privileged_dim=dim,
+                cameras=reader.cameras,
+                # A critic that reads this sees nothing else, which is too little with pictures.
+                privileged_dim=0 if reader.cameras else reader.proprio_dim,
                 tasks=(env_id,),
                 reports_success=reports_success,
             ),
             config,
         )
+        # An env that has terminated cannot go on, so ``_step`` itself says what ends an episode.
+        self._ends_on_success = config.terminate_on_success
+        self._ignore_success = False
         # Seeds of the two splits never meet: initial states are numbered below 2^31.
         self._offset = 0 if config.split == "train" else 2**31
 
+    def _try_one_step(self, env_id: str) -> bool:
+        """Whether ``info`` says after a first step if the task is solved.
+
+        Raises:
+            UserError: the env cannot take that step, or shows something else than its space says.
+        """
+        try:
+            self.reader.read(read_reset(self._envs[0].reset(seed=0)))
+            middle = self._native(((self._low + self._high) / 2)[None])[0]
+            outcome = read_step(self._envs[0].step(middle))
+            self.reader.read(outcome.obs)
+        except Exception as error:
+            raise UserError(
+                f"{env_id} cannot take a first step, which would tell whether it reports "
+                f"success: {type(error).__name__}: {error} Mend it, or set "
+                "env.reports_success to go on without that step."
+            ) from error
+        return outcome.success is not None
+
+    def _native(self, scaled: NDArray[Any]) -> NDArray[Any]:
+        """(N, ...) actions in the shape of the env's own, whole numbers where it takes those."""
+        if np.issubdtype(self._box.dtype, np.integer):
+            scaled = np.rint(scaled).astype(self._box.dtype)
+        return scaled.reshape(len(scaled), *self._box.shape)
+
     def _reset(self, env_ids: list[int], inits: list[int]) -> None:
         for k, init in zip(env_ids, inits, strict=True):
-            if k in self._failed:
-                # After an error the env may be in any state.
-                with suppress(Exception):
-                    self._envs[k].close()
-                self._envs[k] = self._make()
-                self._failed.discard(k)
-            self._keep(k, self._envs[k].reset(seed=self._offset + init)[0])
+            if k not in self._broken:
+                try:
+                    self._keep(k, read_reset(self._envs[k].reset(seed=self._offset + init)))
+                    continue
+                except Exception:
+                    if k not in self._failed:
+                        self._failed.add(k)
+                        raise
+            # After an error the env may be in any state. A plain reset did not help.
+            with suppress(Exception):
+                self._envs[k].close()
+            self._envs[k] = self._make()
+            self._failed.discard(k)
+            self._broken.discard(k)
+            self._keep(k, read_reset(self._envs[k].reset(seed=self._offset + init)))
 
     def _keep(self, k: int, obs: Any) -> None:
         """Notes the observation of env k, which may not have another shape."""
-        row = np.asarray(obs, np.float32)
-        if row.shape != self._obs_shape:
-            raise ValueError(f"the observation has the shape {row.shape}, not {self._obs_shape}")
-        self._obs[k] = row.ravel()
+        seen = self.reader.read(obs)
+        self._proprio[k] = seen.proprio
+        for name, image in seen.images.items():
+            self._images[name][k] = image
+        if seen.instruction:
+            self._instruction[k] = seen.instruction
 
     def _step(self, actions: Tensor, active: Tensor) -> Tick:
         n = self.spec.num_envs
         reward = torch.zeros(n)
         terminated, success, fault, cut = (torch.zeros(n, dtype=torch.bool) for _ in range(4))
         scaled = self._low + (actions.cpu().numpy() + 1) / 2 * (self._high - self._low)
+        native = self._native(scaled)
 
         def step_one(k: int) -> None:
             env = self._envs[k]
-            obs, r, term, trunc, info = env.step(scaled[k].reshape(self._action_shape))
-            self._keep(k, obs)
-            reward[k] = float(r)
-            terminated[k] = bool(term)
-            cut[k] = bool(trunc)
-            reported = [info[key] for key in SUCCESS if key in info]
-            if reported and self._tried_one_step and not self.spec.reports_success:
-                raise UserError(
-                    f"{self.spec.name} reports success, but did not at the first step, which was "
-                    "tried to find out. Set env.reports_success=true, or false to score it by its "
-                    "return."
-                )
-            success[k] = self.spec.reports_success and bool(reported and reported[0])
+            outcome = read_step(env.step(native[k]))
+            self._keep(k, outcome.obs)
+            reward[k] = outcome.reward
+            if outcome.success is not None and not self.spec.reports_success:
+                self._refuse_surprise()
+            success[k] = self.spec.reports_success and bool(outcome.success)
+            terminated[k] = outcome.terminated or (bool(success[k]) and self._ends_on_success)
+            cut[k] = outcome.truncated
             # Looked at in every step: the next one of the chunk may hide it.
-            if len(bad := np.flatnonzero(~np.isfinite(self._obs[k]))):
+            if len(bad := np.flatnonzero(~np.isfinite(self._proprio[k]))):
                 fault[k] = True
-                self.fault_texts[k] = f"proprio[{bad[0]}] is {self._obs[k, bad[0]]}"
+                self.fault_texts[k] = f"proprio[{bad[0]}] is {self._proprio[k, bad[0]]}"
             elif _was_reset_silently(env):
                 fault[k] = True
                 self.fault_texts[k] = "MuJoCo found NaN or infinity, and reset the simulation"
 
         failed = try_each(active.nonzero().flatten().tolist(), step_one)
+        self._broken |= failed.keys() & self._failed
         self._failed |= failed.keys()
+        self._failed -= set((terminated | cut).nonzero().flatten().tolist()) - failed.keys()
         self.fault_texts |= failed
         fault[list(failed)] = True
         return Tick(*(x.to(self.device) for x in (reward, terminated, success, fault, cut)))
 
+    def _refuse_surprise(self) -> None:
+        """Success is reported after all, which the first step did not show."""
+        if self._tried_one_step:
+            raise UserError(
+                f"{self.spec.name} reports success, but did not at the first step, which was "
+                "tried to find out. Set env.reports_success=true, or false to score it by its "
+                "return."
+            )
+
     def _observe(self, env_ids: list[int] | None) -> Obs:
-        flat = torch.from_numpy(self._obs.copy()).to(self.device)
-        return Obs({}, flat, list(self._instruction), flat.clone())
+        proprio = torch.from_numpy(self._proprio.copy()).to(self.device)
+        images = {
+            name: torch.from_numpy(image.copy()).to(self.device)
+            for name, image in self._images.items()
+        }
+        privileged = proprio.clone() if self.spec.privileged_dim else None
+        return Obs(images, proprio, list(self._instruction), privileged)
 
     def close(self) -> None:
         """Closes every env."""

@@ -1,4 +1,4 @@
-"""Any Gymnasium env with flat observations and bounded continuous actions, by its id."""
+"""Any Gymnasium env with bounded continuous actions, by its id."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GymnasiumConfig(EnvConfig):
         max_episode_steps: time limit; 0 leaves the env's own.
         num_workers: processes that share the envs; 1 runs them in this one, which is faster for few
             of them.
-        reports_success: whether its ``info`` says if a task is solved (``bridge.SUCCESS``); if it
+        reports_success: whether its ``info`` says if a task is solved (``reports.SUCCESS``); if it
             does not, runs are scored by their mean return. None takes a first step to find out.
     """
 

@@ -184,7 +184,7 @@ class PooledVecEnv:
         good &= started
         lost = started & ~good
         # What the workers wrote into shared memory, masked where a worker is gone.
-        names = ("terminated", "truncated", "success", "fault")
+        names = ("terminated", "truncated", "success", "success_once", "fault")
         flags = {name: self._read(name) & good for name in names}
         flags["truncated"] |= lost
         flags["fault"] |= lost

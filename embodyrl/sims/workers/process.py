@@ -57,6 +57,7 @@ def memory_layout(spec: EnvSpec, horizon: int) -> Layout:
         "terminated": ("bool", (n,)),
         "truncated": ("bool", (n,)),
         "success": ("bool", (n,)),
+        "success_once": ("bool", (n,)),
         "fault": ("bool", (n,)),
     }
 
@@ -175,6 +176,7 @@ class _EnvHost:
             self.arrays[name][self.rows, :horizon] = getattr(step, name).cpu().numpy()
         for name in ("terminated", "truncated", "success", "fault"):
             self.arrays[name][self.rows] = getattr(step, name).cpu().numpy()
+        self.arrays["success_once"][self.rows] = step.ever_solved.cpu().numpy()
         log = {k: [str(v.dtype).removeprefix("torch."), v.tolist()] for k, v in step.log.items()}
         return {"instruction": step.obs.instruction, "log": log, "faults": self.env.faults}
 

@@ -192,6 +192,7 @@ def test_a_fault_in_mid_run_ends_at_rest_and_in_the_log(
     trial.policy = policy
     episode = trial.run()
     assert (episode.mode, episode.solved) == (mode, False), episode
+    assert episode.ended_by == "fault"  # it says nothing about the policy
     assert told in trial.texts and max(episode.peak.values()) <= 1.0
     commands = trial.messages["/command"]
     moving = [max(map(abs, c["dq"])) > 1e-6 for c in commands]
@@ -225,6 +226,7 @@ def test_a_cold_start_waits_at_rest_and_a_dead_policy_is_given_up(
     gone(dead)
     episode = dead.run(first_wait=1.0)
     assert (episode.mode, episode.reason) == (Mode.HOLD, "the policy sent no first chunk in time")
+    assert episode.ended_by == "fault"
 
 
 def test_a_dry_run_moves_nothing(twin: MujocoTwin, tmp_path: Path) -> None:
@@ -316,12 +318,34 @@ def test_the_policys_side_asks_for_a_person(twin: MujocoTwin, tmp_path: Path) ->
     episode = trial.run()
     told = "the policy's side asks for a person: the hand is empty"
     assert (episode.mode, episode.reason) == (Mode.HOLD, told) and episode.seconds < 2.0
+    assert episode.ended_by == "policy"
     trial = Trial(twin, tmp_path)
     trial.policy = policy
     person = Person(twin, {2.5: "takeover", 3.0: "hold", 3.2: "run", 3.8: "success"})
     episode = trial.run(operator=person)
     assert episode.solved and episode.human > 3 and ("hold", told) in person.shown
+    assert episode.ended_by == "person"  # who solved part of it
     assert [str(e.after) for e in episode.events][1:6] == ["run", "hold", "human", "hold", "run"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "by", "solved"),
+    [
+        ({1.5: "success"}, "policy", True),
+        ({1.5: "failure"}, "policy", False),
+        ({1.5: "hold", 2.0: "failure"}, "policy", False),
+        ({1.5: "estop", 2.0: "failure"}, "person", False),
+        ({1.5: "takeover", 2.0: "failure"}, "person", False),
+    ],
+)
+def test_a_label_counts_and_a_persons_own_way_does_not(
+    twin: MujocoTwin, tmp_path: Path, plan: dict[float, str], by: str, solved: bool
+) -> None:
+    trial = Trial(twin, tmp_path)
+    trial.policy = forwards
+    episode = trial.run(operator=Person(twin, plan))
+    assert (episode.ended_by, episode.solved) == (by, solved), episode
+    assert trial.messages["/episode"][-1]["ended_by"] == by
 
 
 def test_an_answer_that_comes_after_a_takeover_is_not_obeyed(

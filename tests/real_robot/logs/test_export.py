@@ -189,3 +189,11 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--out"):
         export_logs(tmp_path / "logs", "")
     assert not (tmp_path / "data").exists()
+
+
+def test_episodes_of_one_action_and_odd_pictures_are_exported(tmp_path: Path) -> None:
+    played(tmp_path / "logs", 3, max_episode_steps=1, corrector=0, image_size=33)
+    written = export_logs(tmp_path / "logs", tmp_path / "data", keep_failures=True)
+    assert (written["episodes"], written["frames"]) == (3, 3)
+    demos = Demonstrations.load(tmp_path / "data", 2, keep="all")
+    assert len(demos) == 3 and demos.images["front"].shape[1:] == (33, 33, 3)

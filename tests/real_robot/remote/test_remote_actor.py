@@ -97,7 +97,9 @@ def test_a_learner_learns_from_what_an_actor_plays_and_the_actor_plays_what_was_
     rows = read_metrics(folder / "metrics.jsonl")
     assert [row["iteration"] for row in rows] == [1, 2, 3, 4] and rows[-1]["gradient_steps"] >= 12
     assert any(learner.human)  # the actor's own override: a scripted person beside it
-    assert sum(row["train_episodes"] for row in rows) > 0 and rows[-1]["worker_restarts"] == 0
+    # In each a person took over, so none is counted as the policy's.
+    assert sum(row["train_episodes"] for row in rows) == 0
+    assert sum(row["person_episodes"] for row in rows) > 0 and rows[-1]["worker_restarts"] == 0
     first, last = learner.weights[0], learner.weights[-1]
     assert any(not torch.equal(first[name], last[name]) for name in first)
     names = {file.stem: json.loads(file.read_text()) for file in (folder / "evals").glob("*.json")}
