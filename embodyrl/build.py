@@ -15,6 +15,7 @@ from embodyrl.config import Config, resolve
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
 from embodyrl.policy import Policy
+from embodyrl.ranges import check_config
 from embodyrl.rollouts.fault_watch import guarded
 from embodyrl.storage import checkpoint
 from embodyrl.storage.env_spec import check_compatible, spec_from_json
@@ -27,6 +28,7 @@ FRESH_PARAMETERS = 100_000_000
 
 def make_env(config: EnvConfig) -> VecEnv:
     """The env that a config describes, with its faults watched (``rollouts.fault_watch``)."""
+    check_config("env", config)
     return guarded(registry.load("envs", config.name)(config))
 
 
@@ -39,6 +41,7 @@ def make_policy(
     config: Any, spec: EnvSpec, seed: int, device: torch.device | str = "cpu"
 ) -> Policy:
     """A policy with fresh weights, which depend on ``seed`` alone."""
+    check_config("policy", config)
     # torch's global generator is set for this block only.
     with torch.random.fork_rng():
         torch.manual_seed(seed)

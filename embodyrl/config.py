@@ -9,7 +9,8 @@ it has a data set, ``data``. A value comes from the first of these that sets it:
     4. for the policy, the checkpoint that ``run.init_checkpoint`` names
     5. the default of the dataclass that the section's ``name`` selects
 
-A key that does not exist, or a value of the wrong type, is refused with the nearest valid name.
+A key that does not exist, or a value of the wrong type, is refused with the nearest valid name. So is
+a value out of its range, which stands beside the field (``embodyrl.ranges``).
 
 A config is plain data. OmegaConf's interpolation (a dollar sign and a brace) is refused wherever a
 config comes from, because a config may come from elsewhere, and is saved, sent and published.
@@ -22,13 +23,27 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from embodyrl import registry
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.ranges import (
+    Choice,
+    Count,
+    CountOrZero,
+    Device,
+    NotNegative,
+    Positive,
+    Processes,
+    Range,
+    Seed,
+    Threads,
+    check_config,
+    check_values,
+)
 from embodyrl.registry import preset_names
 from embodyrl.storage.loggers import check_loggers
 from embodyrl.storage.plain_data import read_yaml, require_plain
@@ -62,11 +77,11 @@ class DataConfig:
     """
 
     path: str = ""
-    episodes: int = 0
-    keep: str = "success"
+    episodes: CountOrZero = 0
+    keep: Annotated[str, Choice("success", "all")] = "success"
     more: tuple[str, ...] = ()
-    weights: tuple[float, ...] = ()
-    intervention_weight: float = 1.0
+    weights: tuple[NotNegative, ...] = ()
+    intervention_weight: Positive = 1.0
     cameras: dict[str, str] = field(default_factory=dict)
     codec: str = ""
 
@@ -109,41 +124,27 @@ class RunConfig:
 
     name: str = "run"
     out: str = "runs"
-    seed: int = 0
-    iterations: int = 100
-    minutes: float = 0.0
+    seed: Seed = 0
+    iterations: Count = 100
+    minutes: NotNegative = 0.0
     init_checkpoint: str = ""
-    eval_every: int = 25
-    eval_episodes: int = 128
+    eval_every: CountOrZero = 25
+    eval_episodes: Count = 128
     eval_split: str = "eval"
     eval_before: bool = True
-    patience: int = 0
-    videos: int = 8
-    checkpoint_every: int = 25
-    keep_checkpoints: int = 2
-    device: str = "auto"
-    threads: int = 0
+    patience: CountOrZero = 0
+    videos: CountOrZero = 8
+    checkpoint_every: Count = 25
+    keep_checkpoints: CountOrZero = 2
+    device: Device = "auto"
+    threads: Threads = 0
     compile: bool = False
-    workers: int = 1
-    max_lag: int = 0
+    workers: Processes = 1
+    max_lag: Annotated[int, Range(0, 1000)] = 0
     loggers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_loggers(self.loggers)
-        for key in ("iterations", "checkpoint_every", "eval_episodes", "workers"):
-            if getattr(self, key) < 1:
-                raise UserError(f"run.{key} is {getattr(self, key)}; it must be at least 1.")
-        for key in (
-            "minutes",
-            "eval_every",
-            "patience",
-            "videos",
-            "keep_checkpoints",
-            "threads",
-            "max_lag",
-        ):
-            if getattr(self, key) < 0:
-                raise UserError(f"run.{key} is {getattr(self, key)}; it must not be negative.")
         if self.patience and not self.eval_every:
             raise UserError(
                 f"run.patience={self.patience} waits for evaluations, and there are none: set "
@@ -173,6 +174,10 @@ class Config:
     algorithm: Any
     run: RunConfig
     data: DataConfig
+
+    def __post_init__(self) -> None:
+        for section, config in vars(self).items():
+            check_config(section, config)
 
 
 def compose(preset: str, overrides: Sequence[str] = ()) -> Config:
@@ -355,7 +360,7 @@ def build_section[T](section: str, cls: type[T], given: DictConfig | dict[str, A
         given: its keys and values; missing ones take their defaults.
 
     Raises:
-        UserError: a key that ``cls`` does not have, or a value of the wrong type.
+        UserError: a key that ``cls`` does not have, or a value of the wrong type or out of its range.
     """
     require_plain(_plain(given), f"The section {section!r}")
     # OmegaConf checks keys and types. Its errors become sentences that name the key.
@@ -381,6 +386,7 @@ def build_section[T](section: str, cls: type[T], given: DictConfig | dict[str, A
         # OmegaConf leaves this placeholder unfilled.
         problem = problem.replace("Value '$VALUE' of type '$VALUE_TYPE'", f"one of {value}")
         raise UserError(f"{where} is wrong: {problem.rstrip('.')}.") from error
+    check_values(section, cls, plain)
     return cls(**{key: _freeze(value) for key, value in plain.items()})
 
 

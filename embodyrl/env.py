@@ -14,13 +14,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.ranges import Count, DeviceName, Seed
 from embodyrl.types import EnvSpec, Obs, Step
 
 
@@ -44,11 +45,11 @@ class EnvConfig:
     """
 
     name: str = ""
-    num_envs: int = 8
+    num_envs: Count = 8
     split: str = "train"
-    seed: int = 0
+    seed: Seed = 0
     terminate_on_success: bool = True
-    device: str = "cpu"
+    device: Annotated[str, DeviceName(auto=False)] = "cpu"
 
     def for_evaluation(self, split: str) -> EnvConfig:
         """The env in which a policy is evaluated; for a world model, that is the real env."""

@@ -10,7 +10,7 @@ nobody; ours is worth keeping: its loss holds it near demonstrations and correct
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.errors import UserError
 from embodyrl.policy import FlowCriticPolicy
+from embodyrl.ranges import CountOrZero, Range
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
 from embodyrl.rollouts.replay_buffer import DEMO, INTERVENTION, ReplayBuffer
 
@@ -47,8 +48,8 @@ class RLPDConfig(SACFlowConfig):
     shared_critic: bool = True
     critic_norm: str = "layer"
     bc_coef: float = 1.0
-    demo_fraction: float = 0.5
-    intervention_capacity: int = 10_000
+    demo_fraction: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 0.5
+    intervention_capacity: CountOrZero = 10_000
 
     def __post_init__(self) -> None:
         super().__post_init__()

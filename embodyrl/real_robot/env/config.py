@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.ranges import Count, CountOrZero, Pixels, Range
 from embodyrl.real_robot.connect_robot import ROBOTS
 from embodyrl.real_robot.control.actions import SPACES
-from embodyrl.real_robot.control.config_checks import require_number
 from embodyrl.real_robot.control.safety_config import REACH
 from embodyrl.real_robot.env.reflector_judge import ReflectorJudge
+
+Metres = Annotated[float, Range(-REACH, REACH)]
+"""From the robot's base."""
 
 
 @dataclass(frozen=True)
@@ -50,27 +53,27 @@ class RobotConfig(EnvConfig):
     """
 
     name: str = "robot"
-    num_envs: int = 1
+    num_envs: Annotated[int, Range(1, 1)] = 1
     robot: str = "twin"
     address: str = ""
     robot_file: str = ""
     prompt: str = ""
     task: str = "pick"
     cameras: tuple[str, ...] = ("front",)
-    image_size: int = 64
+    image_size: Pixels = 64
     renderer: str = "warp"
     control_mode: str = "ee_delta_pos"
-    control_hz: float = 25.0
-    speed: float = 0.25
-    max_episode_steps: int = 40
-    home: tuple[float, float, float] = (0.45, 0.0, 0.25)
+    control_hz: Annotated[float, Range(1e-3, 1000)] = 25.0
+    speed: Annotated[float, Range(0, 1, open_low=True)] = 0.25
+    max_episode_steps: Count = 40
+    home: tuple[Metres, Metres, Metres] = (0.45, 0.0, 0.25)
     log: str = ""
     record: bool = False
-    corrector: int = 0
-    operator: int = -1
+    corrector: CountOrZero = 0
+    operator: Annotated[int, Range(-1, 65535)] = -1
     hand: str = ""
     reflector: str = ""
-    max_reward: float = 1.0
+    max_reward: Annotated[float, Range(0, 1e6, open_low=True, open_high=True)] = 1.0
 
     def for_evaluation(self, split: str) -> EnvConfig:
         """The same robot without a person: only the policy is scored."""
@@ -99,8 +102,6 @@ def check_settings(config: RobotConfig) -> None:
     Raises:
         UserError: a setting that cannot be.
     """
-    if config.num_envs != 1:
-        raise UserError(f"There is one robot, so env.num_envs must be 1, not {config.num_envs}.")
     if config.robot not in ROBOTS:
         raise UserError(f"There is no robot {config.robot!r}. {did_you_mean(config.robot, ROBOTS)}")
     # Only control modes whose actions the decoder knows.
@@ -110,16 +111,6 @@ def check_settings(config: RobotConfig) -> None:
             f"A robot has no control mode {config.control_mode!r}. "
             f"{did_you_mean(config.control_mode, modes)}"
         )
-    require_number("env.control_hz", config.control_hz, 1e-3, 1000.0, "actions per second")
-    for axis, value in enumerate(config.home):
-        require_number(f"env.home[{axis}]", value, -REACH, REACH, "m from the robot's base")
-    if not 0.0 < config.speed <= 1.0:
-        raise UserError(
-            f"env.speed is {config.speed}; it is a share of the trained rate, above 0 and at most "
-            "1."
-        )
-    if not 0.0 < config.max_reward < 1e6:
-        raise UserError(f"env.max_reward is {config.max_reward}; it must be above 0 and below 1e6.")
     if config.corrector and config.robot != "twin":
         raise UserError(
             "env.corrector works with the simulated arm alone, because its scripted expert needs "
