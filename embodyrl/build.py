@@ -124,6 +124,23 @@ def described_by(path: object) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def config_builds(section: str) -> Iterator[None]:
+    """What is built in this block is described by a section of the user's config.
+
+    Raises:
+        UserError: in place of what PyTorch says about values that do not go together, such as a
+            width that the heads do not divide.
+    """
+    try:
+        yield
+    except (AssertionError, ValueError) as error:
+        raise UserError(
+            f"The {section} that this config describes cannot be built ({first_line(error)}). "
+            f"Change the settings of the section {section}."
+        ) from error
+
+
+@contextlib.contextmanager
 def _at_most(most: int, path: str) -> Iterator[None]:
     """Refuses a policy that grows beyond a number of parameters, before they fill the memory."""
     count = 0

@@ -57,7 +57,7 @@ SECTIONS = {"env": "envs", "policy": "policies", "algorithm": "algorithms"}
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The demonstrations that supervised fine-tuning learns from.
+    """The demonstrations of a run, for algorithms that learn from some.
 
     Attributes:
         path: a LeRobotDataset v3, written by this package or by another. Relative to the working
@@ -69,7 +69,7 @@ class DataConfig:
         weights: how often each data set is drawn, ``path`` first, then ``more``; empty means in
             proportion to its number of frames.
         intervention_weight: how many times as often frames are drawn in which a person had taken
-            over, compared with other frames.
+            over, compared with other frames. RLPD's corrections during training count the same.
         cameras: name of the env's camera -> key in the data sets, where they have other names, e.g.
             ``{front: image}``; by default the names are compared.
         codec: path to a world model. Every other frame is replaced by its reconstruction, so that

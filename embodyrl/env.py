@@ -55,6 +55,10 @@ class EnvConfig:
         """The env in which a policy is evaluated; for a world model, that is the real env."""
         return replace(self, split=split)
 
+    def smallest(self) -> EnvConfig | None:
+        """The same with one env, to look at its spec; None where that would touch the world."""
+        return replace(self, num_envs=1)
+
     def with_time_limit(self, steps: int) -> EnvConfig:
         """The same env with this time limit, if it has a setting for it."""
         if not any(field.name == "max_episode_steps" for field in fields(self)):

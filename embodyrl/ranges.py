@@ -22,6 +22,10 @@ from typing import Annotated, Any, Protocol, Union, get_args, get_origin, get_ty
 from embodyrl.errors import UserError, did_you_mean
 
 
+LARGEST = 10**9
+"""More things than any config asks for; a sentence does not name this bound unless it is passed."""
+
+
 class Rule(Protocol):
     """What a value must be."""
 
@@ -64,13 +68,16 @@ class Range:
     @property
     def words(self) -> str:
         """See ``Rule``."""
+        if self.low == self.high:
+            return _number(self.low)
         parts = []
-        if not self.open_low and not self.open_high and math.isfinite(self.low + self.high):
+        high = math.inf if self.high == LARGEST else self.high
+        if not self.open_low and not self.open_high and math.isfinite(self.low + high):
             parts.append(f"from {_number(self.low)} to {_number(self.high)}")
         else:
             if math.isfinite(self.low):
                 parts.append(f"{'above' if self.open_low else 'at least'} {_number(self.low)}")
-            if math.isfinite(self.high):
+            if math.isfinite(high):
                 parts.append(f"{'below' if self.open_high else 'at most'} {_number(self.high)}")
         text = " and ".join(parts) or "a finite number"
         return ", or ".join([*map(_number, self.also), text])
@@ -115,7 +122,6 @@ class DeviceName:
         return _listed([*(["auto"] if self.auto else []), "cpu", "cuda", "cuda:N (GPU N, from 0)"])
 
 
-LARGEST = 10**9
 Seed = Annotated[int, Range(0, 2**31 - 1)]
 """Of random numbers: what NumPy, PyTorch and every simulator take."""
 Count = Annotated[int, Range(1, LARGEST)]
@@ -210,7 +216,9 @@ def _check(where: str, value: Any, hint: Any) -> None:
 
 def _refusal(where: str, value: Any, rule: Rule) -> str:
     finite = isinstance(value, str) or math.isfinite(value)
-    text = f"{where} is {value!r}, but it must be {rule.words}"
+    passed = isinstance(rule, Range) and finite and value > rule.high == LARGEST
+    words = f"at most {_number(LARGEST)}" if passed else rule.words
+    text = f"{where} is {value!r}, but it must be {words}"
     if not finite:
         return f"{text}, and finite."
     if isinstance(rule, Choice) and "Did you mean" in (hint := did_you_mean(value, rule.valid)):

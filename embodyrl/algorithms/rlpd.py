@@ -9,7 +9,7 @@ nobody; ours is worth keeping: its loss holds it near demonstrations and correct
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -74,6 +74,7 @@ class RLPD(SACFlow):
                 "algorithm.shared_critic at true."
             )
         self.prior: ReplayBuffer | None = None
+        self.intervention_weight = 1.0
 
     @property
     def wants_demos(self) -> bool:
@@ -83,6 +84,7 @@ class RLPD(SACFlow):
     def add_demos(self, demos: Demonstrations) -> None:
         """Fills the second buffer with all chunks of the demonstrations."""
         super().add_demos(demos)
+        self.intervention_weight = demos.intervention_weight
         room = len(demos) + self.config.intervention_capacity
         spec = self.policy.spec
         horizon = self.policy.config.horizon
@@ -92,7 +94,7 @@ class RLPD(SACFlow):
 
     def add_interventions(self, chunks: Transitions) -> None:
         """A human's corrections: they count as demonstrations and as online experience."""
-        self._prior.add(chunks, INTERVENTION)
+        self._add_corrections(chunks)
         self.buffer.add(chunks, INTERVENTION)
 
     def update(
@@ -103,9 +105,14 @@ class RLPD(SACFlow):
         if human is None:
             return super().update(batch, progress=progress, generator=generator)
         if human.any():
-            self._prior.add(batch.chunks[human], INTERVENTION)
+            self._add_corrections(batch.chunks[human])
         row = super().update(batch, progress=progress, generator=generator)
         return row | {"human_chunks": float(human.sum())}
+
+    def _add_corrections(self, chunks: Transitions) -> None:
+        """Corrections are drawn as often as those that the data set holds."""
+        weight = torch.full((len(chunks),), self.intervention_weight)
+        self._prior.add(replace(chunks, weight=weight), INTERVENTION)
 
     @property
     def _prior(self) -> ReplayBuffer:

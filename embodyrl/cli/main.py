@@ -234,7 +234,11 @@ def _add_train(verb: Verb) -> None:
     sub = verb("train", _train, text, TRAIN_HELP)
     sub.add_argument("preset", help="a preset's name, or a YAML file")
     sub.add_argument("overrides", nargs="*", metavar="key.sub=value", help=OVERRIDES)
-    sub.add_argument("--dry-run", action="store_true", help="print the complete config and stop")
+    text = (
+        "print the complete config, build one env, the policy without weights and the tables of "
+        "the data, and refuse what the run would refuse; nothing is written"
+    )
+    sub.add_argument("--dry-run", action="store_true", help=text)
     text = "with --dry-run: estimate how much of the device's memory the run will need"
     sub.add_argument("--memory", action="store_true", help=text)
     text = (
@@ -372,13 +376,18 @@ def _doctor(a: argparse.Namespace) -> int:
 def _train(a: argparse.Namespace) -> int:
     from embodyrl.config import compose, to_yaml
 
+    _refuse_unread_options(a)
     config = compose(a.preset, a.overrides)
     if a.dry_run:
-        print(to_yaml(config), end="")
-        if a.memory:
-            from embodyrl.training.memory_estimate import estimate, spec_of, table
+        from embodyrl.training.dry_run import try_run
+        from embodyrl.training.memory_estimate import estimate, table
 
-            print("# " + table(estimate(config, spec_of(config))).replace("\n", "\n# "))
+        # Remarks are comments, so that all of it is a preset.
+        print(to_yaml(config), end="", flush=True)
+        lines, spec = try_run(config)
+        if a.memory and spec is not None:
+            lines += table(estimate(config, spec)).splitlines()
+        print("\n".join(f"# {line}" for line in lines))
         return 0
     from embodyrl.training.run_folder import finished
     from embodyrl.training.runner import train
@@ -411,6 +420,20 @@ def _train(a: argparse.Namespace) -> int:
             return INTERRUPTED
         print(f"Done: {folder}. Look at it with: embodyrl report {folder}")
     return 0
+
+
+def _refuse_unread_options(a: argparse.Namespace) -> None:
+    """Refuses options of ``train`` that another one makes useless."""
+    if a.memory and not a.dry_run:
+        raise UserError("--memory estimates what a run will need: give --dry-run too.")
+    for launcher, names in (
+        ("ray", ("ray_address", "worker_cpus", "worker_gpus")),
+        ("robot", ("listen", "token_file")),
+    ):
+        changed = [n for n in names if getattr(a, n) != a.parser.get_default(n)]
+        if changed and a.launcher != launcher:
+            option = "--" + changed[0].replace("_", "-")
+            raise UserError(f"{option} is read with --launcher {launcher} alone. Leave it out.")
 
 
 def _eval(a: argparse.Namespace) -> int:

@@ -33,7 +33,7 @@ from embodyrl.storage import checkpoint
 from embodyrl.storage.atomic_files import remove_unfinished, write_text
 from embodyrl.storage.env_spec import check_compatible, spec_to_json
 from embodyrl.storage.folder_lock import locked
-from embodyrl.storage.loggers import LiveTable, MetricsWriter
+from embodyrl.storage.loggers import LiveTable, MetricsWriter, require_loggers
 from embodyrl.storage.provenance import describe_run, finish_run
 from embodyrl.training.evaluate import first_inits, score_text
 from embodyrl.training.load_demos import load_demos
@@ -138,6 +138,8 @@ def train(
     settings = config.run
     first = ranks is None or ranks.first
     check_folder(settings.folder, config)
+    if first:
+        require_loggers(settings.loggers)
     device = pick_device(settings.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)

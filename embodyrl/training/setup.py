@@ -9,7 +9,7 @@ import torch
 
 from embodyrl import registry
 from embodyrl.algorithm import Algorithm, Peers
-from embodyrl.build import described_by, limit_num_envs, make_env, make_policy
+from embodyrl.build import config_builds, described_by, limit_num_envs, make_env, make_policy
 from embodyrl.config import Config
 from embodyrl.env import VecEnv
 from embodyrl.policies.compile import compile_sampling
@@ -118,7 +118,8 @@ def build_algorithm(
     """Policy, critic and optimiser, with initial weights that depend on ``run.seed`` alone."""
     cls = registry.load("algorithms", config.algorithm.name)
     spec = envs.train_spec if cls.plays else envs.eval.spec
-    policy = make_policy(config.policy, spec, config.run.seed, device)
+    with config_builds("policy"):
+        policy = make_policy(config.policy, spec, config.run.seed, device)
     if config.run.init_checkpoint and checkpoint.latest(config.run.folder / "checkpoints") is None:
         with described_by(config.run.init_checkpoint):
             checkpoint.load_weights(config.run.init_checkpoint, policy, spec)

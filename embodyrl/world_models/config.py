@@ -200,6 +200,11 @@ class WorldModelConfig(EnvConfig):
         real = env_from_dict(given)
         return dataclasses.replace(real, split=split, num_envs=self.num_envs, device=self.device)
 
+    def smallest(self) -> EnvConfig:
+        """One dream, and one real env if there are any."""
+        real = min(1, self.real_envs)
+        return dataclasses.replace(self, num_envs=1 + real, real_envs=real)
+
 
 def model_folder(config: WorldModelConfig) -> Path:
     """The folder of the config's world model.

@@ -273,7 +273,9 @@ def test_the_error_is_told_however_much_was_written_after_it(tmp_path):
     stacks = "\n".join(f'  File "simulator.py", line {n} in step' for n in range(200))
     modules = "Extension modules: " + ", ".join(f"module_{n}" for n in range(400))
     with (tmp_path / "log").open("w+b") as log:
-        log.write(f"words\nFatal Python error: Segmentation fault\n\n{stacks}\n{modules}\n".encode())
+        log.write(
+            f"words\nFatal Python error: Segmentation fault\n\n{stacks}\n{modules}\n".encode()
+        )
         told = handle._last_words(log)
     assert told.startswith("Fatal Python error: Segmentation fault")
     assert "module_" not in told and len(told) <= 2000

@@ -79,6 +79,12 @@ class RobotConfig(EnvConfig):
         """The same robot without a person: only the policy is scored."""
         return replace(self, split=split, corrector=0, operator=-1, hand="")
 
+    def smallest(self) -> EnvConfig | None:
+        """The simulated robot, without a page or a log; None for a real one."""
+        if self.robot != "twin":
+            return None
+        return replace(self, operator=-1, hand="", log="", record=False)
+
 
 def task_config(config: RobotConfig) -> Any:
     """The embedded task that a simulated robot plays."""

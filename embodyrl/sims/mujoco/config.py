@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from embodyrl.env import EnvConfig
-from embodyrl.errors import UserError, did_you_mean
+from embodyrl.errors import UserError, did_you_mean, refuse_unread
 from embodyrl.ranges import Count, CountOrZero, Pixels, Range, Threads
 from embodyrl.sims.mujoco import tasks
 from embodyrl.sims.mujoco.physics import BACKENDS
@@ -90,3 +90,7 @@ def check_config(config: MujocoConfig) -> None:
     ):
         if value not in valid:
             raise UserError(f"MuJoCo has no {what} {value!r}. {did_you_mean(value, valid)}")
+    # Settings that this env would not read.
+    if config.renderer != "warp" or not config.cameras:
+        what = f"renderer={config.renderer}" if config.cameras else "an env without cameras"
+        refuse_unread(config, "env", ("render_batch",), f"{what} draws no batches")
