@@ -21,7 +21,6 @@ from typing import Annotated, Any, Protocol, Union, get_args, get_origin, get_ty
 
 from embodyrl.errors import UserError, did_you_mean
 
-
 LARGEST = 10**9
 """More things than any config asks for; a sentence does not name this bound unless it is passed."""
 

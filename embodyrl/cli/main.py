@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from embodyrl import __version__
+from embodyrl.cli.config_verb import add_config_verb
 from embodyrl.cli.data import add_data_verbs
 from embodyrl.cli.world import add_world
 from embodyrl.errors import UserError, did_you_mean
@@ -63,6 +64,8 @@ EVAL_HELP = """examples:
   embodyrl eval runs/mujoco_pick_ppo env.split=ood_camera
       with a camera position that was never trained on
   embodyrl eval runs/mujoco_pick_ppo --episodes 500 --json
+  embodyrl eval runs/mujoco_pick_ppo --video films run.videos=4
+      films the first four episodes: films/0000_pick_success.mp4 ...
   embodyrl eval runs/mujoco_pick_ppo --base runs/mujoco_pick_sft --guidance 1.5
       moves 1.5 times as far from the base policy as the training did
 The score is the success rate; if the environment reports no success, it is the mean return. --json
@@ -74,6 +77,7 @@ LeRobot then loads the folder: lerobot-eval --policy.path=out/my_smolvla ...
 """
 PUSH_HELP = """examples:
   embodyrl push runs/mujoco_pick_ppo you/my_policy
+  embodyrl push runs/mujoco_pick_ppo you/my_policy --dry-run    files, sizes and model card
 It uploads weights, config, evaluations and a model card. A new repository is private by default.
 Log in first: hf auth login. The environment variable HF_ENDPOINT selects another hub.
 """
@@ -180,6 +184,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_quickstart(verb)
     _add_list(verb)
     _add_doctor(verb)
+    add_config_verb(verb)
     # From data to a trained policy and its scores.
     add_data_verbs(verb)
     _add_train(verb)
@@ -274,6 +279,8 @@ def _add_eval(verb: Verb) -> None:
         "goes further (default: %(default)s)"
     )
     sub.add_argument("--guidance", type=float, default=1.0, metavar="W", help=text)
+    text = "also film the first run.videos episodes, as files of this folder"
+    sub.add_argument("--video", default="", metavar="FOLDER", help=text)
     sub.add_argument("--json", action="store_true", help=JSON)
 
 
@@ -316,6 +323,8 @@ def _add_hub(verb: Verb) -> None:
     sub.add_argument("checkpoint", help=CHECKPOINT)
     sub.add_argument("repo", help="OWNER/NAME; it is created if it does not exist")
     sub.add_argument("--public", action="store_true", help="create a public repository")
+    text = "say what would be uploaded, and upload nothing; it needs no network and no login"
+    sub.add_argument("--dry-run", action="store_true", help=text)
 
     text = "Downloads a checkpoint that was uploaded with push."
     sub = verb("pull", _pull, text, PULL_HELP)
@@ -444,6 +453,7 @@ def _eval(a: argparse.Namespace) -> int:
             "--guidance moves away from another policy: name its checkpoint with --base."
         )
     options = {"episodes": a.episodes, "seed": a.seed, "base": a.base, "guidance": a.guidance}
+    options["video"] = a.video
     _show(a, evaluate_checkpoint(a.checkpoint, a.overrides, **options), print_evaluation)
     return 0
 
@@ -482,9 +492,12 @@ def _export(a: argparse.Namespace) -> int:
 
 
 def _push(a: argparse.Namespace) -> int:
-    from embodyrl.training.hub import push
+    from embodyrl.training.hub import preview, push
 
-    print(f"Pushed: {push(a.checkpoint, a.repo, public=a.public)}")
+    if a.dry_run:
+        print(preview(a.checkpoint, a.repo, public=a.public))
+    else:
+        print(f"Pushed: {push(a.checkpoint, a.repo, public=a.public)}")
     return 0
 
 

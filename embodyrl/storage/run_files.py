@@ -15,6 +15,7 @@ EPISODE = {
     "length": COUNT,
     "return": (NUMBER, None),
     "video?": (TEXT, None),
+    "instruction?": TEXT,
 }
 EVALUATION = {
     "iteration": COUNT,

@@ -285,16 +285,14 @@ def test_every_setting_is_read():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"group_size": 1}, "algorithm.group_size is 1: an episode alone"),
         (
             {"group_size": 5, "num_episodes": 64},
             "group_size 5 does not divide algorithm.num_episodes 64",
         ),
-        ({"keep_min": 0.9, "keep_max": 0.1}, "keep_min <= keep_max"),
-        ({"max_rounds": 0}, "algorithm.max_rounds is 0"),
-        ({"baseline": "medain"}, "Did you mean 'median'"),
-        ({"weighting": "episodes"}, "Did you mean 'episode'"),
-        ({"rewards": ("sucess",)}, "algorithm.rewards names 'sucess'. Did you mean 'success'"),
+        (
+            {"keep_min": 0.9, "keep_max": 0.1},
+            "keep_min is 0.9; it must not be above algorithm.keep_max",
+        ),
         ({"rewards": ("success", "return")}, "has 2 names and algorithm.reward_weights 1"),
         ({"per_reward": True}, "algorithm.rewards has only one"),
         (
@@ -306,7 +304,6 @@ def test_every_setting_is_read():
             },
             "algorithm.normalize is False, but per_reward=true",
         ),
-        ({"dual_clip": 0.5}, "algorithm.dual_clip is 0.5"),
     ],
 )
 def test_wrong_settings_are_refused_in_words(settings, words):
