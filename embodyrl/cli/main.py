@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from embodyrl import __version__
 from embodyrl.cli.config_verb import add_config_verb
 from embodyrl.cli.data import add_data_verbs
+from embodyrl.cli.sweep import add_sweep_verb
 from embodyrl.cli.world import add_world
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.interrupt import INTERRUPTED
@@ -188,6 +189,7 @@ def build_parser() -> argparse.ArgumentParser:
     # From data to a trained policy and its scores.
     add_data_verbs(verb)
     _add_train(verb)
+    add_sweep_verb(verb)
     _add_eval(verb)
     _add_report(verb)
     _add_bench(verb)

@@ -97,7 +97,7 @@ def evaluate(
                     progress([*done.values(), *one_pass.done.values()])
             done |= one_pass.done
             frames |= one_pass.frames
-        instructions |= one_pass.instructions
+            instructions |= one_pass.instructions
             faults += one_pass.faults
     return Evaluation([done[i] for i in inits], frames, faults, instructions)
 

@@ -261,25 +261,27 @@ def test_every_episode_counts_the_same_however_long():
         assert stats["policy_loss"] == pytest.approx(float(loss), abs=1e-4)
 
 
-class Reads:
+SEEN = set()
+
+
+class Reads(GRPOConfig):
     """A config that remembers which of its settings were looked at."""
 
-    def __init__(self, config):
-        self.config, self.seen = config, set()
-
-    def __getattr__(self, name):
-        self.seen.add(name)
-        return getattr(self.config, name)
+    def __getattribute__(self, name):
+        SEEN.add(name)
+        return super().__getattribute__(name)
 
 
 def test_every_setting_is_read():
-    reads = Reads(make_grpo(Tracing(Chaser()), num_episodes=8, keep_min=0.0, keep_max=1.0).config)
+    config = make_grpo(Tracing(Chaser()), num_episodes=8, keep_min=0.0, keep_max=1.0).config
+    reads = Reads(**vars(config))
+    SEEN.clear()
     GRPO(reads, Tracing(Chaser())).collect(
         player(make_env(8), range(9)), generator=torch.Generator()
     )
     grpo = GRPO(reads, make_policy(TINY, SPEC, seed=0))
     update(grpo, make_batch(grpo.policy, [outcome(i % 2) for i in range(16)]))
-    assert {f.name for f in dataclasses.fields(GRPOConfig)} - reads.seen == set()
+    assert {f.name for f in dataclasses.fields(GRPOConfig)} - SEEN == set()
 
 
 @pytest.mark.parametrize(
