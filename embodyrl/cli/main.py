@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from embodyrl import __version__
+from embodyrl.cli.completion import add_completion_verb
 from embodyrl.cli.config_verb import add_config_verb
 from embodyrl.cli.data import add_data_verbs
 from embodyrl.cli.sweep import add_sweep_verb
@@ -186,6 +187,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_list(verb)
     _add_doctor(verb)
     add_config_verb(verb)
+    add_completion_verb(verb, build_parser)
     # From data to a trained policy and its scores.
     add_data_verbs(verb)
     _add_train(verb)
