@@ -69,6 +69,7 @@ class Range:
         """See ``Rule``."""
         if self.low == self.high:
             return _number(self.low)
+        # A large upper bound is not named: nobody asks for so many.
         parts = []
         high = math.inf if self.high == LARGEST else self.high
         if not self.open_low and not self.open_high and math.isfinite(self.low + high):
@@ -169,6 +170,7 @@ def check_config(section: str, config: Any) -> None:
 @functools.cache
 def field_types(cls: type) -> dict[str, Any]:
     """Field of a dataclass -> its type with the range; a base class's range holds in subclasses."""
+    # The nearest class that declares a range for a field has the say.
     own = get_type_hints(cls, include_extras=True)
     found = {}
     for field in fields(cls):
@@ -197,6 +199,7 @@ def _check(where: str, value: Any, hint: Any) -> None:
     """Compares a value, and what it holds, with a type."""
     if value is None:
         return
+    # A range stands at the value itself, at its elements, or at one of several types.
     origin = get_origin(hint)
     arguments = get_args(hint)
     if origin is Annotated:

@@ -143,6 +143,7 @@ def find_keys(what: str) -> list[Key]:
     Raises:
         UserError: no such key; the message gives the nearest ones.
     """
+    # A key, a section, or a section's one name, such as algorithm.ppo.
     every = [key for entry in config_classes() for key in keys_of(*entry)]
     section, _, rest = what.partition(".")
     found = [
@@ -152,6 +153,7 @@ def find_keys(what: str) -> list[Key]:
     ]
     if found:
         return found
+    # A mistake: the keys of that name in any section, or else the nearest names.
     names = {k.key for k in every} | {k.key.partition(".")[0] for k in every}
     same = sorted({k.key for k in every if k.key.partition(".")[2] == what})
     hint = f"Did you mean {' or '.join(map(repr, same))}?" if same else ""
@@ -175,6 +177,7 @@ def explain(what: str, as_json: bool = False) -> str:
 
 def preset_rows(preset: str) -> list[dict[str, Any]]:
     """Every key of a preset: its value, and the default where it is another."""
+    # Both the value and the default as an override would say them.
     config = compose(preset)
     rows = []
     for section, values in to_dict(config).items():

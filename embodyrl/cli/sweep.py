@@ -73,6 +73,7 @@ def plan(overrides: Sequence[str]) -> list[Planned]:
     Raises:
         UserError: no key has several values, one has a value twice, or there are too many runs.
     """
+    # The values of each key.
     values: dict[str, list[str]] = {}
     for item in overrides:
         key, sign, text = item.partition("=")
@@ -90,6 +91,7 @@ def plan(overrides: Sequence[str]) -> list[Planned]:
         raise UserError(
             "There is nothing to sweep: give a key several values, for example run.seed=0,1,2."
         )
+    # A run for each combination, named by the values that differ.
     short = short_names(varied)
     runs = []
     for combination in itertools.product(*values.values()):
@@ -148,9 +150,11 @@ def _run(a: argparse.Namespace) -> int:
     if a.list:
         print("\n".join(f"{out / r.name}  {' '.join(r.overrides)}" for r in runs))
         return 0
+    # What is finished stays.
     left = [name for name, config in configs.items() if not is_done(config)]
     if done := len(runs) - len(left):
         print(f"{done} of {len(runs)} runs are done already.", flush=True)
+    # The others start, each in a process of its own.
     commands = {
         name: [sys.executable, "-m", "embodyrl.cli", "train", a.preset, *full[name]]
         for name in left
@@ -166,7 +170,7 @@ def _run(a: argparse.Namespace) -> int:
         print("Stopped; the same command goes on from there.")
         return INTERRUPTED
     # The table and the report.
-    print(table(out, [r.name for r in runs], failed))
+    print(sweep_table(out, [r.name for r in runs], failed))
     folders = [out / r.name for r in runs if (out / r.name / "config.yaml").is_file()]
     if folders:
         print(f"Wrote {build_report(folders, out / 'report.html')}")
@@ -211,7 +215,7 @@ def _wait_for(command: list[str]) -> int:
                 continue
 
 
-def table(out: Path, names: Sequence[str], failed: dict[str, int]) -> str:
+def sweep_table(out: Path, names: Sequence[str], failed: dict[str, int]) -> str:
     """A line for each run: its name and its last score; failed ones are marked."""
     from embodyrl.report.read import read_run
 
@@ -222,7 +226,9 @@ def table(out: Path, names: Sequence[str], failed: dict[str, int]) -> str:
             run = read_run(out / name)
         except UserError:
             run = {"evals": []}
-        score = score_text(run["evals"][-1], run["reports_success"]) if run["evals"] else "no score"
+        score = (
+            describe_score(run["evals"][-1], run["reports_success"]) if run["evals"] else "no score"
+        )
         note = f"   FAILED (exit status {failed[name]})" if name in failed else ""
         lines.append(f"{name:<{width}}  {score}{note}")
     if failed:
@@ -232,7 +238,7 @@ def table(out: Path, names: Sequence[str], failed: dict[str, int]) -> str:
     return "\n".join(lines)
 
 
-def score_text(evaluation: dict[str, Any], reports_success: bool) -> str:
+def describe_score(evaluation: dict[str, Any], reports_success: bool) -> str:
     """The score of an evaluation as ``report.read`` gives it, with its 95% interval."""
     value, low, high = (evaluation[key] for key in ("value", "lo", "hi"))
     if any(x is None for x in (value, low, high)):

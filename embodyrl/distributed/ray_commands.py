@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from embodyrl.distributed.ray_pool import connect, require_ray
+from embodyrl.distributed.ray_pool import join_cluster, require_ray
 from embodyrl.errors import UserError
 from embodyrl.interrupt import INTERRUPTED
 
@@ -40,7 +40,7 @@ def run_commands(
         UserError: the cluster cannot be reached, or has no machine that is large enough.
     """
     ray = require_ray()
-    connect(address)
+    join_cluster(address)
     out.mkdir(parents=True, exist_ok=True)
     refs: dict[Any, str] = {}
     try:
@@ -54,6 +54,7 @@ def run_commands(
         }
         print(f"{len(refs)} runs started; each prints into {out}/NAME.log", flush=True)
         failed = {}
+        # Each is told as it ends.
         waiting = list(refs)
         while waiting:
             ready, waiting = ray.wait(waiting)

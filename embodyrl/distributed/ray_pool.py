@@ -54,7 +54,7 @@ def ray_rollouts(
     if not address:  # said before Ray takes its time to start
         here = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
         _check_room(config.run.workers, here, cpus, gpus)
-    connect(address)
+    join_cluster(address)
     try:
         return ShardedRollouts(config, RayPool(config, cpus, gpus))
     except BaseException:
@@ -96,7 +96,7 @@ def require_ray() -> Any:
     return ray
 
 
-def connect(address: str) -> None:
+def join_cluster(address: str) -> None:
     """Joins the cluster at an address; for an empty one, starts a cluster here.
 
     Raises:

@@ -160,6 +160,7 @@ class ReplayBuffer:
         """
         if not self.count:
             raise UserError("The replay buffer is empty: nothing can be drawn from it.")
+        # Equal weights, as of all that was played, need no table.
         weights = self.weights[: self.count].to(generator.device)
         if (weights == weights[0]).all():
             rows = torch.randint(self.count, (size,), generator=generator, device=generator.device)

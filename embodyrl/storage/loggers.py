@@ -132,6 +132,7 @@ def require_loggers(names: Sequence[str]) -> None:
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise _missing(name)
+    # Weights & Biases would ask for a key, or fail, after the envs are built.
     offline = os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun")
     if "wandb" in names and not offline and not _has_wandb_key():
         raise UserError(

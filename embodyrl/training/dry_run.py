@@ -36,6 +36,7 @@ def try_run(config: Config) -> tuple[list[str], EnvSpec | None]:
     Raises:
         UserError: what the run would raise.
     """
+    # What needs nothing built.
     run = config.run
     require_loggers(run.loggers)
     pick_device(run.device)
