@@ -217,8 +217,9 @@ def _check(where: str, value: Any, hint: Any) -> None:
 
 
 def _refusal(where: str, value: Any, rule: Rule) -> str:
-    finite = isinstance(value, str) or math.isfinite(value)
-    passed = isinstance(rule, Range) and finite and value > rule.high == LARGEST
+    number = not isinstance(value, str)
+    finite = not number or math.isfinite(value)
+    passed = isinstance(rule, Range) and number and finite and float(value) > rule.high == LARGEST
     words = f"at most {_number(LARGEST)}" if passed else rule.words
     text = f"{where} is {value!r}, but it must be {words}"
     if not finite:

@@ -33,7 +33,7 @@ def add_completion_verb(verb: Any, build_parser: Callable[[], argparse.ArgumentP
     examples = (
         "examples:\n"
         "  embodyrl completion bash > ~/.local/share/bash-completion/completions/embodyrl\n"
-        "  embodyrl completion zsh >> ~/.zshrc\n"
+        "  embodyrl completion zsh > ~/.embodyrl.zsh      then in ~/.zshrc: source ~/.embodyrl.zsh\n"
         "It works in a new shell. Make it anew after an update.\n"
     )
     sub = verb(

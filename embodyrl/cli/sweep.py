@@ -223,9 +223,9 @@ def sweep_table(out: Path, names: Sequence[str], failed: dict[str, int]) -> str:
     lines = []
     for name in names:
         try:
-            run = read_run(out / name)
+            run: dict[str, Any] = read_run(out / name)
         except UserError:
-            run = {"evals": []}
+            run = {"evals": [], "reports_success": True}
         score = (
             describe_score(run["evals"][-1], run["reports_success"]) if run["evals"] else "no score"
         )

@@ -27,7 +27,7 @@ class LoopConfig:
     Attributes:
         policy: the run or checkpoint to be improved.
         env: the real env, by name or by a preset that has it.
-        env_overrides: of its settings, ``env.key=value``.
+        env_overrides: of its settings, for example ``env.num_envs=16``.
         data: further data sets that the world model learns from, of an expert or of earlier days;
             recorded with failures, and past success. Their steps count.
         out: folder of everything.

@@ -34,7 +34,7 @@ class RobotConfig(EnvConfig):
         renderer: of the simulated robot.
         control_mode: what an action means: ``"ee_delta_pos"`` or ``"ee_delta_pose"``.
         control_hz: actions per second that the policy was trained at.
-        speed: share of that rate at which actions are carried out (``embodyrl deploy --speed``).
+        speed: share of that rate at which actions are carried out (``--speed`` of ``embodyrl deploy``).
         max_episode_steps: number of actions in an episode.
         home: (3,) m, where the hand goes before a person arranges the scene.
         log: folder of the episodes' logs (MCAP); empty for none.
