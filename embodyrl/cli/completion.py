@@ -32,8 +32,9 @@ def add_completion_verb(verb: Any, build_parser: Callable[[], argparse.ArgumentP
     text = "Prints a script with which a shell completes commands, options and presets."
     examples = (
         "examples:\n"
-        "  embodyrl completion bash > ~/.local/share/bash-completion/completions/embodyrl\n"
-        "  embodyrl completion zsh > ~/.embodyrl.zsh      then in ~/.zshrc: source ~/.embodyrl.zsh\n"
+        "  embodyrl completion bash    print it; put it into "
+        "~/.local/share/bash-completion/completions/embodyrl\n"
+        "  embodyrl completion zsh     print it; put it into a file that ~/.zshrc reads\n"
         "It works in a new shell. Make it anew after an update.\n"
     )
     sub = verb(
