@@ -29,6 +29,7 @@ from torch import Tensor
 
 from embodyrl.errors import UserError
 from embodyrl.policy import Policy, missing_methods
+from embodyrl.ranges import check_config
 from embodyrl.types import DenoisingTrace, EnvSpec, Obs
 
 
@@ -110,6 +111,7 @@ class Algorithm(ABC):
     result: Any
 
     def __init__(self, config: Any, policy: Policy) -> None:
+        check_config("algorithm", config)
         check_abilities(type(self), config.name, policy)
         self.config = config
         self.policy = policy

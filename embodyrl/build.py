@@ -15,6 +15,7 @@ from embodyrl.config import Config, resolve
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
 from embodyrl.policy import Policy
+from embodyrl.ranges import check_config
 from embodyrl.rollouts.fault_watch import guarded
 from embodyrl.storage import checkpoint
 from embodyrl.storage.env_spec import check_compatible, spec_from_json
@@ -27,6 +28,7 @@ FRESH_PARAMETERS = 100_000_000
 
 def make_env(config: EnvConfig) -> VecEnv:
     """The env that a config describes, with its faults watched (``rollouts.fault_watch``)."""
+    check_config("env", config)
     envs = f"{config.num_envs} envs" if config.num_envs > 1 else "the env"
     with starting.step(f"building {envs} of {config.name}"):
         return guarded(registry.load("envs", config.name)(config))
@@ -41,6 +43,7 @@ def make_policy(
     config: Any, spec: EnvSpec, seed: int, device: torch.device | str = "cpu"
 ) -> Policy:
     """A policy with fresh weights, which depend on ``seed`` alone."""
+    check_config("policy", config)
     # torch's global generator is set for this block only.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -119,6 +122,23 @@ def described_by(path: object) -> Iterator[None]:
             f"What {path} describes cannot be built ({first_line(error)}). It is malformed, or "
             "was written by another version of embodyrl. Use an earlier checkpoint, or another "
             "copy."
+        ) from error
+
+
+@contextlib.contextmanager
+def config_builds(section: str) -> Iterator[None]:
+    """What is built in this block is described by a section of the user's config.
+
+    Raises:
+        UserError: in place of what PyTorch says about values that do not go together, such as a
+            width that the heads do not divide.
+    """
+    try:
+        yield
+    except (AssertionError, ValueError) as error:
+        raise UserError(
+            f"The {section} that this config describes cannot be built ({first_line(error)}). "
+            f"Change the settings of the section {section}."
         ) from error
 
 

@@ -9,7 +9,8 @@ it has a data set, ``data``. A value comes from the first of these that sets it:
     4. for the policy, the checkpoint that ``run.init_checkpoint`` names
     5. the default of the dataclass that the section's ``name`` selects
 
-A key that does not exist, or a value of the wrong type, is refused with the nearest valid name.
+A key that does not exist, or a value of the wrong type, is refused with the nearest valid name. So is
+a value out of its range, which stands beside the field (``embodyrl.ranges``).
 
 ``~`` at the start of a text is the home folder (``storage.paths.expand_home``).
 
@@ -24,13 +25,27 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from embodyrl import registry
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.ranges import (
+    Choice,
+    Count,
+    CountOrZero,
+    Device,
+    NotNegative,
+    Positive,
+    Processes,
+    Range,
+    Seed,
+    Threads,
+    check_config,
+    check_values,
+)
 from embodyrl.registry import preset_names
 from embodyrl.storage.loggers import check_loggers
 from embodyrl.storage.paths import expand_home, machine_setting, path_setting
@@ -45,7 +60,7 @@ SECTIONS = {"env": "envs", "policy": "policies", "algorithm": "algorithms"}
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The demonstrations that supervised fine-tuning learns from.
+    """The demonstrations of a run, for algorithms that learn from some.
 
     Attributes:
         path: a LeRobotDataset v3, written by this package or by another. Relative to the working
@@ -57,7 +72,7 @@ class DataConfig:
         weights: how often each data set is drawn, ``path`` first, then ``more``; empty means in
             proportion to its number of frames.
         intervention_weight: how many times as often frames are drawn in which a person had taken
-            over, compared with other frames.
+            over, compared with other frames. RLPD's corrections during training count the same.
         cameras: name of the env's camera -> key in the data sets, where they have other names, e.g.
             ``{front: image}``; by default the names are compared.
         codec: path to a world model. Every other frame is replaced by its reconstruction, so that
@@ -65,11 +80,11 @@ class DataConfig:
     """
 
     path: str = path_setting()
-    episodes: int = 0
-    keep: str = "success"
+    episodes: CountOrZero = 0
+    keep: Annotated[str, Choice("success", "all")] = "success"
     more: tuple[str, ...] = path_setting(())
-    weights: tuple[float, ...] = ()
-    intervention_weight: float = 1.0
+    weights: tuple[NotNegative, ...] = ()
+    intervention_weight: Positive = 1.0
     cameras: dict[str, str] = field(default_factory=dict)
     codec: str = path_setting()
 
@@ -112,41 +127,27 @@ class RunConfig:
 
     name: str = "run"
     out: str = "runs"
-    seed: int = 0
-    iterations: int = 100
-    minutes: float = 0.0
+    seed: Seed = 0
+    iterations: Count = 100
+    minutes: NotNegative = 0.0
     init_checkpoint: str = path_setting()
-    eval_every: int = 25
-    eval_episodes: int = machine_setting(128)
+    eval_every: CountOrZero = 25
+    eval_episodes: Count = machine_setting(128)
     eval_split: str = "eval"
     eval_before: bool = True
-    patience: int = 0
-    videos: int = machine_setting(8)
-    checkpoint_every: int = 25
-    keep_checkpoints: int = 2
-    device: str = machine_setting("auto")
-    threads: int = machine_setting(0)
+    patience: CountOrZero = 0
+    videos: CountOrZero = machine_setting(8)
+    checkpoint_every: Count = 25
+    keep_checkpoints: CountOrZero = 2
+    device: Device = machine_setting("auto")
+    threads: Threads = machine_setting(0)
     compile: bool = False
-    workers: int = machine_setting(1)
-    max_lag: int = 0
+    workers: Processes = machine_setting(1)
+    max_lag: Annotated[int, Range(0, 1000)] = 0
     loggers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_loggers(self.loggers)
-        for key in ("iterations", "checkpoint_every", "eval_episodes", "workers"):
-            if getattr(self, key) < 1:
-                raise UserError(f"run.{key} is {getattr(self, key)}; it must be at least 1.")
-        for key in (
-            "minutes",
-            "eval_every",
-            "patience",
-            "videos",
-            "keep_checkpoints",
-            "threads",
-            "max_lag",
-        ):
-            if getattr(self, key) < 0:
-                raise UserError(f"run.{key} is {getattr(self, key)}; it must not be negative.")
         if self.patience and not self.eval_every:
             raise UserError(
                 f"run.patience={self.patience} waits for evaluations, and there are none: set "
@@ -176,6 +177,10 @@ class Config:
     algorithm: Any
     run: RunConfig
     data: DataConfig
+
+    def __post_init__(self) -> None:
+        for section, config in vars(self).items():
+            check_config(section, config)
 
 
 def compose(preset: str, overrides: Sequence[str] = ()) -> Config:
@@ -367,7 +372,7 @@ def build_section[T](section: str, cls: type[T], given: DictConfig | dict[str, A
         given: its keys and values; missing ones take their defaults.
 
     Raises:
-        UserError: a key that ``cls`` does not have, or a value of the wrong type.
+        UserError: a key that ``cls`` does not have, or a value of the wrong type or out of its range.
     """
     require_plain(_plain(given), f"The section {section!r}")
     # OmegaConf checks keys and types. Its errors become sentences that name the key.
@@ -393,6 +398,7 @@ def build_section[T](section: str, cls: type[T], given: DictConfig | dict[str, A
         # OmegaConf leaves this placeholder unfilled.
         problem = problem.replace("Value '$VALUE' of type '$VALUE_TYPE'", f"one of {value}")
         raise UserError(f"{where} is wrong: {problem.rstrip('.')}.") from error
+    check_values(section, cls, plain)
     return cls(**{key: _freeze(expand_home(value)) for key, value in plain.items()})
 
 

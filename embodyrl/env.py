@@ -14,13 +14,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.ranges import Count, DeviceName, Seed
 from embodyrl.storage.paths import machine_setting
 from embodyrl.types import EnvSpec, Obs, Step
 
@@ -45,11 +46,11 @@ class EnvConfig:
     """
 
     name: str = ""
-    num_envs: int = machine_setting(8)
+    num_envs: Count = machine_setting(8)
     split: str = "train"
-    seed: int = 0
+    seed: Seed = 0
     terminate_on_success: bool = True
-    device: str = machine_setting("cpu")
+    device: Annotated[str, DeviceName(auto=False)] = machine_setting("cpu")
 
     def for_evaluation(self, split: str) -> EnvConfig:
         """The env in which a policy is evaluated; for a world model, that is the real env."""
@@ -58,6 +59,10 @@ class EnvConfig:
     def for_demonstrations(self) -> EnvConfig | None:
         """The env in which ``embodyrl collect`` demonstrates this one's task; None if in none."""
         return self
+
+    def smallest(self) -> EnvConfig | None:
+        """The same with one env, to look at its spec; None where that would touch the world."""
+        return replace(self, num_envs=1)
 
     def with_time_limit(self, steps: int) -> EnvConfig:
         """The same env with this time limit, if it has a setting for it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,10 @@ def refuse_unread(config: Any, section: str, keys: Iterable[str], why: str) -> N
     Raises:
         UserError: the message names the first such setting.
     """
-    defaults = {f.name: f.default for f in fields(config)}
+    defaults = {
+        f.name: f.default if f.default_factory is MISSING else f.default_factory()
+        for f in fields(config)
+    }
     for key in keys:
         if getattr(config, key) != defaults[key]:
             given = getattr(config, key)

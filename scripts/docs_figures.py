@@ -11,10 +11,12 @@ import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 import griffe
 from mkdocs.structure.files import File
+
+from embodyrl import ranges
 
 ROOT = Path(__file__).parents[1]
 FIGURE = re.compile(r"\]\((?:\.\./)+benchmarks/([\w.]+\.png)\)")
@@ -55,6 +57,12 @@ SECTIONS = {
     "reflector": ("Reflectors", "", ("world_models.reflectors.",)),
     "other": ("Others", "", ("",)),
 }
+NUMBERS = {
+    name: get_args(kind)[0].__name__
+    for name, kind in vars(ranges).items()
+    if get_origin(kind) is Annotated
+}
+"""Alias of ``embodyrl.ranges`` -> the type without its range."""
 CONFIG_CLASS = re.compile(r"Config$|^Topics$|^Franka$")
 
 
@@ -136,7 +144,7 @@ def _config_section(cls: Any, prefix: str) -> list[str]:
     title = f"{cls.name}: `{prefix}name={name}`" if named else cls.name
     anchor = cls.path.removeprefix("embodyrl.").replace(".", "-")
     rows = [
-        f"| `{prefix}{key}` | `{_escape(str(field.annotation))}` | {_default(field)} "
+        f"| `{prefix}{key}` | `{_escape(_plain_type(field))}` | {_default(field)} "
         f"| {_meaning(cls, key)} |"
         for key, field in fields.items()
         if key != "name" or not named
@@ -151,6 +159,12 @@ def _config_section(cls: Any, prefix: str) -> list[str]:
         *rows,
         "",
     ]
+
+
+def _plain_type(field: Any) -> str:
+    """A field's type without its range, which ``docs/config_keys.md`` has in words."""
+    text = re.sub(r"Annotated\[(\w+), .*?\)\]", r"\1", str(field.annotation))
+    return re.sub(r"\w+", lambda word: NUMBERS.get(word[0], word[0]), text)
 
 
 def _fields(cls: Any) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def test_configs_are_frozen() -> None:
         ("env.name=mujco", "no env 'mujco'.*'mujoco'"),
         ("seed", "'seed' is not an override"),
         ("run.checkpoint_every=0", r"run\.checkpoint_every is 0.*at least 1"),
-        ("run.minutes=-1", r"run\.minutes is -1.*negative"),
+        ("run.minutes=-1", r"run\.minutes is -1.*at least 0"),
         ("run.seed=[1", r"'run\.seed=\[1' cannot be read"),
         ("run.seed=${nothing}", r"nothing\}.*nothing is replaced"),
     ],

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from embodyrl.algorithm import MemoryPlan
 from embodyrl.algorithms.optim import Figures, GuardedAdam, Means, Microbatches, minibatches
-from embodyrl.errors import UserError, did_you_mean, refuse_unread
+from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.losses import ppo_policy_loss
+from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Positive, Range, Share
 from embodyrl.types import DenoisingTrace, Obs, PolicyEval
 
 RATIOS = ("joint", "per_step", "per_dim")
@@ -61,35 +62,23 @@ class ActorConfig:
     """
 
     name: str = ""
-    epochs: int = 5
-    minibatch_size: int = 512
-    microbatch_size: int = 0
-    lr: float = 1e-4
-    lr_schedule: str = "linear"
-    lr_warmup: int = 10
-    lr_end: float = 1.0
-    clip_range: float = 0.2
-    clip_range_high: float = 0.0
-    dual_clip: float = 3.0
-    ratio: str = "joint"
-    behaviour_cap: float = 0.0
-    entropy_coef: float = 0.0
-    target_kl: float = 0.0
-    max_grad_norm: float = 1.0
+    epochs: Count = 5
+    minibatch_size: Count = 512
+    microbatch_size: CountOrZero = 0
+    lr: Positive = 1e-4
+    lr_schedule: Annotated[str, Choice(*SCHEDULES)] = "linear"
+    lr_warmup: CountOrZero = 10
+    lr_end: Share = 1.0
+    clip_range: Annotated[float, Range(0, 1, open_low=True)] = 0.2
+    clip_range_high: NotNegative = 0.0
+    dual_clip: Annotated[float, Range(1, open_low=True, also=(0,))] = 3.0
+    ratio: Annotated[str, Choice(*RATIOS)] = "joint"
+    behaviour_cap: Annotated[float, Range(1, also=(0,))] = 0.0
+    entropy_coef: NotNegative = 0.0
+    target_kl: NotNegative = 0.0
+    max_grad_norm: NotNegative = 1.0
 
     def __post_init__(self) -> None:
-        for key, valid in (("ratio", RATIOS), ("lr_schedule", SCHEDULES)):
-            if (given := getattr(self, key)) not in valid:
-                raise UserError(f"algorithm.{key} is {given!r}. {did_you_mean(given, valid)}")
-        if self.dual_clip and self.dual_clip <= 1:
-            raise UserError(
-                f"algorithm.dual_clip is {self.dual_clip}; it must be above 1, or 0 for none."
-            )
-        if self.behaviour_cap and self.behaviour_cap < 1:
-            raise UserError(
-                f"algorithm.behaviour_cap is {self.behaviour_cap}; below 1 it would weigh down "
-                "what is not stale. Give 1 or more, or 0 for plain PPO."
-            )
         if self.lr_schedule == "adaptive":
             if not self.target_kl:
                 raise UserError(

@@ -23,13 +23,14 @@ from torch import Tensor
 from embodyrl.algorithm import MemoryPlan
 from embodyrl.algorithms.clipped_actor import ClippedActor
 from embodyrl.algorithms.ppo import PPO, PPOConfig
-from embodyrl.errors import UserError, refuse_unread
+from embodyrl.errors import refuse_unread
 from embodyrl.functional.flow import (
     flow_matching_pair,
     randn,
     sample_training_time,
 )
 from embodyrl.policy import FlowPolicyProtocol, HasFlow, HasValue
+from embodyrl.ranges import Count
 from embodyrl.types import DenoisingTrace, EnvSpec, Obs, PolicyEval, TensorData
 
 
@@ -43,16 +44,11 @@ class FPOConfig(PPOConfig):
     """
 
     name: str = "fpo"
-    num_pairs: int = 8
+    num_pairs: Count = 8
     per_pair: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_pairs < 1:
-            raise UserError(
-                f"algorithm.num_pairs is {self.num_pairs}; a loss needs at least one pair. 8 is "
-                "usual."
-            )
         why = (
             "FPO takes losses for likelihoods: there are no steps, no density of the rollout and "
             "no entropy"

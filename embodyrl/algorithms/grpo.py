@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from embodyrl.algorithm import Algorithm, MemoryPlan, SharesGradients
 from embodyrl.algorithms.clipped_actor import ActorConfig, ClippedActor, on_policy_memory
-from embodyrl.errors import UserError, did_you_mean, refuse_unread
+from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.returns import (
     BASELINES,
     combined_group_advantages,
@@ -28,6 +28,7 @@ from embodyrl.functional.returns import (
     group_advantages,
 )
 from embodyrl.policy import Actor, PathPolicy, ScoresPaths
+from embodyrl.ranges import LARGEST, Choice, Count, Range, Share
 from embodyrl.rollouts.batches import Episode, EpisodeBatch, GroupBatch
 from embodyrl.rollouts.collect import Player, collect_episodes
 from embodyrl.types import EnvSpec
@@ -66,44 +67,31 @@ class GRPOConfig(ActorConfig):
     name: str = "grpo"
     clip_range_high: float = 0.28
     dual_clip: float = 0.0
-    num_episodes: int = 64
-    group_size: int = 8
-    keep_min: float = 0.1
-    keep_max: float = 0.9
-    max_rounds: int = 4
-    baseline: str = "mean"
+    num_episodes: Count = 64
+    group_size: Annotated[int, Range(2, LARGEST)] = 8
+    keep_min: Share = 0.1
+    keep_max: Share = 0.9
+    max_rounds: Count = 4
+    baseline: Annotated[str, Choice(*BASELINES)] = "mean"
     normalize: bool = True
-    rewards: tuple[str, ...] = ("success",)
-    reward_weights: tuple[float, ...] = (1.0,)
+    rewards: tuple[Annotated[str, Choice(*REWARDS)], ...] = ("success",)
+    reward_weights: tuple[Annotated[float, Range()], ...] = (1.0,)
     per_reward: bool = False
     until_success: bool = True
-    weighting: str = "episode"
+    weighting: Annotated[str, Choice(*WEIGHTINGS)] = "episode"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.group_size < 2:
-            raise UserError(
-                f"algorithm.group_size is {self.group_size}: an episode alone has nothing to be "
-                "compared with, so every advantage would be 0. Give 2 or more; 8 is usual."
-            )
-        if self.num_episodes < 1 or self.num_episodes % self.group_size:
+        if self.num_episodes % self.group_size:
             raise UserError(
                 f"algorithm.group_size {self.group_size} does not divide algorithm.num_episodes "
                 f"{self.num_episodes}."
             )
-        if not 0 <= self.keep_min <= self.keep_max <= 1:
+        if self.keep_min > self.keep_max:
             raise UserError(
-                "algorithm.keep_min and algorithm.keep_max must satisfy 0 <= keep_min <= keep_max "
-                "<= 1."
+                f"algorithm.keep_min is {self.keep_min}; it must not be above algorithm.keep_max, "
+                f"which is {self.keep_max}."
             )
-        if self.max_rounds < 1:
-            raise UserError(f"algorithm.max_rounds is {self.max_rounds}; it must be at least 1.")
-        for key, valid in (("baseline", BASELINES), ("weighting", WEIGHTINGS)):
-            if (given := getattr(self, key)) not in valid:
-                raise UserError(f"algorithm.{key} is {given!r}. {did_you_mean(given, valid)}")
-        for name in self.rewards:
-            if name not in REWARDS:
-                raise UserError(f"algorithm.rewards names {name!r}. {did_you_mean(name, REWARDS)}")
         if not self.rewards or len(self.rewards) != len(self.reward_weights):
             raise UserError(
                 f"algorithm.rewards has {len(self.rewards)} names and algorithm.reward_weights "

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -25,11 +25,12 @@ from embodyrl.algorithm import Algorithm, MemoryPlan
 from embodyrl.algorithms.grpo import collect_groups, share_episodes
 from embodyrl.algorithms.optim import GuardedAdam, Means, minibatches
 from embodyrl.algorithms.sft import flow_loss_of_shapes
-from embodyrl.errors import UserError, did_you_mean
+from embodyrl.errors import UserError
 from embodyrl.functional.flow import flow_matching_pair, randn, sample_training_time, timesteps
 from embodyrl.functional.losses import nft_branches, nft_loss
 from embodyrl.functional.returns import equal_episode_weights, group_advantages
 from embodyrl.policy import FlowPolicyProtocol, HasFlow
+from embodyrl.ranges import LARGEST, Choice, Count, NotNegative, Positive, Range
 from embodyrl.rollouts.batches import EpisodeBatch, GroupBatch
 from embodyrl.rollouts.collect import Player
 from embodyrl.types import DenoisingTrace, EnvSpec, Obs
@@ -57,27 +58,21 @@ class NFTConfig:
     """
 
     name: str = "nft"
-    num_episodes: int = 64
-    group_size: int = 8
-    beta: float = 1.0
-    target: str = "action"
-    epochs: int = 8
-    minibatch_size: int = 256
-    lr: float = 1e-4
-    old_decay: float = 0.95
-    max_grad_norm: float = 1.0
+    num_episodes: Count = 64
+    group_size: Annotated[int, Range(2, LARGEST)] = 8
+    beta: Positive = 1.0
+    target: Annotated[str, Choice(*TARGETS)] = "action"
+    epochs: Count = 8
+    minibatch_size: Count = 256
+    lr: Positive = 1e-4
+    old_decay: Annotated[float, Range(0, 1, open_high=True)] = 0.95
+    max_grad_norm: NotNegative = 1.0
 
     def __post_init__(self) -> None:
-        if self.group_size < 2 or self.num_episodes < 1 or self.num_episodes % self.group_size:
+        if self.num_episodes % self.group_size:
             raise UserError(
-                f"algorithm.group_size {self.group_size} must be at least 2, or there is nothing "
-                f"to compare with, and divide algorithm.num_episodes {self.num_episodes}."
-            )
-        if self.beta <= 0 or not 0 <= self.old_decay < 1:
-            raise UserError("algorithm.beta must be above 0, and algorithm.old_decay in [0, 1).")
-        if self.target not in TARGETS:
-            raise UserError(
-                f"algorithm.target is {self.target!r}. {did_you_mean(self.target, TARGETS)}"
+                f"algorithm.group_size {self.group_size} does not divide algorithm.num_episodes "
+                f"{self.num_episodes}."
             )
 
 

@@ -20,10 +20,10 @@ from torch import Tensor
 from embodyrl.algorithm import Algorithm, MemoryPlan, SharesGradients
 from embodyrl.algorithms.clipped_actor import ActorConfig, ClippedActor, on_policy_memory
 from embodyrl.algorithms.optim import GuardedAdam, Means, minibatches
-from embodyrl.errors import UserError
 from embodyrl.functional.losses import value_loss
 from embodyrl.functional.returns import chunk_rewards, gae, masked_whiten
 from embodyrl.policy import ActorCriticPolicy, HasValue, ScoresPaths
+from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Share
 from embodyrl.rollouts.batches import RolloutBatch
 from embodyrl.rollouts.collect import Player, collect_rollout
 from embodyrl.types import EnvSpec
@@ -45,21 +45,14 @@ class PPOConfig(ActorConfig):
     """
 
     name: str = "ppo"
-    num_chunks: int = 16
-    gamma: float = 0.99
-    gae_lambda: float = 0.9
-    warmup_iterations: int = 3
-    critic_epochs: int = 5
-    critic_lr: float = 1e-3
-    value_clip: float = 0.0
-    huber_delta: float = 10.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.gamma <= 1 or not 0 <= self.gae_lambda <= 1:
-            raise UserError(
-                "algorithm.gamma must lie in (0, 1] and algorithm.gae_lambda in [0, 1]."
-            )
+    num_chunks: Count = 16
+    gamma: Discount = 0.99
+    gae_lambda: Share = 0.9
+    warmup_iterations: CountOrZero = 3
+    critic_epochs: CountOrZero = 5
+    critic_lr: Positive = 1e-3
+    value_clip: NotNegative = 0.0
+    huber_delta: Positive = 10.0
 
 
 class PPO(Algorithm):

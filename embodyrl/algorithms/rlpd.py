@@ -9,8 +9,8 @@ nobody; ours is worth keeping: its loss holds it near demonstrations and correct
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.errors import UserError
 from embodyrl.policy import FlowCriticPolicy
+from embodyrl.ranges import CountOrZero, Range
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
 from embodyrl.rollouts.replay_buffer import DEMO, INTERVENTION, ReplayBuffer
 
@@ -47,8 +48,8 @@ class RLPDConfig(SACFlowConfig):
     shared_critic: bool = True
     critic_norm: str = "layer"
     bc_coef: float = 1.0
-    demo_fraction: float = 0.5
-    intervention_capacity: int = 10_000
+    demo_fraction: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 0.5
+    intervention_capacity: CountOrZero = 10_000
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,6 +74,7 @@ class RLPD(SACFlow):
                 "algorithm.shared_critic at true."
             )
         self.prior: ReplayBuffer | None = None
+        self.intervention_weight = 1.0
 
     @property
     def wants_demos(self) -> bool:
@@ -82,6 +84,7 @@ class RLPD(SACFlow):
     def add_demos(self, demos: Demonstrations) -> None:
         """Fills the second buffer with all chunks of the demonstrations."""
         super().add_demos(demos)
+        self.intervention_weight = demos.intervention_weight
         room = len(demos) + self.config.intervention_capacity
         spec = self.policy.spec
         horizon = self.policy.config.horizon
@@ -91,7 +94,7 @@ class RLPD(SACFlow):
 
     def add_interventions(self, chunks: Transitions) -> None:
         """A human's corrections: they count as demonstrations and as online experience."""
-        self._prior.add(chunks, INTERVENTION)
+        self._add_corrections(chunks)
         self.buffer.add(chunks, INTERVENTION)
 
     def update(
@@ -102,9 +105,14 @@ class RLPD(SACFlow):
         if human is None:
             return super().update(batch, progress=progress, generator=generator)
         if human.any():
-            self._prior.add(batch.chunks[human], INTERVENTION)
+            self._add_corrections(batch.chunks[human])
         row = super().update(batch, progress=progress, generator=generator)
         return row | {"human_chunks": float(human.sum())}
+
+    def _add_corrections(self, chunks: Transitions) -> None:
+        """Corrections are drawn as often as those that the data set holds."""
+        weight = torch.full((len(chunks),), self.intervention_weight)
+        self._prior.add(replace(chunks, weight=weight), INTERVENTION)
 
     @property
     def _prior(self) -> ReplayBuffer:

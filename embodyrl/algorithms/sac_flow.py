@@ -322,7 +322,7 @@ class SACFlow(Algorithm):
     def _imitation(self, generator: torch.Generator) -> Tensor:
         """The flow matching loss of a batch of demonstrations."""
         assert self.demos is not None
-        index = torch.randint(len(self.demos), (self.config.batch_size,), generator=generator)
+        index = self.demos.draw(self.config.batch_size, generator)
         obs, actions, mask = self.demos.batch(index)
         d = self.device
         return imitation_loss(self.policy, obs.to(d), actions.to(d), mask.to(d), generator)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from embodyrl.algorithms.critics import NORMS
-from embodyrl.errors import UserError, did_you_mean, refuse_unread
+from embodyrl.errors import refuse_unread
+from embodyrl.ranges import Choice, Count, CountOrZero, Discount, NotNegative, Positive, Range
 
 ENTROPIES = ("action", "path")
 
@@ -58,55 +60,35 @@ class SACFlowConfig:
     """
 
     name: str = "sac_flow"
-    num_chunks: int = 1
-    capacity: int = 200_000
+    num_chunks: Count = 1
+    capacity: Count = 200_000
     save_replay: bool = True
-    warmup_chunks: int = 5_000
+    warmup_chunks: CountOrZero = 5_000
     random_warmup: bool = True
-    critic_warmup: int = 0
-    utd: float = 1.0
-    policy_delay: int = 2
-    batch_size: int = 256
-    gamma: float = 0.99
-    lr: float = 3e-4
-    critic_lr: float = 1e-3
-    alpha_lr: float = 1e-3
-    alpha: float = 0.2
-    entropy: str = "action"
-    target_entropy: float = -1.0
+    critic_warmup: CountOrZero = 0
+    utd: Annotated[float, Range(0, 1000, open_low=True)] = 1.0
+    policy_delay: Count = 2
+    batch_size: Count = 256
+    gamma: Discount = 0.99
+    lr: Positive = 3e-4
+    critic_lr: Positive = 1e-3
+    alpha_lr: NotNegative = 1e-3
+    alpha: Positive = 0.2
+    entropy: Annotated[str, Choice(*ENTROPIES)] = "action"
+    target_entropy: Annotated[float, Range(high=0, open_high=True)] = -1.0
     entropy_backup: bool = True
-    bc_coef: float = 0.0
-    num_critics: int = 2
+    bc_coef: NotNegative = 0.0
+    num_critics: Annotated[int, Range(2, 1000)] = 2
     shared_critic: bool = False
     own_encoder: bool = False
-    critic_shift: int = 4
-    critic_width: int = 256
-    critic_layers: int = 2
-    critic_norm: str = "none"
-    tau: float = 0.005
-    max_grad_norm: float = 0.0
+    critic_shift: CountOrZero = 4
+    critic_width: Count = 256
+    critic_layers: Count = 2
+    critic_norm: Annotated[str, Choice(*NORMS)] = "none"
+    tau: Discount = 0.005
+    max_grad_norm: NotNegative = 0.0
 
     def __post_init__(self) -> None:
-        if self.utd <= 0:
-            raise UserError(
-                f"algorithm.utd is {self.utd}, so nothing would be learned: it is the number of "
-                "gradient steps per chunk collected and must be above 0."
-            )
-        if self.target_entropy >= 0:
-            raise UserError(
-                f"algorithm.target_entropy is {self.target_entropy}; the entropy of actions in "
-                "[-1, 1] is a negative number of nats per dim for all but near-uniform noise. "
-                "SAC's usual target is -1."
-            )
-        if self.entropy not in ENTROPIES:
-            raise UserError(
-                f"There is no entropy of {self.entropy!r}. {did_you_mean(self.entropy, ENTROPIES)}"
-            )
-        if self.critic_norm not in NORMS:
-            raise UserError(
-                f"There is no critic_norm {self.critic_norm!r}. "
-                f"{did_you_mean(self.critic_norm, NORMS)}"
-            )
         if not self.own_encoder:
             refuse_unread(
                 self, "algorithm", ("critic_shift",), "own_encoder=false shifts no pictures"
@@ -118,24 +100,4 @@ class SACFlowConfig:
         if not self.alpha_lr:
             refuse_unread(
                 self, "algorithm", ("target_entropy",), "alpha_lr=0 leaves the temperature as it is"
-            )
-        if not 0 < self.gamma <= 1 or not 0 < self.tau <= 1:
-            raise UserError("algorithm.gamma and algorithm.tau must lie in (0, 1].")
-        if self.critic_shift < 0:
-            raise UserError(
-                f"algorithm.critic_shift is {self.critic_shift}; it is a number of pixels, 0 for "
-                "none."
-            )
-        if self.num_critics < 2:
-            raise UserError(
-                f"algorithm.num_critics is {self.num_critics}; the smaller value of two needs at "
-                "least 2."
-            )
-        for key in ("num_chunks", "policy_delay", "batch_size"):
-            if getattr(self, key) < 1:
-                raise UserError(f"algorithm.{key} is {getattr(self, key)}; it must be at least 1.")
-        if self.alpha <= 0 or self.warmup_chunks < 0 or self.critic_warmup < 0 or self.bc_coef < 0:
-            raise UserError(
-                "algorithm.alpha must be above 0, and warmup_chunks, critic_warmup and bc_coef "
-                "not below it."
             )

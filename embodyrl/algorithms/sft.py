@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from embodyrl.policies.flow_base import pad
 from embodyrl.policies.sample_path import given_prefix
 from embodyrl.policies.vision import random_shift
 from embodyrl.policy import FlowPolicyProtocol, HasFlow, Imitates, Policy, has_ability
+from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Positive, Range, Share
 from embodyrl.storage.state_tree import load_optimizer
 from embodyrl.types import DenoisingTrace, EnvSpec, Obs
 
@@ -53,16 +54,16 @@ class SFTConfig:
     """
 
     name: str = "sft"
-    steps_per_iteration: int = 50
-    batch_size: int = 256
-    microbatch_size: int = 0
-    lr: float = 1e-3
-    warmup: float = 0.05
-    weight_decay: float = 1e-4
-    max_grad_norm: float = 1.0
-    ema: float = 0.99
-    shift: int = 2
-    time: str = "uniform"
+    steps_per_iteration: Count = 50
+    batch_size: Count = 256
+    microbatch_size: CountOrZero = 0
+    lr: Positive = 1e-3
+    warmup: Share = 0.05
+    weight_decay: NotNegative = 1e-4
+    max_grad_norm: NotNegative = 1.0
+    ema: Annotated[float, Range(0, 1, open_high=True)] = 0.99
+    shift: CountOrZero = 2
+    time: Annotated[str, Choice("uniform", "beta")] = "uniform"
 
 
 def imitation_loss(

@@ -17,7 +17,10 @@ from functools import partial
 from typing import Any, Literal, NoReturn
 
 from embodyrl import __version__, starting
+from embodyrl.cli.completion import add_completion_verb
+from embodyrl.cli.config_verb import add_config_verb
 from embodyrl.cli.data import add_data_verbs
+from embodyrl.cli.sweep import add_sweep_verb
 from embodyrl.cli.world import add_world
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.interrupt import INTERRUPTED
@@ -66,6 +69,8 @@ EVAL_HELP = """examples:
   embodyrl eval runs/mujoco_pick_ppo env.split=ood_camera
       with a camera position that was never trained on
   embodyrl eval runs/mujoco_pick_ppo --episodes 500 --json
+  embodyrl eval runs/mujoco_pick_ppo --video films run.videos=4
+      films the first four episodes: films/0000_pick_success.mp4 ...
   embodyrl eval runs/mujoco_pick_ppo --base runs/mujoco_pick_sft --guidance 1.5
       moves 1.5 times as far from the base policy as the training did
 The score is the success rate; if the environment reports no success, it is the mean return. --json
@@ -77,6 +82,7 @@ LeRobot then loads the folder: lerobot-eval --policy.path=out/my_smolvla ...
 """
 PUSH_HELP = """examples:
   embodyrl push runs/mujoco_pick_ppo you/my_policy
+  embodyrl push runs/mujoco_pick_ppo you/my_policy --dry-run    files, sizes and model card
 It uploads weights, config, evaluations and a model card. A new repository is private by default.
 Log in first: hf auth login. The environment variable HF_ENDPOINT selects another hub.
 """
@@ -198,9 +204,12 @@ def build_parser() -> argparse.ArgumentParser:
     _add_quickstart(verb)
     _add_list(verb)
     _add_doctor(verb)
+    add_config_verb(verb)
+    add_completion_verb(verb, build_parser)
     # From data to a trained policy and its scores.
     add_data_verbs(verb)
     _add_train(verb)
+    add_sweep_verb(verb)
     _add_eval(verb)
     _add_report(verb)
     _add_bench(verb)
@@ -269,7 +278,11 @@ def _add_train(verb: Verb) -> None:
     sub = verb("train", _train, text, TRAIN_HELP, torch="workers")
     sub.add_argument("preset", help="a preset's name, or a YAML file")
     sub.add_argument("overrides", nargs="*", metavar="key.sub=value", help=OVERRIDES)
-    sub.add_argument("--dry-run", action="store_true", help="print the complete config and stop")
+    text = (
+        "print the complete config, build one env, the policy without weights and the tables of "
+        "the data, and refuse what the run would refuse; nothing is written"
+    )
+    sub.add_argument("--dry-run", action="store_true", help=text)
     text = "with --dry-run: estimate how much of the device's memory the run will need"
     sub.add_argument("--memory", action="store_true", help=text)
     text = (
@@ -305,6 +318,8 @@ def _add_eval(verb: Verb) -> None:
         "goes further (default: %(default)s)"
     )
     sub.add_argument("--guidance", type=float, default=1.0, metavar="W", help=text)
+    text = "also film the first run.videos episodes, as files of this folder"
+    sub.add_argument("--video", default="", metavar="FOLDER", help=text)
     sub.add_argument("--json", action="store_true", help=JSON)
 
 
@@ -347,6 +362,8 @@ def _add_hub(verb: Verb) -> None:
     sub.add_argument("checkpoint", help=CHECKPOINT)
     sub.add_argument("repo", help="OWNER/NAME; it is created if it does not exist")
     sub.add_argument("--public", action="store_true", help="create a public repository")
+    text = "say what would be uploaded, and upload nothing; it needs no network and no login"
+    sub.add_argument("--dry-run", action="store_true", help=text)
 
     text = "Downloads a checkpoint that was uploaded with push."
     sub = verb("pull", _pull, text, PULL_HELP, torch="yes")
@@ -413,13 +430,18 @@ def _doctor(a: argparse.Namespace) -> int:
 def _train(a: argparse.Namespace) -> int:
     from embodyrl.config import compose, to_yaml
 
+    _refuse_unread_options(a)
     config = compose(a.preset, a.overrides)
     if a.dry_run:
-        print(to_yaml(config), end="")
-        if a.memory:
-            from embodyrl.training.memory_estimate import estimate, spec_of, table
+        from embodyrl.training.dry_run import try_run
+        from embodyrl.training.memory_estimate import estimate, table
 
-            print("# " + table(estimate(config, spec_of(config))).replace("\n", "\n# "))
+        # Remarks are comments, so that all of it is a preset.
+        print(to_yaml(config), end="", flush=True)
+        lines, spec = try_run(config)
+        if a.memory and spec is not None:
+            lines += table(estimate(config, spec)).splitlines()
+        print("\n".join(f"# {line}" for line in lines))
         return 0
     from embodyrl.training.run_folder import finished
     from embodyrl.training.runner import train
@@ -454,6 +476,20 @@ def _train(a: argparse.Namespace) -> int:
     return 0
 
 
+def _refuse_unread_options(a: argparse.Namespace) -> None:
+    """Refuses options of ``train`` that another one makes useless."""
+    if a.memory and not a.dry_run:
+        raise UserError("--memory estimates what a run will need: give --dry-run too.")
+    for launcher, names in (
+        ("ray", ("ray_address", "worker_cpus", "worker_gpus")),
+        ("robot", ("listen", "token_file")),
+    ):
+        changed = [n for n in names if getattr(a, n) != a.parser.get_default(n)]
+        if changed and a.launcher != launcher:
+            option = "--" + changed[0].replace("_", "-")
+            raise UserError(f"{option} is read with --launcher {launcher} alone. Leave it out.")
+
+
 def _eval(a: argparse.Namespace) -> int:
     from embodyrl.training.evaluate import evaluate_checkpoint, print_evaluation
 
@@ -462,6 +498,7 @@ def _eval(a: argparse.Namespace) -> int:
             "--guidance moves away from another policy: name its checkpoint with --base."
         )
     options = {"episodes": a.episodes, "seed": a.seed, "base": a.base, "guidance": a.guidance}
+    options["video"] = a.video
     _show(a, evaluate_checkpoint(a.checkpoint, a.overrides, **options), print_evaluation)
     return 0
 
@@ -500,9 +537,12 @@ def _export(a: argparse.Namespace) -> int:
 
 
 def _push(a: argparse.Namespace) -> int:
-    from embodyrl.training.hub import push
+    from embodyrl.training.hub import preview, push
 
-    print(f"Pushed: {push(a.checkpoint, a.repo, public=a.public)}")
+    if a.dry_run:
+        print(preview(a.checkpoint, a.repo, public=a.public))
+    else:
+        print(f"Pushed: {push(a.checkpoint, a.repo, public=a.public)}")
     return 0
 
 

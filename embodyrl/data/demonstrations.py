@@ -135,12 +135,16 @@ class Demonstrations:
         """Statistics of the proprioception."""
         return Statistics.of(self.proprio)
 
+    @property
+    def frame_weights(self) -> Tensor:
+        """(F,) float64, how often each frame is drawn, compared with others."""
+        return torch.where(self.intervention, self.intervention_weight, 1.0).double()
+
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """Numbers (count,) of frames, with replacement."""
         if self.intervention_weight == 1.0:
             return torch.randint(len(self), (count,), generator=generator)
-        weights = torch.where(self.intervention, self.intervention_weight, 1.0)
-        return torch.multinomial(weights, count, replacement=True, generator=generator)
+        return torch.multinomial(self.frame_weights, count, replacement=True, generator=generator)
 
     def batch(self, indices: Tensor) -> tuple[Obs, Tensor, Tensor]:
         """Observations and the action chunks that start there.
@@ -165,14 +169,18 @@ class Demonstrations:
         )
         return obs, self.actions[torch.minimum(steps, end - 1)], steps < end
 
-    def transitions(self, size: int = 1024) -> Iterator[Transitions]:
+    def transitions(self, size: int = 1024, weights: Tensor | None = None) -> Iterator[Transitions]:
         """Every chunk as a transition for off-policy algorithms, ``size`` at a time.
+
+        Each is drawn as often as its first frame, by ``weights`` (F,), which are ``frame_weights``
+        if none are given.
 
         A chunk may start at each frame before success. A chunk in which the task is solved ends
         there and is terminated, whatever was recorded after it. The observation after the last
         action of an episode is not in the data. So a chunk that reaches the end of a failed episode
         cannot be bootstrapped, and is left out.
         """
+        weights = self.frame_weights if weights is None else weights
         # The frames from which on the task has been solved.
         frame = torch.arange(len(self))
         solved = self.solved | (self.success & (frame + 1 == self.end))
@@ -195,7 +203,16 @@ class Demonstrations:
             obs, actions, _ = self.batch(index)
             after, _, _ = self.batch(torch.minimum(index + self.horizon, end - 1))
             reward = torch.where(valid, self.reward[rows], 0.0)
-            yield Transitions(obs, actions, reward, valid, over, torch.zeros_like(over), after)
+            yield Transitions(
+                obs,
+                actions,
+                reward,
+                valid,
+                over,
+                torch.zeros_like(over),
+                after,
+                weight=weights[index].float(),
+            )
 
     @classmethod
     def load(
@@ -211,6 +228,7 @@ class Demonstrations:
         action: str = "action",
         revision: str | None = None,
         memory_limit: int = MEMORY_LIMIT,
+        pictures: bool = True,
     ) -> Demonstrations:
         """Reads a LeRobotDataset v3, of embodyrl or of others.
 
@@ -229,6 +247,7 @@ class Demonstrations:
             action: key of the actions.
             revision: of a hub id.
             memory_limit: see ``decode_camera``.
+            pictures: False leaves the pictures undecoded, to see whether the data fit.
 
         Raises:
             UserError: no such data set or key, or it does not fit ``spec``; the message names what
@@ -280,7 +299,7 @@ class Demonstrations:
         demos.origin = data.origin
         if spec is not None:
             demos.check(spec, str(path))
-        for name, key in chosen.items():
+        for name, key in chosen.items() if pictures else ():
             size = spec.cameras[name] if spec is not None else None
             demos.images[name] = decode_camera(data, key, rows, size, memory_limit=memory_limit)
         return demos

@@ -25,6 +25,8 @@ class Mixture:
         weights: one each, not all 0; None means the number of frames.
 
     Attributes:
+        num_episodes: of all data sets.
+        intervention_weight: how many times as often as others frames of a person's are drawn.
         proprio, actions: of all frames; a policy's normalisation is fitted on them, whatever the
             weights.
 
@@ -44,6 +46,8 @@ class Mixture:
             )
         self.parts = list(parts)
         self.weights = torch.tensor(weights, dtype=torch.float64)
+        self.intervention_weight = parts[0].intervention_weight
+        self.num_episodes = sum(part.num_episodes for part in parts)
         self.offsets = torch.tensor([0, *(len(part) for part in parts)]).cumsum(0)
         self.proprio = torch.cat([part.proprio for part in parts])
         self.actions = torch.cat([part.actions for part in parts])
@@ -79,4 +83,13 @@ class Mixture:
 
     def transitions(self, size: int = 1024) -> Iterator[Transitions]:
         """Every chunk of every data set once; see ``Demonstrations.transitions``."""
-        return chain.from_iterable(part.transitions(size) for part in self.parts)
+        shares = self.weights / self.weights.sum() * len(self)
+        pairs = zip(self.parts, shares, strict=True)
+        return chain.from_iterable(
+            part.transitions(size, _scaled(part.frame_weights, share)) for part, share in pairs
+        )
+
+
+def _scaled(weights: Tensor, total: Tensor) -> Tensor:
+    """Weights (F,) in the same proportions, with the sum ``total``."""
+    return weights * (total / weights.sum())

@@ -192,12 +192,20 @@ class FsdpRanks:
         with self.whole(policy):
             own = play(share) if share else Evaluation([], {})
         parts = self.exchange(
-            {"episodes": own.episodes, "frames": own.frames, "faults": own.faults}
+            {
+                "episodes": own.episodes,
+                "frames": own.frames,
+                "faults": own.faults,
+                "instructions": own.instructions,
+            }
         )
         episodes = {e.init: e for part in parts for e in part["episodes"]}
         frames = {k: v for part in parts for k, v in part["frames"].items()}
         return Evaluation(
-            [episodes[i] for i in inits], frames, sum(part["faults"] for part in parts)
+            [episodes[i] for i in inits],
+            frames,
+            sum(part["faults"] for part in parts),
+            {k: v for part in parts for k, v in part["instructions"].items()},
         )
 
     def agree(self, minutes: float, stop: bool) -> tuple[float, bool]:

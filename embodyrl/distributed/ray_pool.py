@@ -54,11 +54,11 @@ def ray_rollouts(
     if not address:  # said before Ray takes its time to start
         here = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
         _check_room(config.run.workers, here, cpus, gpus)
-    _connect(address)
+    join_cluster(address)
     try:
         return ShardedRollouts(config, RayPool(config, cpus, gpus))
     except BaseException:
-        _ray().shutdown()
+        require_ray().shutdown()
         raise
 
 
@@ -73,7 +73,13 @@ def _check_room(count: int, there: dict[str, float], cpus: float, gpus: float) -
             )
 
 
-def _ray() -> Any:
+def require_ray() -> Any:
+    """Ray, with its token authentication on.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+        UserError: the environment switches the authentication off.
+    """
     if os.environ.setdefault("RAY_AUTH_MODE", "token") != "token":
         raise UserError(
             "RAY_AUTH_MODE is set to something else than token: anybody who reaches the cluster "
@@ -90,12 +96,17 @@ def _ray() -> Any:
     return ray
 
 
-def _connect(address: str) -> None:
+def join_cluster(address: str) -> None:
+    """Joins the cluster at an address; for an empty one, starts a cluster here.
+
+    Raises:
+        UserError: it cannot be reached.
+    """
     if not address:
         os.environ.setdefault(
             "RAY_AUTH_TOKEN", secrets.token_hex(32)
         )  # known to this run's processes alone
-    ray = _ray()
+    ray = require_ray()
     try:
         _init(ray, address or "local")
     except Exception as error:  # Ray raises plain ones where a part of it does not start in time
@@ -142,7 +153,7 @@ class RayWorker:
         """A packed ``Piece``; ``frozen`` holds a reference, which is looked up once."""
         state = unpack(weights)
         if not self._shard.has_weights:
-            state |= unpack(_ray().get(frozen[0]))
+            state |= unpack(require_ray().get(frozen[0]))
         self._shard.load(state)
         piece = self._shard.play(iteration)
         return pack({**vars(piece), "player": self._name})
@@ -153,7 +164,7 @@ class RayPool:
 
     def __init__(self, config: Config, cpus: float, gpus: float) -> None:
         know_batch(config)
-        self._ray = ray = _ray()
+        self._ray = ray = require_ray()
         count = config.run.workers
         _check_room(count, ray.cluster_resources(), cpus, gpus)
         options = {

@@ -7,9 +7,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from embodyrl.config import apply_overrides, build_section, compose, read_preset
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.ranges import Count, CountOrZero, NotNegative, Range, Seed, Share
 from embodyrl.registry import preset_names
 from embodyrl.storage.atomic_files import write_json
 from embodyrl.storage.inputs import contents_of, listed, sort_changes
@@ -29,7 +31,7 @@ class LoopConfig:
     Attributes:
         policy: the run or checkpoint to be improved.
         env: the real env, by name or by a preset that has it.
-        env_overrides: of its settings, ``env.key=value``.
+        env_overrides: of its settings, for example ``env.num_envs=16``.
         data: further data sets that the world model learns from, of an expert or of earlier days;
             recorded with failures, and past success. Their steps count.
         out: folder of everything.
@@ -65,34 +67,26 @@ class LoopConfig:
     env_overrides: tuple[str, ...] = ()
     data: tuple[str, ...] = path_setting(())
     out: str = "runs/loop"
-    seed: int = 0
-    rounds: int = 3
-    first_episodes: int = 600
-    episodes: int = 200
-    near: float = 0.3
-    perturb: float = 1.0
-    derail: float = 0.3
-    past_success: int = 5
+    seed: Seed = 0
+    rounds: Count = 3
+    first_episodes: Count = 600
+    episodes: Count = 200
+    near: Annotated[float, Range(0, 1, open_high=True)] = 0.3
+    perturb: NotNegative = 1.0
+    derail: Share = 0.3
+    past_success: CountOrZero = 5
     world: tuple[str, ...] = ()
     refresh: tuple[str, ...] = ()
-    newest: int = 4
-    max_false_positives: float = 0.05
+    newest: Count = 4
+    max_false_positives: Share = 0.05
     demos: str = path_setting()
     dream: str = ""
     dream_overrides: tuple[str, ...] = ()
-    segment: int = 10
-    segments: int = 6
-    patience: int = 2
-    select_episodes: int = 128
-    eval_episodes: int = 256
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.near < 1:
-            raise UserError(f"near is {self.near}; it must lie in [0, 1).")
-        counts = ("rounds", "first_episodes", "episodes", "segment", "segments", "patience")
-        for key in (*counts, "newest"):
-            if getattr(self, key) < 1:
-                raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1.")
+    segment: Count = 10
+    segments: Count = 6
+    patience: Count = 2
+    select_episodes: Count = 128
+    eval_episodes: Count = 256
 
 
 def read_loop(preset: str, overrides: Sequence[str]) -> LoopConfig:

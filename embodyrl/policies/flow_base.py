@@ -33,6 +33,11 @@ from embodyrl.policies.sample_path import integrate
 from embodyrl.policy import Mode
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
 
+TRANSITIONS = ("flow_sde", "flow_cps", "flow_noise")
+TRAINED_STEPS = ("all", "one")
+CRITICS = ("privileged", "shared")
+"""What ``transition``, ``trained_steps`` and ``critic`` of a flow policy may be."""
+
 
 def check_sampler(config: Any) -> None:
     """Refuses wrong settings of the sampler, the critic and the noise policy.
@@ -40,17 +45,11 @@ def check_sampler(config: Any) -> None:
     Raises:
         UserError: a value that does not exist, or a changed setting that nothing would read.
     """
-    for key, valid in (
-        ("transition", ("flow_sde", "flow_cps", "flow_noise")),
-        ("trained_steps", ("all", "one")),
-        ("critic", ("privileged", "shared")),
-    ):
-        if getattr(config, key) not in valid:
-            raise UserError(
-                f"policy.{key} is {getattr(config, key)!r}; it must be one of {', '.join(valid)}."
-            )
-    if not 0 < config.noise_min <= config.noise_max:
-        raise UserError("policy.noise_min must be above 0 and policy.noise_max not below it.")
+    if config.noise_min > config.noise_max:
+        raise UserError(
+            f"policy.noise_min is {config.noise_min}; it must not be above policy.noise_max, which "
+            f"is {config.noise_max}."
+        )
     unread = ("eta",) if config.transition == "flow_noise" else ("noise_min", "noise_max")
     refuse_unread(config, "policy", unread, f"transition={config.transition} does not read it")
     if not config.steer_width:

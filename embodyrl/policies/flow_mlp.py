@@ -13,15 +13,17 @@ Velocity, learned noise and squashing follow SAC Flow (arXiv:2509.25756). With o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from jaxtyping import Float
 from torch import Tensor
 
-from embodyrl.errors import UserError, did_you_mean, refuse_unread
+from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import LEARNED_STD, squash_log_std
 from embodyrl.policies.flow_base import FlowPolicy
 from embodyrl.policies.mlp_velocities import VELOCITIES, mlp
 from embodyrl.policies.normalize import Normalizer, TanhSquash
+from embodyrl.ranges import Choice, Count, CountOrZero, Positive
 from embodyrl.types import EnvSpec, Obs
 
 
@@ -50,26 +52,25 @@ class FlowMLPConfig:
     """
 
     name: str = "flow_mlp"
-    horizon: int = 1
-    num_denoise_steps: int = 4
-    velocity: str = "gated"
-    width: int = 256
-    layers: int = 2
-    transition: str = "flow_noise"
-    noise_min: float = 0.05
-    noise_max: float = 1.0
+    horizon: Count = 1
+    num_denoise_steps: Count = 4
+    velocity: Annotated[str, Choice(*VELOCITIES)] = "gated"
+    width: Count = 256
+    layers: Count = 2
+    transition: Annotated[str, Choice(*LEARNED_STD)] = "flow_noise"
+    noise_min: Positive = 0.05
+    noise_max: Positive = 1.0
     squash: bool = True
-    critic_width: int = 256
-    steer_width: int = 0
-    steer_bound: float = 1.5
+    critic_width: Count = 256
+    steer_width: CountOrZero = 0
+    steer_bound: Positive = 1.5
 
     def __post_init__(self) -> None:
-        for key, valid in (("velocity", tuple(VELOCITIES)), ("transition", LEARNED_STD)):
-            value = getattr(self, key)
-            if value not in valid:
-                raise UserError(f"policy.{key} cannot be {value!r}. {did_you_mean(value, valid)}")
-        if not 0 < self.noise_min <= self.noise_max:
-            raise UserError("policy.noise_min must be above 0 and policy.noise_max not below it.")
+        if self.noise_min > self.noise_max:
+            raise UserError(
+                f"policy.noise_min is {self.noise_min}; it must not be above policy.noise_max, "
+                f"which is {self.noise_max}."
+            )
         if not self.steer_width:
             refuse_unread(
                 self, "policy", ("steer_bound",), "steer_width=0 leaves the initial noise as it is"

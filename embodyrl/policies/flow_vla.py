@@ -16,7 +16,7 @@ The config sets the size, from under 1 M to over 100 M parameters.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -26,10 +26,17 @@ from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import squash_log_std
 from embodyrl.policies.action_expert import ActionExpert, Context
 from embodyrl.policies.efficientnet import EfficientNetEncoder
-from embodyrl.policies.flow_base import FlowPolicy, check_sampler
+from embodyrl.policies.flow_base import (
+    CRITICS,
+    TRAINED_STEPS,
+    TRANSITIONS,
+    FlowPolicy,
+    check_sampler,
+)
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.text import TextEncoder
 from embodyrl.policies.vision import FilmCNN
+from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Positive
 from embodyrl.types import EnvSpec, Obs
 
 VISION_ENCODERS = ("film_cnn", "efficientnet_lite0")
@@ -73,32 +80,29 @@ class FlowVLAConfig:
     """
 
     name: str = "flow_vla"
-    horizon: int = 5
-    num_denoise_steps: int = 4
-    width: int = 96
-    layers: int = 2
-    heads: int = 4
-    action_patch: int = 5
-    max_prefix: int = 0
-    vision: str = "film_cnn"
+    horizon: Count = 5
+    num_denoise_steps: Count = 4
+    width: Count = 96
+    layers: Count = 2
+    heads: Count = 4
+    action_patch: Count = 5
+    max_prefix: CountOrZero = 0
+    vision: Annotated[str, Choice(*VISION_ENCODERS)] = "film_cnn"
     vision_frozen: bool = False
-    vision_width: int = 32
-    text_layers: int = 1
-    context_layers: int = 0
-    transition: str = "flow_sde"
-    eta: float = 0.5
-    noise_min: float = 0.3
-    noise_max: float = 1.0
-    trained_steps: str = "all"
-    critic: str = "privileged"
-    critic_width: int = 256
-    steer_width: int = 0
-    steer_bound: float = 1.5
+    vision_width: Count = 32
+    text_layers: CountOrZero = 1
+    context_layers: CountOrZero = 0
+    transition: Annotated[str, Choice(*TRANSITIONS)] = "flow_sde"
+    eta: NotNegative = 0.5
+    noise_min: Positive = 0.3
+    noise_max: Positive = 1.0
+    trained_steps: Annotated[str, Choice(*TRAINED_STEPS)] = "all"
+    critic: Annotated[str, Choice(*CRITICS)] = "privileged"
+    critic_width: Count = 256
+    steer_width: CountOrZero = 0
+    steer_bound: Positive = 1.5
 
     def __post_init__(self) -> None:
-        if self.vision not in VISION_ENCODERS:
-            valid = ", ".join(VISION_ENCODERS)
-            raise UserError(f"policy.vision is {self.vision!r}; it must be one of {valid}.")
         check_sampler(self)
         if self.vision == "film_cnn":
             refuse_unread(

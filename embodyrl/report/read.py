@@ -210,6 +210,7 @@ def _pairs(
             {
                 "init": init,
                 "task": (new or old or {})["task"],
+                "instruction": (new or old or {}).get("instruction", ""),
                 "group": group_of(old, new),
                 "before": old and {k: old.get(k) for k in keys},
                 "after": new and {k: new.get(k) for k in keys},

@@ -133,6 +133,7 @@ class Transitions(TensorData):
         terminated, truncated: (B,).
         next_obs: after the chunk, before any reset.
         human: (B,) whether a person took any of its actions; None where nobody can.
+        weight: (B,) how often a buffer draws it, compared with others; None means 1.
     """
 
     obs: Obs
@@ -143,6 +144,7 @@ class Transitions(TensorData):
     truncated: Bool[Tensor, " b"]
     next_obs: Obs
     human: Bool[Tensor, " b"] | None = None
+    weight: Float[Tensor, " b"] | None = None
 
     def __len__(self) -> int:
         return len(self.reward)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -30,11 +30,13 @@ class Evaluation:
         frames: init -> (steps + 1, h, w, 3) uint8 of the episodes that were filmed, cameras side by
             side.
         faults: episodes whose simulator or robot broke; they were played again from the start.
+        instructions: init -> what the policy was told, of the episodes that were filmed.
     """
 
     episodes: list[Episode]
     frames: dict[int, Tensor]
     faults: int = 0
+    instructions: dict[int, str] = field(default_factory=dict)
 
     @property
     def successes(self) -> int:
@@ -83,6 +85,7 @@ def evaluate(
     env = guarded(env)
     done: dict[int, Episode] = {}
     frames: dict[int, Tensor] = {}
+    instructions: dict[int, str] = {}
     faults = 0
     scored: list[Episode] = []
     # Filmed episodes come first. They are drawn at every action, the others once per chunk.
@@ -98,10 +101,11 @@ def evaluate(
             done |= one_pass.done
             scored = list(done.values())
             frames |= one_pass.frames
+            instructions |= one_pass.instructions
             faults += one_pass.faults
     if progress is not None:
         progress(len(done), scored)
-    return Evaluation([done[i] for i in inits], frames, faults)
+    return Evaluation([done[i] for i in inits], frames, faults, instructions)
 
 
 class _Pass:
@@ -125,6 +129,7 @@ class _Pass:
         self.filming = filming
         self.done: dict[int, Episode] = {}
         self.frames: dict[int, Tensor] = {}
+        self.instructions: dict[int, str] = {}
         self.faults = 0
         self.stream = EpisodeStream(env, self, device)
         self.generators = [_generator(seed, 0) for _ in range(env.spec.num_envs)]
@@ -164,6 +169,7 @@ class _Pass:
             images = _images(self.stream.obs)
             for k in started:
                 self.reel[k] = [images[k]]
+                self.instructions[self.stream.init[k]] = self.stream.obs.instruction[k]
 
     def _film(self, step: Step) -> None:
         valid = step.valid[:, 0].tolist()

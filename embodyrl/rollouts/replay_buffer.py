@@ -93,6 +93,7 @@ class ReplayBuffer:
                 f"{limit / 2**30:.2f} GiB are there for it. Set algorithm.capacity to "
                 f"{int(limit / self.bytes_per_chunk)} or less, or use smaller pictures."
             )
+        self.weights = torch.ones(capacity, dtype=torch.float64)
         self.data = {
             name: torch.zeros((capacity, *shape), dtype=dtype, device=self.device)
             for name, (shape, dtype) in one.items()
@@ -122,6 +123,7 @@ class ReplayBuffer:
                 )
             self.data[name][rows] = values.to(self.device)
         self.data["source"][rows] = source
+        self.weights[rows.cpu()] = 1.0 if batch.weight is None else batch.weight.double().cpu()
         self.position = (self.position + len(batch)) % self.capacity
         self.count = min(self.capacity, self.count + len(batch))
 
@@ -151,14 +153,20 @@ class ReplayBuffer:
     def sample(self, size: int, generator: torch.Generator) -> tuple[Transitions, Tensor]:
         """``size`` chunks drawn with replacement, and the source (size,) of each.
 
+        Chunks are drawn in proportion to the weight that they were added with.
+
         Raises:
             UserError: the buffer is empty.
         """
         if not self.count:
             raise UserError("The replay buffer is empty: nothing can be drawn from it.")
-        rows = torch.randint(self.count, (size,), generator=generator, device=generator.device).to(
-            self.device
-        )
+        # Equal weights, as of all that was played, need no table.
+        weights = self.weights[: self.count].to(generator.device)
+        if (weights == weights[0]).all():
+            rows = torch.randint(self.count, (size,), generator=generator, device=generator.device)
+        else:
+            rows = torch.multinomial(weights, size, replacement=True, generator=generator)
+        rows = rows.to(self.device)
         return self.rows(rows), self.data["source"][rows]
 
     def rows(self, rows: Tensor) -> Transitions:
@@ -192,6 +200,7 @@ class ReplayBuffer:
             "data": {name: values[: self.count] for name, values in self.data.items()},
             "sentences": list(self.sentences),
             "position": self.position,
+            "weights": self.weights[: self.count],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -215,6 +224,8 @@ class ReplayBuffer:
                 )
             values[:count] = saved.to(self.device)
         self.sentences = {sentence: i for i, sentence in enumerate(state["sentences"])}
+        # Checkpoints of earlier versions have no weights.
+        self.weights[:count] = state.get("weights", torch.ones(count, dtype=torch.float64))
         self.count = count
         self.position = int(state["position"]) % self.capacity
 

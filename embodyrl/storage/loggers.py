@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import math
+import netrc
 import os
 import sys
 import time
@@ -15,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
+from urllib.parse import urlsplit
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -124,6 +127,38 @@ def check_loggers(names: Sequence[str]) -> None:
         )
 
 
+def require_loggers(names: Sequence[str]) -> None:
+    """Checks that loggers can be used here, before anything is built.
+
+    Raises:
+        MissingDependencyError: the package of one is not installed.
+        UserError: an unknown one, or Weights & Biases without a key.
+    """
+    check_loggers(names)
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise _missing(name)
+    # Weights & Biases would ask for a key, or fail, after the envs are built.
+    offline = os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun")
+    if "wandb" in names and not offline and not _has_wandb_key():
+        raise UserError(
+            "The logger 'wandb' was asked for (run.loggers), but there is no key for it here. Log "
+            "in (wandb login), set WANDB_API_KEY, write to the disk alone (WANDB_MODE=offline), or "
+            "leave it out; metrics.jsonl is written in any case."
+        )
+
+
+def _has_wandb_key() -> bool:
+    """Whether there is a key of Weights & Biases where its own login looks for one."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a ``metrics.jsonl``; an incomplete last line, left by a crash, is skipped.
 
@@ -170,11 +205,14 @@ def _import_logger(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingDependencyError(
-            f"The logger {package!r} was asked for (run.loggers), but it is not installed here. "
-            f"Install it: pip install {package}, or leave it out; metrics.jsonl is written in any "
-            "case."
-        ) from error
+        raise _missing(package) from error
+
+
+def _missing(package: str) -> MissingDependencyError:
+    return MissingDependencyError(
+        f"The logger {package!r} was asked for (run.loggers), but it is not installed here. "
+        f"Install it: pip install {package}, or leave it out; metrics.jsonl is written in any case."
+    )
 
 
 class _TensorBoard:

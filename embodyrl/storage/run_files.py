@@ -18,6 +18,7 @@ EPISODE = {
     "video?": (TEXT, None),
     "success_once?": FLAG,
     "person?": FLAG,
+    "instruction?": TEXT,
 }
 EVALUATION = {
     "iteration": COUNT,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from embodyrl.policies.guidance import GuidedPolicy
 from embodyrl.policy import Actor, Policy
 from embodyrl.rollouts.batches import Episode, by_policy
 from embodyrl.rollouts.evaluation import evaluate
+from embodyrl.training.films import inits_to_film, write_films
 from embodyrl.types import EnvSpec
 
 
@@ -32,6 +34,7 @@ def evaluate_checkpoint(
     seed: int = 0,
     base: str = "",
     guidance: float = 1.0,
+    video: str = "",
 ) -> dict[str, Any]:
     """Scores a checkpoint in the env it was trained for.
 
@@ -44,14 +47,15 @@ def evaluate_checkpoint(
         seed: of the policy's noise.
         base: a checkpoint whose velocity is mixed in (``policies.guidance``); none by default.
         guidance: 0 acts as ``base``, 1 as the checkpoint itself, more goes further.
+        video: folder for videos of the first ``run.videos`` episodes; empty films none.
 
     Returns:
         ``env``, ``split``, ``reports_success``, ``faults`` (episodes that broke and were played
         again), ``episodes`` (counted), ``not_counted`` (a person acted in them), ``successes``,
         ``success_rate``, ``interval`` (95% Wilson), ``successes_once``, ``success_once_rate`` (at
         any time; the others are at the end), ``return_mean``, ``return_interval`` (95% Student's t,
-        None for one episode) and ``tasks``, the same per task; ``results`` lists every episode.
-        Rates of no counted episode are None.
+        None for one episode) and ``tasks``, the same per task; ``results`` lists every episode, and
+        its ``video`` where it was filmed. Rates of no counted episode are None.
     """
     config = load_config(path, overrides)
     if not any(o.startswith("env.split=") for o in overrides):
@@ -65,9 +69,11 @@ def evaluate_checkpoint(
         if base:
             policy = GuidedPolicy(policy, _base_policy(base, env.spec, device), guidance)
         inits = first_inits(env.spec, episodes)
-        result = evaluate(env, policy, inits, seed=seed, device=device)
+        film = inits_to_film(env.spec, inits, config.run.videos) if video else []
+        result = evaluate(env, policy, inits, seed=seed, film=film, device=device)
     finally:
         env.close()
+    films = write_films(result, env.spec, Path(video)) if video else {}
     tasks = {name: [e for e in result.episodes if e.task == name] for name in env.spec.tasks}
     return {
         "checkpoint": str(path),
@@ -77,7 +83,10 @@ def evaluate_checkpoint(
         "faults": result.faults,
         **_summary(result.episodes),
         "tasks": {name: _summary(part) for name, part in tasks.items() if part},
-        "results": [dataclasses.asdict(e) for e in result.episodes],
+        "results": [
+            {**dataclasses.asdict(e), **({"video": films[e.init]} if e.init in films else {})}
+            for e in result.episodes
+        ],
     }
 
 
@@ -143,10 +152,15 @@ def _summary(episodes: list[Episode]) -> dict[str, Any]:
 
 def print_evaluation(result: dict[str, Any]) -> None:
     """The figures of ``evaluate_checkpoint`` as text."""
-    episodes = [Episode(**row) for row in result["results"]]
+    rows = result["results"]
+    names = [field.name for field in dataclasses.fields(Episode)]
+    episodes = [Episode(**{key: row[key] for key in names}) for row in rows]
     reports = result["reports_success"]
     text = score_text(episodes, reports, result["faults"])
     print(f"{result['env']}, split {result['split']}: {text}")
     if len(result["tasks"]) > 1:
         for name in result["tasks"]:
             print(f"  {name}: {score_text([e for e in episodes if e.task == name], reports)}")
+    if films := [Path(row["video"]) for row in rows if "video" in row]:
+        what = "1 video" if len(films) == 1 else f"{len(films)} videos"
+        print(f"Wrote {what} to {films[0].parent}: {films[0].name}, ...")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -75,27 +76,12 @@ def push(path: str, repo: str, *, public: bool = False, endpoint: str | None = N
     """
     api = _api(endpoint)
     found = checkpoint.find(path)
-    states, meta = checkpoint.load_run(found, "config", "position")
-    config = load_config(str(found))
     with (
         tempfile.TemporaryDirectory(prefix="embodyrl-push-") as scratch,
         _explained(repo, "written to"),
     ):
         staged = Path(scratch)
-        run = found.parent.parent
-        checkpoint.save(staged / "checkpoints" / found.name, {"policy": states["policy"]}, meta)
-        (staged / "config.yaml").write_text(to_yaml(config))
-        evaluations = (
-            _evaluations(run, meta["position"]["iteration"])
-            if found.parent.name == "checkpoints"
-            else {}
-        )
-        (staged / "evals").mkdir()
-        for name, payload in evaluations.items():
-            (staged / "evals" / f"{name}.json").write_text(json.dumps(payload))
-        (staged / "README.md").write_text(
-            card(repo, {**meta, "config": to_dict(config)}, evaluations, run)
-        )
+        _stage(found, repo, staged)
         if not api.repo_exists(repo):
             api.create_repo(repo, private=not public)
         commit = api.upload_folder(
@@ -105,6 +91,60 @@ def push(path: str, repo: str, *, public: bool = False, endpoint: str | None = N
             delete_patterns="*",
         )
     return commit.commit_url
+
+
+def preview(path: str, repo: str, *, public: bool = False) -> str:
+    """What ``push`` would upload: files with their sizes, and the model card.
+
+    It needs no network and no login.
+
+    Raises:
+        UserError: no such checkpoint, no disk, or no name of a repository.
+    """
+    if not re.fullmatch(r"[\w][\w.-]*/[\w][\w.-]*", repo):
+        raise UserError(f"{repo!r} is no name of a repository: give OWNER/NAME.")
+    with tempfile.TemporaryDirectory(prefix="embodyrl-push-") as scratch:
+        staged = Path(scratch)
+        _stage(checkpoint.find(path), repo, staged)
+        files = {
+            str(file.relative_to(staged)): file.stat().st_size
+            for file in sorted(staged.rglob("*"))
+            if file.is_file()
+        }
+        text = (staged / "README.md").read_text()
+    kind = "public" if public else "private"
+    lines = [f"{size:>13,} bytes  {name}" for name, size in files.items()]
+    return "\n".join(
+        [
+            f"Would upload {len(files)} files, {sum(files.values()):,} bytes, to {repo} ({kind} if "
+            "it is new). Other files that are there would be deleted.",
+            *lines,
+            "",
+            "README.md:",
+            "",
+            text,
+        ]
+    )
+
+
+def _stage(found: Path, repo: str, staged: Path) -> None:
+    """Writes what is to be uploaded of a checkpoint into an empty folder."""
+    states, meta = checkpoint.load_run(found, "config", "position")
+    config = load_config(str(found))
+    run = found.parent.parent
+    checkpoint.save(staged / "checkpoints" / found.name, {"policy": states["policy"]}, meta)
+    (staged / "config.yaml").write_text(to_yaml(config))
+    evaluations = (
+        _evaluations(run, meta["position"]["iteration"])
+        if found.parent.name == "checkpoints"
+        else {}
+    )
+    (staged / "evals").mkdir()
+    for name, payload in evaluations.items():
+        (staged / "evals" / f"{name}.json").write_text(json.dumps(payload))
+    (staged / "README.md").write_text(
+        card(repo, {**meta, "config": to_dict(config)}, evaluations, run)
+    )
 
 
 def pull(repo: str, folder: str | Path, *, revision: str = "", endpoint: str | None = None) -> Path:

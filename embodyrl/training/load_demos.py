@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from dataclasses import fields
 from pathlib import Path
@@ -11,7 +12,7 @@ from embodyrl.algorithm import Algorithm
 from embodyrl.config import Config
 from embodyrl.data.partial import parts_folder
 from embodyrl.env import EnvConfig
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, refuse_unread
 from embodyrl.storage.paths import is_hub_id, settings_of
 from embodyrl.types import EnvSpec
 
@@ -19,8 +20,16 @@ EPISODES = 100
 """Demonstrations that a message proposes to collect."""
 
 
-def load_demos(config: Config, algorithm: Algorithm, spec: EnvSpec) -> Any:
+def load_demos(
+    config: Config, algorithm: Algorithm, spec: EnvSpec, *, pictures: bool = True
+) -> Any:
     """The data sets of the ``data`` section; None where the algorithm reads none.
+
+    Args:
+        config: of the run.
+        algorithm: that learns from them.
+        spec: of the env that they must fit.
+        pictures: False leaves the pictures undecoded, to see whether the data fit.
 
     Raises:
         UserError: it needs some and ``data.path`` names none, or it names some that nothing would
@@ -28,20 +37,14 @@ def load_demos(config: Config, algorithm: Algorithm, spec: EnvSpec) -> Any:
     """
     data = config.data
     if not algorithm.wants_demos:
-        if data.path:
-            raise UserError(
-                f"data.path is {data.path!r}, but {config.algorithm.name} with these settings "
-                "reads no demonstrations. Leave it out."
-            )
+        keys = [field.name for field in dataclasses.fields(data)]
+        why = f"{config.algorithm.name} with these settings reads no demonstrations"
+        refuse_unread(data, "data", keys, why)
         return None
     if not data.path:
         raise UserError(
             "This algorithm learns from demonstrations: give data.path=FOLDER (see `embodyrl "
             "collect --help`)."
-        )
-    if data.intervention_weight <= 0:
-        raise UserError(
-            f"data.intervention_weight is {data.intervention_weight}; it must be above 0."
         )
     from embodyrl.data.demonstrations import Demonstrations
     from embodyrl.data.mixture import Mixture
@@ -56,11 +59,17 @@ def load_demos(config: Config, algorithm: Algorithm, spec: EnvSpec) -> Any:
             episodes=data.episodes,
             keep=data.keep,
             cameras=data.cameras or None,
+            pictures=pictures,
         )
         part.intervention_weight = data.intervention_weight
         parts.append(part)
     weights = list(data.weights)
-    if data.codec:
+    if data.codec and not pictures:
+        from embodyrl.world_models.model_files import read_model_meta
+
+        read_model_meta(Path(data.codec))
+        weights = []  # one for each data set and its reconstruction
+    elif data.codec:
         from embodyrl.world_models.reencode import reencode
 
         parts = parts + [reencode(part, data.codec) for part in parts]

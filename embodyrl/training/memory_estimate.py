@@ -10,7 +10,6 @@ step but for what kernels use inside, what the allocator wastes, and the CUDA co
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from embodyrl import registry
 from embodyrl.algorithm import MemoryPlan
-from embodyrl.build import make_env
 from embodyrl.config import Config
 from embodyrl.types import DenoisingTrace, EnvSpec, Obs
 
@@ -38,13 +36,6 @@ class Need:
 
     what: str
     bytes: int
-
-
-def spec_of(config: Config) -> EnvSpec:
-    """The spec of the training env, from a single one of its envs."""
-    env = make_env(dataclasses.replace(config.env, num_envs=1))
-    env.close()
-    return dataclasses.replace(env.spec, num_envs=config.env.num_envs)
 
 
 def estimate(config: Config, spec: EnvSpec) -> list[Need]:

@@ -60,6 +60,7 @@ def save_evaluation(
         row.pop("reward")
         if episode.init in result.frames:
             row["video"] = f"videos/{name}_{episode.init:04d}.mp4"
+            row["instruction"] = result.instructions.get(episode.init, "")
             write_video(result.frames[episode.init], folder / row["video"], spec.control_hz)
         rows.append(row)
     position = {"env_steps": at.env_steps, "minutes": at.minutes, "iteration": at.iteration}

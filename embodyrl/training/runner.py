@@ -34,7 +34,7 @@ from embodyrl.storage import checkpoint
 from embodyrl.storage.atomic_files import remove_unfinished, write_text
 from embodyrl.storage.env_spec import check_compatible, spec_to_json
 from embodyrl.storage.folder_lock import locked
-from embodyrl.storage.loggers import LiveTable, MetricsWriter
+from embodyrl.storage.loggers import LiveTable, MetricsWriter, require_loggers
 from embodyrl.storage.paths import require_writable
 from embodyrl.storage.provenance import describe_run, finish_run
 from embodyrl.training.evaluate import first_inits, score_text
@@ -145,6 +145,7 @@ def train(
         return settings.folder
     if first:
         require_writable(settings.folder, "run.out=FOLDER")
+        require_loggers(settings.loggers)
     if starts_elsewhere(config):
         checkpoint.find(settings.init_checkpoint)  # before anything takes time
     device = pick_device(settings.device)

@@ -9,7 +9,7 @@ import torch
 
 from embodyrl import registry, starting
 from embodyrl.algorithm import Algorithm, Peers
-from embodyrl.build import described_by, limit_num_envs, make_env, make_policy
+from embodyrl.build import config_builds, described_by, limit_num_envs, make_env, make_policy
 from embodyrl.config import Config
 from embodyrl.env import VecEnv
 from embodyrl.policies.compile import compile_sampling
@@ -125,7 +125,8 @@ def build_algorithm(
     cls = registry.load("algorithms", config.algorithm.name)
     spec = envs.train_spec if cls.plays else envs.eval.spec
     with starting.step(f"building the policy ({config.policy.name})"):
-        policy = make_policy(config.policy, spec, config.run.seed, device)
+        with config_builds("policy"):
+            policy = make_policy(config.policy, spec, config.run.seed, device)
         if starts_elsewhere(config):
             with described_by(config.run.init_checkpoint):
                 checkpoint.load_weights(config.run.init_checkpoint, policy, spec)

@@ -5,26 +5,25 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from embodyrl.config import env_from_dict
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError
+from embodyrl.ranges import (
+    Choice,
+    Count,
+    CountOrZero,
+    Device,
+    NotNegative,
+    Positive,
+    Range,
+    Seed,
+    Share,
+    Threads,
+)
 from embodyrl.storage.paths import machine_setting, path_setting
 from embodyrl.world_models.model import WorldModel
-
-AT_LEAST_ONE = (
-    "horizon",
-    "batch_size",
-    "codec_steps",
-    "state_steps",
-    "state_members",
-    "judges",
-    "inverse_steps",
-    "steps",
-    "max_unroll",
-    "checkpoint_every",
-)
-"""Settings of ``WorldTrainConfig`` that must be at least 1."""
 
 
 @dataclass(frozen=True)
@@ -93,65 +92,54 @@ class WorldTrainConfig:
     """
 
     data: tuple[str, ...] = path_setting(())
-    weights: tuple[int, ...] = ()
+    weights: tuple[Count, ...] = ()
     init: str = path_setting()
     wan: str = path_setting()
     out: str = "runs/world"
-    seed: int = 0
-    horizon: int = 5
-    latent_channels: int = 16
-    channels: int = 128
-    width: int = 128
-    layers: int = 5
-    heads: int = 4
+    seed: Seed = 0
+    horizon: Count = 5
+    latent_channels: Count = 16
+    channels: Count = 128
+    width: Count = 128
+    layers: Count = 5
+    heads: Count = 4
     state: bool | None = None
     stochastic: bool = False
-    batch_size: int = 64
-    codec_steps: int = 1200
-    codec_lr: float = 3e-3
-    state_steps: int = 2000
-    state_members: int = 1
-    state_noise: float = 0.0
-    state_unroll: int = 0
-    judges: int = 1
-    judge_noise: float = 0.0
-    inverse_steps: int = 600
-    steps: int = 4000
-    muon_lr: float = 6e-3
-    lr: float = 3e-3
-    pushforward_from: float = 0.6
-    max_unroll: int = 4
-    unroll_growth: float = 0.0
-    styles: int = 0
-    context_noise: float = 0.3
-    held_out: float = 0.1
-    max_false_positives: float = 0.05
-    checkpoint_every: int = 500
-    device: str = machine_setting("auto")
-    precision: str = "auto"
-    threads: int = machine_setting(0)
+    batch_size: Count = 64
+    codec_steps: Count = 1200
+    codec_lr: Positive = 3e-3
+    state_steps: Count = 2000
+    state_members: Count = 1
+    state_noise: NotNegative = 0.0
+    state_unroll: CountOrZero = 0
+    judges: Count = 1
+    judge_noise: NotNegative = 0.0
+    inverse_steps: Count = 600
+    steps: Count = 4000
+    muon_lr: Positive = 6e-3
+    lr: Positive = 3e-3
+    pushforward_from: Share = 0.6
+    max_unroll: Count = 4
+    unroll_growth: Share = 0.0
+    styles: CountOrZero = 0
+    context_noise: NotNegative = 0.3
+    held_out: Annotated[float, Range(0, 0.5, open_low=True)] = 0.1
+    max_false_positives: Share = 0.05
+    checkpoint_every: Count = 500
+    device: Device = machine_setting("auto")
+    precision: Annotated[str, Choice("auto", "bf16", "f32")] = "auto"
+    threads: Threads = machine_setting(0)
 
     def __post_init__(self) -> None:
-        if not 0 < self.held_out <= 0.5:
-            raise UserError(f"held_out is {self.held_out}; it must lie above 0 and not above 0.5.")
-        for key in ("pushforward_from", "unroll_growth"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise UserError(f"{key} is {getattr(self, key)}; it must lie in [0, 1].")
         if self.state and self.wan:
             raise UserError(
                 "A Wan's frames cannot follow a state model: leave out state=true or wan=."
             )
-        if self.weights and (len(self.weights) != len(self.data) or min(self.weights) < 1):
+        if self.weights and len(self.weights) != len(self.data):
             raise UserError(
                 f"weights is {self.weights}; it takes one number, 1 or more, for each of "
                 f"{self.data}."
             )
-        for key in ("styles", "state_noise", "state_unroll", "judge_noise"):
-            if getattr(self, key) < 0:
-                raise UserError(f"{key} is {getattr(self, key)}; it must be 0 or more.")
-        for key in AT_LEAST_ONE:
-            if getattr(self, key) < 1:
-                raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1.")
 
 
 @dataclass(frozen=True)
@@ -183,31 +171,24 @@ class WorldModelConfig(EnvConfig):
     name: str = "world_model"
     model: str = path_setting()
     reflector: str = path_setting()
-    max_episode_steps: int = 0
-    starts: str = "first"
-    length: int = 0
-    sampling_steps: int = 0
+    max_episode_steps: CountOrZero = 0
+    starts: Annotated[str, Choice("first", "any")] = "first"
+    length: CountOrZero = 0
+    sampling_steps: CountOrZero = 0
     follow: bool = False
-    real_envs: int = 0
-    precision: str = "auto"
+    real_envs: CountOrZero = 0
+    precision: Annotated[str, Choice("auto", "bf16", "f32")] = "auto"
 
     def __post_init__(self) -> None:
         if not self.terminate_on_success:
             raise UserError(
                 "A dream always ends when the task is solved: leave env.terminate_on_success true."
             )
-        if self.starts not in ("first", "any"):
-            raise UserError(f"env.starts is {self.starts!r}; it must be first or any.")
         if self.real_envs and not 0 < self.real_envs < self.num_envs:
             raise UserError(
                 f"env.real_envs is {self.real_envs}; it must be 0, or leave some of the "
                 f"{self.num_envs} envs."
             )
-        for key in ("length", "sampling_steps"):
-            if getattr(self, key) < 0:
-                raise UserError(f"env.{key} is {getattr(self, key)}; it must be 0 or more.")
-        if self.precision not in ("auto", "bf16", "f32"):
-            raise UserError(f"env.precision is {self.precision!r}; it must be auto, bf16 or f32.")
 
     def for_evaluation(self, split: str) -> EnvConfig:
         """The config of the real env: policies trained in dreams are evaluated there."""
@@ -223,6 +204,11 @@ class WorldModelConfig(EnvConfig):
     def for_demonstrations(self) -> EnvConfig | None:
         """The real env."""
         return self.for_evaluation("train")
+
+    def smallest(self) -> EnvConfig:
+        """One dream, and one real env if there are any."""
+        real = min(1, self.real_envs)
+        return dataclasses.replace(self, num_envs=1 + real, real_envs=real)
 
 
 def model_folder(config: WorldModelConfig) -> Path:

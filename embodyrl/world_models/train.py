@@ -27,6 +27,7 @@ from torch import Tensor
 from embodyrl.build import pick_device
 from embodyrl.errors import UserError
 from embodyrl.interrupt import Interrupt, Interrupted
+from embodyrl.ranges import check_config
 from embodyrl.storage.atomic_files import remove_unfinished, write_json
 from embodyrl.storage.folder_lock import locked
 from embodyrl.storage.inputs import contents_of, listed, sort_changes
@@ -60,6 +61,7 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
         UserError: unusable data, or the folder holds a run with other settings, or another process
             is working in it.
     """
+    check_config("world", config)
     folder = Path(config.out)
     require_writable(folder, "out=FOLDER")
     _check_folder(folder, config)

@@ -140,7 +140,7 @@ def test_resumes_bit_for_bit():
 
 @pytest.mark.parametrize(
     "setting",
-    [{"num_pairs": 0}, {"ratio": "per_dim"}, {"behaviour_cap": 2.0}, {"entropy_coef": 0.1}],
+    [{"ratio": "per_dim"}, {"behaviour_cap": 2.0}, {"entropy_coef": 0.1}],
 )
 def test_refuses_what_it_cannot_do(setting):
     with pytest.raises(UserError, match=next(iter(setting))):

@@ -135,7 +135,6 @@ def test_state_goes_there_and_back():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"group_size": 1}, "nothing to compare with"),
         ({"num_episodes": 9}, "divide"),
         ({"beta": 0.0}, "above 0"),
         ({"target": "steps"}, "Did you mean 'step'"),

@@ -183,17 +183,11 @@ def test_minibatches_are_a_partition_in_a_random_order():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"ratio": "mean"}, "algorithm.ratio is 'mean'.*joint, per_dim, per_step"),
-        ({"gamma": 1.5}, r"algorithm.gamma must lie in \(0, 1\]"),
-        ({"gae_lambda": -0.1}, "algorithm.gae_lambda"),
-        ({"dual_clip": 0.5}, "algorithm.dual_clip is 0.5; it must be above 1"),
-        ({"lr_schedule": "adaptve"}, "Did you mean 'adaptive'"),
         ({"lr_schedule": "adaptive"}, "steers by algorithm.target_kl, which is 0"),
         (
             {"lr_schedule": "adaptive", "target_kl": 0.1, "lr_end": 0.1},
             "algorithm.lr_end is 0.1, but lr_schedule",
         ),
-        ({"behaviour_cap": 0.5}, "algorithm.behaviour_cap is 0.5; below 1"),
     ],
 )
 def test_wrong_settings_are_refused_in_words(settings, words):
@@ -296,21 +290,22 @@ def test_decoupled_ppo_clips_around_the_proximal_policy_and_bounds_the_importanc
     assert 0.2 < decoupled["behaviour_truncated"] < 0.8 and decoupled["behaviour_weight"] <= 1.5
 
 
-class Reads:
+SEEN = set()
+
+
+class Reads(PPOConfig):
     """A config that remembers which of its settings were looked at."""
 
-    def __init__(self, config):
-        self.config, self.seen = config, set()
-
-    def __getattr__(self, name):
-        self.seen.add(name)
-        return getattr(self.config, name)
+    def __getattribute__(self, name):
+        SEEN.add(name)
+        return super().__getattribute__(name)
 
 
 def test_every_setting_is_read():
     ppo = make_ppo()
-    reads = Reads(ppo.config)
+    reads = Reads(**vars(ppo.config))
+    SEEN.clear()
     ppo = PPO(reads, ppo.policy)
     update(ppo, make_batch(ppo.policy, half()))
-    left = {f.name for f in dataclasses.fields(PPOConfig)} - reads.seen
+    left = {f.name for f in dataclasses.fields(PPOConfig)} - SEEN
     assert left == {"num_chunks"}  # the rollout's

@@ -482,16 +482,9 @@ def test_resume_repeats_the_run(save_replay):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"utd": 0}, "nothing would be learned"),
-        ({"target_entropy": 1.0}, "negative number of nats"),
         ({"critic_norm": "batch", "tau": 0.01}, "has no target nets"),
         ({"alpha_lr": 0.0, "target_entropy": -2.0}, "leaves the temperature as it is"),
-        ({"critic_norm": "layers"}, "Did you mean 'layer'"),
-        ({"entropy": "paths"}, "Did you mean 'path'"),
-        ({"num_critics": 1}, "at least 2"),
         ({"critic_shift": 2}, "own_encoder=false shifts no pictures"),
-        ({"own_encoder": True, "critic_shift": -1}, "a number of pixels"),
-        ({"gamma": 1.5}, "must lie in"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(settings, said):
@@ -503,9 +496,7 @@ def test_settings_that_cannot_be_meant_are_refused(settings, said):
     ("settings", "said"),
     [
         ({"velocity": "gaussian"}, "num_denoise_steps=1"),
-        ({"velocity": "gate"}, "Did you mean 'gated'"),
-        ({"transition": "flow_sde"}, "or 'flow_sde_learned'"),
-        ({"noise_min": 0.0}, "above 0"),
+        ({"noise_min": 2.0}, "must not be above policy.noise_max"),
     ],
 )
 def test_policies_that_cannot_be_meant_are_refused(settings, said):

@@ -140,5 +140,7 @@ def test_data_that_is_not_finite_stops_it_in_words():
 
 
 def test_an_unknown_time_schedule_is_refused_in_words():
-    with pytest.raises(UserError, match="no time schedule 'cosine'"):
+    with pytest.raises(
+        UserError, match=r"algorithm\.time is 'cosine', but it must be uniform or beta"
+    ):
         run(make_sft(time="cosine"), demonstrations(4), range(1), 1)

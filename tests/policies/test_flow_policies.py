@@ -285,17 +285,14 @@ def test_weights_depend_on_the_seed_alone():
     ("settings", "words"),
     [
         (
-            {"transition": "flow_magic"},
-            "policy.transition is 'flow_magic'.*flow_sde, flow_cps, flow_noise",
-        ),
-        (
             {"transition": "flow_noise", "eta": 0.7},
             "policy.eta is 0.7, but transition=flow_noise does not read it",
         ),
         ({"noise_max": 0.5}, "policy.noise_max is 0.5, but transition=flow_sde does not read it"),
-        ({"transition": "flow_noise", "noise_min": 1.5}, "policy.noise_min must be above 0"),
-        ({"trained_steps": "two"}, "policy.trained_steps.*all, one"),
-        ({"critic": "none"}, "policy.critic.*privileged, shared"),
+        (
+            {"transition": "flow_noise", "noise_min": 1.5},
+            "policy.noise_min is 1.5; it must not be above policy.noise_max",
+        ),
         ({"horizon": 6}, "policy.action_patch 5 does not divide policy.horizon 6"),
         ({"width": 30}, "policy.width 30 is not an even multiple of policy.heads"),
         ({"eta": -1.0}, "eta is -1.0"),

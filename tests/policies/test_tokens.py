@@ -178,6 +178,6 @@ def test_what_it_cannot_do_is_refused(vlm):
     with pytest.raises(UserError, match=r"nft needs a policy with the ability HasFlow.*velocity"):
         NFT(NFTConfig(), make(vlm))
     with pytest.raises(UserError, match="Did you mean 'parallel'"):
-        TokenVLAConfig(decoding="paralel")
+        make_policy(TokenVLAConfig(decoding="paralel"), SPEC, 0)
     with pytest.raises(UserError, match=r"policy\.vlm"):
         make_policy(TokenVLAConfig(), dataclasses.replace(SPEC), 0)

@@ -43,6 +43,7 @@ def make_run(folder: Path, env: MujocoEnv, seed: int, noises: dict[str, tuple[in
                     "success": r.success,
                     "length": len(r),
                     "video": video,
+                    "instruction": "go <there>",
                 }
                 | {"return": float(r.reward.sum())}
             )

@@ -124,6 +124,11 @@ def test_videos_play(open_page, runs):
     assert first.evaluate("v => v.paused")
 
 
+def test_the_instruction_stands_under_every_pair_of_videos(open_page, runs):
+    page = open_page(runs[:1])
+    assert page.locator(".film-card .said").all_text_contents() == ["“go <there>”"] * 6
+
+
 def test_filters_show_their_kind_alone(open_page, runs):
     page = open_page(runs[:1])
     groups = page.locator(".film-card").evaluate_all("cards => cards.map(c => c.dataset.group)")

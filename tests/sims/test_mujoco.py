@@ -252,8 +252,7 @@ def test_the_privileged_state_does_not_tell_the_time():
         ({"cameras": ("frnt",)}, "Did you mean 'front'"),
         ({"renderer": "wrap"}, "Did you mean 'warp'"),
         ({"control_mode": "joint"}, "control mode"),
-        ({"max_blocks": 9}, "max_blocks"),
-        ({"num_envs": 0}, "num_envs"),
+        ({"renderer": "opengl", "render_batch": 4}, "env.render_batch is 4, but renderer=opengl"),
     ],
 )
 def test_a_wrong_setting_is_named(settings, words):

@@ -17,21 +17,28 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from embodyrl.errors import UserError, did_you_mean
+from embodyrl.errors import UserError
 from embodyrl.functional.flow import squash_log_std
-from embodyrl.policies.flow_base import FlowPolicy, check_sampler
+from embodyrl.policies.flow_base import (
+    CRITICS,
+    TRAINED_STEPS,
+    TRANSITIONS,
+    FlowPolicy,
+    check_sampler,
+)
 from embodyrl.policies.vla import lerobot_io
 from embodyrl.policies.vla.lora import add_adapters, without_adapters
 from embodyrl.policies.vla.nets import NETS, Prefix
 from embodyrl.policies.vla.prefix_cache import PrefixCache
 from embodyrl.policies.vla.processors import ACTION, STATE, ActionNormalizer, Processors
+from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Positive
 from embodyrl.storage.paths import path_setting
 from embodyrl.types import EnvSpec, Obs
 
@@ -87,30 +94,27 @@ class VLAConfig:
     random_weights: bool = False
     vlm: str = path_setting()
     cameras: tuple[str, ...] = ()
-    horizon: int = 10
-    chunk_size: int = 0
-    max_prefix: int = 0
-    num_denoise_steps: int = 10
-    train: str = "expert"
-    lora_rank: int = 0
-    precision: str = "float32"
+    horizon: Count = 10
+    chunk_size: CountOrZero = 0
+    max_prefix: CountOrZero = 0
+    num_denoise_steps: Count = 10
+    train: Annotated[str, Choice(*TRAINED)] = "expert"
+    lora_rank: CountOrZero = 0
+    precision: Annotated[str, Choice("float32", "bfloat16")] = "float32"
     checkpointing: bool = False
-    keep_prefixes: int = 0
-    transition: str = "flow_sde"
-    eta: float = 0.5
-    noise_min: float = 0.3
-    noise_max: float = 1.0
-    trained_steps: str = "all"
-    critic: str = "shared"
-    critic_width: int = 256
-    steer_width: int = 0
-    steer_bound: float = 1.5
+    keep_prefixes: CountOrZero = 0
+    transition: Annotated[str, Choice(*TRANSITIONS)] = "flow_sde"
+    eta: NotNegative = 0.5
+    noise_min: Positive = 0.3
+    noise_max: Positive = 1.0
+    trained_steps: Annotated[str, Choice(*TRAINED_STEPS)] = "all"
+    critic: Annotated[str, Choice(*CRITICS)] = "shared"
+    critic_width: Count = 256
+    steer_width: CountOrZero = 0
+    steer_bound: Positive = 1.5
 
     def __post_init__(self) -> None:
         check_sampler(self)
-        for key, valid in (("train", TRAINED), ("precision", ("float32", "bfloat16"))):
-            if (given := getattr(self, key)) not in valid:
-                raise UserError(f"policy.{key} is {given!r}. {did_you_mean(given, valid)}")
         if self.keep_prefixes and self.train != "expert":
             raise UserError(
                 "policy.keep_prefixes keeps what a frozen model computed, but "
@@ -120,10 +124,10 @@ class VLAConfig:
             raise UserError(
                 "policy.lora_rank puts no adapters on the image encoder. Use policy.train=language."
             )
-        if self.horizon < 1 or 0 < self.chunk_size < self.horizon:
+        if 0 < self.chunk_size < self.horizon:
             raise UserError(
-                f"policy.horizon is {self.horizon}; it must be at least 1 and not above "
-                f"policy.chunk_size {self.chunk_size}."
+                f"policy.horizon is {self.horizon}; it must not be above policy.chunk_size, which "
+                f"is {self.chunk_size}."
             )
         if self.max_prefix and not 0 < self.max_prefix < self.horizon:
             raise UserError(

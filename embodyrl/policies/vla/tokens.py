@@ -14,21 +14,22 @@ in units of bins.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from embodyrl.errors import UserError, did_you_mean
+from embodyrl.errors import UserError
 from embodyrl.functional.flow import Generators, randn
 from embodyrl.functional.losses import masked_mean
-from embodyrl.policies.flow_base import ActorCritic
+from embodyrl.policies.flow_base import CRITICS, ActorCritic
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.vla import lerobot_io
 from embodyrl.policies.vla.nets import copy_cache
 from embodyrl.policy import Mode
+from embodyrl.ranges import Choice, Count, Positive, Range
 from embodyrl.storage.paths import path_setting
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
 
@@ -56,23 +57,13 @@ class TokenVLAConfig:
     name: str = "token_vla"
     vlm: str = path_setting()
     random_weights: bool = False
-    horizon: int = 5
-    decoding: str = "parallel"
-    bins: int = 256
-    temperature: float = 1.0
+    horizon: Count = 5
+    decoding: Annotated[str, Choice(*DECODING)] = "parallel"
+    bins: Annotated[int, Range(2, 65536)] = 256
+    temperature: Positive = 1.0
     train_vision: bool = False
-    critic: str = "shared"
-    critic_width: int = 256
-
-    def __post_init__(self) -> None:
-        for key, valid in (("decoding", DECODING), ("critic", ("shared", "privileged"))):
-            if (given := getattr(self, key)) not in valid:
-                raise UserError(f"policy.{key} is {given!r}. {did_you_mean(given, valid)}")
-        if self.bins < 2 or self.horizon < 1 or self.temperature <= 0:
-            raise UserError(
-                "policy.bins must be at least 2, policy.horizon at least 1, policy.temperature "
-                "above 0."
-            )
+    critic: Annotated[str, Choice(*CRITICS)] = "shared"
+    critic_width: Count = 256
 
 
 @dataclass

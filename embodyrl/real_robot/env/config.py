@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.ranges import Count, CountOrZero, Pixels, Range
 from embodyrl.real_robot.connect_robot import ROBOTS
 from embodyrl.real_robot.control.actions import SPACES
-from embodyrl.real_robot.control.config_checks import require_number
 from embodyrl.real_robot.control.safety_config import REACH
 from embodyrl.real_robot.env.reflector_judge import ReflectorJudge
 from embodyrl.storage.paths import machine_setting, path_setting
+
+Metres = Annotated[float, Range(-REACH, REACH)]
+"""From the robot's base."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class RobotConfig(EnvConfig):
         renderer: of the simulated robot.
         control_mode: what an action means: ``"ee_delta_pos"`` or ``"ee_delta_pose"``.
         control_hz: actions per second that the policy was trained at.
-        speed: share of that rate at which actions are carried out (``embodyrl deploy --speed``).
+        speed: share of that rate at which actions are carried out (``--speed`` of ``embodyrl deploy``).
         max_episode_steps: number of actions in an episode.
         home: (3,) m, where the hand goes before a person arranges the scene.
         log: folder of the episodes' logs (MCAP); empty for none.
@@ -51,27 +54,27 @@ class RobotConfig(EnvConfig):
     """
 
     name: str = "robot"
-    num_envs: int = machine_setting(1)
+    num_envs: Annotated[int, Range(1, 1)] = machine_setting(1)
     robot: str = "twin"
     address: str = machine_setting("")
     robot_file: str = machine_setting("")
     prompt: str = ""
     task: str = "pick"
     cameras: tuple[str, ...] = ("front",)
-    image_size: int = 64
+    image_size: Pixels = 64
     renderer: str = "warp"
     control_mode: str = "ee_delta_pos"
-    control_hz: float = 25.0
-    speed: float = 0.25
-    max_episode_steps: int = 40
-    home: tuple[float, float, float] = (0.45, 0.0, 0.25)
+    control_hz: Annotated[float, Range(1e-3, 1000)] = 25.0
+    speed: Annotated[float, Range(0, 1, open_low=True)] = 0.25
+    max_episode_steps: Count = 40
+    home: tuple[Metres, Metres, Metres] = (0.45, 0.0, 0.25)
     log: str = machine_setting("")
     record: bool = machine_setting(False)
-    corrector: int = 0
-    operator: int = machine_setting(-1)
+    corrector: CountOrZero = 0
+    operator: Annotated[int, Range(-1, 65535)] = machine_setting(-1)
     hand: str = machine_setting("")
     reflector: str = path_setting()
-    max_reward: float = 1.0
+    max_reward: Annotated[float, Range(0, 1e6, open_low=True, open_high=True)] = 1.0
 
     def for_evaluation(self, split: str) -> EnvConfig:
         """The same robot without a person: only the policy is scored."""
@@ -80,6 +83,12 @@ class RobotConfig(EnvConfig):
     def for_demonstrations(self) -> EnvConfig | None:
         """The task of the simulated arm, which a scripted expert knows."""
         return task_config(self) if self.robot == "twin" else None
+
+    def smallest(self) -> EnvConfig | None:
+        """The simulated robot, without a page or a log; None for a real one."""
+        if self.robot != "twin":
+            return None
+        return replace(self, operator=-1, hand="", log="", record=False)
 
 
 def task_config(config: RobotConfig) -> Any:
@@ -104,8 +113,6 @@ def check_settings(config: RobotConfig) -> None:
     Raises:
         UserError: a setting that cannot be.
     """
-    if config.num_envs != 1:
-        raise UserError(f"There is one robot, so env.num_envs must be 1, not {config.num_envs}.")
     if config.robot not in ROBOTS:
         raise UserError(f"There is no robot {config.robot!r}. {did_you_mean(config.robot, ROBOTS)}")
     # Only control modes whose actions the decoder knows.
@@ -115,16 +122,6 @@ def check_settings(config: RobotConfig) -> None:
             f"A robot has no control mode {config.control_mode!r}. "
             f"{did_you_mean(config.control_mode, modes)}"
         )
-    require_number("env.control_hz", config.control_hz, 1e-3, 1000.0, "actions per second")
-    for axis, value in enumerate(config.home):
-        require_number(f"env.home[{axis}]", value, -REACH, REACH, "m from the robot's base")
-    if not 0.0 < config.speed <= 1.0:
-        raise UserError(
-            f"env.speed is {config.speed}; it is a share of the trained rate, above 0 and at most "
-            "1."
-        )
-    if not 0.0 < config.max_reward < 1e6:
-        raise UserError(f"env.max_reward is {config.max_reward}; it must be above 0 and below 1e6.")
     if config.corrector and config.robot != "twin":
         raise UserError(
             "env.corrector works with the simulated arm alone, because its scripted expert needs "

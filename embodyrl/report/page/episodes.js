@@ -177,6 +177,7 @@ function film(run, p) {
       side("before", p.before),
       side(p.before ? "after" : "now", p.after),
     ),
+    p.instruction ? node("p", { class: "said" }, `“${p.instruction}”`) : null,
   );
   for (const video of card.querySelectorAll("video")) {
     video.muted = true;

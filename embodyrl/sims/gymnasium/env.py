@@ -11,6 +11,7 @@ from typing import Any
 import mujoco
 
 from embodyrl.env import EnvConfig, VecEnv
+from embodyrl.ranges import Count, CountOrZero, Processes
 from embodyrl.registry import EnvFactory
 from embodyrl.sims.gymnasium.bridge import FromGymnasium
 from embodyrl.sims.workers.pool import PooledVecEnv
@@ -33,9 +34,9 @@ class GymnasiumConfig(EnvConfig):
 
     name: str = "gymnasium"
     id: str = "Hopper-v5"
-    num_envs: int = machine_setting(1)
-    max_episode_steps: int = 0
-    num_workers: int = machine_setting(1)
+    num_envs: Count = machine_setting(1)
+    max_episode_steps: CountOrZero = 0
+    num_workers: Processes = machine_setting(1)
     reports_success: bool | None = None
 
     def for_demonstrations(self) -> EnvConfig | None:

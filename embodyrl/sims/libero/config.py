@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from embodyrl.env import EnvConfig
+from embodyrl.ranges import Count, CountOrZero, Pixels, Processes, Range, Threads
 from embodyrl.storage.paths import machine_setting
 
 
@@ -37,11 +39,11 @@ class LiberoConfig(EnvConfig):
     name: str = "libero"
     backend: str = "native"
     suite: str = "libero_spatial"
-    task_ids: tuple[int, ...] = ()
+    task_ids: tuple[Annotated[int, Range(0, 1000)], ...] = ()
     cameras: tuple[str, ...] = ("agentview", "wrist")
-    image_size: int = 128
-    num_workers: int = machine_setting(1)
-    num_threads: int = machine_setting(0)
-    max_episode_steps: int = 0
-    settle_steps: int = 10
-    max_models: int = machine_setting(10)
+    image_size: Pixels = 128
+    num_workers: Processes = machine_setting(1)
+    num_threads: Threads = machine_setting(0)
+    max_episode_steps: CountOrZero = 0
+    settle_steps: CountOrZero = 10
+    max_models: Count = machine_setting(10)

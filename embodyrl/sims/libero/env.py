@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from embodyrl.env import VecEnv
-from embodyrl.errors import UserError, did_you_mean
+from embodyrl.errors import UserError, did_you_mean, refuse_unread
 from embodyrl.registry import EnvFactory
 from embodyrl.sims.libero.base import LiberoEnv
 from embodyrl.sims.libero.config import LiberoConfig
@@ -19,6 +19,10 @@ def make_env(config: LiberoConfig) -> VecEnv:
         UserError: a setting that does not exist.
         MissingDependencyError: LIBERO or what draws its cameras is not installed.
     """
+    if config.backend == "warp":
+        refuse_unread(config, "env", ("num_workers",), "backend=warp steps all envs in one process")
+    if config.backend == "robosuite":
+        refuse_unread(config, "env", ("num_threads",), "backend=robosuite has no threads")
     if config.num_workers > 1 and config.backend != "warp":
         return PooledVecEnv("libero", config, num_workers=config.num_workers)
     return _backend_class(config.backend)(config)

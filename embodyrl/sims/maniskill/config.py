@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.ranges import CountOrZero, Pixels, Range
 from embodyrl.sims.maniskill.base_env import REWARDS
 from embodyrl.sims.maniskill.tasks import SPLITS
 from embodyrl.storage.paths import machine_setting
@@ -40,13 +42,13 @@ class ManiSkillConfig(EnvConfig):
     task: str = "PickCube-v1"
     obs: str = "state"
     cameras: tuple[str, ...] = ()
-    image_size: int = 64
+    image_size: Pixels = 64
     control_mode: str = "pd_ee_delta_pos"
     reward: str = "sparse"
-    max_episode_steps: int = 0
+    max_episode_steps: CountOrZero = 0
     robot: str = ""
     backend: str = "auto"
-    num_workers: int = machine_setting(0)
+    num_workers: Annotated[int, Range(0, 1024)] = machine_setting(0)
 
     @property
     def pool_size(self) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from embodyrl.env import EnvConfig
-from embodyrl.errors import UserError, did_you_mean
+from embodyrl.errors import UserError, did_you_mean, refuse_unread
+from embodyrl.ranges import Count, CountOrZero, Pixels, Range, Threads
 from embodyrl.sims.mujoco import tasks
 from embodyrl.sims.mujoco.physics import BACKENDS
 from embodyrl.storage.paths import machine_setting
@@ -46,16 +48,16 @@ class MujocoConfig(EnvConfig):
     name: str = "mujoco"
     task: str = "pick"
     cameras: tuple[str, ...] = ("front",)
-    image_size: int = 64
+    image_size: Pixels = 64
     backend: str = "native"
     renderer: str = "warp"
     control_mode: str = "ee_delta_pos"
     reward: str = "sparse"
-    max_episode_steps: int = 0
-    min_blocks: int = 0
-    max_blocks: int = 0
-    num_threads: int = machine_setting(0)
-    render_batch: int = machine_setting(16)
+    max_episode_steps: CountOrZero = 0
+    min_blocks: Annotated[int, Range(0, MAX_BLOCKS)] = 0
+    max_blocks: Annotated[int, Range(0, MAX_BLOCKS)] = 0
+    num_threads: Threads = machine_setting(0)
+    render_batch: Count = machine_setting(16)
 
 
 def block_range(task: tasks.Task, config: MujocoConfig) -> tuple[int, int]:
@@ -89,9 +91,7 @@ def check_config(config: MujocoConfig) -> None:
     ):
         if value not in valid:
             raise UserError(f"MuJoCo has no {what} {value!r}. {did_you_mean(value, valid)}")
-    if not 0 <= config.max_blocks <= MAX_BLOCKS or not 0 <= config.min_blocks <= MAX_BLOCKS:
-        raise UserError(
-            f"min_blocks and max_blocks lie between 1 and {MAX_BLOCKS} (or 0 for the task's own)."
-        )
-    if config.num_envs < 1:
-        raise UserError(f"num_envs is {config.num_envs}, but at least one env is needed.")
+    # Settings that this env would not read.
+    if config.renderer != "warp" or not config.cameras:
+        what = f"renderer={config.renderer}" if config.cameras else "an env without cameras"
+        refuse_unread(config, "env", ("render_batch",), f"{what} draws no batches")

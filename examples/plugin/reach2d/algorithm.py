@@ -16,6 +16,7 @@ from embodyrl.algorithm import Algorithm, SharesGradients
 from embodyrl.algorithms.grpo import share_episodes
 from embodyrl.algorithms.optim import GuardedAdam, Microbatches
 from embodyrl.policy import PathPolicy, ScoresPaths
+from embodyrl.ranges import Count, Positive
 from embodyrl.rollouts.batches import GroupBatch
 from embodyrl.rollouts.collect import Player, collect_episodes
 
@@ -32,9 +33,9 @@ class ReinforceConfig:
     """
 
     name: str = "reinforce"
-    num_episodes: int = 64
+    num_episodes: Count = 64
     group_size: int = 1
-    lr: float = 1e-2
+    lr: Positive = 1e-2
 
 
 class Reinforce(Algorithm):

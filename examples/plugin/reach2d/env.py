@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick, split_index
+from embodyrl.ranges import Count, Positive
 from embodyrl.types import EnvSpec, Obs
 
 
@@ -22,8 +23,8 @@ class Reach2DConfig(EnvConfig):
     """
 
     name: str = "reach2d"
-    max_episode_steps: int = 20
-    radius: float = 0.15
+    max_episode_steps: Count = 20
+    radius: Positive = 0.15
 
 
 class Reach2D(SteppedVecEnv):

@@ -202,8 +202,6 @@ def test_trained_with_noise_it_leads_a_dream_back(tmp_path, monkeypatch) -> None
         ) / model.std
         off.append(float(error.detach().square().mean().sqrt()))
     assert off[1] < 0.85 * off[0] and off[0] > 0.2
-    with pytest.raises(UserError, match=r"state_noise is -0\.1; it must be 0 or more"):
-        WorldTrainConfig(state_noise=-0.1)
 
 
 def test_it_learns_from_where_it_comes_by_itself(monkeypatch) -> None:
@@ -239,8 +237,6 @@ def test_it_learns_from_where_it_comes_by_itself(monkeypatch) -> None:
         assert len(fits) == 1
         backs |= set(fits)
     assert backs == {0, 1, 2, 3}
-    with pytest.raises(UserError, match=r"state_unroll is -1; it must be 0 or more"):
-        WorldTrainConfig(state_unroll=-1)
 
 
 LAYOUT = (("hand", 0, 3), ("object", 3, 3), ("mark", 6, 3))
@@ -453,9 +449,6 @@ def test_judges_that_learned_with_noise_are_sure_of_less() -> None:
         words = embedded[clips.sentence[rows]]
         sure.append(float(model.state.logit(clips.full_state(rows), words).detach().abs().mean()))
     assert 0 < sure[1] < 0.6 * sure[0]
-    for wrong in ({"judge_noise": -0.1}, {"judges": 0}):
-        with pytest.raises(UserError, match=next(iter(wrong))):
-            WorldTrainConfig(**wrong)
 
 
 def test_the_longest_dream_in_training_grows() -> None:
@@ -469,8 +462,6 @@ def test_the_longest_dream_in_training_grows() -> None:
     )
     fixed = dataclasses.replace(config, unroll_growth=0.0)
     assert {longest_unroll(fixed, step) for step in range(60, 100)} == {4}
-    with pytest.raises(UserError, match=r"unroll_growth is 2\.0; it must lie in"):
-        WorldTrainConfig(unroll_growth=2.0)
 
 
 def test_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch) -> None:

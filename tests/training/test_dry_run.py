@@ -1,0 +1,148 @@
+"""``train --dry-run`` refuses what the run would refuse, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from embodyrl.cli.main import main
+from embodyrl.config import RunConfig, compose
+from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.real_robot.env.config import RobotConfig
+from embodyrl.storage.loggers import require_loggers
+from embodyrl.training.dry_run import try_run
+from embodyrl.world_models.config import WorldModelConfig
+
+PRESET = """# A preset of the tests: states only, so that nothing is drawn.
+env: {name: mujoco, task: reach, renderer: none, cameras: [], num_envs: 64, max_episode_steps: 10}
+policy: {name: flow_mlp, horizon: 5, width: 16, layers: 1}
+algorithm: {name: ppo, num_chunks: 2, epochs: 1, critic_epochs: 1}
+run: {name: tiny, iterations: 1, eval_episodes: 2, eval_before: false, videos: 0, device: cpu}
+"""
+
+
+@pytest.fixture
+def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(PRESET)
+    return "tiny.yaml"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("data") / "set"
+    command = ["collect", "mujoco", "env.task=reach", "env.renderer=none", "env.cameras=[]"]
+    assert main([*command, "env.max_episode_steps=40", "--episodes", "2", "--out", str(path)]) == 0
+    return str(path)
+
+
+def test_what_is_sound_is_described_and_nothing_is_written(
+    preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", preset, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "# env: mujoco/reach, 1 task, 4 action dims" in out and "# policy: " in out
+    (tmp_path / "copy.yaml").write_text(out)
+    assert compose("copy.yaml") == compose(preset)
+    assert {p.name for p in tmp_path.iterdir()} == {"tiny.yaml", "copy.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["env.task=reech"], "no task 'reech'. Did you mean 'reach'"),
+        (["env.split=trian"], "no split 'trian'"),
+        (["run.eval_split=evla"], "no split 'evla'"),
+        (["run.init_checkpoint=nowhere"], "no checkpoint in nowhere"),
+        (["run.workers=3"], "cannot share env.num_envs=64 evenly"),
+        (["run.max_lag=1"], "behaviour_cap"),
+        (["data.weights=[1]"], "reads no demonstrations"),
+    ],
+)
+def test_what_the_run_would_refuse_is_refused(
+    preset: str, tmp_path: Path, overrides: list[str], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        try_run(compose(preset, overrides))
+    assert not (tmp_path / "runs").exists()
+
+
+SFT = """# A preset of the tests.
+env: {name: mujoco, task: reach, renderer: none, cameras: [], num_envs: 2}
+policy: {name: flow_mlp, horizon: 5, width: 16, layers: 1}
+algorithm: {name: sft}
+run: {device: cpu}
+"""
+
+
+def test_data_are_read_without_their_pictures_and_must_fit(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sft.yaml").write_text(SFT)
+    lines, spec = try_run(compose("sft.yaml", [f"data.path={data}"]))
+    assert lines[-1].startswith("data: 2 episodes, ") and spec is not None
+    lines, _ = try_run(compose("sft.yaml", [f"data.path={data}", f"data.more=[{data}]"]))
+    assert lines[-1].startswith("data: 4 episodes, ")
+    for overrides, words in (
+        ([], "give data.path=FOLDER"),
+        ([f"data.path={data}", "data.weights=[1,1]"], "1 data sets"),
+        ([f"data.path={data}", "env.control_mode=ee_delta_pose"], "4 action dims"),
+        ([f"data.path={data}", "data.episodes=3"], "3 episodes were asked for"),
+    ):
+        with pytest.raises(UserError, match=words):
+            try_run(compose("sft.yaml", overrides))
+
+
+def test_an_id_that_gymnasium_does_not_know() -> None:
+    with pytest.raises(UserError, match="Hoper"):
+        try_run(compose("gymnasium_sac_flow", ["env.id=Hoper-v5"]))
+
+
+def test_a_replay_buffer_that_would_not_fit_is_refused_without_being_made() -> None:
+    with pytest.raises(UserError, match=r"algorithm\.capacity"):
+        try_run(compose("gymnasium_sac_flow", ["algorithm.capacity=1000000000"]))
+
+
+def test_a_robot_is_left_alone_and_the_smallest_env_is_one() -> None:
+    assert RobotConfig(robot="ros2").smallest() is None
+    twin = RobotConfig(operator=0, log="logs", record=True).smallest()
+    assert isinstance(twin, RobotConfig) and (twin.operator, twin.log) == (-1, "")
+    mixed = WorldModelConfig(model="m", num_envs=64, real_envs=16).smallest()
+    assert (mixed.num_envs, mixed.real_envs) == (2, 1)
+
+
+def test_loggers_must_be_usable_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with pytest.raises(UserError, match="no key for it here"):
+        require_loggers(["wandb"])
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    require_loggers(["wandb", "tensorboard"])
+    monkeypatch.delenv("WANDB_MODE")
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x\n")
+    (tmp_path / "netrc").chmod(0o600)
+    require_loggers(["wandb"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match="pip install tensorboard"):
+        require_loggers(["tensorboard"])
+    assert RunConfig().loggers == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--memory"], "give --dry-run too"),
+        (["--ray-address", "auto"], "--ray-address is read with --launcher ray alone"),
+        (["--token-file", "x", "--launcher", "ray"], "--token-file is read with --launcher robot"),
+    ],
+)
+def test_options_that_nothing_reads_are_refused(
+    preset: str, options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", preset, *options]) == 1
+    assert words in capsys.readouterr().err
