@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.errors import UserError, refuse_unread
-from embodyrl.functional.flow import randn
-from embodyrl.policies.noise_policy import complete_noise
+from embodyrl.functional.flow import complete_noise, randn
 from embodyrl.policy import HasFeatures, HasFlow, Steerable
 from embodyrl.types import Obs
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from embodyrl.checks.error import CheckError, require
 from embodyrl.errors import UserError
-from embodyrl.policies.noise_policy import complete_noise
+from embodyrl.functional.flow import complete_noise
 from embodyrl.policy import (
     HasFeatures,
     HasFlow,

@@ -80,6 +80,21 @@ def _random_tensor(
     return torch.stack(rows).to(device)
 
 
+def complete_noise(
+    chosen: Float[Tensor, "n h a"], shape: tuple[int, int], generator: Generators
+) -> Float[Tensor, "n c d"]:
+    """The flow's initial state with ``chosen`` in its executed part, and N(0, I) in the rest.
+
+    The flow was trained with noise everywhere. Nothing is drawn where there is no rest.
+    """
+    rows, columns = chosen.shape[1:]
+    if (rows, columns) == shape:
+        return chosen
+    noise = randn((len(chosen), *shape), generator, chosen.device).to(chosen.dtype)
+    noise[:, :rows, :columns] = chosen
+    return noise
+
+
 def timesteps(num_steps: int, device: torch.device | str = "cpu") -> Float[Tensor, " k"]:
     """t_k = 1 - k/K for k = 0 .. K-1, the time at the start of each denoising step."""
     return 1.0 - torch.arange(num_steps, device=device, dtype=torch.float32) / num_steps

@@ -11,7 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embodyrl.functional.flow import Generators, gaussian_log_prob, randn, squash_log_std
+from embodyrl.functional.flow import (
+    Generators,
+    complete_noise,
+    gaussian_log_prob,
+    randn,
+    squash_log_std,
+)
 from embodyrl.policies.mlp_velocities import mlp
 
 STD_MIN = 0.05
@@ -93,18 +99,3 @@ def initial_noise(
         return randn((len(features), *shape), generator, features.device)
     chosen = steer.mean(features) if mode == "eval" else steer.sample(features, generator)[0]
     return complete_noise(chosen, shape, generator)
-
-
-def complete_noise(
-    chosen: Float[Tensor, "n h a"], shape: tuple[int, int], generator: Generators
-) -> Float[Tensor, "n c d"]:
-    """The flow's initial state with ``chosen`` in its executed part, and N(0, I) in the rest.
-
-    The flow was trained with noise everywhere. Nothing is drawn where there is no rest.
-    """
-    rows, columns = chosen.shape[1:]
-    if (rows, columns) == shape:
-        return chosen
-    noise = randn((len(chosen), *shape), generator, chosen.device).to(chosen.dtype)
-    noise[:, :rows, :columns] = chosen
-    return noise

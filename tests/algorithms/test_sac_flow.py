@@ -14,11 +14,10 @@ from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.build import make_policy
 from embodyrl.checks import check_policy
 from embodyrl.errors import UserError
-from embodyrl.functional.flow import DenoisingTransition, randn
+from embodyrl.functional.flow import DenoisingTransition, complete_noise, randn
 from embodyrl.functional.losses import sac_actor_loss, temperature_loss
 from embodyrl.policies.flow_mlp import FlowMLP, FlowMLPConfig
 from embodyrl.policies.mlp_velocities import VELOCITIES, DecodedVelocity, GatedVelocity
-from embodyrl.policies.noise_policy import complete_noise
 from embodyrl.policies.normalize import TanhSquash
 from embodyrl.policies.sample_path import integrate, sample_path
 from embodyrl.rollouts.collect import Player

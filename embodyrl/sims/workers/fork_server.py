@@ -23,6 +23,7 @@ import struct
 import subprocess
 import sys
 import threading
+import traceback
 from typing import Any
 
 from embodyrl.sims.workers.messages import receive_message, send_message
@@ -49,14 +50,15 @@ class ForkedProcess:
         Raises:
             subprocess.TimeoutExpired: it lives longer than ``timeout`` seconds.
         """
-        if self.returncode is None:
+        code = self.returncode
+        if code is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
             data = os.read(self._status, _STATUS.size)
             # Without an answer the server itself was killed, and its workers with it.
-            self.returncode = _STATUS.unpack(data)[0] if data else -signal.SIGKILL
+            code = self.returncode = _STATUS.unpack(data)[0] if data else -signal.SIGKILL
             os.close(self._status)
-        return self.returncode
+        return int(code)
 
     def kill(self) -> None:
         """Kills it, unless it has ended."""
@@ -228,8 +230,7 @@ def _become_worker(message: dict[str, Any], sock: int, log: int) -> None:
         importlib.import_module("numpy").random.seed()
         importlib.import_module("embodyrl.sims.workers.process").main(3)
     except BaseException:
-        # Written to the log, from which the parent quotes.
-        sys.excepthook(*sys.exc_info())
+        traceback.print_exc()  # into the log, from which the parent quotes
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
