@@ -14,7 +14,7 @@ import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Self
 
 import torch
 from torch import nn
@@ -30,9 +30,6 @@ MAX_FILE = "10GB"
 """Size of a file from which on weights are written to several, as in diffusers."""
 DAMAGED = "is damaged, or of another version of embodyrl; train it again"
 
-Arguments = ParamSpec("Arguments")
-Net = TypeVar("Net", bound="SavedNetwork")
-
 
 class Config(dict[str, Any]):
     """The arguments that a network was made with; ``config.width`` is ``config["width"]``."""
@@ -45,7 +42,7 @@ class Config(dict[str, Any]):
             raise AttributeError(name) from None
 
 
-def record_arguments(
+def record_arguments[Net: SavedNetwork, **Arguments](
     init: Callable[Concatenate[Net, Arguments], None],
 ) -> Callable[Concatenate[Net, Arguments], None]:
     """Decorates the ``__init__`` of a ``SavedNetwork``: its arguments become ``config``."""

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.world_models.nets.backbone import CONTEXT, attention
-from embodyrl.world_models.nets.saved_network import record_arguments
 from embodyrl.world_models.nets.pretrained.video import TIMESTEPS, VideoBackbone, per_row
+from embodyrl.world_models.nets.saved_network import record_arguments
 
 try:
     from diffusers.models.transformers.transformer_anyflow_far import (

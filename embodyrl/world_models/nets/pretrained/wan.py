@@ -19,8 +19,8 @@ from torch import Tensor
 
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.world_models.nets.backbone import CONTEXT
-from embodyrl.world_models.nets.saved_network import SavedNetwork, record_arguments
 from embodyrl.world_models.nets.pretrained.video import TIMESTEPS, VideoBackbone, per_row
+from embodyrl.world_models.nets.saved_network import SavedNetwork, record_arguments
 
 try:
     from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
