@@ -33,6 +33,10 @@ class FrameCodec(SavedNetwork):
         channels: of the widest map; at a quarter of the resolution there are half as many.
     """
 
+    background: Tensor
+    shift: Tensor
+    scale: Tensor
+
     @record_arguments
     def __init__(
         self,

@@ -53,6 +53,7 @@ class Program:
     """A program in a process of its own that serves a page; killed or stopped by its id."""
 
     def __init__(self, kind: str, port: int = 0, token: str = "") -> None:
+        self.kind = kind
         here = str(Path(__file__).parent)
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVER, kind, str(port), token, here],
@@ -71,7 +72,6 @@ class Program:
 @pytest.fixture(params=PAGES)
 def program(request: pytest.FixtureRequest) -> Iterator[Program]:
     program = Program(request.param)
-    program.kind = request.param
     yield program
     program.end()
 
@@ -199,24 +199,43 @@ class Network:
         self._closed = True
 
 
+class Loop:
+    """Shows something ten times a second, until it ``stands`` still."""
+
+    def __init__(self, page: OperatorPage) -> None:
+        self._page = page
+        self.stands = False
+        self.mode = "run"
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while not self._over.wait(0.1):
+            if not self.stands:
+                self._page.show({**STATUS, "mode": self.mode}, IMAGES)
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+
 @pytest.fixture
 def page() -> Iterator[OperatorPage]:
-    """The robot's page, in this process; the clock is this process's."""
+    """The robot's page, in this process."""
     page = OperatorPage(RealClock())
-    over = threading.Event()
-
-    def work() -> None:
-        while not over.wait(0.1):
-            page.show(STATUS, IMAGES)
-
-    thread = threading.Thread(target=work)
-    thread.start()
     yield page
-    over.set()
-    thread.join()
     page.close()
 
 
+@pytest.fixture
+def loop(page: OperatorPage) -> Iterator[Loop]:
+    loop = Loop(page)
+    yield loop
+    loop.end()
+
+
+@pytest.mark.usefixtures("loop")
 def test_a_network_that_is_gone_stops_the_arm_and_brings_no_late_wish(
     page: OperatorPage, opened: Any
 ) -> None:
@@ -263,22 +282,20 @@ def test_a_network_that_is_gone_stops_the_arm_and_brings_no_late_wish(
         network.close()
 
 
-def test_a_loop_that_stands_still_is_not_taken_for_a_lost_link(opened: Any) -> None:
-    page = OperatorPage(RealClock())
-    page.show(STATUS, IMAGES)
-    try:
-        tab = opened(page.address)
-        tab.wait_for_selector("body[data-link=old]")
-        assert "shown nothing new for" in tab.locator("#reason").inner_text()
-        tab.keyboard.press("p")
-        tab.keyboard.press("Escape")
-        tab.wait_for_timeout(500)
-        assert page.wishes() == ["estop"]
-        page.show(STATUS, IMAGES)
-        good(tab)
-        assert tab.locator("#mode").inner_text() == "RUN"
-    finally:
-        page.close()
+def test_a_loop_that_stands_still_is_not_taken_for_a_lost_link(
+    page: OperatorPage, loop: Loop, opened: Any
+) -> None:
+    tab = opened(page.address)
+    loop.stands = True
+    tab.wait_for_selector("body[data-link=old]")
+    assert "shown nothing new for" in tab.locator("#reason").inner_text()
+    tab.keyboard.press("p")
+    tab.keyboard.press("Escape")
+    tab.wait_for_timeout(500)
+    assert page.wishes() == ["estop"]
+    loop.stands = False
+    good(tab)
+    assert tab.locator("#mode").inner_text() == "RUN"
 
 
 @pytest.mark.parametrize("width", [320, 390, 1280])
@@ -307,7 +324,7 @@ def test_nothing_is_wider_than_the_screen(program: Program, opened: Any, width: 
 
 
 def test_a_finger_on_a_button_moves_the_arm_until_it_is_lifted(
-    page: OperatorPage, opened: Any
+    page: OperatorPage, loop: Loop, opened: Any
 ) -> None:
     tab = opened(page.address, 390, 844)
     button = tab.locator("button[data-key=a]")
@@ -326,5 +343,8 @@ def test_a_finger_on_a_button_moves_the_arm_until_it_is_lifted(
     tab.mouse.move(box["x"] + 20, box["y"] - 200)  # also if it slides away
     tab.mouse.up()
     until(lambda: page.action(4)[1] == 0)
+    # Before a takeover the fingers are the policy's.
+    loop.mode = "human"
+    tab.wait_for_selector("#mode[data-mode=human]")
     tab.click("#gripper")
     assert tab.locator("#grip").inner_text() == "closed"

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -83,7 +84,8 @@ def test_diffusers_reads_what_is_saved_here(files, tmp_path) -> None:
     assert (tmp_path / f"{WEIGHTS}.index.json").is_file() == bool(files)
     assert same(load_part(tmp_path, CLASSES), net)
     rename(tmp_path, "OfDiffusers")
-    loaded, found = OfDiffusers.from_pretrained(tmp_path, output_loading_info=True)
+    both: Any = OfDiffusers.from_pretrained(tmp_path, output_loading_info=True)
+    loaded, found = both
     assert same(loaded, net) and not found["missing_keys"] + found["unexpected_keys"]
 
 

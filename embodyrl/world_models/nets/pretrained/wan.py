@@ -42,6 +42,9 @@ class WanCodec(SavedNetwork):
         vae_config: of the ``AutoencoderKLWan``.
     """
 
+    shift: Tensor
+    scale: Tensor
+
     @record_arguments
     def __init__(self, num_views: int, height: int, width: int, vae_config: dict[str, Any]) -> None:
         super().__init__()
