@@ -116,6 +116,8 @@ def lost_after(tab: Any, since: float) -> float:
             "e => [getComputedStyle(e).filter, getComputedStyle(e).opacity]"
         )
         assert style == ["grayscale(1)", "0.35"]
+    for key in tab.locator("#keys button").all():
+        assert key.evaluate("e => getComputedStyle(e).pointerEvents") == "none"
     enabled = tab.locator("button[data-do]:enabled").evaluate_all("all => all.map(b => b.id)")
     assert enabled in ([], ["estop"])
     return at - since
