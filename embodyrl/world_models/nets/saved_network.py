@@ -31,7 +31,7 @@ MAX_FILE = "10GB"
 DAMAGED = "is damaged, or of another version of embodyrl; train it again"
 
 
-class NetworkConfig(dict[str, Any]):
+class RecordedArguments(dict[str, Any]):
     """The arguments that a network was made with; ``config.width`` is ``config["width"]``."""
 
     def __getattr__(self, name: str) -> Any:
@@ -54,7 +54,7 @@ def record_arguments[Net: SavedNetwork, **Arguments](
         given.apply_defaults()
         init(self, *args, **kwargs)
         # A subclass records after its base class, so its own arguments are those that stay.
-        self.config = NetworkConfig(list(given.arguments.items())[1:])
+        self.config = RecordedArguments(list(given.arguments.items())[1:])
 
     return recorded
 
@@ -66,7 +66,7 @@ class SavedNetwork(nn.Module):
         config: the arguments of ``__init__``, which ``record_arguments`` decorates.
     """
 
-    config: NetworkConfig
+    config: RecordedArguments
 
     @property
     def device(self) -> torch.device:
