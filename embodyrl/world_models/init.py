@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -111,7 +111,7 @@ def continue_model(config: WorldTrainConfig, clips: Clips) -> WorldModel:
         model.inverse = model.inverse or _inverse_dynamics(model)
         if new_settings:
             old = model.backbone
-            new = cast(Any, type(old).from_config(old.config, **new_settings))
+            new = type(old)(**{**old.config, **new_settings})
             new.load_state_dict(old.state_dict(), strict=False)  # what it lacks begins at zero
             model.backbone = new
     return model.train()

@@ -15,7 +15,7 @@ from embodyrl.errors import UserError
 from embodyrl.storage.atomic_files import replacing_folder
 from embodyrl.storage.paths import require_readable
 from embodyrl.storage.plain_data import ANYTHING, COUNT, NUMBER, TEXT, first_line, read_json
-from embodyrl.world_models.nets.diffusers_io import load_part
+from embodyrl.world_models.nets.saved_network import load_part
 
 PARTS = {
     "codec": {

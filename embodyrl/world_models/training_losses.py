@@ -17,7 +17,7 @@ from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.dream import ChunkInputs, Dream
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.nets.backbone import FlowMap
-from embodyrl.world_models.nets.codec import brightness
+from embodyrl.world_models.nets.codec import FrameCodec, brightness
 
 OFF_BACKGROUND = 0.08
 """Brightness by which a pixel must differ from the background to be part of the foreground."""
@@ -48,6 +48,7 @@ def codec_loss(model: WorldModel, clips: Clips, rows: Tensor, colours: Tensor) -
         colours: from ``colour_weights``.
     """
     frames = clips.frames(rows).to(model.device)
+    assert isinstance(model.codec, FrameCodec)  # a pretrained one is not trained
     # Autoencode.
     painted, mask_logit = model.codec.paint(model.codec.encode(frames))
     error = painted - brightness(frames)
@@ -76,6 +77,7 @@ def colour_weights(model: WorldModel, clips: Clips, rows: Tensor) -> Float[Tenso
 
 
 def _foreground(model: WorldModel, frames: Tensor) -> Bool[Tensor, "b v h w"]:
+    assert isinstance(model.codec, FrameCodec)
     return (brightness(frames) - model.codec.background).abs().amax(2) > OFF_BACKGROUND
 
 

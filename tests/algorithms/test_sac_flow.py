@@ -289,7 +289,7 @@ def test_a_padded_policy_keeps_the_promises():
 
 def test_what_sac_flow_proposes_is_what_a_padded_policy_does():
     made = padded()
-    algorithm = SACFlow(SACFlowConfig(), made)
+    algorithm = SACFlow(SACFlowConfig(entropy="path"), made)
     choice, logprob, _ = algorithm._sample_choice(observation(), gen(9))
     acted = made.sample(observation(), generator=gen(9), mode="train")
     torch.testing.assert_close(choice, acted.actions)

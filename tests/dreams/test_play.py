@@ -141,7 +141,7 @@ def test_a_person_plays(folder: str, chromium: Any) -> None:
         assert number("actions") == 0  # time stands still
         tab.keyboard.down("w")
         until(tab, lambda: number("actions") > 4)
-        assert tab.locator("kbd.held").inner_text() == "w"
+        assert tab.locator(".held kbd").inner_text() == "w"
         if folder_of_pictures := os.environ.get("EMBODYRL_PICTURES"):
             tab.screenshot(path=f"{folder_of_pictures}/play.png")
         tab.keyboard.up("w")

@@ -33,6 +33,8 @@ from embodyrl.real_robot.ports import listen, same_secret
 
 ALIVE = 0.3
 """s after which a page that says nothing no longer moves the arm."""
+BEAT = 0.25
+"""s after which a page is told that the link is good, where nothing new is shown."""
 MAX_MESSAGE = 4096
 """Bytes of a message from the page."""
 AXES = {
@@ -92,10 +94,14 @@ class OperatorPage:
         self._token = secrets.token_urlsafe(24)
         self._wishes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._keys = _Keys(-np.inf, frozenset(), True)
-        self._html = (html or Path(__file__).with_name("page.html")).read_bytes()
+        here = Path(__file__)
+        script = here.with_name("link.js").read_bytes()
+        page = (html or here.with_name("page.html")).read_bytes()
+        self._html = page.replace(b"/* link.js */", script)
         self._known = wishes
         # What the pages show: a number that changes with it, the status, and the images.
         self._shown: tuple[int, dict[str, Any], dict[str, NDArray[np.uint8]]] = (0, {}, {})
+        self._shown_at = time.monotonic()
         self._news = threading.Condition()
         self._server = listen(
             self._talk,
@@ -142,6 +148,7 @@ class OperatorPage:
         """Sends a status, as plain JSON data, and images (h, w, 3) to every page."""
         with self._news:
             self._shown = (self._shown[0] + 1, status, images)
+            self._shown_at = time.monotonic()
             self._news.notify_all()
 
     def ask(self, sentence: str) -> None:
@@ -214,16 +221,26 @@ class OperatorPage:
         self._keys = _Keys(self._clock.now(), held, message.get("open") is True)
 
     def _send(self, connection: ServerConnection) -> None:
-        """Sends to one page whatever is shown next, until the server ends."""
+        """Sends to one page whatever is shown next, until the server ends.
+
+        Every message says how old (s) what is shown is; a beat, where nothing is new, says that
+        alone. So the page tells a program that is gone from one whose loop stands still.
+        """
         number = 0
         try:
             while True:
                 with self._news:
-                    self._news.wait_for(lambda last=number: self._shown[0] != last)
+                    new = self._news.wait_for(lambda last=number: self._shown[0] != last, BEAT)
                     number, status, images = self._shown
+                    age = time.monotonic() - self._shown_at
                 if number < 0:
                     return
-                connection.send(json.dumps({**status, "cameras": list(images)}))
+                if not new:
+                    connection.send(json.dumps({"age": age}))
+                    continue
+                connection.send(
+                    json.dumps({"age": age, "status": {**status, "cameras": list(images)}})
+                )
                 for image in images.values():
                     connection.send(to_jpeg(image))
         except ConnectionClosed:

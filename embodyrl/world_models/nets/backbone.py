@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from embodyrl.world_models.nets.diffusers_io import ConfigMixin, ModelMixin, register_to_config
+from embodyrl.world_models.nets.saved_network import SavedNetwork, record_arguments
 
 CONTEXT = 3
 """Frames: first of the episode, previous, current."""
@@ -62,7 +62,7 @@ class FlowMap(Protocol):
         ...
 
 
-class ChunkTransformer(ModelMixin, ConfigMixin):
+class ChunkTransformer(SavedNetwork):
     """Predicts the change of latent and proprio over a chunk, in normalised units.
 
     Args:
@@ -83,7 +83,7 @@ class ChunkTransformer(ModelMixin, ConfigMixin):
             without one.
     """
 
-    @register_to_config
+    @record_arguments
     def __init__(
         self,
         num_views: int = 1,

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from embodyrl.world_models.nets.diffusers_io import ConfigMixin, ModelMixin, register_to_config
+from embodyrl.world_models.nets.saved_network import SavedNetwork, record_arguments
 
 FACTOR = 8
 """Pixels per latent cell along each edge."""
 
 
-class FrameCodec(ModelMixin, ConfigMixin):
+class FrameCodec(SavedNetwork):
     """A convolutional autoencoder: (h, w, 3) bytes <-> (latent_channels, h/8, w/8).
 
     The latents are normalised to unit variance.
@@ -33,7 +33,11 @@ class FrameCodec(ModelMixin, ConfigMixin):
         channels: of the widest map; at a quarter of the resolution there are half as many.
     """
 
-    @register_to_config
+    background: Tensor
+    shift: Tensor
+    scale: Tensor
+
+    @record_arguments
     def __init__(
         self,
         num_views: int = 1,

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from embodyrl.world_models.nets.diffusers_io import ConfigMixin, ModelMixin, register_to_config
+from embodyrl.world_models.nets.saved_network import SavedNetwork, record_arguments
 
 RARE = 0.999
 """Quantile of held-out moves, in every action dim, up to which a move counts as usual."""
@@ -23,7 +23,7 @@ SLACK = 1.5
 """How many times larger than that quantile a move may be."""
 
 
-class InverseDynamics(ModelMixin, ConfigMixin):
+class InverseDynamics(SavedNetwork):
     """Two latent frames and the time between them -> the mean of the actions in between.
 
     Args:
@@ -39,7 +39,7 @@ class InverseDynamics(ModelMixin, ConfigMixin):
     reach: Tensor
     jump: Tensor
 
-    @register_to_config
+    @record_arguments
     def __init__(
         self,
         num_views: int = 1,

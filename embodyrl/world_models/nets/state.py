@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from embodyrl.world_models.nets.diffusers_io import ConfigMixin, ModelMixin, register_to_config
+from embodyrl.world_models.nets.saved_network import SavedNetwork, record_arguments
 
 RESTS = 0.02
 """An object rests in an action if it moves less than this share of its usual movement."""
@@ -35,7 +35,7 @@ FAR = 5.0
 """Standard deviations at which inputs are clipped: a dream outside the data must not diverge."""
 
 
-class StateModel(ModelMixin, ConfigMixin):
+class StateModel(SavedNetwork):
     """A full state and an action -> the next full state.
 
     A full state is the proprio followed by the simulator's state, in the env's units.
@@ -63,7 +63,7 @@ class StateModel(ModelMixin, ConfigMixin):
     reach: Tensor
     judged: Tensor
 
-    @register_to_config
+    @record_arguments
     def __init__(
         self,
         body_dim: int,

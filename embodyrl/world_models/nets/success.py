@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embodyrl.world_models.nets.diffusers_io import ConfigMixin, ModelMixin, register_to_config
+from embodyrl.world_models.nets.saved_network import SavedNetwork, record_arguments
 
 
-class SuccessHead(ModelMixin, ConfigMixin):
+class SuccessHead(SavedNetwork):
     """Two convolutions modulated by the instruction (FiLM), pooling over all cells, and an MLP.
 
     It is trained on latents of real and of imagined frames, so that it knows the model's mistakes.
@@ -23,7 +23,7 @@ class SuccessHead(ModelMixin, ConfigMixin):
         width: of its layers.
     """
 
-    @register_to_config
+    @record_arguments
     def __init__(
         self,
         num_views: int = 1,

@@ -82,7 +82,7 @@ def _read_settings(folder: Path) -> tuple[str, dict[str, Any]]:
 
 def _load(kind: str, folder: Path, settings: dict[str, Any], device: str) -> Any:
     if kind == "trained":
-        from embodyrl.world_models.nets.diffusers_io import load_part
+        from embodyrl.world_models.nets.saved_network import load_part
 
         classes = {"TrainedReflector": "embodyrl.world_models.reflectors.trained"}
         return load_part(folder, classes).to(device).eval()

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from embodyrl.errors import UserError
 from embodyrl.word_embeddings import load_word_embeddings
-from embodyrl.world_models.nets.diffusers_io import ConfigMixin, ModelMixin, register_to_config
+from embodyrl.world_models.nets.saved_network import SavedNetwork, record_arguments
 from embodyrl.world_models.reflectors.base import check_window
 from embodyrl.world_models.reflectors.calibration import Calibration
 
@@ -32,7 +32,7 @@ BATCH = 128
 """Windows judged in one forward pass, which bounds the memory."""
 
 
-class TrainedReflector(ModelMixin, ConfigMixin):
+class TrainedReflector(SavedNetwork):
     """See ``Reflector`` for the interface and ``train_on_episodes`` for its training.
 
     Args:
@@ -42,7 +42,7 @@ class TrainedReflector(ModelMixin, ConfigMixin):
         features: size of a frame's feature vector.
     """
 
-    @register_to_config
+    @record_arguments
     def __init__(
         self,
         cameras: Mapping[str, Sequence[int]],

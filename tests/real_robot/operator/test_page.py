@@ -158,7 +158,7 @@ def test_cameras_takeover_and_a_label(scene: Scene) -> None:
 
     before = scene.hand()
     scene.insist(scene.drive_on, lambda: scene.hand()[0] > before[0] + 0.03)
-    assert scene.tab.locator("kbd.held").inner_text() == "w"
+    assert scene.tab.locator(".held kbd").inner_text() == "w"
     scene.picture("operator_takeover")
     scene.tab.keyboard.up("w")
     scene.insist(scene.grip, lambda: scene.twin.state().width < 0.02)

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.world_models.nets.backbone import CONTEXT, attention
-from embodyrl.world_models.nets.diffusers_io import register_to_config
 from embodyrl.world_models.nets.pretrained.video import TIMESTEPS, VideoBackbone, per_row
+from embodyrl.world_models.nets.saved_network import record_arguments
 
 try:
     from diffusers.models.transformers.transformer_anyflow_far import (
@@ -34,8 +34,8 @@ try:
     )
 except ImportError as error:
     raise MissingDependencyError(
-        "This version of diffusers has no AnyFlow models. Install a newer one: pip install -U "
-        "'embodyrl[wm]'."
+        "AnyFlow's networks come from diffusers, which is not installed here or too old. Install it: "
+        "pip install -U 'embodyrl[wm]'."
     ) from error
 
 CHUNKS = (1,) * (CONTEXT + 1)
@@ -67,7 +67,7 @@ class AnyFlowBackbone(VideoBackbone):
         UserError: the transformer sees only the newest frame in full resolution.
     """
 
-    @register_to_config
+    @record_arguments
     def __init__(
         self,
         num_views: int,

@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from embodyrl.world_models.nets.diffusers_io import ConfigMixin, ModelMixin
+from embodyrl.world_models.nets.saved_network import SavedNetwork
 
 TIMESTEPS = 1000.0
 """In these networks denoising time runs from 0 (data) to this (noise)."""
 
 
-class VideoBackbone(ModelMixin, ConfigMixin):
+class VideoBackbone(SavedNetwork):
     """Base class: a pretrained transformer with new inputs for actions and a new head for proprio.
 
     The actions take the place of the sentence: each is a token that the transformer attends to.

@@ -19,20 +19,20 @@ from torch import Tensor
 
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.world_models.nets.backbone import CONTEXT
-from embodyrl.world_models.nets.diffusers_io import ConfigMixin, ModelMixin, register_to_config
 from embodyrl.world_models.nets.pretrained.video import TIMESTEPS, VideoBackbone, per_row
+from embodyrl.world_models.nets.saved_network import SavedNetwork, record_arguments
 
 try:
     from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
     from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 except ImportError as error:
     raise MissingDependencyError(
-        "This version of diffusers has no Wan models. Install a newer one: pip install -U "
-        "'embodyrl[wm]'."
+        "Wan's networks come from diffusers, which is not installed here or too old. Install it: "
+        "pip install -U 'embodyrl[wm]'."
     ) from error
 
 
-class WanCodec(ModelMixin, ConfigMixin):
+class WanCodec(SavedNetwork):
     """Single frames through Wan's video autoencoder; see ``FrameCodec`` for the shapes.
 
     Args:
@@ -42,7 +42,10 @@ class WanCodec(ModelMixin, ConfigMixin):
         vae_config: of the ``AutoencoderKLWan``.
     """
 
-    @register_to_config
+    shift: Tensor
+    scale: Tensor
+
+    @record_arguments
     def __init__(self, num_views: int, height: int, width: int, vae_config: dict[str, Any]) -> None:
         super().__init__()
         self.vae = AutoencoderKLWan.from_config(vae_config)
@@ -93,7 +96,7 @@ class WanBackbone(VideoBackbone):
         stochastic: whether it is trained to denoise as well, or to give the mean alone.
     """
 
-    @register_to_config
+    @record_arguments
     def __init__(
         self,
         num_views: int,
