@@ -217,6 +217,7 @@ def _check(where: str, value: Any, hint: Any) -> None:
 
 
 def _refusal(where: str, value: Any, rule: Rule) -> str:
+    # Numbers that are far too large get the largest in words, texts the nearest valid one.
     number = not isinstance(value, str)
     finite = not number or math.isfinite(value)
     passed = isinstance(rule, Range) and number and finite and float(value) > rule.high == LARGEST

@@ -50,6 +50,7 @@ def _watch(what: str, ended: int) -> None:
 
     The signal's handler cannot do that: Python runs it when a call into a library has returned.
     """
+    # A quick step ends before it has said anything.
     pipes = [ended] if _woken is None else [ended, _woken]
     ready = select.select(pipes, [], [], QUIET)[0]
     if not ready:

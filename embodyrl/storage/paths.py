@@ -107,9 +107,11 @@ def explain_os_error(
     Returns:
         None for an error of another kind.
     """
+    # Where it happened, and which way out there is.
     name = path if path is not None else error.filename
     place = Path(name) if isinstance(name, str | os.PathLike) else None
     other = f"choose another folder ({option})" if option else "choose another folder"
+    # The disk is full, or the user's own limit is reached.
     if error.errno in FULL:
         where = f" of {_existing(place)}" if place is not None else ""
         problem = f"The disk{where} is full"
@@ -121,6 +123,7 @@ def explain_os_error(
         )
     if place is None:
         return None
+    # Rights: to read, and to write.
     if error.errno in NOT_ALLOWED and _unreadable(place):
         return (
             f"There is no permission to read {place}. Nothing is wrong with it: let its "
@@ -133,6 +136,7 @@ def explain_os_error(
         )
     if error.errno == errno.EROFS:
         return f"{_existing(place)} lies on a read-only disk. {other[0].upper() + other[1:]}."
+    # A file where a folder is needed, and the other way round.
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         file = next((p for p in (place, *place.parents) if p.is_file()), place)
         return f"{file} is a file, where a folder is needed. {other[0].upper() + other[1:]}."
@@ -200,6 +204,7 @@ def require_writable(path: str | Path, option: str = "") -> None:
         folder = place if place.is_dir() else place.parent
         if place.is_file() and place != path:
             raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(place))
+        # Rights do not tell all: a disk may be full, or read-only.
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"0" * 4096)
         if place.is_file() and not os.access(place, os.W_OK):
@@ -231,6 +236,7 @@ def fingerprint(path: str | Path) -> str | None:
         files = sorted(p for p in inside if p.is_file())
     else:
         return None
+    # Of each file its name, its size, its beginning and its end.
     digest = hashlib.sha256()
     for file in files:
         name = file.relative_to(path).as_posix() if file != path else ""

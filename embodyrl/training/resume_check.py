@@ -49,6 +49,7 @@ def check_folder(folder: Path, config: Config, say: Callable[[str], None] = prin
     remedy = "Bring back a copy of it, or give this run another run.name."
     check(saved, {...: {...: ANYTHING}}, path, remedy)
     old = defaults | _flat(saved)  # what an older version did not write was as it is by default
+    # What changed is sorted into what may change and what may not.
     meta = folder / "meta.json"
     allowed, refused = sort_changes(
         old,
@@ -63,6 +64,7 @@ def check_folder(folder: Path, config: Config, say: Callable[[str], None] = prin
             f"results, so it does not go on. Give the old values to go on; or {_way_on(folder)}. "
             "An existing run can be made longer (run.iterations, run.minutes), not shorter."
         )
+    # One line tells what is other than before; a longer run has a line of its own.
     if own := [text for text in allowed if not text.startswith(("run.out ", "run.name "))]:
         say(f"{folder} goes on; changed: {listed(own)}.{_about_envs(old, new)}")
     before = old.get("run.iterations")

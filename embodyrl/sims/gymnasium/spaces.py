@@ -101,6 +101,7 @@ class ObservationReader:
         self._pictures: dict[str, tuple[tuple[Any, ...], Picture]] = {}
         self._columns: list[tuple[tuple[Any, ...], Numbers]] = []
         self._texts: list[tuple[Any, ...]] = []
+        # Each entry is a sentence, a picture or some numbers.
         first = 0
         for path, leaf in _leaves(space):
             name = _name(path)
@@ -125,6 +126,7 @@ class ObservationReader:
             ValueError: an entry has another shape than its space says.
             KeyError: an entry is missing.
         """
+        # All numbers in one row, in the order of the space.
         proprio = np.zeros(self.proprio_dim, np.float32)
         place = 0
         for path, column in self._columns:
@@ -154,6 +156,7 @@ def picture_of(env_id: str, name: str, space: spaces.Space[Any]) -> Picture | No
     """
     if not isinstance(space, spaces.Box) or len(space.shape) < 2:
         return None
+    # Bytes may be pictures of any layout; floats only with three axes and the range of colours.
     shape = space.shape
     is_bytes = space.dtype == np.uint8
     low = float(space.low.min())
@@ -161,6 +164,7 @@ def picture_of(env_id: str, name: str, space: spaces.Space[Any]) -> Picture | No
     is_float = np.issubdtype(space.dtype, np.floating) and low == 0.0 and top in (1.0, 255.0)
     if not (is_bytes or (is_float and len(shape) >= 3)):
         return None
+    # Channels last, channels first, or grey.
     scale = 255.0 if is_float and top == 1.0 else 1.0
     if len(shape) == 3 and shape[-1] in (1, 3) and min(shape[:2]) >= LEAST_EDGE:
         return Picture("hwc", (shape[0], shape[1]), scale)
@@ -243,6 +247,7 @@ def _numbers_of(env_id: str, name: str, space: Any) -> Numbers:
             return row.ravel()
 
         return Numbers(count, flat)
+    # A choice is one number for each of its values: 1 for the one that is chosen.
     if isinstance(space, spaces.Discrete):
         size = int(space.n)
         start = int(space.start)

@@ -170,6 +170,7 @@ def serve(sock: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the business of who asked
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    # Both messages and the ends of workers wake the loop.
     woken, waker = socket.socketpair()
     for end in (woken, waker):
         end.setblocking(False)
@@ -188,6 +189,7 @@ def serve(sock: socket.socket) -> None:
                     message, fds = receive_message(sock)
                 except (EOFError, OSError):
                     return
+                # The new process becomes a worker; this one keeps the pipe that tells its end.
                 worker, log, status = fds
                 pid = os.fork()
                 if pid == 0:
@@ -220,6 +222,7 @@ def _become_worker(message: dict[str, Any], sock: int, log: int) -> None:
         for fd, place in ((null, 0), (log, 1), (log, 2), (os.dup(sock), 3)):
             os.dup2(fd, place)
         os.closerange(4, 1 << 16)
+        # Folder, variables and imports are those of the process that asked.
         os.environ.clear()
         os.environ.update(message["environment"])
         os.chdir(message["folder"])
