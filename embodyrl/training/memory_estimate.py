@@ -42,7 +42,7 @@ class Need:
 
 def spec_of(config: Config) -> EnvSpec:
     """The spec of the training env, from a single one of its envs."""
-    env = make_env(dataclasses.replace(config.env, num_envs=1))
+    env = make_env(dataclasses.replace(config.env, num_envs=1), config.run.device)
     env.close()
     return dataclasses.replace(env.spec, num_envs=config.env.num_envs)
 

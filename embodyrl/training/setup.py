@@ -70,6 +70,7 @@ class Envs:
 
     def __init__(self, config: Config, rollouts: Rollouts | None = None) -> None:
         self.rollouts = rollouts
+        self._device = config.run.device
         self._configs = {
             "train": config.env,
             "eval": limit_num_envs(
@@ -80,7 +81,7 @@ class Envs:
 
     def _get(self, which: str) -> VecEnv:
         if which not in self._built:
-            self._built[which] = make_env(self._configs[which])
+            self._built[which] = make_env(self._configs[which], self._device)
         return self._built[which]
 
     @property

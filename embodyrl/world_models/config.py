@@ -208,6 +208,11 @@ class WorldModelConfig(EnvConfig):
         if self.precision not in ("auto", "bf16", "f32"):
             raise UserError(f"env.precision is {self.precision!r}; it must be auto, bf16 or f32.")
 
+    @property
+    def uses_gpu(self) -> bool:
+        """See ``EnvConfig``; the whole world model can."""
+        return True
+
     def for_evaluation(self, split: str) -> EnvConfig:
         """The config of the real env: policies trained in dreams are evaluated there."""
         given = WorldModel.read_meta(model_folder(self))["env"]
