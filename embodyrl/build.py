@@ -12,6 +12,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from embodyrl import registry, starting
 from embodyrl.config import Config, resolve
+from embodyrl.devices import keep_random_state
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
 from embodyrl.policy import Policy
@@ -48,7 +49,7 @@ def make_policy(
 ) -> Policy:
     """A policy with fresh weights, which depend on ``seed`` alone."""
     # torch's global generator is set for this block only.
-    with torch.random.fork_rng():
+    with keep_random_state():
         torch.manual_seed(seed)
         return registry.load("policies", config.name)(config, spec).to(device)
 

@@ -12,8 +12,10 @@ One rule for all keys (``run.device``, ``env.device``, ``--device``):
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 
 import torch
 
@@ -50,8 +52,9 @@ def pick_device(name: str, key: str = "run.device") -> torch.device:
     _, _, number = name.partition(":")
     if not number:
         return torch.device("cuda", _own_gpu(count, key))
+    # A process may say its own GPU by its number, as it does to its workers.
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if ranks > 1:
+    if ranks > 1 and number != os.environ.get("LOCAL_RANK"):
         raise UserError(
             f"{key} is {name!r}, which would put all {ranks} processes that torchrun started here "
             f"on one GPU. Use {key}=cuda: then each has its own."
@@ -101,3 +104,15 @@ def env_device(name: str, uses_gpu: bool, run_device: str = "auto") -> torch.dev
         return pick_device(name, "env.device")
     device = pick_device(run_device)
     return device if uses_gpu and device.type == "cuda" else torch.device("cpu")
+
+
+@contextlib.contextmanager
+def keep_random_state() -> Iterator[None]:
+    """What this block draws from PyTorch's global generators changes nothing after it.
+
+    PyTorch's own ``fork_rng`` opens every GPU of the machine, in every process. Here it is the
+    current GPU, and no GPU in a process that has used none.
+    """
+    used = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=used):
+        yield

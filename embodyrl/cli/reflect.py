@@ -66,7 +66,7 @@ def train_reflector(
     """
     import torch
 
-    from embodyrl.devices import use_device
+    from embodyrl.devices import keep_random_state, use_device
     from embodyrl.world_models.reflectors.folder import save_reflector
     from embodyrl.world_models.reflectors.goal import GoalConfig, fit_goals
     from embodyrl.world_models.reflectors.labelled_episodes import load_episodes
@@ -88,7 +88,7 @@ def train_reflector(
     else:
         config = TrainConfig(seed=seed)
         config = replace(config, steps=steps) if steps else config
-        with torch.random.fork_rng():
+        with keep_random_state():
             torch.manual_seed(seed)
             sizes = {name: list(frames.shape[1:3]) for name, frames in episodes.frames.items()}
             reflector = TrainedReflector(sizes, window)

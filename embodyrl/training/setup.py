@@ -11,6 +11,7 @@ from embodyrl import registry, starting
 from embodyrl.algorithm import Algorithm, Peers
 from embodyrl.build import described_by, limit_num_envs, make_env, make_policy
 from embodyrl.config import Config
+from embodyrl.devices import keep_random_state
 from embodyrl.env import VecEnv
 from embodyrl.policies.compile import compile_sampling
 from embodyrl.rollouts.collect import Rollouts
@@ -132,7 +133,7 @@ def build_algorithm(
                 checkpoint.load_weights(config.run.init_checkpoint, policy, spec)
     if ranks is not None:
         ranks.shard(policy)
-    with torch.random.fork_rng():
+    with keep_random_state():
         torch.manual_seed(config.run.seed)
         algorithm = cls(config.algorithm, policy)
     if ranks is not None:
