@@ -168,7 +168,7 @@ def test_mujoco_opens_the_device_that_was_chosen(monkeypatch):
     monkeypatch.delenv(egl.VARIABLE, raising=False)
     egl.place_egl(torch.device("cpu"))
     assert seen == [place]
-    with pytest.raises(UserError, match="before env.device could be obeyed"):
+    with pytest.raises(UserError, match=r"before env\.device could be obeyed"):
         egl._open(place)
 
 
