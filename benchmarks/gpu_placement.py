@@ -49,7 +49,7 @@ def placement(device: str, folder: str) -> list[dict[str, Any]]:
     for case in cases(torch.cuda.device_count() if device == "cuda" else 0):
         out = Path(folder) / "placement.json"
         out.unlink(missing_ok=True)
-        rank = {"LOCAL_RANK": str(case["rank"]), "LOCAL_WORLD_SIZE": "2"}
+        rank = {"LOCAL_RANK": str(case.get("rank")), "LOCAL_WORLD_SIZE": "2"}
         done = subprocess.run(
             [sys.executable, __file__, json.dumps(case), str(out)],
             env={**os.environ, "MUJOCO_GL": "egl"} | (rank if "rank" in case else {}),

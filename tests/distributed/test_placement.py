@@ -26,8 +26,8 @@ def gpus(monkeypatch):
 
 def places(shard, gpus):
     """Where the parts of a shard are: its policy, its env, and what drew the pictures."""
-    drawn = {*gpus.warp} - {"cpu"} or {"cpu"}
-    return str(shard.device), str(shard.envs.train.device), drawn
+    env = shard.envs.train  # built here, if it was not
+    return str(shard.device), str(env.device), {*gpus.warp} - {"cpu"} or {"cpu"}
 
 
 def join(monkeypatch, config, rank):
