@@ -25,7 +25,9 @@ BORDER = {True: (60, 170, 80), False: (200, 60, 50), None: (120, 120, 120)}
 def film(path: str, inits: list[int], size: int) -> tuple[np.ndarray, np.ndarray]:
     """Pictures (T, N, size, size, 3) and, for each, whether the episode succeeded (1), failed (0) or ran (-1)."""
     config = load_config(path)
-    env_config = dataclasses.replace(config.env, split=config.run.eval_split, num_envs=len(inits))
+    env_config = dataclasses.replace(
+        config.env, split=config.run.eval_split, num_envs=len(inits), device="cpu"
+    )
     env = make_env(env_config)
     large = make_env(dataclasses.replace(env_config, image_size=size))
     policy = make_policy(config.policy, env.spec, 0)

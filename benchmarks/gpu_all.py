@@ -8,8 +8,9 @@ batch and the MuJoCo pick task by backend and number of envs with and without pi
 MuJoCo Playground's Panda (with ``--playground DIR``), PPO on the pick task with a fresh policy, the
 evaluation of what came of it, the policy's throughput, SmolVLA and pi0 in their real sizes beside
 LeRobot's own code (``gpu_vla.py``), world models, Wan's 1.3 B parameters among them
-(``gpu_world.py``). A part that fails says so in the file, and the exit status is then 1. Where a
-command may take ten minutes only, ``--only`` names parts; they are added to what the file has.
+(``gpu_world.py``). Before all of it, where things are (``gpu_placement.py``). A part that fails
+says so in the file, and the exit status is then 1. Where a command may take ten minutes only,
+``--only`` names parts; they are added to what the file has.
 
     pip install --target DIR playground brax flax ml_collections mediapy lxml orbax-checkpoint
     git clone https://github.com/google-deepmind/mujoco_menagerie
@@ -31,6 +32,7 @@ from typing import Any
 
 import gpu_vla
 import torch
+from gpu_placement import placement
 from gpu_vla import seconds
 from gpu_world import WORLD_SIZES, world
 
@@ -320,6 +322,7 @@ def main() -> int:
     parser.add_argument("--device", choices=sorted(SIZES), default="cuda")
     parser.add_argument("--out", default=str(Path(__file__).with_suffix(".json")))
     parts = (
+        "placement",
         "throughput",
         "maniskill",
         "mujoco",
@@ -343,6 +346,7 @@ def main() -> int:
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         work = {
+            "placement": lambda: placement(a.device, folder),
             "throughput": lambda: throughput(size, device),
             "maniskill": lambda: maniskill(size),
             "mujoco": lambda: mujoco(size),

@@ -48,7 +48,7 @@ def opengl(scene: Simulation) -> dict[str, np.ndarray]:
     mujoco.mj_kinematics(model, data)
     mujoco.mj_comPos(model, data)
     mujoco.mj_camlight(model, data)
-    renderer = Renderer(model, SIZE)
+    renderer = Renderer(model, SIZE, torch.device("cpu"))
     renderer.option.sitegroup[:] = 0  # robosuite hides its markers
     pictures = {name: renderer.draw(data, name).copy() for name in CAMERAS}
     renderer.close()

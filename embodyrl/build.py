@@ -12,6 +12,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from embodyrl import registry, starting
 from embodyrl.config import Config, resolve
+from embodyrl.devices import keep_random_state
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
 from embodyrl.policy import Policy
@@ -26,9 +27,15 @@ FRESH_PARAMETERS = 100_000_000
 """Parameters that a policy may have beside those of its checkpoint: parts that start fresh."""
 
 
-def make_env(config: EnvConfig) -> VecEnv:
-    """The env that a config describes, with its faults watched (``rollouts.fault_watch``)."""
+def make_env(config: EnvConfig, run_device: str = "auto") -> VecEnv:
+    """The env that a config describes, with its faults watched (``rollouts.fault_watch``).
+
+    Args:
+        config: of the env.
+        run_device: ``run.device``, which ``env.device=auto`` follows; see ``devices``.
+    """
     check_config("env", config)
+    config = dataclasses.replace(config, device=str(config.place(run_device)))
     envs = f"{config.num_envs} envs" if config.num_envs > 1 else "the env"
     with starting.step(f"building {envs} of {config.name}"):
         return guarded(registry.load("envs", config.name)(config))
@@ -45,7 +52,7 @@ def make_policy(
     """A policy with fresh weights, which depend on ``seed`` alone."""
     check_config("policy", config)
     # torch's global generator is set for this block only.
-    with torch.random.fork_rng():
+    with keep_random_state():
         torch.manual_seed(seed)
         return registry.load("policies", config.name)(config, spec).to(device)
 
@@ -161,19 +168,3 @@ def _at_most(most: int, path: str) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of a name; ``"auto"`` is the GPU if there is one.
-
-    Raises:
-        UserError: a GPU that PyTorch does not see.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(
-            f"run.device is {name!r}, but PyTorch sees no GPU here. Use run.device=auto or "
-            "run.device=cpu."
-        )
-    return torch.device(name)

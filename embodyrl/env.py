@@ -14,14 +14,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from embodyrl.devices import env_device
 from embodyrl.errors import UserError, did_you_mean
-from embodyrl.ranges import Count, DeviceName, Seed
+from embodyrl.ranges import Count, Device, Seed
 from embodyrl.storage.paths import machine_setting
 from embodyrl.types import EnvSpec, Obs, Step
 
@@ -42,7 +43,8 @@ class EnvConfig:
         seed: env k draws its initial states with seed + k.
         terminate_on_success: whether an episode ends when the task is solved. An episode that goes
             on shows the solved task to the cameras.
-        device: of the tensors of Obs and Step.
+        device: of the simulator, its renderer and the tensors of Obs and Step: ``"auto"`` is the
+            run's device where any of them can use a GPU, otherwise the CPU (``devices``).
     """
 
     name: str = ""
@@ -50,7 +52,20 @@ class EnvConfig:
     split: str = "train"
     seed: Seed = 0
     terminate_on_success: bool = True
-    device: Annotated[str, DeviceName(auto=False)] = machine_setting("cpu")
+    device: Device = machine_setting("auto")
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether any part of the simulator can run on a GPU; ``device="auto"`` asks."""
+        return False
+
+    def place(self, run_device: str = "auto") -> torch.device:
+        """The device that ``device`` means in a run on ``run_device``.
+
+        Raises:
+            UserError: there is no such device here.
+        """
+        return env_device(self.device, self.uses_gpu, run_device)
 
     def for_evaluation(self, split: str) -> EnvConfig:
         """The env in which a policy is evaluated; for a world model, that is the real env."""
@@ -154,7 +169,7 @@ class SteppedVecEnv(ABC):
     def __init__(self, spec: EnvSpec, config: EnvConfig) -> None:
         self.spec = spec
         self.config = config
-        self.device = torch.device(config.device)
+        self.device = config.place()
         self._rngs = [np.random.default_rng(config.seed + k) for k in range(spec.num_envs)]
         self._elapsed = torch.zeros(spec.num_envs, dtype=torch.long, device=self.device)
         self._running = torch.zeros(spec.num_envs, dtype=torch.bool, device=self.device)

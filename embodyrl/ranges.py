@@ -114,7 +114,9 @@ class DeviceName:
 
     def holds(self, value: Any) -> bool:
         """See ``Rule``."""
-        return bool(re.fullmatch(r"cpu|cuda(:\d{1,3})?", value)) or (self.auto and value == "auto")
+        return bool(re.fullmatch(r"cpu|mps|cuda(:\d{1,3})?", value)) or (
+            self.auto and value == "auto"
+        )
 
     @property
     def words(self) -> str:

@@ -48,7 +48,7 @@ def main() -> None:
     )
 
     # The dream, and the env that it is a dream of, both from the same observation.
-    config = WorldModelConfig(model=str(model), num_envs=1)
+    config = WorldModelConfig(model=str(model), num_envs=1, device="cpu")
     dream = WorldModelEnv(config)
     real = make_env(replace(config.for_evaluation("train"), terminate_on_success=False))
     data = Demonstrations.load(OUT / "pictures", horizon=5, keep="all")

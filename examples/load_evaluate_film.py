@@ -54,7 +54,7 @@ def main() -> None:
 
     # The first episode that was solved, or the first of all.
     init = next((e.init for e in result.episodes if e.success), 0)
-    one = replace(config.env, split="eval", num_envs=1)
+    one = replace(config.env, split="eval", num_envs=1, device="cpu")
     camera = make_env(replace(one, cameras=("front",), renderer="warp", image_size=128))
     frames = film(make_env(one), camera, policy, init)
     write_video(frames, OUT / "episode.mp4", fps=env.spec.control_hz)

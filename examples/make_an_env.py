@@ -24,7 +24,9 @@ def main() -> None:
         print(f"{task.select:22} {task.instruction}")
 
     # Four envs run in parallel. Everything that a policy must know about them is in the spec.
-    config = env_config("mujoco", ["env.task=push", "env.num_envs=4", "env.reward=dense"])
+    config = env_config(
+        "mujoco", ["env.task=push", "env.num_envs=4", "env.reward=dense", "env.device=cpu"]
+    )
     env = make_env(config)
     print(f"\n{env.spec}\n")
 

@@ -23,6 +23,7 @@ from embodyrl.data.demonstrations import Demonstrations
 OUT = Path("runs/examples")
 EPISODES = 16 if "--quick" in sys.argv else 60
 ENV = ["env.task=push", "env.image_size=32", "env.num_envs=12", "env.terminate_on_success=false"]
+ENV += ["env.device=cpu"]  # pictures are looked at here
 
 
 def main() -> None:

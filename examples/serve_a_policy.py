@@ -34,7 +34,9 @@ def main() -> None:
     metadata = client.connect()
     for key, value in metadata.items():
         print(f"{key:18} {value}")
-    env = make_env(replace(policy.config.env, num_envs=1))  # a robot would observe instead
+    env = make_env(
+        replace(policy.config.env, num_envs=1, device="cpu")
+    )  # a robot would observe instead
     obs = env.reset(init=[0])
     proprio = obs.proprio[0].numpy()
     answer = client.infer({"proprio": proprio, "prompt": obs.instruction[0]})

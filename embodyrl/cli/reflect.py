@@ -66,7 +66,7 @@ def train_reflector(
     """
     import torch
 
-    from embodyrl.build import pick_device
+    from embodyrl.devices import keep_random_state, use_device
     from embodyrl.world_models.reflectors.folder import save_reflector
     from embodyrl.world_models.reflectors.goal import GoalConfig, fit_goals
     from embodyrl.world_models.reflectors.labelled_episodes import load_episodes
@@ -77,7 +77,7 @@ def train_reflector(
         raise UserError(
             f"A reflector of kind {kind!r} is not trained; it must be 'trained' or 'goal'."
         )
-    where = pick_device(device)
+    where = use_device(device, "--device")
     episodes = load_episodes(data, cameras, tail)
     learn, rest = episodes.split(held_out, seed)
     tune, test = rest.split(0.5, seed)
@@ -88,7 +88,7 @@ def train_reflector(
     else:
         config = TrainConfig(seed=seed)
         config = replace(config, steps=steps) if steps else config
-        with torch.random.fork_rng():
+        with keep_random_state():
             torch.manual_seed(seed)
             sizes = {name: list(frames.shape[1:3]) for name, frames in episodes.frames.items()}
             reflector = TrainedReflector(sizes, window)
@@ -146,11 +146,11 @@ def eval_reflector(path: str, data: str, *, tail: int = 0, device: str = "auto")
 
 
 def _open(path: str, data: str, tail: int, device: str) -> tuple[Any, Any]:
-    from embodyrl.build import pick_device
+    from embodyrl.devices import use_device
     from embodyrl.world_models.reflectors.folder import load_reflector
     from embodyrl.world_models.reflectors.labelled_episodes import load_episodes
 
-    reflector: Any = load_reflector(path, str(pick_device(device)))
+    reflector: Any = load_reflector(path, str(use_device(device, "--device")))
     if hasattr(reflector, "check"):  # a server
         reflector.check()
     return reflector, load_episodes(data, reflector.cameras, tail)

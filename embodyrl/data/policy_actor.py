@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodyrl.build import load_config, load_policy, pick_device
+from embodyrl.build import load_config, load_policy
+from embodyrl.devices import use_device
 from embodyrl.policy import Policy
 from embodyrl.types import EnvSpec, Obs
 
@@ -104,6 +105,6 @@ def load_actor(spec: EnvSpec, path: str, derail: float, seed: int) -> PolicyActo
         UserError: it does not fit the env.
     """
     config = load_config(path)
-    device = pick_device(config.run.device)
+    device = use_device(config.run.device)
     policy = load_policy(path, config.policy, spec, seed, device)
     return PolicyActor(spec, policy, derail=derail, seed=seed, device=device)

@@ -32,8 +32,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from embodyrl import registry
 from embodyrl.algorithm import Algorithm
-from embodyrl.build import pick_device
 from embodyrl.config import Config
+from embodyrl.devices import use_device
 from embodyrl.distributed.wire import know_batch, pack, unpack
 from embodyrl.errors import UserError
 from embodyrl.rollouts.evaluation import Evaluation
@@ -95,9 +95,7 @@ class FsdpRanks:
         self.rank = int(os.environ["RANK"])
         self.config = ranks_config(config, self.count)
         know_batch(config)
-        device = pick_device(config.run.device)
-        if device.type == "cuda":
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        device = use_device(config.run.device)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE
         )

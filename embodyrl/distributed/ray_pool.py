@@ -8,6 +8,7 @@ it.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import secrets
@@ -16,8 +17,8 @@ from typing import Any
 
 import torch
 
-from embodyrl.build import pick_device
 from embodyrl.config import Config, resolve, to_dict
+from embodyrl.devices import use_device
 from embodyrl.distributed.wire import know_batch, pack, unpack
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.storage.env_spec import spec_from_json, spec_to_json
@@ -43,7 +44,7 @@ def ray_rollouts(
         address: of a cluster (``auto`` finds the one of this machine); empty starts one here, for
             this run.
         cpus: cores that each worker reserves; may be a fraction.
-        gpus: the same for GPUs; with 0 the policy's replicas run on the CPU.
+        gpus: the same for GPUs; with 0 everything in a worker runs on the CPU.
 
     Raises:
         MissingDependencyError: no Ray.
@@ -51,6 +52,7 @@ def ray_rollouts(
             env refuses its config.
     """
     check_sharing(config)
+    worker_device(config, gpus)
     if not address:  # said before Ray takes its time to start
         here = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
         _check_room(config.run.workers, here, cpus, gpus)
@@ -60,6 +62,34 @@ def ray_rollouts(
     except BaseException:
         require_ray().shutdown()
         raise
+
+
+def worker_device(config: Config, gpus: float) -> Config:
+    """The config with the devices of a worker.
+
+    A worker sees the GPUs alone that Ray gave it, and its own is the first of them. So the number
+    in ``run.device=cuda:1`` is the learner's.
+
+    Args:
+        config: of the run.
+        gpus: that each worker reserves.
+
+    Raises:
+        UserError: the env is to be on a GPU that Ray does not give, or on one of a number.
+    """
+    where = config.env.device
+    if where.startswith("cuda") and not gpus:
+        raise UserError(
+            f"env.device is {where!r}, but the workers reserve no GPU. Give each one with "
+            "--worker-gpus 1 (a fraction shares a GPU), or use env.device=auto."
+        )
+    if where.startswith("cuda:"):
+        raise UserError(
+            f"env.device is {where!r}, but Ray gives every worker its GPU. Use env.device=cuda or "
+            "env.device=auto."
+        )
+    own = config.run.device.partition(":")[0] if gpus else "cpu"
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, device=own))
 
 
 def _check_room(count: int, there: dict[str, float], cpus: float, gpus: float) -> None:
@@ -137,12 +167,12 @@ def _init(ray: Any, address: str) -> None:
 class RayWorker:
     """The actor: a shard that is told which weights to play with."""
 
-    def __init__(self, config: dict[str, Any], shard: int, device: str) -> None:
+    def __init__(self, config: dict[str, Any], shard: int) -> None:
         resolved = resolve(config)
         know_batch(resolved)
         if resolved.run.threads:
             torch.set_num_threads(resolved.run.threads)
-        self._shard = Shard(resolved, shard, pick_device(device))
+        self._shard = Shard(resolved, shard, use_device(resolved.run.device))
         self._name = f"process {os.getpid()} on {socket.gethostname()}"
 
     def spec(self) -> dict[str, Any]:
@@ -174,11 +204,10 @@ class RayPool:
             "max_task_retries": MAX_RESTARTS,
         }
         actor = ray.remote(RayWorker).options(**options)
-        device = config.run.device if gpus else "cpu"
-        plain = to_dict(config)
+        plain = to_dict(worker_device(config, gpus))
         self._players = [""] * count
         self.restarts = 0
-        self._workers = [actor.remote(plain, k, device) for k in range(count)]
+        self._workers = [actor.remote(plain, k) for k in range(count)]
         self._frozen: Any = None
         specs = [self._get(worker.spec.remote()) for worker in self._workers]
         self.spec = spec_from_json({**specs[0], "num_envs": config.env.num_envs})

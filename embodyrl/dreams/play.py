@@ -56,7 +56,12 @@ class SideBySide:
             steps: of an episode; a real env with a fixed limit keeps its own.
         """
         config = WorldModelConfig(
-            model=model, reflector=reflector, num_envs=1, split="eval", max_episode_steps=steps
+            model=model,
+            reflector=reflector,
+            num_envs=1,
+            split="eval",
+            max_episode_steps=steps,
+            device="cpu",
         )
         self.dream = WorldModelEnv(config)
         self.real: VecEnv | None = None

@@ -84,7 +84,8 @@ def evaluate_world(
         result["followed"] = action_following(model, clips, starts)
     # Other episodes' actions, dreamt and in the real env.
     real = dataclasses.replace(
-        WorldModelConfig(model=path).for_evaluation("eval"), num_envs=min(64, episodes)
+        WorldModelConfig(model=path, device="cpu").for_evaluation("eval"),
+        num_envs=min(64, episodes),
     )
     longest = max(model.spec.max_episode_steps, int((clips.end[starts] - starts).max()))
     train_split = make_env(
@@ -131,7 +132,7 @@ def as_evaluator(
     rows = []
     world = make_env(real)
     dream = WorldModelEnv(
-        WorldModelConfig(model=model_path, num_envs=world.spec.num_envs, split="eval")
+        WorldModelConfig(model=model_path, num_envs=world.spec.num_envs, split="eval", device="cpu")
     )
     try:
         for path in policies:

@@ -12,8 +12,9 @@ import warnings
 from typing import Any
 
 from embodyrl import registry
-from embodyrl.build import config_builds, make_env, pick_device
+from embodyrl.build import config_builds, make_env
 from embodyrl.config import Config
+from embodyrl.devices import pick_device
 from embodyrl.env import EnvConfig
 from embodyrl.storage import checkpoint
 from embodyrl.storage.env_spec import check_compatible

@@ -15,8 +15,8 @@ from embodyrl.build import (
     load_config,
     load_policy,
     make_env,
-    pick_device,
 )
+from embodyrl.devices import use_device
 from embodyrl.functional.intervals import format_rate, format_return, mean_interval, wilson
 from embodyrl.policies.guidance import GuidedPolicy
 from embodyrl.policy import Actor, Policy
@@ -60,10 +60,10 @@ def evaluate_checkpoint(
     config = load_config(path, overrides)
     if not any(o.startswith("env.split=") for o in overrides):
         config = dataclasses.replace(config, env=config.env.for_evaluation(config.run.eval_split))
-    device = pick_device(config.run.device)
+    device = use_device(config.run.device)
     episodes = episodes or config.run.eval_episodes
     with described_by(path):
-        env = make_env(limit_num_envs(config.env, episodes))
+        env = make_env(limit_num_envs(config.env, episodes), config.run.device)
     try:
         policy: Actor = load_policy(path, config.policy, env.spec, config.run.seed, device)
         if base:

@@ -22,8 +22,9 @@ import torch
 
 from embodyrl import starting
 from embodyrl.algorithm import Algorithm
-from embodyrl.build import described_by, pick_device
+from embodyrl.build import described_by
 from embodyrl.config import Config, to_yaml
+from embodyrl.devices import use_device
 from embodyrl.errors import UserError
 from embodyrl.interrupt import Interrupt, Interrupted
 from embodyrl.rollouts.batches import Episode, by_policy, mean_return, success_rate
@@ -148,7 +149,7 @@ def train(
         require_loggers(settings.loggers)
     if starts_elsewhere(config):
         checkpoint.find(settings.init_checkpoint)  # before anything takes time
-    device = pick_device(settings.device)
+    device = use_device(settings.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     if rollouts is None and ranks is None and (settings.workers > 1 or settings.max_lag):

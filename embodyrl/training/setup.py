@@ -11,6 +11,7 @@ from embodyrl import registry, starting
 from embodyrl.algorithm import Algorithm, Peers
 from embodyrl.build import config_builds, described_by, limit_num_envs, make_env, make_policy
 from embodyrl.config import Config
+from embodyrl.devices import keep_random_state
 from embodyrl.env import VecEnv
 from embodyrl.policies.compile import compile_sampling
 from embodyrl.rollouts.collect import Rollouts
@@ -70,6 +71,7 @@ class Envs:
 
     def __init__(self, config: Config, rollouts: Rollouts | None = None) -> None:
         self.rollouts = rollouts
+        self._device = config.run.device
         self._configs = {
             "train": config.env,
             "eval": limit_num_envs(
@@ -80,7 +82,7 @@ class Envs:
 
     def _get(self, which: str) -> VecEnv:
         if which not in self._built:
-            self._built[which] = make_env(self._configs[which])
+            self._built[which] = make_env(self._configs[which], self._device)
         return self._built[which]
 
     @property
@@ -132,7 +134,7 @@ def build_algorithm(
                 checkpoint.load_weights(config.run.init_checkpoint, policy, spec)
     if ranks is not None:
         ranks.shard(policy)
-    with torch.random.fork_rng():
+    with keep_random_state():
         torch.manual_seed(config.run.seed)
         algorithm = cls(config.algorithm, policy)
     if ranks is not None:

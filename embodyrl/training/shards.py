@@ -26,8 +26,8 @@ from torch import Tensor
 
 from embodyrl import registry
 from embodyrl.algorithm import Algorithm
-from embodyrl.build import pick_device
 from embodyrl.config import Config
+from embodyrl.devices import pick_device
 from embodyrl.errors import UserError
 from embodyrl.rollouts.collect import Player
 from embodyrl.rollouts.seeding import seeded

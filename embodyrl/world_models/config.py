@@ -190,6 +190,11 @@ class WorldModelConfig(EnvConfig):
                 f"{self.num_envs} envs."
             )
 
+    @property
+    def uses_gpu(self) -> bool:
+        """See ``EnvConfig``; the whole world model can."""
+        return True
+
     def for_evaluation(self, split: str) -> EnvConfig:
         """The config of the real env: policies trained in dreams are evaluated there."""
         given = WorldModel.read_meta(model_folder(self))["env"]

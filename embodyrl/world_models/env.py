@@ -49,7 +49,7 @@ class WorldModelEnv:
                 the split.
         """
         self.config = config
-        self.device = torch.device(config.device)
+        self.device = config.place()
         self.model = WorldModel.load(model_folder(config), self.device)
         _check_abilities(config, self.model)
         keyframes = select_keyframes(self.model, config.split, config.starts)
@@ -77,7 +77,7 @@ class WorldModelEnv:
         # What judges them, the frames that it has seen, and how often in a row it saw success.
         self._reflector: Reflector | None = None
         if config.reflector:
-            self._reflector = load_reflector(config.reflector, config.device)
+            self._reflector = load_reflector(config.reflector, str(self.device))
         self._film = Film()
         self._streak = torch.zeros(n, dtype=torch.long, device=self.device)
         self._autocast = torch.autocast(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from embodyrl.devices import keep_random_state
 from embodyrl.errors import UserError
 from embodyrl.storage.env_spec import check_compatible
 from embodyrl.world_models.clips import Clips
@@ -31,7 +32,7 @@ def build_model(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> WorldMo
         clips: the data.
         rows: frames whose statistics normalise proprio and give the codec's background.
     """
-    with torch.random.fork_rng():
+    with keep_random_state():
         torch.manual_seed(config.seed)
         codec, backbone = _codec_and_backbone(config, clips, rows)
         success = SuccessHead(
@@ -102,7 +103,7 @@ def continue_model(config: WorldTrainConfig, clips: Clips) -> WorldModel:
     new_settings: dict[str, Any] = {}
     if config.stochastic and not model.stochastic:
         new_settings["stochastic"] = True
-    with torch.random.fork_rng():
+    with keep_random_state():
         torch.manual_seed(config.seed)
         if config.state and model.state is None:
             frames = torch.arange(len(clips))[~clips.held_out(config.held_out)]

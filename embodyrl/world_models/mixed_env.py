@@ -36,13 +36,16 @@ class MixedEnv:
             UserError: the model does not say which env it imagines, or does not fit it.
         """
         self.config = config
+        self.device = config.place()
         self._num_real = config.real_envs
         self.real_steps = 0
         num_dreams = config.num_envs - self._num_real
         self.dream = WorldModelEnv(dataclasses.replace(config, num_envs=num_dreams, real_envs=0))
         # The training split, as a run of N real envs would have: never the evaluation's states.
         self.real = make_env(
-            dataclasses.replace(config.for_evaluation("train"), num_envs=self._num_real)
+            dataclasses.replace(
+                config.for_evaluation("train"), num_envs=self._num_real, device=str(self.device)
+            )
         )
         check_compatible(self.dream.spec, self.real.spec)
         # Any number names an initial state: each part takes its remainder by how many it has.
@@ -85,7 +88,7 @@ class MixedEnv:
 
         def joined(name: str) -> Tensor:
             parts = [getattr(part, name) for part in (real, dream)]
-            return torch.cat([x.to(self.config.device) for x in parts])
+            return torch.cat([x.to(self.device) for x in parts])
 
         log = {"steps": torch.cat([real.log["steps"], dream.log["steps"]])}
         numbers = torch.arange(self.spec.num_envs, device=log["steps"].device)

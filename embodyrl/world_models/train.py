@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from embodyrl.build import pick_device
+from embodyrl.devices import use_device
 from embodyrl.errors import UserError
 from embodyrl.interrupt import Interrupt, Interrupted
 from embodyrl.ranges import check_config
@@ -67,7 +67,7 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
     _check_folder(folder, config)
     if _is_finished(folder / "model"):
         return folder / "model"
-    device = pick_device(config.device)
+    device = use_device(config.device)
     if config.threads:
         torch.set_num_threads(config.threads)
     # The data, and which of them are kept from training.

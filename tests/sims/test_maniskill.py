@@ -229,7 +229,7 @@ def test_the_gpu_engine_does_what_the_cpu_engine_does():
     from embodyrl.sims.maniskill.gpu import GpuEngine
 
     config = ManiSkillConfig(num_envs=1, backend="cpu", reward="dense")
-    one, many = CpuEngine(config), GpuEngine(config, sim_backend="physx_cpu")
+    one, many = CpuEngine(config), GpuEngine(config, "cpu")
     actions = torch.from_numpy(busy_actions(15, seed=1))
     active = torch.ones(1, dtype=torch.bool)
     for seed in (11, 12, 11):

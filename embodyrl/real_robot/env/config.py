@@ -127,7 +127,7 @@ def check_settings(config: RobotConfig) -> None:
             "env.corrector works with the simulated arm alone, because its scripted expert needs "
             f"the simulator's state. env.robot is {config.robot}."
         )
-    if config.device != "cpu":
+    if config.device not in ("auto", "cpu"):
         raise UserError(
             "A robot's observations are made on the CPU, so env.device must be cpu, not "
             f"{config.device!r}."

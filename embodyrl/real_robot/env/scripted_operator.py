@@ -44,7 +44,7 @@ class ScriptedOperator(Operator):
     def action(self, dims: int) -> NDArray[np.float32]:
         """See ``Operator``."""
         self._look()
-        return self._expert.act()[0].numpy()
+        return self._expert.act()[0].cpu().numpy()
 
     def show(self, status: dict[str, Any], images: dict[str, NDArray[np.uint8]]) -> None:
         """See ``Operator``; nobody looks."""

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embodyrl.build import load_config, load_policy, load_spec, pick_device
+from embodyrl.build import load_config, load_policy, load_spec
+from embodyrl.devices import use_device
 from embodyrl.errors import UserError
 from embodyrl.real_robot.policy_link.metadata import policy_facts
 from embodyrl.real_robot.policy_link.real_time_chunking import (
@@ -45,7 +46,7 @@ class CheckpointPolicy:
         # The checkpoint says which policy it is, and the env that it was made for.
         self.config = load_config(path)
         self.spec = load_spec(path)
-        self.device = pick_device(device)
+        self.device = use_device(device, "--device")
         self.policy: Any = load_policy(path, self.config.policy, self.spec, 0, self.device)
         self.policy.eval()
         self._generator = torch.Generator().manual_seed(seed)

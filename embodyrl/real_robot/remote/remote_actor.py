@@ -10,8 +10,8 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 from websockets.sync.client import ClientConnection, connect
 
 from embodyrl import registry
-from embodyrl.build import pick_device
 from embodyrl.config import resolve
+from embodyrl.devices import use_device
 from embodyrl.distributed.wire import from_bytes, to_bytes
 from embodyrl.errors import UserError
 from embodyrl.real_robot.remote.learner import MAX_BYTES, REFUSED
@@ -82,7 +82,7 @@ def act(
 
 
 def _serve(connection: ClientConnection, config: Any, envs: Envs) -> int:
-    target = pick_device(config.run.device)
+    target = use_device(config.run.device)
     algorithm: Any = build_algorithm(config, envs, target)  # off-policy: it has ``act``
     player = Player(envs.train, config.run.seed, target)
     played = 0

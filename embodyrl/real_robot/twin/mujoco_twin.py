@@ -148,8 +148,8 @@ class MujocoTwin(MujocoEnv):
         self._grip_cmd[0] = decoder.width / 2
         obs = self._observe(None)
         return {
-            "images": {name: image[0].numpy() for name, image in obs.images.items()},
-            "proprio": obs.proprio[0].numpy(),
+            "images": {name: image[0].cpu().numpy() for name, image in obs.images.items()},
+            "proprio": obs.proprio[0].cpu().numpy(),
             "prompt": obs.instruction[0],
         }
 
@@ -160,7 +160,7 @@ class MujocoTwin(MujocoEnv):
     def pictures(self) -> dict[str, np.ndarray]:
         """See ``Robot``."""
         self._update_env()
-        return {name: image[0].numpy() for name, image in self._observe(None).images.items()}
+        return {name: image[0].cpu().numpy() for name, image in self._observe(None).images.items()}
 
     def solved(self) -> bool:
         """See ``Robot``."""

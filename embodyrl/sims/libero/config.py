@@ -25,7 +25,8 @@ class LiberoConfig(EnvConfig):
         backend: ``native`` steps MuJoCo with a compiled controller and draws with mujoco-warp.
             ``warp`` does everything with mujoco-warp, thousands of worlds at once on a GPU.
             ``robosuite`` is the reference: robosuite's own controller, and OpenGL.
-        num_workers: processes that share the envs; 1 runs them in this one.
+        num_workers: processes that share the envs; 1 runs them in this one. Each keeps its scenes
+            on ``device``.
         num_threads: of each process of the native backend; 0 means as many as torch uses there.
         max_episode_steps: control steps of 1/20 s until truncation; 0 means what published results
             use for the suite.
@@ -47,3 +48,8 @@ class LiberoConfig(EnvConfig):
     max_episode_steps: CountOrZero = 0
     settle_steps: CountOrZero = 10
     max_models: Count = machine_setting(10)
+
+    @property
+    def uses_gpu(self) -> bool:
+        """See ``EnvConfig``; physics with ``backend="warp"`` and the cameras of all backends do."""
+        return self.backend == "warp" or bool(self.cameras)

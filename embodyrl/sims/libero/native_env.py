@@ -177,7 +177,13 @@ class NativeEnv(CompiledEnv):
     def _make_pictures(self, plan: Blueprint) -> Pictures:
         config = self.config
         return Pictures(
-            plan.xml, plan.fixtures, plan.burners, config.cameras, config.image_size, self._threads
+            plan.xml,
+            plan.fixtures,
+            plan.burners,
+            config.cameras,
+            config.image_size,
+            self._threads,
+            self.device,
         )
 
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import mujoco
 import numpy as np
+import torch
 from PIL import Image
 
 from embodyrl.sims.libero.cache import announce_first_compile
 from embodyrl.sims.libero.render import CAMERAS
-from embodyrl.sims.mujoco.optional_imports import import_warp
+from embodyrl.sims.mujoco.optional_imports import import_warp, warp_device
 
 # Larger textures are shrunk. The ray caster reads single texels, so detail finer than a pixel
 # becomes noise. It also keeps 16 bytes for each texel, and LIBERO's largest have 4096 x 4096.
@@ -57,8 +58,8 @@ class Pictures:
         burners: names of sites that glow when they are on.
         cameras: which to draw.
         size: height and width of the pictures.
-        lanes: threads that draw at the same time, each with a copy of the scene.
-        device: of Warp, ``"cpu"`` or ``"cuda:0"``.
+        lanes: threads that draw at the same time on a CPU, each with a copy of the scene.
+        device: that draws.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class Pictures:
         cameras: tuple[str, ...],
         size: int,
         lanes: int,
-        device: str = "cpu",
+        device: torch.device,
     ) -> None:
+        name = warp_device(device)
+        lanes = 1 if device.type == "cuda" else lanes
         self._fixtures = fixtures
         self._size = size
         self._cameras = cameras
@@ -83,8 +86,8 @@ class Pictures:
         with announce_first_compile(
             "drawing kernels", "about a minute", ("warp-lang", "mujoco-warp")
         ):
-            self._lanes = [_Lane(model, names, size, device)]  # compiles
-        self._lanes += [_Lane(model, names, size, device) for _ in range(lanes - 1)]
+            self._lanes = [_Lane(model, names, size, name)]  # compiles
+        self._lanes += [_Lane(model, names, size, name) for _ in range(lanes - 1)]
         self._pool = ThreadPoolExecutor(lanes) if lanes > 1 else None
 
     def draw(self, views: list[View]) -> dict[str, np.ndarray]:

@@ -18,7 +18,7 @@ from embodyrl.sims.libero.blueprint import Blueprint
 from embodyrl.sims.libero.cache import announce_first_compile
 from embodyrl.sims.libero.pictures import NOWHERE, glow_geoms, put_scene, visual_model
 from embodyrl.sims.libero.render import CAMERAS
-from embodyrl.sims.mujoco.optional_imports import import_warp
+from embodyrl.sims.mujoco.optional_imports import import_warp, warp_device
 
 
 class BatchPictures:
@@ -46,7 +46,7 @@ class BatchPictures:
         self._size = size
         self._worlds = worlds
         self._device = device
-        self._warp_device = str(device)
+        self._warp_device = warp_device(device)
         model = visual_model(plan.xml, plan.burners)
         self._order = sorted(cameras, key=lambda name: model.camera(CAMERAS[name]).id)
         with announce_first_compile(

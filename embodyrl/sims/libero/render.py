@@ -14,8 +14,10 @@ from typing import Any
 
 import mujoco
 import numpy as np
+import torch
 
-from embodyrl.errors import MissingDependencyError
+from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.sims.egl import place_egl
 
 BACKENDS = ("egl", "osmesa", "glfw")
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
@@ -23,11 +25,15 @@ CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 _gl_context: Any = None
 
 
-def make_current() -> None:
+def make_current(device: torch.device) -> None:
     """Makes the process's OpenGL context where there is none, and switches to it.
+
+    Args:
+        device: where it draws, as far as the driver can: EGL alone lets us choose.
 
     Raises:
         MissingDependencyError: the machine has no OpenGL driver for drawing without a screen.
+        UserError: EGL does not draw on this device.
     """
     global _gl_context
     if _gl_context is None:
@@ -36,8 +42,12 @@ def make_current() -> None:
         try:
             if backend not in BACKENDS:
                 raise ValueError(f"it must be one of {', '.join(BACKENDS)}")
+            if backend == "egl":
+                place_egl(device)
             # Not mujoco.GLContext, whose backend was fixed when mujoco was first imported.
             _gl_context = importlib.import_module(f"mujoco.{backend}").GLContext(640, 480)
+        except UserError:
+            raise
         # Every driver raises errors of its own.
         except Exception as error:
             raise MissingDependencyError(
@@ -55,10 +65,12 @@ class Renderer:
     Args:
         model: the scene's model, whose meshes and textures are loaded here.
         size: height and width of the pictures.
+        device: see ``make_current``.
     """
 
-    def __init__(self, model: Any, size: int) -> None:
-        make_current()
+    def __init__(self, model: Any, size: int, device: torch.device) -> None:
+        self._device = device
+        make_current(device)
         self.model = model
         self.size = size
         model.vis.global_.offwidth = max(model.vis.global_.offwidth, size)
@@ -75,7 +87,7 @@ class Renderer:
 
     def draw(self, data: Any, camera: str) -> np.ndarray:
         """The picture (size, size, 3) uint8 that a camera takes of the poses in ``data``."""
-        make_current()
+        make_current(self._device)
         # In every picture, because another scene's renderer may have bound its own buffer.
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self.context)
         self.camera.fixedcamid = self.model.camera(CAMERAS[camera]).id
@@ -91,5 +103,5 @@ class Renderer:
 
     def close(self) -> None:
         """Frees the meshes and textures."""
-        make_current()
+        make_current(self._device)
         self.context.free()

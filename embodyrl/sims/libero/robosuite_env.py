@@ -170,7 +170,7 @@ class RobosuiteEnv(LiberoEnv):
         renderer = self._renderers.get(id(scene.model))
         if renderer is None:
             renderer = self._renderers[id(scene.model)] = Renderer(
-                scene.model, self.config.image_size
+                scene.model, self.config.image_size, self.device
             )
         scene.pose_for_drawing(slot.snapshot)
         self._loaded.pop(id(scene.model), None)

@@ -148,7 +148,9 @@ class WarpEnv(CompiledEnv):
             if xml not in self._groups:
                 plan, model = self._blueprint(int(self._task[envs[0]]))
                 contacts = 64 + 2 * max(number for _, number in settled)
-                self._groups[xml] = _Group(plan, model, Worlds(plan, model, len(envs), contacts))
+                self._groups[xml] = _Group(
+                    plan, model, Worlds(plan, model, len(envs), contacts, self.device)
+                )
             plans = [self._plan(k) for k in envs]
             states = [state for state, _ in settled]
             self._groups[xml].place(envs, plans, states, self.spec.num_envs)

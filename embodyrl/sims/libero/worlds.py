@@ -19,7 +19,7 @@ from torch import Tensor
 from embodyrl.sims.libero.blueprint import Blueprint
 from embodyrl.sims.libero.goals_batch import Poses
 from embodyrl.sims.libero.native import Simulation
-from embodyrl.sims.mujoco.optional_imports import import_warp
+from embodyrl.sims.mujoco.optional_imports import import_warp, warp_device
 from embodyrl.sims.mujoco.physics import array_bytes, check_fits, free_host_memory, supported
 
 # What the next control step and the observation depend on. It must not change in worlds that are
@@ -85,19 +85,22 @@ class Worlds:
         model: its physics model.
         count: worlds.
         contacts: room for so many in a world on average; it grows by itself.
+        device: of the worlds.
 
     Raises:
         UserError: so many worlds do not fit into memory, or mujoco-warp cannot simulate the scene.
     """
 
-    def __init__(self, plan: Blueprint, model: Any, count: int, contacts: int) -> None:
+    def __init__(
+        self, plan: Blueprint, model: Any, count: int, contacts: int, device: torch.device
+    ) -> None:
+        name = warp_device(device)
         # Imported here, because it imports Warp itself.
         from embodyrl.sims.libero import osc_warp
 
         self._mjw, self._wp = import_warp()
-        cuda = self._wp.get_cuda_device_count() > 0
-        self._warp_device = self._wp.get_device("cuda:0" if cuda else "cpu")
-        self.device = torch.device("cuda:0" if cuda else "cpu")
+        self._warp_device = self._wp.get_device(name)
+        self.device = device
         self.plan = plan
         self.contacts = contacts
         self._osc = osc_warp

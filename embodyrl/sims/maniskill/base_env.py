@@ -8,8 +8,13 @@ from __future__ import annotations
 import functools
 import logging
 import re
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import torch
+
+from embodyrl.devices import keep_random_state
 from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
 from embodyrl.sims.maniskill.tasks import data_folder
 
@@ -101,14 +106,27 @@ def _import_mani_skill(renders: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         ) from error
     import mani_skill.envs
     from mani_skill.agents import REGISTERED_AGENTS
+    from mani_skill.envs import sapien_env
     from mani_skill.utils.registration import REGISTERED_ENVS
 
     mani_skill.logger.setLevel(logging.ERROR)  # otherwise each of N envs repeats the same advice
     # ManiSkill asks before it downloads; nothing here may wait for an answer.
     download_asset.prompt_yes_no = _refuse_to_prompt
+    # Each of its resets would open every GPU of the machine, also from a worker on the CPU.
+    sapien_env.torch = _Torch(keep_random_state)
     if not renders:
         _no_materials(sapien)
     return REGISTERED_ENVS, REGISTERED_AGENTS
+
+
+class _Torch:
+    """PyTorch as ManiSkill sees it, with another ``torch.random.fork_rng``."""
+
+    def __init__(self, fork_rng: Callable[[], Any]) -> None:
+        self.random = SimpleNamespace(fork_rng=fork_rng)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
 
 
 def _refuse_to_prompt(message: str) -> bool:

@@ -6,8 +6,6 @@ import os
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
-
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.ranges import CountOrZero, Pixels, Range
@@ -33,7 +31,9 @@ class ManiSkillConfig(EnvConfig):
         reward: ``"sparse"`` (1 at success, -1 at failure), ``"dense"`` or ``"normalized_dense"``.
         max_episode_steps: control steps until truncation; 0 for the task's own number.
         robot: robot id; empty for the task's own.
-        backend: ``"auto"`` (the GPU if CUDA is there), ``"cpu"`` or ``"gpu"``.
+        backend: ``"gpu"`` steps and draws all scenes at once on the GPU that ``device`` names;
+            ``"cpu"`` steps and draws them one by one on the CPU, wherever the tensors go;
+            ``"auto"`` is the one that fits ``device``.
         num_workers: processes that share the envs on the CPU; 1 runs them in this one, 0 takes one
             per core.
     """
@@ -63,7 +63,12 @@ class ManiSkillConfig(EnvConfig):
     @property
     def on_gpu(self) -> bool:
         """Whether ManiSkill runs on the GPU."""
-        return self.backend == "gpu" or (self.backend == "auto" and torch.cuda.is_available())
+        return self.backend != "cpu" and self.place().type == "cuda"
+
+    @property
+    def uses_gpu(self) -> bool:
+        """See ``EnvConfig``."""
+        return self.backend != "cpu"
 
 
 def check_config(config: ManiSkillConfig) -> None:

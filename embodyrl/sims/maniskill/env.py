@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from embodyrl.env import SteppedVecEnv, Tick, VecEnv
@@ -89,14 +88,14 @@ class ManiSkillEnv(SteppedVecEnv):
 
 
 def _make_engine(config: ManiSkillConfig) -> Engine:
-    if not config.on_gpu:
-        return CpuEngine(config)
-    if not torch.cuda.is_available():
+    if config.on_gpu:
+        return GpuEngine(config, f"cuda:{config.place().index}")
+    if config.backend == "gpu":
         raise UserError(
-            "backend=gpu needs a CUDA GPU, and PyTorch sees none here. Use backend=cpu or "
-            "backend=auto."
+            f"env.backend=gpu needs a GPU, but env.device={config.device} is the CPU here. Use "
+            "env.backend=auto, or run where PyTorch sees a GPU."
         )
-    return GpuEngine(config)
+    return CpuEngine(config)
 
 
 def make_env(config: ManiSkillConfig) -> VecEnv:

@@ -27,13 +27,14 @@ class GpuEngine:
 
     Args:
         config: the env's.
-        sim_backend: PhysX device; with one env ``"physx_cpu"`` runs the same code without a GPU.
+        device: ``"cuda:N"`` of PhysX and the renderer; with one env ``"cpu"`` runs the same code
+            without a GPU.
 
     Raises:
         UserError: the task builds other shapes for each episode, which a scene on the GPU cannot.
     """
 
-    def __init__(self, config: ManiSkillConfig, sim_backend: str = "physx_cuda") -> None:
+    def __init__(self, config: ManiSkillConfig, device: str) -> None:
         self.fault_texts: dict[int, str] = {}
         self.rgb = config.obs == "rgb"
         self.reward = config.reward
@@ -44,8 +45,8 @@ class GpuEngine:
             image_size=config.image_size if self.rgb else 0,
             robot=config.robot,
             num_envs=config.num_envs,
-            sim_backend=sim_backend,
-            render_backend=("gpu" if "cuda" in sim_backend else "cpu") if self.rgb else "none",
+            sim_backend=f"physx_{device}",
+            render_backend=device if self.rgb else "none",
         )
         if "reconfiguration_freq" in inspect.signature(type(self.base).__init__).parameters:
             raise UserError(

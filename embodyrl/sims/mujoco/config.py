@@ -30,9 +30,8 @@ class MujocoConfig(EnvConfig):
             then appended to proprio, because the policy has nothing else to see.
         image_size: edge of the square pictures in pixels.
         backend: what steps the physics. ``"native"`` is MuJoCo's own threads. ``"warp"``
-            (mujoco-warp) and ``"mjx"`` (JAX) step thousands of worlds at once, on a GPU where there
-            is one.
-        renderer: ``"warp"`` (CPU or GPU), ``"opengl"``, or ``"none"`` for states only.
+            (mujoco-warp) and ``"mjx"`` (JAX) step thousands of worlds at once, on ``device``.
+        renderer: ``"warp"``, ``"opengl"`` (both on ``device``), or ``"none"`` for states only.
         control_mode: ``"ee_delta_pos"`` (dx, dy, dz, gripper) or ``"ee_delta_pose"`` (dx, dy, dz,
             drx, dry, drz, gripper); gripper > 0 opens and <= 0 closes.
         reward: ``"sparse"`` (1 on success) or ``"dense"`` (that plus the change of a potential in
@@ -58,6 +57,11 @@ class MujocoConfig(EnvConfig):
     max_blocks: Annotated[int, Range(0, MAX_BLOCKS)] = 0
     num_threads: Threads = machine_setting(0)
     render_batch: Count = machine_setting(16)
+
+    @property
+    def uses_gpu(self) -> bool:
+        """See ``EnvConfig``; MuJoCo's own physics does not."""
+        return self.backend != "native" or (self.renderer != "none" and bool(self.cameras))
 
 
 def block_range(task: tasks.Task, config: MujocoConfig) -> tuple[int, int]:

@@ -62,7 +62,7 @@ class MujocoEnv(SteppedVecEnv):
         super().__init__(self._make_spec(cameras), config)
         threads = config.num_threads or physics.usable_cores()
         self._physics = physics.make_physics(
-            config.backend, self.model, config.num_envs, SUBSTEPS, threads
+            config.backend, self.model, config.num_envs, SUBSTEPS, threads, self.device
         )
         self._make_buffers()
         self._block_geoms = [self.model.geom(f"block{i}").id for i in range(self._num_blocks)]
@@ -74,7 +74,13 @@ class MujocoEnv(SteppedVecEnv):
         self._images = {name: blank.clone() for name in cameras}
         self._renderer = (
             render.make_renderer(
-                config.renderer, self.model, cameras, size, threads, config.render_batch
+                config.renderer,
+                self.model,
+                cameras,
+                size,
+                threads,
+                config.render_batch,
+                self.device,
             )
             if cameras
             else None

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
+import torch
 
-from embodyrl.errors import MissingDependencyError
+from embodyrl.errors import MissingDependencyError, UserError
 
 
 def import_warp() -> tuple[Any, Any]:
@@ -35,6 +36,30 @@ def import_warp() -> tuple[Any, Any]:
             "(slower) or renderer=none (states)."
         ) from error
     return mjw, wp
+
+
+def warp_device(device: torch.device) -> str:
+    """Warp's name of a device.
+
+    Raises:
+        MissingDependencyError: see ``import_warp``.
+        UserError: Warp does not see this GPU.
+    """
+    if device.type != "cuda":
+        import_warp()
+        return "cpu"
+    # Warp, when it is imported first, opens the current GPU, so this one is made current.
+    with torch.cuda.device(device):
+        torch.zeros(1, device=device)
+        _, wp = import_warp()
+    index = device.index or 0
+    count = wp.get_cuda_device_count()
+    if index >= count:
+        raise UserError(
+            f"env.device is {str(device)!r}, but Warp, which simulates or draws, sees {count} GPUs. "
+            "Update the GPU's driver, or use env.device=cpu."
+        )
+    return f"cuda:{index}"
 
 
 @contextlib.contextmanager
@@ -79,3 +104,33 @@ def import_mjx() -> tuple[Any, Any]:
             "jax_compilation_cache_dir", str(Path(platformdirs.user_cache_dir("embodyrl")) / "jax")
         )
     return jax, mjx
+
+
+def jax_device(device: torch.device) -> Any:
+    """JAX's device of the same number.
+
+    Raises:
+        MissingDependencyError: JAX cannot use a GPU.
+        UserError: it has begun with another one.
+    """
+    if device.type != "cuda":
+        jax, _ = import_mjx()
+        return jax.local_devices(backend="cpu")[0]
+    # Otherwise JAX opens all GPUs of the machine, in every process. It reads this once.
+    index = str(device.index or 0)
+    visible = os.environ.setdefault("JAX_CUDA_VISIBLE_DEVICES", index)
+    if visible not in ("all", index):
+        raise UserError(
+            f"env.device is {str(device)!r}, but JAX sees GPU {visible} alone in this process "
+            "(JAX_CUDA_VISIBLE_DEVICES). Give all its envs one env.device."
+        )
+    jax, _ = import_mjx()
+    try:
+        found = jax.local_devices(backend="cuda")
+    except RuntimeError as error:
+        raise MissingDependencyError(
+            f"env.device is {str(device)!r}, but JAX has no GPU here "
+            f"({str(error).splitlines()[0]}). Install it with: pip install 'jax[cuda12]', or use "
+            "env.device=cpu."
+        ) from error
+    return found[0] if len(found) == 1 else found[int(index)]

@@ -1,7 +1,7 @@
 """What steps the scenes of ``MujocoEnv``: MuJoCo's own threads, mujoco-warp or MJX.
 
 All take and give the same state (n, 1 + nq + nv): time, qpos and qvel as MuJoCo flattens them. The
-last two also run on a GPU. They compute in single precision, and they step all N worlds whichever
+last two run on the env's device. They compute in single precision, and they step all N worlds whichever
 are asked for, because their programs have a fixed size.
 """
 
@@ -18,11 +18,12 @@ from typing import Any, Protocol
 
 import mujoco
 import numpy as np
+import torch
 from mujoco import rollout
 from numpy.typing import NDArray
 
 from embodyrl.errors import UserError
-from embodyrl.sims.mujoco.optional_imports import import_mjx, import_warp
+from embodyrl.sims.mujoco.optional_imports import import_mjx, import_warp, jax_device, warp_device
 
 Array = NDArray[np.float64]
 BACKENDS = ("native", "warp", "mjx")
@@ -92,10 +93,13 @@ class WarpPhysics:
             mujoco-warp cannot do.
     """
 
-    def __init__(self, model: mujoco.MjModel, num_envs: int, substeps: int) -> None:
+    def __init__(
+        self, model: mujoco.MjModel, num_envs: int, substeps: int, device: torch.device
+    ) -> None:
+        name = warp_device(device)
         self._mjw, self._wp = import_warp()
-        cuda = self._wp.get_cuda_device_count() > 0
-        self._device = self._wp.get_device("cuda:0" if cuda else "cpu")
+        cuda = device.type == "cuda"
+        self._device = self._wp.get_device(name)
         self._timestep = model.opt.timestep
         self._graph = None
         with self._wp.ScopedDevice(self._device):
@@ -164,15 +168,18 @@ class MjxPhysics:
             do.
     """
 
-    def __init__(self, model: mujoco.MjModel, num_envs: int, substeps: int) -> None:
+    def __init__(
+        self, model: mujoco.MjModel, num_envs: int, substeps: int, device: torch.device
+    ) -> None:
+        place = jax_device(device)
         jax, mjx = import_mjx()
         # Refuse what does not fit: one world's arrays, against the memory that is free.
-        on_device = supported("mjx", lambda: mjx.put_model(model))
-        blank = mjx.make_data(on_device)
+        on_device = supported("mjx", lambda: mjx.put_model(model, device=place))
+        blank = mjx.make_data(model, device=place)
         each = sum(
             leaf.nbytes for leaf in jax.tree_util.tree_leaves(blank) if hasattr(leaf, "nbytes")
         )
-        stats = jax.devices()[0].memory_stats() or {}
+        stats = place.memory_stats() or {}
         free = stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
         check_fits(num_envs, each, free if stats else free_host_memory())
         self._timestep = model.opt.timestep
@@ -193,7 +200,8 @@ class MjxPhysics:
         self._mocap = np.tile(np.asarray(blank.mocap_pos), (num_envs, 1, 1))
         control = np.zeros((num_envs, substeps, model.nu), np.float32)
         jitted = jax.jit(jax.vmap(advance))
-        self._advance = jitted.lower(self._qpos, self._qvel, self._mocap, control).compile()
+        with jax.default_device(place):
+            self._advance = jitted.lower(self._qpos, self._qvel, self._mocap, control).compile()
 
     def advance(self, rows: NDArray[np.int64], state: Array, control: Array) -> Array:
         """See ``Physics``."""
@@ -214,13 +222,18 @@ class MjxPhysics:
 
 
 def make_physics(
-    backend: str, model: mujoco.MjModel, num_envs: int, substeps: int, threads: int
+    backend: str,
+    model: mujoco.MjModel,
+    num_envs: int,
+    substeps: int,
+    threads: int,
+    device: torch.device,
 ) -> Physics:
-    """The physics called ``backend``, one of ``BACKENDS``."""
+    """The physics called ``backend``, one of ``BACKENDS``; the native one stays on the CPU."""
     if backend == "warp":
-        return WarpPhysics(model, num_envs, substeps)
+        return WarpPhysics(model, num_envs, substeps, device)
     if backend == "mjx":
-        return MjxPhysics(model, num_envs, substeps)
+        return MjxPhysics(model, num_envs, substeps, device)
     return NativePhysics(model, num_envs, substeps, threads)
 
 

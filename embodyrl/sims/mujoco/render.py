@@ -4,6 +4,7 @@
 # MuJoCo's module is native and its wheel describes it only in part to a type checker.
 from __future__ import annotations
 
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodyrl.errors import MissingDependencyError
-from embodyrl.sims.mujoco.optional_imports import import_warp
+from embodyrl.sims.egl import place_egl
+from embodyrl.sims.mujoco.optional_imports import import_warp, warp_device
 from embodyrl.sims.mujoco.scene import BACKGROUND
 
 Pixels = dict[str, Tensor]
@@ -63,7 +65,7 @@ class WarpRenderer:
         model: mujoco.MjModel,
         cameras: tuple[str, ...],
         size: int,
-        device: str,
+        device: torch.device,
         lanes: int,
         worlds: int,
     ) -> None:
@@ -75,7 +77,7 @@ class WarpRenderer:
             model: the scene.
             cameras: names of the cameras to draw.
             size: edge of the square picture in pixels.
-            device: ``"cpu"`` or a CUDA device; the pictures stay there.
+            device: the CPU or a GPU; the pictures stay there.
             lanes: threads that draw at the same time (1 is best on a GPU).
             worlds: envs that one launch draws.
         """
@@ -85,10 +87,11 @@ class WarpRenderer:
         self._device = device
         # Warp draws cameras in the model's order.
         self._order = sorted(cameras, key=lambda name: model.camera(name).id)
+        name = warp_device(device)
         _, wp = import_warp()
         if not any(Path(wp.config.kernel_cache_dir).glob("*render_megakernel*")):
             print("Compiling the renderer's kernels (10 to 60 s, this once) ...", file=sys.stderr)
-        self._lanes = [_Lane(model, self._order, size, device, worlds) for _ in range(lanes)]
+        self._lanes = [_Lane(model, self._order, size, name, worlds) for _ in range(lanes)]
         self._pool = ThreadPoolExecutor(lanes) if lanes > 1 else None
 
     def render(self, frame: Frame, rows: NDArray[np.int64]) -> Pixels:
@@ -196,17 +199,23 @@ class OpenGLRenderer:
     Without a GPU it is slower than ``WarpRenderer``.
     """
 
-    def __init__(self, model: mujoco.MjModel, cameras: tuple[str, ...], size: int) -> None:
-        """Opens an off-screen context.
+    def __init__(
+        self, model: mujoco.MjModel, cameras: tuple[str, ...], size: int, device: torch.device
+    ) -> None:
+        """Opens an off-screen context on a device, as far as its driver can.
 
-        The driver is the one that ``MUJOCO_GL`` named when MuJoCo was imported.
+        The driver is the one that ``MUJOCO_GL`` named when MuJoCo was imported. EGL alone lets us
+        choose between devices.
 
         Raises:
             MissingDependencyError: the driver does not work here.
+            UserError: it does not draw on this device.
         """
         self._model = model
         self._cameras = cameras
         self._data = mujoco.MjData(model)
+        if os.environ.get("MUJOCO_GL", "").lower() == "egl":
+            place_egl(device)
         try:
             self._renderer = mujoco.Renderer(model, size, size)
         except Exception as error:
@@ -252,21 +261,27 @@ class OpenGLRenderer:
 
 
 def make_renderer(
-    kind: str, model: mujoco.MjModel, cameras: tuple[str, ...], size: int, lanes: int, worlds: int
+    kind: str,
+    model: mujoco.MjModel,
+    cameras: tuple[str, ...],
+    size: int,
+    lanes: int,
+    worlds: int,
+    device: torch.device,
 ) -> Renderer:
     """The renderer called ``kind``.
 
     Args:
-        kind: ``"warp"`` (on a GPU where Warp finds one, else on the CPU) or ``"opengl"``.
+        kind: ``"warp"`` or ``"opengl"``.
         model: the scene.
         cameras: names of the cameras to draw.
         size: edge of the square picture in pixels.
         lanes: threads of ``WarpRenderer`` on a CPU.
         worlds: envs that one launch of it draws on a CPU; on a GPU it draws four times as many.
+        device: that draws.
     """
     if kind == "opengl":
-        return OpenGLRenderer(model, cameras, size)
-    _, wp = import_warp()
-    if wp.get_cuda_device_count():
-        return WarpRenderer(model, cameras, size, "cuda:0", 1, 4 * worlds)
-    return WarpRenderer(model, cameras, size, "cpu", lanes, worlds)
+        return OpenGLRenderer(model, cameras, size, device)
+    if device.type == "cuda":
+        return WarpRenderer(model, cameras, size, device, 1, 4 * worlds)
+    return WarpRenderer(model, cameras, size, device, lanes, worlds)

@@ -44,8 +44,10 @@ class Worker:
         self.low = low
         self.high = high
         self.start_timeout = start_timeout
-        # Its share of the envs, with the seeds that they would have in one process.
-        share = {"num_envs": high - low, "seed": config.seed + low, "device": "cpu"}
+        # Its share of the envs, with the seeds that they would have in one process. Only what can
+        # use a GPU opens one in a worker; the others' tensors come back on the CPU.
+        device = str(config.place()) if config.uses_gpu else "cpu"
+        share = {"num_envs": high - low, "seed": config.seed + low, "device": device}
         if hasattr(config, "num_workers"):
             share["num_workers"] = 1
         self.first_message = {

@@ -58,7 +58,7 @@ class PooledVecEnv:
         start_timeout: float = 300.0,
     ) -> None:
         self.config = config
-        self.device = torch.device(config.device)
+        self.device = config.place()
         self.step_timeout = step_timeout
         self.reset_timeout = reset_timeout
         # Envs k with bounds[w] <= k < bounds[w + 1] belong to worker w.
