@@ -47,8 +47,8 @@ def try_run(config: Config) -> tuple[list[str], EnvSpec | None]:
         check_sharing(config)
     # The envs.
     cls = registry.load("algorithms", config.algorithm.name)
-    evaluated = _spec(config.env.for_evaluation(run.eval_split))
-    played = _spec(config.env) if cls.plays else evaluated
+    evaluated = _spec(config.env.for_evaluation(run.eval_split), run.device)
+    played = _spec(config.env, run.device) if cls.plays else evaluated
     if played is None:
         lines.append("env: a robot, which a dry run leaves alone; nothing that needs it was tried")
         return lines, None
@@ -72,12 +72,12 @@ def try_run(config: Config) -> tuple[list[str], EnvSpec | None]:
     return lines, dataclasses.replace(played, num_envs=config.env.num_envs)
 
 
-def _spec(config: EnvConfig) -> EnvSpec | None:
+def _spec(config: EnvConfig, run_device: str) -> EnvSpec | None:
     """The spec of an env, from the smallest of its kind."""
     small = config.smallest()
     if small is None:
         return None
-    env = make_env(small)
+    env = make_env(small, run_device)
     env.close()
     return env.spec
 
