@@ -104,6 +104,7 @@ def one_case(case: dict[str, Any], out: Path) -> None:
     from embodyrl.policies.flow_mlp import FlowMLPConfig
     from embodyrl.policies.flow_vla import FlowVLAConfig
     from embodyrl.sims import egl
+    from embodyrl.types import Obs, Step
 
     before = used_mib()
     place = torch.device(case["place"])
@@ -114,10 +115,13 @@ def one_case(case: dict[str, Any], out: Path) -> None:
     settings = FlowVLAConfig() if env.spec.cameras else FlowMLPConfig()
     policy = make_policy(settings, env.spec, 0, device)
     obs = env.reset(init=[0, 1])
-    for _ in range(2):
+
+    def act(obs: Obs) -> Step:
         sample = policy.sample(obs.to(device), generator=torch.Generator(), mode="eval")
-        step = env.step(sample.actions)
-        obs = step.obs
+        return env.step(sample.actions)
+
+    step = act(act(obs).obs)
+    obs = step.obs
     # Tensors of the env, of the policy, and what draws.
     tensors = {
         str(x.device) for x in (obs.proprio, *obs.images.values(), step.reward, step.success)

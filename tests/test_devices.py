@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from embodyrl.devices import env_device, pick_device
+from embodyrl.devices import env_device, keep_random_state, pick_device
 from embodyrl.errors import UserError
 
 
@@ -80,3 +80,13 @@ def test_what_cannot_be_is_refused_in_words(machine, gpus, rank, ranks, name, wo
 def test_an_env_follows_the_run_or_its_own_key(machine, name, uses_gpu, run, device):
     machine(2)
     assert env_device(name, uses_gpu, run) == torch.device(device)
+
+
+def test_random_state_is_kept_without_opening_a_gpu(machine, monkeypatch):
+    machine(2)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: pytest.fail("opens a GPU"))
+    before = torch.random.get_rng_state()
+    with keep_random_state():
+        torch.rand(3)
+        assert not torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(torch.random.get_rng_state(), before)
