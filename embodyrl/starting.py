@@ -45,6 +45,12 @@ def step(what: str) -> Iterator[None]:
         os.close(ended)
 
 
+def say(what: str) -> None:
+    """A line on stderr, in one piece whoever else writes: what is under way."""
+    sys.stderr.write(f"embodyrl: {what} ...\n")
+    sys.stderr.flush()
+
+
 def _watch(what: str, ended: int) -> None:
     """Beside a step, until it has ended: speaks, and looks for Ctrl-C.
 
@@ -54,8 +60,7 @@ def _watch(what: str, ended: int) -> None:
     pipes = [ended] if _woken is None else [ended, _woken]
     ready = select.select(pipes, [], [], QUIET)[0]
     if not ready:
-        sys.stderr.write(f"embodyrl: {what} ...\n")  # in one piece, whoever else writes
-        sys.stderr.flush()
+        say(what)
         ready = select.select(pipes, [], [])[0]
     while ended not in ready:
         assert _woken is not None

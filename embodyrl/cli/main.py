@@ -497,8 +497,8 @@ def _eval(a: argparse.Namespace) -> int:
         raise UserError(
             "--guidance moves away from another policy: name its checkpoint with --base."
         )
-    options = {"episodes": a.episodes, "seed": a.seed, "base": a.base, "guidance": a.guidance}
-    options["video"] = a.video
+    options: dict[str, Any] = {"base": a.base, "guidance": a.guidance, "video": a.video}
+    options |= {"episodes": a.episodes, "seed": a.seed, "say": starting.say}
     _show(a, evaluate_checkpoint(a.checkpoint, a.overrides, **options), print_evaluation)
     return 0
 

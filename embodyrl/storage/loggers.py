@@ -332,6 +332,10 @@ class LiveTable:
     def evaluating(self, done: int, score: str) -> None:
         """Shows the progress of an evaluation, and the score of the episodes done so far."""
         self._activity = f"evaluating: {done} episodes, {score}"
+        now = time.monotonic()
+        if self._live is None and now - self._last_printed >= self.every_seconds:
+            self._last_printed = now
+            self.console.print(f"{self.name}  {self._activity}", highlight=False, markup=False)
 
     def evaluated(self, score: str) -> None:
         """Shows the result of an evaluation."""

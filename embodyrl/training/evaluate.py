@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,9 @@ from embodyrl.rollouts.evaluation import evaluate
 from embodyrl.training.films import inits_to_film, write_films
 from embodyrl.types import EnvSpec
 
+PACE = 10.0
+"""Seconds between two words about an evaluation under way."""
+
 
 def evaluate_checkpoint(
     path: str,
@@ -35,6 +40,7 @@ def evaluate_checkpoint(
     base: str = "",
     guidance: float = 1.0,
     video: str = "",
+    say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Scores a checkpoint in the env it was trained for.
 
@@ -48,6 +54,7 @@ def evaluate_checkpoint(
         base: a checkpoint whose velocity is mixed in (``policies.guidance``); none by default.
         guidance: 0 acts as ``base``, 1 as the checkpoint itself, more goes further.
         video: folder for videos of the first ``run.videos`` episodes; empty films none.
+        say: is told every ``PACE`` seconds how many episodes are over.
 
     Returns:
         ``env``, ``split``, ``reports_success``, ``faults`` (episodes that broke and were played
@@ -70,7 +77,10 @@ def evaluate_checkpoint(
             policy = GuidedPolicy(policy, _base_policy(base, env.spec, device), guidance)
         inits = first_inits(env.spec, episodes)
         film = inits_to_film(env.spec, inits, config.run.videos) if video else []
-        result = evaluate(env, policy, inits, seed=seed, film=film, device=device)
+        progress = partial(_tell, say, len(inits), [time.monotonic()])
+        result = evaluate(
+            env, policy, inits, seed=seed, film=film, device=device, progress=progress
+        )
     finally:
         env.close()
     films = write_films(result, env.spec, Path(video)) if video else {}
@@ -88,6 +98,15 @@ def evaluate_checkpoint(
             for e in result.episodes
         ],
     }
+
+
+def _tell(
+    say: Callable[[str], None], total: int, last: list[float], done: int, scored: list[Episode]
+) -> None:
+    """Says how far an evaluation has come, unless it did so just before (``last``)."""
+    if time.monotonic() - last[0] >= PACE:
+        last[0] = time.monotonic()
+        say(f"{done} of {total} episodes")
 
 
 def _base_policy(path: str, spec: EnvSpec, device: torch.device) -> Policy:

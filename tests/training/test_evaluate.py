@@ -1,5 +1,8 @@
 """The evaluation protocol: outcomes belong to (seed, initial state) alone, whatever runs beside and whoever films."""
 
+import time
+from functools import partial
+
 import pytest
 import torch
 
@@ -7,7 +10,7 @@ from embodyrl.errors import UserError
 from embodyrl.functional.flow import randn
 from embodyrl.rollouts.evaluation import evaluate
 from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
-from embodyrl.training.evaluate import first_inits
+from embodyrl.training.evaluate import PACE, _tell, first_inits
 from embodyrl.types import ActionSample
 
 GAP = slice(18, 21)
@@ -133,3 +136,17 @@ def test_first_inits_are_the_same_for_every_policy_and_no_more_than_there_are():
     assert first_inits(spec, 5) == [0, 1, 2, 3, 4]
     object.__setattr__(spec, "num_init_states", 3)
     assert first_inits(spec, 5) == [0, 1, 2]
+
+
+def test_an_evaluation_says_how_far_it_is_but_not_at_every_episode():
+    often: list[str] = []
+    seldom: list[str] = []
+    long_ago = [time.monotonic() - PACE]
+    evaluate(make_env(2), Chaser(), INITS, progress=partial(_tell, seldom.append, 11, long_ago))
+    assert len(seldom) == 1
+
+    def always(done, scored):
+        _tell(often.append, 11, [-PACE], done, scored)
+
+    evaluate(make_env(2), Chaser(), INITS, progress=always)
+    assert often[-1] == "11 of 11 episodes"
