@@ -72,7 +72,7 @@ def test_what_is_out_of_range_is_refused_before_anything_is_built(cls: type) -> 
         ("env.max_episode_steps=-5", "env.max_episode_steps is -5, but it must be at least 0."),
         ("algorithm.epochs=10000000000", "it must be at most 1,000,000,000."),
         ("run.device=gpu", "it must be auto, cpu, cuda or cuda:N (GPU N, from 0)."),
-        ("env.device=auto", "env.device is 'auto', but it must be cpu, cuda or cuda:N"),
+        ("env.device=gpu", "env.device is 'gpu', but it must be auto, cpu, cuda or cuda:N"),
         ("data.weights=[1,-1]", "data.weights[1] is -1.0, but it must be at least 0."),
         ("algorithm.dual_clip=0.5", "it must be 0, or above 1."),
         ("algorithm.ratio=jont", "it must be joint, per_step or per_dim. Did you mean 'joint'?"),

@@ -121,6 +121,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.command_line = shlex.join(["embodyrl", *given])
         whole_process = argv is None
         with starting.stoppable() if whole_process else contextlib.nullcontext():
+            if arguments.command in ("train", "sweep"):
+                from embodyrl.config import read_preset
+
+                read_preset(arguments.preset)  # a mistyped name is told at once
             if arguments.torch:
                 _import_torch(arguments.torch == "workers" and whole_process)
             status = arguments.run(arguments) or 0

@@ -7,7 +7,7 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 from embodyrl.data.collect import collect_dataset
 from embodyrl.data.demonstrations import Demonstrations
-from embodyrl.data.lerobot_write import LEAST, write_dataset
+from embodyrl.data.lerobot_write import LEAST, require_recordable, write_dataset
 from embodyrl.data.recording import Recording
 from embodyrl.data.verify import verify_dataset
 from embodyrl.errors import UserError
@@ -66,6 +66,8 @@ def test_what_was_recorded_comes_back(tmp_path, lengths, height, width):
 def test_what_cannot_be_written_is_refused_before_anything_is_recorded(tmp_path):
     config = MujocoConfig(task="reach", image_size=LEAST - 1, num_envs=1, max_episode_steps=2)
     with pytest.raises(UserError, match=f"{LEAST - 1} pixels along an edge"):
+        require_recordable(tmp_path / "set", spec_of(LEAST - 1, LEAST))
+    with pytest.raises(UserError, match=f"env.image_size is {LEAST - 1}, but it must be from"):
         collect_dataset(config, tmp_path / "set", num_episodes=1, keep_failures=True)
     assert not list(tmp_path.iterdir())
 

@@ -100,7 +100,7 @@ def test_what_a_ray_worker_cannot_have_is_refused(tmp_path, device, reserved, wo
 def test_ray_gives_each_worker_a_gpu_of_its_own(monkeypatch):
     """The real Ray, told that the machine has two."""
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
-    ray = ray_pool._ray()
+    ray = ray_pool.require_ray()
 
     class Asked:
         def visible(self):

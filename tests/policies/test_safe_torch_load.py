@@ -21,6 +21,7 @@ from embodyrl.policies.efficientnet import (
 )
 from embodyrl.policies.flow_vla import FlowVLA, FlowVLAConfig
 from embodyrl.policies.safe_torch_load import RefusedFileError, read_state_dict
+from embodyrl.ranges import check_config
 from embodyrl.types import EnvSpec, Obs
 
 # repeats, kernel, stride, expansion, channels: the whole net, of the TensorFlow original's table
@@ -278,9 +279,9 @@ def test_padding_is_that_of_tensorflow():
 def test_wrong_settings_and_a_missing_package_are_said(monkeypatch):
     with pytest.raises(
         UserError,
-        match=r"policy.vision is 'resnet'; it must be one of film_cnn, efficientnet_lite0",
+        match=r"policy.vision is 'resnet', but it must be film_cnn or efficientnet_lite0",
     ):
-        FlowVLAConfig(vision="resnet")
+        check_config("policy", FlowVLAConfig(vision="resnet"))
     with pytest.raises(UserError, match=r"vision_frozen.*vision=film_cnn has no pretrained layers"):
         FlowVLAConfig(vision_frozen=True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -96,8 +96,9 @@ def test_no_opengl_is_a_sentence():
     code = """
 from embodyrl.sims.libero import render
 from embodyrl.errors import MissingDependencyError
+import torch
 try:
-    render.make_current()
+    render.make_current(torch.device("cpu"))
 except MissingDependencyError as error:
     print(error)
 """

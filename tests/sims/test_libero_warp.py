@@ -93,7 +93,9 @@ def test_a_regions_quaternion_is_mujocos_whichever_component_is_largest():
 
 
 def test_what_it_cannot_do_is_a_sentence():
-    with pytest.raises(UserError, match=r"in one process: leave env.num_workers at 1"):
+    with pytest.raises(
+        UserError, match=r"backend=warp steps all envs in one process. Leave it out"
+    ):
         make_env(LiberoConfig(**SETTINGS, backend="warp", num_workers=2))
     with pytest.raises(UserError, match=r"settle_steps of at least 1"):
         make_env(LiberoConfig(**SETTINGS, backend="warp", settle_steps=0))

@@ -19,7 +19,7 @@ needs_maniskill = pytest.mark.skipif(
     importlib.util.find_spec("mani_skill") is None, reason="the extra maniskill"
 )
 MUJOCO = ("mujoco", "env.task=reach", "env.num_threads=1", "env.image_size=32")
-LIBERO = ("libero", "env.task_ids=[0]", "env.split=eval", "env.num_threads=1", "env.image_size=32")
+LIBERO = ("libero", "env.task_ids=[0]", "env.split=eval", "env.image_size=32")
 SIMULATORS = [
     pytest.param(*MUJOCO, id="mujoco-drawn-by-warp"),
     pytest.param(*MUJOCO, "env.backend=warp", "env.renderer=none", id="mujoco-stepped-by-warp"),

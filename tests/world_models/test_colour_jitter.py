@@ -5,6 +5,7 @@ import torch
 from squares import squares
 
 from embodyrl.errors import UserError
+from embodyrl.ranges import check_config
 from embodyrl.world_models import train as training
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.colour_jitter import jitter_colours
@@ -68,4 +69,4 @@ def test_a_model_that_saw_them_knows_its_way_in_another_light(tmp_path, monkeypa
         ).sum() == 60  # copies are learned from, dreams begin in the real light
     assert errors[1] < 0.5 * errors[0]
     with pytest.raises(UserError, match="styles is -1"):
-        WorldTrainConfig(styles=-1)
+        check_config("world", WorldTrainConfig(styles=-1))

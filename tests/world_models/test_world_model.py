@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from squares import SIZE, SPEC, T, squares
 
 from embodyrl import checks
+from embodyrl.build import make_env
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.dreams.pictures import EDGE, GAP, MARGIN, draw_dreams
 from embodyrl.errors import UserError
@@ -282,7 +283,7 @@ def test_a_dream_starts_at_any_moment_and_is_broken_off_and_bootstrapped(folder)
         ({"length": -1}, r"env\.length is -1"),
     ):
         with pytest.raises(UserError, match=said):
-            WorldModelConfig(**wrong)
+            make_env(WorldModelConfig(model=folder, **wrong))
     with pytest.raises(UserError, match="nothing to sample"):
         WorldModelEnv(WorldModelConfig(model=folder, sampling_steps=1))
 
@@ -615,7 +616,7 @@ def test_clips_stay_within_their_episode() -> None:
 
 def test_bad_settings_are_told(tmp_path, monkeypatch) -> None:
     with pytest.raises(UserError, match="held_out"):
-        WorldTrainConfig(held_out=0.9)
+        train_world(WorldTrainConfig(held_out=0.9))
     failures = squares(20, 0)
     failures.solved[:] = False
     monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: failures))

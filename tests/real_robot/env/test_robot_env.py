@@ -13,6 +13,7 @@ import pytest
 import torch
 from websockets.sync.client import connect
 
+from embodyrl.build import make_env
 from embodyrl.checks import check_env
 from embodyrl.config import resolve
 from embodyrl.data.collect import collect_dataset
@@ -258,10 +259,8 @@ def test_a_person_takes_over_and_what_they_did_is_what_counts(tmp_path: Path) ->
         not chunks.choice[0].any() and not chunks.choice[1, :2].any()
     )  # the seventh action was still the policy's
     assert chunks.choice[1, 2:][chunks.valid[1, 2:]].abs().amax(-1).min() > 0.2
-    ended = []
-    while not ended:
-        batch = collect_transitions(stream, act, 1, generator=generator)
-        chunks, ended = batch.chunks, batch.episodes
+    while not chunks.terminated.any():
+        chunks = collect_transitions(stream, act, 1, generator=generator).chunks
     assert bool(chunks.terminated[-1]) and chunks.reward.sum() == 1.0  # they solved it
     # An algorithm whose choice is no action (DSRL chooses noise) cannot have chosen what a person
     # did.
@@ -393,8 +392,8 @@ def test_settings_that_cannot_be_are_said_in_words() -> None:
         ({"num_envs": 2}, "one robot"),
         ({"robot": "ros3"}, "Did you mean 'ros"),
         ({"control_mode": "ee_delta_pos_"}, "Did you mean 'ee_delta_pos"),
-        ({"speed": 0.0}, "share of the trained rate"),
-        ({"device": "cuda"}, "must be cpu"),
+        ({"speed": 0.0}, "env.speed is 0.0, but it must be"),
+        ({"device": "cuda"}, "must be cpu|sees no GPU"),
     ):
         with pytest.raises(UserError, match=words):
-            RobotEnv(RobotConfig(**STATES | settings))
+            make_env(RobotConfig(**STATES | settings))

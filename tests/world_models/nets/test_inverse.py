@@ -9,6 +9,7 @@ import torch
 from squares import NEVER, SETTINGS, SIZE, hardly_trained, squares
 
 from embodyrl.errors import UserError
+from embodyrl.ranges import check_config
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.encode import encode
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
@@ -87,7 +88,7 @@ def test_a_model_of_before_there_was_any(folder, tmp_path, monkeypatch) -> None:
     more = WorldModel.load(hardly_trained(WorldTrainConfig(**given, out=str(tmp_path / "on"))))
     assert isinstance(more.inverse, InverseDynamics) and more.max_action_error > 0
     with pytest.raises(UserError, match="inverse_steps is 0"):
-        WorldTrainConfig(inverse_steps=0)
+        check_config("world", WorldTrainConfig(inverse_steps=0))
 
 
 def test_frames_that_no_robot_could_make_are_not_judged(folder, tmp_path) -> None:
