@@ -168,6 +168,7 @@ class GRPO(Algorithm):
     def _is_informative(self, group: list[Episode | None]) -> bool:
         if None in group:
             return False  # a simulation broke, and the others have lost what they are compared with
+        # Where success does not count, what an episode is worth tells.
         episodes = [e for e in group if e is not None]
         if "success" not in self.config.rewards:
             return len(set(self._worth(episodes).tolist())) > 1

@@ -158,6 +158,7 @@ class SACFlow(Algorithm):
         """
         policy = self.policy
         context = policy.encode(obs)
+        # The whole path of the flow; the critics judge the part that is executed.
         start = randn((len(obs), *policy.flow_shape), generator, self.device)
         step_inputs = partial(policy.step_inputs, context)
         path = self.sample_path(step_inputs, policy.transition, start, generator, policy.executed)

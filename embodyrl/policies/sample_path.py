@@ -66,11 +66,13 @@ def sample_path(
     logprobs = []
     for k, t in enumerate(timesteps(transition.num_steps, start.device)):
         velocity, log_std = step_inputs(x[:, None], t.expand(len(x), 1))
+        # The executed part draws noise.
         velocity = velocity[:, 0]
         log_std = None if log_std is None else executed(log_std[:, 0])
         mean, std = transition.mean_std(executed(x), executed(velocity), k, log_std)
         noise = randn(mean.shape, generator, x.device)
         new = mean + std * noise
+        # What is planned beside it takes an Euler step, and is put around it again.
         if new.shape != x.shape:
             rest = x - velocity / transition.num_steps
             rows, columns = new.shape[-2:]

@@ -38,6 +38,7 @@ def complete(config: Config) -> bool:
     after = run.folder / "evals" / "after.json"
     if not finished(run.folder) or not after.exists():
         return False
+    # The last evaluation must be of the newest checkpoint, and of the end that is asked for now.
     last = read_evaluation(after)
     if (run.folder / "checkpoints" / f"step_{last['iteration']:06d}") != checkpoint.latest(
         run.folder / "checkpoints"

@@ -131,6 +131,7 @@ class Clips:
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order))
         kept = place % every == every - 1  # (E,)
+        # From episodes to their frames.
         begins = torch.zeros(len(self), dtype=torch.long)
         begins[starts] = 1
         return kept[begins.cumsum(0) - 1]

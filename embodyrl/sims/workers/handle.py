@@ -166,6 +166,7 @@ def _last_words(log: IO[bytes], length: int = 2000) -> str:
     log.seek(max(0, log.seek(0, os.SEEK_END) - 32 * length))
     lines = log.read().decode(errors="replace").splitlines()
     text = "\n".join(line for line in lines if not line.startswith("Extension modules:")).strip()
+    # From the error on, or else the end.
     fatal = text.rfind("Fatal Python error")
     return text[fatal:][:length] if fatal >= 0 else text[-length:]
 

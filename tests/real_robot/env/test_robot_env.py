@@ -389,7 +389,7 @@ def test_sac_flow_learns_on_it(tmp_path: Path) -> None:
 
 def test_settings_that_cannot_be_are_said_in_words() -> None:
     for settings, words in (
-        ({"num_envs": 2}, "one robot"),
+        ({"num_envs": 2}, "env.num_envs is 2, but it must be 1"),
         ({"robot": "ros3"}, "Did you mean 'ros"),
         ({"control_mode": "ee_delta_pos_"}, "Did you mean 'ee_delta_pos"),
         ({"speed": 0.0}, "env.speed is 0.0, but it must be"),
