@@ -39,7 +39,7 @@ from embodyrl.storage.loggers import LiveTable, MetricsWriter, require_loggers
 from embodyrl.storage.paths import require_writable
 from embodyrl.storage.provenance import describe_run, finish_run
 from embodyrl.training.evaluate import first_inits, score_text
-from embodyrl.training.load_demos import load_demos
+from embodyrl.training.load_demos import load_demos, require_data_sets
 from embodyrl.training.resume_check import check_folder, run_inputs
 from embodyrl.training.run_folder import (
     Position,
@@ -147,8 +147,11 @@ def train(
     if first:
         require_writable(settings.folder, "run.out=FOLDER")
         require_loggers(settings.loggers)
+    # What is missing is said before anything takes time.
     if starts_elsewhere(config):
-        checkpoint.find(settings.init_checkpoint)  # before anything takes time
+        checkpoint.find(settings.init_checkpoint)
+    if config.data.path:
+        require_data_sets(config)
     device = use_device(settings.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
