@@ -1,11 +1,11 @@
 """How long a command is silent, and how long it takes until it works: before and after, cold and warm.
 
     git worktree add /tmp/before COMMIT && (cd /tmp/before && make setup)
-    python benchmarks/starts.py --before /tmp/before          writes benchmarks/starts.json and starts.png
-    python benchmarks/starts.py --repeats 1 --only train      one command, this checkout alone
+    python -m benchmarks.starts --before /tmp/before          writes benchmarks/starts.json and starts.png
+    python -m benchmarks.starts --repeats 1 --only train      one command, this checkout alone
 
-Both checkouts are measured in turn, in one run. Cold means that the machine's page cache was
-emptied before (needs root; left out otherwise). Every command is a new process on a new folder.
+Both checkouts are measured in turn, in one run. With ``--cold`` they are also measured once with the
+machine's page cache emptied before (needs root). Every command is a new process on a new folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SMALL = [
     "run.iterations=1", "run.init_checkpoint=", "run.eval_before=false", "run.eval_episodes=4",
     "run.videos=0", "algorithm.num_chunks=2", "env.num_envs=8", "run.out=OUT",
 ]  # fmt: skip
-PLAYED = r"  1/1  |Wrote|steps/s|: \d+% \[|http://|^Done"
+PLAYED = r"  1/1  |^writing .*100%|: \d+% \[|http://|^Done"
 COMMANDS = {
     "train (mujoco, pictures)": ["train", "mujoco_pick_ppo", *SMALL],
     "train again (finished)": ["train", "mujoco_pick_ppo", *SMALL],
@@ -84,11 +84,11 @@ def empty_page_cache() -> bool:
 
 
 def rounds(
-    programs: dict[str, Path], names: list[str], repeats: int, world: str
+    programs: dict[str, Path], names: list[str], repeats: int, world: str, cold: bool
 ) -> dict[str, dict[str, dict[str, list[dict[str, float]]]]]:
     """Command -> cold or warm -> checkout -> measurements; the checkouts take turns."""
-    result: dict[str, Any] = {name: {"cold": {}, "warm": {}} for name in names}
-    for state in ("cold", "warm"):
+    result: dict[str, Any] = {name: {} for name in names}
+    for state in ("cold", "warm") if cold else ("warm",):
         for number in range(1 if state == "cold" else repeats):
             for which, program in programs.items():
                 out = tempfile.mkdtemp(prefix="starts")
@@ -99,7 +99,7 @@ def rounds(
                         a.replace("OUT", out).replace("WORLD", world) for a in COMMANDS[name]
                     ]
                     row = measure(program, arguments)
-                    result[name][state].setdefault(which, []).append(row)
+                    result[name].setdefault(state, {}).setdefault(which, []).append(row)
                     print(f"{state} {number} {which:7s} {name}: {row}", flush=True)
                 shutil.rmtree(out)
     return result
@@ -141,7 +141,8 @@ def main() -> None:
     )
     parser.add_argument("--before", default="", help="another checkout, set up like this one")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", default="", help="commands whose name begins so")
+    parser.add_argument("--cold", action="store_true", help="also with an empty page cache")
+    parser.add_argument("--only", default="", help="a pattern: the commands whose name it fits")
     parser.add_argument("--out", default=str(ROOT / "benchmarks" / "starts.json"))
     a = parser.parse_args()
     programs = {"after": ROOT / ".venv" / "bin" / "embodyrl"}
@@ -149,10 +150,10 @@ def main() -> None:
         programs = {"before": Path(a.before) / ".venv" / "bin" / "embodyrl", **programs}
     from benchmarks.faults.worlds import tiny_world
 
-    names = [name for name in COMMANDS if name.startswith(a.only)]
+    names = [name for name in COMMANDS if re.search(a.only, name)]
     with tempfile.TemporaryDirectory() as folder:
         world = str(tiny_world(Path(folder))) if "world play" in names else ""
-        found = rounds(programs, names, a.repeats, world)
+        found = rounds(programs, names, a.repeats, world, a.cold)
     for states in found.values():
         for state in states.values():
             for which, rows in state.items():
