@@ -18,7 +18,7 @@ def add_config_verb(verb: Any) -> None:
         "  embodyrl config                    all keys\n"
         "Keys of `embodyrl world train` and `world loop` are listed as world.KEY and loop.KEY.\n"
     )
-    sub = verb("config", _run, text, examples)
+    sub = verb("config", _run, text, examples, torch="yes")
     what = "a key, a section, or a preset (default: all keys)"
     sub.add_argument("what", nargs="?", default="", metavar="KEY", help=what)
     sub.add_argument("--json", action="store_true", help="print the result as JSON")

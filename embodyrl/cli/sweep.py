@@ -50,7 +50,7 @@ class Planned:
 def add_sweep_verb(verb: Any) -> None:
     """Adds ``embodyrl sweep`` to the parser."""
     text = "Trains with every combination of some settings, and compares the runs."
-    sub = verb("sweep", _run, text, HELP)
+    sub = verb("sweep", _run, text, HELP, torch="yes")
     sub.add_argument("preset", help="a preset's name, or a YAML file")
     text = "settings; several values of one are separated by commas"
     sub.add_argument("overrides", nargs="*", metavar="key.sub=value,value", help=text)
@@ -141,6 +141,8 @@ def _slug(value: str) -> str:
 def _run(a: argparse.Namespace) -> int:
     from embodyrl.config import compose
     from embodyrl.report import build_report
+    from embodyrl.training.resume_check import check_folder
+    from embodyrl.training.run_folder import complete
 
     runs = plan(a.overrides)
     out = Path(a.out or f"runs/{Path(a.preset).stem}_sweep")
@@ -150,8 +152,10 @@ def _run(a: argparse.Namespace) -> int:
     if a.list:
         print("\n".join(f"{out / r.name}  {' '.join(r.overrides)}" for r in runs))
         return 0
-    # What is finished stays.
-    left = [name for name, config in configs.items() if not is_done(config)]
+    # What is finished stays. A folder that holds another run is told before the first one starts.
+    for config in configs.values():
+        check_folder(config.run.folder, config, lambda text: None)
+    left = [name for name, config in configs.items() if not complete(config)]
     if done := len(runs) - len(left):
         print(f"{done} of {len(runs)} runs are done already.", flush=True)
     # The others start, each in a process of its own.
@@ -175,17 +179,6 @@ def _run(a: argparse.Namespace) -> int:
     if folders:
         print(f"Wrote {build_report(folders, out / 'report.html')}")
     return 1 if failed else 0
-
-
-def is_done(config: Any) -> bool:
-    """Whether the run of a config is finished, with these settings; ``train`` says the rest."""
-    from embodyrl.config import resolve
-    from embodyrl.storage.plain_data import read_yaml
-    from embodyrl.training.run_folder import finished
-
-    folder = config.run.folder
-    saved = folder / "config.yaml"
-    return finished(folder) and saved.is_file() and resolve(read_yaml(saved)) == config
 
 
 def one_by_one(commands: dict[str, list[str]]) -> dict[str, int]:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from embodyrl.cli.reflect import add_reflect
+from embodyrl.cli.verbs import Verb
 from embodyrl.interrupt import INTERRUPTED
 
-Verb = Callable[..., argparse.ArgumentParser]
 HELP = """examples:
   embodyrl world train data=[data/tried,data/shown] out=runs/world
   embodyrl world eval runs/world/model --data data/held_out

@@ -90,9 +90,9 @@ def add_robot_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     text = "Runs a checkpoint on a robot, behind a safety filter, after a pre-flight check."
     add_deploy_options(verb("deploy", deploy, text, DEPLOY_HELP))
     text = "Plays on this computer's robot for a learner elsewhere."
-    add_act_options(verb("act", _act, text, ACT_HELP))
+    add_act_options(verb("act", _act, text, ACT_HELP, torch="yes"))
     text = "Plays a simulated Franka as a ROS node, for deploy to drive."
-    add_twin_options(verb("twin", _twin, text, TWIN_HELP))
+    add_twin_options(verb("twin", _twin, text, TWIN_HELP, torch="yes"))
 
 
 def add_serve_options(sub: argparse.ArgumentParser) -> None:

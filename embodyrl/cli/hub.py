@@ -1,0 +1,77 @@
+"""``embodyrl export``, ``push`` and ``pull``: exchange with LeRobot and the Hugging Face hub."""
+
+from __future__ import annotations
+
+import argparse
+
+from embodyrl.cli.verbs import CHECKPOINT, Verb
+
+EXPORT_HELP = """examples:
+  embodyrl export runs/my_smolvla out/my_smolvla
+LeRobot then loads the folder: lerobot-eval --policy.path=out/my_smolvla ...
+"""
+PUSH_HELP = """examples:
+  embodyrl push runs/mujoco_pick_ppo you/my_policy
+  embodyrl push runs/mujoco_pick_ppo you/my_policy --dry-run    files, sizes and model card
+It uploads weights, config, evaluations and a model card. A new repository is private by default.
+Log in first: hf auth login. The environment variable HF_ENDPOINT selects another hub.
+"""
+PULL_HELP = """examples:
+  embodyrl pull you/my_policy my_policy       then: embodyrl eval my_policy
+For a private repository, log in first: hf auth login. The environment variable HF_ENDPOINT selects
+another hub.
+"""
+
+
+def add_exchange_verbs(verb: Verb) -> None:
+    """Adds ``export``, ``push`` and ``pull`` to the parser."""
+    _add_export(verb)
+    _add_hub(verb)
+
+
+def _add_export(verb: Verb) -> None:
+    text = "Writes a SmolVLA, pi0 or pi0.5 policy as a checkpoint of LeRobot."
+    sub = verb("export", _export, text, EXPORT_HELP, torch="yes")
+    sub.add_argument("checkpoint", help=CHECKPOINT)
+    sub.add_argument("out", help="the folder to write")
+
+
+def _add_hub(verb: Verb) -> None:
+    text = "Uploads a checkpoint and its evaluations to the Hugging Face hub."
+    sub = verb("push", _push, text, PUSH_HELP, torch="yes")
+    sub.add_argument("checkpoint", help=CHECKPOINT)
+    sub.add_argument("repo", help="OWNER/NAME; it is created if it does not exist")
+    sub.add_argument("--public", action="store_true", help="create a public repository")
+    text = "say what would be uploaded, and upload nothing; it needs no network and no login"
+    sub.add_argument("--dry-run", action="store_true", help=text)
+
+    text = "Downloads a checkpoint that was uploaded with push."
+    sub = verb("pull", _pull, text, PULL_HELP, torch="yes")
+    sub.add_argument("repo", help="OWNER/NAME")
+    sub.add_argument("out", help="the folder to write")
+    sub.add_argument("--revision", default="", help="a branch, tag or commit")
+
+
+def _export(a: argparse.Namespace) -> int:
+    from embodyrl.training.export import export
+
+    print(f"Wrote {export(a.checkpoint, a.out)}")
+    return 0
+
+
+def _push(a: argparse.Namespace) -> int:
+    from embodyrl.training.hub import preview, push
+
+    if a.dry_run:
+        print(preview(a.checkpoint, a.repo, public=a.public))
+    else:
+        print(f"Pushed: {push(a.checkpoint, a.repo, public=a.public)}")
+    return 0
+
+
+def _pull(a: argparse.Namespace) -> int:
+    from embodyrl.training.hub import pull
+
+    folder = pull(a.repo, a.out, revision=a.revision)
+    print(f"Wrote {folder}. Score it with: embodyrl eval {folder}")
+    return 0

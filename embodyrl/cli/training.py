@@ -1,0 +1,171 @@
+"""``embodyrl train`` and ``embodyrl eval``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from functools import partial
+from typing import Any
+
+from embodyrl import starting
+from embodyrl.cli.verbs import CHECKPOINT, JSON, OVERRIDES, Verb, show
+from embodyrl.errors import UserError
+from embodyrl.interrupt import INTERRUPTED
+from embodyrl.real_robot.cli import robot_commands
+
+TRAIN_HELP = """examples:
+  embodyrl train mujoco_pick_sft data.path=data/pick
+      learns from demonstrations, and writes the run runs/mujoco_pick_sft
+  embodyrl train mujoco_pick_ppo run.init_checkpoint=runs/mujoco_pick_sft
+      improves this policy by reinforcement learning
+  embodyrl train mujoco_pick_ppo run.seed=1 algorithm.lr=3e-5
+      any key of the config can be overridden
+  embodyrl train mujoco_pick_ppo run.workers=2 --launcher ray
+      collects rollouts in two processes, on this machine or on a cluster
+  torchrun --nproc-per-node 8 -m embodyrl.cli train libero_object_vla_ppo ...
+      collects rollouts and computes gradients on 8 GPUs
+`embodyrl list presets` names the presets. `embodyrl train PRESET --dry-run` prints all keys.
+If a run was interrupted, the same command continues it.
+"""
+EVAL_HELP = """examples:
+  embodyrl eval runs/mujoco_pick_ppo
+      the newest checkpoint, on held-out initial states
+  embodyrl eval runs/mujoco_pick_ppo env.split=ood_camera
+      with a camera position that was never trained on
+  embodyrl eval runs/mujoco_pick_ppo --episodes 500 --json
+  embodyrl eval runs/mujoco_pick_ppo --video films run.videos=4
+      films the first four episodes: films/0000_pick_success.mp4 ...
+  embodyrl eval runs/mujoco_pick_ppo --base runs/mujoco_pick_sft --guidance 1.5
+      moves 1.5 times as far from the base policy as the training did
+The score is the success rate; if the environment reports no success, it is the mean return. --json
+has both.
+"""
+
+
+def add_train_verb(verb: Verb) -> None:
+    """Adds ``train`` to the parser."""
+    text = "Trains a policy, by supervised fine-tuning or reinforcement learning."
+    sub = verb("train", _train, text, TRAIN_HELP, torch="workers")
+    sub.add_argument("preset", help="a preset's name, or a YAML file")
+    sub.add_argument("overrides", nargs="*", metavar="key.sub=value", help=OVERRIDES)
+    text = (
+        "print the complete config, build one env, the policy without weights and the tables of "
+        "the data, and refuse what the run would refuse; nothing is written"
+    )
+    sub.add_argument("--dry-run", action="store_true", help=text)
+    text = "with --dry-run: estimate how much of the device's memory the run will need"
+    sub.add_argument("--memory", action="store_true", help=text)
+    text = (
+        "where rollouts are collected. ray: by run.workers processes, each with its part of the "
+        "envs; robot: by `embodyrl act` on the robot's computer"
+    )
+    sub.add_argument("--launcher", choices=["ray", "robot"], help=text)
+    text = "robot: the address where this command waits for `embodyrl act` (default: %(default)s)"
+    sub.add_argument("--listen", default="127.0.0.1:8001", metavar="HOST:PORT", help=text)
+    text = "robot: a file with the token that `embodyrl act` must send"
+    sub.add_argument("--token-file", default="", metavar="FILE", help=text)
+    text = "ray: address of a running cluster, or auto (default: start one for this run)"
+    sub.add_argument("--ray-address", default="", metavar="ADDRESS", help=text)
+    text = "ray: CPU cores per process (default: %(default)s)"
+    sub.add_argument("--worker-cpus", type=float, default=1.0, metavar="N", help=text)
+    text = "ray: GPUs per process (default: %(default)s)"
+    sub.add_argument("--worker-gpus", type=float, default=0.0, metavar="N", help=text)
+
+
+def _train(a: argparse.Namespace) -> int:
+    from embodyrl.config import compose, to_yaml
+
+    _refuse_unread_options(a)
+    config = compose(a.preset, a.overrides)
+    if a.dry_run:
+        from embodyrl.training.dry_run import try_run
+        from embodyrl.training.memory_estimate import estimate, table
+
+        # Remarks are comments, so that all of it is a preset.
+        print(to_yaml(config), end="", flush=True)
+        lines, spec = try_run(config)
+        if a.memory and spec is not None:
+            lines += table(estimate(config, spec)).splitlines()
+        print("\n".join(f"# {line}" for line in lines))
+        return 0
+    from embodyrl.training.run_folder import finished
+    from embodyrl.training.runner import train
+
+    options: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        # Where rollouts are collected and gradients computed: by torchrun's processes, by those of
+        # Ray, on a robot's computer, or (without an option) in this process.
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+            from embodyrl.distributed.fsdp import join_ranks
+
+            if a.launcher:
+                raise UserError(
+                    "torchrun starts the processes already. Leave it or --launcher out."
+                )
+            options["ranks"] = stack.enter_context(join_ranks(config))
+            config = options["ranks"].config
+        elif a.launcher == "ray":
+            from embodyrl.distributed.ray_pool import ray_rollouts
+
+            where = {"address": a.ray_address, "cpus": a.worker_cpus, "gpus": a.worker_gpus}
+            options["rollouts"] = partial(ray_rollouts, config, **where)
+        elif a.launcher == "robot":
+            options["rollouts"] = robot_commands().remote_actor(config, a.listen, a.token_file)
+        folder = train(config, command=a.command_line, **options)
+        # Of torchrun's processes only the first reports.
+        if "ranks" in options and not options["ranks"].first:
+            return 0
+        if not finished(folder):
+            return INTERRUPTED
+        print(f"Done: {folder}. Look at it with: embodyrl report {folder}")
+    return 0
+
+
+def _refuse_unread_options(a: argparse.Namespace) -> None:
+    """Refuses options of ``train`` that another one makes useless."""
+    if a.memory and not a.dry_run:
+        raise UserError("--memory estimates what a run will need: give --dry-run too.")
+    for launcher, names in (
+        ("ray", ("ray_address", "worker_cpus", "worker_gpus")),
+        ("robot", ("listen", "token_file")),
+    ):
+        changed = [n for n in names if getattr(a, n) != a.parser.get_default(n)]
+        if changed and a.launcher != launcher:
+            option = "--" + changed[0].replace("_", "-")
+            raise UserError(f"{option} is read with --launcher {launcher} alone. Leave it out.")
+
+
+def add_eval_verb(verb: Verb) -> None:
+    """Adds ``eval`` to the parser."""
+    text = "Scores a checkpoint on held-out initial states."
+    sub = verb("eval", _eval, text, EVAL_HELP, torch="workers")
+    sub.add_argument("checkpoint", help=CHECKPOINT)
+    sub.add_argument("overrides", nargs="*", metavar="key.sub=value", help=OVERRIDES)
+    text = "number of episodes (default: as in training)"
+    sub.add_argument("--episodes", type=int, default=0, metavar="N", help=text)
+    text = "of the policy's noise (default: %(default)s)"
+    sub.add_argument("--seed", type=int, default=0, help=text)
+    text = "the checkpoint from which training started, for --guidance"
+    sub.add_argument("--base", default="", metavar="CHECKPOINT", help=text)
+    text = (
+        "how far to move from the policy of --base: 0 is that policy, 1 the trained one, more "
+        "goes further (default: %(default)s)"
+    )
+    sub.add_argument("--guidance", type=float, default=1.0, metavar="W", help=text)
+    text = "also film the first run.videos episodes, as files of this folder"
+    sub.add_argument("--video", default="", metavar="FOLDER", help=text)
+    sub.add_argument("--json", action="store_true", help=JSON)
+
+
+def _eval(a: argparse.Namespace) -> int:
+    from embodyrl.training.evaluate import evaluate_checkpoint, print_evaluation
+
+    if a.guidance != 1.0 and not a.base:
+        raise UserError(
+            "--guidance moves away from another policy: name its checkpoint with --base."
+        )
+    options: dict[str, Any] = {"base": a.base, "guidance": a.guidance, "video": a.video}
+    options |= {"episodes": a.episodes, "seed": a.seed, "say": starting.say}
+    show(a, evaluate_checkpoint(a.checkpoint, a.overrides, **options), print_evaluation)
+    return 0
