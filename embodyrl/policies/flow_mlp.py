@@ -95,8 +95,8 @@ class FlowMLP(FlowPolicy):
         super().__init__(config, spec)
         if spec.cameras or len(spec.tasks) > 1:
             raise UserError(
-                "flow_mlp sees neither pictures nor instructions, but "
-                f"{spec.name} has {len(spec.cameras)} cameras and {len(spec.tasks)} tasks. Use "
+                f"flow_mlp sees neither pictures nor instructions, but {spec.name} has cameras "
+                f"({len(spec.cameras)}) or several tasks ({len(spec.tasks)}). Use "
                 "policy.name=flow_vla."
             )
         # Inputs and outputs are normalised. The clip of the inputs is wide: while a cheetah learns

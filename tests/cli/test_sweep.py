@@ -85,3 +85,6 @@ def test_a_failed_run_ends_no_other_and_is_tried_again(
     assert (out / "report.html").is_file()
     assert main(command) == 1
     assert "1 of 2 runs are done already" in capfd.readouterr().out
+    # Other settings for what is there already are refused, and not taken for done.
+    assert main([*command, "algorithm.gamma=0.5"]) == 1
+    assert "algorithm.gamma was" in capfd.readouterr().err
