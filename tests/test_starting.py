@@ -63,7 +63,7 @@ with starting.stoppable(), starting.step("being stubborn"):
 
 
 def test_a_command_speaks_before_it_imports_pytorch_and_ctrl_c_ends_it(tmp_path) -> None:
-    command = [sys.executable, "-u", "-m", "embodyrl.cli", "train", "mujoco_reach_ppo"]
+    command = [sys.executable, "-u", "-m", "embodyrl.cli", "train", "mujoco_pick_ppo"]
     with subprocess.Popen(
         [*command, f"run.out={tmp_path}"],
         stdout=subprocess.DEVNULL,

@@ -134,7 +134,8 @@ def test_plain_lines_without_a_terminal():
         table.evaluated("36% [27, 46] (36/100)")
         table.say("stopped [here]")
     text = out.getvalue()
-    assert len(text.splitlines()) == 5 and "\x1b" not in text
+    assert len(text.splitlines()) == 6 and "\x1b" not in text
+    assert "demo  evaluating: 3 episodes, 33% [6, 79] (1/3)" in text
     assert (
         "demo  3/10" in text
         and "25% [7, 59] (2/8)" in text

@@ -60,7 +60,11 @@ def test_a_lost_tail_is_computed_again_bit_for_bit(tmp_path):
 
 
 def test_demonstrations_that_nobody_would_read_are_refused(tmp_path):
+    (tmp_path / "data").mkdir()
     with pytest.raises(UserError, match="sac_flow with these settings reads no demonstrations"):
+        train(make(tmp_path, f"data.path={tmp_path / 'data'}"))
+    # What is not there at all is told first, before an env is built.
+    with pytest.raises(UserError, match="There is no data set somewhere"):
         train(make(tmp_path, "data.path=somewhere"))
     with pytest.raises(UserError, match="learns from demonstrations"):
         train(make(tmp_path, "algorithm.bc_coef=1.0"))
