@@ -22,7 +22,7 @@ from embodyrl.cli.data import add_data_verbs
 from embodyrl.cli.hub import add_exchange_verbs
 from embodyrl.cli.sweep import add_sweep_verb
 from embodyrl.cli.training import add_eval_verb, add_train_verb
-from embodyrl.cli.verbs import JSON, Verb, print_result
+from embodyrl.cli.verbs import JSON, Verb, print_as
 from embodyrl.cli.world import add_world
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.interrupt import INTERRUPTED
@@ -286,7 +286,7 @@ def _quickstart(a: argparse.Namespace) -> int:
 def _list(a: argparse.Namespace) -> int:
     from embodyrl.cli.listing import listing, print_listing
 
-    print_result(a, listing(a.what, a.env), print_listing)
+    print_as(a, listing(a.what, a.env), print_listing)
     return 0
 
 
@@ -294,7 +294,7 @@ def _doctor(a: argparse.Namespace) -> int:
     from embodyrl.cli.doctor import diagnose, print_findings
 
     findings = diagnose()
-    print_result(a, findings, print_findings)
+    print_as(a, findings, print_findings)
     return 0 if all(f["ok"] or f["optional"] for f in findings) else 1
 
 
@@ -320,7 +320,7 @@ def _bench(a: argparse.Namespace) -> int:
         result = bench_env(env_config(a.env, a.overrides), **options)
     else:
         result = bench_all(**options)
-    print_result(a, result, print_bench)
+    print_as(a, result, print_bench)
     return 0
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from embodyrl import starting
-from embodyrl.cli.verbs import CHECKPOINT, JSON, OVERRIDES, Verb, print_result
+from embodyrl.cli.verbs import CHECKPOINT, JSON, OVERRIDES, Verb, print_as
 from embodyrl.errors import UserError
 from embodyrl.interrupt import INTERRUPTED
 from embodyrl.real_robot.cli import robot_commands
@@ -167,5 +167,5 @@ def _eval(a: argparse.Namespace) -> int:
         )
     options: dict[str, Any] = {"base": a.base, "guidance": a.guidance, "video": a.video}
     options |= {"episodes": a.episodes, "seed": a.seed, "say": starting.say}
-    print_result(a, evaluate_checkpoint(a.checkpoint, a.overrides, **options), print_evaluation)
+    print_as(a, evaluate_checkpoint(a.checkpoint, a.overrides, **options), print_evaluation)
     return 0

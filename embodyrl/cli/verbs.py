@@ -18,7 +18,7 @@ OVERRIDES = "settings that override the config, for example run.seed=1"
 JSON = "print the result as JSON"
 
 
-def print_result(a: argparse.Namespace, result: Any, as_text: Callable[[Any], None]) -> None:
+def print_as(a: argparse.Namespace, result: Any, as_text: Callable[[Any], None]) -> None:
     """Prints a result as JSON, or by the function ``as_text``."""
     if a.json:
         print(json.dumps(result))
