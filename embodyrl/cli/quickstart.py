@@ -101,7 +101,7 @@ def summary(folder: Path, report: Path, minutes: float) -> dict[str, Any]:
     }
 
 
-def print_result(console: Console, result: dict[str, Any]) -> None:
+def show(console: Console, result: dict[str, Any]) -> None:
     """Prints success before and after as a table, and what to try next."""
     table = Table(title="Success on initial states never trained on, with 95% intervals")
     table.add_column("policy")
