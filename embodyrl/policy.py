@@ -10,6 +10,7 @@ asks for nothing else, so a policy that has them can be trained by it:
     HasFlow       moves noise to actions along a learned velocity   sft, fpo, nft, sac_flow and kin
     HasFeatures   summarises an observation for critics             sac_flow and kin
     Steerable     lets a small policy choose the noise              dsrl
+    Chooses       proposes several chunks; critics take the best    pa_rl
     Imitates      has an imitation loss of its own                  sft (in place of HasFlow)
 
 ``embodyrl.checks.check_policy`` tries all that a policy offers, and says in words what is wrong.
@@ -221,6 +222,20 @@ class Steerable(Protocol):
         ...
 
 
+class Chooses(Protocol):
+    """Proposes several chunks, of which critics choose one.
+
+    Attributes:
+        chooser: the critics (``policies.chooser.Chooser``); None where the config asks for none.
+    """
+
+    chooser: Any
+
+    def propose(self, obs: Obs, count: int, generator: Generators) -> Tensor:
+        """``count`` chunks (N, count, H, A) for each of N observations, without exploration."""
+        ...
+
+
 class Imitates(Protocol):
     """Has an imitation loss of its own: a regressor, or a model that says actions in tokens."""
 
@@ -254,6 +269,10 @@ class FlowPolicyProtocol(Policy, HasFlow, Protocol):
 
 class FlowCriticPolicy(Policy, HasFlow, HasFeatures, Protocol):
     """For critics of action chunks: sac_flow, rlpd, wsrl."""
+
+
+class ChoosingPolicy(Policy, HasFlow, Chooses, Protocol):
+    """For choosing among proposals: pa_rl."""
 
 
 class SteerablePolicy(FlowCriticPolicy, Steerable, Protocol):

@@ -103,6 +103,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "sac_flow": "embodyrl.algorithms.sac_flow:SACFlow",
         "rlpd": "embodyrl.algorithms.rlpd:RLPD",
         "wsrl": "embodyrl.algorithms.wsrl:WSRL",
+        "pa_rl": "embodyrl.algorithms.pa_rl:PARL",
         "dsrl": "embodyrl.algorithms.dsrl:DSRL",
     },
 }

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor, nn
 
 from embodyrl.algorithm import Algorithm
-from embodyrl.algorithms.critics import Critics
 from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.algorithms.sac_flow_config import SACFlowConfig
 from embodyrl.algorithms.sft import imitation_loss
@@ -36,6 +35,7 @@ from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import LEARNED_STD, LOG_2PI, randn
 from embodyrl.functional.losses import sac_actor_loss, td_loss, temperature_loss
 from embodyrl.functional.returns import chunk_td_target
+from embodyrl.policies.critics import Critics
 from embodyrl.policies.sample_path import sample_path
 from embodyrl.policies.vision import random_shift
 from embodyrl.policy import FlowCriticPolicy, HasFeatures, HasFlow

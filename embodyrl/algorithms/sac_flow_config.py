@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from embodyrl.algorithms.critics import NORMS
 from embodyrl.errors import refuse_unread
+from embodyrl.policies.critics import NORMS
 from embodyrl.ranges import Choice, Count, CountOrZero, Discount, NotNegative, Positive, Range
 
 ENTROPIES = ("action", "path")

@@ -27,6 +27,7 @@ from embodyrl.functional.flow import (
     randn,
     timesteps,
 )
+from embodyrl.policies.chooser import Chooser
 from embodyrl.policies.noise_policy import NoisePolicy, initial_noise
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.sample_path import integrate
@@ -98,12 +99,17 @@ class ActorCritic(nn.Module):
             self.steer = NoisePolicy(
                 features, c.horizon, self.spec.action_dim, c.steer_width, c.steer_bound
             )
+        # The chooser takes the best of several proposals (PA-RL).
+        self.chooser = None
+        if getattr(c, "chooser_width", 0):
+            self.chooser = Chooser(self.spec, c.horizon, c.chooser_width)
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """Everything but the value head and the noise policy."""
+        """Everything but the value head, the noise policy and the chooser."""
         others = set(self.critic.parameters())
-        if self.steer is not None:
-            others.update(self.steer.parameters())
+        for part in (self.steer, self.chooser):
+            if part is not None:
+                others.update(part.parameters())
         return [p for p in self.parameters() if p not in others]
 
     def critic_parameters(self) -> list[nn.Parameter]:
@@ -226,8 +232,26 @@ class FlowPolicy(ActorCritic):
         return self._actions(end)
 
     @torch.no_grad()
+    def propose(self, obs: Obs, count: int, generator: Generators) -> Float[Tensor, "n count h a"]:
+        """``count`` noise-free chunks for each observation, from as many draws of initial noise."""
+        context = self.encode(obs)
+        shape = (len(obs), *self.flow_shape)
+        draws = [randn(shape, generator, obs.proprio.device) for _ in range(count)]
+        x = torch.stack(draws, dim=1)
+        # All proposals of an observation share its context: they are the K points of ``velocity``.
+        steps = self.transition.num_steps
+        for t in timesteps(steps, x.device):
+            x = x - self.velocity(context, x, t.expand(len(obs), count)) / steps
+        return self._actions(x)
+
+    @torch.no_grad()
     def sample(self, obs: Obs, *, generator: Generators, mode: Mode) -> ActionSample:
         """See ``Actor.sample``."""
+        # With a chooser, the noise-free policy is the best of its proposals.
+        if mode == "eval" and self.chooser is not None and self.config.proposals > 1:
+            proposals = self.propose(obs, self.config.proposals, generator)
+            return ActionSample(self.chooser.best(obs, proposals))
+
         # Encode the observation once, and draw the initial noise of the path.
         context = self.encode(obs)
         features = self.features(context)
@@ -284,7 +308,7 @@ class FlowPolicy(ActorCritic):
         return draw_stochastic_steps(n, steps, self.trained_steps, generator, noisy)
 
     def _actions(self, x: Tensor) -> Tensor:
-        """The actions (N, H, A) in [-1, 1] of the path's end (N, C, D)."""
+        """The actions (..., H, A) in [-1, 1] of the path's end (..., C, D)."""
         return self.normalize_action.inverse(self.executed(x)).clamp(-1.0, 1.0)
 
     def evaluate(self, obs: Obs, trace: DenoisingTrace) -> PolicyEval:

@@ -13,7 +13,7 @@ Velocity, learned noise and squashing follow SAC Flow (arXiv:2509.25756). With o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -49,6 +49,10 @@ class FlowMLPConfig:
         critic_width: of the value head's two hidden layers, for PPO. (SAC brings its own critics.)
         steer_width: hidden width of the noise policy, which DSRL trains; 0 for none.
         steer_bound: the noise policy chooses noise in [-steer_bound, steer_bound].
+        chooser_width: hidden width of the critics that choose among proposals, which PA-RL trains;
+            0 for none.
+        proposals: N, chunks that the noise-free policy proposes, of which the chooser takes the
+            best; 1 is the policy alone.
     """
 
     name: str = "flow_mlp"
@@ -64,6 +68,8 @@ class FlowMLPConfig:
     critic_width: Count = 256
     steer_width: CountOrZero = 0
     steer_bound: Positive = 1.5
+    chooser_width: CountOrZero = 0
+    proposals: Count = 8
 
     def __post_init__(self) -> None:
         if self.noise_min > self.noise_max:
@@ -90,6 +96,8 @@ class FlowMLP(FlowPolicy):
     Config = FlowMLPConfig
     starts_fresh = ("steer.",)
     """Parts that may be missing in an initial checkpoint. They then keep their fresh weights."""
+    belongs_to: ClassVar = {"chooser_width": ("chooser.",)}
+    """Config key -> parts that keep their fresh weights if the initial checkpoint has another."""
 
     def __init__(self, config: FlowMLPConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec)

@@ -77,6 +77,10 @@ class FlowVLAConfig:
         critic_width: of the value head's two hidden layers.
         steer_width: hidden width of the noise policy, which DSRL trains; 0 for none.
         steer_bound: the noise policy chooses noise in [-steer_bound, steer_bound].
+        chooser_width: hidden width of the critics that choose among proposals, which PA-RL trains;
+            0 for none.
+        proposals: N, chunks that the noise-free policy proposes, of which the chooser takes the
+            best; 1 is the policy alone.
     """
 
     name: str = "flow_vla"
@@ -101,6 +105,8 @@ class FlowVLAConfig:
     critic_width: Count = 256
     steer_width: CountOrZero = 0
     steer_bound: Positive = 1.5
+    chooser_width: CountOrZero = 0
+    proposals: Count = 8
 
     def __post_init__(self) -> None:
         check_sampler(self)
@@ -134,7 +140,10 @@ class FlowVLA(FlowPolicy):
 
     They then keep their fresh weights. A fresh std of the noise is in the middle of its range.
     """
-    belongs_to: ClassVar = {"critic": ("critic.", "normalize_privileged.")}
+    belongs_to: ClassVar = {
+        "critic": ("critic.", "normalize_privileged."),
+        "chooser_width": ("chooser.",),
+    }
     """Config key -> parts that depend on it.
 
     If the initial checkpoint has another value of the key, these parts keep their fresh weights.

@@ -133,6 +133,9 @@ class Transitions(TensorData):
         terminated, truncated: (B,).
         next_obs: after the chunk, before any reset.
         human: (B,) whether a person took any of its actions; None where nobody can.
+        episode: (B,) int64, the number of its episode, which no other episode of the run has; None
+            for chunks of a data set.
+        success: (B,) whether the task was solved in this chunk; None with ``episode``.
         weight: (B,) how often a buffer draws it, compared with others; None means 1.
     """
 
@@ -144,6 +147,8 @@ class Transitions(TensorData):
     truncated: Bool[Tensor, " b"]
     next_obs: Obs
     human: Bool[Tensor, " b"] | None = None
+    episode: Int[Tensor, " b"] | None = None
+    success: Bool[Tensor, " b"] | None = None
     weight: Float[Tensor, " b"] | None = None
 
     def __len__(self) -> int:

@@ -19,7 +19,12 @@ from embodyrl.rollouts.batches import (
     TransitionBatch,
     Transitions,
 )
-from embodyrl.rollouts.episodes import IDLE, EpisodeStream, start_episodes
+from embodyrl.rollouts.episodes import (
+    IDLE,
+    EpisodeStream,
+    first_episode_id,
+    start_episodes,
+)
 from embodyrl.rollouts.fault_watch import guarded
 from embodyrl.rollouts.seeding import init_states
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, Step
@@ -107,10 +112,11 @@ class Player:
     def begin(self, iteration: int) -> None:
         """From now on episodes take the initial states of ``iteration``."""
         self.states = init_states(self.env.spec, self.seed, iteration, self.shard)
+        self.first_id = first_episode_id(iteration, self.shard)
 
     def new_episodes(self) -> EpisodeStream:
         """A stream that starts new episodes in all envs."""
-        self._stream = start_episodes(self.env, self.states, self.device)
+        self._stream = start_episodes(self.env, self.states, self.device, self.first_id)
         return self._stream
 
     def ongoing_episodes(self) -> EpisodeStream:
@@ -229,17 +235,20 @@ def collect_transitions(
     for _ in range(num_chunks):
         between()
         obs = stream.obs
+        episode = stream.episode_ids()
         actions, choice = act(obs, generator)
         step = stream.env.step(actions)
         stream.advance(step)
         step = replace(step, obs=stream.obs).to(stream.device)
-        parts.append(_transitions(obs, actions, choice, step))
+        parts.append(_transitions(obs, actions, choice, step, episode.to(stream.device)))
         episodes += stream.scored()
         stream.fill()
     return TransitionBatch(Transitions.cat(parts), episodes)
 
 
-def _transitions(obs: Obs, actions: Tensor, choice: Tensor, step: Step) -> Transitions:
+def _transitions(
+    obs: Obs, actions: Tensor, choice: Tensor, step: Step, episode: Tensor
+) -> Transitions:
     """One chunk of every env, without those that nothing can be learned from."""
     keep = step.valid.any(-1)  # an env that broke executed nothing
     human = None
@@ -251,7 +260,16 @@ def _transitions(obs: Obs, actions: Tensor, choice: Tensor, step: Step) -> Trans
             # A person's actions are no choice of an algorithm that chooses something else.
             keep &= ~human
     chunks = Transitions(
-        obs, choice, step.reward, step.valid, step.terminated, step.truncated, step.obs, human
+        obs,
+        choice,
+        step.reward,
+        step.valid,
+        step.terminated,
+        step.truncated,
+        step.obs,
+        human,
+        episode,
+        step.ever_solved,
     )
     return chunks if keep.all() else chunks[keep]
 

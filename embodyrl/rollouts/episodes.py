@@ -34,11 +34,22 @@ from embodyrl.types import Obs, Step
 IDLE = -1
 
 
+def first_episode_id(iteration: int, shard: int) -> int:
+    """The id of the first episode of a stream that begins in ``iteration`` of shard ``shard``.
+
+    No other stream of a run gives out the same ids: there is room for 2^24 episodes of a stream.
+    """
+    return (shard << 48) + (iteration << 24)
+
+
 def start_episodes(
-    env: VecEnv, states: Iterable[int], device: torch.device | str = "cpu"
+    env: VecEnv,
+    states: Iterable[int],
+    device: torch.device | str = "cpu",
+    first_id: int = 0,
 ) -> EpisodeStream:
     """A stream whose envs are all in an episode, where there are as many initial states."""
-    stream = EpisodeStream(env, states, device)
+    stream = EpisodeStream(env, states, device, first_id)
     stream.fill()
     return stream
 
@@ -74,13 +85,19 @@ class EpisodeStream:
     obs: Obs
 
     def __init__(
-        self, env: VecEnv, states: Iterable[int], device: torch.device | str = "cpu"
+        self,
+        env: VecEnv,
+        states: Iterable[int],
+        device: torch.device | str = "cpu",
+        first_id: int = 0,
     ) -> None:
+        """Plays nothing yet; ``first_id`` is added to an episode's number to make its id."""
         n = env.spec.num_envs
         self.env = guarded(env)
         self.device = device
         self.states = iter(states)
         self.playing = torch.full((n,), IDLE)
+        self.first_id = first_id
         self.init = [0] * n
         self.started = 0
         self._reward = torch.zeros(n)
@@ -95,6 +112,10 @@ class EpisodeStream:
     def running(self) -> bool:
         """Whether any env is in an episode."""
         return bool((self.playing != IDLE).any())
+
+    def episode_ids(self) -> Tensor:
+        """(N,) int64: ``first_id`` + the number of each env's episode; ``IDLE`` for none."""
+        return torch.where(self.playing == IDLE, IDLE, self.first_id + self.playing)
 
     def fill(self, most: int | None = None) -> list[int]:
         """Starts an episode in every idle env for which there is an initial state.

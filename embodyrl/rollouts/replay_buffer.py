@@ -7,6 +7,7 @@ not hours later. Pictures stay uint8, and a sentence is stored once. Nothing is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class ReplayBuffer:
         privileged: bool = True,
         device: torch.device | str = "cpu",
         memory_limit: float = 0.0,
+        extra: Mapping[str, tuple[tuple[int, ...], torch.dtype]] | None = None,
     ) -> None:
         """Allocates the memory.
 
@@ -49,6 +51,8 @@ class ReplayBuffer:
             privileged: whether privileged state is stored.
             device: where it lives.
             memory_limit: bytes that it may take; 0 means nine tenths of what is free.
+            extra: name -> shape and dtype of further numbers of each chunk. They are 0 in new
+                chunks; who asks for them writes them into ``data[name]``.
 
         Raises:
             UserError: it does not fit; the message says how much a chunk takes.
@@ -82,6 +86,8 @@ class ReplayBuffer:
             one[f"{when}/instruction"] = ((), torch.int32)
             if privileged and spec.privileged_dim:
                 one[f"{when}/privileged"] = ((spec.privileged_dim,), torch.float32)
+        self.extra = dict(extra or {})
+        one |= self.extra
         self.bytes_per_chunk = sum(
             torch.Size(shape).numel() * dtype.itemsize for shape, dtype in one.values()
         )
@@ -107,8 +113,11 @@ class ReplayBuffer:
     def __len__(self) -> int:
         return self.count
 
-    def add(self, batch: Transitions, source: int = ONLINE) -> None:
+    def add(self, batch: Transitions, source: int = ONLINE) -> Tensor:
         """Appends chunks, overwriting the oldest; of more than ``capacity``, the last ones stay.
+
+        Returns:
+            The places that they took.
 
         Raises:
             UserError: a number in the batch is not finite, or privileged state is missing.
@@ -123,9 +132,12 @@ class ReplayBuffer:
                 )
             self.data[name][rows] = values.to(self.device)
         self.data["source"][rows] = source
+        for name in self.extra:
+            self.data[name][rows] = 0
         self.weights[rows.cpu()] = 1.0 if batch.weight is None else batch.weight.double().cpu()
         self.position = (self.position + len(batch)) % self.capacity
         self.count = min(self.capacity, self.count + len(batch))
+        return rows
 
     def _columns(self, batch: Transitions) -> dict[str, Tensor]:
         columns = {

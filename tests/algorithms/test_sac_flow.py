@@ -9,7 +9,7 @@ import torch
 from defects_offpolicy import DEFECTS
 from torch import nn
 
-from embodyrl.algorithms.critics import Critics
+from embodyrl.policies.critics import Critics
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.build import make_policy
 from embodyrl.checks import check_policy

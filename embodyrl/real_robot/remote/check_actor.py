@@ -130,6 +130,10 @@ def check_played(message: Any, bounds: Bounds) -> TransitionBatch:
         _array(getattr(chunks, name), name, (rows,), torch.bool)
     if chunks.human is not None:
         _array(chunks.human, "human", (rows,), torch.bool)
+    if chunks.episode is not None:
+        _array(chunks.episode, "episode", (rows,), torch.int64)
+    if chunks.success is not None:
+        _array(chunks.success, "success", (rows,), torch.bool)
     need(chunks.weight is None, "weight is given, but the learner weighs the chunks")
     need(bool(chunks.valid.any(1).all()), "valid has a chunk without an action")
     need(not chunks.reward[~chunks.valid].any(), "reward is not zero where valid is false")

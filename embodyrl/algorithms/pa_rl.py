@@ -1,0 +1,383 @@
+"""PA-RL: the policy chooses among its own proposals and imitates the choice (arXiv:2412.06685).
+
+    propose   N chunks from the policy, noise-free, from N draws of the initial noise
+    choose    a* = argmax_i Q(s, a_i), the mean of the critics
+    critics   Q(s, a) -> sum_i gamma^i r_i + gamma^h Q'(s', a*'), a*' chosen when s' was last seen
+    actor     imitation of a* at states of the replay buffer, of own successes and demonstrations
+
+Critics of whole chunks are those of Q-chunking (arXiv:2507.07969). Nothing is differentiated
+through the policy or, for the actor, through Q. So every policy that can be sampled and can imitate
+is trained by the same code, and it stays near what it can do: maximising Q through the policy's
+gradient leaves the data, where critics are wrong. No critic reads the simulator's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+from torch import Tensor
+
+from embodyrl.algorithm import Algorithm
+from embodyrl.algorithms.optim import GuardedAdam, Means
+from embodyrl.algorithms.sft import imitation_loss
+from embodyrl.errors import UserError
+from embodyrl.functional.losses import td_loss
+from embodyrl.functional.returns import chunk_td_target
+from embodyrl.policies.vision import random_shift
+from embodyrl.policy import Chooses, ChoosingPolicy, HasFlow
+from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range
+from embodyrl.rollouts.batches import TransitionBatch, Transitions
+from embodyrl.rollouts.collect import Player, collect_transitions
+from embodyrl.rollouts.replay_buffer import DEMO, ReplayBuffer
+from embodyrl.types import Obs
+
+if TYPE_CHECKING:
+    from embodyrl.data.demonstrations import Demonstrations
+
+Ratio = Annotated[float, Range(0, 1000, open_low=True)]
+
+
+@dataclass(frozen=True)
+class PARLConfig:
+    """Settings of PA-RL.
+
+    Attributes:
+        name: registry name.
+        num_chunks: T, chunks per env and iteration.
+        capacity: chunks in the replay buffer, allocated at the start; demonstrations come on top.
+        save_replay: whether checkpoints hold the buffer; without it a resumed run collects
+            ``warmup_chunks`` anew.
+        warmup_chunks: collected with the policy itself before the critics learn.
+        critic_warmup: gradient steps of the critics, the first ones, before anything is chosen.
+        critic_utd: gradient steps of the critics per chunk collected.
+        actor_utd: gradient steps of the actor per chunk collected.
+        batch_size: chunks per gradient step of the critics.
+        actor_batch_size: states per gradient step of the actor, each with N proposals.
+        gamma: discount per action.
+        lr: of the actor (Adam).
+        critic_lr: of the critics (Adam).
+        tau: share by which target critics follow at each step.
+        success_coef: weight of imitating own chunks of episodes that were solved.
+        bc_coef: weight of imitating the demonstrations of ``data.path``.
+        demo_fraction: share of the critics' batch that is drawn from the demonstrations.
+        shift: pixels, at most, by which pictures are shifted at random before nets see them.
+        max_grad_norm: of the actor and of the critics, each; 0 means no bound.
+    """
+
+    name: str = "pa_rl"
+    num_chunks: Count = 4
+    capacity: Count = 50_000
+    save_replay: bool = True
+    warmup_chunks: CountOrZero = 2_000
+    critic_warmup: CountOrZero = 1_000
+    critic_utd: Ratio = 0.3
+    actor_utd: Ratio = 0.05
+    batch_size: Count = 256
+    actor_batch_size: Count = 64
+    gamma: Discount = 0.99
+    lr: Positive = 2e-4
+    critic_lr: Positive = 3e-4
+    tau: Discount = 0.01
+    success_coef: NotNegative = 0.5
+    bc_coef: NotNegative = 0.0
+    demo_fraction: Annotated[float, Range(0, 1, open_high=True)] = 0.0
+    shift: CountOrZero = 0
+    max_grad_norm: NotNegative = 10.0
+
+
+class PARL(Algorithm):
+    """See the module's docstring."""
+
+    Config = PARLConfig
+    needs = (Chooses, HasFlow)
+    Batch = TransitionBatch
+    continues_episodes = True
+
+    def __init__(self, config: PARLConfig, policy: ChoosingPolicy) -> None:
+        super().__init__(config, policy)
+        c = config
+        if policy.chooser is None:
+            raise UserError(
+                "PA-RL trains critics that choose among the policy's proposals, and this policy "
+                "has none. Set policy.chooser_width (256 is plenty)."
+            )
+        if policy.config.proposals < 2:
+            raise UserError(
+                "policy.proposals is 1, so there is nothing to choose from. Set it to 2 or more (8)."
+            )
+        self.device = next(policy.parameters()).device
+        self.chooser = policy.chooser
+        self.target = self.chooser.make_target()
+        # What is kept of a chunk beyond the transition: the choice at the state after it, its
+        # episode, and whether that was solved.
+        horizon = policy.config.horizon
+        shape = (horizon, policy.spec.action_dim)
+        self.make_buffer = partial(
+            ReplayBuffer,
+            spec=policy.spec,
+            horizon=horizon,
+            privileged=False,
+            device=self.device,
+            extra={
+                "next_choice": (shape, torch.float32),
+                "episode": ((), torch.int64),
+                "solved": ((), torch.bool),
+            },
+        )
+        self.buffer = self.make_buffer(c.capacity)
+        self.demo_buffer: ReplayBuffer | None = None
+        self.actor_optimizer = GuardedAdam(
+            policy.actor_parameters(), c.lr, c.max_grad_norm, "actor"
+        )
+        self.critic_optimizer = GuardedAdam(
+            self.chooser.parameters(), c.critic_lr, c.max_grad_norm, "critics"
+        )
+        self.demos: Demonstrations | None = None
+        self.collected = 0  # chunks so far
+        self.critic_steps = 0
+        self.actor_steps = 0
+        self.pending = [0.0, 0.0]  # steps of critics and actor that the chunks still ask for
+
+    # Demonstrations.
+
+    @property
+    def wants_demos(self) -> bool:
+        """Whether the run's data set is read."""
+        return self.config.bc_coef > 0 or self.config.demo_fraction > 0
+
+    def add_demos(self, demos: Demonstrations) -> None:
+        """Demonstrations for the critics and for imitation."""
+        self.demos = demos
+        if self.config.demo_fraction:
+            self.demo_buffer = self.make_buffer(len(demos))
+            for chunks in demos.transitions():
+                self.demo_buffer.add(chunks, DEMO)
+
+    # Acting.
+
+    @property
+    def choosing(self) -> bool:
+        """Whether the critics have learned enough to choose."""
+        return self.critic_steps >= self.config.critic_warmup
+
+    def choose(self, obs: Obs, generator: torch.Generator) -> Tensor:
+        """The best of N proposals (B, H, A) at each observation; before warm-up the only one."""
+        if not self.choosing:
+            return self.policy.propose(obs, 1, generator)[:, 0]
+        proposals = self.policy.propose(obs, self.policy.config.proposals, generator)
+        return self.chooser.best(obs, proposals)
+
+    def act(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """See ``rollouts.collect.Act``."""
+        choice = self.choose(obs, generator)
+        return choice, choice
+
+    def collect(
+        self,
+        player: Player,
+        *,
+        generator: torch.Generator,
+        between: Callable[[], None] = lambda: None,
+    ) -> TransitionBatch:
+        """``num_chunks`` further chunks of the episodes in progress."""
+        return collect_transitions(
+            player.ongoing_episodes(),
+            self.act,
+            self.config.num_chunks,
+            generator=generator,
+            between=between,
+        )
+
+    # Learning.
+
+    def update(
+        self, batch: TransitionBatch, *, progress: float, generator: torch.Generator
+    ) -> dict[str, float]:
+        """Stores the chunks, then takes the gradient steps that they ask for."""
+        c = self.config
+        stats = Means()
+        self._store(batch.chunks, generator)
+        if len(self.buffer) >= min(c.warmup_chunks, c.capacity):
+            if not self.chooser.encoder.normalize_proprio.fitted:
+                self._fit_inputs()
+            if not self.choosing:
+                self._warm_up(generator, stats)
+            self.pending[0] += c.critic_utd * len(batch.chunks)
+            self.pending[1] += c.actor_utd * len(batch.chunks)
+        # Steps of critics and actor take turns.
+        while self.pending[0] >= 1 or self.pending[1] >= 1:
+            if self.pending[0] >= 1:
+                self.pending[0] -= 1
+                self._update_critics(generator, stats)
+            if (
+                self.pending[1] >= 1
+                and self.pending[1] * c.critic_utd >= self.pending[0] * c.actor_utd
+            ):
+                self.pending[1] -= 1
+                self._update_actor(generator, stats)
+        return {
+            **stats.means(),
+            "replay_chunks": float(len(self.buffer)),
+            "replay_gib": self.buffer.nbytes / 2**30,
+            "gradient_steps": float(self.critic_steps),
+            "actor_steps": float(self.actor_steps),
+        }
+
+    def _store(self, chunks: Transitions, generator: torch.Generator) -> None:
+        """Adds chunks to the buffer, with what was chosen after each, and who ended well."""
+        if chunks.episode is None or chunks.success is None:
+            raise UserError(
+                "PA-RL imitates own successes, so each chunk must name its episode and say whether "
+                "it was solved. Collect with rollouts.collect.collect_transitions."
+            )
+        rows = self.buffer.add(chunks)
+        self.collected += len(chunks)
+        self.buffer.data["next_choice"][rows] = self.choose(chunks.next_obs, generator)
+        self.buffer.data["episode"][rows] = chunks.episode
+        # Own successes: all chunks of the episodes that were solved now, and none of the others.
+        solved = chunks.episode[chunks.success]
+        mine = torch.isin(self.buffer.data["episode"], solved.to(self.device))
+        self.buffer.data["solved"] |= mine
+
+    def _fit_inputs(self) -> None:
+        """Normalises what the critics see, by the first chunks."""
+        proprio = self.buffer.data["obs/proprio"][: len(self.buffer)]
+        for net in (self.chooser, self.target):
+            net.encoder.normalize_proprio.fit(proprio)
+
+    def _warm_up(self, generator: torch.Generator, stats: Means) -> None:
+        """The first steps of the critics, which judge the policy as it is."""
+        if self.demo_buffer is not None:
+            self._refresh(self.demo_buffer, generator)
+        while not self.choosing:
+            self._update_critics(generator, stats)
+
+    def _refresh(self, buffer: ReplayBuffer, generator: torch.Generator) -> None:
+        """Chooses anew at the state after each chunk of ``buffer``."""
+        for rows in torch.arange(len(buffer), device=self.device).split(1024):
+            buffer.data["next_choice"][rows] = self.choose(buffer.rows(rows).next_obs, generator)
+
+    def _rows(
+        self, buffer: ReplayBuffer, count: int, generator: torch.Generator
+    ) -> tuple[Transitions, Tensor]:
+        rows = torch.randint(len(buffer), (count,), generator=generator).to(self.device)
+        return buffer.rows(rows), buffer.data["next_choice"][rows]
+
+    def _update_critics(self, generator: torch.Generator, stats: Means) -> None:
+        c = self.config
+        # Chunks of the replay buffer, and of the demonstrations.
+        demos = round(c.demo_fraction * c.batch_size)
+        batch, next_choice = self._rows(self.buffer, c.batch_size - demos, generator)
+        if demos and self.demo_buffer is not None:
+            given, given_next = self._rows(self.demo_buffer, demos, generator)
+            batch = Transitions.cat([batch, given])
+            next_choice = torch.cat([next_choice, given_next])
+        # The value after each chunk, of what was chosen there.
+        with torch.no_grad():
+            next_value = self.target(self._shifted(batch.next_obs, generator), next_choice).mean(0)
+        target = chunk_td_target(batch.reward, batch.valid, next_value, batch.terminated, c.gamma)
+        # Loss, backward pass and optimiser step.
+        q = self.chooser(self._shifted(batch.obs, generator), batch.choice)
+        loss = td_loss(q, target)
+        self.critic_optimizer.zero_grad()
+        loss.backward()
+        norm = self.critic_optimizer.step(loss)
+        # The target nets follow.
+        self.target.follow(self.chooser, c.tau)
+        self.critic_steps += 1
+        stats.add(critic_loss=loss, critic_grad_norm=norm, q=q.mean(), td_target=target.mean())
+
+    def _update_actor(self, generator: torch.Generator, stats: Means) -> None:
+        c = self.config
+        # States before and after chunks, so that first states are among them.
+        rows = torch.randint(len(self.buffer), (c.actor_batch_size,), generator=generator)
+        after = torch.rand(len(rows), generator=generator) < 0.5
+        rows = rows.to(self.device)
+        after = after.to(self.device) & ~self.buffer.data["terminated"][rows]
+        states = [self.buffer.rows(rows[~after]).obs, self.buffer.rows(rows[after]).next_obs]
+        obs = Obs.cat(states)
+        # The best of N proposals. What is chosen after a chunk is kept for the critics.
+        proposals = self.policy.propose(obs, self.policy.config.proposals, generator)
+        values = self.chooser.values(obs, proposals)
+        best = proposals[torch.arange(len(rows), device=self.device), values.argmax(1)]
+        self.buffer.data["next_choice"][rows[after]] = best[len(states[0]) :]
+        # Imitation of the choice, of own successes, and of demonstrations.
+        whole = torch.ones(best.shape[:2], dtype=torch.bool, device=self.device)
+        loss = self._imitation(obs, best, whole, generator)
+        stats.add(choice_loss=loss, choice_gain=(values.amax(1) - values.mean(1)).mean())
+        solved = self.buffer.data["solved"][: len(self.buffer)].nonzero().flatten()
+        if c.success_coef and len(solved):
+            pick = torch.randint(len(solved), (c.actor_batch_size,), generator=generator)
+            own = self.buffer.rows(solved[pick.to(self.device)])
+            own_loss = self._imitation(own.obs, own.choice, own.valid, generator)
+            loss = loss + c.success_coef * own_loss
+            stats.add(success_loss=own_loss)
+        if c.bc_coef and self.demos is not None:
+            obs, actions, mask = self.demos.batch(self.demos.draw(c.actor_batch_size, generator))
+            d = self.device
+            bc_loss = self._imitation(obs.to(d), actions.to(d), mask.to(d), generator)
+            loss = loss + c.bc_coef * bc_loss
+            stats.add(bc_loss=bc_loss)
+        # Backward pass and optimiser step.
+        self.actor_optimizer.zero_grad()
+        loss.backward()
+        norm = self.actor_optimizer.step(loss)
+        self.actor_steps += 1
+        stats.add(actor_grad_norm=norm)
+
+    def _imitation(
+        self, obs: Obs, actions: Tensor, mask: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        return imitation_loss(self.policy, self._shifted(obs, generator), actions, mask, generator)
+
+    def _shifted(self, obs: Obs, generator: torch.Generator) -> Obs:
+        if not self.config.shift or not obs.images:
+            return obs
+        shift = partial(random_shift, pixels=self.config.shift, generator=generator)
+        return replace(obs, images={name: shift(image) for name, image in obs.images.items()})
+
+    # Checkpoints and workers.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Target critics, optimisers, counters and, with ``save_replay``, the buffer."""
+        return {
+            "target": self.target.state_dict(),
+            "optimizers": [self.actor_optimizer.state_dict(), self.critic_optimizer.state_dict()],
+            "counters": [self.collected, self.critic_steps, self.actor_steps, *self.pending],
+            "replay": self.buffer.state_dict() if self.config.save_replay else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state_dict``."""
+        self.target.load_state_dict(state["target"])
+        self.actor_optimizer.load_state_dict(state["optimizers"][0])
+        self.critic_optimizer.load_state_dict(state["optimizers"][1])
+        collected, critic_steps, actor_steps, *pending = state["counters"]
+        self.collected = int(collected)
+        self.critic_steps = int(critic_steps)
+        self.actor_steps = int(actor_steps)
+        self.pending = [float(x) for x in pending]
+        if state["replay"] is not None:
+            self.buffer.load_state_dict(state["replay"])
+
+    @classmethod
+    def tolerates_lag(cls, config: PARLConfig) -> bool:
+        """See ``Algorithm``: off-policy, so always."""
+        return True
+
+    @classmethod
+    def worker_config(cls, config: PARLConfig, count: int) -> PARLConfig:
+        """See ``Algorithm``: the learner alone has a replay buffer."""
+        return replace(config, capacity=1)
+
+    def acting_state(self) -> dict[str, Tensor]:
+        """See ``Algorithm``: whether the critics choose yet."""
+        return {"critic_steps": torch.tensor(self.critic_steps)}
+
+    def load_acting_state(self, state: dict[str, Tensor]) -> None:
+        """See ``Algorithm``."""
+        self.critic_steps = int(state["critic_steps"])

@@ -1,0 +1,192 @@
+"""PA-RL: what is chosen, what the critics aim at, what is imitated, and what it refuses."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+from embodyrl.algorithms.optim import Means
+from embodyrl.algorithms.pa_rl import PARL, PARLConfig
+from embodyrl.build import make_policy
+from embodyrl.errors import UserError
+from embodyrl.policies.chooser import Chooser
+from embodyrl.policies.flow_mlp import FlowMLPConfig
+from embodyrl.rollouts.batches import TransitionBatch, Transitions
+from embodyrl.types import EnvSpec, Obs
+
+SPEC = EnvSpec("test/arm", 4, 2, 3, "torque", 25.0, 20, {}, privileged_dim=3)
+H = 3
+SMALL = {
+    "warmup_chunks": 8,
+    "critic_warmup": 2,
+    "batch_size": 10,
+    "actor_batch_size": 6,
+    "capacity": 64,
+    "critic_utd": 0.5,
+    "actor_utd": 0.25,
+}
+
+
+def gen(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def make_small(policy=None, **settings):
+    config = {"width": 8, "layers": 1, "num_denoise_steps": 2, "horizon": H, "chooser_width": 8}
+    torch.manual_seed(0)
+    made = make_policy(FlowMLPConfig(**config | (policy or {})), SPEC, 0)
+    return PARL(PARLConfig(**SMALL | settings), made)
+
+
+def played(episode, done=(), solved=(), seed=0):
+    """One chunk of each of these episodes; ``done`` and ``solved`` name those that end."""
+    generator = gen(seed)
+    n = len(episode)
+    obs = [Obs({}, torch.randn(n, 3, generator=generator), ["go"] * n) for _ in range(2)]
+    over = torch.tensor([e in done for e in episode])
+    success = torch.tensor([e in solved for e in episode])
+    return Transitions(
+        obs[0],
+        torch.rand(n, H, 2, generator=generator) * 2 - 1,
+        torch.rand(n, H, generator=generator),
+        torch.ones(n, H, dtype=torch.bool),
+        over & success,
+        over & ~success,
+        obs[1],
+        episode=torch.tensor(episode),
+        success=success,
+    )
+
+
+def update(algorithm, chunks, seed=0):
+    return algorithm.update(TransitionBatch(chunks), progress=0.0, generator=gen(seed))
+
+
+def test_the_chooser_takes_the_proposal_of_the_largest_mean_value():
+    torch.manual_seed(0)
+    chooser = Chooser(SPEC, H, 16)
+    obs = Obs({}, torch.randn(5, 3), ["go"] * 5)
+    proposals = torch.rand(5, 4, H, 2) * 2 - 1
+    by_hand = torch.stack([chooser(obs, proposals[:, i]).mean(0) for i in range(4)], dim=1)
+    torch.testing.assert_close(chooser.values(obs, proposals), by_hand)
+    best = chooser.best(obs, proposals)
+    for row in range(5):
+        assert torch.equal(best[row], proposals[row, by_hand[row].argmax()])
+
+
+def test_proposals_are_what_the_policy_does_with_each_noise():
+    policy = make_small().policy
+    alone = make_policy(dataclasses.replace(policy.config, proposals=1), SPEC, 0)
+    alone.load_state_dict(policy.state_dict())
+    obs = Obs({}, torch.randn(4, 3), ["go"] * 4)
+    # Draws of the noise follow each other, so the same generator gives the same chunks one by one.
+    generator = gen(3)
+    one_by_one = [alone.sample(obs, generator=generator, mode="eval").actions for _ in range(5)]
+    torch.testing.assert_close(policy.propose(obs, 5, gen(3)), torch.stack(one_by_one, dim=1))
+    # The policy with a chooser is the best of them.
+    best = policy.chooser.best(obs, policy.propose(obs, 8, gen(4)))
+    assert torch.equal(policy.sample(obs, generator=gen(4), mode="eval").actions, best)
+
+
+def test_an_episode_is_solved_or_not_as_a_whole_however_it_is_interleaved():
+    algorithm = make_small(warmup_chunks=1000, capacity=1000)
+    update(algorithm, played([1, 2, 3]))
+    update(algorithm, played([1, 2, 3], done={2}, solved={2}))
+    update(algorithm, played([1, 4, 3], done={1, 3}, solved={3}))
+    solved = algorithm.buffer.data["solved"][:9].tolist()
+    assert solved == [False, True, True] * 2 + [False, False, True]
+
+
+def test_overwritten_chunks_are_not_marked_by_an_episode_that_they_no_longer_belong_to():
+    algorithm = make_small(warmup_chunks=1000, capacity=4)
+    update(algorithm, played([1, 2]))
+    update(algorithm, played([3, 4], done={3, 4}))
+    update(algorithm, played([5, 6], done={5, 6}))
+    # Episode 1 had its first chunk where episode 5's is now.
+    update(algorithm, played([1, 2], done={1}, solved={1}))
+    assert algorithm.buffer.data["solved"].tolist() == [False, False, True, False]
+
+
+def test_critics_aim_at_reward_plus_the_discounted_value_of_what_was_chosen():
+    algorithm = make_small(critic_warmup=0, capacity=8, tau=1.0, critic_lr=1e-2)
+    chunks = played(list(range(8)), done={0, 1}, solved={0})
+    update(algorithm, chunks)
+    # With gamma = .99 and whole chunks, row by row.
+    seen = {}
+    algorithm.chooser.forward = lambda obs, choice: seen.setdefault(
+        "q", torch.zeros(2, len(choice), requires_grad=True)
+    )
+    rows = torch.randint(8, (10,), generator=gen(7))
+    stored = algorithm.buffer.rows(rows)
+    value = algorithm.target(stored.next_obs, algorithm.buffer.data["next_choice"][rows]).mean(0)
+    discounted = sum(0.99**i * stored.reward[:, i] for i in range(H))
+    wanted = discounted + 0.99**H * value * ~stored.terminated
+    stats = Means()
+    algorithm._update_critics(gen(7), stats)
+    assert stats.means()["td_target"] == pytest.approx(float(wanted.mean()), rel=1e-5)
+    # The gradient of the summed mean square at q = 0.
+    torch.testing.assert_close(seen["q"].grad[0], -2 * wanted.detach() / 10)
+
+
+def test_it_learns_to_do_what_the_critics_prefer():
+    """A bandit: the reward is the first action's first dim, so chosen chunks have more of it."""
+    algorithm = make_small(
+        warmup_chunks=32,
+        critic_warmup=150,
+        batch_size=64,
+        actor_batch_size=32,
+        capacity=4096,
+        critic_utd=1.0,
+        actor_utd=1.0,
+        lr=3e-3,
+        critic_lr=3e-3,
+        success_coef=0.0,
+        policy={"width": 32, "chooser_width": 32},
+    )
+    obs = Obs({}, torch.randn(256, 3, generator=gen(5)), ["go"] * 256)
+
+    def mean_action():
+        return float(algorithm.policy.propose(obs, 4, gen(9))[..., 0, 0].mean())
+
+    before = mean_action()
+    for i in range(25):
+        chunks = played(list(range(32 * i, 32 * i + 32)), seed=i)
+        choice = algorithm.act(chunks.obs, gen(100 + i))[0]
+        reward = torch.zeros(32, H)
+        reward[:, 0] = choice[:, 0, 0]
+        done = torch.ones(32, dtype=torch.bool)
+        chunks = dataclasses.replace(chunks, choice=choice, reward=reward, terminated=done)
+        update(algorithm, chunks, seed=i)
+    assert mean_action() > before + 0.2
+
+
+def test_own_successes_are_imitated_and_failures_are_not():
+    algorithm = make_small(actor_utd=0.5, success_coef=1.0)
+    row = update(algorithm, played(list(range(8)), done=set(range(8))))
+    assert row["actor_steps"] == 4 and "success_loss" not in row
+    row = update(algorithm, played(list(range(10, 18)), done=set(range(10, 18)), solved={11}))
+    assert row["success_loss"] > 0
+
+
+@pytest.mark.parametrize("save_replay", [True, False])
+def test_a_resumed_run_goes_on_bit_for_bit(save_replay):
+    first = make_small(save_replay=save_replay)
+    update(first, played(list(range(16)), done={3, 4}, solved={3}))
+    second = make_small(save_replay=save_replay)
+    second.policy.load_state_dict(first.policy.state_dict())
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    if not save_replay:
+        assert len(second.buffer) == 0 and second.critic_steps == first.critic_steps
+        return
+    chunks = played(list(range(20, 28)), done={21}, seed=2)
+    assert update(first, chunks) == update(second, chunks)
+    for a, b in zip(first.policy.parameters(), second.policy.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_what_cannot_choose_is_refused_in_words():
+    with pytest.raises(UserError, match="policy.chooser_width"):
+        make_small({"chooser_width": 0})
+    with pytest.raises(UserError, match="nothing to choose from"):
+        make_small({"proposals": 1})
