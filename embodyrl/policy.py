@@ -271,7 +271,7 @@ class FlowCriticPolicy(Policy, HasFlow, HasFeatures, Protocol):
     """For critics of action chunks: sac_flow, rlpd, wsrl."""
 
 
-class ChoosingPolicy(Policy, HasFlow, Chooses, Protocol):
+class ChoosingPolicy(Policy, Chooses, Protocol):
     """For choosing among proposals: pa_rl."""
 
 

@@ -28,7 +28,7 @@ from embodyrl.errors import UserError
 from embodyrl.functional.losses import td_loss
 from embodyrl.functional.returns import chunk_td_target
 from embodyrl.policies.vision import random_shift
-from embodyrl.policy import Chooses, ChoosingPolicy, HasFlow
+from embodyrl.policy import Chooses, ChoosingPolicy, HasFlow, Imitates, has_ability
 from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
 from embodyrl.rollouts.collect import Player, collect_transitions
@@ -93,13 +93,18 @@ class PARL(Algorithm):
     """See the module's docstring."""
 
     Config = PARLConfig
-    needs = (Chooses, HasFlow)
+    needs = (Chooses,)
     Batch = TransitionBatch
     continues_episodes = True
 
     def __init__(self, config: PARLConfig, policy: ChoosingPolicy) -> None:
         super().__init__(config, policy)
         c = config
+        if not (has_ability(policy, HasFlow) or has_ability(policy, Imitates)):
+            raise UserError(
+                "PA-RL imitates what was chosen, so it needs a policy with the ability HasFlow, or "
+                f"Imitates, and {type(policy).__name__} has neither. See embodyrl/policy.py."
+            )
         if policy.chooser is None:
             raise UserError(
                 "PA-RL trains critics that choose among the policy's proposals, and this policy "
@@ -137,10 +142,10 @@ class PARL(Algorithm):
             self.chooser.parameters(), c.critic_lr, c.max_grad_norm, "critics"
         )
         self.demos: Demonstrations | None = None
-        self.collected = 0  # chunks so far
         self.critic_steps = 0
         self.actor_steps = 0
-        self.pending = [0.0, 0.0]  # steps of critics and actor that the chunks still ask for
+        self.pending_critic = 0.0  # steps that the chunks collected so far still ask for
+        self.pending_actor = 0.0
 
     # Demonstrations.
 
@@ -169,6 +174,12 @@ class PARL(Algorithm):
         if not self.choosing:
             return self.policy.propose(obs, 1, generator)[:, 0]
         proposals = self.policy.propose(obs, self.policy.config.proposals, generator)
+        if torch.equal(proposals[:, 0], proposals[:, 1]):
+            raise UserError(
+                "The policy proposes the same chunk each time, so there is nothing to choose from. "
+                "PA-RL needs a policy whose samples differ, such as a flow (policy.velocity other "
+                "than gaussian)."
+            )
         return self.chooser.best(obs, proposals)
 
     def act(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -206,18 +217,14 @@ class PARL(Algorithm):
                 self._fit_inputs()
             if not self.choosing:
                 self._warm_up(generator, stats)
-            self.pending[0] += c.critic_utd * len(batch.chunks)
-            self.pending[1] += c.actor_utd * len(batch.chunks)
-        # Steps of critics and actor take turns.
-        while self.pending[0] >= 1 or self.pending[1] >= 1:
-            if self.pending[0] >= 1:
-                self.pending[0] -= 1
-                self._update_critics(generator, stats)
-            if (
-                self.pending[1] >= 1
-                and self.pending[1] * c.critic_utd >= self.pending[0] * c.actor_utd
-            ):
-                self.pending[1] -= 1
+            self.pending_critic += c.critic_utd * len(batch.chunks)
+        while self.pending_critic >= 1:
+            self.pending_critic -= 1
+            self._update_critics(generator, stats)
+            # The actor's steps are spread evenly among those of the critics.
+            self.pending_actor += c.actor_utd / c.critic_utd
+            while self.pending_actor >= 1:
+                self.pending_actor -= 1
                 self._update_actor(generator, stats)
         return {
             **stats.means(),
@@ -234,8 +241,8 @@ class PARL(Algorithm):
                 "PA-RL imitates own successes, so each chunk must name its episode and say whether "
                 "it was solved. Collect with rollouts.collect.collect_transitions."
             )
+        chunks = chunks[slice(max(0, len(chunks) - self.buffer.capacity), None)]
         rows = self.buffer.add(chunks)
-        self.collected += len(chunks)
         self.buffer.data["next_choice"][rows] = self.choose(chunks.next_obs, generator)
         self.buffer.data["episode"][rows] = chunks.episode
         # Own successes: all chunks of the episodes that were solved now, and none of the others.
@@ -332,7 +339,10 @@ class PARL(Algorithm):
     def _imitation(
         self, obs: Obs, actions: Tensor, mask: Tensor, generator: torch.Generator
     ) -> Tensor:
-        return imitation_loss(self.policy, self._shifted(obs, generator), actions, mask, generator)
+        obs = self._shifted(obs, generator)
+        if has_ability(self.policy, Imitates):
+            return self.policy.imitation_loss(obs, actions, mask)
+        return imitation_loss(self.policy, obs, actions, mask, generator)
 
     def _shifted(self, obs: Obs, generator: torch.Generator) -> Obs:
         if not self.config.shift or not obs.images:
@@ -347,7 +357,8 @@ class PARL(Algorithm):
         return {
             "target": self.target.state_dict(),
             "optimizers": [self.actor_optimizer.state_dict(), self.critic_optimizer.state_dict()],
-            "counters": [self.collected, self.critic_steps, self.actor_steps, *self.pending],
+            "steps": [self.critic_steps, self.actor_steps],
+            "pending": [self.pending_critic, self.pending_actor],
             "replay": self.buffer.state_dict() if self.config.save_replay else None,
         }
 
@@ -356,11 +367,8 @@ class PARL(Algorithm):
         self.target.load_state_dict(state["target"])
         self.actor_optimizer.load_state_dict(state["optimizers"][0])
         self.critic_optimizer.load_state_dict(state["optimizers"][1])
-        collected, critic_steps, actor_steps, *pending = state["counters"]
-        self.collected = int(collected)
-        self.critic_steps = int(critic_steps)
-        self.actor_steps = int(actor_steps)
-        self.pending = [float(x) for x in pending]
+        self.critic_steps, self.actor_steps = (int(x) for x in state["steps"])
+        self.pending_critic, self.pending_actor = (float(x) for x in state["pending"])
         if state["replay"] is not None:
             self.buffer.load_state_dict(state["replay"])
 

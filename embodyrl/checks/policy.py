@@ -13,6 +13,7 @@ from embodyrl.checks.error import CheckError, require
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import complete_noise
 from embodyrl.policy import (
+    Chooses,
     HasFeatures,
     HasFlow,
     HasValue,
@@ -25,7 +26,7 @@ from embodyrl.policy import (
 )
 from embodyrl.types import EnvSpec, Obs
 
-ABILITIES = (ScoresPaths, HasValue, HasFlow, HasFeatures, Steerable, Imitates)
+ABILITIES = (ScoresPaths, HasValue, HasFlow, HasFeatures, Steerable, Chooses, Imitates)
 
 
 def check_policy(policy: Any, obs: Obs, spec: EnvSpec, *, tolerance: float = 1e-3) -> list[str]:
@@ -210,6 +211,24 @@ def _check_steering(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> N
     )
 
 
+def _check_choosing(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> None:
+    n = len(obs)
+    proposals = policy.propose(obs, 3, torch.Generator().manual_seed(0))
+    expected = (n, 3, policy.config.horizon, spec.action_dim)
+    require(
+        tuple(proposals.shape) == expected and bool((proposals.abs() <= 1).all()),
+        f"propose: chunks are {tuple(proposals.shape)}, not (N, count, H, A) = {expected} in "
+        "[-1, 1].",
+    )
+    if policy.chooser is not None:
+        require(
+            _gap(proposals[:, 0], proposals[:, 1]) > 0,
+            "propose: all chunks of an observation are equal, so there is nothing to choose from.",
+        )
+        values = policy.chooser.values(obs, proposals)
+        require(tuple(values.shape) == (n, 3), "chooser.values are not (N, count).")
+
+
 def _check_imitation(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> None:
     actions = torch.zeros(len(obs), policy.config.horizon, spec.action_dim)
     actions = actions.to(obs.proprio.device)
@@ -250,5 +269,6 @@ CHECKS = {
     HasFlow: _check_flow,
     HasFeatures: _check_features,
     Steerable: _check_steering,
+    Chooses: _check_choosing,
     Imitates: _check_imitation,
 }

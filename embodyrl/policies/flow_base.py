@@ -57,6 +57,22 @@ def check_sampler(config: Any) -> None:
         refuse_unread(
             config, "policy", ("steer_bound",), "steer_width=0 leaves the initial noise as it is"
         )
+    check_chooser(config)
+
+
+def check_chooser(config: Any) -> None:
+    """Refuses settings of the chooser that nothing would read.
+
+    Raises:
+        UserError: a number of proposals without a chooser, or a chooser and a noise policy.
+    """
+    if not config.chooser_width:
+        refuse_unread(config, "policy", ("proposals",), "chooser_width=0 has no critics to choose")
+    elif getattr(config, "steer_width", 0):
+        raise UserError(
+            "policy.chooser_width and policy.steer_width are both set. The noise policy leaves one "
+            "proposal, so there is nothing to choose from: set one of them to 0."
+        )
 
 
 class ActorCritic(nn.Module):
@@ -100,9 +116,23 @@ class ActorCritic(nn.Module):
                 features, c.horizon, self.spec.action_dim, c.steer_width, c.steer_bound
             )
         # The chooser takes the best of several proposals (PA-RL).
-        self.chooser = None
+        self.chooser: Chooser | None = None
         if getattr(c, "chooser_width", 0):
             self.chooser = Chooser(self.spec, c.horizon, c.chooser_width)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the policy in evaluation is the best of several proposals."""
+        return self.chooser is not None and self.config.proposals > 1
+
+    def propose(self, obs: Obs, count: int, generator: Generators) -> Float[Tensor, "n count h a"]:
+        """``count`` chunks for each of N observations, without exploration."""
+        raise NotImplementedError
+
+    def best_proposal(self, obs: Obs, generator: Generators) -> Float[Tensor, "n h a"]:
+        """The proposal that the chooser values most."""
+        assert self.chooser is not None
+        return self.chooser.best(obs, self.propose(obs, self.config.proposals, generator))
 
     def actor_parameters(self) -> list[nn.Parameter]:
         """Everything but the value head, the noise policy and the chooser."""
@@ -238,19 +268,18 @@ class FlowPolicy(ActorCritic):
         shape = (len(obs), *self.flow_shape)
         draws = [randn(shape, generator, obs.proprio.device) for _ in range(count)]
         x = torch.stack(draws, dim=1)
-        # All proposals of an observation share its context: they are the K points of ``velocity``.
+        # All proposals of an observation share its context: they are K points of its flow.
         steps = self.transition.num_steps
         for t in timesteps(steps, x.device):
-            x = x - self.velocity(context, x, t.expand(len(obs), count)) / steps
+            x = x - self.step_inputs(context, x, t.expand(len(obs), count))[0] / steps
         return self._actions(x)
 
     @torch.no_grad()
     def sample(self, obs: Obs, *, generator: Generators, mode: Mode) -> ActionSample:
         """See ``Actor.sample``."""
         # With a chooser, the noise-free policy is the best of its proposals.
-        if mode == "eval" and self.chooser is not None and self.config.proposals > 1:
-            proposals = self.propose(obs, self.config.proposals, generator)
-            return ActionSample(self.chooser.best(obs, proposals))
+        if mode == "eval" and self.chooses:
+            return ActionSample(self.best_proposal(obs, generator))
 
         # Encode the observation once, and draw the initial noise of the path.
         context = self.encode(obs)

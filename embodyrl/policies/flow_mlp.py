@@ -20,7 +20,7 @@ from torch import Tensor
 
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import LEARNED_STD, squash_log_std
-from embodyrl.policies.flow_base import FlowPolicy
+from embodyrl.policies.flow_base import FlowPolicy, check_chooser
 from embodyrl.policies.mlp_velocities import VELOCITIES, mlp
 from embodyrl.policies.normalize import Normalizer, TanhSquash
 from embodyrl.ranges import Choice, Count, CountOrZero, Positive
@@ -81,6 +81,7 @@ class FlowMLPConfig:
             refuse_unread(
                 self, "policy", ("steer_bound",), "steer_width=0 leaves the initial noise as it is"
             )
+        check_chooser(self)
         if self.velocity == "gaussian" and (
             self.num_denoise_steps != 1 or self.transition != "flow_noise"
         ):

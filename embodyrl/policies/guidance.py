@@ -62,6 +62,11 @@ class GuidedPolicy:
                 f"The guidance is {weight}; it must not be negative. 0 is the base, 1 the trained "
                 "policy."
             )
+        if getattr(policy, "chooses", False):
+            raise UserError(
+                "The policy takes the best of several proposals, which were not guided. Set "
+                "policy.proposals=1 to guide the policy alone."
+            )
         # Velocities can only be mixed if they belong to the same steps, shape and units.
         flow, base_flow = (
             (one.config.num_denoise_steps, one.config.horizon, *one.flow_shape)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from embodyrl.types import EnvSpec, Obs
 
 SPEC = EnvSpec("test/arm", 4, 2, 3, "torque", 25.0, 20, {}, privileged_dim=3)
 H = 3
-SMALL = {
+SMALL: dict[str, Any] = {
     "warmup_chunks": 8,
     "critic_warmup": 2,
     "batch_size": 10,
@@ -33,10 +34,16 @@ def gen(seed=0):
 
 
 def make_small(policy=None, **settings):
-    config = {"width": 8, "layers": 1, "num_denoise_steps": 2, "horizon": H, "chooser_width": 8}
+    config: dict[str, Any] = {
+        "width": 8,
+        "layers": 1,
+        "num_denoise_steps": 2,
+        "horizon": H,
+        "chooser_width": 8,
+    }
     torch.manual_seed(0)
     made = make_policy(FlowMLPConfig(**config | (policy or {})), SPEC, 0)
-    return PARL(PARLConfig(**SMALL | settings), made)
+    return PARL(PARLConfig(**SMALL | settings), cast(Any, made))
 
 
 def played(episode, done=(), solved=(), seed=0):
@@ -186,7 +193,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(save_replay):
 
 
 def test_what_cannot_choose_is_refused_in_words():
-    with pytest.raises(UserError, match="policy.chooser_width"):
+    with pytest.raises(UserError, match=r"policy\.chooser_width"):
         make_small({"chooser_width": 0})
     with pytest.raises(UserError, match="nothing to choose from"):
         make_small({"proposals": 1})

@@ -9,13 +9,13 @@ import torch
 from defects_offpolicy import DEFECTS
 from torch import nn
 
-from embodyrl.policies.critics import Critics
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.build import make_policy
 from embodyrl.checks import check_policy
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import DenoisingTransition, complete_noise, randn
 from embodyrl.functional.losses import sac_actor_loss, temperature_loss
+from embodyrl.policies.critics import Critics
 from embodyrl.policies.flow_mlp import FlowMLP, FlowMLPConfig
 from embodyrl.policies.mlp_velocities import VELOCITIES, DecodedVelocity, GatedVelocity
 from embodyrl.policies.normalize import TanhSquash

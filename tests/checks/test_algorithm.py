@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
+from embodyrl.algorithms.pa_rl import PARL, PARLConfig
 from embodyrl.algorithms.ppo import PPO, PPOConfig
 from embodyrl.build import make_policy
 from embodyrl.checks import CheckError, check_algorithm, check_policy
@@ -32,6 +34,20 @@ def maker(cls: type[PPO], env: MujocoEnv) -> Callable[[], PPO]:
 
 def test_ppo_passes(env):
     check_algorithm(maker(PPO, env), env)
+
+
+def test_pa_rl_passes(env):
+    policy = dataclasses.replace(POLICY, chooser_width=16)
+    config = PARLConfig(
+        num_chunks=2,
+        warmup_chunks=4,
+        critic_warmup=2,
+        batch_size=8,
+        actor_batch_size=4,
+        actor_utd=0.5,
+        capacity=64,
+    )
+    check_algorithm(lambda: PARL(config, cast(Any, make_policy(policy, env.spec, 0))), env)
 
 
 class ReturnsNone(PPO):

@@ -63,6 +63,29 @@ def test_promises_of_a_policy(spec, transition, trained_steps):
     check_policy(policy, observation(spec), spec)
 
 
+@pytest.mark.parametrize("spec", [BLIND, SEEING], ids=["blind", "seeing"])
+def test_a_policy_that_chooses_among_proposals_keeps_them_too(spec):
+    policy = make(spec, chooser_width=8, proposals=3)
+    check_policy(policy, observation(spec), spec)
+    # The chooser alone decides, and it is no part of what an actor's optimiser trains.
+    alone = make(spec)
+    assert not torch.equal(
+        policy.sample(observation(spec), generator=seeds(spec.num_envs), mode="eval").actions,
+        alone.sample(observation(spec), generator=seeds(spec.num_envs), mode="eval").actions,
+    )
+    trained = {id(p) for p in policy.actor_parameters()}
+    assert not trained & {id(p) for p in policy.chooser.parameters()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"proposals": 4}, "proposals"), ({"chooser_width": 8, "steer_width": 8}, "are both set")],
+)
+def test_settings_of_a_chooser_that_nothing_reads_are_refused(settings, words):
+    with pytest.raises(UserError, match=words):
+        FlowVLAConfig(**settings)
+
+
 @pytest.mark.parametrize("transition", ["flow_sde", "flow_cps", "flow_noise"])
 @pytest.mark.parametrize("trained_steps", ["all", "one"])
 def test_the_first_ratio_is_one(transition, trained_steps):

@@ -371,7 +371,18 @@ ALGORITHMS = {
         "save_replay": False,
         "critic_width": 8,
     },
+    "pa_rl": {
+        "warmup_chunks": 4,
+        "critic_warmup": 1,
+        "batch_size": 4,
+        "actor_batch_size": 4,
+        "actor_utd": 0.5,
+        "capacity": 16,
+        "save_replay": False,
+    },
 }
+PARTS = {"dsrl": {"steer_width": 8}, "pa_rl": {"chooser_width": 8, "proposals": 3}}
+"""Settings of the policy that an algorithm needs."""
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -383,7 +394,7 @@ def test_every_algorithm_trains_it_unchanged(small, name):
         "chunk_size": 2 if name == "sft" else 3,
         "train": "all",
     }
-    policy = make(small, env.spec, **settings, **({"steer_width": 8} if name == "dsrl" else {}))
+    policy = make(small, env.spec, **settings, **PARTS.get(name, {}))
     cls = registry.load("algorithms", name)
     algorithm = cls(cls.Config(**ALGORITHMS[name]), policy)
     before = {k: v.clone() for k, v in algorithm.result.named_parameters()}

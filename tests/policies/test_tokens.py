@@ -50,6 +50,9 @@ def test_it_keeps_the_promises_of_a_policy(vlm, decoding):
     policy = make(vlm, decoding=decoding)
     stir(policy, gen())
     check_policy(policy, observation(), SPEC)
+    chooses = make(vlm, decoding=decoding, chooser_width=8, proposals=2)
+    stir(chooses, gen())
+    check_policy(chooses, observation(), SPEC)
     sample = policy.sample(observation(), generator=gen(), mode="train")
     words = sample.trace.x[:, 1]
     assert torch.equal(words, words.round()) and words.min() >= 0 and words.max() <= 7

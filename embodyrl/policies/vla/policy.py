@@ -86,6 +86,10 @@ class VLAConfig:
         critic_width: of the value head's two hidden layers.
         steer_width: hidden width of the noise policy, which DSRL trains; 0 for none.
         steer_bound: the noise policy chooses noise in [-steer_bound, steer_bound].
+        chooser_width: hidden width of the critics that choose among proposals, which PA-RL trains;
+            0 for none.
+        proposals: N, chunks that the noise-free policy proposes, of which the chooser takes the
+            best; 1 is the policy alone.
     """
 
     name: str = "smolvla"
@@ -112,6 +116,8 @@ class VLAConfig:
     critic_width: Count = 256
     steer_width: CountOrZero = 0
     steer_bound: Positive = 1.5
+    chooser_width: CountOrZero = 0
+    proposals: Count = 8
 
     def __post_init__(self) -> None:
         check_sampler(self)
@@ -146,6 +152,8 @@ class VLA(FlowPolicy):
     Config: ClassVar[type[VLAConfig]] = VLAConfig
     starts_fresh = ("noise.", "steer.")
     """Parts that may be missing in an initial checkpoint. They then keep their fresh weights."""
+    belongs_to: ClassVar = {"chooser_width": ("chooser.",)}
+    """Config key -> parts that keep their fresh weights if the initial checkpoint has another."""
 
     def __init__(self, config: VLAConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec, config.eta, config.trained_steps)

@@ -14,7 +14,7 @@ in units of bins.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import Generators, randn
 from embodyrl.functional.losses import masked_mean
-from embodyrl.policies.flow_base import CRITICS, ActorCritic
+from embodyrl.policies.flow_base import CRITICS, ActorCritic, check_chooser
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.vla import lerobot_io
 from embodyrl.policies.vla.nets import copy_cache
 from embodyrl.policy import Mode
-from embodyrl.ranges import Choice, Count, Positive, Range
+from embodyrl.ranges import Choice, Count, CountOrZero, Positive, Range
 from embodyrl.storage.paths import path_setting
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
 
@@ -52,6 +52,10 @@ class TokenVLAConfig:
         critic: what the value head sees: ``shared`` (the prompt's mean token) or ``privileged``
             simulator state.
         critic_width: of the value head's two hidden layers.
+        chooser_width: hidden width of the critics that choose among proposals, which PA-RL trains;
+            0 for none.
+        proposals: N, chunks that the policy proposes in evaluation, of which the chooser takes the
+            best; 1 is the most likely tokens.
     """
 
     name: str = "token_vla"
@@ -64,6 +68,11 @@ class TokenVLAConfig:
     train_vision: bool = False
     critic: Annotated[str, Choice(*CRITICS)] = "shared"
     critic_width: Count = 256
+    chooser_width: CountOrZero = 0
+    proposals: Count = 8
+
+    def __post_init__(self) -> None:
+        check_chooser(self)
 
 
 @dataclass
@@ -138,6 +147,8 @@ class TokenVLA(ActorCritic):
     """
 
     Config = TokenVLAConfig
+    belongs_to: ClassVar = {"chooser_width": ("chooser.",)}
+    """Config key -> parts that keep their fresh weights if the initial checkpoint has another."""
 
     def __init__(self, config: TokenVLAConfig, spec: EnvSpec) -> None:
         super().__init__()
@@ -270,29 +281,11 @@ class TokenVLA(ActorCritic):
     @torch.no_grad()
     def sample(self, obs: Obs, *, generator: Generators, mode: Mode) -> ActionSample:
         """See ``Actor.sample``."""
+        if mode == "eval" and self.chooses:
+            return ActionSample(self.best_proposal(obs, generator))
         context = self.encode(obs)
-        n = len(obs)
-        length = len(self.query)
-        # One uniform number per token. Only randn takes a generator per row, so a normal number is
-        # mapped to a uniform one by its distribution function.
-        uniform = torch.special.ndtr(randn((n, length), generator, obs.proprio.device))
-        tokens = torch.zeros(n, length, dtype=torch.long, device=uniform.device)
-        if self.word is None:
-            # Parallel: one pass for all tokens.
-            tokens = _choose_tokens(self.logits(context, tokens), uniform, mode)
-        else:
-            # Autoregressive: one pass per token, which extends the prompt's keys and values.
-            cache = copy_cache(context.cache)
-            mask = context.mask
-            for i in range(length):
-                this = slice(i, i + 1)
-                logits = self._continue_prompt(mask, cache, self._inputs(tokens)[:, this])
-                logits = logits / self.config.temperature
-                tokens[:, this] = _choose_tokens(logits, uniform[:, this], mode)
-                mask = torch.cat([mask, mask.new_ones(n, 1)], dim=1)
-        # Bin numbers back to actions.
-        numbers = tokens.view(n, self.config.horizon, self.spec.action_dim).float()
-        actions = self.normalize_action.inverse(numbers).clamp(-1.0, 1.0)
+        tokens = self._draw_tokens(context, len(obs), generator, mode)
+        numbers, actions = self._actions(tokens)
         if mode == "eval":
             return ActionSample(actions)
         trace = DenoisingTrace(
@@ -301,6 +294,41 @@ class TokenVLA(ActorCritic):
         )
         logprob, _ = self._score(context, tokens)
         return ActionSample(actions, trace, logprob, self.value(obs, context))
+
+    @torch.no_grad()
+    def propose(self, obs: Obs, count: int, generator: Generators) -> Float[Tensor, "n count h a"]:
+        """``count`` chunks for each observation, sampled at the temperature of training."""
+        context = self.encode(obs)
+        draws = [self._draw_tokens(context, len(obs), generator, "train") for _ in range(count)]
+        return torch.stack([self._actions(tokens)[1] for tokens in draws], dim=1)
+
+    def _draw_tokens(
+        self, context: Prompt, n: int, generator: Generators, mode: Mode
+    ) -> Int[Tensor, "n l"]:
+        """The tokens of one chunk for each of n prompts."""
+        length = len(self.query)
+        # One uniform number per token. Only randn takes a generator per row, so a normal number is
+        # mapped to a uniform one by its distribution function.
+        uniform = torch.special.ndtr(randn((n, length), generator, self.query.device))
+        tokens = torch.zeros(n, length, dtype=torch.long, device=uniform.device)
+        if self.word is None:
+            # Parallel: one pass for all tokens.
+            return _choose_tokens(self.logits(context, tokens), uniform, mode)
+        # Autoregressive: one pass per token, which extends the prompt's keys and values.
+        cache = copy_cache(context.cache)
+        mask = context.mask
+        for i in range(length):
+            this = slice(i, i + 1)
+            logits = self._continue_prompt(mask, cache, self._inputs(tokens)[:, this])
+            logits = logits / self.config.temperature
+            tokens[:, this] = _choose_tokens(logits, uniform[:, this], mode)
+            mask = torch.cat([mask, mask.new_ones(n, 1)], dim=1)
+        return tokens
+
+    def _actions(self, tokens: Int[Tensor, "n l"]) -> tuple[Tensor, Tensor]:
+        """Bin numbers (N, H, A) of the tokens, and the actions that they stand for."""
+        numbers = tokens.view(len(tokens), self.config.horizon, self.spec.action_dim).float()
+        return numbers, self.normalize_action.inverse(numbers).clamp(-1.0, 1.0)
 
     def evaluate(self, obs: Obs, trace: DenoisingTrace) -> PolicyEval:
         """See ``ScoresPaths.evaluate``; all tokens in one pass."""

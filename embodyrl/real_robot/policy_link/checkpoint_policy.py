@@ -78,13 +78,19 @@ class CheckpointPolicy:
 
     def _continued(self, obs: Obs, request: dict[str, Any]) -> torch.Tensor:
         """A chunk (1, H, A) that continues the previous one, by real-time chunking."""
+        # Several of them where the policy chooses among proposals.
+        count = self.policy.config.proposals if getattr(self.policy, "chooses", False) else 1
+        many = Obs.cat([obs] * count)
         previous = torch.tensor(request["previous"])[None].to(self.device)
+        previous = previous.expand(count, -1, -1)
         delay = request["delay"]
         # A policy that was trained to continue a prefix needs no guidance.
         if 0 < delay <= getattr(self.policy.config, "max_prefix", 0):
-            return sample_after(self.policy, obs, previous, delay, self._generator)
-        weights = rtc_weights(previous.shape[1], delay, request["execute"]).to(self.device)
-        return sample_guided(self.policy, obs, previous, weights, self._generator)
+            chunks = sample_after(self.policy, many, previous, delay, self._generator)
+        else:
+            weights = rtc_weights(previous.shape[1], delay, request["execute"]).to(self.device)
+            chunks = sample_guided(self.policy, many, previous, weights, self._generator)
+        return chunks if count == 1 else self.policy.chooser.best(obs, chunks[None])
 
 
 def load_monitor(name: str) -> Monitor | None:
