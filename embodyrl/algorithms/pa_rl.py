@@ -26,7 +26,7 @@ from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.errors import UserError
 from embodyrl.functional.losses import td_loss
-from embodyrl.functional.returns import chunk_td_target
+from embodyrl.functional.returns import chunk_td_target, discounted_returns
 from embodyrl.policies.vision import random_shift
 from embodyrl.policy import Chooses, ChoosingPolicy, HasFlow, Imitates, has_ability
 from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range
@@ -53,6 +53,8 @@ class PARLConfig:
             ``warmup_chunks`` anew.
         warmup_chunks: collected with the policy itself before the critics learn.
         critic_warmup: gradient steps of the critics, the first ones, before anything is chosen.
+        mc_steps: of these, the first ones, which fit Monte Carlo returns: TD errors pass a sparse
+            reward back by one chunk at a time.
         critic_utd: gradient steps of the critics per chunk collected.
         actor_utd: gradient steps of the actor per chunk collected.
         batch_size: chunks per gradient step of the critics.
@@ -74,6 +76,7 @@ class PARLConfig:
     save_replay: bool = True
     warmup_chunks: CountOrZero = 2_000
     critic_warmup: CountOrZero = 1_000
+    mc_steps: CountOrZero = 150
     critic_utd: Ratio = 0.3
     actor_utd: Ratio = 0.05
     batch_size: Count = 256
@@ -118,7 +121,7 @@ class PARL(Algorithm):
         self.chooser = policy.chooser
         self.target = self.chooser.make_target()
         # What is kept of a chunk beyond the transition: the choice at the state after it, its
-        # episode, and whether that was solved.
+        # episode, whether that was solved or is over, and if it is, the return from the chunk on.
         horizon = policy.config.horizon
         shape = (horizon, policy.spec.action_dim)
         self.make_buffer = partial(
@@ -131,6 +134,8 @@ class PARL(Algorithm):
                 "next_choice": (shape, torch.float32),
                 "episode": ((), torch.int64),
                 "solved": ((), torch.bool),
+                "return": ((), torch.float32),
+                "over": ((), torch.bool),
             },
         )
         self.buffer = self.make_buffer(c.capacity)
@@ -249,6 +254,19 @@ class PARL(Algorithm):
         solved = chunks.episode[chunks.success]
         mine = torch.isin(self.buffer.data["episode"], solved.to(self.device))
         self.buffer.data["solved"] |= mine
+        for episode in chunks.episode[chunks.terminated | chunks.truncated].tolist():
+            self._note_returns(episode)
+
+    def _note_returns(self, episode: int) -> None:
+        """The Monte Carlo returns of an episode that is over, by those of its chunks still here."""
+        data = self.buffer.data
+        rows = (data["episode"][: len(self.buffer)] == episode).nonzero().flatten()
+        # In the order in which they were played: the oldest row follows the newest.
+        age = (rows - self.buffer.position) % self.buffer.capacity
+        rows = rows[age.argsort()]
+        reward, valid = data["reward"][rows], data["valid"][rows]
+        data["return"][rows] = discounted_returns(reward, valid, self.config.gamma)
+        data["over"][rows] = True
 
     def _fit_inputs(self) -> None:
         """Normalises what the critics see, by the first chunks."""
@@ -274,9 +292,21 @@ class PARL(Algorithm):
         rows = torch.randint(len(buffer), (count,), generator=generator).to(self.device)
         return buffer.rows(rows), buffer.data["next_choice"][rows]
 
-    def _update_critics(self, generator: torch.Generator, stats: Means) -> None:
+    def _return_batch(self, generator: torch.Generator) -> tuple[Transitions, Tensor]:
+        """Chunks of episodes that are over, and the discounted return from each on."""
+        known = self.buffer.data["over"][: len(self.buffer)].nonzero().flatten()
+        if not len(known):
+            raise UserError(
+                f"No episode ended in the first {len(self.buffer)} chunks, so the critics have no "
+                "returns to begin with. Raise algorithm.warmup_chunks, or set algorithm.mc_steps=0."
+            )
+        pick = torch.randint(len(known), (self.config.batch_size,), generator=generator)
+        rows = known[pick.to(self.device)]
+        return self.buffer.rows(rows), self.buffer.data["return"][rows]
+
+    def _td_batch(self, generator: torch.Generator) -> tuple[Transitions, Tensor]:
+        """Chunks of the replay buffer and of the demonstrations, and their TD targets."""
         c = self.config
-        # Chunks of the replay buffer, and of the demonstrations.
         demos = round(c.demo_fraction * c.batch_size)
         batch, next_choice = self._rows(self.buffer, c.batch_size - demos, generator)
         if demos and self.demo_buffer is not None:
@@ -287,6 +317,14 @@ class PARL(Algorithm):
         with torch.no_grad():
             next_value = self.target(self._shifted(batch.next_obs, generator), next_choice).mean(0)
         target = chunk_td_target(batch.reward, batch.valid, next_value, batch.terminated, c.gamma)
+        return batch, target
+
+    def _update_critics(self, generator: torch.Generator, stats: Means) -> None:
+        c = self.config
+        if self.critic_steps < c.mc_steps:
+            batch, target = self._return_batch(generator)
+        else:
+            batch, target = self._td_batch(generator)
         # Loss, backward pass and optimiser step.
         q = self.chooser(self._shifted(batch.obs, generator), batch.choice)
         loss = td_loss(q, target)

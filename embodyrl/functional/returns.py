@@ -39,6 +39,24 @@ def chunk_td_target(
     return chunk_rewards(reward, valid, gamma) + discount * torch.where(terminated, 0.0, next_value)
 
 
+def discounted_returns(
+    reward: Float[Tensor, "t h"], valid: Bool[Tensor, "t h"], gamma: float
+) -> Float[Tensor, " t"]:
+    """The discounted return from each chunk of an episode on: G_t = r_t + gamma^h G_{t+1}.
+
+    Args:
+        reward: of the T chunks of an episode that is over, per action.
+        valid: the actions that were executed.
+        gamma: discount per action.
+    """
+    chunk = chunk_rewards(reward, valid, gamma)
+    discount = gamma ** valid.sum(-1).to(reward.dtype)
+    returns = chunk.clone()
+    for t in reversed(range(len(returns) - 1)):
+        returns[t] += discount[t] * returns[t + 1]
+    return returns
+
+
 def gae(
     reward: Float[Tensor, "t n"],
     value: Float[Tensor, "t n"],

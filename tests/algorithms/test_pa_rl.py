@@ -21,6 +21,7 @@ H = 3
 SMALL: dict[str, Any] = {
     "warmup_chunks": 8,
     "critic_warmup": 2,
+    "mc_steps": 0,
     "batch_size": 10,
     "actor_batch_size": 6,
     "capacity": 64,
@@ -113,6 +114,31 @@ def test_overwritten_chunks_are_not_marked_by_an_episode_that_they_no_longer_bel
     # Episode 1 had its first chunk where episode 5's is now.
     update(algorithm, played([1, 2], done={1}, solved={1}))
     assert algorithm.buffer.data["solved"].tolist() == [False, False, True, False]
+
+
+def test_returns_of_episodes_that_are_over_are_discounted_sums():
+    algorithm = make_small(warmup_chunks=1000, capacity=5)
+    first, second = played([1, 2], seed=1), played([1, 2], done={1}, seed=2)
+    update(algorithm, played([8, 9]))  # pushed out, so that the order of rows is not that of time
+    update(algorithm, first)
+    update(algorithm, second)
+    data = algorithm.buffer.data
+    rewards = torch.cat([first.reward[0], second.reward[0]])
+    by_hand = [float(sum(0.99**i * r for i, r in enumerate(rewards[k:]))) for k in (0, 3)]
+    rows = (data["episode"] == 1).nonzero().flatten().tolist()
+    found = {round(float(data["return"][r]), 4) for r in rows}
+    assert found == {round(x, 4) for x in by_hand}
+    assert data["over"].sum() == 2
+
+
+def test_critics_fit_the_returns_first_and_need_an_episode_that_ended():
+    algorithm = make_small(critic_warmup=1, mc_steps=1, critic_utd=0.1)
+    row = update(algorithm, played(list(range(8)), done={3}))
+    assert row["td_target"] == pytest.approx(
+        float(sum(0.99**i * played(list(range(8))).reward[3, i] for i in range(H))), rel=1e-5
+    )
+    with pytest.raises(UserError, match=r"algorithm\.mc_steps=0"):
+        update(make_small(critic_warmup=1, mc_steps=1), played(list(range(8))))
 
 
 def test_critics_aim_at_reward_plus_the_discounted_value_of_what_was_chosen():

@@ -42,6 +42,7 @@ def test_pa_rl_passes(env):
         num_chunks=2,
         warmup_chunks=4,
         critic_warmup=2,
+        mc_steps=0,
         batch_size=8,
         actor_batch_size=4,
         actor_utd=0.5,

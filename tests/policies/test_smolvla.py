@@ -374,6 +374,7 @@ ALGORITHMS = {
     "pa_rl": {
         "warmup_chunks": 4,
         "critic_warmup": 1,
+        "mc_steps": 0,
         "batch_size": 4,
         "actor_batch_size": 4,
         "actor_utd": 0.5,
