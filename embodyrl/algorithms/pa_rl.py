@@ -117,6 +117,11 @@ class PARL(Algorithm):
             raise UserError(
                 "policy.proposals is 1, so there is nothing to choose from. Set it to 2 or more (8)."
             )
+        if c.shift and not policy.spec.cameras:
+            raise UserError(
+                f"algorithm.shift is {c.shift}, but {policy.spec.name} has no pictures to shift. "
+                "Leave it at 0."
+            )
         self.device = next(policy.parameters()).device
         self.chooser = policy.chooser
         self.target = self.chooser.make_target()
@@ -289,7 +294,7 @@ class PARL(Algorithm):
     def _rows(
         self, buffer: ReplayBuffer, count: int, generator: torch.Generator
     ) -> tuple[Transitions, Tensor]:
-        rows = torch.randint(len(buffer), (count,), generator=generator).to(self.device)
+        rows = buffer.draw(count, generator)
         return buffer.rows(rows), buffer.data["next_choice"][rows]
 
     def _return_batch(self, generator: torch.Generator) -> tuple[Transitions, Tensor]:

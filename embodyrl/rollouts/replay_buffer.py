@@ -163,7 +163,12 @@ class ReplayBuffer:
         return columns
 
     def sample(self, size: int, generator: torch.Generator) -> tuple[Transitions, Tensor]:
-        """``size`` chunks drawn with replacement, and the source (size,) of each.
+        """``size`` chunks as ``draw`` gives them, and the source (size,) of each."""
+        rows = self.draw(size, generator)
+        return self.rows(rows), self.data["source"][rows]
+
+    def draw(self, size: int, generator: torch.Generator) -> Tensor:
+        """The places (size,) of chunks drawn with replacement.
 
         Chunks are drawn in proportion to the weight that they were added with.
 
@@ -178,8 +183,7 @@ class ReplayBuffer:
             rows = torch.randint(self.count, (size,), generator=generator, device=generator.device)
         else:
             rows = torch.multinomial(weights, size, replacement=True, generator=generator)
-        rows = rows.to(self.device)
-        return self.rows(rows), self.data["source"][rows]
+        return rows.to(self.device)
 
     def rows(self, rows: Tensor) -> Transitions:
         """The chunks at those places."""

@@ -43,11 +43,25 @@ SAC = {
     "utd": 0.05,
 }
 SAC |= {"critic_width": 16}
-DSRL, FPO = (
-    SAC | {"name": "dsrl"},
-    {"name": "fpo", "num_chunks": 6, "minibatch_size": 24, "epochs": 1},
-)
-NEEDS = {"sac_flow": {"transition": "flow_noise"}, "dsrl": {"steer_width": 16}}
+DSRL = SAC | {"name": "dsrl"}
+FPO = {"name": "fpo", "num_chunks": 6, "minibatch_size": 24, "epochs": 1}
+PA_RL = {
+    "name": "pa_rl",
+    "num_chunks": 12,
+    "capacity": 512,
+    "warmup_chunks": 120,
+    "critic_warmup": 4,
+    "mc_steps": 2,
+    "batch_size": 16,
+    "actor_batch_size": 8,
+    "critic_utd": 0.05,
+    "actor_utd": 0.02,
+}
+NEEDS = {
+    "sac_flow": {"transition": "flow_noise"},
+    "dsrl": {"steer_width": 16},
+    "pa_rl": {"chooser_width": 16},
+}
 RUN = {
     "iterations": 4, "eval_every": 0, "eval_episodes": 8, "eval_before": False, "checkpoint_every": 2,
     "keep_checkpoints": 0, "device": "cpu", "threads": 1, "videos": 0,
