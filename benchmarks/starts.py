@@ -58,6 +58,7 @@ def measure(checkout: Path, arguments: list[str]) -> dict[str, float]:
         stderr=subprocess.STDOUT,
         text=True,
         bufsize=1,
+        cwd=checkout,  # where Python looks first
         env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(checkout)},
     ) as process:
         assert process.stdout is not None
