@@ -93,7 +93,8 @@ def no_gripper(actions: np.ndarray, state: np.ndarray) -> np.ndarray:
     return np.column_stack([actions[:, :2], np.zeros(len(actions))])
 
 
-KINDS = {
+Change = Callable[[np.ndarray, np.ndarray], np.ndarray]
+KINDS: dict[Change, str] = {
     against: "against each other in action 0 and state 0,",
     late: "in numbers 0, 1: each action seems to stand one frame late",
     absolute: "repeats 'observation.state' in numbers 0, 1, 2:",
@@ -108,10 +109,8 @@ def test_nothing_is_said_of_data_that_are_as_they_should_be(own: Path, theirs: P
     assert not re.search(PATTERN, " ".join(verify_dataset(theirs).notes))
 
 
-@pytest.mark.parametrize("change", KINDS, ids=lambda change: change.__name__)
-def test_each_kind_is_named_by_verify_and_before_training(
-    theirs: Path, change: Callable[[np.ndarray, np.ndarray], np.ndarray]
-) -> None:
+@pytest.mark.parametrize("change", list(KINDS), ids=lambda change: change.__name__)
+def test_each_kind_is_named_by_verify_and_before_training(theirs: Path, change: Change) -> None:
     change_actions(theirs, change)
     verdict = verify_dataset(theirs)
     assert not verdict.faults
