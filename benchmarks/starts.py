@@ -5,7 +5,9 @@
     python -m benchmarks.starts --repeats 1 --only train      one command, this checkout alone
 
 Both checkouts are measured in turn, in one run. With ``--cold`` they are also measured once with the
-machine's page cache emptied before (needs root). Every command is a new process on a new folder.
+machine's page cache emptied before each command (needs root): then every file, of Python, of PyTorch and
+of the run, is read from the disk again. Compiled bytecode and kernels lie on that disk in both cases, as
+after a reboot. Every command is a new process, and those of a round share one new folder.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ COMMANDS = {
 """Name -> arguments. OUT is a folder that the commands of one round share."""
 
 
-def measure(program: Path, arguments: list[str]) -> dict[str, float]:
+def measure(checkout: Path, arguments: list[str]) -> dict[str, float]:
     """Seconds until the first line, until the first work is done, and until the end.
 
     Raises:
@@ -51,12 +53,13 @@ def measure(program: Path, arguments: list[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     said = []
     with subprocess.Popen(
-        [str(program), *arguments],
+        [str(checkout / ".venv/bin/python"), "-m", "embodyrl.cli", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         bufsize=1,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        cwd=checkout,  # where Python looks first
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(checkout)},
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -69,7 +72,7 @@ def measure(program: Path, arguments: list[str]) -> dict[str, float]:
         process.wait()
     found["end"] = time.monotonic() - began
     if "first_work" not in found:
-        raise RuntimeError(f"{program} {' '.join(arguments)} failed:\n{''.join(said[-20:])}")
+        raise RuntimeError(f"{checkout} {' '.join(arguments)} failed:\n{''.join(said[-20:])}")
     return {name: round(seconds, 2) for name, seconds in found.items()}
 
 
@@ -84,13 +87,13 @@ def empty_page_cache() -> bool:
 
 
 def rounds(
-    programs: dict[str, Path], names: list[str], repeats: int, world: str, cold: bool
+    checkouts: dict[str, Path], names: list[str], repeats: int, world: str, cold: bool
 ) -> dict[str, dict[str, dict[str, list[dict[str, float]]]]]:
     """Command -> cold or warm -> checkout -> measurements; the checkouts take turns."""
     result: dict[str, Any] = {name: {} for name in names}
     for state in ("cold", "warm") if cold else ("warm",):
         for number in range(1 if state == "cold" else repeats):
-            for which, program in programs.items():
+            for which, checkout in checkouts.items():
                 out = tempfile.mkdtemp(prefix="starts")
                 for name in names:
                     if state == "cold" and not empty_page_cache():
@@ -98,7 +101,7 @@ def rounds(
                     arguments = [
                         a.replace("OUT", out).replace("WORLD", world) for a in COMMANDS[name]
                     ]
-                    row = measure(program, arguments)
+                    row = measure(checkout, arguments)
                     result[name].setdefault(state, {}).setdefault(which, []).append(row)
                     print(f"{state} {number} {which:7s} {name}: {row}", flush=True)
                 shutil.rmtree(out)
@@ -108,6 +111,12 @@ def rounds(
 def summary(rows: list[dict[str, float]]) -> dict[str, float]:
     """Medians of the measurements of one kind."""
     return {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+
+
+def _commit_of(checkout: str) -> str:
+    """The commit of another checkout, in 12 digits."""
+    command = ["git", "-C", checkout, "rev-parse", "--short=12", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -145,21 +154,23 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a pattern: the commands whose name it fits")
     parser.add_argument("--out", default=str(ROOT / "benchmarks" / "starts.json"))
     a = parser.parse_args()
-    programs = {"after": ROOT / ".venv" / "bin" / "embodyrl"}
+    checkouts = {"after": ROOT}
     if a.before:
-        programs = {"before": Path(a.before) / ".venv" / "bin" / "embodyrl", **programs}
+        checkouts = {"before": Path(a.before).resolve(), **checkouts}
     from benchmarks.faults.worlds import tiny_world
 
     names = [name for name in COMMANDS if re.search(a.only, name)]
     with tempfile.TemporaryDirectory() as folder:
         world = str(tiny_world(Path(folder))) if "world play" in names else ""
-        found = rounds(programs, names, a.repeats, world, a.cold)
+        found = rounds(checkouts, names, a.repeats, world, a.cold)
     for states in found.values():
         for state in states.values():
             for which, rows in state.items():
                 state[which] = {"median": summary(rows), "all": rows}  # type: ignore[assignment]
     payload = {
         "commit": git_commit(),
+        "before": _commit_of(a.before) if a.before else "",
+        "load": list(os.getloadavg()),
         "hardware": hardware(),
         "versions": versions(),
         "bytecode": "forbidden" if os.environ.get("PYTHONDONTWRITEBYTECODE") else "allowed",

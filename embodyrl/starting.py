@@ -7,6 +7,7 @@ library swallows it or does not look.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import select
 import signal
@@ -43,6 +44,12 @@ def step(what: str) -> Iterator[None]:
         os.close(end)
         watcher.join()  # no thread is left: the process may fork next
         os.close(ended)
+
+
+def load_torch() -> None:
+    """Imports what takes longest, with a word; for a command that cannot do without."""
+    with step("loading PyTorch"):
+        importlib.import_module("torch")
 
 
 def say(what: str) -> None:

@@ -34,7 +34,8 @@ def _add_collect(verb: Callable[..., argparse.ArgumentParser]) -> None:
         torch="workers",
     )
     sub.add_argument("env", help="an environment's name, or a preset whose env section is used")
-    sub.add_argument("overrides", nargs="*", metavar="env.key=value")
+    text = "settings of the environment, for example env.task=reach"
+    sub.add_argument("overrides", nargs="*", metavar="env.key=value", help=text)
     sub.add_argument(
         "--episodes", type=int, default=50, help="episodes to keep (default: %(default)s)"
     )
@@ -42,7 +43,7 @@ def _add_collect(verb: Callable[..., argparse.ArgumentParser]) -> None:
         "--noise",
         type=float,
         default=0.0,
-        help="standard deviation of noise on the actions, which lie in [-1, 1]",
+        help="standard deviation of noise on the actions, which lie in [-1, 1] (default: %(default)s)",
     )
     sub.add_argument(
         "--keep-failures", action="store_true", help="keep failed episodes too, with success=false"
@@ -70,7 +71,8 @@ def _add_collect(verb: Callable[..., argparse.ArgumentParser]) -> None:
         type=int,
         help="record that many steps past success, which then does not end an episode at once",
     )
-    sub.add_argument("--seed", type=int, default=0)
+    text = "of the initial states and the noise (default: %(default)s)"
+    sub.add_argument("--seed", type=int, default=0, help=text)
     sub.add_argument("--out", required=True, help="the data set's folder")
 
 
@@ -78,7 +80,7 @@ def _add_data(verb: Callable[..., argparse.ArgumentParser]) -> None:
     sub = verb(
         "data",
         _data,
-        "Checks a LeRobot data set, own or of others, or makes one from a robot's logs.",
+        "Checks a LeRobot data set, yours or somebody else's, or makes one of a robot's logs.",
         DATA_HELP,
     )
     sub.add_argument("what", choices=["verify", "from-logs"])

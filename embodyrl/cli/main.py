@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import json
 import os
 import shlex
@@ -187,8 +186,7 @@ def _import_torch(fork: bool) -> None:
     Args:
         fork: whether the command may start workers, which then need not import it again.
     """
-    with starting.step("loading PyTorch"):
-        importlib.import_module("torch")
+    starting.load_torch()
     if fork:
         from embodyrl.sims.workers import fork_server
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from embodyrl.data.frames import MEMORY_LIMIT, decode_camera
 from embodyrl.data.lerobot_read import IMAGE_PREFIX, DatasetFiles, as_flags, open_dataset
+from embodyrl.data.meaning_notes import env_notes
 from embodyrl.data.table_checks import require_sound_tables
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.rollouts.batches import Transitions
@@ -66,6 +67,7 @@ class Demonstrations:
         intervention_weight: how many times as often as others these frames are drawn.
         control_mode: what an action means; empty if the data set does not say.
         origin: what embodyrl noted about the data set when it wrote it; empty for others.
+        remarks: sentences on what is taken as it is and may not be what was meant.
     """
 
     intervention_weight = 1.0
@@ -121,6 +123,7 @@ class Demonstrations:
         self.privileged = privileged
         self.control_mode = ""
         self.origin = {}
+        self.remarks: list[str] = []
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -299,6 +302,7 @@ class Demonstrations:
         demos.origin = data.origin
         if spec is not None:
             demos.check(spec, str(path))
+            demos.remarks = list(env_notes(data, spec, {} if cameras else chosen))
         for name, key in chosen.items() if pictures else ():
             size = spec.cameras[name] if spec is not None else None
             demos.images[name] = decode_camera(data, key, rows, size, memory_limit=memory_limit)

@@ -19,6 +19,7 @@ from embodyrl.data.lerobot_read import (
     open_dataset,
     picture_array,
 )
+from embodyrl.data.meaning_notes import motion_notes
 from embodyrl.data.table_checks import CHECKS, EDIT, as_sentence, first_few, found_by
 from embodyrl.errors import UserError
 from embodyrl.storage.paths import FileAccessError
@@ -161,14 +162,19 @@ def _pictures(data: DatasetFiles, key: str) -> Iterator[str]:
         else:
             if count != len(times):
                 yield (
-                    f"{path.relative_to(data.path)} has {count} frames, but its episodes "
+                    f"{_inside(data, path)} has {count} frames, but its episodes "
                     f"({_episodes_of(data, targets)}) have {len(times)} rows."
                 )
         if found - {size}:
             yield (
-                f"{path.relative_to(data.path)} has pictures of {min(found)} (height, width), but "
+                f"{_inside(data, path)} has pictures of {min(found)} (height, width), but "
                 f"{key!r} is {size}."
             )
+
+
+def _inside(data: DatasetFiles, path: Path) -> Path:
+    """A file's path in the data set's folder, however that one was named."""
+    return path.resolve().relative_to(data.path.resolve())
 
 
 def _episodes_of(data: DatasetFiles, rows: np.ndarray) -> str:
@@ -182,6 +188,9 @@ def _notes(data: DatasetFiles) -> Iterator[str]:
     """What is no fault, but may matter."""
     if not data.cameras:
         yield "It has no camera images."
+    pictures = [k for k, f in data.features.items() if f["dtype"] in ("video", "image")]
+    for key in (k for k in pictures if k not in data.cameras):
+        yield f"{key!r} is marked as depth: nothing here reads depth, so it is left aside."
     if not {"success", "next.success"} & data.features.keys():
         yield (
             "It has no success flag ('success' or 'next.success'): every episode counts as a "
@@ -199,6 +208,7 @@ def _notes(data: DatasetFiles) -> Iterator[str]:
             "It does not say its control mode, because embodyrl did not write it: make sure that "
             "its actions mean the same as your env's."
         )
+    yield from motion_notes(data)
 
 
 def print_verdict(verdict: Verdict) -> None:

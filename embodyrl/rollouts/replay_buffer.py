@@ -251,9 +251,22 @@ def free_memory(device: torch.device | str = "cpu") -> int:
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    return _host_memory("MemAvailable")
+
+
+def whole_memory(device: torch.device | str = "cpu") -> int:
+    """Bytes that a device has, free or not."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return _host_memory("MemTotal")
+
+
+def _host_memory(entry: str) -> int:
+    """Bytes of an entry of Linux's table."""
     try:
         with open("/proc/meminfo") as lines:
             table = dict(line.split(":", 1) for line in lines)
-        return int(table["MemAvailable"].split()[0]) * 1024
+        return int(table[entry].split()[0]) * 1024
     except (OSError, KeyError):
         return 2**62  # not Linux: nothing is known, and allocating will say

@@ -313,6 +313,8 @@ def num_values(state: Any) -> int:
 
 def _unlike(name: str, given: Any, wanted: Any) -> str:
     """How a part of a policy's state differs in kind from what the policy has; empty if it fits."""
+    if given is wanted:  # fresh weights, which in a dry run have no values
+        return ""
     if not isinstance(wanted, Tensor):
         return "" if type(given) is type(wanted) else f"{name} is no {type(wanted).__name__}"
     if not isinstance(given, Tensor):

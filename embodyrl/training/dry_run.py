@@ -8,6 +8,7 @@ the run would refuse is refused here, with the same words. Nothing is written.
 from __future__ import annotations
 
 import dataclasses
+import os
 import warnings
 from typing import Any
 
@@ -20,7 +21,7 @@ from embodyrl.storage import checkpoint
 from embodyrl.storage.env_spec import check_compatible
 from embodyrl.storage.loggers import require_loggers
 from embodyrl.training.load_demos import load_demos
-from embodyrl.training.memory_estimate import on_meta
+from embodyrl.training.memory_estimate import check_memory, on_meta
 from embodyrl.training.resume_check import check_folder
 from embodyrl.training.runner import check_episodes_end
 from embodyrl.training.shards import check_sharing
@@ -40,7 +41,7 @@ def try_run(config: Config) -> tuple[list[str], EnvSpec | None]:
     # What needs nothing built.
     run = config.run
     require_loggers(run.loggers)
-    pick_device(run.device)
+    device = pick_device(run.device)
     lines: list[str] = []
     check_folder(run.folder, config, lines.append)
     if run.workers > 1 or run.max_lag:
@@ -66,10 +67,13 @@ def try_run(config: Config) -> tuple[list[str], EnvSpec | None]:
         return lines, played
     if algorithm.continues_episodes:
         check_episodes_end(config, played.max_episode_steps)
-    demos = load_demos(config, algorithm, played, pictures=False)
+    demos = load_demos(config, algorithm, played, pictures=False, say=lines.append)
     if demos is not None:
         lines.append(f"data: {demos.num_episodes:,} episodes, {len(demos):,} frames")
-    return lines, dataclasses.replace(played, num_envs=config.env.num_envs)
+    whole = dataclasses.replace(played, num_envs=config.env.num_envs)
+    if "TORCHELASTIC_RUN_ID" not in os.environ:  # torchrun's processes hold a share each
+        check_memory(config, whole, device)
+    return lines, whole
 
 
 def _spec(config: EnvConfig, run_device: str) -> EnvSpec | None:

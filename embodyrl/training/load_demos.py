@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,12 @@ EPISODES = 100
 
 
 def load_demos(
-    config: Config, algorithm: Algorithm, spec: EnvSpec, *, pictures: bool = True
+    config: Config,
+    algorithm: Algorithm,
+    spec: EnvSpec,
+    *,
+    pictures: bool = True,
+    say: Callable[[str], None] = print,
 ) -> Any:
     """The data sets of the ``data`` section; None where the algorithm reads none.
 
@@ -30,6 +36,7 @@ def load_demos(
         algorithm: that learns from them.
         spec: of the env that they must fit.
         pictures: False leaves the pictures undecoded, to see whether the data fit.
+        say: is told, in a line each, what is taken as it is and may not be what was meant.
 
     Raises:
         UserError: it needs some and ``data.path`` names none, or it names some that nothing would
@@ -62,6 +69,8 @@ def load_demos(
             pictures=pictures,
         )
         part.intervention_weight = data.intervention_weight
+        for text in part.remarks:
+            say(text)
         parts.append(part)
     weights = list(data.weights)
     if data.codec and not pictures:

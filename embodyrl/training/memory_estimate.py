@@ -25,6 +25,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from embodyrl import registry
 from embodyrl.algorithm import MemoryPlan
 from embodyrl.config import Config
+from embodyrl.errors import UserError
+from embodyrl.rollouts.replay_buffer import whole_memory
 from embodyrl.types import DenoisingTrace, EnvSpec, Obs
 
 SENTENCE = "pick up the alphabet soup and place it in the basket"
@@ -94,6 +96,29 @@ def total(needs: list[Need]) -> int:
     acting = [n.bytes for n in needs if n.what.startswith("acting")]
     learning = [n.bytes for n in needs if n.what.startswith("activations")]
     return sum(n.bytes for n in needs) - min(sum(acting), sum(learning))
+
+
+def check_memory(config: Config, spec: EnvSpec, device: torch.device) -> None:
+    """Refuses a run whose learner alone needs more memory than its device has.
+
+    Args:
+        config: of the run.
+        spec: of the training env.
+        device: of the run.
+
+    Raises:
+        UserError: naming the largest need.
+    """
+    needs = estimate(config, spec)
+    there = whole_memory(device)
+    if total(needs) > there:
+        most = max(needs, key=lambda need: need.bytes)
+        raise UserError(
+            f"The run needs {_size(total(needs))} of memory, and {device} has {_size(there)}. Most "
+            f"of it, {_size(most.bytes)}, is for {most.what}. Lower algorithm.microbatch_size, the "
+            "rollout (env.num_envs, algorithm.num_chunks) or the policy's size; or share it among "
+            "GPUs by torchrun. --dry-run --memory lists all needs of a run that fits."
+        )
 
 
 def table(needs: list[Need]) -> str:

@@ -141,10 +141,12 @@ def train(
     """
     settings = config.run
     first = ranks is None or ranks.first
-    check_folder(settings.folder, config, print if first else lambda text: None)
+    changes: list[str] = []
+    check_folder(settings.folder, config, changes.append)
     if complete(config):
         return settings.folder
     if first:
+        print(*changes, sep="\n", end="\n" if changes else "")
         require_writable(settings.folder, "run.out=FOLDER")
         require_loggers(settings.loggers)
     # What is missing is said before anything takes time.
@@ -198,7 +200,9 @@ def prepare(run: Run) -> None:
     if algorithm.continues_episodes:
         check_episodes_end(config, envs.spec.max_episode_steps)
     with starting.step("reading the demonstrations"):
-        run.demos = load_demos(config, algorithm, envs.spec)
+        first = run.ranks is None or run.ranks.first
+        say = print if first else lambda text: None
+        run.demos = load_demos(config, algorithm, envs.spec, say=say)
     if algorithm.plays:
         run.rollouts = envs.rollouts or Player(envs.train, config.run.seed, run.device)
         if run.demos is not None:

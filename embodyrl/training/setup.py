@@ -134,7 +134,8 @@ def build_algorithm(
                 checkpoint.load_weights(config.run.init_checkpoint, policy, spec)
     if ranks is not None:
         ranks.shard(policy)
-    with keep_random_state():
+    # The first optimiser of a process makes PyTorch import its compiler, which takes seconds.
+    with starting.step("building the optimiser"), keep_random_state():
         torch.manual_seed(config.run.seed)
         algorithm = cls(config.algorithm, policy)
     if ranks is not None:

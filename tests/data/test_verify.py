@@ -52,6 +52,15 @@ def copy(sound, tmp_path) -> Path:
     return Path(shutil.copytree(sound, tmp_path / "set"))
 
 
+def test_videos_of_a_folder_named_from_here_are_named_in_it(copy, monkeypatch):
+    table = pq.read_table(copy / DATA)
+    pq.write_table(table.slice(0, len(table) - 2), copy / DATA)
+    monkeypatch.chdir(copy.parent)
+    faults = verify_dataset("set").faults
+    assert any(text.startswith(f"{VIDEO} has 18 frames") for text in faults)
+    assert not any("cannot be read" in text for text in faults)
+
+
 def change(file: Path, column: str, values) -> None:
     """Rewrites one column of a parquet file."""
     table = pq.read_table(file)

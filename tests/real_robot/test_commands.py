@@ -69,6 +69,16 @@ def test_deploy_runs_logs_and_sums_up(
     assert messages["/run"][0]["settings"]["init"] == 1 and len(messages["/command"]) > 50
 
 
+def test_deploy_speaks_before_it_imports_pytorch(saved: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-u", "-m", "embodyrl.cli", "deploy", str(saved), "--dry-run"]
+    with subprocess.Popen(
+        [*command, "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "embodyrl: loading PyTorch ...\n"
+        process.terminate()
+
+
 def test_dry_run_and_refusals(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

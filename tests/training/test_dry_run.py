@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from embodyrl.build import make_env, make_policy
 from embodyrl.cli.main import main
-from embodyrl.config import RunConfig, compose
+from embodyrl.config import RunConfig, compose, to_dict
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.real_robot.env.config import RobotConfig
+from embodyrl.storage import checkpoint
+from embodyrl.storage.env_spec import spec_to_json
 from embodyrl.storage.loggers import require_loggers
 from embodyrl.training.dry_run import try_run
 from embodyrl.world_models.config import WorldModelConfig
@@ -66,6 +70,28 @@ def test_what_the_run_would_refuse_is_refused(
     with pytest.raises(UserError, match=words):
         try_run(compose(preset, overrides))
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_checkpoint_whose_critic_begins_afresh_is_accepted(preset: str) -> None:
+    """In a dry run fresh weights have no values, so they cannot be looked at for NaN."""
+    vla = PRESET.replace(
+        "flow_mlp, horizon: 5, width: 16, layers: 1", "flow_vla, width: 32, heads: 2"
+    )
+    Path("vla.yaml").write_text(vla)
+    config = compose("vla.yaml", ["policy.critic=privileged"])
+    env = make_env(config.env)
+    env.close()
+    meta = {"config": to_dict(config), "spec": spec_to_json(env.spec)}
+    states = {"policy": make_policy(config.policy, env.spec, 0).state_dict()}
+    checkpoint.save(Path("runs/old/checkpoints/step_000001"), states, json.loads(json.dumps(meta)))
+    overrides = ["policy.critic=shared", "run.init_checkpoint=runs/old"]
+    lines, _ = try_run(compose("vla.yaml", overrides))
+    assert lines[1].startswith("policy: ")
+
+
+def test_a_run_that_needs_more_memory_than_the_device_has_is_refused(preset: str) -> None:
+    with pytest.raises(UserError, match=r"needs .* GB of memory, and cpu has .* a rollout of"):
+        try_run(compose(preset, ["algorithm.num_chunks=1000000000"]))
 
 
 SFT = """# A preset of the tests.

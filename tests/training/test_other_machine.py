@@ -54,6 +54,10 @@ def test_a_run_goes_on_with_fewer_threads_and_envs_from_moved_folders(
     assert "run.threads was 4, now 2" in said and "env.num_envs was 4, now 2" in said
     assert ("with the same content" in said) == wants_data
     assert ("instead of 40" in said) == (algorithm is not SFT)
+    # Asked again with other threads there is nothing to do, so nothing is said to go on.
+    other = [key.replace("threads=2", "threads=3") for key in AFTER]
+    train(make(tmp_path / "moved", algorithm, *other, *common, **options))
+    assert "goes on" not in capsys.readouterr().out
     assert finished(again) and again == tmp_path / "moved" / "run"
     assert [row["iteration"] for row in read_metrics(again / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
     assert len(read_evaluations(again)["after"]["episodes"]) == 6

@@ -188,6 +188,9 @@ def _open_twin(
     opened: ExitStack, path: str, overrides: Sequence[str], seed: int
 ) -> tuple[PolicyClient, ConnectedRobot]:
     """The policy and the simulated arm, both in this process."""
+    from embodyrl import starting  # a robot's computer has neither this module nor torch
+
+    starting.load_torch()
     from embodyrl.build import load_config
     from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy
     from embodyrl.real_robot.twin.config import twin_config

@@ -152,7 +152,8 @@ class FromGymnasium(SteppedVecEnv):
             self._envs = [self._make() for _ in range(config.num_envs)]
         except gymnasium.error.UnregisteredEnv as error:
             near = did_you_mean(env_id, gymnasium.registry)
-            raise UserError(f"Gymnasium has no env {env_id!r}. {near}") from error
+            own = "" if ":" in env_id else " An env of your own is env.id=MODULE:ID."
+            raise UserError(f"Gymnasium has no env {env_id!r}. {near}{own}") from error
         except (gymnasium.error.Error, ImportError) as error:
             # A package is missing, or Gymnasium has dropped this version.
             raise UserError(f"Gymnasium cannot make {env_id!r}: {error}") from error
