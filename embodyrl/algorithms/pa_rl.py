@@ -246,21 +246,22 @@ class PARL(Algorithm):
 
     def _store(self, chunks: Transitions, generator: torch.Generator) -> None:
         """Adds chunks to the buffer, with what was chosen after each, and who ended well."""
-        if chunks.episode is None or chunks.success is None:
+        chunks = chunks[slice(max(0, len(chunks) - self.buffer.capacity), None)]
+        episode = chunks.episode
+        success = chunks.success
+        if episode is None or success is None:
             raise UserError(
                 "PA-RL imitates own successes, so each chunk must name its episode and say whether "
                 "it was solved. Collect with rollouts.collect.collect_transitions."
             )
-        chunks = chunks[slice(max(0, len(chunks) - self.buffer.capacity), None)]
         rows = self.buffer.add(chunks)
-        self.buffer.data["next_choice"][rows] = self.choose(chunks.next_obs, generator)
-        self.buffer.data["episode"][rows] = chunks.episode
+        data = self.buffer.data
+        data["next_choice"][rows] = self.choose(chunks.next_obs, generator)
+        data["episode"][rows] = episode
         # Own successes: all chunks of the episodes that were solved now, and none of the others.
-        solved = chunks.episode[chunks.success]
-        mine = torch.isin(self.buffer.data["episode"], solved.to(self.device))
-        self.buffer.data["solved"] |= mine
-        for episode in chunks.episode[chunks.terminated | chunks.truncated].tolist():
-            self._note_returns(episode)
+        data["solved"] |= torch.isin(data["episode"], episode[success].to(self.device))
+        for ended in episode[chunks.terminated | chunks.truncated].tolist():
+            self._note_returns(ended)
 
     def _note_returns(self, episode: int) -> None:
         """The Monte Carlo returns of an episode that is over, by those of its chunks still here."""
