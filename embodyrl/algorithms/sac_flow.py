@@ -262,6 +262,7 @@ class SACFlow(Algorithm):
         generators = [fork(generator) for _ in range(count)]
         pieces = [partial(self._draw, own) for own in generators]
         drawn = side_by_side(pieces, self.device)
+        # Then the critics learn, one step after the other.
         for (batch, following), own in zip(drawn, generators, strict=True):
             self._update_critics(batch, own, stats, following)
             self.gradient_steps += 1
@@ -369,6 +370,7 @@ class SACFlow(Algorithm):
     def _actor_gradient(self, loss: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of each actor parameter; None where the loss does not reach it."""
         parameters = self.actor_optimizer.parameters
+        # Frozen weights have none.
         trained = [p for p in parameters if p.requires_grad]
         found = iter(torch.autograd.grad(loss, trained, allow_unused=True))
         return tuple(next(found) if p.requires_grad else None for p in parameters)

@@ -11,11 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import torch
-
-T = TypeVar("T")
 
 
 def fork(generator: torch.Generator) -> torch.Generator:
@@ -23,7 +20,7 @@ def fork(generator: torch.Generator) -> torch.Generator:
     return torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator)))
 
 
-def side_by_side(
+def side_by_side[T](
     pieces: Sequence[Callable[[], T]], device: torch.device | str = "cpu"
 ) -> list[T]:
     """The results of all pieces, in their order.
@@ -38,6 +35,7 @@ def side_by_side(
         BaseException: what the first piece that failed raised, after all have ended.
     """
     threads = torch.get_num_threads()
+    # As many lanes as there are pieces and threads; what is left over serves the single operations.
     lanes = min(threads, len(pieces))
     if lanes < 2 or torch.device(device).type != "cpu":
         return [piece() for piece in pieces]
@@ -47,6 +45,7 @@ def side_by_side(
         torch.set_num_threads(own)
         return piece()
 
+    # The first piece is computed in this thread. The pool waits for the others, whatever it raises.
     try:
         with ThreadPoolExecutor(lanes - 1) as pool:
             jobs = [pool.submit(run, piece) for piece in pieces[1:]]

@@ -33,12 +33,14 @@ def set_threads(algorithm: Algorithm, spec: EnvSpec, before: int | None = None) 
         before: the number with which the run began, if it goes on. It stays where there are as
             many cores, so that the run computes what it would have computed without a stop.
     """
+    # Somebody decided already, or there is nothing to decide.
     cores = usable_cores()
     if cores < 2 or "OMP_NUM_THREADS" in os.environ:
         return torch.get_num_threads()
     if before is not None and 1 <= before <= cores:
         torch.set_num_threads(before)
         return before
+    # A new run, or one that moved to a smaller machine.
     with starting.step("measuring how many threads are fastest"):
         times = measure(algorithm, spec, cores)
     chosen = fastest(times)
@@ -56,10 +58,12 @@ def measure(algorithm: Algorithm, spec: EnvSpec, cores: int) -> dict[int, float]
     """
     rows = min(MOST_ROWS, getattr(algorithm.config, "batch_size", 64))
     obs = _blank(spec, rows).to(next(algorithm.policy.parameters()).device)
+    # The first try also builds what later ones keep.
     torch.set_num_threads(cores)
     first = _rehearsal(algorithm, obs)
     if first > BUDGET:
         return {cores: first}
+    # In turn, so that other work on the machine hits all alike; the best try has least of it.
     times: dict[int, float] = {}
     end = time.perf_counter() + BUDGET
     while not times or time.perf_counter() < end:

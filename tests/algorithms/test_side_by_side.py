@@ -70,4 +70,6 @@ def test_a_fork_depends_on_its_generator_and_moves_it_on():
     one, two = gen(3), gen(3)
     first, again = fork(one), fork(two)
     assert torch.equal(torch.rand(4, generator=first), torch.rand(4, generator=again))
-    assert not torch.equal(torch.rand(4, generator=fork(one)), torch.rand(4, generator=fork(gen(3))))
+    assert not torch.equal(
+        torch.rand(4, generator=fork(one)), torch.rand(4, generator=fork(gen(3)))
+    )
