@@ -138,8 +138,9 @@ def speed(width: int, batch: int) -> dict[str, dict[str, float]]:
         algorithm.pending_steps = 0.0
         for count in (20, 100):  # the first ones warm up
             began = time.process_time()
-            for _ in range(count):
-                algorithm._gradient_step(generator, Means())
+            end = algorithm.gradient_steps + count
+            while algorithm.gradient_steps < end:
+                algorithm._gradient_steps(end - algorithm.gradient_steps, generator, Means())
         found[variant] = {
             "env_step_ms": 1e3 * acting,
             "update_ms": 1e3 * (time.process_time() - began) / 100,

@@ -150,6 +150,17 @@ class Algorithm(ABC):
             Name -> figure, for the log.
         """
 
+    def rehearse(self, obs: Obs, generator: torch.Generator) -> None:
+        """Computes about what a gradient step does, and changes nothing.
+
+        ``run.threads`` is chosen by its time.
+
+        Args:
+            obs: B blank observations.
+            generator: of noise.
+        """
+        self.policy.sample(obs, generator=generator, mode="train")
+
     # Demonstrations.
 
     @property

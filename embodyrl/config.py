@@ -113,7 +113,8 @@ class RunConfig:
         checkpoint_every: iterations between checkpoints.
         keep_checkpoints: number of checkpoints to keep; older ones are deleted.
         device: ``"auto"`` takes the GPU if there is one.
-        threads: of torch on the CPU; 0 leaves torch's default.
+        threads: of PyTorch on the CPU; 0 lets a short measurement at the start of a run choose
+            them, which a run that goes on keeps. Another number may change the last bits.
         compile: compile the policy's denoising step for sampling; on a GPU it is replayed as a
             CUDA graph.
         workers: number of shards that the envs are divided into, each with its own rollout. With

@@ -31,6 +31,7 @@ from embodyrl.algorithm import Algorithm
 from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.algorithms.sac_flow_config import SACFlowConfig
 from embodyrl.algorithms.sft import imitation_loss
+from embodyrl.algorithms.side_by_side import fork, side_by_side
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import LEARNED_STD, LOG_2PI, randn
 from embodyrl.functional.losses import sac_actor_loss, td_loss, temperature_loss
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
     from embodyrl.data.demonstrations import Demonstrations
 
 COLLECTED = "collected"
+Following = tuple[Tensor, Tensor, Tensor]
+"""Choices (B, H, A), their log-densities (B,), and what the critics see there (B, F)."""
+Gradient = tuple[Tensor, tuple[Tensor | None, ...], dict[str, Tensor]]
+"""A loss, its gradient of each parameter, and figures by name."""
 
 
 class SACFlow(Algorithm):
@@ -236,8 +241,7 @@ class SACFlow(Algorithm):
                 self.policy.fit_critic_inputs(self.buffer.rows(rows).obs)
             self.pending_steps += c.utd * len(batch.chunks)
         while self.pending_steps >= 1:
-            self.pending_steps -= 1
-            self._gradient_step(generator, stats)
+            self._gradient_steps(int(self.pending_steps), generator, stats)
         return {
             **stats.means(),
             "alpha": float(self.log_alpha.detach().exp()),
@@ -247,23 +251,50 @@ class SACFlow(Algorithm):
             "gradient_steps": float(self.gradient_steps),
         }
 
-    def _gradient_step(self, generator: torch.Generator, stats: Means) -> None:
-        """One step of the critics; every ``policy_delay``-th time also one of the actor."""
-        c = self.config
-        batch = self._batch(generator)
-        self._update_critics(batch, generator, stats)
-        self.gradient_steps += 1
-        if self.gradient_steps > c.critic_warmup and self.gradient_steps % c.policy_delay == 0:
-            self._update_actor(batch.obs, generator, stats)
+    def _gradient_steps(self, most: int, generator: torch.Generator, stats: Means) -> None:
+        """At most so many steps of the critics, up to the next step of the actor, and that one.
 
-    def _update_critics(self, batch: Transitions, generator: torch.Generator, stats: Means) -> None:
+        The actor stays as it is between two of its steps, so the next actions of all these critic
+        steps are drawn side by side; the critics then learn in order.
+        """
         c = self.config
-        # The next action, from the current policy.
+        count = min(most, c.policy_delay - self.gradient_steps % c.policy_delay)
+        generators = [fork(generator) for _ in range(count)]
+        pieces = [partial(self._draw, own) for own in generators]
+        drawn = side_by_side(pieces, self.device)
+        # Then the critics learn, one step after the other.
+        for (batch, following), own in zip(drawn, generators, strict=True):
+            self._update_critics(batch, own, stats, following)
+            self.gradient_steps += 1
+            self.pending_steps -= 1
+        if self.gradient_steps > c.critic_warmup and self.gradient_steps % c.policy_delay == 0:
+            self._update_actor(drawn[-1][0].obs, generator, stats)
+
+    def _draw(self, generator: torch.Generator) -> tuple[Transitions, Following | None]:
+        """A batch, and the choices that follow it.
+
+        None in their place means that they wait for the critics' own encoder, which changes with
+        every step.
+        """
+        batch = self._batch(generator)
+        return batch, None if self.encoder is not None else self._following(batch, generator)
+
+    @torch.no_grad()
+    def _following(self, batch: Transitions, generator: torch.Generator) -> Following:
+        """The current policy's choice after each chunk; see ``_sample_choice``."""
+        return self._sample_choice(self._shifted(batch.next_obs, generator), generator)
+
+    def _update_critics(
+        self,
+        batch: Transitions,
+        generator: torch.Generator,
+        stats: Means,
+        following: Following | None = None,
+    ) -> None:
+        c = self.config
         features = self._critic_features(self._shifted(batch.obs, generator))
-        with torch.no_grad():
-            next_choice, next_logprob, next_features = self._sample_choice(
-                self._shifted(batch.next_obs, generator), generator
-            )
+        # The next action, from the current policy.
+        next_choice, next_logprob, next_features = following or self._following(batch, generator)
         # Q of the chunk, and of what comes after it.
         q, next_q = self._q_values(features, batch.choice, next_features, next_choice)
         # The soft value: the smaller of two critics (REDQ), and the entropy bonus.
@@ -295,30 +326,54 @@ class SACFlow(Algorithm):
 
     def _update_actor(self, obs: Obs, generator: torch.Generator, stats: Means) -> None:
         c = self.config
-        # Q of an action from the current policy; the critics are only looked through.
-        choice, logprob, features = self._sample_choice(obs, generator)
-        self.critics.requires_grad_(False).eval()
-        q = self.critics(features.detach(), choice)
-        self.critics.requires_grad_(True).train()
-        # The smaller of two, as SAC; of more, the mean, as REDQ.
-        q = q.amin(0) if c.num_critics == 2 else q.mean(0)
-        # Loss, with imitation of the demonstrations where asked for.
-        loss = sac_actor_loss(q, logprob, self.log_alpha.detach().exp())
+        # Two losses, the second where imitation of the demonstrations is asked for.
+        pieces: list[Callable[[], Gradient]] = [partial(self._improvement, obs, fork(generator))]
         if c.bc_coef:
-            bc = self._imitation(generator)
-            loss = loss + c.bc_coef * bc
-            stats.add(bc_loss=bc)
-        # Backward pass and optimiser step.
-        self.actor_optimizer.zero_grad()
-        loss.backward()
+            pieces.append(partial(self._imitation_gradient, fork(generator)))
+        found = side_by_side(pieces, self.device)
+        # Their gradients add up, then the optimiser steps.
+        parameters = self.actor_optimizer.parameters
+        for p, *parts in zip(parameters, *(g for _, g, _ in found), strict=True):
+            given = [part for part in parts if part is not None]
+            p.grad = sum(given[1:], start=given[0]) if given else None
+        loss = torch.stack([loss for loss, _, _ in found]).sum()
         norm = self.actor_optimizer.step(loss)
+        logprob = found[0][2]["logprob"]
         # The temperature holds the entropy at its target.
         if c.alpha_lr:
             alpha_loss = temperature_loss(self.log_alpha, logprob, self.target_entropy)
             self.alpha_optimizer.zero_grad()
             alpha_loss.backward()
             self.alpha_optimizer.step(alpha_loss)
-        stats.add(actor_loss=loss, actor_grad_norm=norm, entropy=-logprob.mean(), q_actor=q.mean())
+        stats.add(actor_loss=loss, actor_grad_norm=norm, entropy=-logprob.mean())
+        stats.add(q_actor=found[0][2]["q"].mean())
+        if c.bc_coef:
+            stats.add(bc_loss=found[1][0] / c.bc_coef)
+
+    def _improvement(self, obs: Obs, generator: torch.Generator) -> Gradient:
+        """SAC's loss of the actor at ``obs``, through critics that stay as they are."""
+        choice, logprob, features = self._sample_choice(obs, generator)
+        self.critics.requires_grad_(False).eval()
+        q = self.critics(features.detach(), choice)
+        self.critics.requires_grad_(True).train()
+        # The smaller of two, as SAC; of more, the mean, as REDQ.
+        least = q.amin(0) if self.config.num_critics == 2 else q.mean(0)
+        loss = sac_actor_loss(least, logprob, self.log_alpha.detach().exp())
+        figures = {"logprob": logprob.detach(), "q": least.detach()}
+        return loss.detach(), self._actor_gradient(loss), figures
+
+    def _imitation_gradient(self, generator: torch.Generator) -> Gradient:
+        """The loss of imitation, with its weight."""
+        loss = self.config.bc_coef * self._imitation(generator)
+        return loss.detach(), self._actor_gradient(loss), {}
+
+    def _actor_gradient(self, loss: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of each actor parameter; None where the loss does not reach it."""
+        parameters = self.actor_optimizer.parameters
+        # Frozen weights have none.
+        trained = [p for p in parameters if p.requires_grad]
+        found = iter(torch.autograd.grad(loss, trained, allow_unused=True))
+        return tuple(next(found) if p.requires_grad else None for p in parameters)
 
     def _imitation(self, generator: torch.Generator) -> Tensor:
         """The flow matching loss of a batch of demonstrations."""
@@ -327,6 +382,15 @@ class SACFlow(Algorithm):
         obs, actions, mask = self.demos.batch(index)
         d = self.device
         return imitation_loss(self.policy, obs.to(d), actions.to(d), mask.to(d), generator)
+
+    def rehearse(self, obs: Obs, generator: torch.Generator) -> None:
+        """See ``Algorithm``: two pieces, as a gradient step has."""
+
+        def piece(own: torch.Generator) -> None:
+            choice, logprob, _ = self._sample_choice(obs, own)
+            self._actor_gradient(choice.sum() + logprob.sum())
+
+        side_by_side([partial(piece, fork(generator)) for _ in range(2)], self.device)
 
     # Checkpoints and workers.
 

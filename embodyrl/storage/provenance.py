@@ -86,6 +86,7 @@ def describe_run(
     command: str,
     seed: int,
     device: torch.device,
+    threads: int | None = None,
     inputs: Mapping[str, str] | None = None,
 ) -> None:
     """Writes ``meta.json`` at the start of a run.
@@ -97,6 +98,7 @@ def describe_run(
         command: the command line.
         seed: of the run.
         device: that the run uses.
+        threads: of PyTorch on the CPU, where that is known.
         inputs: what its paths hold (``storage.inputs``); what was noted at its first start stays.
     """
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
@@ -109,6 +111,7 @@ def describe_run(
         "seed": seed,
         "commit": git_commit(),
         "device": str(device),
+        "threads": threads,
         "versions": versions(),
         "hardware": hardware(),
         "inputs": {**(inputs or {}), **meta.get("inputs", {})},

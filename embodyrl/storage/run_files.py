@@ -36,6 +36,7 @@ META = {
     "seed?": NUMBER,
     "commit?": (TEXT, None),
     "device?": TEXT,
+    "threads?": (COUNT, None),
     "versions?": {...: TEXT},
     "hardware?": {
         "cpu?": TEXT,

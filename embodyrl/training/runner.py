@@ -38,6 +38,7 @@ from embodyrl.storage.folder_lock import locked
 from embodyrl.storage.loggers import LiveTable, MetricsWriter, require_loggers
 from embodyrl.storage.paths import require_writable
 from embodyrl.storage.provenance import describe_run, finish_run
+from embodyrl.storage.run_files import read_meta
 from embodyrl.training.evaluate import first_inits, score_text
 from embodyrl.training.load_demos import load_demos, require_data_sets
 from embodyrl.training.resume_check import check_folder, run_inputs
@@ -53,6 +54,7 @@ from embodyrl.training.run_folder import (
 )
 from embodyrl.training.setup import Envs, Ranks, build_algorithm, starts_elsewhere
 from embodyrl.training.shards import local_rollouts
+from embodyrl.training.threads import set_threads
 
 
 @dataclass
@@ -179,6 +181,7 @@ def train(
                 command=command,
                 seed=settings.seed,
                 device=device,
+                threads=choose_threads(run),
                 inputs=run_inputs(config),
             )
             with (
@@ -210,6 +213,15 @@ def prepare(run: Run) -> None:
                 run.demos
             )  # before its state comes back, which holds corrections beside them
     run.at = resume(run)
+
+
+def choose_threads(run: Run) -> int:
+    """PyTorch's threads: those of ``run.threads`` or of torchrun, else as before or as measured."""
+    if run.config.run.threads or run.ranks is not None or run.device.type != "cpu":
+        return torch.get_num_threads()
+    meta = run.folder / "meta.json"
+    before = read_meta(meta).get("threads") if run.resumed and meta.exists() else None
+    return set_threads(run.algorithm, run.envs.spec, before)
 
 
 def settle(run: Run) -> None:

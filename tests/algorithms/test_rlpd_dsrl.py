@@ -7,12 +7,15 @@ import pytest
 import torch
 
 from embodyrl.algorithms.dsrl import DSRL, DSRLConfig
+from embodyrl.algorithms.optim import Means
 from embodyrl.algorithms.rlpd import RLPD, RLPDConfig
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
+from embodyrl.algorithms.side_by_side import fork
 from embodyrl.algorithms.wsrl import WSRL, WSRLConfig
 from embodyrl.build import make_policy
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
+from embodyrl.functional.losses import sac_actor_loss
 from embodyrl.policies.flow_mlp import FlowMLPConfig
 from embodyrl.policies.flow_vla import FlowVLAConfig
 from embodyrl.policies.noise_policy import NoisePolicy
@@ -326,3 +329,74 @@ def test_sac_learns_on_the_small_vla_from_pixels_too():
     assert {"expert", "vision"} <= changed and "critic" not in changed
     with pytest.raises(UserError, match=r"policy\.transition=flow_noise"):
         SACFlow(SACFlowConfig(**SMALL), make_policy(FlowVLAConfig(**size), spec, 0))
+
+
+OFF_POLICY = {
+    "sac_flow": (SACFlow, SACFlowConfig, {"bc_coef": 1.0, "random_warmup": False}),
+    "crossq": (SACFlow, SACFlowConfig, {"critic_norm": "batch"}),
+    "rlpd": (RLPD, RLPDConfig, {"critic_warmup": 2}),
+    "wsrl": (WSRL, WSRLConfig, {"critic_warmup": 2}),
+    "dsrl": (DSRL, DSRLConfig, {}),
+}
+
+
+def learned(name, threads):
+    """What an algorithm has learned with so many threads."""
+    cls, config, settings = OFF_POLICY[name]
+    torch.manual_seed(0)
+    steer = {"steer_width": 8} if cls is DSRL else {}
+    noise = {} if cls is DSRL else {"transition": "flow_noise"}
+    algorithm = make(cls, config(**{**SMALL, **settings}), **noise, **steer)
+    if algorithm.wants_demos:
+        algorithm.add_demos(demos())
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for i in range(3):
+            torch.manual_seed(i)
+            row = algorithm.update(TransitionBatch(online(16, i)), progress=0, generator=gen(i))
+    finally:
+        torch.set_num_threads(before)
+    assert row["gradient_steps"] >= 48
+    return [*algorithm.policy.state_dict().values(), *algorithm.critics.state_dict().values()]
+
+
+@pytest.mark.parametrize("name", OFF_POLICY)
+def test_the_number_of_threads_changes_nothing_but_rounding(name):
+    one, four, again = (learned(name, threads) for threads in (1, 4, 4))
+    for a, b, c in zip(one, four, again, strict=True):
+        assert torch.equal(b, c)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_the_actors_gradient_is_that_of_both_losses_in_one():
+    config = SACFlowConfig(**{**SMALL, "bc_coef": 0.7, "random_warmup": False, "alpha_lr": 0.0})
+    algorithm = make(SACFlow, config, transition="flow_noise")
+    torch.manual_seed(1)
+    algorithm.add_demos(demos())
+    obs = online(8).obs
+    generator = gen(5)
+    own, others = fork(generator), fork(generator)
+    # The two losses as one sum, with PyTorch's own backward pass.
+    choice, logprob, features = algorithm._sample_choice(obs, own)
+    q = algorithm.critics(features, choice).amin(0)
+    whole = sac_actor_loss(q, logprob, algorithm.log_alpha.detach().exp())
+    (whole + 0.7 * algorithm._imitation(others)).backward()
+    parameters = algorithm.actor_optimizer.parameters
+    expected = [None if p.grad is None else p.grad.clone() for p in parameters]
+    algorithm.actor_optimizer.zero_grad()
+    seen = {}
+    algorithm.actor_optimizer.step = lambda loss: seen.update(loss=loss) or 1.0
+    algorithm._update_actor(obs, gen(5), Means())
+    for p, then in zip(parameters, expected, strict=True):
+        assert (p.grad is None) == (then is None)
+        if then is not None:
+            torch.testing.assert_close(p.grad, then)
+    assert any(then is not None and then.any() for then in expected)
+    whole = whole + 0.7 * algorithm._imitation(fork_second(gen(5)))
+    torch.testing.assert_close(seen["loss"], whole.detach())
+
+
+def fork_second(generator):
+    fork(generator)
+    return fork(generator)

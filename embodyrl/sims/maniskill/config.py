@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Annotated
 
+from embodyrl.devices import usable_cores
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.ranges import CountOrZero, Pixels, Range
@@ -57,7 +57,7 @@ class ManiSkillConfig(EnvConfig):
             return 1
         if self.num_workers == 0:
             # A process for fewer than four envs takes longer to start than it saves.
-            return max(1, min(os.cpu_count() or 1, self.num_envs // 4))
+            return max(1, min(usable_cores(), self.num_envs // 4))
         return min(self.num_envs, self.num_workers)
 
     @property

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from embodyrl.devices import usable_cores
 from embodyrl.env import SteppedVecEnv, Tick
 from embodyrl.sims.mujoco import kinematics, physics, privileged, render, scene, tasks
 from embodyrl.sims.mujoco.config import (
@@ -60,7 +61,7 @@ class MujocoEnv(SteppedVecEnv):
         self.model = scene.build_scene(self._num_blocks, self._has_drawer)
         cameras = () if config.renderer == "none" else tuple(config.cameras)
         super().__init__(self._make_spec(cameras), config)
-        threads = config.num_threads or physics.usable_cores()
+        threads = config.num_threads or usable_cores()
         self._physics = physics.make_physics(
             config.backend, self.model, config.num_envs, SUBSTEPS, threads, self.device
         )

@@ -10,7 +10,6 @@ are asked for, because their programs have a fixed size.
 from __future__ import annotations
 
 import math
-import os
 import re
 import sys
 from pathlib import Path
@@ -243,11 +242,6 @@ def initial_state(model: mujoco.MjModel) -> Array:
     state = np.empty(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_FULLPHYSICS))
     mujoco.mj_getState(model, data, state, mujoco.mjtState.mjSTATE_FULLPHYSICS)
     return state
-
-
-def usable_cores() -> int:
-    """How many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def joined(state: Array, control: Array, timestep: float, qpos: NDArray, qvel: NDArray) -> Array:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodyrl.devices import usable_cores
 from embodyrl.env import EnvConfig, check_actions, env_index, plan_reset
 from embodyrl.errors import UserError
 from embodyrl.rollouts.fault_watch import FaultWindow, warn
@@ -67,7 +68,7 @@ class PooledVecEnv:
             .astype(int)
             .tolist()
         )
-        threads = max(1, (os.cpu_count() or 1) // (len(bounds) - 1))
+        threads = max(1, usable_cores() // (len(bounds) - 1))
         self._workers = [
             Worker(name, config, low, high, threads, start_timeout)
             for low, high in itertools.pairwise(bounds)
