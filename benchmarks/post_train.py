@@ -31,10 +31,12 @@ from embodyrl.training.run_folder import finished
 
 @dataclass(frozen=True)
 class Job:
-    """How a task is demonstrated; its presets are NAME_sft and NAME_ppo."""
+    """How a task is demonstrated; its presets are NAME_sft and NAME_ppo, or those given."""
 
     title: str
     collect: tuple[str, ...]
+    sft: str = ""
+    rl: str = ""
 
 
 JOBS = {
@@ -50,6 +52,21 @@ JOBS = {
             "--noise",
             "0.2",
         ),
+    ),
+    "maniskill_pickcube_pa_rl": Job(
+        "ManiSkill PickCube-v1, state, no privileged critic; PA-RL",
+        (
+            "maniskill",
+            "env.task=PickCube-v1",
+            "env.obs=state",
+            "env.num_envs=16",
+            "--episodes",
+            "32",
+            "--noise",
+            "0.2",
+        ),
+        sft="maniskill_pickcube_sft",
+        rl="maniskill_pickcube_pa_rl",
     ),
     "maniskill_pushcube": Job(
         "ManiSkill PushCube-v1, state",
@@ -128,11 +145,10 @@ def run(name: str, seed: int, extra: list[str]) -> Path:
             "--out",
             str(folder / "demos"),
         )
-    embodyrl(
-        folder, "train", f"{name}_sft", *common, "run.name=sft", f"data.path={folder / 'demos'}"
-    )
+    sft = JOBS[name].sft or f"{name}_sft"
+    embodyrl(folder, "train", sft, *common, "run.name=sft", f"data.path={folder / 'demos'}")
     rl = ["run.name=rl", f"run.init_checkpoint={folder / 'sft'}", *extra]
-    embodyrl(folder, "train", f"{name}_ppo", *common, *rl)
+    embodyrl(folder, "train", JOBS[name].rl or f"{name}_ppo", *common, *rl)
     return folder
 
 

@@ -174,14 +174,9 @@ class PARL(Algorithm):
 
     # Acting.
 
-    @property
-    def choosing(self) -> bool:
-        """Whether the critics have learned enough to choose."""
-        return self.critic_steps >= self.config.critic_warmup
-
     def choose(self, obs: Obs, generator: torch.Generator) -> Tensor:
         """The best of N proposals (B, H, A) at each observation; before warm-up the only one."""
-        if not self.choosing:
+        if not self.chooser.ready:
             return self.policy.propose(obs, 1, generator)[:, 0]
         proposals = self.policy.propose(obs, self.policy.config.proposals, generator)
         if torch.equal(proposals[:, 0], proposals[:, 1]):
@@ -225,7 +220,7 @@ class PARL(Algorithm):
         if len(self.buffer) >= min(c.warmup_chunks, c.capacity):
             if not self.chooser.encoder.normalize_proprio.fitted:
                 self._fit_inputs()
-            if not self.choosing:
+            if not self.chooser.ready:
                 self._warm_up(generator, stats)
             self.pending_critic += c.critic_utd * len(batch.chunks)
         while self.pending_critic >= 1:
@@ -284,8 +279,9 @@ class PARL(Algorithm):
         """The first steps of the critics, which judge the policy as it is."""
         if self.demo_buffer is not None:
             self._refresh(self.demo_buffer, generator)
-        while not self.choosing:
+        while self.critic_steps < self.config.critic_warmup:
             self._update_critics(generator, stats)
+        self.chooser.ready.fill_(True)
 
     def _refresh(self, buffer: ReplayBuffer, generator: torch.Generator) -> None:
         """Chooses anew at the state after each chunk of ``buffer``."""
@@ -425,11 +421,3 @@ class PARL(Algorithm):
     def worker_config(cls, config: PARLConfig, count: int) -> PARLConfig:
         """See ``Algorithm``: the learner alone has a replay buffer."""
         return replace(config, capacity=1)
-
-    def acting_state(self) -> dict[str, Tensor]:
-        """See ``Algorithm``: whether the critics choose yet."""
-        return {"critic_steps": torch.tensor(self.critic_steps)}
-
-    def load_acting_state(self, state: dict[str, Tensor]) -> None:
-        """See ``Algorithm``."""
-        self.critic_steps = int(state["critic_steps"])

@@ -68,13 +68,19 @@ class Chooser(nn.Module):
         width: of the critics' hidden layers.
         count: E.
         layers: hidden layers.
+
+    Attributes:
+        ready: bool scalar, whether the critics have learned enough to choose.
     """
+
+    ready: Tensor
 
     def __init__(
         self, spec: EnvSpec, horizon: int, width: int, count: int = 2, layers: int = 2
     ) -> None:
         super().__init__()
         self.encoder = ChooserEncoder(spec)
+        self.register_buffer("ready", torch.tensor(False))
         # LayerNorm bounds the values of chunks that nobody tried.
         size = horizon * spec.action_dim
         self.critics = Critics(self.encoder.dim, size, count, width, layers, "layer")

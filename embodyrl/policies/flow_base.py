@@ -122,8 +122,11 @@ class ActorCritic(nn.Module):
 
     @property
     def chooses(self) -> bool:
-        """Whether the policy in evaluation is the best of several proposals."""
-        return self.chooser is not None and self.config.proposals > 1
+        """Whether the policy in evaluation is the best of several proposals.
+
+        Before the critics have learned it is the policy alone.
+        """
+        return self.chooser is not None and self.config.proposals > 1 and bool(self.chooser.ready)
 
     def propose(self, obs: Obs, count: int, generator: Generators) -> Float[Tensor, "n count h a"]:
         """``count`` chunks for each of N observations, without exploration."""

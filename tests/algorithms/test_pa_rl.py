@@ -92,7 +92,8 @@ def test_proposals_are_what_the_policy_does_with_each_noise():
     generator = gen(3)
     one_by_one = [alone.sample(obs, generator=generator, mode="eval").actions for _ in range(5)]
     torch.testing.assert_close(policy.propose(obs, 5, gen(3)), torch.stack(one_by_one, dim=1))
-    # The policy with a chooser is the best of them.
+    # The policy with a chooser that has learned is the best of them.
+    policy.chooser.ready.fill_(True)
     best = policy.chooser.best(obs, policy.propose(obs, 8, gen(4)))
     assert torch.equal(policy.sample(obs, generator=gen(4), mode="eval").actions, best)
 

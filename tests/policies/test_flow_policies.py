@@ -66,13 +66,20 @@ def test_promises_of_a_policy(spec, transition, trained_steps):
 @pytest.mark.parametrize("spec", [BLIND, SEEING], ids=["blind", "seeing"])
 def test_a_policy_that_chooses_among_proposals_keeps_them_too(spec):
     policy = make(spec, chooser_width=8, proposals=3)
+
+    def act(seed):
+        generator = torch.Generator().manual_seed(seed)
+        return policy.sample(observation(spec), generator=generator, mode="eval").actions
+
+    # Before the critics have learned, it is the policy alone.
+    first = policy.propose(observation(spec), 1, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(act(1), first[:, 0])
     check_policy(policy, observation(spec), spec)
-    # The chooser alone decides, and it is no part of what an actor's optimiser trains.
-    alone = make(spec)
-    assert not torch.equal(
-        policy.sample(observation(spec), generator=seeds(spec.num_envs), mode="eval").actions,
-        alone.sample(observation(spec), generator=seeds(spec.num_envs), mode="eval").actions,
-    )
+    policy.chooser.ready.fill_(True)
+    check_policy(policy, observation(spec), spec)
+    three = policy.propose(observation(spec), 3, torch.Generator().manual_seed(1))
+    assert torch.equal(act(1), policy.chooser.best(observation(spec), three))
+    # The chooser is no part of what an actor's optimiser trains.
     trained = {id(p) for p in policy.actor_parameters()}
     assert not trained & {id(p) for p in policy.chooser.parameters()}
 

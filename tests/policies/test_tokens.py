@@ -52,6 +52,7 @@ def test_it_keeps_the_promises_of_a_policy(vlm, decoding):
     check_policy(policy, observation(), SPEC)
     chooses = make(vlm, decoding=decoding, chooser_width=8, proposals=2)
     stir(chooses, gen())
+    chooses.chooser.ready.fill_(True)
     check_policy(chooses, observation(), SPEC)
     sample = policy.sample(observation(), generator=gen(), mode="train")
     words = sample.trace.x[:, 1]
