@@ -34,8 +34,12 @@ PIECES = {
     "workers-gymnasium": ("the same", 20),
     "workers-maniskill": ("the same", 20),
     "workers-libero": ("the same", 20),
-    "rows-training": ("a test of a row of the table of faults in training", 20),
-    "rows-robot": ("a test of a row of the table of a robot's faults", 20),
+    "rows-simulators": ("a test of a row of a table of faults: an env or a worker breaks", 20),
+    "rows-dreams": ("the same: a dream or a judge breaks", 20),
+    "rows-saving": ("the same: kills while a checkpoint is saved", 20),
+    "rows-checkpoints": ("the same: a full disk, damage, resuming", 20),
+    "rows-runs": ("the same: Ctrl-C or a kill in a run", 20),
+    "rows-robot": ("the same: a robot's faults", 20),
 }
 """Name -> what one try is, and how many are made."""
 

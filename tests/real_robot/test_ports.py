@@ -41,7 +41,7 @@ def test_an_address_that_others_reach_needs_a_token(host: str) -> None:
         ("secret", "has 6 characters"),
         ("0123456789abcde", "has 15 characters"),
         ("0123456789 abcdef", "holds a space"),
-        ("0123456789abcdéf", "another character than those of ASCII"),
+        ("0123456789abcdéf", "holds a space or another character"),
         ("0123456789abcde\n", "holds a space or another"),
     ],
 )
@@ -64,7 +64,7 @@ def test_a_token_that_could_be_guessed_or_not_be_sent_is_refused(
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"  \n"])
 def test_a_file_without_a_token_is_refused_in_words(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(content)
-    with pytest.raises(UserError, match="openssl rand -hex 16 > .*token"):
+    with pytest.raises(UserError, match=r"openssl rand -hex 16 > .*token"):
         read_token(str(tmp_path / "token"))
     with pytest.raises(UserError, match="There is no token in"):
         read_token(str(tmp_path))

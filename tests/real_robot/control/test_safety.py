@@ -334,8 +334,8 @@ def test_a_force_that_repeats_under_new_stamps_is_a_fault() -> None:
     arm = Arm(max_target_age=10.0)
     arm.guard.run(0.0)
     # Half a second may be chance; what is longer is none.
-    assert arm.go(51, state=frozen).guard.mode == Mode.RUN
-    arm.go(1, state=frozen)
+    assert arm.go(50, state=frozen).guard.mode == Mode.RUN
+    arm.go(3, state=frozen)
     assert arm.guard.mode == Mode.FAULT
     assert arm.guard.reason.startswith("the measured force at the hand is exactly the same for")
     # It cannot be cleared before the force comes alive.
