@@ -177,7 +177,7 @@ def test_a_checkpoint_that_a_run_starts_from_knows_the_env(tmp_path: Path) -> No
     start = checkpoint.save(
         tmp_path / "start" / "checkpoints" / "step_000001",
         {"policy": {}},
-        {"spec": spec_to_json(robot_spec(ENV, 13)), "config": {}, "position": {"iteration": 1}},
+        {"spec": spec_to_json(robot_spec(ENV, 13))},
     )
     run = faults._run(str(tmp_path))
     run["env"] |= {"cameras": ["front"], "image_size": 8}
