@@ -88,7 +88,7 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
 def survive(tries: int, seed: int, tables: Sequence[str] = tuple(ROWS)) -> dict[str, int]:
     """Runs the tests of each row ``tries`` times; ``tries`` and ``survived`` count tests.
 
-    A test with several cases counts each of them. A row that failed is printed with its number.
+    A test with several cases counts each of them; its slow cases are left to ``make test-all``. A row that failed is printed with its number.
     """
     total: Counter[str] = Counter()
     tests = [test for table in tables for row in ROWS[table].values() for test in row]
@@ -104,6 +104,8 @@ def survive(tries: int, seed: int, tables: Sequence[str] = tuple(ROWS)) -> dict[
             "--tb=line",
             "-p",
             "no:randomly",
+            "-m",
+            "not slow",
         ]
         command += [f"--repeat={tries}", f"--junitxml={report}", *(f"tests/{t}" for t in tests)]
         subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
