@@ -27,7 +27,6 @@ import numpy as np
 from embodyrl.real_robot.control.fuzz import fuzz
 from embodyrl.storage.provenance import git_commit, hardware, versions
 
-
 ROUNDS = 12
 ROUND_TICKS = 5000
 HERE = Path(__file__).resolve()

@@ -88,7 +88,8 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
 def survive(tries: int, seed: int, tables: Sequence[str] = tuple(ROWS)) -> dict[str, int]:
     """Runs the tests of each row ``tries`` times; ``tries`` and ``survived`` count tests.
 
-    A test with several cases counts each of them; its slow cases are left to ``make test-all``. A row that failed is printed with its number.
+    A test with several cases counts each of them; its slow cases are left to ``make test-all``. A
+    row that failed is printed with its number.
     """
     total: Counter[str] = Counter()
     tests = [test for table in tables for row in ROWS[table].values() for test in row]
