@@ -37,12 +37,12 @@ PIECES = {
     "workers-gymnasium": ("the same", 20),
     "workers-maniskill": ("the same", 20),
     "workers-libero": ("the same", 20),
-    "rows-simulators": ("a test of a row of a table of faults: an env or a worker breaks", 20),
-    "rows-dreams": ("the same: a dream or a judge breaks", 20),
-    "rows-saving": ("the same: kills while a checkpoint is saved", 20),
-    "rows-checkpoints": ("the same: a full disk, damage, resuming", 20),
-    "rows-runs": ("the same: Ctrl-C or a kill in a run", 20),
-    "rows-robot": ("the same: a robot's faults", 20),
+    "rows-simulators": ("a row's test: an env or a worker breaks", 20),
+    "rows-dreams": ("a row's test: a dream or a judge breaks", 20),
+    "rows-saving": ("a row's test: kills while a checkpoint is saved", 20),
+    "rows-checkpoints": ("a row's test: a full disk, damage, resuming", 20),
+    "rows-runs": ("a row's test: Ctrl-C or a kill in a run", 20),
+    "rows-robot": ("a row's test: a robot's faults", 20),
 }
 """Name -> what one try is, and how many are made."""
 

@@ -111,12 +111,13 @@ def survive(tries: int, seed: int, tables: Sequence[str] = tuple(ROWS)) -> dict[
         command += [f"--repeat={tries}", f"--junitxml={report}", *(f"tests/{t}" for t in tests)]
         subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
         for case in ElementTree.parse(report).iter("testcase"):
-            bad = any(child.tag in ("failure", "error") for child in case)
+            bad = [c.get("message", "") for c in case if c.tag in ("failure", "error")]
             skipped = any(child.tag == "skipped" for child in case)
             total["tries"] += not skipped
             total["survived"] += not (bad or skipped)
             total["skipped"] += skipped
             if bad:
-                print(f"failed: {case.get('classname')}.{case.get('name')}", flush=True)
+                name = f"{case.get('classname')}.{case.get('name')}"
+                print(f"failed: {name}: {bad[0][:300]}", flush=True)
     rows = sum(len(ROWS[table]) for table in tables)
     return {**total, "rows": rows, "repetitions": tries}
