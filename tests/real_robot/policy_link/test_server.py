@@ -128,7 +128,7 @@ def test_fuzzed_bytes_never_get_past_the_codec(server: PolicyServer) -> None:
     with connect(
         f"ws://127.0.0.1:{server.port}",
         compression=None,
-        additional_headers={"Authorization": "Api-Key right"},
+        additional_headers={"Authorization": f"Api-Key {TOKEN}"},
     ) as raw:
         raw.recv()
         for data in (b"", b"\xc1", b"\x93" * 5000, rng.bytes(1000), good[:50], "text"):
