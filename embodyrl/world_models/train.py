@@ -69,7 +69,9 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
         # A kill after the model was saved left only this to do.
         meta = folder / "meta.json"
         if meta.exists() and read_meta(meta).get("finished") is None:
-            finish_run(folder / "meta.json")
+            with locked(folder):
+                remove_unfinished(folder)
+                finish_run(meta)
         return folder / "model"
     device = use_device(config.device)
     if config.threads:
