@@ -158,6 +158,43 @@ def begin(run: Path) -> None:
     train(resolve(SECTIONS, [*options, f"run.init_checkpoint={run}"]))
 
 
+def beside(run: Path, name: str) -> Path:
+    """A folder that a reader writes, empty of what an earlier one wrote."""
+    folder = run.with_name(name)
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+def report_of_two(run: Path) -> Any:
+    """A report that compares the changed run with the one that it was."""
+    whole = run.with_name(run.name.removesuffix("_broken"))
+    page = run.with_name("both.html")
+    return command(["report", str(whole), str(run), "--out", str(page)])
+
+
+def collect(run: Path) -> Any:
+    """``embodyrl collect`` with the run's policy."""
+    env = ["mujoco", "env.task=reach", "env.renderer=none", "env.num_envs=2", "env.num_threads=1"]
+    options = ["--policy", str(run), "--episodes", "2", "--keep-failures"]
+    return command(["collect", *env, *options, "--out", str(beside(run, "collected"))])
+
+
+def loop(run: Path) -> Any:
+    """``embodyrl world loop``, whose first round records what the run's policy does.
+
+    It ends in words there: without cameras there is nothing to dream of.
+    """
+    env = "env_overrides=[env.task=reach,env.renderer=none,env.num_envs=2,env.num_threads=1]"
+    settings = [f"policy={run}", "dream=dream_ppo", "env=mujoco", env, "first_episodes=2", "near=0"]
+    return command(["world", "loop", "mujoco_pick", *settings, f"out={beside(run, 'loop')}"])
+
+
+def deploy(run: Path) -> Any:
+    """``embodyrl deploy`` on the simulated arm, an episode whose commands are not sent."""
+    options = ["--robot", "twin", "--dry-run", "--latency", "0", "--episodes", "1"]
+    return command(["deploy", str(run), *options, "--out", str(beside(run, "deployed"))])
+
+
 def stage(run: Path) -> None:
     """What ``embodyrl push`` reads and writes before it sends."""
     _, meta = checkpoint.load_run(checkpoint.find(run), "config", "position")
@@ -168,6 +205,10 @@ def stage(run: Path) -> None:
 READERS: dict[str, Callable[[Path], Any]] = {
     "eval": say("eval", "RUN", "run.device=cpu", "--episodes", "1", "--json"),
     "report": say("report", "RUN", "--out", "RUN.html"),
+    "report of two": report_of_two,
+    "collect": collect,
+    "loop": loop,
+    "deploy": deploy,
     "export": say("export", "RUN", "RUN.lerobot"),
     "dry run": say("train", "RUN/config.yaml", "--dry-run"),
     "resume": resume,

@@ -235,6 +235,7 @@ def _run(out: str) -> dict[str, Any]:
     algorithm |= {"batch_size": 8, "critic_width": 16, "shared_critic": True, "utd": 0.2}
     policy = {"name": "flow_mlp", "horizon": H, "width": 16, "layers": 1}
     env = {"name": "robot", "task": "reach", "cameras": [], "renderer": "none"}
+    env |= {"max_episode_steps": 10}
     return {
         "env": env,
         "policy": policy | {"transition": "flow_noise"},

@@ -1,6 +1,7 @@
 """Opens every port of this package, by one rule for who may come in.
 
 - An address that other machines can reach needs a token. Without one it is refused at the start.
+  A token that could be guessed is refused everywhere.
 - The ``Host`` header must name this machine. Otherwise a web page could reach a port of its
   visitor's machine under its own name (DNS rebinding).
 - The ``Origin`` header, which browsers send, must be the port itself: pages of other sites, or of
@@ -28,6 +29,9 @@ from embodyrl.real_robot.parsing import MAX_BYTES
 
 MAX_CLIENTS = 32
 """Largest number of clients at a time: each has a thread."""
+MIN_TOKEN = 16
+"""Fewest characters of a token."""
+NEW_TOKEN = "Write a new one: openssl rand -hex 16"
 log = logging.getLogger(__name__)
 # What strangers send is no fault of ours: their broken handshakes need no tracebacks in our log.
 _handshakes = logging.getLogger(f"{__name__}.handshakes")
@@ -61,8 +65,8 @@ def listen(
         max_queue: messages that may wait to be read.
 
     Raises:
-        UserError: other machines can reach the address and there is no token, or the port is in
-            use.
+        UserError: other machines can reach the address and there is no token, the token is too
+            short, or the port is in use.
     """
     refuse_strangers(host, token)
     places = threading.BoundedSemaphore(MAX_CLIENTS)
@@ -111,12 +115,35 @@ def refuse_strangers(host: str, token: str) -> None:
     """Checks that nobody else can use a port without a token.
 
     Raises:
-        UserError: other machines can reach the address, and there is no token.
+        UserError: other machines can reach the address, and there is no token; or it is too short.
     """
+    if token:
+        require_strong(token)
     if not token and not is_loopback(host):
         raise UserError(
             f"Whoever reaches {host or 'this machine'} could use it. Give a token (--token-file), "
             "or listen on 127.0.0.1."
+        )
+
+
+def require_strong(token: str, name: str = "The token") -> None:
+    """Refuses a token that could be guessed, or that no header can carry.
+
+    Args:
+        token: as it is sent.
+        name: what it is called, for the message.
+
+    Raises:
+        UserError: it is short, or not of printable ASCII without spaces.
+    """
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise UserError(
+            f"{name} holds a space or another character than those of ASCII. {NEW_TOKEN}"
+        )
+    if len(token) < MIN_TOKEN:
+        raise UserError(
+            f"{name} has {len(token)} characters. Fewer than {MIN_TOKEN} could be guessed. "
+            f"{NEW_TOKEN}"
         )
 
 

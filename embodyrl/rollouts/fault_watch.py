@@ -2,7 +2,9 @@
 
 A simulator that raises, or hands over NaN, infinity or arrays of a wrong shape or type, has a
 fault. The chunk of that env is masked, and its episode ends truncated with ``Step.fault``. The
-other envs go on. Too many faults have a cause that a reset does not remove: then the run stops.
+other envs go on. A simulator that steps all its envs in one call, and raises in it, loses the
+episodes of all: that is one fault. Too many faults have a cause that a reset does not remove: then
+the run stops.
 """
 
 from __future__ import annotations
@@ -22,33 +24,49 @@ from embodyrl.types import Obs, Step
 
 MAX_FAULTS = 5
 FAULT_WINDOW = 100
-"""So many faults in so many episodes have a cause that restarting does not remove."""
+"""So many faults, which cost so many of so many episodes, have a cause that no reset removes."""
+MAX_NAMED = 4
+"""So many envs of one fault are named in a message."""
 BROKE = "its simulation broke (an error, NaN or infinity)"
 """What is said of a fault that the env gives no reason for."""
 
 
 class FaultWindow:
-    """Counts faults over the last ``FAULT_WINDOW`` episodes."""
+    """Counts faults and the episodes that they cost.
 
-    def __init__(self) -> None:
+    It is too much where at least ``MAX_FAULTS`` of the latest faults cost at least ``MAX_FAULTS``
+    of ``FAULT_WINDOW`` episodes. So one fault of many envs is no reason to stop, and neither are a
+    few broken envs of thousands; a simulator that loses all its envs again and again is one.
+
+    Args:
+        num_envs: how many episodes are played at the same time.
+    """
+
+    def __init__(self, num_envs: int = 1) -> None:
+        self._least = max(FAULT_WINDOW, num_envs)
         self._episodes = 0
-        self._faults: list[int] = []  # for each fault, how many episodes had begun by then
+        # For each fault, how many episodes had begun by then, and how many it cost.
+        self._faults: list[tuple[int, int]] = []
 
     def begin(self, episodes: int) -> None:
         """Notes that so many episodes begin."""
         self._episodes += episodes
 
-    def add(self) -> str | None:
-        """Notes a fault.
+    def add(self, lost: int = 1) -> str | None:
+        """Notes a fault that cost ``lost`` episodes.
 
         Returns:
             Where it is one too many, the rest of a sentence about the env ("broke 5 times ...").
         """
-        recent = [at for at in self._faults if self._episodes - at < FAULT_WINDOW]
-        self._faults = [*recent, self._episodes]
-        if len(self._faults) < MAX_FAULTS:
-            return None
-        return f"broke {len(self._faults)} times within {FAULT_WINDOW} episodes, so the run stops."
+        kept = max(MAX_FAULTS, MAX_FAULTS * self._least // FAULT_WINDOW + 1)
+        self._faults = [*self._faults, (self._episodes, lost)][-kept:]
+        total = 0
+        for count, (begun, cost) in enumerate(reversed(self._faults), 1):
+            total += cost
+            episodes = max(self._least, self._episodes - begun)
+            if count >= MAX_FAULTS and total * FAULT_WINDOW >= MAX_FAULTS * episodes:
+                return f"broke {count} times within {episodes} episodes, so the run stops."
+        return None
 
 
 def guarded(env: VecEnv) -> VecEnv:
@@ -74,12 +92,12 @@ class GuardedEnv:
     def __init__(self, env: VecEnv, *, catch: bool = True) -> None:
         self.env = env
         self.spec = env.spec
-        self.faults: list[tuple[int, str]] = []
-        """Env and reason of the faults of the last reset and step."""
+        self.faults: list[tuple[list[int], str]] = []
+        """Envs and reason of each fault of the last reset and step."""
         self._catch = catch and not getattr(env, "supervised", False)
         self._counts = catch
-        self._window = FaultWindow()
         n = env.spec.num_envs
+        self._window = FaultWindow(n)
         self._init: list[int | None] = [None] * n
         self._running = torch.zeros(n, dtype=torch.bool)
         # Envs that broke wait, masked, for their reset; ``_unready`` broke in the reset itself and
@@ -123,7 +141,7 @@ class GuardedEnv:
             k, why = next(iter(broken.items()))
             if not self._counts:
                 raise RuntimeError(f"env {k} broke in its reset: {why}")
-            self._count(k, why)
+            self._count(list(broken), why)
             obs, broken = self._reset(env_ids, ids, seed, init)
         rows = torch.tensor(ids, dtype=torch.long)
         self._running[rows] = True
@@ -200,14 +218,13 @@ class GuardedEnv:
             defect = error_text(error)
             step = taken = None
         if step is None or taken is None or defect:
-            # Nothing of the step can be used, so all envs are lost. That is one fault.
-            lost = self._running & ~self._masked
+            # Nothing of the step can be used, so all envs are lost.
+            here = self._running & ~self._masked
             step, taken = self._nothing(horizon)
-            wrong = dict.fromkeys(lost.nonzero().flatten().tolist(), defect)
-            causes = dict(list(wrong.items())[:1])
+            wrong = dict.fromkeys(here.nonzero().flatten().tolist(), defect)
         else:
-            wrong = causes = self._wrong(step)
-        return self._settled(step, wrong, causes), taken
+            wrong = self._wrong(step)
+        return self._settled(step, wrong), taken
 
     def _wrong(self, step: Step) -> dict[int, str]:
         """The envs that broke in a step of the right shape."""
@@ -222,10 +239,11 @@ class GuardedEnv:
         here = self._running & ~self._masked
         return {k: why for k, why in wrong.items() if here[k]}
 
-    def _settled(self, step: Step, wrong: dict[int, str], causes: dict[int, str]) -> Step:
+    def _settled(self, step: Step, wrong: dict[int, str]) -> Step:
         """The step with the chunks of broken envs masked, and its faults counted."""
         wrong = wrong | self._unready
-        causes = causes | self._unready
+        # All that ran broke in the same step: that has one cause, and is one fault.
+        together = len(wrong) > 1 and len(wrong) == int((self._running & ~self._masked).sum())
         waiting = bool(self._masked.any())
         if wrong or waiting:
             # Their own flags mean nothing; of those that wait, there is nothing to say.
@@ -250,8 +268,11 @@ class GuardedEnv:
         self._unready = {}
         self._obs = step.obs
         self._running &= ~step.done.cpu()
-        for k, why in causes.items():
-            self._count(k, why)
+        if together:
+            self._count(list(wrong), next(iter(wrong.values())))
+        else:
+            for k, why in wrong.items():
+                self._count([k], why)
         return step
 
     def _nothing(self, horizon: int) -> tuple[Step, Tensor]:
@@ -284,17 +305,31 @@ class GuardedEnv:
         good = int((~self._masked).nonzero()[0])
         return replace_rows(obs, obs[torch.full((self.spec.num_envs,), good)], rows)
 
-    def _count(self, k: int, why: str) -> None:
-        """Notes a fault of env k, and stops the run where there are too many."""
-        self.faults.append((k, why))
+    def _count(self, envs: list[int], why: str) -> None:
+        """Notes a fault of some envs, and stops the run where there are too many."""
+        self.faults.append((envs, why))
         if not self._counts:
             return  # the parent of a worker does
-        state = f" (initial state {self._init[k]})" if self._init[k] is not None else ""
-        if too_many := self._window.add():
-            raise UserError(f"{self.spec.name} {too_many} Last it broke in env {k}{state}: {why}.")
-        warn(f"env {k} of {self.spec.name}{state} broke: {why}.")
+        where = named(envs, [self._init[k] for k in envs])
+        if too_many := self._window.add(len(envs)):
+            raise UserError(f"{self.spec.name} {too_many} Last it broke in {where}: {why}.")
+        warn(f"{where} of {self.spec.name} broke: {why}.", len(envs))
 
 
-def warn(text: str) -> None:
-    """Says that an episode was lost."""
-    print(f"WARNING: {text} Its episode does not count.", file=sys.stderr)
+def named(envs: Sequence[int], states: Sequence[Any]) -> str:
+    """Envs and what their initial states are, for messages; of many, the first few."""
+    some = len(envs) > 1
+    known = [str(state) for state in states if state is not None]
+    text = f"env{'s' * some} {_listed([str(k) for k in envs])}"
+    return f"{text} (initial state{'s' * some} {_listed(known, '; ')})" if known else text
+
+
+def _listed(words: list[str], between: str = ", ") -> str:
+    more = len(words) - MAX_NAMED
+    return between.join(words[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def warn(text: str, episodes: int = 1) -> None:
+    """Says that so many episodes were lost."""
+    lost = "Its episode does not count." if episodes == 1 else "Their episodes do not count."
+    print(f"WARNING: {text} {lost}", file=sys.stderr)

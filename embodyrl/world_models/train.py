@@ -66,6 +66,12 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
     require_writable(folder, "out=FOLDER")
     _check_folder(folder, config)
     if _is_finished(folder / "model"):
+        # A kill after the model was saved left only this to do.
+        meta = folder / "meta.json"
+        if meta.exists() and read_meta(meta).get("finished") is None:
+            with locked(folder):
+                remove_unfinished(folder)
+                finish_run(meta)
         return folder / "model"
     device = use_device(config.device)
     if config.threads:

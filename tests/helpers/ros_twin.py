@@ -3,13 +3,15 @@
 SIGUSR1: from now on its clock is three seconds ahead. SIGUSR2: its cameras fall silent. The
 real-time signals: its joint states (0) stand still with fresh stamps, (1) are 1.6 s old, (2) are
 not numbers, (3) are dropped, repeated and in the wrong order; (4) its cameras repeat a picture with
-fresh stamps; (5) something pushes the hand with 50 N; (6) its wrenches stop. SIGHUP: all is well again.
+fresh stamps; (5) something pushes the hand with 50 N; (6) its wrenches
+stop; (7) they repeat a force with fresh stamps. SIGHUP: all is well again.
 
     python ros_twin.py ros2|ros1|rosbridge TASK
 """
 
 from __future__ import annotations
 
+import random
 import signal
 import sys
 import time
@@ -35,7 +37,7 @@ class FaultyTime:
         return time.time() + self.ahead
 
 
-FAULTS = ("frozen", "late", "not finite", "shuffled", "repeats", "force", "no force")
+FAULTS = ("frozen", "late", "not finite", "shuffled", "repeats", "force", "no force", "same force")
 
 
 class FaultyNode(ros_node.TwinNode):
@@ -78,7 +80,9 @@ class FaultyNode(ros_node.TwinNode):
     def _publish_scene(self, init: int) -> None:
         header = {"stamp": fields.time_fields(time.time(), self._bus.ros), "frame_id": "base"}
         zero = dict.fromkeys("xyz", 0.0)
-        force = zero | {"z": 50.0 if self.wrong == "force" else 0.0}
+        if self.wrong != "same force":
+            self._noise = random.gauss(0.0, 0.1)
+        force = zero | {"z": self._noise + (50.0 if self.wrong == "force" else 0.0)}
         if self.wrong != "no force":
             self._push({"header": header, "wrench": {"force": force, "torque": zero}})
         cameras = self._cameras

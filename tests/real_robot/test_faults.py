@@ -30,6 +30,10 @@ H, HZ = 8, 25.0
 SPACE = SPACES["mujoco", "ee_delta_pos"]
 
 
+FORCES = ("force", "same force")
+"""Faults of the force at the hand, which is watched only then."""
+
+
 class Faulty(MujocoTwin):
     """An arm to which something happens half a second into its episode, when it moves."""
 
@@ -59,9 +63,12 @@ class Faulty(MujocoTwin):
             return self.kept[self.number % len(self.kept)]
         if self._struck("not finite"):
             return replace(state, q=state.q * np.nan)
-        if self.fault != "force":
+        if self.fault not in FORCES:
             return state
-        return replace(state, force=np.array([0.0, 0.0, 50.0 if self._struck("force") else 1.0]))
+        # Its noise changes from state to state, until the sensor repeats itself.
+        until = self.when if self.fault == "same force" else np.inf
+        force = 1.0 + 0.1 * np.sin(1e3 * min(self._now, until))
+        return replace(state, force=np.array([0.0, 0.0, 50.0 if self._struck("force") else force]))
 
     def observe(self, decoder: DeltaDecoder) -> dict[str, Any]:
         if self._struck("camera"):
@@ -94,7 +101,7 @@ def driven(
         ExecutorConfig(H, 4, HZ, "naive"), VirtualInference(lambda seen: chunk, lambda took: 0.05)
     )
     log = RunLog(path, {}, twin.now())
-    watched = 30.0 if twin.fault == "force" else None
+    watched = 30.0 if twin.fault in FORCES else None
     guard = SafetyFilter(SafetyConfig(**box, robot="panda", max_force=watched))  # type: ignore[arg-type]
     try:
         return drive(
@@ -111,6 +118,7 @@ def driven(
         ("frozen", Mode.FAULT, "the measured angles stand still"),
         ("not finite", Mode.FAULT, "not seven finite angles"),
         ("force", Mode.FAULT, "force: 50 N at the hand"),
+        ("same force", Mode.FAULT, "the measured force at the hand is exactly the same"),
         ("camera", Mode.HOLD, "no fresh picture of camera front"),
         ("repeats", Mode.HOLD, "camera front repeats its picture"),
         ("clock ahead", Mode.FAULT, "no fresh state of the robot for 3."),

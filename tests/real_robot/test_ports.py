@@ -12,7 +12,8 @@ from websockets.datastructures import Headers
 
 from benchmarks.faults import ports as faults
 from embodyrl.errors import UserError
-from embodyrl.real_robot.ports import foreign, is_loopback, listen, refuse_strangers
+from embodyrl.real_robot.commands.tokens import read_token
+from embodyrl.real_robot.ports import foreign, is_loopback, listen, refuse_strangers, require_strong
 
 MACHINE = socket.gethostname().lower()
 
@@ -29,9 +30,44 @@ def test_an_address_that_others_reach_needs_a_token(host: str) -> None:
         refuse_strangers(host, "")
     with pytest.raises(UserError, match="Give a token"):
         listen(lambda c: None, host, 0, what="It")
-    refuse_strangers(host, "secret")
+    refuse_strangers(host, "0123456789abcdef")
     for own in ("127.0.0.1", "localhost", "::1", "127.8.8.8"):
         refuse_strangers(own, "")
+
+
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [
+        ("secret", "has 6 characters"),
+        ("0123456789abcde", "has 15 characters"),
+        ("0123456789 abcdef", "holds a space"),
+        ("0123456789abcdéf", "holds a space or another character"),
+        ("0123456789abcde\n", "holds a space or another"),
+    ],
+)
+def test_a_token_that_could_be_guessed_or_not_be_sent_is_refused(
+    token: str, words: str, tmp_path: Path
+) -> None:
+    for host in ("0.0.0.0", "127.0.0.1"):
+        with pytest.raises(UserError, match=f"The token {words}.*openssl rand -hex 16"):
+            listen(lambda c: None, host, 0, what="It", token=token)
+    # A file as every command reads it: what is around the token does not count.
+    (tmp_path / "token").write_text(f"{token}\n")
+    if token.strip() == token:
+        with pytest.raises(UserError, match=f"The token in .*token {words}"):
+            read_token(str(tmp_path / "token"))
+    require_strong("0123456789abcdef")
+    (tmp_path / "token").write_text(" 0123456789abcdef\n")
+    assert read_token(str(tmp_path / "token")) == "0123456789abcdef"
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"  \n"])
+def test_a_file_without_a_token_is_refused_in_words(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(content)
+    with pytest.raises(UserError, match=r"openssl rand -hex 16 > .*token"):
+        read_token(str(tmp_path / "token"))
+    with pytest.raises(UserError, match="There is no token in"):
+        read_token(str(tmp_path))
 
 
 @pytest.mark.parametrize(

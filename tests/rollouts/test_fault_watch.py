@@ -2,6 +2,7 @@
 
 import random
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
 
@@ -14,7 +15,7 @@ from embodyrl.data.record import CollectStats, record_episodes
 from embodyrl.errors import UserError
 from embodyrl.rollouts.collect import Player, collect_episodes, collect_transitions
 from embodyrl.rollouts.evaluation import evaluate
-from embodyrl.rollouts.fault_watch import GuardedEnv, guarded
+from embodyrl.rollouts.fault_watch import FaultWindow, GuardedEnv, guarded
 from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 
 NAN, INF = float("nan"), float("inf")
@@ -109,7 +110,7 @@ def test_a_number_that_is_none_costs_its_env_one_episode(kind, capsys):
     masked(step, [1], before.obs)
     same(step, normal, others)
     said = capsys.readouterr().err
-    assert "env 1 of mujoco/reach (initial state 8) broke" in said
+    assert "env 1 (initial state 8) of mujoco/reach broke" in said
     assert re.search(words, said), said
     # Until its reset it stays masked, whatever the simulator goes on to do.
     step, normal = env.step(actions[2]), quiet.step(actions[2])
@@ -128,7 +129,8 @@ def test_a_field_of_a_wrong_kind_is_one_fault_of_all_envs(kind, capsys):
     before = env.step(tape()[0])
     masked(env.step(tape()[1]), [0, 1, 2], before.obs)
     said = capsys.readouterr().err
-    assert said.count("WARNING") == 1 and "env 0 of mujoco/reach (initial state 7)" in said
+    assert said.count("WARNING") == 1 and "Their episodes do not count" in said
+    assert "envs 0, 1, 2 (initial states 7; 8; 9) of mujoco/reach broke: " in said
     assert re.search(words, said), said
     again = guarded(make_env(3))
     for e in (env, again):
@@ -195,13 +197,73 @@ def test_an_env_that_raises_costs_its_episodes_and_then_the_run(capsys):
     before = env.reset(init=[4, 5, 6])
     masked(env.step(tape()[0]), [0, 1, 2], before)
     said = capsys.readouterr().err
-    assert "(initial state 4) broke" in said and "ArithmeticError: the gripper is gone" in said
+    assert "envs 0, 1, 2 (initial states 4; 5; 6) of mujoco/reach broke: " in said
+    assert "ArithmeticError: the gripper is gone" in said
     env.reset(init=[1, 2, 3])
     assert env.step(tape()[0]).valid.any(1).all()
     with pytest.raises(UserError, match=r"(?s)broke 5 times within 100 episodes.*gripper is gone"):
         for _ in range(4):
             env.reset(init=[4, 5, 6])
             env.step(tape()[0])
+
+
+def test_a_simulator_of_many_envs_that_raises_now_and_then_does_not_stop_the_run(capsys):
+    """One raise costs all eight episodes of a step, and is one fault, not eight."""
+    env = make_env(8, Faulty)
+    env.change = retyped("proprio", torch.Tensor.double)
+    watched = guarded(env)
+    for number in range(30):
+        env.calls = 0
+        env.at = 0 if number % 20 == 5 else -1  # in one of 20 rounds: 5% of the episodes
+        before = watched.reset(init=list(range(8)))
+        step = watched.step(tape(8, 1)[0])
+        if env.at == 0:
+            masked(step, list(range(8)), before)
+        else:
+            assert step.valid.any(1).all() and not step.fault.any()
+    assert capsys.readouterr().err.count("WARNING") == 2
+
+
+@pytest.mark.parametrize("num_envs", [1, 8, 150])
+def test_a_simulator_that_always_raises_stops_the_run_at_the_fifth_time(num_envs):
+    """However many episodes begin in between."""
+
+    class Gone(MujocoEnv):
+        def step(self, actions):
+            raise ArithmeticError("the GPU is gone")
+
+    env = guarded(make_env(num_envs, Gone))
+    for number in range(5):
+        env.reset(init=list(range(num_envs)))
+        with pytest.raises(UserError, match="broke 5 times") if number == 4 else nullcontext():
+            env.step(torch.zeros(num_envs, 5, 4))
+
+
+def test_numbers_that_are_none_in_all_envs_at_once_are_one_fault(capsys):
+    def all_nan(step, k):
+        step.obs.proprio[:, 2] = NAN
+        return step
+
+    env = guarded(faulty(all_nan, at=0, num_envs=8))
+    before = env.reset(init=list(range(8)))
+    masked(env.step(tape(8)[0]), list(range(8)), before)
+    said = capsys.readouterr().err
+    assert "envs 0, 1, 2, 3 and 4 more (initial states 0; 1; 2; 3 and 4 more) of" in said
+    assert said.count("WARNING") == 1 and "proprio[2] is nan" in said
+    env.reset(init=list(range(8)))
+    assert env.step(tape(8)[0]).valid.any(1).all()
+
+
+def test_a_few_broken_envs_of_a_thousand_do_not_stop_the_run():
+    window = FaultWindow(1000)
+    window.begin(1000)
+    assert [window.add() for _ in range(49)] == [None] * 49
+    assert window.add() == "broke 50 times within 1000 episodes, so the run stops."
+    # One fault of many envs is none too many; five are.
+    window = FaultWindow(1000)
+    for number in range(5):
+        window.begin(1000)
+        assert (window.add(1000) is None) == (number < 4)
 
 
 @pytest.mark.parametrize("where", ["reset", "first look"])
@@ -215,7 +277,7 @@ def test_an_initial_state_that_cannot_be_had_costs_one_episode(where, capsys):
     assert not step.valid[1].any() and torch.isfinite(step.obs.proprio).all()
     same(step, normal, [0, 2])
     said = capsys.readouterr().err
-    assert "env 1 of mujoco/reach (initial state 5) broke" in said
+    assert "env 1 (initial state 5) of mujoco/reach broke" in said
     assert ("gripper is gone" if where == "reset" else "proprio[0] is nan") in said
     for e in (env, quiet):
         e.reset([1], init=[3])

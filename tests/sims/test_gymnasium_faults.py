@@ -103,7 +103,7 @@ def test_only_that_env_loses_its_episode_and_is_reset(how, capsys):
             assert step.truncated[1] and not step.valid[1].any() and not step.reward[1].any()
     assert faults == 1
     said = capsys.readouterr().err
-    assert "(initial state 100) broke" in said and HOW[how] in said
+    assert "env 1 (initial state 100) of gymnasium" in said and HOW[how] in said
     assert "Traceback" not in said and said.count("\n") == 1
     for e in (env, quiet):
         e.reset([1], init=[7])

@@ -113,7 +113,7 @@ def fuzz(
         shown = goal + (rng.normal(0, 0.3, 3) if rng.random() < 0.02 else 0.0)
         if rng.random() < 0.0005:
             shown = shown * np.nan
-        force = np.zeros(3) + (40.0 if rng.random() < 0.0003 else 0.0)
+        force = rng.normal(0.0, 0.1, 3) + (40.0 if rng.random() < 0.0003 else 0.0)
         # A person takes over, lets go, or presses stop.
         event = rng.random()
         if event < 0.001:

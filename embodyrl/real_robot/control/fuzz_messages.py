@@ -72,7 +72,8 @@ def try_message(field: str, value: float, seed: int, ticks: int = 20) -> str:
         time += _CONFIG.tick
         last = guard.command
         assert last is not None
-        good = replace(good, stamp=time, q=last.q, dq=last.dq, force_stamp=time)
+        force = rng.normal(1.0, 0.1, 3)  # a sensor has noise
+        good = replace(good, stamp=time, q=last.q, dq=last.dq, force=force, force_stamp=time)
         target = Target(time, goal, kinematics.DOWN, 0.08)
         now, state = time, good
         message, _, name = field.partition(".")

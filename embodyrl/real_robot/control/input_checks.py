@@ -69,6 +69,36 @@ def _force_problem(config: SafetyConfig, now: float, state: RobotState) -> str:
     return "" if force <= config.max_force else f"force: {force:.0f} N at the hand"
 
 
+class RepeatedForceCheck:
+    """Notices a force that stays bit-identical under new stamps: a sensor that is frozen.
+
+    A real sensor has noise in every sample. Args: see ``SafetyConfig``.
+    """
+
+    def __init__(self, config: SafetyConfig) -> None:
+        self._limit = None if config.max_force is None else config.max_force_repeat
+        self._last: list[float] = []
+        self._since = 0.0  # when ``_last`` was first measured
+
+    def problem(self, state: RobotState) -> str:
+        """What is wrong with the force of the newest state; empty while it changes."""
+        if self._limit is None or state.force is None:
+            return ""
+        stamp = state.stamp if state.force_stamp is None else state.force_stamp
+        force = state.force.tolist()
+        if force != self._last:
+            self._last = force
+            self._since = stamp
+        same = stamp - self._since
+        if same <= self._limit:
+            return ""
+        return (
+            f"the measured force at the hand is exactly the same for {same:.2f} s. Its sensor or "
+            "driver is frozen; where it has no noise, as in a simulator, set "
+            "safety.max_force_repeat to null"
+        )
+
+
 def target_problem(target: Target) -> str:
     """What is wrong with a target; empty if it is a finite pose."""
     if target.position.shape != (3,) or target.rotation.shape != (3, 3):

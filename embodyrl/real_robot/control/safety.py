@@ -24,7 +24,12 @@ import numpy as np
 
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control import limits
-from embodyrl.real_robot.control.input_checks import AT_REST, state_problem, target_problem
+from embodyrl.real_robot.control.input_checks import (
+    AT_REST,
+    RepeatedForceCheck,
+    state_problem,
+    target_problem,
+)
 from embodyrl.real_robot.control.limits import MAX_WIDTH
 from embodyrl.real_robot.control.messages import Command, Mode, RobotState, Target
 from embodyrl.real_robot.control.safety_config import SafetyConfig
@@ -75,6 +80,7 @@ class SafetyFilter:
         self.command: Command | None = None
         self.on_event = on_event
         self._tracker = Tracker(config)
+        self._force_check = RepeatedForceCheck(config)
         self._estop_reason: str | None = None  # set by ``estop``, obeyed by the next tick
         # Where the arm goes in HOLD after ``clear``, (7,) rad: to where it was measured.
         self._settle: np.ndarray | None = None
@@ -203,7 +209,7 @@ class SafetyFilter:
             backwards = f"the clock went back by {-gap:.3f} s"
             self.hold(now, backwards if gap < 0 else f"no tick for {gap:.3f} s")
         # 3. Something is wrong with the robot or its state.
-        if wrong := state_problem(self.config, now, state) or self._motion_problem(state):
+        if wrong := self._state_problem(now, state) or self._motion_problem(state):
             self._enter(now, Mode.FAULT, wrong)
         # 4. A new target of whoever may move the arm.
         if target is not None and target.human == (self.mode == Mode.HUMAN):
@@ -233,6 +239,10 @@ class SafetyFilter:
             self._target = target
             if waiting and now - target.stamp <= self.config.max_target_age:
                 self._enter(now, Mode.RUN, "fresh target")
+
+    def _state_problem(self, now: float, state: RobotState) -> str:
+        """What is wrong with the robot or its state; empty while all is well."""
+        return state_problem(self.config, now, state) or self._force_check.problem(state)
 
     def _motion_problem(self, state: RobotState) -> str:
         """Why the arm does not do what it is told; empty while it does."""
@@ -267,7 +277,7 @@ class SafetyFilter:
         """
         if not math.isfinite(now):
             raise UserError(f"The robot cannot start: the clock shows {now}, not a time.")
-        if wrong := state_problem(self.config, now, state):
+        if wrong := self._state_problem(now, state):
             raise UserError(f"The robot cannot start: {wrong}. Mend the cause first.")
         told = 0.0 if self.command is None else float(np.abs(self.command.dq).max())
         if not (told <= 1e-6 and float(np.abs(state.dq).max()) <= AT_REST):

@@ -52,6 +52,9 @@ class SafetyConfig:
         max_gap: s between two ticks after which the filter holds.
         max_force: N, external force at the hand beyond which it is a fault. The robot must report
             the force. None goes without a force stop.
+        max_force_repeat: s for which the force may stay bit-identical under new stamps, after which
+            it is a fault: a sensor that repeats its last value would notice no push. None where
+            the force has no noise, as that of some simulators.
         follow: share of the acceleration and jerk limits that tracking uses; stops use all.
         resume: who ends a hold that a stale target caused: ``"person"``, or a ``"fresh_target"``.
         recover_reflex: whether ``clear`` may follow a reflex of the robot's own controller.
@@ -73,6 +76,7 @@ class SafetyConfig:
     max_state_age: float = 0.05
     max_gap: float = 0.03
     max_force: float | None = 30.0
+    max_force_repeat: float | None = 0.5
     follow: float = 0.8
     resume: str = "person"
     recover_reflex: bool = False
@@ -102,6 +106,9 @@ class SafetyConfig:
         if self.max_force is not None:
             why = "N at the hand, or null for no force stop"
             require_number("safety.max_force", self.max_force, 0.1, 100.0, why)
+        if self.max_force_repeat is not None:
+            why = "seconds, or null where the force has no noise"
+            require_number("safety.max_force_repeat", self.max_force_repeat, 0.1, 10.0, why)
 
     def _check_box(self) -> None:
         words = f"The workspace {self.box_low} to {self.box_high} is not a box"

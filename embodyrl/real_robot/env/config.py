@@ -13,6 +13,7 @@ from embodyrl.real_robot.control.actions import SPACES
 from embodyrl.real_robot.control.safety_config import REACH
 from embodyrl.real_robot.env.reflector_judge import ReflectorJudge
 from embodyrl.storage.paths import machine_setting, path_setting
+from embodyrl.types import EnvSpec
 
 Metres = Annotated[float, Range(-REACH, REACH)]
 """From the robot's base."""
@@ -89,6 +90,20 @@ class RobotConfig(EnvConfig):
         if self.robot != "twin":
             return None
         return replace(self, operator=-1, hand="", log="", record=False)
+
+
+def robot_spec(config: RobotConfig, proprio_dim: int) -> EnvSpec:
+    """The spec of the env of a config: all of it but the proprio's length, which is the robot's."""
+    return EnvSpec(
+        name=f"robot/{config.task if config.robot == 'twin' else config.robot}",
+        num_envs=1,
+        action_dim=SPACES["robot", config.control_mode].dims,
+        proprio_dim=proprio_dim,
+        control_mode=config.control_mode,
+        control_hz=config.control_hz,
+        max_episode_steps=config.max_episode_steps,
+        cameras={name: (config.image_size, config.image_size) for name in config.cameras},
+    )
 
 
 def task_config(config: RobotConfig) -> Any:

@@ -31,12 +31,18 @@ from embodyrl.real_robot.control.operator import Operator
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.step_driver import StepDriver
-from embodyrl.real_robot.env.config import RobotConfig, check_settings, reflector_judge, task_config
+from embodyrl.real_robot.env.config import (
+    RobotConfig,
+    check_settings,
+    reflector_judge,
+    robot_spec,
+    task_config,
+)
 from embodyrl.real_robot.env.reflector_judge import ReflectorJudge
 from embodyrl.real_robot.logs.mcap_log import RunLog
 from embodyrl.real_robot.operator.device_operator import open_operator
 from embodyrl.real_robot.policy_link.metadata import policy_facts
-from embodyrl.types import EnvSpec, Obs, Step
+from embodyrl.types import Obs, Step
 
 Judge = Callable[[dict[str, Any]], tuple[float, bool]]
 """What the policy sees (``Robot.observe``) -> reward, and whether the task is solved."""
@@ -104,17 +110,7 @@ class RobotEnv(SteppedVecEnv):
         # A simulated robot tells its own proprio, which may hold more.
         task = getattr(self._connected.robot, "spec", None)
         dims = task.proprio_dim if task is not None else proprio_dim(self._space)
-        spec = EnvSpec(
-            name=f"robot/{config.task if config.robot == 'twin' else config.robot}",
-            num_envs=1,
-            action_dim=self._space.dims,
-            proprio_dim=dims,
-            control_mode=config.control_mode,
-            control_hz=config.control_hz,
-            max_episode_steps=config.max_episode_steps,
-            cameras=cameras,
-        )
-        super().__init__(spec, config)
+        super().__init__(robot_spec(config, dims), config)
 
     def _connect(
         self, cameras: dict[str, tuple[int, int]]

@@ -66,9 +66,11 @@ def load_arm(file: str) -> tuple[Franka, SafetyConfig]:
     from embodyrl.config import build_section
 
     if not file:
-        # franka-sim does not promise to run in real time, and has a hand only in the scene.
+        # franka-sim does not promise to run in real time, and has a hand only in the scene. The
+        # force that it reports is always zero.
         simulated = Franka(realtime=False, gripper=False, patience=0.5)
-        return simulated, SafetyConfig(**{**TWIN_SAFETY, "robot": "fr3", "max_force": 30.0})
+        force = {"max_force": 30.0, "max_force_repeat": None}
+        return simulated, SafetyConfig(**{**TWIN_SAFETY, "robot": "fr3", **force})
     purpose = "It names the arm and its workspace; see docs/robot_libfranka.md."
     raw = read_sections(file, ("libfranka", "safety"), purpose)
     safety = build_safety(file, raw.get("safety") or {})

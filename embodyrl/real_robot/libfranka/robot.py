@@ -16,7 +16,7 @@ import numpy as np
 
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.real_robot.control.actions import ActionSpace, DeltaDecoder, proprio
-from embodyrl.real_robot.control.input_checks import age_problem
+from embodyrl.real_robot.control.input_checks import AT_REST, age_problem
 from embodyrl.real_robot.control.messages import Command, RobotState
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.control.safety_config import SafetyConfig
@@ -197,10 +197,16 @@ class LibfrankaRobot:
             )
 
     def _go(self, q: Any, seconds: float) -> None:
-        """Moves slowly to the angles q (7,)."""
+        """Moves slowly to the angles q (7,), and waits until the arm rests there as measured."""
         self._link.say("home", [float(x) for x in q])
         self._homing = True
         self._wait(lambda: not self._homing or self.state().reflex, seconds, "it did not come home")
+        # The command comes to rest before the arm does.
+        self._wait(
+            lambda: self.state().reflex or float(np.abs(self.state().dq).max()) <= AT_REST,
+            seconds,
+            "it did not come to rest",
+        )
 
     def now(self) -> float:
         """See ``Clock``."""

@@ -13,9 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodyrl.real_robot.control.actions import SPACES, proprio_dim
+from embodyrl.real_robot.env.config import RobotConfig, robot_spec
 from embodyrl.real_robot.parsing import MessageError, number, shown, text, whole
 from embodyrl.rollouts.batches import Episode, TransitionBatch, Transitions
 from embodyrl.rollouts.evaluation import Evaluation
+from embodyrl.sims.mujoco import privileged
 from embodyrl.storage.env_spec import check_compatible, spec_from_json
 from embodyrl.types import EnvSpec, Obs
 
@@ -85,6 +88,33 @@ def check_spec(message: Any) -> EnvSpec:
         for side in size:
             whole(side, 1, MAX_SIDE, "spec.cameras")
     return spec
+
+
+def check_configured(config: RobotConfig, actor: EnvSpec) -> None:
+    """Checks that a new run's first actor has the env that the learner's config describes.
+
+    An actor cannot choose it: what it brings would be the run's env from then on.
+
+    Raises:
+        UserError: the message names what differs.
+    """
+    configured = robot_spec(config, actor.proprio_dim)
+    for name in EnvSpec.__dataclass_fields__:
+        ours = getattr(configured, name)
+        theirs = getattr(actor, name)
+        need(
+            name == "name" or ours == theirs,
+            f"spec.{name} is {str(theirs)[:80]!a}, but the learner's config gives "
+            f"{str(ours)[:80]!a}: set it at the learner, not at the actor",
+        )
+    known = proprio_dim(SPACES["robot", config.control_mode])
+    # A simulated arm without a camera tells where the task's objects are, too.
+    may = (known, known + privileged.DIM)
+    need(
+        actor.proprio_dim in may,
+        f"spec.proprio_dim is {actor.proprio_dim}, but with env.control_mode="
+        f"{config.control_mode} it must be {may[0]} or {may[1]}",
+    )
 
 
 def check_same_env(run: EnvSpec, actor: EnvSpec) -> None:

@@ -15,7 +15,6 @@ named in the log and disconnected. The run keeps what came before and waits for 
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from embodyrl.real_robot.env.config import RobotConfig
 from embodyrl.real_robot.ports import listen, peer
 from embodyrl.real_robot.remote.check_actor import (
     Bounds,
+    check_configured,
     check_evaluation,
     check_played,
     check_same_env,
@@ -42,7 +42,7 @@ from embodyrl.real_robot.remote.check_actor import (
 )
 from embodyrl.rollouts.batches import TransitionBatch
 from embodyrl.rollouts.evaluation import Evaluation
-from embodyrl.storage import checkpoint
+from embodyrl.storage import checkpoint, plain_data
 from embodyrl.storage.env_spec import check_compatible, spec_from_json
 from embodyrl.types import EnvSpec
 
@@ -91,13 +91,14 @@ class RemoteActor:
                 f"embodyrl act plays on a robot, but the run's env is {config.env.name}. Set "
                 "env.name=robot."
             )
+        self._env = config.env
         self._limits = config.policy.horizon, config.env.max_reward, algorithm.max_choice
         self.config = config
         self.restarts = -1
         self._news = threading.Condition()
         self._spec: EnvSpec | None = None
-        # A run that resumes knows its env already.
-        self._resumed = _saved_spec(config)
+        # A run that resumes, or starts from a checkpoint, knows its env already.
+        self._known = _saved_spec(config)
         self._played: list[TransitionBatch] = []
         self._weights: dict[str, Any] = {}
         self._acting: dict[str, Any] = {}
@@ -258,8 +259,10 @@ class RemoteActor:
         with self._news:
             if self._spec is not None:
                 check_same_env(self._spec, spec)
-            elif self._resumed is not None:
-                check_compatible(self._resumed, spec)
+            else:
+                check_configured(self._env, spec)
+                if self._known is not None:
+                    check_compatible(self._known, spec)
             self._spec = self._spec or spec
             self.restarts += 1
             self._news.notify_all()
@@ -302,8 +305,15 @@ class RemoteActor:
 
 
 def _saved_spec(config: Config) -> EnvSpec | None:
-    """The env's spec in the run's newest checkpoint; None for a new run."""
+    """The env's spec in the run's newest checkpoint, or in that which it starts from.
+
+    Raises:
+        UserError: that checkpoint cannot be read.
+    """
     newest = checkpoint.latest(config.run.folder / "checkpoints")
+    if newest is None and config.run.init_checkpoint:
+        newest = checkpoint.find(config.run.init_checkpoint)
     if newest is None:
         return None
-    return spec_from_json(json.loads((newest / "meta.json").read_text())["spec"])
+    meta = plain_data.read_json(newest / "meta.json", checkpoint.RUN_META, checkpoint.REMEDY)
+    return spec_from_json(meta["spec"])

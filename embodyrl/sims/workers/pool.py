@@ -24,7 +24,7 @@ from torch import Tensor
 from embodyrl.devices import usable_cores
 from embodyrl.env import EnvConfig, check_actions, env_index, plan_reset
 from embodyrl.errors import UserError
-from embodyrl.rollouts.fault_watch import FaultWindow, warn
+from embodyrl.rollouts.fault_watch import FaultWindow, named, warn
 from embodyrl.sims.workers.handle import Worker, WorkerFault, stop_all
 from embodyrl.sims.workers.process import map_memory, memory_layout, memory_size
 from embodyrl.types import EnvSpec, Obs, Step
@@ -80,7 +80,7 @@ class PooledVecEnv:
         self._instruction = [""] * config.num_envs
         self._last_obs: Obs | None = None
         self.init = np.zeros(config.num_envs, dtype=np.int64)
-        self._faults = FaultWindow()
+        self._faults = FaultWindow(config.num_envs)
         self.guards_itself = True  # the workers look at what their envs hand over
         # All workers build at the same time; this waits for the slowest.
         try:
@@ -199,8 +199,8 @@ class PooledVecEnv:
             if isinstance(reply, WorkerFault):
                 self._count_fault(worker, reply)
             else:
-                for k, why in reply["faults"]:
-                    self._count_fault(worker, WorkerFault(why), [worker.low + k])
+                for envs, why in reply["faults"]:
+                    self._count_fault(worker, WorkerFault(why), [worker.low + k for k in envs])
         step = Step(self._last_obs, reward, valid=valid, log=log, **flags)
         return step.to(self.device)
 
@@ -279,14 +279,12 @@ class PooledVecEnv:
     ) -> None:
         """Notes that a worker, or some of its envs, broke; stops the run where it is too often."""
         rows = envs if envs is not None else range(worker.low, worker.high)
-        where = ", ".join(
-            f"env {k} (initial state {self.init[k]}, {self.spec.task_of(int(self.init[k]))})"
-            for k in rows
-        )
-        if too_many := self._faults.add():
+        states = [f"{self.init[k]}, {self.spec.task_of(int(self.init[k]))}" for k in rows]
+        where = named(rows, states)
+        if too_many := self._faults.add(len(rows)):
             self.close()
             raise UserError(f"{self.spec.name} {too_many} Last it broke in {where}. {fault}")
-        warn(f"{where} of {self.spec.name} broke: {fault}")
+        warn(f"{where} of {self.spec.name} broke: {fault}", len(rows))
 
 
 class PooledExpert:

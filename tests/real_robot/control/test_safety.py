@@ -38,6 +38,7 @@ class Arm:
         self.guard = SafetyFilter(SafetyConfig(**{**BOX, **config}), self.events.append)
         self.watch = LimitMonitor(self.guard.robot_limits, self.guard.config.tick)
         self.now = 0.0
+        self.noise = np.random.default_rng(0)  # of the force
         self.guard.start(self.now, still(self.now))
 
     def target(self, **changes: Any) -> Target:
@@ -54,7 +55,8 @@ class Arm:
             self.now += self.guard.config.tick
             last = self.guard.command
             assert last is not None
-            measured = state(RobotState(self.now, last.q, last.dq, force=np.zeros(3)))
+            force = self.noise.normal(0.0, 0.1, 3)
+            measured = state(RobotState(self.now, last.q, last.dq, force=force))
             self.watch.see(self.guard.tick(self.now, measured, (target or self.target)()))
         return self
 
@@ -325,6 +327,38 @@ def test_a_force_that_is_needed_must_come_and_keep_coming() -> None:
         assert arm.guard.mode == Mode.FAULT and words in arm.guard.reason
     free = Arm(max_force=None).moving().go(1, state=lambda s: replace(s, force=None))
     assert free.guard.mode == Mode.RUN
+
+
+def test_a_force_that_repeats_under_new_stamps_is_a_fault() -> None:
+    frozen = lambda s: replace(s, force=np.array([0.3, -0.1, 1.7]))  # noqa: E731
+    arm = Arm(max_target_age=10.0)
+    arm.guard.run(0.0)
+    # Half a second may be chance; what is longer is none.
+    assert arm.go(50, state=frozen).guard.mode == Mode.RUN
+    arm.go(3, state=frozen)
+    assert arm.guard.mode == Mode.FAULT
+    assert arm.guard.reason.startswith("the measured force at the hand is exactly the same for")
+    # It cannot be cleared before the force comes alive.
+    arm.seconds_to_stop(state=frozen)
+    assert arm.guard.command is not None
+    good = still(arm.now, arm.guard.command.q)
+    with pytest.raises(UserError, match="exactly the same"):
+        arm.guard.clear(arm.now, frozen(good))
+    arm.guard.clear(arm.now, good)
+    assert arm.guard.mode == Mode.HOLD
+
+
+def test_a_force_may_come_seldom_or_without_noise_where_that_is_said() -> None:
+    # The same sample in several ticks is no new one: its age is what counts.
+    slow = Arm(max_state_age=1.0)
+    slow.guard.run(0.0)
+    seldom = lambda s: replace(s, force=np.zeros(3), force_stamp=s.stamp // 0.8 * 0.8)  # noqa: E731
+    assert slow.go(75, state=seldom).guard.mode == Mode.RUN
+    for config in ({"max_force_repeat": None}, {"max_force": None}):
+        arm = Arm(**config)
+        arm.guard.run(0.0)
+        same = lambda s: replace(s, force=np.zeros(3))  # noqa: E731
+        assert arm.go(120, state=same).guard.mode == Mode.RUN
 
 
 def test_a_fault_is_not_cleared_while_something_pushes_or_the_state_is_old() -> None:

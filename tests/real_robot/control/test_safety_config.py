@@ -17,7 +17,7 @@ from embodyrl.real_robot.ros.config import Topics
 
 NUMBERS = (
     "tick", "max_tilt", "ee_speed", "ee_turn", "max_lead", "max_error", "max_target_age",
-    "max_state_age", "max_gap", "max_force", "follow",
+    "max_state_age", "max_gap", "max_force", "max_force_repeat", "follow",
 )  # fmt: skip
 NO_LIMITS = (float("nan"), float("inf"), -float("inf"), 0.0, -1.0, 1e9, "1", True)
 

@@ -17,6 +17,7 @@ from embodyrl.real_robot.policy_link import codec
 from embodyrl.real_robot.policy_link.client import PolicyClient, ServerError
 from embodyrl.real_robot.policy_link.server import PolicyServer
 
+TOKEN = "0123456789abcdef"
 METADATA = {"cameras": {"front": [4, 6]}, "proprio_dim": 3, "horizon": 5, "action_dim": 2}
 
 
@@ -37,7 +38,7 @@ def observation(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def server() -> Iterator[PolicyServer]:
-    server = PolicyServer(infer, METADATA, port=0, token="right")
+    server = PolicyServer(infer, METADATA, port=0, token=TOKEN)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -46,7 +47,7 @@ def server() -> Iterator[PolicyServer]:
 
 
 def test_a_client_gets_metadata_actions_and_timing(server: PolicyServer) -> None:
-    client = PolicyClient(f"127.0.0.1:{server.port}", token="right")
+    client = PolicyClient(f"127.0.0.1:{server.port}", token=TOKEN)
     assert client.connect() == METADATA
     for _ in range(2):
         answer = client.infer(observation())
@@ -62,7 +63,7 @@ def test_a_client_gets_metadata_actions_and_timing(server: PolicyServer) -> None
 def test_what_is_wrong_with_a_request_is_said_and_the_connection_lives(
     server: PolicyServer,
 ) -> None:
-    client = PolicyClient(f"ws://127.0.0.1:{server.port}", token="right")
+    client = PolicyClient(f"ws://127.0.0.1:{server.port}", token=TOKEN)
     for changes, word in (
         ({"images": {}}, "cameras must be front"),
         ({"images": {"front": np.zeros((4, 6, 3), np.float32)}}, "uint8"),
@@ -127,7 +128,7 @@ def test_fuzzed_bytes_never_get_past_the_codec(server: PolicyServer) -> None:
     with connect(
         f"ws://127.0.0.1:{server.port}",
         compression=None,
-        additional_headers={"Authorization": "Api-Key right"},
+        additional_headers={"Authorization": f"Api-Key {TOKEN}"},
     ) as raw:
         raw.recv()
         for data in (b"", b"\xc1", b"\x93" * 5000, rng.bytes(1000), good[:50], "text"):

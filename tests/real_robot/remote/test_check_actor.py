@@ -15,9 +15,11 @@ from benchmarks.faults import learner as faults
 from embodyrl.algorithms.dsrl import DSRL
 from embodyrl.config import resolve
 from embodyrl.errors import UserError
+from embodyrl.real_robot.env.config import RobotConfig, robot_spec
 from embodyrl.real_robot.parsing import MessageError
 from embodyrl.real_robot.remote.check_actor import (
     Bounds,
+    check_configured,
     check_evaluation,
     check_played,
     check_same_env,
@@ -26,6 +28,8 @@ from embodyrl.real_robot.remote.check_actor import (
 )
 from embodyrl.real_robot.remote.learner import RemoteActor
 from embodyrl.rollouts.batches import Episode
+from embodyrl.sims.mujoco import privileged
+from embodyrl.storage import checkpoint
 from embodyrl.storage.env_spec import spec_to_json
 from embodyrl.types import EnvSpec
 
@@ -139,6 +143,51 @@ def test_an_actor_that_comes_later_has_the_same_env() -> None:
     for change in ({"max_episode_steps": 11}, {"tasks": ("other",)}, {"privileged_dim": 3}):
         with pytest.raises(UserError, match=f"spec.{next(iter(change))} is "):
             check_same_env(SPEC, replace(SPEC, **change))
+
+
+ENV = RobotConfig(task="reach", cameras=("front",), image_size=8, max_episode_steps=10)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_episode_steps": 10**6},
+        {"control_hz": 1000.0},
+        {"control_mode": "ee_delta_pose", "action_dim": 7, "proprio_dim": 13},
+        {"action_dim": 7},
+        {"proprio_dim": 999},
+        {"privileged_dim": 3},
+        {"cameras": {}},
+        {"cameras": {"front": (2048, 2048)}},
+        {"tasks": ("other",)},
+        {"num_envs": 64},
+        {"reports_success": False},
+    ],
+)
+def test_the_first_actor_of_a_run_cannot_choose_its_env(change: dict[str, Any]) -> None:
+    spec = robot_spec(ENV, 7)
+    check_configured(ENV, replace(spec, name="robot/ros1"))
+    check_configured(ENV, replace(spec, proprio_dim=7 + privileged.DIM))  # an arm without cameras
+    with pytest.raises(MessageError, match=f"spec.({'|'.join(change)}) is "):
+        check_configured(ENV, replace(spec, **change))
+
+
+def test_a_checkpoint_that_a_run_starts_from_knows_the_env(tmp_path: Path) -> None:
+    """An actor that does not fit it is refused when it comes; the learner waits for the next."""
+    start = checkpoint.save(
+        tmp_path / "start" / "checkpoints" / "step_000001",
+        {"policy": {}},
+        {"spec": spec_to_json(robot_spec(ENV, 13))},
+    )
+    run = faults._run(str(tmp_path))
+    run["env"] |= {"cameras": ["front"], "image_size": 8}
+    config = resolve(run)
+    config = replace(config, run=replace(config.run, init_checkpoint=str(start)))
+    learner = RemoteActor(config, port=0)
+    with pytest.raises(UserError, match="proprio_dim"):
+        learner._greet({"spec": spec_to_json(robot_spec(ENV, 7))})
+    assert learner._spec is None
+    learner.close()
 
 
 def test_a_run_that_is_no_robots_has_no_actor(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ ENV: dict[str, Any] = {
     "max_episode_steps": 10,
 }
 
+TOKEN = "0123456789abcdef"
+
 
 def config_of(out: Path) -> Config:
     algorithm = {
@@ -79,15 +81,15 @@ def test_a_learner_learns_from_what_an_actor_plays_and_the_actor_plays_what_was_
     tmp_path: Path,
 ) -> None:
     config = config_of(tmp_path)
-    learner = Noting(config, port=0, token="right")
+    learner = Noting(config, port=0, token=TOKEN)
     played: list[int] = []
 
     def robots_computer() -> None:
         with pytest.raises(UserError, match="No learner answers"):
             act(f"ws://127.0.0.1:{learner.port}", "wrong")
         with pytest.raises(UserError, match="is the learner's to say"):
-            act(f"ws://127.0.0.1:{learner.port}", "right", ["run.seed=3"])
-        played.append(act(f"ws://127.0.0.1:{learner.port}", "right", ["env.corrector=3"]))
+            act(f"ws://127.0.0.1:{learner.port}", TOKEN, ["run.seed=3"])
+        played.append(act(f"ws://127.0.0.1:{learner.port}", TOKEN, ["env.corrector=3"]))
 
     robot = threading.Thread(target=robots_computer)
     robot.start()
@@ -115,15 +117,15 @@ def test_who_cannot_use_it_is_told(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="ppo learns from its own latest rollouts alone"):
         RemoteActor(on_policy, port=0)
-    learner = RemoteActor(config, port=0, token="right")
+    learner = RemoteActor(config, port=0, token=TOKEN)
     with pytest.raises(InvalidStatus):
         connect(f"ws://127.0.0.1:{learner.port}").close()
     with connect(
-        f"ws://127.0.0.1:{learner.port}", additional_headers={"Authorization": "Api-Key right"}
+        f"ws://127.0.0.1:{learner.port}", additional_headers={"Authorization": f"Api-Key {TOKEN}"}
     ) as first:
         assert from_bytes(first.recv())["run"]["iterations"] == 4  # type: ignore[arg-type]
         with pytest.raises(UserError, match="has an actor already"):
-            act(f"ws://127.0.0.1:{learner.port}", "right")
+            act(f"ws://127.0.0.1:{learner.port}", TOKEN)
         first.send(b"\x80\x04K\x01.")  # a pickle
         with pytest.raises(Exception, match="4002"):
             first.recv()

@@ -236,6 +236,7 @@ SIGNALS |= {fault: signal.SIGRTMIN + number for number, fault in enumerate(FAULT
         ("not finite", Mode.FAULT, ("the fingers are not finite",)),
         ("force", Mode.FAULT, ("force: 50 N at the hand",)),
         ("no force", Mode.FAULT, ("no fresh force at the hand",)),
+        ("same force", Mode.FAULT, ("the measured force at the hand is exactly the same",)),
     ],
 )
 def test_a_fault_in_mid_run_ends_at_rest_within_limits_and_in_the_log(
