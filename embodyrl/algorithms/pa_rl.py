@@ -32,12 +32,14 @@ from embodyrl.policy import Chooses, ChoosingPolicy, HasFlow, Imitates, has_abil
 from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
 from embodyrl.rollouts.collect import Player, collect_transitions
-from embodyrl.rollouts.replay_buffer import DEMO, ReplayBuffer
+from embodyrl.rollouts.replay_buffer import ReplayBuffer
 from embodyrl.types import Obs
 
 if TYPE_CHECKING:
     from embodyrl.data.demonstrations import Demonstrations
 
+SAME = 1e-5
+"""Chunks whose actions differ by no more are the same."""
 Ratio = Annotated[float, Range(0, 1000, open_low=True)]
 
 
@@ -48,7 +50,7 @@ class PARLConfig:
     Attributes:
         name: registry name.
         num_chunks: T, chunks per env and iteration.
-        capacity: chunks in the replay buffer, allocated at the start; demonstrations come on top.
+        capacity: chunks in the replay buffer, allocated at the start.
         save_replay: whether checkpoints hold the buffer; without it a resumed run collects
             ``warmup_chunks`` anew.
         warmup_chunks: collected with the policy itself before the critics learn.
@@ -65,7 +67,6 @@ class PARLConfig:
         tau: share by which target critics follow at each step.
         success_coef: weight of imitating own chunks of episodes that were solved.
         bc_coef: weight of imitating the demonstrations of ``data.path``.
-        demo_fraction: share of the critics' batch that is drawn from the demonstrations.
         shift: pixels, at most, by which pictures are shifted at random before nets see them.
         max_grad_norm: of the actor and of the critics, each; 0 means no bound.
     """
@@ -87,9 +88,16 @@ class PARLConfig:
     tau: Discount = 0.01
     success_coef: NotNegative = 0.5
     bc_coef: NotNegative = 0.0
-    demo_fraction: Annotated[float, Range(0, 1, open_high=True)] = 0.0
     shift: CountOrZero = 0
     max_grad_norm: NotNegative = 10.0
+
+    def __post_init__(self) -> None:
+        if self.mc_steps > self.critic_warmup:
+            raise UserError(
+                f"algorithm.mc_steps is {self.mc_steps}, more than algorithm.critic_warmup="
+                f"{self.critic_warmup}, of which they are the first ones. Lower it, or raise the "
+                "other."
+            )
 
 
 class PARL(Algorithm):
@@ -129,10 +137,10 @@ class PARL(Algorithm):
         # episode, whether that was solved or is over, and if it is, the return from the chunk on.
         horizon = policy.config.horizon
         shape = (horizon, policy.spec.action_dim)
-        self.make_buffer = partial(
-            ReplayBuffer,
-            spec=policy.spec,
-            horizon=horizon,
+        self.buffer = ReplayBuffer(
+            c.capacity,
+            policy.spec,
+            horizon,
             privileged=False,
             device=self.device,
             extra={
@@ -143,8 +151,6 @@ class PARL(Algorithm):
                 "over": ((), torch.bool),
             },
         )
-        self.buffer = self.make_buffer(c.capacity)
-        self.demo_buffer: ReplayBuffer | None = None
         self.actor_optimizer = GuardedAdam(
             policy.actor_parameters(), c.lr, c.max_grad_norm, "actor"
         )
@@ -162,15 +168,11 @@ class PARL(Algorithm):
     @property
     def wants_demos(self) -> bool:
         """Whether the run's data set is read."""
-        return self.config.bc_coef > 0 or self.config.demo_fraction > 0
+        return self.config.bc_coef > 0
 
     def add_demos(self, demos: Demonstrations) -> None:
-        """Demonstrations for the critics and for imitation."""
+        """Demonstrations to imitate."""
         self.demos = demos
-        if self.config.demo_fraction:
-            self.demo_buffer = self.make_buffer(len(demos))
-            for chunks in demos.transitions():
-                self.demo_buffer.add(chunks, DEMO)
 
     # Acting.
 
@@ -179,7 +181,7 @@ class PARL(Algorithm):
         if not self.chooser.ready:
             return self.policy.propose(obs, 1, generator)[:, 0]
         proposals = self.policy.propose(obs, self.policy.config.proposals, generator)
-        if torch.equal(proposals[:, 0], proposals[:, 1]):
+        if torch.allclose(proposals[:, 0], proposals[:, 1], atol=SAME):
             raise UserError(
                 "The policy proposes the same chunk each time, so there is nothing to choose from. "
                 "PA-RL needs a policy whose samples differ, such as a flow (policy.velocity other "
@@ -277,22 +279,9 @@ class PARL(Algorithm):
 
     def _warm_up(self, generator: torch.Generator, stats: Means) -> None:
         """The first steps of the critics, which judge the policy as it is."""
-        if self.demo_buffer is not None:
-            self._refresh(self.demo_buffer, generator)
         while self.critic_steps < self.config.critic_warmup:
             self._update_critics(generator, stats)
         self.chooser.ready.fill_(True)
-
-    def _refresh(self, buffer: ReplayBuffer, generator: torch.Generator) -> None:
-        """Chooses anew at the state after each chunk of ``buffer``."""
-        for rows in torch.arange(len(buffer), device=self.device).split(1024):
-            buffer.data["next_choice"][rows] = self.choose(buffer.rows(rows).next_obs, generator)
-
-    def _rows(
-        self, buffer: ReplayBuffer, count: int, generator: torch.Generator
-    ) -> tuple[Transitions, Tensor]:
-        rows = buffer.draw(count, generator)
-        return buffer.rows(rows), buffer.data["next_choice"][rows]
 
     def _return_batch(self, generator: torch.Generator) -> tuple[Transitions, Tensor]:
         """Chunks of episodes that are over, and the discounted return from each on."""
@@ -307,18 +296,16 @@ class PARL(Algorithm):
         return self.buffer.rows(rows), self.buffer.data["return"][rows]
 
     def _td_batch(self, generator: torch.Generator) -> tuple[Transitions, Tensor]:
-        """Chunks of the replay buffer and of the demonstrations, and their TD targets."""
-        c = self.config
-        demos = round(c.demo_fraction * c.batch_size)
-        batch, next_choice = self._rows(self.buffer, c.batch_size - demos, generator)
-        if demos and self.demo_buffer is not None:
-            given, given_next = self._rows(self.demo_buffer, demos, generator)
-            batch = Transitions.cat([batch, given])
-            next_choice = torch.cat([next_choice, given_next])
+        """Chunks of the replay buffer, and their TD targets."""
+        rows = self.buffer.draw(self.config.batch_size, generator)
+        batch = self.buffer.rows(rows)
+        next_choice = self.buffer.data["next_choice"][rows]
         # The value after each chunk, of what was chosen there.
         with torch.no_grad():
             next_value = self.target(self._shifted(batch.next_obs, generator), next_choice).mean(0)
-        target = chunk_td_target(batch.reward, batch.valid, next_value, batch.terminated, c.gamma)
+        target = chunk_td_target(
+            batch.reward, batch.valid, next_value, batch.terminated, self.config.gamma
+        )
         return batch, target
 
     def _update_critics(self, generator: torch.Generator, stats: Means) -> None:

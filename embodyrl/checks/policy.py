@@ -222,7 +222,7 @@ def _check_choosing(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> N
     )
     if policy.chooser is not None:
         require(
-            _gap(proposals[:, 0], proposals[:, 1]) > 0,
+            _gap(proposals[:, 0], proposals[:, 1]) > 1e-5,
             "propose: all chunks of an observation are equal, so there is nothing to choose from.",
         )
         values = policy.chooser.values(obs, proposals)

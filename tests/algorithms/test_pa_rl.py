@@ -224,3 +224,11 @@ def test_what_cannot_choose_is_refused_in_words():
         make_small({"chooser_width": 0})
     with pytest.raises(UserError, match="nothing to choose from"):
         make_small({"proposals": 1})
+    with pytest.raises(UserError, match="of which they are the first ones"):
+        make_small(critic_warmup=10, mc_steps=11)
+    with pytest.raises(UserError, match="no pictures to shift"):
+        make_small(shift=4)
+    gaussian = make_small({"velocity": "gaussian", "num_denoise_steps": 1}, critic_warmup=0)
+    with pytest.raises(UserError, match="the same chunk each time"):
+        update(gaussian, played(list(range(8))))
+        update(gaussian, played(list(range(8))))
