@@ -62,6 +62,9 @@ class PARLConfig:
         batch_size: chunks per gradient step of the critics.
         actor_batch_size: states per gradient step of the actor, each with N proposals.
         gamma: discount per action.
+        bootstrap_timeouts: whether an episode that ran out of time is valued as if it went on.
+            False counts it as failed, with nothing to come: the way for tasks that are solved or
+            not. Dense rewards need True.
         lr: of the actor (Adam).
         critic_lr: of the critics (Adam).
         tau: share by which target critics follow at each step.
@@ -83,6 +86,7 @@ class PARLConfig:
     batch_size: Count = 256
     actor_batch_size: Count = 64
     gamma: Discount = 0.99
+    bootstrap_timeouts: bool = False
     lr: Positive = 2e-4
     critic_lr: Positive = 3e-4
     tau: Discount = 0.01
@@ -303,10 +307,12 @@ class PARL(Algorithm):
         # The value after each chunk, of what was chosen there.
         with torch.no_grad():
             next_value = self.target(self._shifted(batch.next_obs, generator), next_choice).mean(0)
-        target = chunk_td_target(
-            batch.reward, batch.valid, next_value, batch.terminated, self.config.gamma
-        )
-        return batch, target
+        # Nothing comes after a solved episode, nor after one that failed because its time was over.
+        over = batch.terminated
+        if not self.config.bootstrap_timeouts:
+            over = over | batch.truncated
+        gamma = self.config.gamma
+        return batch, chunk_td_target(batch.reward, batch.valid, next_value, over, gamma)
 
     def _update_critics(self, generator: torch.Generator, stats: Means) -> None:
         c = self.config

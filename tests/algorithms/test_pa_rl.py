@@ -142,9 +142,12 @@ def test_critics_fit_the_returns_first_and_need_an_episode_that_ended():
         update(make_small(critic_warmup=1, mc_steps=1), played(list(range(8))))
 
 
-def test_critics_aim_at_reward_plus_the_discounted_value_of_what_was_chosen():
-    algorithm = make_small(critic_warmup=0, capacity=8, tau=1.0, critic_lr=1e-2)
-    chunks = played(list(range(8)), done={0, 1}, solved={0})
+@pytest.mark.parametrize("bootstrap", [False, True])
+def test_critics_aim_at_reward_plus_the_discounted_value_of_what_was_chosen(bootstrap):
+    algorithm = make_small(
+        critic_warmup=0, capacity=8, tau=1.0, critic_lr=1e-2, bootstrap_timeouts=bootstrap
+    )
+    chunks = played(list(range(8)), done={0, 1, 2, 3}, solved={0, 2})
     update(algorithm, chunks)
     # With gamma = .99 and whole chunks, row by row.
     seen = {}
@@ -155,7 +158,10 @@ def test_critics_aim_at_reward_plus_the_discounted_value_of_what_was_chosen():
     stored = algorithm.buffer.rows(rows)
     value = algorithm.target(stored.next_obs, algorithm.buffer.data["next_choice"][rows]).mean(0)
     discounted = sum(0.99**i * stored.reward[:, i] for i in range(H))
-    wanted = discounted + 0.99**H * value * ~stored.terminated
+    # Two episodes are solved, and two ran out of time.
+    assert stored.terminated.any() and stored.truncated.any()
+    over = stored.terminated if bootstrap else stored.terminated | stored.truncated
+    wanted = discounted + 0.99**H * value * ~over
     stats = Means()
     algorithm._update_critics(gen(7), stats)
     assert stats.means()["td_target"] == pytest.approx(float(wanted.mean()), rel=1e-5)
