@@ -153,14 +153,18 @@ def join_cluster(address: str) -> None:
 
 
 def _init(ray: Any, address: str) -> None:
-    """``ray.init``, tried again where its parts did not start within 30 s on a busy machine."""
+    """``ray.init``, tried again where a busy machine keeps its parts from starting.
+
+    They did not start within 30 s, or another cluster had taken the port that was chosen.
+    """
     for last in (False, False, True):
         try:
             ray.init(address, include_dashboard=False, logging_level=logging.ERROR)
             return
         except Exception as error:
             ray.shutdown()
-            if last or "timed out" not in str(error).lower():
+            said = str(error).lower()
+            if last or not ("timed out" in said or "failed to start gcs" in said):
                 raise
 
 
