@@ -39,32 +39,21 @@ class Job:
     rl: str = ""
 
 
+PICKCUBE = (
+    "maniskill",
+    "env.task=PickCube-v1",
+    "env.obs=state",
+    "env.num_envs=16",
+    "--episodes",
+    "32",
+    "--noise",
+    "0.2",
+)
 JOBS = {
-    "maniskill_pickcube": Job(
-        "ManiSkill PickCube-v1, state",
-        (
-            "maniskill",
-            "env.task=PickCube-v1",
-            "env.obs=state",
-            "env.num_envs=16",
-            "--episodes",
-            "32",
-            "--noise",
-            "0.2",
-        ),
-    ),
+    "maniskill_pickcube": Job("ManiSkill PickCube-v1, state", PICKCUBE),
     "maniskill_pickcube_pa_rl": Job(
         "ManiSkill PickCube-v1, state, no privileged critic; PA-RL",
-        (
-            "maniskill",
-            "env.task=PickCube-v1",
-            "env.obs=state",
-            "env.num_envs=16",
-            "--episodes",
-            "32",
-            "--noise",
-            "0.2",
-        ),
+        PICKCUBE,
         sft="maniskill_pickcube_sft",
         rl="maniskill_pickcube_pa_rl",
     ),

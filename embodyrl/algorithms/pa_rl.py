@@ -13,25 +13,21 @@ gradient leaves the data, where critics are wrong. No critic reads the simulator
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
 
-from embodyrl.algorithm import Algorithm
+from embodyrl.algorithms.off_policy import OffPolicy, shifted
 from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.errors import UserError
 from embodyrl.functional.losses import td_loss
 from embodyrl.functional.returns import chunk_td_target, discounted_returns
-from embodyrl.policies.vision import random_shift
 from embodyrl.policy import Chooses, ChoosingPolicy, HasFlow, Imitates, has_ability
 from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
-from embodyrl.rollouts.collect import Player, collect_transitions
 from embodyrl.rollouts.replay_buffer import ReplayBuffer
 from embodyrl.types import Obs
 
@@ -104,13 +100,11 @@ class PARLConfig:
             )
 
 
-class PARL(Algorithm):
+class PARL(OffPolicy):
     """See the module's docstring."""
 
     Config = PARLConfig
     needs = (Chooses,)
-    Batch = TransitionBatch
-    continues_episodes = True
 
     def __init__(self, config: PARLConfig, policy: ChoosingPolicy) -> None:
         super().__init__(config, policy)
@@ -197,22 +191,6 @@ class PARL(Algorithm):
         """See ``rollouts.collect.Act``."""
         choice = self.choose(obs, generator)
         return choice, choice
-
-    def collect(
-        self,
-        player: Player,
-        *,
-        generator: torch.Generator,
-        between: Callable[[], None] = lambda: None,
-    ) -> TransitionBatch:
-        """``num_chunks`` further chunks of the episodes in progress."""
-        return collect_transitions(
-            player.ongoing_episodes(),
-            self.act,
-            self.config.num_chunks,
-            generator=generator,
-            between=between,
-        )
 
     # Learning.
 
@@ -306,7 +284,9 @@ class PARL(Algorithm):
         next_choice = self.buffer.data["next_choice"][rows]
         # The value after each chunk, of what was chosen there.
         with torch.no_grad():
-            next_value = self.target(self._shifted(batch.next_obs, generator), next_choice).mean(0)
+            next_value = self.target(
+                shifted(batch.next_obs, self.config.shift, generator), next_choice
+            ).mean(0)
         # Nothing comes after a solved episode, nor after one that failed because its time was over.
         over = batch.terminated
         if not self.config.bootstrap_timeouts:
@@ -321,7 +301,7 @@ class PARL(Algorithm):
         else:
             batch, target = self._td_batch(generator)
         # Loss, backward pass and optimiser step.
-        q = self.chooser(self._shifted(batch.obs, generator), batch.choice)
+        q = self.chooser(shifted(batch.obs, c.shift, generator), batch.choice)
         loss = td_loss(q, target)
         self.critic_optimizer.zero_grad()
         loss.backward()
@@ -372,18 +352,12 @@ class PARL(Algorithm):
     def _imitation(
         self, obs: Obs, actions: Tensor, mask: Tensor, generator: torch.Generator
     ) -> Tensor:
-        obs = self._shifted(obs, generator)
+        obs = shifted(obs, self.config.shift, generator)
         if has_ability(self.policy, Imitates):
             return self.policy.imitation_loss(obs, actions, mask)
         return imitation_loss(self.policy, obs, actions, mask, generator)
 
-    def _shifted(self, obs: Obs, generator: torch.Generator) -> Obs:
-        if not self.config.shift or not obs.images:
-            return obs
-        shift = partial(random_shift, pixels=self.config.shift, generator=generator)
-        return replace(obs, images={name: shift(image) for name, image in obs.images.items()})
-
-    # Checkpoints and workers.
+    # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
         """Target critics, optimisers, counters and, with ``save_replay``, the buffer."""
@@ -404,13 +378,3 @@ class PARL(Algorithm):
         self.pending_critic, self.pending_actor = (float(x) for x in state["pending"])
         if state["replay"] is not None:
             self.buffer.load_state_dict(state["replay"])
-
-    @classmethod
-    def tolerates_lag(cls, config: PARLConfig) -> bool:
-        """See ``Algorithm``: off-policy, so always."""
-        return True
-
-    @classmethod
-    def worker_config(cls, config: PARLConfig, count: int) -> PARLConfig:
-        """See ``Algorithm``: the learner alone has a replay buffer."""
-        return replace(config, capacity=1)

@@ -20,14 +20,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from embodyrl.algorithm import Algorithm
+from embodyrl.algorithms.off_policy import OffPolicy, shifted
 from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.algorithms.sac_flow_config import SACFlowConfig
 from embodyrl.algorithms.sft import imitation_loss
@@ -38,10 +37,8 @@ from embodyrl.functional.losses import sac_actor_loss, td_loss, temperature_loss
 from embodyrl.functional.returns import chunk_td_target
 from embodyrl.policies.critics import Critics
 from embodyrl.policies.sample_path import sample_path
-from embodyrl.policies.vision import random_shift
 from embodyrl.policy import FlowCriticPolicy, HasFeatures, HasFlow
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
-from embodyrl.rollouts.collect import Player, collect_transitions
 from embodyrl.rollouts.replay_buffer import ReplayBuffer
 from embodyrl.types import Obs
 
@@ -55,13 +52,11 @@ Gradient = tuple[Tensor, tuple[Tensor | None, ...], dict[str, Tensor]]
 """A loss, its gradient of each parameter, and figures by name."""
 
 
-class SACFlow(Algorithm):
+class SACFlow(OffPolicy):
     """See the module's docstring."""
 
     Config = SACFlowConfig
     needs = (HasFlow, HasFeatures)
-    Batch = TransitionBatch
-    continues_episodes = True
     sample_path = staticmethod(sample_path)
 
     def __init__(self, config: SACFlowConfig, policy: FlowCriticPolicy) -> None:
@@ -204,28 +199,9 @@ class SACFlow(Algorithm):
 
     def _shifted(self, obs: Obs, generator: torch.Generator) -> Obs:
         """Randomly shifted images, as the critics' own encoder learns from them."""
-        if self.encoder is None or not self.config.critic_shift:
-            return obs
-        shift = partial(random_shift, pixels=self.config.critic_shift, generator=generator)
-        return replace(obs, images={name: shift(image) for name, image in obs.images.items()})
+        return obs if self.encoder is None else shifted(obs, self.config.critic_shift, generator)
 
     # The loop.
-
-    def collect(
-        self,
-        player: Player,
-        *,
-        generator: torch.Generator,
-        between: Callable[[], None] = lambda: None,
-    ) -> TransitionBatch:
-        """``num_chunks`` further chunks of the episodes in progress."""
-        return collect_transitions(
-            player.ongoing_episodes(),
-            self.act,
-            self.config.num_chunks,
-            generator=generator,
-            between=between,
-        )
 
     def update(
         self, batch: TransitionBatch, *, progress: float, generator: torch.Generator
@@ -426,16 +402,6 @@ class SACFlow(Algorithm):
 
     def _guarded(self) -> tuple[GuardedAdam, GuardedAdam, GuardedAdam]:
         return self.actor_optimizer, self.critic_optimizer, self.alpha_optimizer
-
-    @classmethod
-    def tolerates_lag(cls, config: SACFlowConfig) -> bool:
-        """See ``Algorithm``: off-policy, so always."""
-        return True
-
-    @classmethod
-    def worker_config(cls, config: SACFlowConfig, count: int) -> SACFlowConfig:
-        """See ``Algorithm``: the learner alone has a replay buffer."""
-        return replace(config, capacity=1)
 
     def acting_state(self) -> dict[str, Tensor]:
         """See ``Algorithm``: chunks collected so far, for who acts otherwise while it warms up."""

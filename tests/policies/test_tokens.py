@@ -1,6 +1,7 @@
 """A VLA with actions as tokens: contract, exact likelihoods, imitation, PPO and GRPO."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from vla_models import SENTENCES, SPEC, gen, observation, stir
 from embodyrl.algorithms.grpo import GRPO as Grpo
 from embodyrl.algorithms.grpo import GRPOConfig
 from embodyrl.algorithms.nft import NFT, NFTConfig
+from embodyrl.algorithms.pa_rl import PARL, PARLConfig
 from embodyrl.algorithms.ppo import PPO as Ppo
 from embodyrl.algorithms.ppo import PPOConfig
 from embodyrl.algorithms.sft import SFT, SFTConfig
@@ -19,7 +21,14 @@ from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
 from embodyrl.policies.vla.make_small import make_small_smolvla
 from embodyrl.policies.vla.tokens import ActionBins, TokenVLAConfig
-from embodyrl.rollouts.batches import Episode, EpisodeBatch, GroupBatch, RolloutBatch
+from embodyrl.rollouts.batches import (
+    Episode,
+    EpisodeBatch,
+    GroupBatch,
+    RolloutBatch,
+    TransitionBatch,
+    Transitions,
+)
 
 pytest.importorskip("lerobot.policies", reason="the extra vla is not installed")
 TINY = {
@@ -72,6 +81,36 @@ def test_a_word_depends_on_those_before_it_only_where_it_is_said_after_them(vlm,
         a, b = policy.logits(context, words), policy.logits(context, other)
     torch.testing.assert_close(a[:, :4], b[:, :4])
     assert torch.allclose(a[:, 4:], b[:, 4:], atol=1e-6) == (decoding == "parallel")
+
+
+@pytest.mark.parametrize("decoding", ["parallel", "autoregressive"])
+def test_pa_rl_trains_it(vlm, decoding):
+    policy = make(vlm, decoding=decoding, chooser_width=8, proposals=3)
+    stir(policy, gen())
+    before = {name: value.clone() for name, value in policy.named_parameters()}
+    config = PARLConfig(
+        warmup_chunks=3, critic_warmup=1, mc_steps=1, batch_size=3, actor_batch_size=3, capacity=8,
+        critic_utd=1.0, actor_utd=1.0,
+    )  # fmt: skip
+    algorithm = PARL(config, policy)
+    obs = observation()
+    n = len(obs)
+    chunks = Transitions(
+        obs,
+        algorithm.act(obs, gen())[0],
+        torch.rand(n, 2, generator=gen()),
+        torch.ones(n, 2, dtype=torch.bool),
+        torch.tensor([True, False, False]),
+        torch.tensor([False, True, False]),
+        observation(),
+        episode=torch.arange(n),
+        success=torch.tensor([True, False, False]),
+    )
+    row = algorithm.update(TransitionBatch(chunks), progress=0.0, generator=gen())
+    assert row["actor_steps"] == 3 and all(math.isfinite(value) for value in row.values())
+    moved = {k for k, v in policy.named_parameters() if not torch.equal(v, before[k])}
+    assert "head.weight" in moved and any(name.startswith("chooser.") for name in moved)
+    assert policy.chooses
 
 
 def test_sampled_words_have_the_frequencies_that_their_probabilities_say(vlm):

@@ -171,6 +171,36 @@ def test_ctrl_c_is_no_failure_of_the_policy(
     assert json.loads((tmp_path / "result.json").read_text())["stopped_by"] == "person"
 
 
+def test_a_continued_chunk_is_chosen_among_several_too(saved: Path) -> None:
+    from embodyrl.build import make_policy
+    from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy
+
+    served = CheckpointPolicy(str(saved), "cpu")
+    config = replace(served.policy.config, chooser_width=8, proposals=4)
+    served.policy = make_policy(config, served.spec, 0).eval()
+    served.policy.chooser.ready.fill_(True)
+    seen = {}
+
+    def best(obs: Any, proposals: Any) -> Any:
+        seen["obs"], seen["proposals"] = obs, proposals
+        return proposals[:, 2]
+
+    served.policy.chooser.best = best
+    shape = (config.horizon, served.spec.action_dim)
+    observation = {
+        "images": {n: np.zeros((*s, 3), np.uint8) for n, s in served.spec.cameras.items()},
+        "proprio": np.zeros(served.spec.proprio_dim, np.float32),
+        "prompt": "go",
+        "previous": np.zeros(shape, np.float32),
+        "delay": 1,
+        "execute": 2,
+    }
+    chunk = served.infer(observation)["actions"]
+    assert len(seen["obs"]) == 1 and tuple(seen["proposals"].shape) == (1, 4, *shape)
+    assert float((seen["proposals"][0, 0] - seen["proposals"][0, 1]).abs().max()) > 1e-4
+    assert np.array_equal(chunk, seen["proposals"][0, 2].numpy())
+
+
 class Moved:
     """An arm that believes its hand to be a centimetre higher, as with a longer tool."""
 
