@@ -133,9 +133,7 @@ def join_cluster(address: str) -> None:
         UserError: it cannot be reached.
     """
     if not address:
-        os.environ.setdefault(
-            "RAY_AUTH_TOKEN", secrets.token_hex(32)
-        )  # known to this run's processes alone
+        make_token()
     ray = require_ray()
     try:
         _init(ray, address or "local")
@@ -152,19 +150,23 @@ def join_cluster(address: str) -> None:
         ) from error
 
 
-def _init(ray: Any, address: str) -> None:
-    """``ray.init``, tried again where a busy machine keeps its parts from starting.
+def make_token() -> None:
+    """A token for a cluster here, which this process and those that it starts know alone.
 
-    They did not start within 30 s, or another cluster had taken the port that was chosen.
+    It stays for the life of the process, because Ray reads it once.
     """
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+
+def _init(ray: Any, address: str) -> None:
+    """``ray.init``, tried again where its parts did not start within 30 s on a busy machine."""
     for last in (False, False, True):
         try:
             ray.init(address, include_dashboard=False, logging_level=logging.ERROR)
             return
         except Exception as error:
             ray.shutdown()
-            said = str(error).lower()
-            if last or not ("timed out" in said or "failed to start gcs" in said):
+            if last or "timed out" not in str(error).lower():
                 raise
 
 
