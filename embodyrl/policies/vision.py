@@ -57,11 +57,15 @@ class FilmCNN(nn.Module):
             Tokens (B, h/16 * w/16, d), and keypoints (B, 2 * num_keypoints) in [-1, 1]: first the
             row of each keypoint, then the column of each.
         """
-        x = images.permute(0, 3, 1, 2).to(self.stem.weight.dtype) / 127.5 - 1.0
-        x = F.relu(self.stem(x))
+        x = F.relu(self.stem(as_pixels(images).to(self.stem.weight.dtype)))
         scale, shift = self.film(text)[:, :, None, None].chunk(2, dim=1)
         x = F.relu(self.conv(x) * (1.0 + scale) + shift)
         return as_sequence(self.tokens(x)), spatial_softmax(self.keypoints(x))
+
+
+def as_pixels(images: UInt8[Tensor, "b h w 3"]) -> Float[Tensor, "b 3 h w"]:
+    """Pictures as numbers in [-1, 1]."""
+    return images.permute(0, 3, 1, 2).float() / 127.5 - 1.0
 
 
 def spatial_softmax(x: Float[Tensor, "b k h w"]) -> Float[Tensor, "b k2"]:

@@ -15,7 +15,7 @@ from embodyrl.algorithm import Algorithm
 from embodyrl.devices import usable_cores
 from embodyrl.types import EnvSpec, Obs
 
-BUDGET = 1.5
+BUDGET = 0.6
 """Seconds that a choice may take, beside one first try."""
 WORTH = 1.1
 """More threads are taken where they are so many times as fast: the others serve the simulator."""

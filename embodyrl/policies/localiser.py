@@ -1,0 +1,151 @@
+"""``Localiser``: where the robot will be when the task is solved, seen in one observation.
+
+    proprio --Painter--> the picture without what matters (robot and background)
+    2 * (picture - painted), picture --convolutions, FiLM by the instruction--> keypoints
+    keypoints, proprio, instruction --head--> J places (B, J, P)
+
+What matters for a task is where the hand must go. No label says so, but hindsight does: in an
+episode that was solved, the robot itself was there. The last J observations of such an episode tell
+it for all the earlier ones (as goals are relabelled in arXiv:1707.01495). So critics learn where
+things are from the data alone, of any env, and no simulator's state is read.
+
+A picture minus what proprioception explains shows the rest: the objects. Without that the keypoints
+follow the robot, which explains most of a picture.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from embodyrl.policies.normalize import Normalizer
+from embodyrl.policies.text import TextEncoder
+from embodyrl.policies.vision import as_pixels, spatial_softmax
+from embodyrl.types import EnvSpec, Obs
+
+TEXT_WIDTH = 64
+CHANNELS = 32
+KEYPOINTS = 20
+HIDDEN = 128
+ENDS = 3
+"""J: so many last observations of a solved episode are labels."""
+SMALL_ERROR = 0.3
+"""Errors below, in standard deviations of proprioception, count as squares (Huber)."""
+
+
+class Painter(nn.Module):
+    """Paints what proprioception explains of a camera's picture; the rest is the usual picture.
+
+    Args:
+        proprio_dim: P.
+        size: (height, width), multiples of 8.
+    """
+
+    usual: Tensor
+
+    def __init__(self, proprio_dim: int, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.size = (-(-size[0] // 8), -(-size[1] // 8))
+        self.spread = nn.Linear(HIDDEN, CHANNELS * self.size[0] * self.size[1])
+        self.hidden = nn.Linear(proprio_dim, HIDDEN)
+        self.to_half = nn.Conv2d(CHANNELS, 16 * 16, 3, padding=1)
+        self.to_full = nn.Conv2d(16, 4 * 4, 3, padding=1)
+        self.register_buffer("usual", torch.zeros(3, *size))
+
+    def forward(self, proprio: Float[Tensor, "b p"]) -> Float[Tensor, "b 3 h w"]:
+        """Pictures in [-1, 1]."""
+        x = F.silu(self.spread(F.silu(self.hidden(proprio))))
+        x = F.silu(F.pixel_shuffle(self.to_half(x.view(-1, CHANNELS, *self.size)), 4))
+        height, width = self.usual.shape[1:]
+        x = F.pixel_shuffle(self.to_full(x), 2)[..., :height, :width]
+        # A gate opens where the robot hides the usual picture.
+        gate = torch.sigmoid(x[:, 3:] - 2.0)
+        return gate * x[:, :3] + (1.0 - gate) * self.usual
+
+
+class Eye(nn.Module):
+    """The keypoints of one camera, in what the painter does not explain."""
+
+    def __init__(self, proprio_dim: int, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.painter = Painter(proprio_dim, size)
+        self.stem = nn.Conv2d(6, CHANNELS, 8, stride=4, padding=2)
+        self.conv = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
+        self.film = nn.Linear(TEXT_WIDTH, 2 * CHANNELS)
+        self.more = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
+        self.keypoints = nn.Conv2d(CHANNELS, KEYPOINTS, 1)
+
+    def forward(
+        self,
+        image: UInt8[Tensor, "b h w 3"],
+        proprio: Float[Tensor, "b p"],
+        text: Float[Tensor, "b e"],
+    ) -> Float[Tensor, "b k2"]:
+        """(B, 2 * KEYPOINTS) in [-1, 1]."""
+        picture = as_pixels(image)
+        with torch.no_grad():  # the painter has a loss of its own
+            rest = picture - self.painter(proprio)
+        x = F.relu(self.stem(torch.cat([2.0 * rest, picture], dim=1)))
+        scale, shift = self.film(text)[:, :, None, None].chunk(2, dim=1)
+        x = F.relu(self.conv(x) * (1.0 + scale) + shift)
+        return spatial_softmax(self.keypoints(x + F.relu(self.more(x))))
+
+
+class Localiser(nn.Module):
+    """J places of the robot, in normalised proprioception; see the module.
+
+    Args:
+        spec: of an env with cameras.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+        p = spec.proprio_dim
+        self.normalize_proprio = Normalizer(p)
+        self.text = TextEncoder(TEXT_WIDTH, 0, 1)
+        self.eyes = nn.ModuleDict({name: Eye(p, size) for name, size in spec.cameras.items()})
+        seen = 2 * KEYPOINTS * len(spec.cameras)
+        self.head = nn.Sequential(
+            nn.Linear(seen + p + TEXT_WIDTH, HIDDEN), nn.SiLU(), nn.Linear(HIDDEN, ENDS * p)
+        )
+
+    def forward(self, obs: Obs) -> Float[Tensor, "b j p"]:
+        """The last places first."""
+        proprio = self.normalize_proprio(obs.proprio)
+        text = self.text(obs.instruction)[2]
+        seen = [eye(obs.images[name], proprio, text) for name, eye in self.eyes.items()]
+        return self.head(torch.cat([*seen, proprio, text], dim=-1)).view(
+            len(proprio), ENDS, proprio.shape[-1]
+        )
+
+    def hindsight_loss(self, obs: Obs, ends: Float[Tensor, "b j p"]) -> Tensor:
+        """Huber loss of the places of B observations.
+
+        Args:
+            obs: of solved episodes.
+            ends: proprioception in the last J observations of each one's episode, the last first.
+        """
+        wanted = self.normalize_proprio(ends)
+        return F.smooth_l1_loss(self(obs), wanted, beta=SMALL_ERROR)
+
+    def painting_loss(self, obs: Obs) -> Tensor:
+        """Mean absolute error of the painted pictures, in pixel values of [-1, 1]."""
+        proprio = self.normalize_proprio(obs.proprio)
+        errors = [
+            (eye.painter(proprio) - as_pixels(obs.images[name])).abs().mean()
+            for name, eye in self.eyes.items()
+        ]
+        return torch.stack(errors).mean()
+
+    @torch.no_grad()
+    def fit_inputs(self, obs: Obs) -> None:
+        """Normalises proprioception, and takes the median of many pictures as the usual one."""
+        self.normalize_proprio.fit(obs.proprio)
+        for name, eye in self.eyes.items():
+            eye.painter.usual.copy_(as_pixels(obs.images[name]).median(0).values)
+
+    def painters(self) -> list[nn.Parameter]:
+        """What ``painting_loss`` trains; ``hindsight_loss`` trains the others."""
+        return [p for eye in self.eyes.values() for p in eye.painter.parameters()]
