@@ -8,23 +8,28 @@
 Critics of whole chunks are those of Q-chunking (arXiv:2507.07969). Nothing is differentiated
 through the policy or, for the actor, through Q. So every policy that can be sampled and can imitate
 is trained by the same code, and it stays near what it can do: maximising Q through the policy's
-gradient leaves the data, where critics are wrong. No critic reads the simulator's state.
+gradient leaves the data, where critics are wrong. No critic reads the simulator's state: where the
+objects are in pictures they learn by hindsight (``policies.localiser``), and the buffer keeps what
+they see as features.
 """
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
 
+from embodyrl.algorithms.hindsight import Hindsight, last_places
 from embodyrl.algorithms.off_policy import OffPolicy, shifted
 from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.algorithms.sft import imitation_loss
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.losses import td_loss
 from embodyrl.functional.returns import chunk_td_target, discounted_returns
+from embodyrl.policies.localiser import ENDS
 from embodyrl.policy import Chooses, ChoosingPolicy, HasFlow, Imitates, has_ability
 from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
@@ -34,6 +39,10 @@ from embodyrl.types import Obs
 if TYPE_CHECKING:
     from embodyrl.data.demonstrations import Demonstrations
 
+MEDIAN_OF = 400
+"""Observations by which inputs are normalised."""
+ENCODED_AT_ONCE = 512
+TD_COLUMNS = ("next_features", "next_choice", "reward", "valid", "terminated", "truncated")
 SAME = 1e-5
 """Chunks whose actions differ by no more are the same."""
 Ratio = Annotated[float, Range(0, 1000, open_low=True)]
@@ -65,8 +74,13 @@ class PARLConfig:
         critic_lr: of the critics (Adam).
         tau: share by which target critics follow at each step.
         success_coef: weight of imitating own chunks of episodes that were solved.
-        bc_coef: weight of imitating the demonstrations of ``data.path``.
-        shift: pixels, at most, by which pictures are shifted at random before nets see them.
+        bc_coef: weight of imitating the demonstrations of ``data.path``, which also teach where
+            things are in pictures.
+        hindsight_steps: gradient steps in which that is learned first, after the warm-up. Read
+            where there are pictures.
+        refresh_chunks: after so many chunks it is learned further, with a third of the steps; 0
+            means never.
+        shift: pixels, at most, by which pictures are shifted at random before the actor sees them.
         max_grad_norm: of the actor and of the critics, each; 0 means no bound.
     """
 
@@ -88,6 +102,8 @@ class PARLConfig:
     tau: Discount = 0.01
     success_coef: NotNegative = 0.5
     bc_coef: NotNegative = 0.0
+    hindsight_steps: Count = 900
+    refresh_chunks: CountOrZero = 5_000
     shift: CountOrZero = 0
     max_grad_norm: NotNegative = 10.0
 
@@ -123,18 +139,17 @@ class PARL(OffPolicy):
             raise UserError(
                 "policy.proposals is 1, so there is nothing to choose from. Set it to 2 or more (8)."
             )
-        if c.shift and not policy.spec.cameras:
-            raise UserError(
-                f"algorithm.shift is {c.shift}, but {policy.spec.name} has no pictures to shift. "
-                "Leave it at 0."
-            )
+        if not policy.spec.cameras:
+            names = ("shift", "hindsight_steps", "refresh_chunks")
+            refuse_unread(c, "algorithm", names, f"{policy.spec.name} has no pictures")
         self.device = next(policy.parameters()).device
         self.chooser = policy.chooser
-        self.target = self.chooser.make_target()
-        # What is kept of a chunk beyond the transition: the choice at the state after it, its
-        # episode, whether that was solved or is over, and if it is, the return from the chunk on.
+        self.target = copy.deepcopy(self.chooser.critics).requires_grad_(False)
+        # What is kept of a chunk beyond the transition: what critics see before and after it, the
+        # choice at the state after it, its episode, and whether that was solved or is over. If it
+        # is over, also the return from the chunk on, and how the episode ended.
         horizon = policy.config.horizon
-        shape = (horizon, policy.spec.action_dim)
+        seen = (self.chooser.encoder.dim,)
         self.buffer = ReplayBuffer(
             c.capacity,
             policy.spec,
@@ -142,24 +157,30 @@ class PARL(OffPolicy):
             privileged=False,
             device=self.device,
             extra={
-                "next_choice": (shape, torch.float32),
+                "features": (seen, torch.float32),
+                "next_features": (seen, torch.float32),
+                "next_choice": ((horizon, policy.spec.action_dim), torch.float32),
                 "episode": ((), torch.int64),
                 "solved": ((), torch.bool),
                 "return": ((), torch.float32),
                 "over": ((), torch.bool),
+                "ends": ((ENDS, policy.spec.proprio_dim), torch.float32),
             },
         )
+        localiser = self.chooser.encoder.localiser
+        self.hindsight = None if localiser is None else Hindsight(localiser, self.buffer)
         self.actor_optimizer = GuardedAdam(
             policy.actor_parameters(), c.lr, c.max_grad_norm, "actor"
         )
         self.critic_optimizer = GuardedAdam(
-            self.chooser.parameters(), c.critic_lr, c.max_grad_norm, "critics"
+            self.chooser.critics.parameters(), c.critic_lr, c.max_grad_norm, "critics"
         )
         self.demos: Demonstrations | None = None
         self.critic_steps = 0
         self.actor_steps = 0
         self.pending_critic = 0.0  # steps that the chunks collected so far still ask for
         self.pending_actor = 0.0
+        self.chunks_since_refresh = 0
 
     # Demonstrations.
 
@@ -171,11 +192,19 @@ class PARL(OffPolicy):
     def add_demos(self, demos: Demonstrations) -> None:
         """Demonstrations to imitate."""
         self.demos = demos
+        if self.hindsight is not None:
+            self.hindsight.demos = demos
 
     # Acting.
 
-    def choose(self, obs: Obs, generator: torch.Generator) -> Tensor:
-        """The best of N proposals (B, H, A) at each observation; before warm-up the only one."""
+    def choose(self, obs: Obs, features: Tensor, generator: torch.Generator) -> Tensor:
+        """The best of N proposals (B, H, A) at each observation; before warm-up the only one.
+
+        Args:
+            obs: B observations.
+            features: of them, for the critics (B, F).
+            generator: of the proposals.
+        """
         if not self.chooser.ready:
             return self.policy.propose(obs, 1, generator)[:, 0]
         proposals = self.policy.propose(obs, self.policy.config.proposals, generator)
@@ -185,11 +214,11 @@ class PARL(OffPolicy):
                 "PA-RL needs a policy whose samples differ, such as a flow (policy.velocity other "
                 "than gaussian)."
             )
-        return self.chooser.best(obs, proposals)
+        return self.chooser.best_of(features, proposals)
 
     def act(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """See ``rollouts.collect.Act``."""
-        choice = self.choose(obs, generator)
+        choice = self.choose(obs, self.chooser.encoder(obs), generator)
         return choice, choice
 
     # Learning.
@@ -202,10 +231,11 @@ class PARL(OffPolicy):
         stats = Means()
         self._store(batch.chunks, generator)
         if len(self.buffer) >= min(c.warmup_chunks, c.capacity):
-            if not self.chooser.encoder.normalize_proprio.fitted:
-                self._fit_inputs()
             if not self.chooser.ready:
                 self._warm_up(generator, stats)
+            self.chunks_since_refresh += len(batch.chunks)
+            if c.refresh_chunks and self.chunks_since_refresh >= c.refresh_chunks:
+                self._look_again(generator, stats)
             self.pending_critic += c.critic_utd * len(batch.chunks)
         while self.pending_critic >= 1:
             self.pending_critic -= 1
@@ -233,17 +263,21 @@ class PARL(OffPolicy):
                 "PA-RL imitates own successes, so each chunk must name its episode and say whether "
                 "it was solved. Collect with rollouts.collect.collect_transitions."
             )
+        # What critics see, and what is chosen after each chunk.
         rows = self.buffer.add(chunks)
         data = self.buffer.data
-        data["next_choice"][rows] = self.choose(chunks.next_obs, generator)
+        data["features"][rows] = self.chooser.encoder(chunks.obs)
+        data["next_features"][rows] = self.chooser.encoder(chunks.next_obs)
+        next_choice = self.choose(chunks.next_obs, data["next_features"][rows], generator)
+        data["next_choice"][rows] = next_choice
         data["episode"][rows] = episode
         # Own successes: all chunks of the episodes that were solved now, and none of the others.
         data["solved"] |= torch.isin(data["episode"], episode[success].to(self.device))
         for ended in episode[chunks.terminated | chunks.truncated].tolist():
-            self._note_returns(ended)
+            self._look_back(ended)
 
-    def _note_returns(self, episode: int) -> None:
-        """The Monte Carlo returns of an episode that is over, by those of its chunks still here."""
+    def _look_back(self, episode: int) -> None:
+        """How an episode went on and ended, noted at those of its chunks that are still here."""
         data = self.buffer.data
         rows = (data["episode"][: len(self.buffer)] == episode).nonzero().flatten()
         # In the order in which they were played: the oldest row follows the newest.
@@ -252,21 +286,38 @@ class PARL(OffPolicy):
         reward, valid = data["reward"][rows], data["valid"][rows]
         data["return"][rows] = discounted_returns(reward, valid, self.config.gamma)
         data["over"][rows] = True
-
-    def _fit_inputs(self) -> None:
-        """Normalises what the critics see, by the first chunks."""
-        proprio = self.buffer.data["obs/proprio"][: len(self.buffer)]
-        for net in (self.chooser, self.target):
-            net.encoder.normalize_proprio.fit(proprio)
+        proprio = [data["obs/proprio"][rows], data["next_obs/proprio"][rows[-1:]]]
+        data["ends"][rows] = last_places(torch.cat(proprio))
 
     def _warm_up(self, generator: torch.Generator, stats: Means) -> None:
-        """The first steps of the critics, which judge the policy as it is."""
+        """Learns to see, and then the first steps of the critics, which judge the policy as it is."""
+        # What is usual in proprioception and pictures.
+        rows = torch.randint(len(self.buffer), (MEDIAN_OF,), generator=generator)
+        self.chooser.encoder.fit_inputs(self.buffer.rows(rows.to(self.device)).obs)
+        if self.hindsight is not None:
+            self.hindsight.fit_painter(self.config.hindsight_steps, generator, stats)
+            self.hindsight.fit(self.config.hindsight_steps, generator, stats)
+        self._encode_all()
         while self.critic_steps < self.config.critic_warmup:
             self._update_critics(generator, stats)
         self.chooser.ready.fill_(True)
 
-    def _return_batch(self, generator: torch.Generator) -> tuple[Transitions, Tensor]:
-        """Chunks of episodes that are over, and the discounted return from each on."""
+    def _look_again(self, generator: torch.Generator, stats: Means) -> None:
+        """Learns to see with what was played since, and what the buffer holds is seen anew."""
+        self.chunks_since_refresh = 0
+        if self.hindsight is not None:
+            self.hindsight.fit(max(1, self.config.hindsight_steps // 3), generator, stats)
+            self._encode_all()
+
+    def _encode_all(self) -> None:
+        """The features of all observations of the buffer."""
+        for rows in torch.arange(len(self.buffer), device=self.device).split(ENCODED_AT_ONCE):
+            chunks = self.buffer.rows(rows)
+            self.buffer.data["features"][rows] = self.chooser.encoder(chunks.obs)
+            self.buffer.data["next_features"][rows] = self.chooser.encoder(chunks.next_obs)
+
+    def _return_batch(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Places of chunks of episodes that are over, and the discounted return from each on."""
         known = self.buffer.data["over"][: len(self.buffer)].nonzero().flatten()
         if not len(known):
             raise UserError(
@@ -275,39 +326,37 @@ class PARL(OffPolicy):
             )
         pick = torch.randint(len(known), (self.config.batch_size,), generator=generator)
         rows = known[pick.to(self.device)]
-        return self.buffer.rows(rows), self.buffer.data["return"][rows]
+        return rows, self.buffer.data["return"][rows]
 
-    def _td_batch(self, generator: torch.Generator) -> tuple[Transitions, Tensor]:
-        """Chunks of the replay buffer, and their TD targets."""
+    def _td_batch(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Places of chunks, and their TD targets."""
         rows = self.buffer.draw(self.config.batch_size, generator)
-        batch = self.buffer.rows(rows)
-        next_choice = self.buffer.data["next_choice"][rows]
+        data = {name: self.buffer.data[name][rows] for name in TD_COLUMNS}
         # The value after each chunk, of what was chosen there.
         with torch.no_grad():
-            next_value = self.target(
-                shifted(batch.next_obs, self.config.shift, generator), next_choice
-            ).mean(0)
+            next_value = self.target(data["next_features"], data["next_choice"]).mean(0)
         # Nothing comes after a solved episode, nor after one that failed because its time was over.
-        over = batch.terminated
+        over = data["terminated"]
         if not self.config.bootstrap_timeouts:
-            over = over | batch.truncated
+            over = over | data["truncated"]
         gamma = self.config.gamma
-        return batch, chunk_td_target(batch.reward, batch.valid, next_value, over, gamma)
+        return rows, chunk_td_target(data["reward"], data["valid"], next_value, over, gamma)
 
     def _update_critics(self, generator: torch.Generator, stats: Means) -> None:
         c = self.config
         if self.critic_steps < c.mc_steps:
-            batch, target = self._return_batch(generator)
+            rows, target = self._return_batch(generator)
         else:
-            batch, target = self._td_batch(generator)
+            rows, target = self._td_batch(generator)
         # Loss, backward pass and optimiser step.
-        q = self.chooser(shifted(batch.obs, c.shift, generator), batch.choice)
+        features, choice = self.buffer.data["features"][rows], self.buffer.data["choice"][rows]
+        q = self.chooser.critics(features, choice)
         loss = td_loss(q, target)
         self.critic_optimizer.zero_grad()
         loss.backward()
         norm = self.critic_optimizer.step(loss)
         # The target nets follow.
-        self.target.follow(self.chooser, c.tau)
+        self.target.follow(self.chooser.critics, c.tau)
         self.critic_steps += 1
         stats.add(critic_loss=loss, critic_grad_norm=norm, q=q.mean(), td_target=target.mean())
 
@@ -318,18 +367,25 @@ class PARL(OffPolicy):
         after = torch.rand(len(rows), generator=generator) < 0.5
         rows = rows.to(self.device)
         after = after.to(self.device) & ~self.buffer.data["terminated"][rows]
-        states = [self.buffer.rows(rows[~after]).obs, self.buffer.rows(rows[after]).next_obs]
-        obs = Obs.cat(states)
+        rows = torch.cat([rows[~after], rows[after]])
+        before = int((~after).sum())
+        data = self.buffer.data
+        obs = Obs.cat(
+            [self.buffer.rows(rows[:before]).obs, self.buffer.rows(rows[before:]).next_obs]
+        )
+        features = torch.cat(
+            [data["features"][rows[:before]], data["next_features"][rows[before:]]]
+        )
         # The best of N proposals. What is chosen after a chunk is kept for the critics.
         proposals = self.policy.propose(obs, self.policy.config.proposals, generator)
-        values = self.chooser.values(obs, proposals)
+        values = self.chooser.values_of(features, proposals)
         best = proposals[torch.arange(len(rows), device=self.device), values.argmax(1)]
-        self.buffer.data["next_choice"][rows[after]] = best[len(states[0]) :]
+        data["next_choice"][rows[before:]] = best[before:]
         # Imitation of the choice, of own successes, and of demonstrations.
         whole = torch.ones(best.shape[:2], dtype=torch.bool, device=self.device)
         loss = self._imitation(obs, best, whole, generator)
         stats.add(choice_loss=loss, choice_gain=(values.amax(1) - values.mean(1)).mean())
-        solved = self.buffer.data["solved"][: len(self.buffer)].nonzero().flatten()
+        solved = data["solved"][: len(self.buffer)].nonzero().flatten()
         if c.success_coef and len(solved):
             pick = torch.randint(len(solved), (c.actor_batch_size,), generator=generator)
             own = self.buffer.rows(solved[pick.to(self.device)])
@@ -359,12 +415,17 @@ class PARL(OffPolicy):
 
     # Checkpoints.
 
+    def _optimizers(self) -> list[GuardedAdam]:
+        seeing = self.hindsight
+        more = [] if seeing is None else [seeing.painter_optimizer, seeing.optimizer]
+        return [self.actor_optimizer, self.critic_optimizer, *more]
+
     def state_dict(self) -> dict[str, Any]:
         """Target critics, optimisers, counters and, with ``save_replay``, the buffer."""
         return {
             "target": self.target.state_dict(),
-            "optimizers": [self.actor_optimizer.state_dict(), self.critic_optimizer.state_dict()],
-            "steps": [self.critic_steps, self.actor_steps],
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers()],
+            "steps": [self.critic_steps, self.actor_steps, self.chunks_since_refresh],
             "pending": [self.pending_critic, self.pending_actor],
             "replay": self.buffer.state_dict() if self.config.save_replay else None,
         }
@@ -372,9 +433,10 @@ class PARL(OffPolicy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of ``state_dict``."""
         self.target.load_state_dict(state["target"])
-        self.actor_optimizer.load_state_dict(state["optimizers"][0])
-        self.critic_optimizer.load_state_dict(state["optimizers"][1])
-        self.critic_steps, self.actor_steps = (int(x) for x in state["steps"])
+        for optimizer, saved in zip(self._optimizers(), state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        steps = (int(x) for x in state["steps"])
+        self.critic_steps, self.actor_steps, self.chunks_since_refresh = steps
         self.pending_critic, self.pending_actor = (float(x) for x in state["pending"])
         if state["replay"] is not None:
             self.buffer.load_state_dict(state["replay"])

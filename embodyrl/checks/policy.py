@@ -225,8 +225,8 @@ def _check_choosing(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> N
             _gap(proposals[:, 0], proposals[:, 1]) > 1e-5,
             "propose: all chunks of an observation are equal, so there is nothing to choose from.",
         )
-        values = policy.chooser.values(obs, proposals)
-        require(tuple(values.shape) == (n, 3), "chooser.values are not (N, count).")
+        values = policy.chooser.values_of(policy.chooser.encoder(obs), proposals)
+        require(tuple(values.shape) == (n, 3), "chooser.values_of are not (N, count).")
 
 
 def _check_imitation(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> None:

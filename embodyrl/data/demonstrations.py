@@ -172,6 +172,22 @@ class Demonstrations:
         )
         return obs, self.actions[torch.minimum(steps, end - 1)], steps < end
 
+    def last_proprio(self, indices: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """How the episodes of frames ended: proprioception H, 2H, ... actions before the end.
+
+        Args:
+            indices: (B,) frames.
+            count: J. In a short episode its first frame stands for those before it.
+
+        Returns:
+            (B, J, P), the last first, and whether the episode was solved (B,).
+        """
+        indices = indices.cpu()
+        end = self.end[indices, None]
+        places = (end - 1 - self.horizon * torch.arange(count)).clamp_min(0)
+        first = torch.searchsorted(self.end, end)  # the first frame of those with the same end
+        return self.proprio[places.maximum(first)], self.success[indices]
+
     def transitions(self, size: int = 1024, weights: Tensor | None = None) -> Iterator[Transitions]:
         """Every chunk as a transition for off-policy algorithms, ``size`` at a time.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -67,19 +67,30 @@ class Mixture:
 
     def batch(self, indices: Tensor) -> tuple[Obs, Tensor, Tensor]:
         """See ``Demonstrations.batch``."""
+        found, back = self._of_parts(indices, lambda part, rows: part.batch(rows))
+        obs, actions, mask = zip(*found, strict=True)
+        return Obs.cat(list(obs))[back], torch.cat(actions)[back], torch.cat(mask)[back]
+
+    def last_proprio(self, indices: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """See ``Demonstrations.last_proprio``."""
+        found, back = self._of_parts(indices, lambda part, rows: part.last_proprio(rows, count))
+        proprio, solved = zip(*found, strict=True)
+        return torch.cat(proprio)[back], torch.cat(solved)[back]
+
+    def _of_parts(
+        self, indices: Tensor, read: Callable[[Demonstrations, Tensor], tuple[Any, ...]]
+    ) -> tuple[list[tuple[Any, ...]], Tensor]:
+        """What each data set says of its frames, and the order that puts all back in place."""
         indices = indices.cpu()
         # The rows of every data set, in its own numbers.
         which = torch.bucketize(indices, self.offsets[1:], right=True)
         rows = [(which == k).nonzero().flatten() for k in range(len(self.parts))]
-        found: list[tuple[Any, ...]] = [
-            part.batch(indices[r] - self.offsets[k])
+        found = [
+            read(part, indices[r] - self.offsets[k])
             for k, (part, r) in enumerate(zip(self.parts, rows, strict=True))
             if len(r)
         ]
-        # Put the rows back in order.
-        back = torch.cat(rows).argsort()
-        obs, actions, mask = zip(*found, strict=True)
-        return Obs.cat(list(obs))[back], torch.cat(actions)[back], torch.cat(mask)[back]
+        return found, torch.cat(rows).argsort()
 
     def transitions(self, size: int = 1024) -> Iterator[Transitions]:
         """Every chunk of every data set once; see ``Demonstrations.transitions``."""

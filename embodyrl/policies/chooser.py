@@ -7,56 +7,62 @@ differentiated through the policy, so any policy that can be sampled will do. PA
     obs --ChooserEncoder--> features (B, F) --+
     proposals (B, N, H, A) -------------------+--> Critics --mean of E--> values (B, N)
 
-The critics have an encoder of their own. They see what a real robot sees: proprioception, pictures
-and the instruction, but no state of a simulator.
+The critics' encoder sees what a real robot sees: proprioception, pictures and the instruction, but no
+state of a simulator. Hindsight trains it (``policies.localiser``), the critics' loss does not. So
+features are computed once for each observation, and a gradient step of the critics is cheap.
 """
 
 from __future__ import annotations
-
-import copy
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from embodyrl.policies.critics import Critics
+from embodyrl.policies.localiser import ENDS, TEXT_WIDTH, Localiser
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.text import TextEncoder
-from embodyrl.policies.vision import FilmCNN
 from embodyrl.types import EnvSpec, Obs
-
-TEXT_WIDTH = 64
-VISION_WIDTH = 32
 
 
 class ChooserEncoder(nn.Module):
-    """Normalised proprioception, keypoints of each camera, and a summary of the instruction.
+    """Normalised proprioception, the instruction, and where the task leads.
 
-    Envs with one task have one instruction, so it is left out where there are no pictures either.
+    Pictures are read as the places of a ``Localiser``, also as seen from where the robot is now.
+    Envs without pictures that have one task have one instruction, so it is left out.
     """
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
-        self.cameras = tuple(spec.cameras)
         self.normalize_proprio = Normalizer(spec.proprio_dim)
         self.dim = spec.proprio_dim
-        self.reads_text = bool(self.cameras) or len(spec.tasks) > 1
-        if self.reads_text:
-            self.text = TextEncoder(TEXT_WIDTH, 0, 1)
+        self.localiser: Localiser | None = None
+        self.text: TextEncoder | None = None
+        if spec.cameras:
+            self.localiser = Localiser(spec)
+            self.dim += TEXT_WIDTH + 2 * ENDS * spec.proprio_dim
+        elif len(spec.tasks) > 1:
+            self.text = TextEncoder(TEXT_WIDTH, 0, 1).requires_grad_(False)  # tells tasks apart
             self.dim += TEXT_WIDTH
-        self.vision = nn.ModuleDict(
-            {name: FilmCNN(VISION_WIDTH, 1, text_dim=TEXT_WIDTH) for name in self.cameras}
-        )
-        self.dim += 2 * VISION_WIDTH * len(self.cameras)
 
+    @torch.no_grad()
     def forward(self, obs: Obs) -> Float[Tensor, "b f"]:
         """The features of B observations."""
         parts = [self.normalize_proprio(obs.proprio)]
-        if self.reads_text:
-            text = self.text(obs.instruction)[2]
-            parts.append(text)
-            parts += [self.vision[name](obs.images[name], text)[1] for name in self.cameras]
+        if self.localiser is not None:
+            parts.append(self.localiser.text(obs.instruction)[2])
+            places = self.localiser(obs)
+            parts += [places.flatten(1), (places - parts[0][:, None]).flatten(1)]
+        if self.text is not None:
+            parts.append(self.text(obs.instruction)[2])
         return torch.cat(parts, dim=-1)
+
+    @torch.no_grad()
+    def fit_inputs(self, obs: Obs) -> None:
+        """Normalises what it sees, by many observations."""
+        self.normalize_proprio.fit(obs.proprio)
+        if self.localiser is not None:
+            self.localiser.fit_inputs(obs)
 
 
 class Chooser(nn.Module):
@@ -85,29 +91,22 @@ class Chooser(nn.Module):
         size = horizon * spec.action_dim
         self.critics = Critics(self.encoder.dim, size, count, width, layers, "layer")
 
-    def forward(self, obs: Obs, chunks: Float[Tensor, "b h a"]) -> Float[Tensor, "e b"]:
-        """The value of each chunk by each critic."""
-        return self.critics(self.encoder(obs), chunks)
-
     @torch.no_grad()
-    def values(self, obs: Obs, proposals: Float[Tensor, "b n h a"]) -> Float[Tensor, "b n"]:
-        """The mean of the critics for N proposals of each observation, which is encoded once."""
-        features = self.encoder(obs)
+    def values_of(
+        self, features: Float[Tensor, "b f"], proposals: Float[Tensor, "b n h a"]
+    ) -> Float[Tensor, "b n"]:
+        """The mean of the critics for N proposals at each of B observations."""
         b, n = proposals.shape[:2]
         features = features[:, None].expand(b, n, -1).flatten(0, 1)
         return self.critics(features, proposals.flatten(0, 1)).mean(0).view(b, n)
 
-    def best(self, obs: Obs, proposals: Float[Tensor, "b n h a"]) -> Float[Tensor, "b h a"]:
+    def best_of(
+        self, features: Float[Tensor, "b f"], proposals: Float[Tensor, "b n h a"]
+    ) -> Float[Tensor, "b h a"]:
         """The proposal with the largest value."""
-        index = self.values(obs, proposals).argmax(1)
+        index = self.values_of(features, proposals).argmax(1)
         return proposals[torch.arange(len(index), device=index.device), index]
 
-    def make_target(self) -> Chooser:
-        """A copy that learns by ``follow`` alone."""
-        return copy.deepcopy(self).requires_grad_(False)
-
-    @torch.no_grad()
-    def follow(self, other: Chooser, tau: float) -> None:
-        """Moves these weights towards those of ``other`` by the share ``tau``."""
-        for mine, theirs in zip(self.parameters(), other.parameters(), strict=True):
-            mine.lerp_(theirs, tau)
+    def best(self, obs: Obs, proposals: Float[Tensor, "b n h a"]) -> Float[Tensor, "b h a"]:
+        """The same from the observations themselves."""
+        return self.best_of(self.encoder(obs), proposals)

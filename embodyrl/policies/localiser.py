@@ -15,6 +15,8 @@ follow the robot, which explains most of a picture.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, UInt8
@@ -113,9 +115,10 @@ class Localiser(nn.Module):
 
     def forward(self, obs: Obs) -> Float[Tensor, "b j p"]:
         """The last places first."""
+        # The keypoints of all cameras, then one head for all that was seen.
         proprio = self.normalize_proprio(obs.proprio)
         text = self.text(obs.instruction)[2]
-        seen = [eye(obs.images[name], proprio, text) for name, eye in self.eyes.items()]
+        seen = [eye(obs.images[name], proprio, text) for name, eye in self._each()]
         return self.head(torch.cat([*seen, proprio, text], dim=-1)).view(
             len(proprio), ENDS, proprio.shape[-1]
         )
@@ -130,12 +133,16 @@ class Localiser(nn.Module):
         wanted = self.normalize_proprio(ends)
         return F.smooth_l1_loss(self(obs), wanted, beta=SMALL_ERROR)
 
+    def difference(self, obs: Obs, later: Obs) -> Tensor:
+        """Huber loss between the places of B observations and of B later ones of their episodes."""
+        return F.smooth_l1_loss(self(obs), self(later), beta=SMALL_ERROR)
+
     def painting_loss(self, obs: Obs) -> Tensor:
         """Mean absolute error of the painted pictures, in pixel values of [-1, 1]."""
         proprio = self.normalize_proprio(obs.proprio)
         errors = [
             (eye.painter(proprio) - as_pixels(obs.images[name])).abs().mean()
-            for name, eye in self.eyes.items()
+            for name, eye in self._each()
         ]
         return torch.stack(errors).mean()
 
@@ -143,9 +150,13 @@ class Localiser(nn.Module):
     def fit_inputs(self, obs: Obs) -> None:
         """Normalises proprioception, and takes the median of many pictures as the usual one."""
         self.normalize_proprio.fit(obs.proprio)
-        for name, eye in self.eyes.items():
+        for name, eye in self._each():
             eye.painter.usual.copy_(as_pixels(obs.images[name]).median(0).values)
 
     def painters(self) -> list[nn.Parameter]:
         """What ``painting_loss`` trains; ``hindsight_loss`` trains the others."""
-        return [p for eye in self.eyes.values() for p in eye.painter.parameters()]
+        return [p for _, eye in self._each() for p in eye.painter.parameters()]
+
+    def _each(self) -> list[tuple[str, Eye]]:
+        """The eye of each camera."""
+        return [(name, cast(Eye, eye)) for name, eye in self.eyes.items()]

@@ -76,8 +76,9 @@ def test_the_chooser_takes_the_proposal_of_the_largest_mean_value():
     chooser = Chooser(SPEC, H, 16)
     obs = Obs({}, torch.randn(5, 3), ["go"] * 5)
     proposals = torch.rand(5, 4, H, 2) * 2 - 1
-    by_hand = torch.stack([chooser(obs, proposals[:, i]).mean(0) for i in range(4)], dim=1)
-    torch.testing.assert_close(chooser.values(obs, proposals), by_hand)
+    seen = chooser.encoder(obs)
+    by_hand = torch.stack([chooser.critics(seen, proposals[:, i]).mean(0) for i in range(4)], dim=1)
+    torch.testing.assert_close(chooser.values_of(seen, proposals), by_hand)
     best = chooser.best(obs, proposals)
     for row in range(5):
         assert torch.equal(best[row], proposals[row, by_hand[row].argmax()])
@@ -151,12 +152,13 @@ def test_critics_aim_at_reward_plus_the_discounted_value_of_what_was_chosen(boot
     update(algorithm, chunks)
     # With gamma = .99 and whole chunks, row by row.
     seen = {}
-    algorithm.chooser.forward = lambda obs, choice: seen.setdefault(
+    algorithm.chooser.critics.forward = lambda features, choice: seen.setdefault(
         "q", torch.zeros(2, len(choice), requires_grad=True)
     )
     rows = torch.randint(8, (10,), generator=gen(7))
     stored = algorithm.buffer.rows(rows)
-    value = algorithm.target(stored.next_obs, algorithm.buffer.data["next_choice"][rows]).mean(0)
+    features = algorithm.chooser.encoder(stored.next_obs)
+    value = algorithm.target(features, algorithm.buffer.data["next_choice"][rows]).mean(0)
     discounted = sum(0.99**i * stored.reward[:, i] for i in range(H))
     # Three episodes are solved, three ran out of time, and two go on.
     assert stored.terminated.any() and stored.truncated.any()
@@ -232,7 +234,7 @@ def test_what_cannot_choose_is_refused_in_words():
         make_small({"proposals": 1})
     with pytest.raises(UserError, match="of which they are the first ones"):
         make_small(critic_warmup=10, mc_steps=11)
-    with pytest.raises(UserError, match="no pictures to shift"):
+    with pytest.raises(UserError, match="has no pictures"):
         make_small(shift=4)
     gaussian = make_small({"velocity": "gaussian", "num_denoise_steps": 1}, critic_warmup=0)
     with pytest.raises(UserError, match="the same chunk each time"):

@@ -1,0 +1,120 @@
+"""Hindsight: where the robot was when a task was solved is a label for all that it saw before.
+
+It trains the ``Localiser`` of the critics, on own successes and on demonstrations.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from embodyrl.algorithms.optim import GuardedAdam, Means
+from embodyrl.errors import UserError
+from embodyrl.policies.localiser import ENDS, Localiser
+from embodyrl.types import Obs
+
+if TYPE_CHECKING:
+    from embodyrl.data.demonstrations import Demonstrations
+    from embodyrl.rollouts.replay_buffer import ReplayBuffer
+
+LR = 1e-3
+PAINTER_LR = 2e-3
+BATCH = 64
+PAINTER_SHARE = 0.5
+"""Gradient steps of the painter per step of the rest, in the first fit alone."""
+AGREEMENT = 0.3
+"""Weight of: two observations of one episode lead to the same place. Failed ones teach it too."""
+
+
+def last_places(proprio: Float[Tensor, "t p"]) -> Float[Tensor, "j p"]:
+    """The last J observations of an episode, the last first; the first one stands for those before.
+
+    Args:
+        proprio: of all T observations, that after the last chunk included.
+    """
+    back = torch.arange(ENDS, device=proprio.device)
+    return proprio[(len(proprio) - 1 - back).clamp_min(0)]
+
+
+class Hindsight:
+    """Trains a ``Localiser`` from what a replay buffer holds, and from demonstrations.
+
+    Args:
+        localiser: is trained.
+        buffer: with ``extra`` ``ends`` (J, P), ``solved``, ``over`` and ``episode``.
+    """
+
+    def __init__(self, localiser: Localiser, buffer: ReplayBuffer) -> None:
+        self.localiser = localiser
+        self.buffer = buffer
+        self.demos: Demonstrations | None = None
+        painters = localiser.painters()
+        ids = {id(p) for p in painters}
+        rest = [p for p in localiser.parameters() if id(p) not in ids]
+        self.painter_optimizer = GuardedAdam(painters, PAINTER_LR, 0.0, "painter")
+        self.optimizer = GuardedAdam(rest, LR, 0.0, "localiser")
+
+    def fit_painter(self, steps: int, generator: torch.Generator, stats: Means) -> None:
+        """Learns what proprioception explains of a picture; it stays as it is from then on."""
+        for _ in range(max(1, int(PAINTER_SHARE * steps))):
+            rows = torch.randint(len(self.buffer), (BATCH // 2,), generator=generator)
+            loss = self.localiser.painting_loss(self._seen(rows))
+            _step(self.painter_optimizer, loss)
+            stats.add(painting_loss=loss)
+
+    def fit(self, steps: int, generator: torch.Generator, stats: Means) -> None:
+        """Learns where solved episodes ended.
+
+        Raises:
+            UserError: no episode was solved, and there are no demonstrations.
+        """
+        data, count = self.buffer.data, len(self.buffer)
+        solved = (data["solved"][:count] & data["over"][:count]).nonzero().flatten()
+        if not len(solved) and self.demos is None:
+            raise UserError(
+                f"No episode was solved in the first {len(self.buffer)} chunks and there are no "
+                "demonstrations, so nothing says what matters in a picture. Start from a better "
+                "policy, raise algorithm.warmup_chunks, or set data.path and algorithm.bc_coef=0.1."
+            )
+        # Own successes and demonstrations in equal parts, where there are both.
+        own = BATCH if self.demos is None else BATCH // 2 if len(solved) else 0
+        for _ in range(steps):
+            # What was seen on the way to a success, and how that ended.
+            parts = []
+            if own:
+                pick = solved[_draw(len(solved), own, generator).to(solved.device)]
+                parts.append((self._seen(pick), data["ends"][pick]))
+            if self.demos is not None:
+                frames = self.demos.draw(BATCH - own, generator)
+                ends, solved_ones = self.demos.last_proprio(frames, ENDS)
+                obs, _, _ = self.demos.batch(frames[solved_ones])
+                parts.append((obs.to(self.buffer.device), ends[solved_ones]))
+            obs = Obs.cat([o for o, _ in parts])
+            ends = torch.cat([e.to(self.buffer.device) for _, e in parts])
+            # Where it ended must be told, and may not move from chunk to chunk.
+            loss = self.localiser.hindsight_loss(obs, ends)
+            stats.add(hindsight_loss=loss)
+            loss = loss + AGREEMENT * self._disagreement(generator)
+            _step(self.optimizer, loss)
+
+    def _disagreement(self, generator: torch.Generator) -> Tensor:
+        """How far apart two observations of one episode, a chunk apart, say that it will end."""
+        rows = _draw(len(self.buffer), BATCH // 2, generator).to(self.buffer.device)
+        chunks = self.buffer.rows(rows)
+        return self.localiser.difference(chunks.obs, chunks.next_obs)
+
+    def _seen(self, rows: Tensor) -> Obs:
+        return self.buffer.rows(rows.to(self.buffer.device)).obs
+
+
+def _draw(count: int, size: int, generator: torch.Generator) -> Int[Tensor, " b"]:
+    return torch.randint(count, (size,), generator=generator)
+
+
+def _step(optimizer: GuardedAdam, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step(loss)
