@@ -215,7 +215,7 @@ def peer(connection: ServerConnection) -> str:
     """The address of a client, for messages."""
     try:
         host, port = connection.remote_address[:2]
-    except (OSError, TypeError, ValueError):
+    except (ArithmeticError, OSError, TypeError, ValueError):
         return "a client that is gone"
     return f"{host}:{port}"
 

@@ -67,7 +67,7 @@ def spec_from_json(data: Mapping[str, Any]) -> EnvSpec:
             (kind, int(start), int(numbers)) for kind, start, numbers in data.get("layout", ())
         )
         return EnvSpec(**values)
-    except (KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"The env spec is incomplete: {error}.") from error
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import random
 import resource
 import shutil
@@ -325,6 +326,12 @@ def test_spec_round_trip_and_unknown_key():
         spec_from_json({**data, "control_mod": "x"})
     with pytest.raises(UserError, match="malformed: the content has no 'num_envs'"):
         spec_from_json({"name": "x"})
+
+
+@pytest.mark.parametrize("odd", [[["hand", math.inf, 3]], [["hand", 0, math.nan]], [[1]], ["x"]])
+def test_a_spec_whose_layout_is_odd_is_refused_in_words(odd):
+    with pytest.raises(UserError, match="The env spec is"):
+        spec_from_json({**spec_to_json(SPEC), "layout": odd})
 
 
 def test_the_spec_of_an_older_checkpoint_reported_success():

@@ -98,7 +98,7 @@ def recorded(messages: dict[str, list[dict[str, Any]]], file: Path) -> Recording
         return _recorded(messages, file)
     except UserError as error:
         raise UserError(f"{file}: {error}") from error
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{file} is no whole recording ({type(error).__name__}: {error}). Take it out of the "
             "folder."

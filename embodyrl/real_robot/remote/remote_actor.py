@@ -96,7 +96,14 @@ def _serve(connection: ClientConnection, config: Any, envs: Envs) -> int:
                 algorithm.result.load_state_dict(told["weights"])
                 has_weights = True
             algorithm.load_acting_state(told["acting"])
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        except (
+            ArithmeticError,
+            AttributeError,
+            KeyError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise UserError(
                 f"What the learner sent does not fit the policy ({type(error).__name__}: "
                 f"{str(error)[:200]}). The arm is at rest; use the same version on both computers."

@@ -125,7 +125,7 @@ class TwinNode:
             # 2. Take the newest command, move the physics on, and publish.
             try:
                 self._obey()
-            except (UserError, LookupError, TypeError, ValueError) as error:
+            except (UserError, ArithmeticError, LookupError, TypeError, ValueError) as error:
                 # A robot goes on after a command that it refuses.
                 log.warning("A command is refused: %s.", error)
             twin.sleep_until(due + ahead)
