@@ -380,6 +380,7 @@ ALGORITHMS = {
         "actor_utd": 0.5,
         "capacity": 16,
         "save_replay": False,
+        "hindsight_steps": 2,
     },
 }
 PARTS = {"dsrl": {"steer_width": 8}, "pa_rl": {"chooser_width": 8, "proposals": 3}}

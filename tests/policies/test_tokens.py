@@ -90,7 +90,7 @@ def test_pa_rl_trains_it(vlm, decoding):
     before = {name: value.clone() for name, value in policy.named_parameters()}
     config = PARLConfig(
         warmup_chunks=3, critic_warmup=1, mc_steps=1, batch_size=3, actor_batch_size=3, capacity=8,
-        critic_utd=1.0, actor_utd=1.0,
+        critic_utd=1.0, actor_utd=1.0, hindsight_steps=2,
     )  # fmt: skip
     algorithm = PARL(config, policy)
     obs = observation()
