@@ -10,6 +10,7 @@ from embodyrl.functional.returns import (
     chunk_rewards,
     chunk_td_target,
     combined_group_advantages,
+    discounted_returns,
     equal_episode_weights,
     gae,
     group_advantages,
@@ -86,6 +87,24 @@ def test_chunk_target_is_the_step_wise_target_applied_h_times():
         target = torch.where(valid[:, i], reward[:, i] + 0.9 * target, target)
     none = torch.zeros(7, dtype=torch.bool)
     assert torch.allclose(chunk_td_target(reward, valid, next_value, none, 0.9), target)
+
+
+def test_discounted_returns_by_hand_and_as_one_long_sum():
+    """Chunks of 3, 1 and 2 actions, gamma 1/2; then any chunks against sum_i gamma^i r_i."""
+    reward = torch.tensor([[4.0, 4, 4], [8, 99, 99], [16, 32, 99]], dtype=F64)
+    valid = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0]], dtype=torch.bool)
+    last = 16 + 32 / 2
+    middle = 8 + last / 2
+    assert discounted_returns(reward, valid, 0.5).tolist() == [4 + 2 + 1 + middle / 8, middle, last]
+    g = torch.Generator().manual_seed(0)
+    reward = torch.randn(6, 4, generator=g, dtype=F64)
+    valid = torch.arange(4) < torch.randint(1, 5, (6, 1), generator=g)
+    found = discounted_returns(reward, valid, 0.9)
+    for t in range(6):
+        rest = reward[t:][valid[t:]]
+        total = (0.9 ** torch.arange(len(rest), dtype=F64) * rest).sum()
+        assert float(found[t]) == pytest.approx(float(total))
+    assert discounted_returns(reward[:1], valid[:1], 0.9).shape == (1,)
 
 
 # GAE
