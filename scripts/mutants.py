@@ -1,11 +1,13 @@
 """Mutation tests: every small change of the maths must make a test fail.
 
-    .venv-mutants/bin/python scripts/mutants.py [functional] [algorithms]
+    .venv-mutants/bin/python scripts/mutants.py [PART ...]
 
-``make mutants`` calls it. mutmut makes the changes ("mutants") of each function and runs, for each,
-the tests that call that function. Golden traces and learning curves are left out: they notice
-almost anything, and do not say what is wrong. A mutant that no test notices must stand in
-``tests/mutants.toml`` with the reason why none can. The exit status is 1 if another one is left.
+``make mutants`` calls it. A part is the room ``functional``, or a file of ``algorithms`` by its name
+(``nft``); without any it is those of ``DEFAULT``. mutmut makes the changes ("mutants") of each
+function and runs, for each, the tests that call that function: those of the room, or of the file.
+Golden traces and learning curves are no such tests: they notice almost anything, and do not say
+what is wrong. A mutant that no test notices must stand in ``tests/mutants.toml`` with the reason why
+none can. The exit status is 1 if another one is left.
 
 Results stay in ``.mutants/``. Where a function did not change, killed mutants are not tried again,
 and survivors always are. Remove the folder to begin anew.
@@ -28,16 +30,23 @@ from mutmut.stats import status_by_exit_code
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPLAINED = ROOT / "tests/mutants.toml"
-PARTS = ("functional", "algorithms")
-"""Rooms of embodyrl/ whose maths is changed; their tests stand in the room of the same name."""
+DEFAULT = ("functional", "clipped_actor")
+"""Parts of which every mutant is killed or explained."""
+MORE_TESTS = {
+    "dsrl": ["test_rlpd_dsrl.py"],
+    "rlpd": ["test_rlpd_dsrl.py"],
+    "wsrl": ["test_rlpd_dsrl.py"],
+    "sac_flow": ["test_sac_flow_targets.py"],
+    "optim": ["test_microbatches.py", "test_ppo.py"],
+}
+"""Tests of a file of algorithms/ beside those that are named as it is."""
 UNNOTICED = ("survived", "no tests", "suspicious", "not checked")
-LEFT_OUT = ("test_golden.py", "test_learning.py", "test_learning_offpolicy.py")
 SETTINGS = """
 [tool.mutmut]
 source_paths = ["embodyrl"]
-only_mutate = ["embodyrl/{part}/*.py"]
-pytest_add_cli_args_test_selection = ["tests/{part}"]
-pytest_add_cli_args = [{args}]
+only_mutate = ["{sources}"]
+pytest_add_cli_args_test_selection = {tests}
+pytest_add_cli_args = ["-m", "not slow and not gpu", "-p", "no:cacheprovider"]
 # What is said to a user is no maths.
 do_not_mutate_patterns = ["raise \\\\w*Error\\\\(", "refuse_unread\\\\(", "print\\\\("]
 # Workers are forked from a process in which PyTorch has not computed anything yet.
@@ -54,9 +63,13 @@ def work_folder(part: str) -> Path:
     for name in ("embodyrl", "tests"):
         if not (folder / name).exists():
             (folder / name).symlink_to(ROOT / name)
-    args = ["-m", "not slow and not gpu", "-p", "no:cacheprovider"]
-    args += [f"--ignore=tests/{part}/{name}" for name in LEFT_OUT]
-    settings = SETTINGS.format(part=part, args=", ".join(json.dumps(a) for a in args))
+    sources, tests = f"embodyrl/algorithms/{part}.py", ["tests/functional"]
+    if part == "functional":
+        sources = "embodyrl/functional/*.py"
+    else:
+        names = [f"test_{part}.py", *MORE_TESTS.get(part, ())]
+        tests = [f"tests/algorithms/{n}" for n in names if (ROOT / "tests/algorithms" / n).exists()]
+    settings = SETTINGS.format(sources=sources, tests=json.dumps(tests))
     (folder / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text() + settings)
     return folder
 
@@ -136,9 +149,10 @@ def report(part: str, folder: Path, rules: list[dict[str, str]], used: set[int])
 
 def main() -> int:
     """Runs the parts that are named, or all."""
-    parts = sys.argv[1:] or list(PARTS)
-    if unknown := set(parts) - set(PARTS):
-        print(f"There is no part {', '.join(sorted(unknown))}; they are {', '.join(PARTS)}.")
+    parts = sys.argv[1:] or list(DEFAULT)
+    known = sorted(p.stem for p in (ROOT / "embodyrl/algorithms").glob("[a-z]*.py"))
+    if unknown := set(parts) - {"functional", *known}:
+        print(f"No part is named {', '.join(unknown)}; they are functional, {', '.join(known)}.")
         return 2
     rules = tomllib.loads(EXPLAINED.read_text()).get("survivor", [])
     mutmut = Path(sys.executable).with_name("mutmut")

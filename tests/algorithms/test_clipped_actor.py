@@ -21,7 +21,7 @@ class Gaussian(nn.Module):
     spec = SPEC
     transition = DenoisingTransition("flow_noise", K)
 
-    class config:  # noqa: N801
+    class config:
         horizon = 4
 
     def __init__(self, mean=0.0):
@@ -211,13 +211,13 @@ def test_the_linear_rate_in_closed_form():
         actor.iteration = iteration
         for progress in (0.0, 0.5, 1.0):
             rise = min(1.0, (iteration + 1) / 4)
-            assert actor._scheduled_lr(progress) == pytest.approx(1e-3 * rise * (1 - 0.75 * progress))
+            assert actor._scheduled_lr(progress) == pytest.approx(
+                1e-3 * rise * (1 - 0.75 * progress)
+            )
 
 
 def test_the_adaptive_rate_in_closed_form():
-    actor = make(
-        lr=1e-3, lr_schedule="adaptive", target_kl=0.02, lr_warmup=ActorConfig.lr_warmup
-    )
+    actor = make(lr=1e-3, lr_schedule="adaptive", target_kl=0.02, lr_warmup=ActorConfig.lr_warmup)
     assert actor._adapted_lr(1e-3, 0.041) == pytest.approx(1e-3 / 1.5)
     assert actor._adapted_lr(1e-3, 0.04) == actor._adapted_lr(1e-3, 0.01) == 1e-3
     assert actor._adapted_lr(1e-3, 0.009) == pytest.approx(1.5e-3)

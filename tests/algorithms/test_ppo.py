@@ -347,7 +347,9 @@ def test_advantages_of_chunks_by_hand():
 
 def test_figures_and_losses_of_an_iteration_by_hand():
     """The critic's first loss, explained variance, and what the actor is given."""
-    ppo = make_ppo(critic_epochs=1, minibatch_size=1000, epochs=1, huber_delta=0.3, max_grad_norm=0.0)
+    ppo = make_ppo(
+        critic_epochs=1, minibatch_size=1000, epochs=1, huber_delta=0.3, max_grad_norm=0.0
+    )
     reward = torch.randn(T, N, generator=torch.Generator().manual_seed(4))
     batch = make_batch(ppo.policy, reward)
     batch.value = torch.randn(T, N, generator=torch.Generator().manual_seed(5))

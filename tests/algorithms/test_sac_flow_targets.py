@@ -10,7 +10,6 @@ from embodyrl.policies.flow_mlp import FlowMLPConfig
 from embodyrl.rollouts.batches import Transitions
 from embodyrl.types import EnvSpec, Obs
 
-
 SPEC = EnvSpec("test/legs", 5, 2, 7, "torque", 50.0, 20, {})
 B, H, GAMMA, ALPHA = 4, 3, 0.9, 0.5
 
@@ -44,9 +43,7 @@ def chunks():
     valid = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]]).bool()
     terminated = torch.tensor([False, False, True, True])
     choice = torch.randn(B, H, 2, generator=gen(2)).clamp(-1, 1)
-    return Transitions(
-        observed(), choice, reward, valid, terminated, ~terminated, observed(seed=3)
-    )
+    return Transitions(observed(), choice, reward, valid, terminated, ~terminated, observed(seed=3))
 
 
 def following(algorithm):
@@ -107,7 +104,9 @@ def test_critics_learn_and_target_nets_follow_by_tau():
     assert any(not torch.equal(a, b) for a, b in zip(before, learned, strict=True))
 
 
-@pytest.mark.parametrize(("values", "least"), [([5.0, 3.0], 3.0), ([1.0, 4.0], 1.0), ([1.0, 4.0, 7.0], 4.0)])
+@pytest.mark.parametrize(
+    ("values", "least"), [([5.0, 3.0], 3.0), ([1.0, 4.0], 1.0), ([1.0, 4.0, 7.0], 4.0)]
+)
 def test_the_actor_maximises_the_smaller_of_two_values_and_the_mean_of_more(values, least):
     algorithm = make(num_critics=len(values))
     fix_values(algorithm.critics, values)

@@ -107,6 +107,24 @@ def test_discounted_returns_by_hand_and_as_one_long_sum():
     assert discounted_returns(reward[:1], valid[:1], 0.9).shape == (1,)
 
 
+def test_discounts_have_the_rewards_precision():
+    """0.9^i in float32 is off by 1e-8."""
+    reward, valid = torch.ones(2, 3, 5, dtype=F64), torch.ones(2, 3, 5, dtype=torch.bool)
+    chunk = (1 - 0.9**5) / 0.1
+    torch.testing.assert_close(
+        chunk_rewards(reward, valid, 0.9), torch.full((2, 3), chunk, dtype=F64), rtol=1e-14, atol=0
+    )
+    none = torch.zeros(2, 3, dtype=torch.bool)
+    target = chunk_td_target(reward, valid, torch.full((2, 3), 2.0, dtype=F64), none, 0.9)
+    assert target.dtype == F64 and target.shape == (2, 3)
+    torch.testing.assert_close(
+        target, torch.full((2, 3), chunk + 2 * 0.9**5, dtype=F64), rtol=1e-14, atol=0
+    )
+    returns = discounted_returns(reward[0], valid[0], 0.9)
+    expected = [(1 - 0.9**n) / 0.1 for n in (15, 10, 5)]
+    assert returns.tolist() == pytest.approx(expected, rel=1e-14)
+
+
 # GAE
 
 
@@ -286,7 +304,7 @@ def test_14_advantages_of_a_group_sum_to_0(baseline):
 
 
 def test_14_k_successes_of_g():
-    for size, k in ((8, 1), (8, 3), (4, 2), (16, 15)):
+    for size, k in ((8, 1), (8, 3), (4, 2), (16, 15), (2, 1)):
         returns = torch.zeros(1, size, dtype=F64)
         returns[0, :k] = 1.0
         advantage = group_advantages(returns)
@@ -309,6 +327,8 @@ def test_median_ignores_an_outlier():
         [-2, -1, 0, 1, 98],
         [-2, -2, 0, 2, 2],
     ]
+    apart = torch.tensor([[0.0, 1.0, 2.0], [10.0, 12.0, 17.0]])
+    assert group_advantages(apart, "median", normalize=False).tolist() == [[-1, 0, 1], [-2, 0, 5]]
     even = torch.tensor([[0.0, 0.0, 1.0, 1.0]])
     assert group_advantages(even, "median", normalize=False).tolist() == [[-0.5, -0.5, 0.5, 0.5]]
 
@@ -326,6 +346,25 @@ def test_several_rewards_are_normalised_each_on_its_own():
     assert torch.allclose(scaled, advantage, atol=1e-3)
     equal = torch.ones(2, 3, 4)
     assert (combined_group_advantages(equal, weights) == 0).all()
+
+
+def test_weights_and_baseline_of_several_rewards():
+    """Weighted sums of normalised advantages, shifted and scaled as a whole."""
+    rewards = torch.tensor([[[1.0, 0, 0, 5], [2, 2, 8, 0]], [[3.0, 1, 4, 1], [5, 9, 2, 6]]])
+    weights = torch.tensor([2.0, -0.5])
+    for baseline in ("mean", "median"):
+        parts = [group_advantages(reward, baseline) for reward in rewards]
+        total = 2 * parts[0] - 0.5 * parts[1]
+        expected = (total - total.mean()) / total.std(correction=0)
+        found = combined_group_advantages(rewards, weights, baseline)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+def test_equal_returns_of_any_size_give_exactly_0(baseline):
+    for size in range(2, 40):
+        for value in (0.1, 0.3, 0.7, 1.1, 3.3):
+            assert (group_advantages(torch.full((1, size), value), baseline) == 0).all()
 
 
 def test_episode_weights_have_mean_1_and_equal_sums():
@@ -365,3 +404,19 @@ def test_whitening_what_has_no_spread_gives_0():
         (torch.randn(7), torch.arange(7) == 3),
     ):
         assert (masked_whiten(x, mask) == 0).all()
+
+
+def test_whitening_equal_entries_of_a_part_gives_0():
+    """Their mean is rounded, and what is left is not spread."""
+    for n in range(3, 60):
+        for value in (0.1, 0.3, 3.3):
+            mask = torch.arange(n) % 3 > 0
+            assert (masked_whiten(torch.full((n,), value), mask) == 0).all()
+
+
+def test_eps_is_added_to_the_deviation():
+    x = torch.tensor([1.0, 3.0], dtype=F64)
+    assert masked_whiten(x, torch.ones(2, dtype=torch.bool), eps=1.0).tolist() == [-0.5, 0.5]
+    # Of a sample the deviation of 1 and 3 is the root of 2.
+    expected = 1 / (math.sqrt(2) + 0.5)
+    assert group_advantages(x[None], eps=0.5).tolist()[0] == pytest.approx([-expected, expected])

@@ -12,6 +12,7 @@ from embodyrl.algorithms.clipped_actor import ActorConfig, ClippedActor
 from embodyrl.algorithms.fpo import draw_pairs, pair_losses
 from embodyrl.functional.losses import ppo_policy_loss
 
+
 def by_hand(weight, path, steps=3):
     """Log p(e_1 .. e_K | x_0) (N,) of the executed dim: a loop over Gaussians."""
     e, r = path[:, 0, 0, 0], path[:, 0, 0, 1]
