@@ -30,7 +30,7 @@ from mutmut.stats import status_by_exit_code
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPLAINED = ROOT / "tests/mutants.toml"
-DEFAULT = ("functional", "clipped_actor")
+DEFAULT = ("functional",)
 """Parts of which every mutant is killed or explained."""
 MORE_TESTS = {
     "dsrl": ["test_rlpd_dsrl.py"],

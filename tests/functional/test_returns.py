@@ -374,6 +374,12 @@ def test_episode_weights_have_mean_1_and_equal_sums():
     assert [float(weight[episode == e].sum()) for e in (0, 4, 7)] == pytest.approx([2, 2, 2])
 
 
+def test_a_large_offset_of_the_returns_changes_nothing():
+    """1e7 + 3 is exact in float32, and 2e7 + 3 is not."""
+    returns = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+    torch.testing.assert_close(group_advantages(returns + 1e7), group_advantages(returns))
+
+
 def test_groups_do_not_mix():
     returns = torch.randn(4, 8)
     together = group_advantages(returns)
