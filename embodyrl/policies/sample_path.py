@@ -72,16 +72,20 @@ def sample_path(
         mean, std = transition.mean_std(executed(x), executed(velocity), k, log_std)
         noise = randn(mean.shape, generator, x.device)
         new = mean + std * noise
-        # What is planned beside it takes an Euler step, and is put around it again.
-        if new.shape != x.shape:
-            rest = x - velocity / transition.num_steps
-            rows, columns = new.shape[-2:]
-            right = torch.cat([new, rest[..., :rows, columns:]], dim=-1)
-            new = torch.cat([right, rest[..., rows:, :]], dim=-2)
-        x = new
+        # What is planned beside it takes an Euler step of the ODE.
+        x = with_executed(x - velocity / transition.num_steps, new)
         logprobs.append(-(0.5 * noise**2 + std.log() + 0.5 * LOG_2PI).sum(dim=(-2, -1)))
         path.append(x)
     return SampledPath(torch.stack(path, dim=1), torch.stack(logprobs, dim=1))
+
+
+def with_executed(x: Float[Tensor, "*b c d"], new: Float[Tensor, "*b h a"]) -> Tensor:
+    """The flow state x (..., C, D) with ``new`` (..., H, A) in its executed part."""
+    if new.shape == x.shape:
+        return new
+    rows, columns = new.shape[-2:]
+    right = torch.cat([new, x[..., :rows, columns:]], dim=-1)
+    return torch.cat([right, x[..., rows:, :]], dim=-2)
 
 
 def integrate(

@@ -5,11 +5,14 @@ import dataclasses
 
 import pytest
 import torch
+from linear_policy import NEW, OLD, SIGMA, Linear, observed, sampled
 
 from embodyrl.algorithms.nft import NFT, NFTConfig
 from embodyrl.build import make_policy
 from embodyrl.errors import UserError
+from embodyrl.functional.flow import randn, sample_training_time
 from embodyrl.functional.losses import nft_branches, nft_loss
+from embodyrl.functional.returns import equal_episode_weights
 from embodyrl.policies.flow_vla import FlowVLAConfig
 from embodyrl.rollouts.batches import Episode, EpisodeBatch, GroupBatch
 from embodyrl.types import EnvSpec, Obs
@@ -46,6 +49,108 @@ def test_17_gradient_and_minimiser(r):
     best = (v_old + (2 * r - 1) / beta * (u - v_old)).requires_grad_()
     (slope,) = torch.autograd.grad(loss(best), best)
     torch.testing.assert_close(slope, torch.zeros_like(slope))
+
+
+# The loss of chunks, by hand, of a policy whose velocity is W x + t / 2 and which plans beside the
+# one dim that is executed.
+
+BETA, DRIFT = 0.7, 0.5
+
+
+def linear(old=OLD, new=NEW, transition="flow_noise", **settings):
+    """NFT whose old policy has the weights ``old`` and whose new one has ``new``."""
+    policy = Linear(old, drift=DRIFT, transition=transition)
+    defaults = {"num_episodes": 4, "group_size": 2, "beta": BETA, "max_grad_norm": 0.0}
+    algorithm = NFT(NFTConfig(**{**defaults, **settings}), policy)
+    with torch.no_grad():
+        algorithm.result.weight.copy_(new)
+    return algorithm
+
+
+def action_loss(weight, x, good, share, generator):
+    """Mean of share (r |x0+ - a|^2 + (1 - r) |x0- - a|^2) over the executed dim."""
+    a = x[:, -1, 0]
+    t = sample_training_time(len(a), generator)[:, None]
+    noisy = (1 - t) * a + t * randn((len(a), 1, 2), generator)[:, 0]
+    old, new = (noisy @ w.T + DRIFT * t for w in (OLD, weight))
+    error = {sign: noisy - t * (old + sign * BETA * (new - old)) - a for sign in (1, -1)}
+    plus, minus = (error[sign][:, 0] ** 2 for sign in (1, -1))
+    return (share * (good * plus + (1 - good) * minus)).mean()
+
+
+def step_loss(weight, x, good, share, generator):
+    """Mean of share (r |mean+ - x'|^2 + (1 - r) |mean- - x'|^2) / std^2 at a step drawn for each."""
+    k = torch.multinomial(torch.ones(len(x), 3), 1, generator=generator)[:, 0]
+    row = torch.arange(len(x))
+    noisy, after = x[row, k, 0], x[row, k + 1, 0]
+    t = (1 - k / 3)[:, None]
+    old, new = (noisy @ w.T + DRIFT * t for w in (OLD, weight))
+    error = {sign: noisy - (old + sign * BETA * (new - old)) / 3 - after for sign in (1, -1)}
+    plus, minus = (error[sign][:, 0] ** 2 / SIGMA**2 for sign in (1, -1))
+    return (share * (good * plus + (1 - good) * minus)).mean()
+
+
+BY_HAND = {"action": action_loss, "step": step_loss}
+
+
+@pytest.mark.parametrize("target", BY_HAND)
+def test_the_loss_by_hand(target):
+    algorithm = linear(target=target)
+    x, n = sampled(algorithm.policy, 40).trace, 40
+    good, share = torch.linspace(0, 1, n), torch.rand(n, generator=gen(3)) * 2
+    loss = algorithm._loss(observed(n), x, good, share, gen(5))
+    leaf = NEW.clone().requires_grad_()
+    expected = BY_HAND[target](leaf, x.x, good, share, gen(5))
+    torch.testing.assert_close(loss, expected)
+    (ours,) = torch.autograd.grad(loss, algorithm.result.weight)
+    torch.testing.assert_close(ours, torch.autograd.grad(expected, leaf)[0])
+
+
+@pytest.mark.parametrize("transition", ["flow_sde", "flow_cps"])
+def test_the_loss_of_a_step_measures_in_its_own_std(transition):
+    """|mean+- - x'|^2 / std^2 with mean and std of the step that was drawn; only noisy ones are."""
+    algorithm = linear(target="step", transition=transition)
+    trace, n = sampled(algorithm.policy, 40).trace, 40
+    good, share = torch.linspace(0, 1, n), torch.ones(n)
+    loss = algorithm._loss(observed(n), trace, good, share, gen(5))
+    k = torch.multinomial(trace.stochastic.float(), 1, generator=gen(5))[:, 0]
+    total = torch.zeros(n)
+    for row, step in enumerate(k.tolist()):
+        x, after = trace.x[row, step], trace.x[row, step + 1, 0, 0]
+        old, new = (x @ w.T + DRIFT * (1 - step / 3) for w in (OLD, NEW))
+        for sign, r in ((1, good[row]), (-1, 1 - good[row])):
+            v = old + sign * BETA * (new - old)
+            mean, std = algorithm.policy.transition.mean_std(x, v, step)
+            total[row] += r * ((mean[0, 0] - after) / std.flatten()[0]) ** 2
+    torch.testing.assert_close(loss, total.mean())
+
+
+@pytest.mark.parametrize("target", BY_HAND)
+@pytest.mark.parametrize("decay", [0.0, 0.75])
+def test_an_iteration_by_hand(target, decay):
+    """Two chunks of an episode weigh as much as one of another; the old policy follows."""
+    algorithm = linear(target=target, epochs=1, lr=1e-2, old_decay=decay)
+    sample, episode = sampled(algorithm.policy, 6), torch.tensor([0, 0, 1, 2, 3, 3])
+    played = [Episode(0, "task", s, float(s), 1) for s in (True, False, False, False)]
+    kept = EpisodeBatch(observed(6), sample.trace, sample.logprob, episode, played, 6)
+    row = algorithm.update(GroupBatch(kept, played, 6, 1), progress=0.0, generator=gen(7))
+    # The first group has r = 1 and 0; in the second nobody is better than the others.
+    good = torch.tensor([1.0, 1.0, 0.0, 0.5, 0.5, 0.5])
+    share = torch.tensor([0.75, 0.75, 1.5, 1.5, 0.75, 0.75])
+    torch.testing.assert_close(equal_episode_weights(episode), share)
+    assert row["informative"] == 0.5
+    assert row["optimality"] == pytest.approx(float((good * share).mean()))
+    generator = gen(7)
+    rows = torch.randperm(3, generator=generator)
+    leaf = NEW.clone().requires_grad_()
+    expected = BY_HAND[target](leaf, sample.trace.x[rows], good[rows], share[rows], generator)
+    assert row["loss"] == pytest.approx(float(expected.detach()))
+    (gradient,) = torch.autograd.grad(expected, leaf)
+    torch.testing.assert_close(algorithm.result.weight.grad, gradient)
+    assert row["grad_norm"] == pytest.approx(float(gradient.norm()))
+    new = algorithm.result.weight.detach()
+    assert not torch.equal(new, NEW)
+    torch.testing.assert_close(algorithm.policy.weight, decay * OLD + (1 - decay) * new)
 
 
 def make(**settings):

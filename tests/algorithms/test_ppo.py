@@ -309,3 +309,64 @@ def test_every_setting_is_read():
     update(ppo, make_batch(ppo.policy, half()))
     left = {f.name for f in dataclasses.fields(PPOConfig)} - SEEN
     assert left == {"num_chunks"}  # the rollout's
+
+
+# Returns over chunks
+
+
+def test_advantages_of_chunks_by_hand():
+    """gamma .5, lambda .8: a full chunk of three discounts by 1/8, a shorter one by less.
+
+    Env 0 goes on after its first chunk; env 1 ends in the second action of its first one.
+    """
+    ppo = make_ppo(gamma=0.5, gae_lambda=0.8)
+    no, yes = torch.tensor([[False, False]] * 2), torch.tensor([[False, True], [False, False]])
+    batch = RolloutBatch(
+        obs=None,
+        trace=None,
+        logprob=None,
+        value=torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
+        next_value=torch.tensor([[3.0, 9.0], [8.0, 16.0]]),
+        reward=torch.tensor([[[1.0, 2, 4], [2, 4, 0]], [[0, 0, 8], [1, 1, 1]]]),
+        valid=torch.tensor([[[1, 1, 1], [1, 1, 0]], [[1, 1, 1], [1, 1, 1]]]).bool(),
+        terminated=yes,
+        truncated=no,
+    )
+    last = [0 + 8 / 4 + 8 / 8 - 3, 1 + 1 / 2 + 1 / 4 + 16 / 8 - 4]
+    first = [(1 + 1 + 1 + 3 / 8 - 1) + 0.8 / 8 * last[0], 2 + 2 - 2]
+    expected = torch.tensor([first, last])
+    advantage, returns = ppo._advantages(batch)
+    torch.testing.assert_close(advantage, expected)
+    torch.testing.assert_close(returns, expected + batch.value)
+    # A time limit bootstraps from the value after the two actions, discounted by 1/4.
+    batch.terminated, batch.truncated = no, yes
+    advantage, _ = ppo._advantages(batch)
+    expected[0, 1] = 2 + 2 + 9 / 4 - 2
+    torch.testing.assert_close(advantage, expected)
+
+
+def test_figures_and_losses_of_an_iteration_by_hand():
+    """The critic's first loss, explained variance, and what the actor is given."""
+    ppo = make_ppo(
+        critic_epochs=1, minibatch_size=1000, epochs=1, huber_delta=0.3, max_grad_norm=0.0
+    )
+    reward = torch.randn(T, N, generator=torch.Generator().manual_seed(4))
+    batch = make_batch(ppo.policy, reward)
+    batch.value = torch.randn(T, N, generator=torch.Generator().manual_seed(5))
+    batch.valid[2, 1] = False  # it counts in nothing
+    reward = reward * batch.valid.any(-1)
+    mask = batch.valid.any(-1)
+    returns = (reward * 0.99**4)[mask]
+    old = batch.value[mask]
+    stats = update(ppo, batch)
+    assert stats["return"] == pytest.approx(float(returns.mean()), abs=1e-5)
+    assert stats["value"] == pytest.approx(float(old.mean()), abs=1e-5)
+    explained = 1 - (returns - old).var(correction=0) / returns.var(correction=0)
+    assert stats["explained_variance"] == pytest.approx(float(explained), rel=1e-4)
+    # A fresh critic says zero.
+    huber = torch.nn.functional.huber_loss(torch.zeros_like(returns), returns, delta=0.3)
+    assert stats["value_loss"] == pytest.approx(float(huber), rel=1e-4)
+    assert stats["value_error"] == pytest.approx(float(returns.abs().mean()), rel=1e-4)
+    # At ratio 1 the loss is minus the mean advantage, which whitening makes 0.
+    assert stats["policy_loss"] == pytest.approx(0.0, abs=1e-4)
+    assert stats["ratio"] == pytest.approx(1.0, abs=1e-4)

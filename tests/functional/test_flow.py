@@ -14,6 +14,7 @@ import torch
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import (
     DenoisingTransition,
+    complete_noise,
     draw_stochastic_steps,
     flow_matching_pair,
     gaussian_log_prob,
@@ -122,6 +123,11 @@ def test_training_times():
         beta.min() > 0 and beta.max() <= 1 and abs(beta.mean() - (0.001 + 0.999 * 0.6)) < 0.005
     )  # mean of Beta: 3/5
     assert abs(beta.var() - 0.999**2 * 0.6 * 0.4 / 3.5) < 0.002
+    default, named = (
+        sample_training_time(9, torch.Generator().manual_seed(1), *schedule)
+        for schedule in ((), ("uniform",))
+    )
+    assert torch.equal(default, named)
     with pytest.raises(UserError, match="Did you mean 'beta'"):
         sample_training_time(1, generator, "betta")
 
@@ -135,6 +141,54 @@ def test_rows_with_their_own_generator_do_not_depend_on_the_others():
     assert randn((0, 4), []).shape == (0, 4)
     with pytest.raises(ValueError, match="2 generators"):
         randn((3, 1), generators([0, 1]))
+
+
+def test_noise_around_what_was_chosen():
+    chosen = torch.full((400, 2, 1), 7.0)
+    start = complete_noise(chosen, (3, 4), torch.Generator().manual_seed(0))
+    assert start.shape == (400, 3, 4) and (start[:, :2, :1] == 7).all()
+    drawn = randn((400, 3, 4), torch.Generator().manual_seed(0))
+    rest = torch.ones(3, 4, dtype=torch.bool)
+    rest[:2, :1] = False
+    assert torch.equal(start[:, rest], drawn[:, rest])
+    # A chunk that is as long, or as wide, is completed in the other direction.
+    for shape in ((2, 3), (5, 1)):
+        assert complete_noise(chosen, shape, torch.Generator()).shape == (400, *shape)
+    assert complete_noise(chosen, (2, 1), torch.Generator()) is chosen
+    assert complete_noise(chosen.double(), (3, 4), torch.Generator()).dtype == F64
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_all_that_is_random_comes_from_the_generators_that_are_given(several):
+    def draw(seed, other):
+        torch.manual_seed(other)
+        before = torch.random.get_rng_state()
+        generators = [torch.Generator().manual_seed(seed + k) for k in range(6)]
+        given = generators if several else generators[0]
+        found = [
+            randn((6, 2), given),
+            sample_training_time(6, given),
+            draw_stochastic_steps(6, 9, "one", given).float(),
+        ]
+        assert torch.equal(torch.random.get_rng_state(), before)
+        return torch.cat([x.flatten() for x in found])
+
+    assert torch.equal(draw(3, other=0), draw(3, other=1))
+    assert not torch.equal(draw(3, other=0), draw(4, other=0))
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_steps_have_the_precision_of_the_path(as_tensor):
+    """K = 7 is exact in no binary format; in float32 the time is off by 1e-8."""
+    steps, k, d = 7, 3, 1 / 7
+    t, s2 = 1 - 3 / 7, 0.25 * (1 - 3 / 7) / (3 / 7)
+    x, v = torch.randn(4, 1, 1, dtype=F64), torch.randn(4, 1, 1, dtype=F64)
+    mean, std = DenoisingTransition("flow_sde", steps, 0.5).mean_std(
+        x, v, torch.full((4,), k) if as_tensor else k
+    )
+    expected = (1 - t + d) * (x - t * v) + (t - d - s2 * d / (2 * t)) * (x + (1 - t) * v)
+    torch.testing.assert_close(mean, expected, rtol=1e-13, atol=1e-14)
+    assert std.flatten().tolist() == pytest.approx([math.sqrt(s2 * d)] * len(std), rel=1e-14)
 
 
 # MATHS: the identities
@@ -190,6 +244,25 @@ def test_3_flow_sde_is_the_euler_step_of_the_reverse_sde():
         mean, std = transition.mean_std(x, v, k)
         assert torch.allclose(mean, x - d * v - 0.5 * s2 * d * (x + (1 - t) * v) / t)
         assert float(std.flatten()) == pytest.approx(math.sqrt(s2 * d))
+
+
+def test_3_the_learned_sde_with_flow_sdes_noise_is_flow_sde():
+    """And any other std changes the mean by -(std^2 - s^2 d) / (2t) x1."""
+    plain, learns = (
+        DenoisingTransition("flow_sde", 4, 0.7),
+        DenoisingTransition("flow_sde_learned", 4),
+    )
+    x, v = torch.randn(5, 4, 2, 3, dtype=F64), torch.randn(5, 4, 2, 3, dtype=F64)
+    k = torch.arange(4)
+    mean, std = plain.mean_std(x, v, k)
+    again, same = learns.mean_std(x, v, k, std.log().expand_as(x))
+    torch.testing.assert_close(again, mean)
+    torch.testing.assert_close(same, std.expand_as(x))
+    other, wide = learns.mean_std(x, v, k, torch.full_like(x, math.log(0.9)))
+    t = 1 - k.view(4, 1, 1) / 4
+    x1 = x + (1 - t) * v
+    torch.testing.assert_close(other, mean - (0.81 - std**2) / (2 * t) * x1)
+    torch.testing.assert_close(wide, torch.full_like(x, 0.9))
 
 
 @pytest.mark.parametrize("kind", ["flow_sde", "flow_cps"])
@@ -316,6 +389,17 @@ def test_8_masked_actions_and_padded_dims_count_neither_in_sampling_nor_in_scori
     assert torch.allclose(scored[2], score(transition, path[2:3, :, :1, :2], stochastic[2:3])[0])
     garbled = torch.where(mask.expand(5, 5, 2, 3), path, torch.nan)
     assert torch.equal(score(transition, garbled, stochastic, mask=mask), scored)
+
+
+def test_masks_leave_dims_out_of_entropy_and_initial_density():
+    x = torch.randn(4, 2, 3, dtype=F64)
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    unit = 0.5 * math.log(2 * math.pi * math.e)
+    entropy = NOISY[3].entropy(x, x, 1, learned(NOISY[3]), mask)
+    torch.testing.assert_close(entropy, torch.full((4,), 3 * (unit + math.log(0.12)), dtype=F64))
+    expected = torch.distributions.Normal(0.0, 1.0).log_prob(x[:, mask]).sum(1)
+    torch.testing.assert_close(initial_log_prob(x, mask), expected)
+    assert (initial_log_prob(x, ~mask & mask) == 0).all()
 
 
 @pytest.mark.parametrize("transition", NOISY, ids=IDS)

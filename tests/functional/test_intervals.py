@@ -25,7 +25,8 @@ def test_wilson_equals_scipys(k, n, confidence):
 
 def test_wilson_at_the_edges():
     assert wilson(0, 0) == (0.0, 1.0)
-    assert wilson(0, 9)[0] == 0.0 and wilson(9, 9)[1] == 1.0
+    for n in range(1, 200):
+        assert wilson(0, n)[0] == 0.0 and wilson(n, n)[1] == 1.0
     with pytest.raises(UserError, match="11 successes among 10"):
         wilson(11, 10)
 
@@ -57,6 +58,14 @@ def test_the_interval_of_a_mean_covers_the_truth_as_often_as_it_says(n):
     assert 0.935 < np.mean(hits) < 0.965
 
 
+def test_the_interval_of_a_mean_equals_scipys():
+    scores = [3.0, 5.0, 4.0, 9.0]
+    for confidence in (0.5, 0.8, 0.95):
+        low, high = t.interval(confidence, 3, np.mean(scores), np.std(scores, ddof=1) / 2)
+        assert mean_interval(scores, confidence) == pytest.approx((5.25, low, high))
+    assert mean_interval(scores) == mean_interval(scores, 0.95)
+
+
 def test_the_interval_of_few_returns():
     assert mean_interval([2.0, 2.0, 2.0]) == (2.0, 2.0, 2.0)
     assert mean_interval([5.0]) == (5.0, float("-inf"), float("inf"))
@@ -66,6 +75,7 @@ def test_the_interval_of_few_returns():
 
 def test_format_return():
     assert format_return([2800.0, 3000.0, 3001.7]) == "2,934 [2,646, 3,222] (3 episodes)"
+    assert format_return([1.0, 1.0]) == "1 [1, 1] (2 episodes)"
     assert format_return([-4.2149]) == "-4.21 (1 episode)" and format_return([]) == "no episodes"
 
 
@@ -87,3 +97,21 @@ def test_bootstrap_is_repeatable_and_holds_the_mean():
     assert (mean, low, high) == bootstrap_iqm(scores)
     same = bootstrap_iqm([0.5, 0.5, 0.5])
     assert same == (0.5, 0.5, 0.5)
+
+
+def test_bootstrap_percentiles_in_closed_form():
+    """Two runs: the mean of a resample is 0, 1/2 or 1 with probability 1/4, 1/2 and 1/4."""
+    for confidence, low, high in ((0.4, 0.5, 0.5), (0.6, 0.0, 1.0)):
+        assert bootstrap_iqm([0.0, 1.0], confidence) == (0.5, low, high)
+
+
+def test_bootstrap_of_one_run_and_of_none():
+    assert bootstrap_iqm([0.7]) == pytest.approx((0.7, 0.7, 0.7))
+    with pytest.raises(UserError, match="no mean of no scores"):
+        bootstrap_iqm([])
+
+
+def test_bootstraps_defaults():
+    scores = np.random.default_rng(0).normal(size=(7, 2))
+    assert bootstrap_iqm(scores) == bootstrap_iqm(scores, 0.95, 2000, 0)
+    assert bootstrap_iqm(scores) != bootstrap_iqm(scores, 0.95, 2000, 1)

@@ -6,7 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from embodyrl.functional.losses import flow_matching_loss, masked_mean, ppo_policy_loss, value_loss
+from embodyrl.functional.losses import (
+    flow_matching_loss,
+    masked_mean,
+    nft_branches,
+    nft_loss,
+    ppo_policy_loss,
+    sac_actor_loss,
+    td_loss,
+    temperature_loss,
+    value_loss,
+)
 from embodyrl.functional.returns import group_advantages
 
 F64 = torch.float64
@@ -265,3 +275,136 @@ def test_masked_mean():
     assert masked_mean(x, torch.tensor([True, False])) == 2
     assert masked_mean(x, torch.tensor([[1.0, 1.0], [0.0, 0.0]])) == 1.5
     assert masked_mean(x, torch.zeros(2, 2)) == 0
+
+
+# SAC
+
+
+def test_sac_losses_by_hand():
+    q, logprob = torch.tensor([1.0, 5.0], dtype=F64), torch.tensor([2.0, 8.0], dtype=F64)
+    assert float(sac_actor_loss(q, logprob, 0.5)) == (1 - 1 + 4 - 5) / 2
+    log_alpha = torch.tensor(math.log(3.0), dtype=F64, requires_grad=True)
+    loss = temperature_loss(log_alpha, logprob, -7.0)
+    assert float(loss.detach()) == pytest.approx(3 * (-5 + 7))  # alpha (H - H_target)
+    (slope,) = torch.autograd.grad(loss, log_alpha)
+    assert float(slope) == pytest.approx(6.0)
+
+
+def test_the_temperature_sends_no_gradient_into_the_actor():
+    logprob = torch.randn(4, requires_grad=True)
+    loss = temperature_loss(torch.zeros((), requires_grad=True), logprob, -1.0)
+    loss.backward()
+    assert logprob.grad is None
+
+
+def test_td_loss_is_the_mean_over_the_batch_and_the_sum_over_critics():
+    q = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 6.0]], dtype=F64)
+    target = torch.tensor([0.0, 2.0, 5.0], dtype=F64)
+    assert float(td_loss(q, target)) == pytest.approx((1 + 0 + 4) / 3 + (0 + 4 + 1) / 3)
+
+
+# NFT
+
+
+def test_nft_branches_mirror_each_other_at_the_old_velocity():
+    new, old = torch.tensor([5.0, -1.0]), torch.tensor([1.0, 3.0])
+    plus, minus = nft_branches(new, old, 0.25)
+    assert plus.tolist() == [2.0, 2.0] and minus.tolist() == [0.0, 4.0]
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 2, 3)])
+def test_nft_loss_by_hand(shape):
+    """Row means of r |plus - u|^2 + (1 - r) |minus - u|^2, then their weighted mean."""
+    g = torch.Generator().manual_seed(0)
+    plus, minus, target = (torch.randn(shape, generator=g, dtype=F64) for _ in range(3))
+    r, weight = torch.tensor([0.2, 0.9], dtype=F64), torch.tensor([3.0, 0.5], dtype=F64)
+    rows = [
+        float(
+            r[b] * ((plus - target)[b] ** 2).mean() + (1 - r[b]) * ((minus - target)[b] ** 2).mean()
+        )
+        for b in range(2)
+    ]
+    assert float(nft_loss(plus, minus, target, r)) == pytest.approx(sum(rows) / 2)
+    weighted = nft_loss(plus, minus, target, r, weight)
+    assert float(weighted) == pytest.approx((3 * rows[0] + 0.5 * rows[1]) / 2)
+
+
+# Edges: of ranges, of masks and of batches
+
+
+def decisions(log_ratio, advantage, low=0.2, high=0.4, dual=3.0):
+    """Figures of decisions with these ratios and advantages."""
+    log_ratio = torch.tensor(log_ratio, dtype=F64)
+    advantage = torch.tensor(advantage, dtype=F64)
+    mask = torch.ones_like(log_ratio, dtype=torch.bool)
+    return ppo_policy_loss(log_ratio, torch.zeros_like(log_ratio), advantage, mask, low, high, dual)
+
+
+@pytest.mark.parametrize("low", [1.0, 1.5])
+def test_a_lower_clip_of_1_or_more_is_none(low):
+    assert single(-5.0, -1.0, low=low) == pytest.approx((math.exp(-5), math.exp(-5)))
+    assert decisions([-30.0], [-1.0], low=low)[1]["clip_fraction"] == 0
+
+
+def test_an_advantage_of_0_adds_nothing_however_large_the_ratio():
+    assert single(800.0, 0.0) == (0.0, 0.0)
+
+
+def test_ratios_at_a_bound_are_inside():
+    _, stats = decisions([math.log1p(0.4), math.log1p(-0.2), math.log(3.0)], [1.0, 1.0, -1.0])
+    assert float(stats["clip_fraction"]) == pytest.approx(1 / 3)  # the 3 alone
+    assert stats["dual_clip_fraction"] == 0
+
+
+def test_the_dual_clip_counts_negative_advantages_alone():
+    _, stats = decisions([2.0, 2.0, 2.0], [0.0, 0.5, -0.5])
+    assert float(stats["dual_clip_fraction"]) == pytest.approx(1 / 3)
+
+
+def test_figures_of_one_decision_and_of_none():
+    _, stats = decisions([math.log(2.0)], [1.0])
+    assert float(stats["ratio"]) == pytest.approx(2.0) and stats["clip_fraction"] == 1
+    loss, stats = decisions([], [])
+    assert loss == 0 and stats["ratio"] == 1 and stats["log_ratio_max"] == 0
+    assert stats["approx_kl"] == 0 and stats["clip_fraction"] == 0
+
+
+def value_by_hand(value, old, ret, clip, huber):
+    """The larger loss of the value and of old + clip(value - old)."""
+
+    def loss(error):
+        small = 0.5 * error**2
+        return small if abs(error) <= huber else huber * (abs(error) - 0.5 * huber)
+
+    bounded = old + min(max(value - old, -clip), clip)
+    return max(loss(value - ret), loss(bounded - ret))
+
+
+@pytest.mark.parametrize("ret", [-4.0, 1.0, 9.0])
+@pytest.mark.parametrize("value", [0.0, 1.9, 2.1, 5.0])
+def test_the_clipped_value_loss_by_hand(value, ret):
+    old, clip, huber = 2.0, 0.5, 2.5
+    one = torch.ones(1, dtype=torch.bool)
+    loss, stats = value_loss(
+        *(torch.tensor([x], dtype=F64) for x in (value, old, ret)), one, clip, huber
+    )
+    assert float(loss) == pytest.approx(value_by_hand(value, old, ret, clip, huber))
+    assert float(stats["value_error"]) == pytest.approx(abs(value - ret))
+    assert float(stats["value_clip_fraction"]) == (abs(value - old) > clip)
+
+
+def test_figures_of_the_value_count_what_the_mask_keeps():
+    value, old, ret = (
+        torch.tensor(x, dtype=F64) for x in ([1.0, 5.0, 9.0], [1.25, 1.0, 9.0], [0.0, 2.0, 3.0])
+    )
+    mask = torch.tensor([True, True, False])
+    _, stats = value_loss(value, old, ret, mask, clip=0.25)
+    assert float(stats["value_error"]) == (1 + 3) / 2
+    assert float(stats["value_clip_fraction"]) == 0.5  # a change of .25 is inside
+    assert stats["value_clip_fraction"].dtype == F64
+
+
+def test_the_value_loss_is_quadratic_up_to_10():
+    value, mask = torch.tensor([10.5], dtype=F64), torch.ones(1, dtype=torch.bool)
+    loss, _ = value_loss(value, value, torch.zeros(1, dtype=F64), mask)
+    assert float(loss) == pytest.approx(10 * (10.5 - 5))

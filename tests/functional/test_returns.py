@@ -10,6 +10,7 @@ from embodyrl.functional.returns import (
     chunk_rewards,
     chunk_td_target,
     combined_group_advantages,
+    discounted_returns,
     equal_episode_weights,
     gae,
     group_advantages,
@@ -86,6 +87,42 @@ def test_chunk_target_is_the_step_wise_target_applied_h_times():
         target = torch.where(valid[:, i], reward[:, i] + 0.9 * target, target)
     none = torch.zeros(7, dtype=torch.bool)
     assert torch.allclose(chunk_td_target(reward, valid, next_value, none, 0.9), target)
+
+
+def test_discounted_returns_by_hand_and_as_one_long_sum():
+    """Chunks of 3, 1 and 2 actions, gamma 1/2; then any chunks against sum_i gamma^i r_i."""
+    reward = torch.tensor([[4.0, 4, 4], [8, 99, 99], [16, 32, 99]], dtype=F64)
+    valid = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0]], dtype=torch.bool)
+    last = 16 + 32 / 2
+    middle = 8 + last / 2
+    assert discounted_returns(reward, valid, 0.5).tolist() == [4 + 2 + 1 + middle / 8, middle, last]
+    g = torch.Generator().manual_seed(0)
+    reward = torch.randn(6, 4, generator=g, dtype=F64)
+    valid = torch.arange(4) < torch.randint(1, 5, (6, 1), generator=g)
+    found = discounted_returns(reward, valid, 0.9)
+    for t in range(6):
+        rest = reward[t:][valid[t:]]
+        total = (0.9 ** torch.arange(len(rest), dtype=F64) * rest).sum()
+        assert float(found[t]) == pytest.approx(float(total))
+    assert discounted_returns(reward[:1], valid[:1], 0.9).shape == (1,)
+
+
+def test_discounts_have_the_rewards_precision():
+    """0.9^i in float32 is off by 1e-8."""
+    reward, valid = torch.ones(2, 3, 5, dtype=F64), torch.ones(2, 3, 5, dtype=torch.bool)
+    chunk = (1 - 0.9**5) / 0.1
+    torch.testing.assert_close(
+        chunk_rewards(reward, valid, 0.9), torch.full((2, 3), chunk, dtype=F64), rtol=1e-14, atol=0
+    )
+    none = torch.zeros(2, 3, dtype=torch.bool)
+    target = chunk_td_target(reward, valid, torch.full((2, 3), 2.0, dtype=F64), none, 0.9)
+    assert target.dtype == F64 and target.shape == (2, 3)
+    torch.testing.assert_close(
+        target, torch.full((2, 3), chunk + 2 * 0.9**5, dtype=F64), rtol=1e-14, atol=0
+    )
+    returns = discounted_returns(reward[0], valid[0], 0.9)
+    expected = [(1 - 0.9**n) / 0.1 for n in (15, 10, 5)]
+    assert returns.tolist() == pytest.approx(expected, rel=1e-14)
 
 
 # GAE
@@ -267,7 +304,7 @@ def test_14_advantages_of_a_group_sum_to_0(baseline):
 
 
 def test_14_k_successes_of_g():
-    for size, k in ((8, 1), (8, 3), (4, 2), (16, 15)):
+    for size, k in ((8, 1), (8, 3), (4, 2), (16, 15), (2, 1)):
         returns = torch.zeros(1, size, dtype=F64)
         returns[0, :k] = 1.0
         advantage = group_advantages(returns)
@@ -290,6 +327,8 @@ def test_median_ignores_an_outlier():
         [-2, -1, 0, 1, 98],
         [-2, -2, 0, 2, 2],
     ]
+    apart = torch.tensor([[0.0, 1.0, 2.0], [10.0, 12.0, 17.0]])
+    assert group_advantages(apart, "median", normalize=False).tolist() == [[-1, 0, 1], [-2, 0, 5]]
     even = torch.tensor([[0.0, 0.0, 1.0, 1.0]])
     assert group_advantages(even, "median", normalize=False).tolist() == [[-0.5, -0.5, 0.5, 0.5]]
 
@@ -309,11 +348,36 @@ def test_several_rewards_are_normalised_each_on_its_own():
     assert (combined_group_advantages(equal, weights) == 0).all()
 
 
+def test_weights_and_baseline_of_several_rewards():
+    """Weighted sums of normalised advantages, shifted and scaled as a whole."""
+    rewards = torch.tensor([[[1.0, 0, 0, 5], [2, 2, 8, 0]], [[3.0, 1, 4, 1], [5, 9, 2, 6]]])
+    weights = torch.tensor([2.0, -0.5])
+    for baseline in ("mean", "median"):
+        parts = [group_advantages(reward, baseline) for reward in rewards]
+        total = 2 * parts[0] - 0.5 * parts[1]
+        expected = (total - total.mean()) / total.std(correction=0)
+        found = combined_group_advantages(rewards, weights, baseline)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+def test_equal_returns_of_any_size_give_exactly_0(baseline):
+    for size in range(2, 40):
+        for value in (0.1, 0.3, 0.7, 1.1, 3.3):
+            assert (group_advantages(torch.full((1, size), value), baseline) == 0).all()
+
+
 def test_episode_weights_have_mean_1_and_equal_sums():
     episode = torch.tensor([4, 4, 4, 0, 7, 7])
     weight = equal_episode_weights(episode)
     assert float(weight.mean()) == pytest.approx(1)
     assert [float(weight[episode == e].sum()) for e in (0, 4, 7)] == pytest.approx([2, 2, 2])
+
+
+def test_a_large_offset_of_the_returns_changes_nothing():
+    """1e7 + 3 is exact in float32, and 2e7 + 3 is not."""
+    returns = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+    torch.testing.assert_close(group_advantages(returns + 1e7), group_advantages(returns))
 
 
 def test_groups_do_not_mix():
@@ -346,3 +410,19 @@ def test_whitening_what_has_no_spread_gives_0():
         (torch.randn(7), torch.arange(7) == 3),
     ):
         assert (masked_whiten(x, mask) == 0).all()
+
+
+def test_whitening_equal_entries_of_a_part_gives_0():
+    """Their mean is rounded, and what is left is not spread."""
+    for n in range(3, 60):
+        for value in (0.1, 0.3, 3.3):
+            mask = torch.arange(n) % 3 > 0
+            assert (masked_whiten(torch.full((n,), value), mask) == 0).all()
+
+
+def test_eps_is_added_to_the_deviation():
+    x = torch.tensor([1.0, 3.0], dtype=F64)
+    assert masked_whiten(x, torch.ones(2, dtype=torch.bool), eps=1.0).tolist() == [-0.5, 0.5]
+    # Of a sample the deviation of 1 and 3 is the root of 2.
+    expected = 1 / (math.sqrt(2) + 0.5)
+    assert group_advantages(x[None], eps=0.5).tolist()[0] == pytest.approx([-expected, expected])
