@@ -37,7 +37,8 @@ RUN export HOME=/tmp/build UV_NO_CACHE=1 && \
 
 COPY --chown=embodyrl README.md ./
 COPY --chown=embodyrl embodyrl embodyrl
-RUN HOME=/tmp/build UV_NO_CACHE=1 make setup && rm -rf /tmp/build
+# Logs and locks in /tmp would belong to this user, and stop others.
+RUN HOME=/tmp/build UV_NO_CACHE=1 make setup && rm -rf /tmp/*
 
 # A user without an entry in /etc/passwd has a name and a home folder all the same.
 ENV HOME=/home/embodyrl USER=embodyrl PATH=/opt/embodyrl/.venv/bin:$PATH PYTHONUNBUFFERED=1
