@@ -22,11 +22,6 @@ import torch
 from embodyrl.errors import UserError
 
 
-def usable_cores() -> int:
-    """How many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def pick_device(name: str, key: str = "run.device") -> torch.device:
     """The device of a name; a GPU always has its number.
 

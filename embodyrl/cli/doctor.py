@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.cli.probes import PROBES, has_gpu
+from embodyrl.cores import usable_cores
 
 Finding = dict[str, Any]
 """The result of a test.
@@ -40,7 +41,7 @@ def diagnose(out: str = "runs") -> list[Finding]:
     Args:
         out: the folder in which runs will be written.
     """
-    with ThreadPoolExecutor(max_workers=max(2, min(4, _cores()))) as pool:
+    with ThreadPoolExecutor(max_workers=max(2, min(4, usable_cores()))) as pool:
         probes = list(pool.map(_run_probe, PROBES))
         in_this_process = [*_packages(), *_machine(Path(out))]
     return [_python(), *probes, *in_this_process]
@@ -76,7 +77,7 @@ def _run_probe(key: str) -> Finding:
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **probe.env}
     command = [sys.executable, "-W", "ignore", "-m", "embodyrl.cli.probes", key]
     load = os.getloadavg()[0]
-    deadline = DEADLINE * max(1.0, 2 * load / _cores())
+    deadline = DEADLINE * max(1.0, 2 * load / usable_cores())
     try:
         done = subprocess.run(
             command,
@@ -89,7 +90,7 @@ def _run_probe(key: str) -> Finding:
         )
     except subprocess.TimeoutExpired:
         found = f"no answer within {deadline:.0f} s"
-        if load > 2 * _cores():
+        if load > 2 * usable_cores():
             found += f"; the machine is busy (load {load:.0f}), so try again when it is not"
         return result(False, found)
     if done.returncode == 0 and done.stdout.strip():
@@ -171,7 +172,7 @@ def _requirements() -> list[tuple[str, str]]:
 
 def _machine(out: Path) -> list[Finding]:
     """Cores, memory, disk space, and whether runs can be written into ``out``."""
-    cores = _cores()
+    cores = usable_cores()
     memory, available = _memory_gib()
     # The folder may not exist yet: look at the nearest parent that does.
     parent = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
@@ -215,18 +216,6 @@ def _machine(out: Path) -> list[Finding]:
             f"choose a folder in which you may write: run.out=FOLDER, or chmod u+w {parent}",
         ),
     ]
-
-
-def _cores() -> int:
-    """The number of cores that this process may use, within its affinity and container quota."""
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    # cpu.max holds "QUOTA PERIOD" in microseconds, or "max PERIOD" without a limit.
-    quota = _read("/sys/fs/cgroup/cpu.max").split()
-    if len(quota) == 2 and quota[0].isdigit():
-        cores = min(cores, max(1, round(int(quota[0]) / int(quota[1]))))
-    return cores
 
 
 def _memory_gib() -> tuple[float, float]:

@@ -133,4 +133,7 @@ def embodyrl_arguments(command: list[str]) -> list[str] | None:
         return words[1:]
     if "-m" in words and "embodyrl.cli" in words:
         return words[words.index("embodyrl.cli") + 1 :]
+    # What stands behind the image's name are the arguments of its entry point.
+    if words[:2] == ["docker", "run"] and "embodyrl" in words and "--entrypoint" not in words:
+        return words[words.index("embodyrl") + 1 :]
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from embodyrl.devices import usable_cores
+from embodyrl.cores import usable_cores
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.ranges import CountOrZero, Pixels, Range

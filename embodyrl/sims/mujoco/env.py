@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodyrl.devices import usable_cores
+from embodyrl.cores import usable_cores
 from embodyrl.env import SteppedVecEnv, Tick
 from embodyrl.sims.mujoco import kinematics, physics, privileged, render, scene, tasks
 from embodyrl.sims.mujoco.config import (

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodyrl.devices import usable_cores
+from embodyrl.cores import usable_cores
 from embodyrl.env import EnvConfig, check_actions, env_index, plan_reset
 from embodyrl.errors import UserError
 from embodyrl.rollouts.fault_watch import FaultWindow, named, warn
