@@ -49,7 +49,14 @@ PICKCUBE = (
     "--noise",
     "0.2",
 )
+PICK = ("mujoco", "env.task=pick", "env.max_blocks=2", "--episodes", "100", "--noise", "0.15")
 JOBS = {
+    "mujoco_pick_pa_rl": Job(
+        "MuJoCo pick, 64x64 pixels, no privileged critic; PA-RL",
+        PICK,
+        sft="mujoco_pick_sft",
+        rl="mujoco_pick_pa_rl",
+    ),
     "maniskill_pickcube": Job("ManiSkill PickCube-v1, state", PICKCUBE),
     "maniskill_pickcube_pa_rl": Job(
         "ManiSkill PickCube-v1, state, no privileged critic; PA-RL",
