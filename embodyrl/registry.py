@@ -104,6 +104,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "rlpd": "embodyrl.algorithms.rlpd:RLPD",
         "wsrl": "embodyrl.algorithms.wsrl:WSRL",
         "pa_rl": "embodyrl.algorithms.pa_rl:PARL",
+        "pa_rl_offline": "embodyrl.algorithms.pa_rl_offline:PARLOffline",
         "dsrl": "embodyrl.algorithms.dsrl:DSRL",
     },
 }

@@ -59,6 +59,7 @@ class Hindsight:
 
     def fit_painter(self, steps: int, generator: torch.Generator, stats: Means) -> None:
         """Learns what proprioception explains of a picture; it stays as it is from then on."""
+        # All observations teach it, of failed episodes too.
         for _ in range(max(1, int(PAINTER_SHARE * steps))):
             rows = torch.randint(len(self.buffer), (BATCH // 2,), generator=generator)
             loss = self.localiser.painting_loss(self._seen(rows))
@@ -85,7 +86,7 @@ class Hindsight:
             # What was seen on the way to a success, and how that ended.
             parts = []
             if own:
-                pick = solved[_draw(len(solved), own, generator).to(solved.device)]
+                pick = self.buffer.draw(own, generator, solved)
                 parts.append((self._seen(pick), data["ends"][pick]))
             if self.demos is not None:
                 frames = self.demos.draw(BATCH - own, generator)

@@ -43,6 +43,7 @@ MEDIAN_OF = 400
 """Observations by which inputs are normalised."""
 ENCODED_AT_ONCE = 512
 TD_COLUMNS = ("next_features", "next_choice", "reward", "valid", "terminated", "truncated")
+FOR_PICTURES = ("shift", "hindsight_steps", "refresh_chunks")
 SAME = 1e-5
 """Chunks whose actions differ by no more are the same."""
 Ratio = Annotated[float, Range(0, 1000, open_low=True)]
@@ -108,12 +109,21 @@ class PARLConfig:
     max_grad_norm: NotNegative = 10.0
 
     def __post_init__(self) -> None:
-        if self.mc_steps > self.critic_warmup:
-            raise UserError(
-                f"algorithm.mc_steps is {self.mc_steps}, more than algorithm.critic_warmup="
-                f"{self.critic_warmup}, of which they are the first ones. Lower it, or raise the "
-                "other."
-            )
+        check_warmup(self)
+
+
+def check_warmup(config: Any) -> None:
+    """Refuses Monte Carlo steps that nothing would take.
+
+    Raises:
+        UserError: more than the warm-up has.
+    """
+    if config.mc_steps > config.critic_warmup:
+        raise UserError(
+            f"algorithm.mc_steps is {config.mc_steps}, more than algorithm.critic_warmup="
+            f"{config.critic_warmup}, of which they are the first ones. Lower it, or raise the "
+            "other."
+        )
 
 
 class PARL(OffPolicy):
@@ -140,7 +150,7 @@ class PARL(OffPolicy):
                 "policy.proposals is 1, so there is nothing to choose from. Set it to 2 or more (8)."
             )
         if not policy.spec.cameras:
-            names = ("shift", "hindsight_steps", "refresh_chunks")
+            names = [name for name in FOR_PICTURES if hasattr(c, name)]
             refuse_unread(c, "algorithm", names, f"{policy.spec.name} has no pictures")
         self.device = next(policy.parameters()).device
         self.chooser = policy.chooser
@@ -324,8 +334,7 @@ class PARL(OffPolicy):
                 f"No episode ended in the first {len(self.buffer)} chunks, so the critics have no "
                 "returns to begin with. Raise algorithm.warmup_chunks, or set algorithm.mc_steps=0."
             )
-        pick = torch.randint(len(known), (self.config.batch_size,), generator=generator)
-        rows = known[pick.to(self.device)]
+        rows = self.buffer.draw(self.config.batch_size, generator, known)
         return rows, self.buffer.data["return"][rows]
 
     def _td_batch(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -363,9 +372,8 @@ class PARL(OffPolicy):
     def _update_actor(self, generator: torch.Generator, stats: Means) -> None:
         c = self.config
         # States before and after chunks, so that first states are among them.
-        rows = torch.randint(len(self.buffer), (c.actor_batch_size,), generator=generator)
+        rows = self.buffer.draw(c.actor_batch_size, generator)
         after = torch.rand(len(rows), generator=generator) < 0.5
-        rows = rows.to(self.device)
         after = after.to(self.device) & ~self.buffer.data["terminated"][rows]
         rows = torch.cat([rows[~after], rows[after]])
         before = int((~after).sum())
@@ -387,12 +395,11 @@ class PARL(OffPolicy):
         stats.add(choice_loss=loss, choice_gain=(values.amax(1) - values.mean(1)).mean())
         solved = data["solved"][: len(self.buffer)].nonzero().flatten()
         if c.success_coef and len(solved):
-            pick = torch.randint(len(solved), (c.actor_batch_size,), generator=generator)
-            own = self.buffer.rows(solved[pick.to(self.device)])
+            own = self.buffer.rows(self.buffer.draw(c.actor_batch_size, generator, solved))
             own_loss = self._imitation(own.obs, own.choice, own.valid, generator)
             loss = loss + c.success_coef * own_loss
             stats.add(success_loss=own_loss)
-        if c.bc_coef and self.demos is not None:
+        if self.demos is not None:
             obs, actions, mask = self.demos.batch(self.demos.draw(c.actor_batch_size, generator))
             d = self.device
             bc_loss = self._imitation(obs.to(d), actions.to(d), mask.to(d), generator)
@@ -415,6 +422,10 @@ class PARL(OffPolicy):
 
     # Checkpoints.
 
+    @property
+    def _saves_replay(self) -> bool:
+        return self.config.save_replay
+
     def _optimizers(self) -> list[GuardedAdam]:
         seeing = self.hindsight
         more = [] if seeing is None else [seeing.painter_optimizer, seeing.optimizer]
@@ -427,7 +438,7 @@ class PARL(OffPolicy):
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers()],
             "steps": [self.critic_steps, self.actor_steps, self.chunks_since_refresh],
             "pending": [self.pending_critic, self.pending_actor],
-            "replay": self.buffer.state_dict() if self.config.save_replay else None,
+            "replay": self.buffer.state_dict() if self._saves_replay else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

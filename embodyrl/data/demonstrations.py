@@ -188,7 +188,9 @@ class Demonstrations:
         first = torch.searchsorted(self.end, end)  # the first frame of those with the same end
         return self.proprio[places.maximum(first)], self.success[indices]
 
-    def transitions(self, size: int = 1024, weights: Tensor | None = None) -> Iterator[Transitions]:
+    def transitions(
+        self, size: int = 1024, weights: Tensor | None = None, *, in_turn: bool = False
+    ) -> Iterator[Transitions]:
         """Every chunk as a transition for off-policy algorithms, ``size`` at a time.
 
         Each is drawn as often as its first frame, by ``weights`` (F,), which are ``frame_weights``
@@ -198,6 +200,10 @@ class Demonstrations:
         there and is terminated, whatever was recorded after it. The observation after the last
         action of an episode is not in the data. So a chunk that reaches the end of a failed episode
         cannot be bootstrapped, and is left out.
+
+        With ``in_turn`` they are as a policy plays them: each chunk begins where the one before
+        ended, failed episodes have their last chunk (truncated, and followed by what was seen
+        last), and each names its episode.
         """
         weights = self.frame_weights if weights is None else weights
         # The frames from which on the task has been solved.
@@ -207,7 +213,11 @@ class Demonstrations:
         first = torch.ones_like(solved)
         first[1:] = self.end[1:] != self.end[:-1]
         past = so_far > so_far[torch.where(first, frame, 0).cummax(0).values]
-        for index in frame[~past].split(size):
+        # Where chunks begin.
+        begins = ~past
+        if in_turn:
+            begins &= (frame - torch.searchsorted(self.end, self.end)) % self.horizon == 0
+        for index in frame[begins].split(size):
             # Which actions of the chunk count, and whether it ends in success.
             steps = index[:, None] + torch.arange(self.horizon)
             end = self.end[index]
@@ -215,7 +225,7 @@ class Demonstrations:
             valid = (steps < end[:, None]) & ~past[rows]
             over = (solved[rows] & valid).any(1)
             # Leave out chunks that cannot be bootstrapped.
-            keep = over | (index + self.horizon < end)
+            keep = over | (index + self.horizon < end) | in_turn
             if not keep.any():
                 continue
             index, rows, valid, over, end = (x[keep] for x in (index, rows, valid, over, end))
@@ -228,8 +238,10 @@ class Demonstrations:
                 reward,
                 valid,
                 over,
-                torch.zeros_like(over),
+                ~over & (index + self.horizon >= end),
                 after,
+                episode=end if in_turn else None,
+                success=over if in_turn else None,
                 weight=weights[index].float(),
             )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
@@ -92,13 +91,16 @@ class Mixture:
         ]
         return found, torch.cat(rows).argsort()
 
-    def transitions(self, size: int = 1024) -> Iterator[Transitions]:
+    def transitions(self, size: int = 1024, *, in_turn: bool = False) -> Iterator[Transitions]:
         """Every chunk of every data set once; see ``Demonstrations.transitions``."""
         shares = self.weights / self.weights.sum() * len(self)
-        pairs = zip(self.parts, shares, strict=True)
-        return chain.from_iterable(
-            part.transitions(size, _scaled(part.frame_weights, share)) for part, share in pairs
-        )
+        for part, share, offset in zip(self.parts, shares, self.offsets, strict=False):
+            weights = _scaled(part.frame_weights, share)
+            for chunks in part.transitions(size, weights, in_turn=in_turn):
+                # No two data sets share an episode.
+                if chunks.episode is not None:
+                    chunks.episode += offset
+                yield chunks
 
 
 def _scaled(weights: Tensor, total: Tensor) -> Tensor:

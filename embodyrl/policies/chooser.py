@@ -96,6 +96,7 @@ class Chooser(nn.Module):
         self, features: Float[Tensor, "b f"], proposals: Float[Tensor, "b n h a"]
     ) -> Float[Tensor, "b n"]:
         """The mean of the critics for N proposals at each of B observations."""
+        # Each observation's features once for each of its proposals.
         b, n = proposals.shape[:2]
         features = features[:, None].expand(b, n, -1).flatten(0, 1)
         return self.critics(features, proposals.flatten(0, 1)).mean(0).view(b, n)

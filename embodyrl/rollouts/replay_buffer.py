@@ -167,10 +167,15 @@ class ReplayBuffer:
         rows = self.draw(size, generator)
         return self.rows(rows), self.data["source"][rows]
 
-    def draw(self, size: int, generator: torch.Generator) -> Tensor:
+    def draw(self, size: int, generator: torch.Generator, among: Tensor | None = None) -> Tensor:
         """The places (size,) of chunks drawn with replacement.
 
         Chunks are drawn in proportion to the weight that they were added with.
+
+        Args:
+            size: how many.
+            generator: of the draw.
+            among: places (M,) to draw from; None for all.
 
         Raises:
             UserError: the buffer is empty.
@@ -178,12 +183,15 @@ class ReplayBuffer:
         if not self.count:
             raise UserError("The replay buffer is empty: nothing can be drawn from it.")
         # Equal weights, as of all that was played, need no table.
-        weights = self.weights[: self.count].to(generator.device)
+        weights = self.weights[: self.count] if among is None else self.weights[among.cpu()]
+        weights = weights.to(generator.device)
         if (weights == weights[0]).all():
-            rows = torch.randint(self.count, (size,), generator=generator, device=generator.device)
+            shape = (size,)
+            rows = torch.randint(len(weights), shape, generator=generator, device=generator.device)
         else:
             rows = torch.multinomial(weights, size, replacement=True, generator=generator)
-        return rows.to(self.device)
+        rows = rows.to(self.device)
+        return rows if among is None else among[rows]
 
     def rows(self, rows: Tensor) -> Transitions:
         """The chunks at those places."""

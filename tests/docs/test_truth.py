@@ -64,7 +64,7 @@ TOP_FOLDERS = (
 PATH = re.compile(rf"(?<![\w/.:-])(?:{TOP_FOLDERS})/[\w./*-]+")
 PRESET = re.compile(
     r"^(?:mujoco|maniskill|libero|dream|robot|gymnasium)_\w*\*?"
-    r"(?:sft|ppo|grpo|fpo|nft|sac_flow|rlpd|wsrl|dsrl|pa_rl)(?:_\d+)?$"
+    r"(?:sft|ppo|grpo|fpo|nft|sac_flow|rlpd|wsrl|dsrl|pa_rl|pa_rl_offline)(?:_\d+)?$"
 )
 KEY = re.compile(r"^(env|policy|algorithm|run|data|safety|topics|libfranka)\.(\w+)(?:=.*)?$")
 DOTTED = re.compile(r"(?<![\w/.@-])embodyrl(?:\.\w+)+")
