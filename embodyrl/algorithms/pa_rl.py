@@ -109,21 +109,12 @@ class PARLConfig:
     max_grad_norm: NotNegative = 10.0
 
     def __post_init__(self) -> None:
-        check_warmup(self)
-
-
-def check_warmup(config: Any) -> None:
-    """Refuses Monte Carlo steps that nothing would take.
-
-    Raises:
-        UserError: more than the warm-up has.
-    """
-    if config.mc_steps > config.critic_warmup:
-        raise UserError(
-            f"algorithm.mc_steps is {config.mc_steps}, more than algorithm.critic_warmup="
-            f"{config.critic_warmup}, of which they are the first ones. Lower it, or raise the "
-            "other."
-        )
+        if self.mc_steps > self.critic_warmup:
+            raise UserError(
+                f"algorithm.mc_steps is {self.mc_steps}, more than algorithm.critic_warmup="
+                f"{self.critic_warmup}, of which they are the first ones. Lower it, or raise the "
+                "other."
+            )
 
 
 class PARL(OffPolicy):
@@ -278,13 +269,17 @@ class PARL(OffPolicy):
         data = self.buffer.data
         data["features"][rows] = self.chooser.encoder(chunks.obs)
         data["next_features"][rows] = self.chooser.encoder(chunks.next_obs)
-        next_choice = self.choose(chunks.next_obs, data["next_features"][rows], generator)
-        data["next_choice"][rows] = next_choice
+        self._note_choice(rows, chunks.next_obs, generator)
         data["episode"][rows] = episode
         # Own successes: all chunks of the episodes that were solved now, and none of the others.
         data["solved"] |= torch.isin(data["episode"], episode[success].to(self.device))
         for ended in episode[chunks.terminated | chunks.truncated].tolist():
             self._look_back(ended)
+
+    def _note_choice(self, rows: Tensor, next_obs: Obs, generator: torch.Generator) -> None:
+        """What is chosen after the chunks at those places."""
+        data = self.buffer.data
+        data["next_choice"][rows] = self.choose(next_obs, data["next_features"][rows], generator)
 
     def _look_back(self, episode: int) -> None:
         """How an episode went on and ended, noted at those of its chunks that are still here."""
@@ -357,6 +352,12 @@ class PARL(OffPolicy):
             rows, target = self._return_batch(generator)
         else:
             rows, target = self._td_batch(generator)
+        self._fit_critics(rows, target, stats)
+        # The target nets follow.
+        self.target.follow(self.chooser.critics, c.tau)
+
+    def _fit_critics(self, rows: Tensor, target: Tensor, stats: Means) -> None:
+        """One gradient step of the critics towards targets of the chunks at those places."""
         # Loss, backward pass and optimiser step.
         features, choice = self.buffer.data["features"][rows], self.buffer.data["choice"][rows]
         q = self.chooser.critics(features, choice)
@@ -364,8 +365,6 @@ class PARL(OffPolicy):
         self.critic_optimizer.zero_grad()
         loss.backward()
         norm = self.critic_optimizer.step(loss)
-        # The target nets follow.
-        self.target.follow(self.chooser.critics, c.tau)
         self.critic_steps += 1
         stats.add(critic_loss=loss, critic_grad_norm=norm, q=q.mean(), td_target=target.mean())
 

@@ -1,12 +1,13 @@
 """PA-RL before the first env step: critics and policy learn from recorded episodes, failed ones too.
 
     data set    chunks as they were played, how each episode ended, and its discounted return
-    critics     Monte Carlo returns first, then TD, as in PA-RL
+    critics     Q(s, a) -> the return of the episode from the chunk on
     actor       imitation of the best of its own N proposals, and of the episodes that were solved
 
-The policy chooses among what it proposes itself, so nothing is asked of the critics far from the
-data (implicit Q-learning's reason to stay in support, arXiv:2110.06169; IDQL, arXiv:2304.10573,
-chooses so). PA-RL goes on from the checkpoint, whose critics are ready (arXiv:2412.06685).
+So it is one step of policy improvement: critics of who played, and a policy that is greedy by them
+(arXiv:2106.08909). TD targets would ask the critics about what nobody played, and then believe it.
+The policy chooses among what it proposes itself, near the data (IDQL, arXiv:2304.10573, chooses
+so). PA-RL goes on from the checkpoint, whose critics are ready (arXiv:2412.06685).
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import torch
 from torch import Tensor
 
 from embodyrl.algorithms.optim import Means
-from embodyrl.algorithms.pa_rl import ENCODED_AT_ONCE, PARL, check_warmup
+from embodyrl.algorithms.pa_rl import PARL
 from embodyrl.errors import UserError
 from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range
+from embodyrl.types import Obs
 
 if TYPE_CHECKING:
     from embodyrl.data.demonstrations import Demonstrations
@@ -41,15 +43,11 @@ class PARLOfflineConfig:
         actor_share: gradient steps of the actor per step of the critics.
         capacity: chunks of the data set at most.
         critic_warmup: gradient steps of the critics before anything is chosen.
-        mc_steps: of these, the first ones, which fit Monte Carlo returns.
         batch_size: chunks per gradient step of the critics.
         actor_batch_size: states per gradient step of the actor, each with N proposals.
         gamma: discount per action.
-        bootstrap_timeouts: whether a failed episode is valued as if it went on. Dense rewards need
-            True.
         lr: of the actor (Adam).
         critic_lr: of the critics (Adam).
-        tau: share by which target critics follow at each step.
         success_coef: weight of imitating the episodes that were solved.
         hindsight_steps: gradient steps in which the critics learn where things are in pictures.
         shift: pixels, at most, by which pictures are shifted at random before the actor sees them.
@@ -61,21 +59,15 @@ class PARLOfflineConfig:
     actor_share: Annotated[float, Range(0, 100)] = 0.2
     capacity: Count = 50_000
     critic_warmup: CountOrZero = 1_000
-    mc_steps: CountOrZero = 500
     batch_size: Count = 256
     actor_batch_size: Count = 64
     gamma: Discount = 0.99
-    bootstrap_timeouts: bool = False
     lr: Positive = 2e-4
     critic_lr: Positive = 3e-4
-    tau: Discount = 0.01
     success_coef: NotNegative = 0.5
     hindsight_steps: Count = 900
     shift: CountOrZero = 0
     max_grad_norm: NotNegative = 10.0
-
-    def __post_init__(self) -> None:
-        check_warmup(self)
 
 
 class PARLOffline(PARL):
@@ -109,7 +101,6 @@ class PARLOffline(PARL):
             self._read(batch)
         if not self.chooser.ready:
             self._warm_up(generator, stats)
-            self._choose_all(generator)
         # The actor's steps are spread evenly among those of the critics.
         for _ in range(self.config.steps_per_iteration):
             self._update_critics(generator, stats)
@@ -159,13 +150,11 @@ class PARLOffline(PARL):
                 self.buffer.data[name][: len(values)] = values.to(self.device)
             self._saved = None
 
-    @torch.no_grad()
-    def _choose_all(self, generator: torch.Generator) -> None:
-        """What the critics choose after each chunk, now that they can."""
-        data = self.buffer.data
-        for rows in torch.arange(len(self.buffer), device=self.device).split(ENCODED_AT_ONCE):
-            obs = self.buffer.rows(rows).next_obs
-            data["next_choice"][rows] = self.choose(obs, data["next_features"][rows], generator)
+    def _update_critics(self, generator: torch.Generator, stats: Means) -> None:
+        self._fit_critics(*self._return_batch(generator), stats)
+
+    def _note_choice(self, rows: Tensor, next_obs: Obs, generator: torch.Generator) -> None:
+        """Returns need no choice."""
 
     @torch.no_grad()
     def _judge(self, generator: torch.Generator) -> dict[str, float]:

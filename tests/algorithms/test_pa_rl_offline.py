@@ -47,7 +47,7 @@ def make_small(cls: Any = PARLOffline, **settings):
     if cls is PARL:
         return PARL(PARLConfig(**settings), made)
     small: dict[str, Any] = {"batch_size": 64, "actor_batch_size": 32, "capacity": 2000}
-    small |= {"critic_warmup": 100, "mc_steps": 100, "steps_per_iteration": 10}
+    small |= {"critic_warmup": 100, "steps_per_iteration": 10}
     return PARLOffline(PARLOfflineConfig(**small | settings), made)
 
 
@@ -135,5 +135,3 @@ def test_data_of_one_outcome_are_refused(solved, words):
 def test_data_that_do_not_fit_are_refused():
     with pytest.raises(UserError, match=r"more than 50 chunks. Raise algorithm\.capacity"):
         update(make_small(capacity=50), recorded(100))
-    with pytest.raises(UserError, match="of which they are the first ones"):
-        make_small(critic_warmup=10, mc_steps=11)
