@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from embodyrl.algorithms.optim import GuardedAdam, Means
@@ -61,8 +61,8 @@ class Hindsight:
         """Learns what proprioception explains of a picture; it stays as it is from then on."""
         # All observations teach it, of failed episodes too.
         for _ in range(max(1, int(PAINTER_SHARE * steps))):
-            rows = torch.randint(len(self.buffer), (BATCH // 2,), generator=generator)
-            loss = self.localiser.painting_loss(self._seen(rows))
+            rows = self.buffer.draw(BATCH // 2, generator)
+            loss = self.localiser.painting_loss(self.buffer.rows(rows).obs)
             _step(self.painter_optimizer, loss)
             stats.add(painting_loss=loss)
 
@@ -87,7 +87,7 @@ class Hindsight:
             parts = []
             if own:
                 pick = self.buffer.draw(own, generator, solved)
-                parts.append((self._seen(pick), data["ends"][pick]))
+                parts.append((self.buffer.rows(pick).obs, data["ends"][pick]))
             if self.demos is not None:
                 frames = self.demos.draw(BATCH - own, generator)
                 ends, solved_ones = self.demos.last_proprio(frames, ENDS)
@@ -103,16 +103,8 @@ class Hindsight:
 
     def _disagreement(self, generator: torch.Generator) -> Tensor:
         """How far apart two observations of one episode, a chunk apart, say that it will end."""
-        rows = _draw(len(self.buffer), BATCH // 2, generator).to(self.buffer.device)
-        chunks = self.buffer.rows(rows)
+        chunks = self.buffer.rows(self.buffer.draw(BATCH // 2, generator))
         return self.localiser.difference(chunks.obs, chunks.next_obs)
-
-    def _seen(self, rows: Tensor) -> Obs:
-        return self.buffer.rows(rows.to(self.buffer.device)).obs
-
-
-def _draw(count: int, size: int, generator: torch.Generator) -> Int[Tensor, " b"]:
-    return torch.randint(count, (size,), generator=generator)
 
 
 def _step(optimizer: GuardedAdam, loss: Tensor) -> None:

@@ -297,8 +297,8 @@ class PARL(OffPolicy):
     def _warm_up(self, generator: torch.Generator, stats: Means) -> None:
         """Learns to see, and then the first steps of the critics, which judge the policy as it is."""
         # What is usual in proprioception and pictures.
-        rows = torch.randint(len(self.buffer), (MEDIAN_OF,), generator=generator)
-        self.chooser.encoder.fit_inputs(self.buffer.rows(rows.to(self.device)).obs)
+        rows = self.buffer.draw(MEDIAN_OF, generator)
+        self.chooser.encoder.fit_inputs(self.buffer.rows(rows).obs)
         if self.hindsight is not None:
             self.hindsight.fit_painter(self.config.hindsight_steps, generator, stats)
             self.hindsight.fit(self.config.hindsight_steps, generator, stats)

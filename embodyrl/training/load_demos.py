@@ -95,20 +95,23 @@ def require_data_sets(config: Config) -> None:
     for path in filter(None, (config.data.path, *config.data.more)):
         if Path(path).exists() or parts_folder(path).exists() or is_hub_id(path):
             continue
-        env = config.env.for_demonstrations()
-        make = "" if env is None else f" Or make it: {collect_command(env, path)}"
+        # Who reads failed episodes needs those of a policy: an expert's are solved.
+        policy = config.run.init_checkpoint if config.data.keep == "all" else ""
+        env = config.env if policy else config.env.for_demonstrations()
+        make = "" if env is None else f" Or make it: {collect_command(env, path, policy)}"
         raise UserError(
             f"There is no data set {path} (data.path). Name one that is there, or OWNER/NAME of one "
             f"on the Hugging Face hub.{make}"
         )
 
 
-def collect_command(env: EnvConfig, out: str) -> str:
-    """The command line that collects demonstrations in an env.
+def collect_command(env: EnvConfig, out: str, policy: str = "") -> str:
+    """The command line that collects demonstrations in an env, or what a policy does there.
 
     Args:
         env: its config; settings that are not the default are repeated.
         out: folder of the data set.
+        policy: a run or checkpoint, whose failed episodes are kept too; empty for the expert.
     """
     plain = type(env)()
     skip = settings_of(env, "machine") | {"name"}
@@ -117,7 +120,9 @@ def collect_command(env: EnvConfig, out: str) -> str:
         for f in fields(env)
         if f.name not in skip and getattr(env, f.name) != getattr(plain, f.name)
     ]
-    words = ["embodyrl", "collect", env.name, *given, "--episodes", str(EPISODES), "--out", out]
+    tried = ["--policy", policy, "--keep-failures"] if policy else []
+    episodes = ["--episodes", str(10 * EPISODES if policy else EPISODES)]
+    words = ["embodyrl", "collect", env.name, *given, *tried, *episodes, "--out", out]
     return shlex.join(words)
 
 

@@ -143,7 +143,11 @@ def test_a_data_set_that_is_missing_is_named_with_the_command_that_makes_it(tmp_
         # The command collects in the env of the preset.
         words = shlex.split(str(refusal.value).partition("Or make it: ")[2])
         assert words[:2] == ["embodyrl", "collect"] and words[-2:] == ["--out", config.data.path]
-        wanted = config.env.for_demonstrations()
+        # Who learns from failures is told of a policy's episodes, an expert's being solved.
+        tries = config.data.keep == "all"
+        assert ("--keep-failures" in words) == tries
+        assert not tries or words[words.index("--policy") + 1] == config.run.init_checkpoint
+        wanted = config.env if tries else config.env.for_demonstrations()
         made = env_config(words[2], [word for word in words if word.startswith("env.")])
         machine = settings_of(wanted, "machine")
         for key, value in vars(wanted).items():
