@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from embodyrl.data.demonstrations import Demonstrations
     from embodyrl.rollouts.replay_buffer import ReplayBuffer
 
-LR = 1e-3
-PAINTER_LR = 2e-3
-BATCH = 64
-PAINTER_SHARE = 0.5
-"""Gradient steps of the painter per step of the rest, in the first fit alone."""
+LR = 2e-3
+"""Of the localiser: it rises to this and falls to nothing in each fit."""
+PAINTER_LR = 5e-3
+BATCH = 48
+PAINTED = 32
+PAIRS = 16
+"""Pairs of observations that must agree, in each gradient step."""
 AGREEMENT = 0.3
 """Weight of: two observations of one episode lead to the same place. Failed ones teach it too."""
 
@@ -60,8 +62,8 @@ class Hindsight:
     def fit_painter(self, steps: int, generator: torch.Generator, stats: Means) -> None:
         """Learns what proprioception explains of a picture; it stays as it is from then on."""
         # All observations teach it, of failed episodes too.
-        for _ in range(max(1, int(PAINTER_SHARE * steps))):
-            rows = self.buffer.draw(BATCH // 2, generator)
+        for _ in range(steps):
+            rows = self.buffer.draw(PAINTED, generator)
             loss = self.localiser.painting_loss(self.buffer.rows(rows).obs)
             _step(self.painter_optimizer, loss)
             stats.add(painting_loss=loss)
@@ -82,7 +84,8 @@ class Hindsight:
             )
         # Own successes and demonstrations in equal parts, where there are both.
         own = BATCH if self.demos is None else BATCH // 2 if len(solved) else 0
-        for _ in range(steps):
+        for step in range(steps):
+            self.optimizer.lr = LR * _one_cycle(step, steps)
             # What was seen on the way to a success, and how that ended.
             parts = []
             if own:
@@ -103,8 +106,14 @@ class Hindsight:
 
     def _disagreement(self, generator: torch.Generator) -> Tensor:
         """How far apart two observations of one episode, a chunk apart, say that it will end."""
-        chunks = self.buffer.rows(self.buffer.draw(BATCH // 2, generator))
+        chunks = self.buffer.rows(self.buffer.draw(PAIRS, generator))
         return self.localiser.difference(chunks.obs, chunks.next_obs)
+
+
+def _one_cycle(step: int, steps: int) -> float:
+    """Share of the learning rate: it rises in the first part, stays, and falls in the last."""
+    rising, falling = 0.15, 0.6
+    return min(1.0, (step + 1) / (rising * steps), (steps - step) / (falling * steps))
 
 
 def _step(optimizer: GuardedAdam, loss: Tensor) -> None:

@@ -64,7 +64,8 @@ class PARLConfig:
         mc_steps: of these, the first ones, which fit Monte Carlo returns: TD errors pass a sparse
             reward back by one chunk at a time.
         critic_utd: gradient steps of the critics per chunk collected.
-        actor_utd: gradient steps of the actor per chunk collected.
+        actor_utd: gradient steps of the actor per chunk collected; 0 leaves the policy as it is, and
+            only what chooses and edits is trained.
         batch_size: chunks per gradient step of the critics.
         actor_batch_size: states per gradient step of the actor, each with N proposals.
         gamma: discount per action.
@@ -74,9 +75,9 @@ class PARLConfig:
         lr: of the actor (Adam).
         critic_lr: of the critics (Adam).
         tau: share by which target critics follow at each step.
-        success_coef: weight of imitating own chunks of episodes that were solved.
-        bc_coef: weight of imitating the demonstrations of ``data.path``, which also teach where
-            things are in pictures.
+        success_coef: so many own chunks of solved episodes are imitated per choice.
+        bc_coef: so many chunks of the demonstrations of ``data.path`` are imitated per choice. They
+            also teach where things are in pictures.
         hindsight_steps: gradient steps in which that is learned first, after the warm-up. Read
             where there are pictures.
         refresh_chunks: after so many chunks it is learned further, with a third of the steps; 0
@@ -93,7 +94,7 @@ class PARLConfig:
     critic_warmup: CountOrZero = 1_000
     mc_steps: CountOrZero = 150
     critic_utd: Ratio = 0.3
-    actor_utd: Ratio = 0.05
+    actor_utd: Annotated[float, Range(0, 1000)] = 0.05
     batch_size: Count = 256
     actor_batch_size: Count = 64
     gamma: Discount = 0.99
@@ -103,7 +104,7 @@ class PARLConfig:
     tau: Discount = 0.01
     success_coef: NotNegative = 0.5
     bc_coef: NotNegative = 0.0
-    hindsight_steps: Count = 900
+    hindsight_steps: Count = 450
     refresh_chunks: CountOrZero = 5_000
     shift: CountOrZero = 0
     max_grad_norm: NotNegative = 10.0
@@ -175,6 +176,10 @@ class PARL(OffPolicy):
         )
         self.critic_optimizer = GuardedAdam(
             self.chooser.critics.parameters(), c.critic_lr, c.max_grad_norm, "critics"
+        )
+        editor = self.chooser.editor
+        self.editor_optimizer = editor and GuardedAdam(
+            editor.parameters(), c.critic_lr, c.max_grad_norm, "editor"
         )
         self.demos: Demonstrations | None = None
         self.critic_steps = 0
@@ -264,22 +269,46 @@ class PARL(OffPolicy):
                 "PA-RL imitates own successes, so each chunk must name its episode and say whether "
                 "it was solved. Collect with rollouts.collect.collect_transitions."
             )
-        # What critics see, and what is chosen after each chunk.
         rows = self.buffer.add(chunks)
         data = self.buffer.data
-        data["features"][rows] = self.chooser.encoder(chunks.obs)
-        data["next_features"][rows] = self.chooser.encoder(chunks.next_obs)
-        self._note_choice(rows, chunks.next_obs, generator)
         data["episode"][rows] = episode
+        self._see(rows)
+        self._note_choices(rows, generator)
         # Own successes: all chunks of the episodes that were solved now, and none of the others.
         data["solved"] |= torch.isin(data["episode"], episode[success].to(self.device))
         for ended in episode[chunks.terminated | chunks.truncated].tolist():
             self._look_back(ended)
 
-    def _note_choice(self, rows: Tensor, next_obs: Obs, generator: torch.Generator) -> None:
-        """What is chosen after the chunks at those places."""
+    def _see(self, rows: Tensor) -> None:
+        """What critics see before and after the chunks at those places, which were played in turn."""
+        data, encode = self.buffer.data, self.chooser.encoder
+        for part in rows.split(ENCODED_AT_ONCE):
+            data["features"][part] = encode(self.buffer.rows(part).obs)
+        # What is seen after a chunk is mostly what was seen before the next one.
+        before, after = self._next_ones(rows)
+        data["next_features"][before] = data["features"][after]
+        for part in _without(rows, before).split(ENCODED_AT_ONCE):
+            data["next_features"][part] = encode(self.buffer.rows(part).next_obs)
+
+    def _note_choices(self, rows: Tensor, generator: torch.Generator) -> None:
+        """What is chosen after the chunks at those places, which were played in turn."""
         data = self.buffer.data
-        data["next_choice"][rows] = self.choose(next_obs, data["next_features"][rows], generator)
+        before, after = self._next_ones(rows)
+        data["next_choice"][before] = data["choice"][after]
+        last = _without(rows, before)
+        if len(last):
+            obs = self.buffer.rows(last).next_obs
+            data["next_choice"][last] = self.choose(obs, data["next_features"][last], generator)
+
+    def _next_ones(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the rows whose next chunk is among them too, and the rows of these."""
+        data = self.buffer.data
+        episode, order = data["episode"][rows].sort(stable=True)
+        first, second = rows[order[:-1]], rows[order[1:]]
+        # A chunk may be missing between two that were kept.
+        same = data["next_obs/proprio"][first] == data["obs/proprio"][second]
+        follows = (episode[:-1] == episode[1:]) & same.all(-1)
+        return first[follows], second[follows]
 
     def _look_back(self, episode: int) -> None:
         """How an episode went on and ended, noted at those of its chunks that are still here."""
@@ -316,10 +345,9 @@ class PARL(OffPolicy):
 
     def _encode_all(self) -> None:
         """The features of all observations of the buffer."""
-        for rows in torch.arange(len(self.buffer), device=self.device).split(ENCODED_AT_ONCE):
-            chunks = self.buffer.rows(rows)
-            self.buffer.data["features"][rows] = self.chooser.encoder(chunks.obs)
-            self.buffer.data["next_features"][rows] = self.chooser.encoder(chunks.next_obs)
+        count = len(self.buffer)
+        oldest = self.buffer.position if count == self.buffer.capacity else 0
+        self._see((torch.arange(count, device=self.device) + oldest) % count)
 
     def _return_batch(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Places of chunks of episodes that are over, and the discounted return from each on."""
@@ -367,6 +395,20 @@ class PARL(OffPolicy):
         norm = self.critic_optimizer.step(loss)
         self.critic_steps += 1
         stats.add(critic_loss=loss, critic_grad_norm=norm, q=q.mean(), td_target=target.mean())
+        self._edit(rows, stats)
+
+    def _edit(self, rows: Tensor, stats: Means) -> None:
+        """One gradient step of the editor: what was chosen, edited, is to be worth more."""
+        editor, optimizer = self.chooser.editor, self.editor_optimizer
+        if editor is None or optimizer is None:
+            return
+        features, choice = self.buffer.data["features"][rows], self.buffer.data["choice"][rows]
+        edited = editor(features, choice)
+        loss = -self.chooser.critics(features, edited).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step(loss)
+        stats.add(edit=(edited.detach() - choice).abs().mean())
 
     def _update_actor(self, generator: torch.Generator, stats: Means) -> None:
         c = self.config
@@ -385,25 +427,24 @@ class PARL(OffPolicy):
         )
         # The best of N proposals. What is chosen after a chunk is kept for the critics.
         proposals = self.policy.propose(obs, self.policy.config.proposals, generator)
-        values = self.chooser.values_of(features, proposals)
-        best = proposals[torch.arange(len(rows), device=self.device), values.argmax(1)]
+        best = self.chooser.best_of(features, proposals)
         data["next_choice"][rows[before:]] = best[before:]
-        # Imitation of the choice, of own successes, and of demonstrations.
+        gain = self.chooser.values_of(features, best[:, None])[:, 0]
+        stats.add(choice_gain=(gain - self.chooser.values_of(features, proposals).mean(1)).mean())
+        # Imitation of the choice, of own successes, and of demonstrations: rows of one batch.
         whole = torch.ones(best.shape[:2], dtype=torch.bool, device=self.device)
-        loss = self._imitation(obs, best, whole, generator)
-        stats.add(choice_loss=loss, choice_gain=(values.amax(1) - values.mean(1)).mean())
+        parts = [(obs, best, whole)]
         solved = data["solved"][: len(self.buffer)].nonzero().flatten()
-        if c.success_coef and len(solved):
-            own = self.buffer.rows(self.buffer.draw(c.actor_batch_size, generator, solved))
-            own_loss = self._imitation(own.obs, own.choice, own.valid, generator)
-            loss = loss + c.success_coef * own_loss
-            stats.add(success_loss=own_loss)
+        if len(solved) and (share := round(c.success_coef * c.actor_batch_size)):
+            own = self.buffer.rows(self.buffer.draw(share, generator, solved))
+            parts.append((own.obs, own.choice, own.valid))
         if self.demos is not None:
-            obs, actions, mask = self.demos.batch(self.demos.draw(c.actor_batch_size, generator))
+            share = max(1, round(c.bc_coef * c.actor_batch_size))
+            obs, actions, mask = self.demos.batch(self.demos.draw(share, generator))
             d = self.device
-            bc_loss = self._imitation(obs.to(d), actions.to(d), mask.to(d), generator)
-            loss = loss + c.bc_coef * bc_loss
-            stats.add(bc_loss=bc_loss)
+            parts.append((obs.to(d), actions.to(d), mask.to(d)))
+        loss = self._imitation(parts, generator)
+        stats.add(actor_loss=loss)
         # Backward pass and optimiser step.
         self.actor_optimizer.zero_grad()
         loss.backward()
@@ -412,9 +453,11 @@ class PARL(OffPolicy):
         stats.add(actor_grad_norm=norm)
 
     def _imitation(
-        self, obs: Obs, actions: Tensor, mask: Tensor, generator: torch.Generator
+        self, parts: list[tuple[Obs, Tensor, Tensor]], generator: torch.Generator
     ) -> Tensor:
-        obs = shifted(obs, self.config.shift, generator)
+        """The imitation loss of observations, chunks (B, H, A) and masks (B, H)."""
+        obs = shifted(Obs.cat([o for o, _, _ in parts]), self.config.shift, generator)
+        actions, mask = torch.cat([a for _, a, _ in parts]), torch.cat([m for _, _, m in parts])
         if has_ability(self.policy, Imitates):
             return self.policy.imitation_loss(obs, actions, mask)
         return imitation_loss(self.policy, obs, actions, mask, generator)
@@ -428,7 +471,8 @@ class PARL(OffPolicy):
     def _optimizers(self) -> list[GuardedAdam]:
         seeing = self.hindsight
         more = [] if seeing is None else [seeing.painter_optimizer, seeing.optimizer]
-        return [self.actor_optimizer, self.critic_optimizer, *more]
+        editing = [] if self.editor_optimizer is None else [self.editor_optimizer]
+        return [self.actor_optimizer, self.critic_optimizer, *editing, *more]
 
     def state_dict(self) -> dict[str, Any]:
         """Target critics, optimisers, counters and, with ``save_replay``, the buffer."""
@@ -450,3 +494,7 @@ class PARL(OffPolicy):
         self.pending_critic, self.pending_actor = (float(x) for x in state["pending"])
         if state["replay"] is not None:
             self.buffer.load_state_dict(state["replay"])
+
+
+def _without(rows: Tensor, others: Tensor) -> Tensor:
+    return rows[~torch.isin(rows, others)]

@@ -22,7 +22,6 @@ from embodyrl.algorithms.optim import Means
 from embodyrl.algorithms.pa_rl import PARL
 from embodyrl.errors import UserError
 from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range
-from embodyrl.types import Obs
 
 if TYPE_CHECKING:
     from embodyrl.data.demonstrations import Demonstrations
@@ -48,7 +47,7 @@ class PARLOfflineConfig:
         gamma: discount per action.
         lr: of the actor (Adam).
         critic_lr: of the critics (Adam).
-        success_coef: weight of imitating the episodes that were solved.
+        success_coef: so many chunks of solved episodes are imitated per choice.
         hindsight_steps: gradient steps in which the critics learn where things are in pictures.
         shift: pixels, at most, by which pictures are shifted at random before the actor sees them.
         max_grad_norm: of the actor and of the critics, each; 0 means no bound.
@@ -65,7 +64,7 @@ class PARLOfflineConfig:
     lr: Positive = 2e-4
     critic_lr: Positive = 3e-4
     success_coef: NotNegative = 0.5
-    hindsight_steps: Count = 900
+    hindsight_steps: Count = 450
     shift: CountOrZero = 0
     max_grad_norm: NotNegative = 10.0
 
@@ -153,7 +152,7 @@ class PARLOffline(PARL):
     def _update_critics(self, generator: torch.Generator, stats: Means) -> None:
         self._fit_critics(*self._return_batch(generator), stats)
 
-    def _note_choice(self, rows: Tensor, next_obs: Obs, generator: torch.Generator) -> None:
+    def _note_choices(self, rows: Tensor, generator: torch.Generator) -> None:
         """Returns need no choice."""
 
     @torch.no_grad()

@@ -27,7 +27,7 @@ from embodyrl.functional.flow import (
     randn,
     timesteps,
 )
-from embodyrl.policies.chooser import Chooser
+from embodyrl.policies.chooser import Chooser, check_chooser
 from embodyrl.policies.noise_policy import NoisePolicy, initial_noise
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.sample_path import integrate, with_executed
@@ -58,21 +58,6 @@ def check_sampler(config: Any) -> None:
             config, "policy", ("steer_bound",), "steer_width=0 leaves the initial noise as it is"
         )
     check_chooser(config)
-
-
-def check_chooser(config: Any) -> None:
-    """Refuses settings of the chooser that nothing would read.
-
-    Raises:
-        UserError: a number of proposals without a chooser, or a chooser and a noise policy.
-    """
-    if not config.chooser_width:
-        refuse_unread(config, "policy", ("proposals",), "chooser_width=0 has no critics to choose")
-    elif getattr(config, "steer_width", 0):
-        raise UserError(
-            "policy.chooser_width and policy.steer_width are both set. The noise policy leaves one "
-            "proposal, so there is nothing to choose from: set one of them to 0."
-        )
 
 
 class ActorCritic(nn.Module):
@@ -118,7 +103,7 @@ class ActorCritic(nn.Module):
         # The chooser takes the best of several proposals (PA-RL).
         self.chooser: Chooser | None = None
         if getattr(c, "chooser_width", 0):
-            self.chooser = Chooser(self.spec, c.horizon, c.chooser_width)
+            self.chooser = Chooser(self.spec, c.horizon, c)
 
     @property
     def chooses(self) -> bool:

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import LEARNED_STD, squash_log_std
-from embodyrl.policies.flow_base import FlowPolicy, check_chooser
+from embodyrl.policies.chooser import ChooserConfig, check_chooser
+from embodyrl.policies.flow_base import FlowPolicy
 from embodyrl.policies.mlp_velocities import VELOCITIES, mlp
 from embodyrl.policies.normalize import Normalizer, TanhSquash
 from embodyrl.ranges import Choice, Count, CountOrZero, Positive
@@ -28,7 +29,7 @@ from embodyrl.types import EnvSpec, Obs
 
 
 @dataclass(frozen=True)
-class FlowMLPConfig:
+class FlowMLPConfig(ChooserConfig):
     """Size and sampler of a ``FlowMLP``.
 
     Attributes:
@@ -49,10 +50,6 @@ class FlowMLPConfig:
         critic_width: of the value head's two hidden layers, for PPO. (SAC brings its own critics.)
         steer_width: hidden width of the noise policy, which DSRL trains; 0 for none.
         steer_bound: the noise policy chooses noise in [-steer_bound, steer_bound].
-        chooser_width: hidden width of the critics that choose among proposals, which PA-RL trains;
-            0 for none.
-        proposals: N, chunks that the noise-free policy proposes, of which the chooser takes the
-            best; 1 is the policy alone.
     """
 
     name: str = "flow_mlp"
@@ -68,8 +65,6 @@ class FlowMLPConfig:
     critic_width: Count = 256
     steer_width: CountOrZero = 0
     steer_bound: Positive = 1.5
-    chooser_width: CountOrZero = 0
-    proposals: Count = 8
 
     def __post_init__(self) -> None:
         if self.noise_min > self.noise_max:
@@ -97,7 +92,7 @@ class FlowMLP(FlowPolicy):
     Config = FlowMLPConfig
     starts_fresh = ("steer.",)
     """Parts that may be missing in an initial checkpoint. They then keep their fresh weights."""
-    belongs_to: ClassVar = {"chooser_width": ("chooser.",)}
+    belongs_to: ClassVar = {"chooser_width": ("chooser.",), "edit_scale": ("chooser.editor.",)}
     """Config key -> parts that keep their fresh weights if the initial checkpoint has another."""
 
     def __init__(self, config: FlowMLPConfig, spec: EnvSpec) -> None:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import squash_log_std
 from embodyrl.policies.action_expert import ActionExpert, Context
+from embodyrl.policies.chooser import ChooserConfig
 from embodyrl.policies.efficientnet import EfficientNetEncoder
 from embodyrl.policies.flow_base import (
     CRITICS,
@@ -43,7 +44,7 @@ VISION_ENCODERS = ("film_cnn", "efficientnet_lite0")
 
 
 @dataclass(frozen=True)
-class FlowVLAConfig:
+class FlowVLAConfig(ChooserConfig):
     """Size and sampler of a ``FlowVLA``.
 
     Attributes:
@@ -77,10 +78,6 @@ class FlowVLAConfig:
         critic_width: of the value head's two hidden layers.
         steer_width: hidden width of the noise policy, which DSRL trains; 0 for none.
         steer_bound: the noise policy chooses noise in [-steer_bound, steer_bound].
-        chooser_width: hidden width of the critics that choose among proposals, which PA-RL trains;
-            0 for none.
-        proposals: N, chunks that the noise-free policy proposes, of which the chooser takes the
-            best; 1 is the policy alone.
     """
 
     name: str = "flow_vla"
@@ -105,8 +102,6 @@ class FlowVLAConfig:
     critic_width: Count = 256
     steer_width: CountOrZero = 0
     steer_bound: Positive = 1.5
-    chooser_width: CountOrZero = 0
-    proposals: Count = 8
 
     def __post_init__(self) -> None:
         check_sampler(self)
@@ -143,6 +138,7 @@ class FlowVLA(FlowPolicy):
     belongs_to: ClassVar = {
         "critic": ("critic.", "normalize_privileged."),
         "chooser_width": ("chooser.",),
+        "edit_scale": ("chooser.editor.",),
     }
     """Config key -> parts that depend on it.
 

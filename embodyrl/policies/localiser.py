@@ -37,31 +37,36 @@ SMALL_ERROR = 0.3
 """Errors below, in standard deviations of proprioception, count as squares (Huber)."""
 
 
+def half_size(image: UInt8[Tensor, "b h w 3"]) -> Float[Tensor, "b 3 h2 w2"]:
+    """Pictures in [-1, 1], each two by two pixels averaged: finer than the keypoints are."""
+    return F.avg_pool2d(as_pixels(image), 2, ceil_mode=True)
+
+
 class Painter(nn.Module):
     """Paints what proprioception explains of a camera's picture; the rest is the usual picture.
 
     Args:
         proprio_dim: P.
-        size: (height, width), multiples of 8.
+        size: (height, width) of the picture, which is painted at half size.
     """
 
     usual: Tensor
 
     def __init__(self, proprio_dim: int, size: tuple[int, int]) -> None:
         super().__init__()
-        self.size = (-(-size[0] // 8), -(-size[1] // 8))
-        self.spread = nn.Linear(HIDDEN, CHANNELS * self.size[0] * self.size[1])
+        self.quarter = (-(-size[0] // 4), -(-size[1] // 4))
         self.hidden = nn.Linear(proprio_dim, HIDDEN)
-        self.to_half = nn.Conv2d(CHANNELS, 16 * 16, 3, padding=1)
-        self.to_full = nn.Conv2d(16, 4 * 4, 3, padding=1)
-        self.register_buffer("usual", torch.zeros(3, *size))
+        self.spread = nn.Linear(HIDDEN, CHANNELS * self.quarter[0] * self.quarter[1])
+        self.conv = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
+        self.to_half = nn.Conv2d(CHANNELS, 4 * 4, 3, padding=1)
+        self.register_buffer("usual", torch.zeros(3, -(-size[0] // 2), -(-size[1] // 2)))
 
-    def forward(self, proprio: Float[Tensor, "b p"]) -> Float[Tensor, "b 3 h w"]:
-        """Pictures in [-1, 1]."""
+    def forward(self, proprio: Float[Tensor, "b p"]) -> Float[Tensor, "b 3 h2 w2"]:
+        """Pictures in [-1, 1], at half size."""
         x = F.silu(self.spread(F.silu(self.hidden(proprio))))
-        x = F.silu(F.pixel_shuffle(self.to_half(x.view(-1, CHANNELS, *self.size)), 4))
+        x = F.silu(self.conv(x.view(-1, CHANNELS, *self.quarter)))
         height, width = self.usual.shape[1:]
-        x = F.pixel_shuffle(self.to_full(x), 2)[..., :height, :width]
+        x = F.pixel_shuffle(self.to_half(x), 2)[..., :height, :width]
         # A gate opens where the robot hides the usual picture.
         gate = torch.sigmoid(x[:, 3:] - 2.0)
         return gate * x[:, :3] + (1.0 - gate) * self.usual
@@ -73,7 +78,7 @@ class Eye(nn.Module):
     def __init__(self, proprio_dim: int, size: tuple[int, int]) -> None:
         super().__init__()
         self.painter = Painter(proprio_dim, size)
-        self.stem = nn.Conv2d(6, CHANNELS, 8, stride=4, padding=2)
+        self.stem = nn.Conv2d(6, CHANNELS, 4, stride=2, padding=1)
         self.conv = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
         self.film = nn.Linear(TEXT_WIDTH, 2 * CHANNELS)
         self.more = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
@@ -86,7 +91,7 @@ class Eye(nn.Module):
         text: Float[Tensor, "b e"],
     ) -> Float[Tensor, "b k2"]:
         """(B, 2 * KEYPOINTS) in [-1, 1]."""
-        picture = as_pixels(image)
+        picture = half_size(image)
         with torch.no_grad():  # the painter has a loss of its own
             rest = picture - self.painter(proprio)
         x = F.relu(self.stem(torch.cat([2.0 * rest, picture], dim=1)))
@@ -141,7 +146,7 @@ class Localiser(nn.Module):
         """Mean absolute error of the painted pictures, in pixel values of [-1, 1]."""
         proprio = self.normalize_proprio(obs.proprio)
         errors = [
-            (eye.painter(proprio) - as_pixels(obs.images[name])).abs().mean()
+            (eye.painter(proprio) - half_size(obs.images[name])).abs().mean()
             for name, eye in self._each()
         ]
         return torch.stack(errors).mean()
@@ -151,7 +156,7 @@ class Localiser(nn.Module):
         """Normalises proprioception, and takes the median of many pictures as the usual one."""
         self.normalize_proprio.fit(obs.proprio)
         for name, eye in self._each():
-            eye.painter.usual.copy_(as_pixels(obs.images[name]).median(0).values)
+            eye.painter.usual.copy_(half_size(obs.images[name]).median(0).values)
 
     def painters(self) -> list[nn.Parameter]:
         """What ``painting_loss`` trains; ``hindsight_loss`` trains the others."""

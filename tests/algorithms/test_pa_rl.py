@@ -11,7 +11,7 @@ from embodyrl.algorithms.optim import Means
 from embodyrl.algorithms.pa_rl import PARL, PARLConfig
 from embodyrl.build import make_policy
 from embodyrl.errors import UserError
-from embodyrl.policies.chooser import Chooser
+from embodyrl.policies.chooser import Chooser, ChooserConfig
 from embodyrl.policies.flow_mlp import FlowMLPConfig
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
 from embodyrl.types import EnvSpec, Obs
@@ -73,7 +73,7 @@ def update(algorithm, chunks, seed=0):
 
 def test_the_chooser_takes_the_proposal_of_the_largest_mean_value():
     torch.manual_seed(0)
-    chooser = Chooser(SPEC, H, 16)
+    chooser = Chooser(SPEC, H, ChooserConfig(chooser_width=16))
     obs = Obs({}, torch.randn(5, 3), ["go"] * 5)
     proposals = torch.rand(5, 4, H, 2) * 2 - 1
     seen = chooser.encoder(obs)
@@ -82,6 +82,69 @@ def test_the_chooser_takes_the_proposal_of_the_largest_mean_value():
     best = chooser.best(obs, proposals)
     for row in range(5):
         assert torch.equal(best[row], proposals[row, by_hand[row].argmax()])
+
+
+class Near(torch.nn.Module):
+    """Two critics of equal worth: minus half the squared distance to a chunk."""
+
+    def __init__(self, wanted):
+        super().__init__()
+        self.wanted = wanted
+
+    def forward(self, features, choice):
+        value = -0.5 * (choice - self.wanted).square().flatten(1).sum(1)
+        return torch.stack([value, value])
+
+
+def test_the_ascent_is_that_of_a_quadratic_and_stays_in_the_range_of_actions():
+    config = ChooserConfig(chooser_width=8, ascent_rate=0.25, ascent_steps=3)
+    chooser = Chooser(SPEC, H, config)
+    proposals = torch.rand(4, 3, H, 2, generator=gen()) - 0.5
+    chooser.critics = Near(torch.full((H, 2), 0.5))
+    features = torch.zeros(4, chooser.encoder.dim)
+    start = chooser.choose(features, proposals)
+    # Each step goes a quarter of the way that is left.
+    torch.testing.assert_close(chooser.best_of(features, proposals), 0.5 - 0.75**3 * (0.5 - start))
+    chooser.critics = Near(torch.full((H, 2), 5.0))
+    assert chooser.best_of(features, proposals).amax() == 1.0
+    # Steps that are too long and lower the value are not taken.
+    longer = Chooser(SPEC, H, dataclasses.replace(config, ascent_rate=3.0))
+    longer.critics = Near(torch.full((H, 2), 0.1))
+    start = longer.choose(features, proposals)
+    after = longer.best_of(features, proposals)
+    value = longer.critics(features, after)[0] - longer.critics(features, start)[0]
+    assert (value >= 0).all()
+
+
+def test_an_editor_raises_the_value_within_its_bound():
+    scale = 0.1
+    policy = {"edit_scale": scale, "proposals": 3, "chooser_width": 8}
+    algorithm = make_small(policy, critic_warmup=0, actor_utd=0.0, critic_lr=1e-2, lr=1e-2)
+    before = copy.deepcopy(algorithm.policy.state_dict())
+    chooser = algorithm.chooser
+    obs = Obs({}, torch.randn(16, 3), ["go"] * 16)
+    proposals = torch.rand(16, 3, H, 2, generator=gen()) * 1.6 - 0.8
+    features = chooser.encoder(obs)
+    # Before it is trained nothing is edited.
+    assert torch.equal(chooser.editor(features, proposals[:, 0]), proposals[:, 0]) and torch.equal(
+        chooser.best_of(features, proposals), chooser.choose(features, proposals)
+    )
+    # With critics that want what is far away, each action goes the whole way.
+    chooser.critics = Near(torch.full((H, 2), 9.0))
+    chooser.critics.weight = torch.nn.Parameter(torch.zeros(()))
+    rows = algorithm.buffer.add(played(list(range(8))))
+    algorithm.buffer.data["features"][rows] = features[:8]
+    for _ in range(60):
+        algorithm._edit(rows, Means())
+    edited = chooser.editor(features[:8], algorithm.buffer.data["choice"][rows])
+    wanted = (algorithm.buffer.data["choice"][rows] + scale).clamp(-1, 1)
+    torch.testing.assert_close(edited, wanted, atol=0.01, rtol=0)
+    best = chooser.best_of(features, proposals)
+    change = (best[:, None] - proposals).abs().flatten(2).amax(2).amin(1)
+    assert (change <= scale + 1e-6).all() and (change > 0).any()
+    # The policy itself is frozen.
+    for name, value in algorithm.policy.state_dict().items():
+        assert name.startswith("chooser.") or torch.equal(value, before[name])
 
 
 def test_proposals_are_what_the_policy_does_with_each_noise():
@@ -203,12 +266,47 @@ def test_it_learns_to_do_what_the_critics_prefer():
     assert mean_action() > before + 0.2
 
 
-def test_own_successes_are_imitated_and_failures_are_not():
-    algorithm = make_small(actor_utd=0.5, success_coef=1.0)
+def test_own_successes_are_imitated_and_failures_are_not(monkeypatch):
+    algorithm = make_small(actor_utd=0.5, success_coef=0.5)
+    imitated = []
+    loss = algorithm._imitation
+    monkeypatch.setattr(
+        algorithm, "_imitation", lambda parts, g: imitated.append(parts) or loss(parts, g)
+    )
     row = update(algorithm, played(list(range(8)), done=set(range(8))))
-    assert row["actor_steps"] == 4 and "success_loss" not in row
-    row = update(algorithm, played(list(range(10, 18)), done=set(range(10, 18)), solved={11}))
-    assert row["success_loss"] > 0
+    assert row["actor_steps"] == 4 and [len(parts) for parts in imitated] == [1] * 4
+    chunks = played(list(range(10, 18)), done=set(range(10, 18)), solved={11})
+    update(algorithm, chunks)
+    states = algorithm.config.actor_batch_size
+    for (_, chosen, _), (obs, own, valid) in imitated[4:]:
+        assert len(chosen) == states and len(own) == len(valid) == states // 2
+        assert torch.equal(own, chunks.choice[1].expand_as(own))
+        assert torch.equal(obs.proprio, chunks.obs.proprio[1].expand_as(obs.proprio))
+
+
+def test_what_follows_a_chunk_is_the_next_one_of_its_episode():
+    """Seen and chosen once; where nothing follows, or a chunk is missing, it is seen by itself."""
+    algorithm = make_small(critic_warmup=0)
+    update(algorithm, played(list(range(8))))
+    first, second = played([1, 2, 3]), played([1, 2, 3], seed=1)
+    second = dataclasses.replace(
+        second,
+        obs=Obs({}, first.next_obs.proprio.clone(), second.obs.instruction),
+    )
+    second.obs.proprio[2] += 1.0  # one is missing in between
+    rows = algorithm.buffer.add(Transitions.cat([first, second]))
+    data = algorithm.buffer.data
+    data["episode"][rows] = torch.tensor([1, 2, 3, 1, 2, 3])
+    algorithm._see(rows)
+    algorithm._note_choices(rows, gen())
+    before, after = algorithm._next_ones(rows)
+    assert before.tolist() == rows[:2].tolist() and after.tolist() == rows[3:5].tolist()
+    assert torch.equal(data["next_choice"][rows[:2]], second.choice[:2])
+    assert not torch.equal(data["next_choice"][rows[2]], second.choice[2])
+    encode = algorithm.chooser.encoder
+    chunks = algorithm.buffer.rows(rows)
+    torch.testing.assert_close(data["features"][rows], encode(chunks.obs))
+    torch.testing.assert_close(data["next_features"][rows], encode(chunks.next_obs))
 
 
 @pytest.mark.parametrize("save_replay", [True, False])

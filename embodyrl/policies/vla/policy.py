@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import squash_log_std
+from embodyrl.policies.chooser import ChooserConfig
 from embodyrl.policies.flow_base import (
     CRITICS,
     TRAINED_STEPS,
@@ -46,7 +47,7 @@ TRAINED = ("expert", "language", "all")
 
 
 @dataclass(frozen=True)
-class VLAConfig:
+class VLAConfig(ChooserConfig):
     """What to load, which parts to train, and how to sample.
 
     Attributes:
@@ -86,10 +87,6 @@ class VLAConfig:
         critic_width: of the value head's two hidden layers.
         steer_width: hidden width of the noise policy, which DSRL trains; 0 for none.
         steer_bound: the noise policy chooses noise in [-steer_bound, steer_bound].
-        chooser_width: hidden width of the critics that choose among proposals, which PA-RL trains;
-            0 for none.
-        proposals: N, chunks that the noise-free policy proposes, of which the chooser takes the
-            best; 1 is the policy alone.
     """
 
     name: str = "smolvla"
@@ -116,8 +113,6 @@ class VLAConfig:
     critic_width: Count = 256
     steer_width: CountOrZero = 0
     steer_bound: Positive = 1.5
-    chooser_width: CountOrZero = 0
-    proposals: Count = 8
 
     def __post_init__(self) -> None:
         check_sampler(self)
@@ -152,7 +147,7 @@ class VLA(FlowPolicy):
     Config: ClassVar[type[VLAConfig]] = VLAConfig
     starts_fresh = ("noise.", "steer.")
     """Parts that may be missing in an initial checkpoint. They then keep their fresh weights."""
-    belongs_to: ClassVar = {"chooser_width": ("chooser.",)}
+    belongs_to: ClassVar = {"chooser_width": ("chooser.",), "edit_scale": ("chooser.editor.",)}
     """Config key -> parts that keep their fresh weights if the initial checkpoint has another."""
 
     def __init__(self, config: VLAConfig, spec: EnvSpec) -> None:

@@ -24,12 +24,13 @@ from torch import Tensor, nn
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import Generators, randn
 from embodyrl.functional.losses import masked_mean
-from embodyrl.policies.flow_base import CRITICS, ActorCritic, check_chooser
+from embodyrl.policies.chooser import ChooserConfig, check_chooser
+from embodyrl.policies.flow_base import CRITICS, ActorCritic
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.vla import lerobot_io
 from embodyrl.policies.vla.nets import copy_cache
 from embodyrl.policy import Mode
-from embodyrl.ranges import Choice, Count, CountOrZero, Positive, Range
+from embodyrl.ranges import Choice, Count, Positive, Range
 from embodyrl.storage.paths import path_setting
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
 
@@ -37,7 +38,7 @@ DECODING = ("parallel", "autoregressive")
 
 
 @dataclass(frozen=True)
-class TokenVLAConfig:
+class TokenVLAConfig(ChooserConfig):
     """What to load, and how actions become tokens.
 
     Attributes:
@@ -52,10 +53,6 @@ class TokenVLAConfig:
         critic: what the value head sees: ``shared`` (the prompt's mean token) or ``privileged``
             simulator state.
         critic_width: of the value head's two hidden layers.
-        chooser_width: hidden width of the critics that choose among proposals, which PA-RL trains;
-            0 for none.
-        proposals: N, chunks that the policy proposes in evaluation, of which the chooser takes the
-            best; 1 is the most likely tokens.
     """
 
     name: str = "token_vla"
@@ -68,8 +65,6 @@ class TokenVLAConfig:
     train_vision: bool = False
     critic: Annotated[str, Choice(*CRITICS)] = "shared"
     critic_width: Count = 256
-    chooser_width: CountOrZero = 0
-    proposals: Count = 8
 
     def __post_init__(self) -> None:
         check_chooser(self)
@@ -147,7 +142,7 @@ class TokenVLA(ActorCritic):
     """
 
     Config = TokenVLAConfig
-    belongs_to: ClassVar = {"chooser_width": ("chooser.",)}
+    belongs_to: ClassVar = {"chooser_width": ("chooser.",), "edit_scale": ("chooser.editor.",)}
     """Config key -> parts that keep their fresh weights if the initial checkpoint has another."""
 
     def __init__(self, config: TokenVLAConfig, spec: EnvSpec) -> None:

@@ -90,7 +90,11 @@ class CheckpointPolicy:
         else:
             weights = rtc_weights(previous.shape[1], delay, request["execute"]).to(self.device)
             chunks = sample_guided(self.policy, many, previous, weights, self._generator)
-        return chunks if count == 1 else self.policy.chooser.best(obs, chunks[None])
+        if count == 1:
+            return chunks
+        # As it is: an edit would change what must be continued.
+        features = self.policy.chooser.encoder(obs)
+        return self.policy.chooser.choose(features, chunks[None])
 
 
 def load_monitor(name: str) -> Monitor | None:
