@@ -37,6 +37,7 @@ class Job:
     collect: tuple[str, ...]
     sft: str = ""
     rl: str = ""
+    rl_reads_demos: bool = False
 
 
 PICKCUBE = (
@@ -51,11 +52,12 @@ PICKCUBE = (
 )
 PICK = ("mujoco", "env.task=pick", "env.max_blocks=2", "--episodes", "100", "--noise", "0.15")
 JOBS = {
-    "mujoco_pick_pa_rl": Job(
-        "MuJoCo pick, 64x64 pixels, no privileged critic; PA-RL",
+    "quickstart_sac_flow": Job(
+        "The quickstart's task with critics that read the simulator's state; SAC-Flow",
         PICK,
         sft="mujoco_pick_sft",
-        rl="mujoco_pick_pa_rl",
+        rl="mujoco_pick_sac_flow",
+        rl_reads_demos=True,
     ),
     "maniskill_pickcube": Job("ManiSkill PickCube-v1, state", PICKCUBE),
     "maniskill_pickcube_pa_rl": Job(
@@ -144,8 +146,26 @@ def run(name: str, seed: int, extra: list[str]) -> Path:
     sft = JOBS[name].sft or f"{name}_sft"
     embodyrl(folder, "train", sft, *common, "run.name=sft", f"data.path={folder / 'demos'}")
     rl = ["run.name=rl", f"run.init_checkpoint={folder / 'sft'}", *extra]
+    if JOBS[name].rl_reads_demos:
+        rl.append(f"data.path={folder / 'demos'}")
     embodyrl(folder, "train", JOBS[name].rl or f"{name}_ppo", *common, *rl)
     return folder
+
+
+def alone(folder: Path) -> dict:
+    """Successes of the policy without its chooser; empty where it has none."""
+    meta = json.loads((folder / "rl" / "meta.json").read_text())
+    if not meta["config"]["policy"].get("chooser_width"):
+        return {}
+    path = folder / "alone.json"
+    if not path.exists():
+        command = [sys.executable, "-m", "embodyrl.cli", "eval", str(folder / "rl")]
+        found = subprocess.run(
+            [*command, "policy.proposals=1", "--json"], check=True, capture_output=True, text=True
+        )
+        path.write_text(found.stdout)
+    found = json.loads(path.read_text())
+    return {"alone": [found["successes"], found["episodes"], *found["interval"]]}
 
 
 def read(folder: Path, seed: int) -> dict:
@@ -168,6 +188,7 @@ def read(folder: Path, seed: int) -> dict:
         "minutes_rl": last["minutes"],
         "minutes_all": spent(folder),
         "commit": json.loads((folder / "rl" / "meta.json").read_text())["commit"],
+        **alone(folder),
         "evals": evals,
     }
 

@@ -66,9 +66,9 @@ def quickstart(out: str, seed: int, command: str = "") -> dict[str, Any]:
     if not finished(train(sft, command=command)):
         return {}
 
-    console.rule("3/3  Reinforcement learning: SAC-Flow, with the demonstrations")
+    console.rule("3/3  Reinforcement learning: PA-RL, from what a real robot sees too")
     start = [f"run.init_checkpoint={folder / 'sft'}", f"data.path={demos}"]
-    run = train(compose("mujoco_pick_sac_flow", [*common, "run.name=rl", *start]), command=command)
+    run = train(compose("mujoco_pick_pa_rl", [*common, "run.name=rl", *start]), command=command)
     if not finished(run):
         return {}
 
