@@ -23,6 +23,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import yaml
 from shared import HERE, evaluations, write
 
 from embodyrl.functional.intervals import bootstrap_iqm, wilson
@@ -154,8 +155,8 @@ def run(name: str, seed: int, extra: list[str]) -> Path:
 
 def alone(folder: Path) -> dict:
     """Successes of the policy without its chooser; empty where it has none."""
-    meta = json.loads((folder / "rl" / "meta.json").read_text())
-    if not meta["config"]["policy"].get("chooser_width"):
+    config = yaml.safe_load((folder / "rl" / "config.yaml").read_text())
+    if not config["policy"].get("chooser_width"):
         return {}
     path = folder / "alone.json"
     if not path.exists():

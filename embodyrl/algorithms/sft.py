@@ -76,25 +76,47 @@ def imitation_loss(
 ) -> Tensor:
     """The flow matching loss of actions (B, H, A), those with ``mask`` (B, H).
 
-    Times and noise are drawn at random.
+    Times and noise are drawn at random. Where the policy plans further than H, nobody knows the
+    rest, so it is the policy's own plan in one step; it has no loss.
     """
-    return pair_loss(policy, obs, *noisy_pair(policy, actions, generator, time), mask)
+    context = policy.encode(obs)
+    plan = None
+    if policy.flow_shape[0] > actions.shape[1]:
+        noise = randn((len(actions), *policy.flow_shape), generator, actions.device)
+        with torch.no_grad():
+            start = torch.ones(len(actions), 1, device=noise.device)
+            plan = noise - policy.velocity(context, noise[:, None], start)[:, 0]
+    noisy, t, target = noisy_pair(policy, actions, generator, time, plan)
+    return _velocity_loss(policy, context, noisy, t, target, mask)
 
 
 def noisy_pair(
-    policy: FlowPolicyProtocol, actions: Tensor, generator: torch.Generator, time: str
+    policy: FlowPolicyProtocol,
+    actions: Tensor,
+    generator: torch.Generator,
+    time: str,
+    plan: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draws a point of the flow towards each chunk of actions (B, H, A).
+
+    Args:
+        policy: whose flow it is.
+        actions: in the env's units.
+        generator: of times and noise.
+        time: how times are drawn; see ``SFTConfig``.
+        plan: chunks (B, C, D) whose part beyond H is taken; None takes zeros.
 
     Returns:
         Noisy chunks (B, C, D), their times (B,), and the velocity (B, H, A) at them.
     """
+    h, a = actions.shape[1:]
     clean = pad(policy.normalize_action(actions), policy.flow_shape)
+    if plan is not None:
+        clean = torch.cat([clean[:, :h], plan[:, h:]], dim=1)
     noise = randn(tuple(clean.shape), generator, clean.device)
     t = sample_training_time(len(clean), generator, time, clean.device)
     noisy, target = flow_matching_pair(clean, t, noise)
     # A pretrained model's chunk may be longer and wider than the actions.
-    h, a = actions.shape[1:]
     return noisy, t, target[:, :h, :a]
 
 
@@ -102,7 +124,18 @@ def pair_loss(
     policy: FlowPolicyProtocol, obs: Obs, noisy: Tensor, t: Tensor, target: Tensor, mask: Tensor
 ) -> Tensor:
     """The flow matching loss of what ``noisy_pair`` drew."""
-    velocity = policy.velocity(policy.encode(obs), noisy[:, None], t[:, None])[:, 0]
+    return _velocity_loss(policy, policy.encode(obs), noisy, t, target, mask)
+
+
+def _velocity_loss(
+    policy: FlowPolicyProtocol,
+    context: Any,
+    noisy: Tensor,
+    t: Tensor,
+    target: Tensor,
+    mask: Tensor,
+) -> Tensor:
+    velocity = policy.velocity(context, noisy[:, None], t[:, None])[:, 0]
     h, a = target.shape[1:]
     return flow_matching_loss(velocity[:, :h, :a], target, mask)
 

@@ -9,7 +9,7 @@ differentiated through the policy, so any policy that can be sampled will do. PA
 
 Two options go a little further than the proposals. An ``Editor`` changes each of them within a
 bound, and the critics choose among both (EXPO, arXiv:2507.07986; with a frozen policy it is a
-residual policy, as in Policy Decorator, arXiv:2412.13630). Gradient ascent moves the chosen chunk
+residual policy, as ResFiT's, arXiv:2509.19301). Gradient ascent moves the chosen chunk
 (the local step of PA-RL).
 
 The critics' encoder sees what a real robot sees: proprioception, pictures and the instruction, but no

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodyrl.algorithms.sft import SFT, SFTConfig
+from embodyrl.algorithms.sft import SFT, SFTConfig, imitation_loss
 from embodyrl.build import make_policy
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
@@ -144,3 +144,41 @@ def test_an_unknown_time_schedule_is_refused_in_words():
         UserError, match=r"algorithm\.time is 'cosine', but it must be uniform or beta"
     ):
         run(make_sft(time="cosine"), demonstrations(4), range(1), 1)
+
+
+class Planner:
+    """Plans four actions of three dims, of which two actions of two dims are executed; its one-step plan is 3 everywhere."""
+
+    flow_shape = (4, 3)
+
+    def __init__(self):
+        self.seen = []
+
+    def normalize_action(self, actions):
+        return actions
+
+    def encode(self, obs):
+        return obs
+
+    def velocity(self, context, x, t):
+        self.seen.append((x[:, 0], t[:, 0]))
+        return x - 3.0
+
+
+def test_what_nobody_executed_is_the_policys_own_plan():
+    policy = Planner()
+    actions = torch.full((4096, 2, 2), 5.0)
+    mask = torch.ones(4096, 2, dtype=torch.bool)
+    imitation_loss(policy, None, actions, mask, torch.Generator().manual_seed(0))
+    (noise, start), (noisy, t) = policy.seen
+    assert torch.equal(start, torch.ones(4096)) and noise.std().sub(1).abs() < 0.02
+    # What is left of each part without the clean chunk is t times noise.
+    t = t[:, None, None]
+    clean = torch.full((1, 4, 3), 3.0)
+    clean[:, :2] = torch.tensor([5.0, 5.0, 0.0])
+    left = (noisy - (1 - t) * clean) / t
+    assert left.mean((0, 2)).abs().amax() < 0.05 and left.std((0, 2)).sub(1).abs().amax() < 0.05
+    # A policy that plans no further than H is asked once.
+    policy.flow_shape, policy.seen = (2, 3), []
+    imitation_loss(policy, None, actions, mask, torch.Generator().manual_seed(0))
+    assert len(policy.seen) == 1
