@@ -147,7 +147,7 @@ def test_an_unknown_time_schedule_is_refused_in_words():
 
 
 class Planner:
-    """Plans four actions of three dims, of which two actions of two dims are executed; its one-step plan is 3 everywhere."""
+    """Plans 4x3 numbers, of which 2x2 are executed; its one-step plan is 3 everywhere."""
 
     flow_shape = (4, 3)
 
