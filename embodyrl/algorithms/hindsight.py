@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from embodyrl.algorithms.optim import GuardedAdam, Means
@@ -29,16 +28,6 @@ PAIRS = 16
 """Pairs of observations that must agree, in each gradient step."""
 AGREEMENT = 0.3
 """Weight of: two observations of one episode lead to the same place. Failed ones teach it too."""
-
-
-def last_places(proprio: Float[Tensor, "t p"]) -> Float[Tensor, "j p"]:
-    """The last J observations of an episode, the last first; the first one stands for those before.
-
-    Args:
-        proprio: of all T observations, that after the last chunk included.
-    """
-    back = torch.arange(ENDS, device=proprio.device)
-    return proprio[(len(proprio) - 1 - back).clamp_min(0)]
 
 
 class Hindsight:

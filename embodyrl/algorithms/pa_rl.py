@@ -22,18 +22,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from torch import Tensor
 
-from embodyrl.algorithms.hindsight import Hindsight, last_places
+from embodyrl.algorithms.episode_buffer import EpisodeBuffer, without
+from embodyrl.algorithms.hindsight import Hindsight
 from embodyrl.algorithms.off_policy import OffPolicy, shifted
 from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.losses import td_loss
-from embodyrl.functional.returns import chunk_td_target, discounted_returns
-from embodyrl.policies.localiser import ENDS
+from embodyrl.functional.returns import chunk_td_target
 from embodyrl.policy import Chooses, ChoosingPolicy, HasFlow, Imitates, has_ability
 from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
-from embodyrl.rollouts.replay_buffer import ReplayBuffer
 from embodyrl.types import Obs
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
 MEDIAN_OF = 400
 """Observations by which inputs are normalised."""
-ENCODED_AT_ONCE = 512
 TD_COLUMNS = ("next_features", "next_choice", "reward", "valid", "terminated", "truncated")
 FOR_PICTURES = ("shift", "hindsight_steps", "refresh_chunks")
 SAME = 1e-5
@@ -147,27 +145,13 @@ class PARL(OffPolicy):
         self.device = next(policy.parameters()).device
         self.chooser = policy.chooser
         self.target = copy.deepcopy(self.chooser.critics).requires_grad_(False)
-        # What is kept of a chunk beyond the transition: what critics see before and after it, the
-        # choice at the state after it, its episode, and whether that was solved or is over. If it
-        # is over, also the return from the chunk on, and how the episode ended.
-        horizon = policy.config.horizon
-        seen = (self.chooser.encoder.dim,)
-        self.buffer = ReplayBuffer(
+        self.buffer = EpisodeBuffer(
             c.capacity,
             policy.spec,
-            horizon,
-            privileged=False,
-            device=self.device,
-            extra={
-                "features": (seen, torch.float32),
-                "next_features": (seen, torch.float32),
-                "next_choice": ((horizon, policy.spec.action_dim), torch.float32),
-                "episode": ((), torch.int64),
-                "solved": ((), torch.bool),
-                "return": ((), torch.float32),
-                "over": ((), torch.bool),
-                "ends": ((ENDS, policy.spec.proprio_dim), torch.float32),
-            },
+            policy.config.horizon,
+            self.chooser.encoder,
+            c.gamma,
+            self.device,
         )
         localiser = self.chooser.encoder.localiser
         self.hindsight = None if localiser is None else Hindsight(localiser, self.buffer)
@@ -260,68 +244,18 @@ class PARL(OffPolicy):
         }
 
     def _store(self, chunks: Transitions, generator: torch.Generator) -> None:
-        """Adds chunks to the buffer, with what was chosen after each, and who ended well."""
-        chunks = chunks[slice(max(0, len(chunks) - self.buffer.capacity), None)]
-        episode = chunks.episode
-        success = chunks.success
-        if episode is None or success is None:
-            raise UserError(
-                "PA-RL imitates own successes, so each chunk must name its episode and say whether "
-                "it was solved. Collect with rollouts.collect.collect_transitions."
-            )
-        rows = self.buffer.add(chunks)
-        data = self.buffer.data
-        data["episode"][rows] = episode
-        self._see(rows)
-        self._note_choices(rows, generator)
-        # Own successes: all chunks of the episodes that were solved now, and none of the others.
-        data["solved"] |= torch.isin(data["episode"], episode[success].to(self.device))
-        for ended in episode[chunks.terminated | chunks.truncated].tolist():
-            self._look_back(ended)
-
-    def _see(self, rows: Tensor) -> None:
-        """What critics see before and after the chunks at those places, which were played in turn."""
-        data, encode = self.buffer.data, self.chooser.encoder
-        for part in rows.split(ENCODED_AT_ONCE):
-            data["features"][part] = encode(self.buffer.rows(part).obs)
-        # What is seen after a chunk is mostly what was seen before the next one.
-        before, after = self._next_ones(rows)
-        data["next_features"][before] = data["features"][after]
-        for part in _without(rows, before).split(ENCODED_AT_ONCE):
-            data["next_features"][part] = encode(self.buffer.rows(part).next_obs)
+        """Adds chunks to the buffer, with what was chosen after each."""
+        self._note_choices(self.buffer.store(chunks), generator)
 
     def _note_choices(self, rows: Tensor, generator: torch.Generator) -> None:
         """What is chosen after the chunks at those places, which were played in turn."""
         data = self.buffer.data
-        before, after = self._next_ones(rows)
+        before, after = self.buffer.next_ones(rows)
         data["next_choice"][before] = data["choice"][after]
-        last = _without(rows, before)
+        last = without(rows, before)
         if len(last):
             obs = self.buffer.rows(last).next_obs
             data["next_choice"][last] = self.choose(obs, data["next_features"][last], generator)
-
-    def _next_ones(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of the rows whose next chunk is among them too, and the rows of these."""
-        data = self.buffer.data
-        episode, order = data["episode"][rows].sort(stable=True)
-        first, second = rows[order[:-1]], rows[order[1:]]
-        # A chunk may be missing between two that were kept.
-        same = data["next_obs/proprio"][first] == data["obs/proprio"][second]
-        follows = (episode[:-1] == episode[1:]) & same.all(-1)
-        return first[follows], second[follows]
-
-    def _look_back(self, episode: int) -> None:
-        """How an episode went on and ended, noted at those of its chunks that are still here."""
-        data = self.buffer.data
-        rows = (data["episode"][: len(self.buffer)] == episode).nonzero().flatten()
-        # In the order in which they were played: the oldest row follows the newest.
-        age = (rows - self.buffer.position) % self.buffer.capacity
-        rows = rows[age.argsort()]
-        reward, valid = data["reward"][rows], data["valid"][rows]
-        data["return"][rows] = discounted_returns(reward, valid, self.config.gamma)
-        data["over"][rows] = True
-        proprio = [data["obs/proprio"][rows], data["next_obs/proprio"][rows[-1:]]]
-        data["ends"][rows] = last_places(torch.cat(proprio))
 
     def _warm_up(self, generator: torch.Generator, stats: Means) -> None:
         """Learns to see, and then the first steps of the critics, which judge the policy as it is."""
@@ -331,7 +265,7 @@ class PARL(OffPolicy):
         if self.hindsight is not None:
             self.hindsight.fit_painter(self.config.hindsight_steps, generator, stats)
             self.hindsight.fit(self.config.hindsight_steps, generator, stats)
-        self._encode_all()
+        self.buffer.see_all()
         while self.critic_steps < self.config.critic_warmup:
             self._update_critics(generator, stats)
         self.chooser.ready.fill_(True)
@@ -341,13 +275,7 @@ class PARL(OffPolicy):
         self.chunks_since_refresh = 0
         if self.hindsight is not None:
             self.hindsight.fit(max(1, self.config.hindsight_steps // 3), generator, stats)
-            self._encode_all()
-
-    def _encode_all(self) -> None:
-        """The features of all observations of the buffer."""
-        count = len(self.buffer)
-        oldest = self.buffer.position if count == self.buffer.capacity else 0
-        self._see((torch.arange(count, device=self.device) + oldest) % count)
+            self.buffer.see_all()
 
     def _return_batch(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Places of chunks of episodes that are over, and the discounted return from each on."""
@@ -494,7 +422,3 @@ class PARL(OffPolicy):
         self.pending_critic, self.pending_actor = (float(x) for x in state["pending"])
         if state["replay"] is not None:
             self.buffer.load_state_dict(state["replay"])
-
-
-def _without(rows: Tensor, others: Tensor) -> Tensor:
-    return rows[~torch.isin(rows, others)]

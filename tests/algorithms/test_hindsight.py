@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from embodyrl.algorithms.hindsight import last_places
+from embodyrl.algorithms.episode_buffer import last_places
 from embodyrl.algorithms.optim import Means
 from embodyrl.algorithms.pa_rl import PARL, PARLConfig
 from embodyrl.build import make_policy

@@ -297,9 +297,9 @@ def test_what_follows_a_chunk_is_the_next_one_of_its_episode():
     rows = algorithm.buffer.add(Transitions.cat([first, second]))
     data = algorithm.buffer.data
     data["episode"][rows] = torch.tensor([1, 2, 3, 1, 2, 3])
-    algorithm._see(rows)
+    algorithm.buffer.see(rows)
     algorithm._note_choices(rows, gen())
-    before, after = algorithm._next_ones(rows)
+    before, after = algorithm.buffer.next_ones(rows)
     assert before.tolist() == rows[:2].tolist() and after.tolist() == rows[3:5].tolist()
     assert torch.equal(data["next_choice"][rows[:2]], second.choice[:2])
     assert not torch.equal(data["next_choice"][rows[2]], second.choice[2])

@@ -1,0 +1,146 @@
+"""``EpisodeBuffer``: a replay buffer of chunks that knows what critics see, and how episodes ended.
+
+chunks --encoder--> features before and after each
+the end of an episode --> return, outcome and last places, noted at all of its chunks
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from embodyrl.errors import UserError
+from embodyrl.functional.returns import discounted_returns
+from embodyrl.policies.chooser import ChooserEncoder
+from embodyrl.policies.localiser import ENDS
+from embodyrl.rollouts.batches import Transitions
+from embodyrl.rollouts.replay_buffer import ReplayBuffer
+from embodyrl.types import EnvSpec
+
+ENCODED_AT_ONCE = 512
+
+
+class EpisodeBuffer(ReplayBuffer):
+    """See the module's docstring.
+
+    Beyond a transition it keeps for each chunk: ``features`` and ``next_features``; ``next_choice``,
+    which the algorithm fills; its ``episode``; whether that is ``solved`` so far, and ``over``. Of
+    one that is over also the ``return`` from the chunk on, and the last places (J, P), ``ends``.
+
+    Args:
+        capacity: chunks.
+        spec: of the env.
+        horizon: H.
+        encoder: makes features of observations.
+        gamma: discount per action.
+        device: where all is kept.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        spec: EnvSpec,
+        horizon: int,
+        encoder: ChooserEncoder,
+        gamma: float,
+        device: torch.device,
+    ) -> None:
+        seen = (encoder.dim,)
+        super().__init__(
+            capacity,
+            spec,
+            horizon,
+            privileged=False,
+            device=device,
+            extra={
+                "features": (seen, torch.float32),
+                "next_features": (seen, torch.float32),
+                "next_choice": ((horizon, spec.action_dim), torch.float32),
+                "episode": ((), torch.int64),
+                "solved": ((), torch.bool),
+                "return": ((), torch.float32),
+                "over": ((), torch.bool),
+                "ends": ((ENDS, spec.proprio_dim), torch.float32),
+            },
+        )
+        self.encoder = encoder
+        self.gamma = gamma
+
+    def store(self, chunks: Transitions) -> Tensor:
+        """Adds chunks in the order in which they were played.
+
+        Returns:
+            Their places, of those that fit.
+
+        Raises:
+            UserError: chunks do not say which episode they are of.
+        """
+        chunks = chunks[slice(max(0, len(chunks) - self.capacity), None)]
+        if chunks.episode is None or chunks.success is None:
+            raise UserError(
+                "PA-RL imitates own successes, so each chunk must name its episode and say whether "
+                "it was solved. Collect with rollouts.collect.collect_transitions."
+            )
+        rows = self.add(chunks)
+        self.data["episode"][rows] = chunks.episode
+        self.see(rows)
+        # Own successes: all chunks of the episodes that were solved now, and none of the others.
+        solved = chunks.episode[chunks.success].to(self.device)
+        self.data["solved"] |= torch.isin(self.data["episode"], solved)
+        for ended in chunks.episode[chunks.terminated | chunks.truncated].tolist():
+            self._look_back(ended)
+        return rows
+
+    def see(self, rows: Tensor) -> None:
+        """What critics see before and after the chunks at those places, which were played in turn."""
+        data = self.data
+        for part in rows.split(ENCODED_AT_ONCE):
+            data["features"][part] = self.encoder(self.rows(part).obs)
+        # What is seen after a chunk is mostly what was seen before the next one.
+        before, after = self.next_ones(rows)
+        data["next_features"][before] = data["features"][after]
+        for part in without(rows, before).split(ENCODED_AT_ONCE):
+            data["next_features"][part] = self.encoder(self.rows(part).next_obs)
+
+    def see_all(self) -> None:
+        """The features of all observations, anew."""
+        self.see(self._by_age(torch.arange(len(self), device=self.device)))
+
+    def next_ones(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the rows whose next chunk is among them too, and the rows of these."""
+        episode, order = self.data["episode"][rows].sort(stable=True)
+        first, second = rows[order[:-1]], rows[order[1:]]
+        # A chunk may be missing between two that were kept.
+        same = self.data["next_obs/proprio"][first] == self.data["obs/proprio"][second]
+        follows = (episode[:-1] == episode[1:]) & same.all(-1)
+        return first[follows], second[follows]
+
+    def _look_back(self, episode: int) -> None:
+        """How an episode went on and ended, noted at those of its chunks that are still here."""
+        data = self.data
+        rows = self._by_age((data["episode"][: len(self)] == episode).nonzero().flatten())
+        reward, valid = data["reward"][rows], data["valid"][rows]
+        data["return"][rows] = discounted_returns(reward, valid, self.gamma)
+        data["over"][rows] = True
+        proprio = [data["obs/proprio"][rows], data["next_obs/proprio"][rows[-1:]]]
+        data["ends"][rows] = last_places(torch.cat(proprio))
+
+    def _by_age(self, rows: Tensor) -> Tensor:
+        """The oldest first: the oldest row follows the newest."""
+        return rows[((rows - self.position) % self.capacity).argsort()]
+
+
+def last_places(proprio: Float[Tensor, "t p"]) -> Float[Tensor, "j p"]:
+    """The last J observations of an episode, the last first; the first one stands for those before.
+
+    Args:
+        proprio: of all T observations, that after the last chunk included.
+    """
+    back = torch.arange(ENDS, device=proprio.device)
+    return proprio[(len(proprio) - 1 - back).clamp_min(0)]
+
+
+def without(rows: Tensor, others: Tensor) -> Tensor:
+    """The rows that are not among the others, in their order."""
+    return rows[~torch.isin(rows, others)]
