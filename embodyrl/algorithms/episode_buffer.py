@@ -82,6 +82,7 @@ class EpisodeBuffer(ReplayBuffer):
                 "PA-RL imitates own successes, so each chunk must name its episode and say whether "
                 "it was solved. Collect with rollouts.collect.collect_transitions."
             )
+        # The transitions, and what critics see in them.
         rows = self.add(chunks)
         self.data["episode"][rows] = chunks.episode
         self.see(rows)
@@ -95,6 +96,7 @@ class EpisodeBuffer(ReplayBuffer):
     def see(self, rows: Tensor) -> None:
         """What critics see before and after the chunks at those places, which were played in turn."""
         data = self.data
+        # Before each chunk.
         for part in rows.split(ENCODED_AT_ONCE):
             data["features"][part] = self.encoder(self.rows(part).obs)
         # What is seen after a chunk is mostly what was seen before the next one.
@@ -120,9 +122,11 @@ class EpisodeBuffer(ReplayBuffer):
         """How an episode went on and ended, noted at those of its chunks that are still here."""
         data = self.data
         rows = self._by_age((data["episode"][: len(self)] == episode).nonzero().flatten())
+        # What was earned from each chunk on.
         reward, valid = data["reward"][rows], data["valid"][rows]
         data["return"][rows] = discounted_returns(reward, valid, self.gamma)
         data["over"][rows] = True
+        # Where it ended.
         proprio = [data["obs/proprio"][rows], data["next_obs/proprio"][rows[-1:]]]
         data["ends"][rows] = last_places(torch.cat(proprio))
 

@@ -161,6 +161,7 @@ class PARL(OffPolicy):
         self.critic_optimizer = GuardedAdam(
             self.chooser.critics.parameters(), c.critic_lr, c.max_grad_norm, "critics"
         )
+        # Only with policy.edit_scale.
         editor = self.chooser.editor
         self.editor_optimizer = editor and GuardedAdam(
             editor.parameters(), c.critic_lr, c.max_grad_norm, "editor"

@@ -79,6 +79,7 @@ def imitation_loss(
     Times and noise are drawn at random. Where the policy plans further than H, nobody knows the
     rest, so it is the policy's own plan in one step; it has no loss.
     """
+    # A longer plan: one step from noise to actions.
     context = policy.encode(obs)
     plan = None
     if policy.flow_shape[0] > actions.shape[1]:

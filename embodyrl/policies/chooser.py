@@ -177,6 +177,7 @@ class Chooser(nn.Module):
         self, features: Float[Tensor, "b f"], proposals: Float[Tensor, "b n h a"]
     ) -> Float[Tensor, "b n"]:
         """The mean of the critics for N proposals at each of B observations."""
+        # All proposals in one batch.
         b, n = proposals.shape[:2]
         features, proposals = _each_proposal(features, proposals)
         return self.critics(features, proposals).mean(0).view(b, n)
@@ -193,6 +194,7 @@ class Chooser(nn.Module):
         self, features: Float[Tensor, "b f"], proposals: Float[Tensor, "b n h a"]
     ) -> Float[Tensor, "b h a"]:
         """The chunk with the largest value, among proposals and edited ones, after the ascent."""
+        # Edited proposals beside those of the policy.
         if self.editor is not None:
             edited = self.editor(*_each_proposal(features, proposals)).view_as(proposals)
             proposals = torch.cat([proposals, edited], dim=1)
@@ -208,6 +210,7 @@ class Chooser(nn.Module):
         self, features: Float[Tensor, "b f"], chunk: Float[Tensor, "b h a"]
     ) -> Float[Tensor, "b h a"]:
         """The chunk after steps that raise its value; where none did, as it was."""
+        # Each step follows the slope of the mean critic.
         start = chunk
         for _ in range(self.config.ascent_steps):
             chunk = chunk.detach().requires_grad_()
