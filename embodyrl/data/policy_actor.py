@@ -77,8 +77,10 @@ class PolicyActor:
         """The next action of every env, (N, A) in [-1, 1], for the current observations."""
         # Ask the policy where a chunk is used up.
         if empty := [k for k, chunk in enumerate(self._chunks) if len(chunk) == 0]:
+            # A policy that chooses among proposals draws each of them anew. Others explore.
+            mode = "eval" if getattr(self._policy, "chooses", False) else "train"
             sample = self._policy.sample(
-                obs[torch.tensor(empty)].to(self._device), generator=self._generator, mode="train"
+                obs[torch.tensor(empty)].to(self._device), generator=self._generator, mode=mode
             )
             for k, chunk in zip(empty, sample.actions.cpu(), strict=True):
                 self._chunks[k] = chunk

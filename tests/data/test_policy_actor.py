@@ -18,9 +18,10 @@ class Counter:
     """Its chunks count up from what is seen, so that every action tells when it was decided."""
 
     asked = 0
+    chooses = False
 
     def sample(self, obs, *, generator, mode):
-        assert mode == "train"
+        assert mode == ("eval" if self.chooses else "train")
         self.asked += len(obs)
         steps = torch.arange(4.0)[None, :, None].expand(len(obs), 4, 4)
         return ActionSample(0.01 * (obs.proprio[:, None] + steps))
@@ -43,6 +44,14 @@ def test_a_chunk_is_handed_out_one_action_at_a_time_and_an_episode_starts_with_a
     assert [row[1] for row in taken] == [0, 1, 2, 3, 4, 5]
     assert policy.asked == 3 + 1 + 2  # at 0 all, at 2 the one that was reset, at 4 the two others
     assert taken[4] == [4, 4, 4]
+
+
+def test_a_policy_that_chooses_among_proposals_does_so_here_too() -> None:
+    policy = Counter()
+    policy.chooses = True
+    actor = PolicyActor(SPEC, policy)
+    actor.reset([0, 1, 2])
+    assert actor.act_on(seen(1, 2, 3)).shape == (3, 4) and policy.asked == 3
 
 
 def test_a_share_of_the_episodes_derails_and_goes_on_as_chance_will() -> None:
