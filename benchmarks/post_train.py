@@ -153,11 +153,32 @@ def run(name: str, seed: int, extra: list[str]) -> Path:
     return folder
 
 
-def alone(folder: Path) -> dict:
-    """Successes of the policy without its chooser; empty where it has none."""
+def chooses(folder: Path) -> bool:
+    """Whether the policy chooses among proposals."""
     config = yaml.safe_load((folder / "rl" / "config.yaml").read_text())
-    if not config["policy"].get("chooser_width"):
-        return {}
+    return bool(config["policy"].get("chooser_width"))
+
+
+def distil(folder: Path, seed: int) -> dict:
+    """The policy alone after it imitated what it solved by choosing, on the quickstart's task."""
+    own = folder / "own"
+    if not own.exists():
+        policy = ("--policy", str(folder / "rl"), "--episodes", "600", "--seed", str(seed + 100))
+        embodyrl(folder, "collect", "mujoco_pick_sft", *policy, "--out", str(own))
+    embodyrl(
+        folder,
+        "train",
+        "mujoco_pick_sft",
+        *(f"run.out={folder}", f"run.seed={seed}", "run.name=distilled", f"data.path={own}"),
+        *(f"run.init_checkpoint={folder / 'rl'}", "algorithm.lr=3e-4", "algorithm.batch_size=128"),
+    )
+    last = evaluations(folder / "distilled")[-1]
+    solved, episodes = last["successes"], last["episodes"]
+    return {"distilled": [solved, episodes, *wilson(solved, episodes)]}
+
+
+def alone(folder: Path) -> dict:
+    """Successes of the policy without its chooser."""
     path = folder / "alone.json"
     if not path.exists():
         command = [sys.executable, "-m", "embodyrl.cli", "eval", str(folder / "rl")]
@@ -189,7 +210,8 @@ def read(folder: Path, seed: int) -> dict:
         "minutes_rl": last["minutes"],
         "minutes_all": spent(folder),
         "commit": json.loads((folder / "rl" / "meta.json").read_text())["commit"],
-        **alone(folder),
+        **(alone(folder) if chooses(folder) else {}),
+        **(distil(folder, seed) if folder.parent.name == "quickstart" else {}),
         "evals": evals,
     }
 
