@@ -61,15 +61,16 @@ class Hindsight:
         """Learns where solved episodes ended.
 
         Raises:
-            UserError: no episode was solved, and there are no demonstrations.
+            UserError: no episode was solved, neither an own one nor one of the demonstrations.
         """
         data, count = self.buffer.data, len(self.buffer)
         solved = (data["solved"][:count] & data["over"][:count]).nonzero().flatten()
-        if not len(solved) and self.demos is None:
+        if not len(solved) and not self._demos_are_solved():
             raise UserError(
                 f"No episode was solved in the first {len(self.buffer)} chunks and there are no "
-                "demonstrations, so nothing says what matters in a picture. Start from a better "
-                "policy, raise algorithm.warmup_chunks, or set data.path and algorithm.bc_coef=0.1."
+                "demonstrations of success, so nothing says what matters in a picture. Start from a "
+                "better policy, raise algorithm.warmup_chunks, or set data.path and "
+                "algorithm.bc_coef=0.1."
             )
         # Own successes and demonstrations in equal parts, where there are both.
         own = BATCH if self.demos is None else BATCH // 2 if len(solved) else 0
@@ -92,6 +93,12 @@ class Hindsight:
             stats.add(hindsight_loss=loss)
             loss = loss + AGREEMENT * self._disagreement(generator)
             _step(self.optimizer, loss)
+
+    def _demos_are_solved(self) -> bool:
+        """Whether any demonstration is."""
+        if self.demos is None:
+            return False
+        return bool(self.demos.last_proprio(torch.arange(len(self.demos)), 1)[1].any())
 
     def _disagreement(self, generator: torch.Generator) -> Tensor:
         """How far apart two observations of one episode, a chunk apart, say that it will end."""

@@ -144,8 +144,11 @@ def test_critics_learn_to_see_where_the_task_leads():
     assert error.median() < 0.3 < (0.5 * (chunks[0].obs.proprio - square)).norm(dim=-1).median()
 
 
-def test_without_a_success_or_demonstrations_there_is_nothing_to_learn_from():
+@pytest.mark.parametrize("failed_demos", [False, True])
+def test_without_any_success_there_is_nothing_to_learn_from(failed_demos):
     algorithm = make_small()
+    if failed_demos:
+        algorithm.add_demos(demonstrations([6, 4], success=torch.zeros(10, dtype=torch.bool)))
     first, second = episodes(32, torch.zeros(32, dtype=torch.bool))[0]
     update(algorithm, first)
     with pytest.raises(UserError, match=r"nothing says what matters"):

@@ -268,3 +268,14 @@ def assert_same(a, b):
     assert a.instruction == b.instruction
     assert torch.equal(a.proprio, b.proprio) and torch.equal(a.privileged, b.privileged)
     assert all(torch.equal(a.images[c], b.images[c]) for c in a.images)
+
+
+def test_robosuite_opens_no_log_file_which_another_user_may_have_made():
+    code = (
+        "from embodyrl.sims.libero.robosuite_build import import_robosuite\n"
+        "import_robosuite()\n"
+        "from robosuite.utils.log_utils import ROBOSUITE_DEFAULT_LOGGER as logger\n"
+        "kinds = [type(handler).__name__ for handler in logger.handlers]\n"
+        "assert kinds == ['StreamHandler'], kinds\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,6 +5,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +28,21 @@ def private_numpy_stream(seed: int | list[int]) -> Iterator[None]:
         np.random.set_state(before)  # noqa: NPY002
 
 
+@functools.cache
+def import_robosuite() -> Any:
+    """The package, which writes no log file.
+
+    By default it opens ``/tmp/robosuite.log``, and cannot be imported where another user made that.
+    """
+    # Its import warns by that log if a user has no settings of his own; these are none.
+    sys.modules.setdefault("robosuite.macros_private", types.ModuleType("robosuite.macros_private"))
+    import robosuite
+    from robosuite import macros
+
+    macros.FILE_LOGGING_LEVEL = None
+    return robosuite
+
+
 def build(task: Task, models: dict[str, Any]) -> Any:
     """The env that LIBERO's ``OffScreenRenderEnv`` wraps, without a renderer.
 
@@ -32,7 +50,7 @@ def build(task: Task, models: dict[str, Any]) -> Any:
         task: which.
         models: compiled MuJoCo models by their XML, to which this scene's is added.
     """
-    import robosuite
+    robosuite = import_robosuite()
     from libero.libero.envs import bddl_utils
     from libero.libero.envs.bddl_base_domain import TASK_MAPPING
     from robosuite.utils.binding_utils import MjSim
