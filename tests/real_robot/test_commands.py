@@ -181,11 +181,13 @@ def test_a_continued_chunk_is_chosen_among_several_too(saved: Path) -> None:
     served.policy.chooser.ready.fill_(True)
     seen = {}
 
-    def best(obs: Any, proposals: Any) -> Any:
-        seen["obs"], seen["proposals"] = obs, proposals
+    def choose(features: Any, proposals: Any) -> Any:
+        seen["features"], seen["proposals"] = features, proposals
         return proposals[:, 2]
 
-    served.policy.chooser.best = best
+    # As they are: an edit would change what must be continued.
+    served.policy.chooser.choose = choose
+    served.policy.chooser.best_of = None
     shape = (config.horizon, served.spec.action_dim)
     observation = {
         "images": {n: np.zeros((*s, 3), np.uint8) for n, s in served.spec.cameras.items()},
@@ -196,7 +198,7 @@ def test_a_continued_chunk_is_chosen_among_several_too(saved: Path) -> None:
         "execute": 2,
     }
     chunk = served.infer(observation)["actions"]
-    assert len(seen["obs"]) == 1 and tuple(seen["proposals"].shape) == (1, 4, *shape)
+    assert len(seen["features"]) == 1 and tuple(seen["proposals"].shape) == (1, 4, *shape)
     assert float((seen["proposals"][0, 0] - seen["proposals"][0, 1]).abs().max()) > 1e-4
     assert np.array_equal(chunk, seen["proposals"][0, 2].numpy())
 
