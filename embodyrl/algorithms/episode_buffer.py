@@ -1,7 +1,9 @@
 """``EpisodeBuffer``: a replay buffer of chunks that knows what critics see, and how episodes ended.
 
-chunks --encoder--> features before and after each
-the end of an episode --> return, outcome and last places, noted at all of its chunks
+    chunks --encoder--> features before and after each
+    the end of an episode --> return, outcome and last places, noted at all of its chunks
+
+So a gradient step of the critics reads features alone, and hindsight has its labels.
 """
 
 from __future__ import annotations
