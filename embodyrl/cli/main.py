@@ -196,7 +196,7 @@ def _import_torch(fork: bool) -> None:
 def _add_quickstart(verb: Verb) -> None:
     text = (
         "Trains a policy from camera images: demonstrations, imitation, reinforcement learning. "
-        "It took 28 minutes on one CPU core; each stage says how much is left."
+        "It took 21 minutes on two CPU cores; each stage says how much is left."
     )
     sub = verb("quickstart", _quickstart, text, QUICKSTART_HELP, torch="workers")
     sub.add_argument(
