@@ -120,7 +120,6 @@ def test_an_editor_raises_the_value_within_its_bound():
     scale = 0.1
     policy = {"edit_scale": scale, "proposals": 3, "chooser_width": 8}
     algorithm = make_small(policy, critic_warmup=0, actor_utd=0.0, critic_lr=1e-2, lr=1e-2)
-    before = copy.deepcopy(algorithm.policy.state_dict())
     chooser = algorithm.chooser
     obs = Obs({}, torch.randn(16, 3), ["go"] * 16)
     proposals = torch.rand(16, 3, H, 2, generator=gen()) * 1.6 - 0.8
@@ -142,9 +141,17 @@ def test_an_editor_raises_the_value_within_its_bound():
     best = chooser.best_of(features, proposals)
     change = (best[:, None] - proposals).abs().flatten(2).amax(2).amin(1)
     assert (change <= scale + 1e-6).all() and (change > 0).any()
-    # The policy itself is frozen.
-    for name, value in algorithm.policy.state_dict().items():
-        assert name.startswith("chooser.") or torch.equal(value, before[name])
+
+
+def test_without_steps_of_the_actor_the_policy_is_frozen():
+    algorithm = make_small({"edit_scale": 0.1}, critic_warmup=0, critic_utd=1.0, actor_utd=0.0)
+    before = copy.deepcopy(algorithm.policy.state_dict())
+    update(algorithm, played(list(range(8))))
+    row = update(algorithm, played(list(range(8, 16)), done={8, 9}, solved={8}))
+    assert row["gradient_steps"] > 0 and row["actor_steps"] == 0
+    moved = [n for n, v in algorithm.policy.state_dict().items() if not torch.equal(v, before[n])]
+    assert any(name.startswith("chooser.editor.") for name in moved)
+    assert all(name.startswith("chooser.") for name in moved)
 
 
 def test_proposals_are_what_the_policy_does_with_each_noise():
