@@ -17,7 +17,7 @@ from embodyrl.distributed.wire import from_bytes, to_bytes
 from embodyrl.errors import UserError
 from embodyrl.real_robot.remote.learner import RemoteActor
 from embodyrl.real_robot.remote.remote_actor import act
-from embodyrl.rollouts.batches import TransitionBatch, Transitions
+from embodyrl.rollouts.batches import Episode, TransitionBatch, Transitions
 from embodyrl.storage.loggers import read_metrics
 from embodyrl.training.runner import train
 from embodyrl.types import Obs
@@ -68,12 +68,14 @@ class Noting(RemoteActor):
         super().__init__(*args, **options)
         self.human: list[bool] = []
         self.weights: list[dict[str, torch.Tensor]] = []
+        self.episodes: list[Episode] = []
 
     def collect(self, *args: Any, **options: Any) -> TransitionBatch:
         batch = super().collect(*args, **options)
         assert batch.chunks.human is not None
         self.human += batch.chunks.human.tolist()
         self.weights.append(self._weights)
+        self.episodes += batch.episodes
         return batch
 
 
@@ -99,9 +101,12 @@ def test_a_learner_learns_from_what_an_actor_plays_and_the_actor_plays_what_was_
     rows = read_metrics(folder / "metrics.jsonl")
     assert [row["iteration"] for row in rows] == [1, 2, 3, 4] and rows[-1]["gradient_steps"] >= 12
     assert any(learner.human)  # the actor's own override: a scripted person beside it
-    # In each a person took over, so none is counted as the policy's.
-    assert sum(row["train_episodes"] for row in rows) == 0
-    assert sum(row["person_episodes"] for row in rows) > 0 and rows[-1]["worker_restarts"] == 0
+    # The person takes over after 3 actions; an episode that was solved before is the policy's.
+    persons = [episode.person for episode in learner.episodes]
+    assert persons == [episode.length > 3 for episode in learner.episodes] and any(persons)
+    assert sum(row["train_episodes"] for row in rows) == persons.count(False)
+    assert sum(row["person_episodes"] for row in rows) == persons.count(True)
+    assert rows[-1]["worker_restarts"] == 0
     first, last = learner.weights[0], learner.weights[-1]
     assert any(not torch.equal(first[name], last[name]) for name in first)
     names = {file.stem: json.loads(file.read_text()) for file in (folder / "evals").glob("*.json")}
