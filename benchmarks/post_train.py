@@ -51,6 +51,16 @@ PICKCUBE = (
     "--noise",
     "0.2",
 )
+STACKCUBE = (
+    "maniskill",
+    "env.task=StackCube-v1",
+    "env.obs=state",
+    "env.num_envs=16",
+    "--episodes",
+    "64",
+    "--noise",
+    "0.1",
+)
 PICK = ("mujoco", "env.task=pick", "env.max_blocks=2", "--episodes", "100", "--noise", "0.15")
 JOBS = {
     "quickstart_sac_flow": Job(
@@ -80,18 +90,12 @@ JOBS = {
             "0.3",
         ),
     ),
-    "maniskill_stackcube": Job(
-        "ManiSkill StackCube-v1, state",
-        (
-            "maniskill",
-            "env.task=StackCube-v1",
-            "env.obs=state",
-            "env.num_envs=16",
-            "--episodes",
-            "64",
-            "--noise",
-            "0.1",
-        ),
+    "maniskill_stackcube": Job("ManiSkill StackCube-v1, state", STACKCUBE),
+    "maniskill_stackcube_pa_rl": Job(
+        "ManiSkill StackCube-v1, state, no privileged critic; PA-RL",
+        STACKCUBE,
+        sft="maniskill_stackcube_sft",
+        rl="maniskill_stackcube_pa_rl",
     ),
     "libero_object": Job(
         "LIBERO-Object, three tasks, two 64x64 cameras, official initial states",
