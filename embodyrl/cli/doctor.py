@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.cli.probes import PROBES, has_gpu
-from embodyrl.cores import usable_cores
+from embodyrl.machine import usable_cores, usable_memory
 
 Finding = dict[str, Any]
 """The result of a test.
@@ -173,7 +173,7 @@ def _requirements() -> list[tuple[str, str]]:
 def _machine(out: Path) -> list[Finding]:
     """Cores, memory, disk space, and whether runs can be written into ``out``."""
     cores = usable_cores()
-    memory, available = _memory_gib()
+    memory, available = (size / 2**30 for size in usable_memory())
     # The folder may not exist yet: look at the nearest parent that does.
     parent = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
     free = shutil.disk_usage(parent).free / 2**30
@@ -216,35 +216,6 @@ def _machine(out: Path) -> list[Finding]:
             f"choose a folder in which you may write: run.out=FOLDER, or chmod u+w {parent}",
         ),
     ]
-
-
-def _memory_gib() -> tuple[float, float]:
-    """Total and available memory in GiB, within the container's limit."""
-    numbers = dict(re.findall(r"(\w+):\s+(\d+) kB", _read("/proc/meminfo")))
-    total = int(numbers.get("MemTotal", 0)) / 2**20
-    available = int(numbers.get("MemAvailable", 0)) / 2**20
-    if not total:  # not Linux
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-        available = total
-    # A container's own limit. Its use includes cached files, which the kernel can drop.
-    limit = _read("/sys/fs/cgroup/memory.max").strip()
-    used = _read("/sys/fs/cgroup/memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        total = min(total, int(limit) / 2**30)
-        cached = re.search(
-            r"^inactive_file (\d+)", _read("/sys/fs/cgroup/memory.stat"), re.MULTILINE
-        )
-        reclaimable = int(cached.group(1)) if cached else 0
-        available = min(available, (int(limit) - int(used) + reclaimable) / 2**30)
-    return total, available
-
-
-def _read(path: str) -> str:
-    """The text of a file; "" if it cannot be read."""
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
 
 
 def print_findings(findings: list[Finding]) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from embodyrl.errors import UserError
+from embodyrl.machine import usable_memory
 from embodyrl.rollouts.batches import Transitions
 from embodyrl.types import EnvSpec, Obs
 
@@ -254,27 +255,17 @@ class ReplayBuffer:
         self.position = int(state["position"]) % self.capacity
 
 
-def free_memory(device: torch.device | str = "cpu") -> int:
-    """Bytes that are free on a device: on Linux's CPU, what can be had without swapping."""
+def free_memory(device: torch.device | str = "cpu") -> float:
+    """Bytes that are free on a device; infinity where that is not known."""
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return _host_memory("MemAvailable")
+    return usable_memory()[1]
 
 
-def whole_memory(device: torch.device | str = "cpu") -> int:
-    """Bytes that a device has, free or not."""
+def whole_memory(device: torch.device | str = "cpu") -> float:
+    """Bytes that a device has, free or not; infinity where that is not known."""
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
-    return _host_memory("MemTotal")
-
-
-def _host_memory(entry: str) -> int:
-    """Bytes of an entry of Linux's table."""
-    try:
-        with open("/proc/meminfo") as lines:
-            table = dict(line.split(":", 1) for line in lines)
-        return int(table[entry].split()[0]) * 1024
-    except (OSError, KeyError):
-        return 2**62  # not Linux: nothing is known, and allocating will say
+    return usable_memory()[0]

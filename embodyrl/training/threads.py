@@ -12,7 +12,7 @@ import torch
 
 from embodyrl import starting
 from embodyrl.algorithm import Algorithm
-from embodyrl.cores import usable_cores
+from embodyrl.machine import usable_cores
 from embodyrl.types import EnvSpec, Obs
 
 BUDGET = 0.6

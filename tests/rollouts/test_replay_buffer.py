@@ -82,7 +82,7 @@ def test_memory_is_said_up_front():
     ):
         ReplayBuffer(100, SPEC, H, memory_limit=9.5 * buffer.bytes_per_chunk)
     with pytest.raises(UserError, match=r"Set algorithm\.capacity"):
-        ReplayBuffer(2 * free_memory() // buffer.bytes_per_chunk, SPEC, H)
+        ReplayBuffer(int(2 * free_memory() // buffer.bytes_per_chunk), SPEC, H)
 
 
 def test_refusals():

@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodyrl.machine import usable_memory
 from embodyrl.sims.libero.blueprint import Blueprint
 from embodyrl.sims.libero.goals_batch import Poses
 from embodyrl.sims.libero.native import Simulation
 from embodyrl.sims.mujoco.optional_imports import import_warp, warp_device
-from embodyrl.sims.mujoco.physics import array_bytes, check_fits, free_host_memory, supported
+from embodyrl.sims.mujoco.physics import array_bytes, check_fits, supported
 
 # What the next control step and the observation depend on. It must not change in worlds that are
 # not stepped. First the names in MuJoCo's data, then those in ``osc.Memory``.
@@ -143,7 +144,7 @@ class Worlds:
         self._contacts = []
         batch = {"body_pos": count, "body_quat": count}
         self._model: Any = supported("warp", lambda: mjw.put_model(model, batch))
-        free = self._warp_device.free_memory if self._warp_device.is_cuda else free_host_memory()
+        free = self._warp_device.free_memory if self._warp_device.is_cuda else usable_memory()[1]
         check_fits(count, bytes_per_world(model, self._model, contacts), free)
         self._model.opt.warn_overflow = 0  # ``step`` looks at it
         self._data: Any = make_data(model, count, contacts)

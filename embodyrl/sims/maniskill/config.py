@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from embodyrl.cores import usable_cores
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.machine import usable_cores
 from embodyrl.ranges import CountOrZero, Pixels, Range
 from embodyrl.sims.maniskill.base_env import REWARDS
 from embodyrl.sims.maniskill.tasks import SPLITS

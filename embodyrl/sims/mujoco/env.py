@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodyrl.cores import usable_cores
 from embodyrl.env import SteppedVecEnv, Tick
+from embodyrl.machine import usable_cores
 from embodyrl.sims.mujoco import kinematics, physics, privileged, render, scene, tasks
 from embodyrl.sims.mujoco.config import (
     CONTROL_DIMS,

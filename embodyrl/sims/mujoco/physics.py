@@ -9,10 +9,7 @@ are asked for, because their programs have a fixed size.
 # MuJoCo's module is native and its wheel describes it only in part to a type checker.
 from __future__ import annotations
 
-import math
-import re
 import sys
-from pathlib import Path
 from typing import Any, Protocol
 
 import mujoco
@@ -22,6 +19,7 @@ from mujoco import rollout
 from numpy.typing import NDArray
 
 from embodyrl.errors import UserError
+from embodyrl.machine import usable_memory
 from embodyrl.sims.mujoco.optional_imports import import_mjx, import_warp, jax_device, warp_device
 
 Array = NDArray[np.float64]
@@ -105,7 +103,7 @@ class WarpPhysics:
             self._model = supported("warp", lambda: self._mjw.put_model(model))
             # The second world costs what every further one does.
             one, two = (array_bytes(self._worlds(model, n)) for n in (1, 2))
-            free = self._device.free_memory if cuda else free_host_memory()
+            free = self._device.free_memory if cuda else usable_memory()[1]
             check_fits(num_envs, two - one, free)
             self._data: Any = self._worlds(model, num_envs)
             self._control = self._wp.zeros((substeps, num_envs, model.nu), dtype=float)
@@ -180,7 +178,7 @@ class MjxPhysics:
         )
         stats = place.memory_stats() or {}
         free = stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
-        check_fits(num_envs, each, free if stats else free_host_memory())
+        check_fits(num_envs, each, free if stats else usable_memory()[1])
         self._timestep = model.opt.timestep
         self._nu = model.nu
 
@@ -262,13 +260,6 @@ def supported(backend: str, put: Any) -> Any:
         raise UserError(
             f"env.backend={backend} cannot simulate this scene: {error} Use env.backend=native."
         ) from error
-
-
-def free_host_memory() -> float:
-    """Free memory of this machine in bytes; infinity where it is not known."""
-    info = Path("/proc/meminfo")
-    found = re.search(r"MemAvailable: +(\d+) kB", info.read_text()) if info.exists() else None
-    return 1024.0 * int(found[1]) if found else math.inf
 
 
 def check_fits(num_envs: int, bytes_each: int, bytes_free: float) -> None:

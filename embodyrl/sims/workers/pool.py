@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodyrl.cores import usable_cores
 from embodyrl.env import EnvConfig, check_actions, env_index, plan_reset
 from embodyrl.errors import UserError
+from embodyrl.machine import usable_cores
 from embodyrl.rollouts.fault_watch import FaultWindow, named, warn
 from embodyrl.sims.workers.handle import Worker, WorkerFault, stop_all
 from embodyrl.sims.workers.process import map_memory, memory_layout, memory_size
