@@ -5,18 +5,22 @@ It trains the ``Localiser`` of the critics, on own successes and on demonstratio
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from embodyrl.algorithms.optim import GuardedAdam, Means
+from embodyrl.algorithms.side_by_side import gradient_of_sum
 from embodyrl.errors import UserError
 from embodyrl.policies.localiser import ENDS, Localiser
 from embodyrl.types import Obs
 
 if TYPE_CHECKING:
     from embodyrl.data.demonstrations import Demonstrations
+    from embodyrl.rollouts.batches import Transitions
     from embodyrl.rollouts.replay_buffer import ReplayBuffer
 
 LR = 2e-3
@@ -52,10 +56,10 @@ class Hindsight:
         """Learns what proprioception explains of a picture; it stays as it is from then on."""
         # All observations teach it, of failed episodes too.
         for _ in range(steps):
-            rows = self.buffer.draw(PAINTED, generator)
-            loss = self.localiser.painting_loss(self.buffer.rows(rows).obs)
-            _step(self.painter_optimizer, loss)
-            stats.add(painting_loss=loss)
+            obs = self.buffer.rows(self.buffer.draw(PAINTED, generator)).obs
+            halves = [partial(self._half_painting_loss, obs[i::2]) for i in range(2)]
+            losses = _step(self.painter_optimizer, halves, self.buffer.device)
+            stats.add(painting_loss=sum(losses))
 
     def fit(self, steps: int, generator: torch.Generator, stats: Means) -> None:
         """Learns where solved episodes ended.
@@ -89,10 +93,13 @@ class Hindsight:
             obs = Obs.cat([o for o, _ in parts])
             ends = torch.cat([e.to(self.buffer.device) for _, e in parts])
             # Where it ended must be told, and may not move from chunk to chunk.
-            loss = self.localiser.hindsight_loss(obs, ends)
+            pairs = self.buffer.rows(self.buffer.draw(PAIRS, generator))
+            losses = [
+                partial(self.localiser.hindsight_loss, obs, ends),
+                partial(self._disagreement, pairs),
+            ]
+            loss, _ = _step(self.optimizer, losses, self.buffer.device)
             stats.add(hindsight_loss=loss)
-            loss = loss + AGREEMENT * self._disagreement(generator)
-            _step(self.optimizer, loss)
 
     def _demos_are_solved(self) -> bool:
         """Whether any demonstration is."""
@@ -100,10 +107,12 @@ class Hindsight:
             return False
         return bool(self.demos.last_proprio(torch.arange(len(self.demos)), 1)[1].any())
 
-    def _disagreement(self, generator: torch.Generator) -> Tensor:
+    def _half_painting_loss(self, obs: Obs) -> Tensor:
+        return 0.5 * self.localiser.painting_loss(obs)
+
+    def _disagreement(self, chunks: Transitions) -> Tensor:
         """How far apart two observations of one episode, a chunk apart, say that it will end."""
-        chunks = self.buffer.rows(self.buffer.draw(PAIRS, generator))
-        return self.localiser.difference(chunks.obs, chunks.next_obs)
+        return AGREEMENT * self.localiser.difference(chunks.obs, chunks.next_obs)
 
 
 def _one_cycle(step: int, steps: int) -> float:
@@ -112,7 +121,10 @@ def _one_cycle(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / (rising * steps), (steps - step) / (falling * steps))
 
 
-def _step(optimizer: GuardedAdam, loss: Tensor) -> None:
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step(loss)
+def _step(
+    optimizer: GuardedAdam, losses: list[Callable[[], Tensor]], device: torch.device
+) -> list[Tensor]:
+    """One gradient step on the sum of losses, which are returned."""
+    found = gradient_of_sum(losses, optimizer.parameters, device)
+    optimizer.step(torch.stack(found).sum())
+    return found

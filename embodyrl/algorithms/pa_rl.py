@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -27,6 +28,7 @@ from embodyrl.algorithms.hindsight import Hindsight
 from embodyrl.algorithms.off_policy import OffPolicy, shifted
 from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.algorithms.sft import imitation_loss
+from embodyrl.algorithms.side_by_side import fork, gradient_of_sum
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.losses import td_loss
 from embodyrl.functional.returns import chunk_td_target
@@ -340,30 +342,50 @@ class PARL(OffPolicy):
         stats.add(edit=(edited.detach() - choice).abs().mean())
 
     def _update_actor(self, generator: torch.Generator, stats: Means) -> None:
+        """One gradient step of the actor, whose halves are computed side by side."""
         c = self.config
+        data = self.buffer.data
         # States before and after chunks, so that first states are among them.
         rows = self.buffer.draw(c.actor_batch_size, generator)
         after = torch.rand(len(rows), generator=generator) < 0.5
-        after = after.to(self.device) & ~self.buffer.data["terminated"][rows]
+        after = after.to(self.device) & ~data["terminated"][rows]
+        before, later = self.buffer.rows(rows[~after]).obs, self.buffer.rows(rows[after]).next_obs
+        features = [data["features"][rows[~after]], data["next_features"][rows[after]]]
         rows = torch.cat([rows[~after], rows[after]])
-        before = int((~after).sum())
-        data = self.buffer.data
-        obs = Obs.cat(
-            [self.buffer.rows(rows[:before]).obs, self.buffer.rows(rows[before:]).next_obs]
-        )
-        features = torch.cat(
-            [data["features"][rows[:before]], data["next_features"][rows[before:]]]
-        )
-        # The best of N proposals. What is chosen after a chunk is kept for the critics.
-        proposals = self.policy.propose(obs, self.policy.config.proposals, generator)
-        best = self.chooser.best_of(features, proposals)
-        data["next_choice"][rows[before:]] = best[before:]
-        gain = self.chooser.values_of(features, best[:, None])[:, 0]
-        stats.add(choice_gain=(gain - self.chooser.values_of(features, proposals).mean(1)).mean())
-        # Imitation of the choice, of own successes, and of demonstrations: rows of one batch.
-        whole = torch.ones(best.shape[:2], dtype=torch.bool, device=self.device)
-        parts = [(obs, best, whole)]
-        solved = data["solved"][: len(self.buffer)].nonzero().flatten()
+        obs, features = Obs.cat([before, later]), torch.cat(features)
+        shown = self._shown(generator)
+        # The best of N proposals, imitated beside own successes and demonstrations.
+        best, gains = torch.zeros_like(data["next_choice"][rows]), []
+        count = min(2, len(rows))
+
+        def half(i: int, own: torch.Generator) -> Tensor:
+            seen = obs[i::count]
+            proposals = self.policy.propose(seen, self.policy.config.proposals, own)
+            best[i::count] = chosen = self.chooser.best_of(features[i::count], proposals)
+            gains.append(self._gain(features[i::count], proposals, chosen))
+            whole = torch.ones(chosen.shape[:2], dtype=torch.bool, device=self.device)
+            parts = [(o[i::count], a[i::count], m[i::count]) for o, a, m in shown if len(a) > i]
+            return self._imitation([(seen, chosen, whole), *parts], own) / count
+
+        halves = [partial(half, i, fork(generator)) for i in range(count)]
+        optimizer = self.actor_optimizer
+        loss = torch.stack(gradient_of_sum(halves, optimizer.parameters, self.device)).sum()
+        norm = optimizer.step(loss)
+        self.actor_steps += 1
+        stats.add(actor_loss=loss, actor_grad_norm=norm, choice_gain=sum(gains) / len(gains))
+        # What is chosen after a chunk is kept for the critics.
+        data["next_choice"][rows[len(before) :]] = best[len(before) :]
+
+    def _gain(self, features: Tensor, proposals: Tensor, best: Tensor) -> Tensor:
+        """How much more the best is worth than the mean proposal."""
+        value = self.chooser.values_of(features, best[:, None])[:, 0]
+        return (value - self.chooser.values_of(features, proposals).mean(1)).mean()
+
+    def _shown(self, generator: torch.Generator) -> list[tuple[Obs, Tensor, Tensor]]:
+        """Observations, chunks (B, H, A) and masks (B, H) of own successes, and of demonstrations."""
+        c = self.config
+        parts = []
+        solved = self.buffer.data["solved"][: len(self.buffer)].nonzero().flatten()
         if len(solved) and (share := round(c.success_coef * c.actor_batch_size)):
             own = self.buffer.rows(self.buffer.draw(share, generator, solved))
             parts.append((own.obs, own.choice, own.valid))
@@ -372,14 +394,7 @@ class PARL(OffPolicy):
             obs, actions, mask = self.demos.batch(self.demos.draw(share, generator))
             d = self.device
             parts.append((obs.to(d), actions.to(d), mask.to(d)))
-        loss = self._imitation(parts, generator)
-        stats.add(actor_loss=loss)
-        # Backward pass and optimiser step.
-        self.actor_optimizer.zero_grad()
-        loss.backward()
-        norm = self.actor_optimizer.step(loss)
-        self.actor_steps += 1
-        stats.add(actor_grad_norm=norm)
+        return parts
 
     def _imitation(
         self, parts: list[tuple[Obs, Tensor, Tensor]], generator: torch.Generator

@@ -9,10 +9,12 @@ changes nothing but rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial, reduce
 
 import torch
+from torch import Tensor, nn
 
 
 def fork(generator: torch.Generator) -> torch.Generator:
@@ -53,3 +55,32 @@ def side_by_side[T](
             return [first, *(job.result() for job in jobs)]
     finally:
         torch.set_num_threads(threads)
+
+
+def gradient_of_sum(
+    losses: Sequence[Callable[[], Tensor]],
+    parameters: Iterable[nn.Parameter],
+    device: torch.device | str = "cpu",
+) -> list[Tensor]:
+    """Leaves the gradient of the sum of several losses in ``parameters``.
+
+    Args:
+        losses: pieces of ``side_by_side``, each of which computes one loss.
+        parameters: whose gradient it is; None where no loss depends on one.
+        device: see ``side_by_side``.
+
+    Returns:
+        The losses, without their graphs.
+    """
+    parameters = list(parameters)
+
+    def piece(loss_of: Callable[[], Tensor]) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        # Not backward(), by which the pieces would add to the same tensors.
+        loss = loss_of()
+        return loss.detach(), torch.autograd.grad(loss, parameters, allow_unused=True)
+
+    found = side_by_side([partial(piece, loss_of) for loss_of in losses], device)
+    for parameter, *parts in zip(parameters, *(gradient for _, gradient in found), strict=True):
+        there = [part for part in parts if part is not None]
+        parameter.grad = reduce(torch.add, there) if there else None
+    return [loss for loss, _ in found]

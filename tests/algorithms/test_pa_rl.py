@@ -281,12 +281,16 @@ def test_own_successes_are_imitated_and_failures_are_not(monkeypatch):
         algorithm, "_imitation", lambda parts, g: imitated.append(parts) or loss(parts, g)
     )
     row = update(algorithm, played(list(range(8)), done=set(range(8))))
-    assert row["actor_steps"] == 4 and [len(parts) for parts in imitated] == [1] * 4
+    # Each step has two halves.
+    assert row["actor_steps"] == 4 and [len(parts) for parts in imitated] == [1] * 8
     chunks = played(list(range(10, 18)), done=set(range(10, 18)), solved={11})
     update(algorithm, chunks)
     states = algorithm.config.actor_batch_size
-    for (_, chosen, _), (obs, own, valid) in imitated[4:]:
-        assert len(chosen) == states and len(own) == len(valid) == states // 2
+    assert len(imitated) == 2 * 8
+    assert sum(len(chosen) for (_, chosen, _), _ in imitated[8:]) == 4 * states
+    assert sum(len(own) for _, (_, own, _) in imitated[8:]) == 4 * states // 2
+    for _, (obs, own, valid) in imitated[8:]:
+        assert len(own) == len(valid)
         assert torch.equal(own, chunks.choice[1].expand_as(own))
         assert torch.equal(obs.proprio, chunks.obs.proprio[1].expand_as(obs.proprio))
 

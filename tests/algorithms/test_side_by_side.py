@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from embodyrl.algorithms.side_by_side import fork, side_by_side
+from embodyrl.algorithms.side_by_side import fork, gradient_of_sum, side_by_side
 
 
 def gen(seed=0):
@@ -73,3 +73,14 @@ def test_a_fork_depends_on_its_generator_and_moves_it_on():
     assert not torch.equal(
         torch.rand(4, generator=fork(one)), torch.rand(4, generator=fork(gen(3)))
     )
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_gradient_is_that_of_the_sum(threads, count):
+    threads(count)
+    both, first, none = (torch.nn.Parameter(torch.tensor(x)) for x in (2.0, 3.0, 5.0))
+    none.grad = torch.tensor(7.0)  # of an earlier step
+    losses = gradient_of_sum([lambda: both * first, lambda: 4.0 * both**2], [both, first, none])
+    assert losses == [6.0, 16.0] and not any(loss.requires_grad for loss in losses)
+    # d(xy + 4x^2)/dx = y + 8x, d/dy = x.
+    assert both.grad == 3.0 + 16.0 and first.grad == 2.0 and none.grad is None
