@@ -28,7 +28,8 @@ from embodyrl.algorithms.hindsight import Hindsight
 from embodyrl.algorithms.off_policy import OffPolicy, shifted
 from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.algorithms.sft import imitation_loss
-from embodyrl.algorithms.side_by_side import fork, gradient_of_sum
+from embodyrl.algorithms.side_by_side import fork, gradient_of_sum, side_by_side
+from embodyrl.algorithms.weight_average import WeightAverage
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.losses import td_loss
 from embodyrl.functional.returns import chunk_td_target
@@ -73,6 +74,8 @@ class PARLConfig:
             False counts it as failed, with nothing to come: the way for tasks that are solved or
             not. Dense rewards need True.
         lr: of the actor (Adam).
+        ema: decay of the averaged weights, by which the policy proposes and which are evaluated and
+            saved.
         critic_lr: of the critics (Adam).
         tau: share by which target critics follow at each step.
         success_coef: so many own chunks of solved episodes are imitated per choice.
@@ -100,6 +103,7 @@ class PARLConfig:
     gamma: Discount = 0.99
     bootstrap_timeouts: bool = False
     lr: Positive = 2e-4
+    ema: Annotated[float, Range(0, 1, open_high=True)] = 0.98
     critic_lr: Positive = 3e-4
     tau: Discount = 0.01
     success_coef: NotNegative = 0.5
@@ -160,6 +164,7 @@ class PARL(OffPolicy):
         self.actor_optimizer = GuardedAdam(
             policy.actor_parameters(), c.lr, c.max_grad_norm, "actor"
         )
+        self.average = WeightAverage(self.actor_optimizer.parameters, c.ema)
         self.critic_optimizer = GuardedAdam(
             self.chooser.critics.parameters(), c.critic_lr, c.max_grad_norm, "critics"
         )
@@ -200,14 +205,32 @@ class PARL(OffPolicy):
         """
         if not self.chooser.ready:
             return self.policy.propose(obs, 1, generator)[:, 0]
-        proposals = self.policy.propose(obs, self.policy.config.proposals, generator)
-        if torch.allclose(proposals[:, 0], proposals[:, 1], atol=SAME):
-            raise UserError(
-                "The policy proposes the same chunk each time, so there is nothing to choose from. "
-                "PA-RL needs a policy whose samples differ, such as a flow (policy.velocity other "
-                "than gaussian)."
-            )
-        return self.chooser.best_of(features, proposals)
+        return self._best(obs, features, generator)[0]
+
+    def _best(
+        self, obs: Obs, features: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """The best of N proposals (B, H, A), and by how much (B,) it beats their mean."""
+
+        def half(i: int, own: torch.Generator) -> tuple[Tensor, Tensor]:
+            seen = features[i::2]
+            proposals = self.policy.propose(obs[i::2], self.policy.config.proposals, own)
+            if torch.allclose(proposals[:, 0], proposals[:, 1], atol=SAME):
+                raise UserError(
+                    "The policy proposes the same chunk each time, so there is nothing to choose "
+                    "from. PA-RL needs a policy whose samples differ, such as a flow "
+                    "(policy.velocity other than gaussian)."
+                )
+            best = self.chooser.best_of(seen, proposals)
+            value = self.chooser.values_of(seen, best[:, None])[:, 0]
+            return best, value - self.chooser.values_of(seen, proposals).mean(1)
+
+        halves = [partial(half, i, fork(generator)) for i in range(min(2, len(obs)))]
+        chosen = torch.zeros(len(obs), *self.buffer.data["choice"].shape[1:], device=self.device)
+        gain = torch.zeros(len(obs), device=self.device)
+        for i, found in enumerate(side_by_side(halves, self.device)):
+            chosen[i::2], gain[i::2] = found
+        return chosen, gain
 
     def act(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """See ``rollouts.collect.Act``."""
@@ -342,44 +365,34 @@ class PARL(OffPolicy):
         stats.add(edit=(edited.detach() - choice).abs().mean())
 
     def _update_actor(self, generator: torch.Generator, stats: Means) -> None:
-        """One gradient step of the actor, whose halves are computed side by side."""
         c = self.config
         data = self.buffer.data
         # States before and after chunks, so that first states are among them.
         rows = self.buffer.draw(c.actor_batch_size, generator)
         after = torch.rand(len(rows), generator=generator) < 0.5
         after = after.to(self.device) & ~data["terminated"][rows]
-        before, later = self.buffer.rows(rows[~after]).obs, self.buffer.rows(rows[after]).next_obs
-        features = [data["features"][rows[~after]], data["next_features"][rows[after]]]
-        rows = torch.cat([rows[~after], rows[after]])
-        obs, features = Obs.cat([before, later]), torch.cat(features)
-        shown = self._shown(generator)
-        # The best of N proposals, imitated beside own successes and demonstrations.
-        best, gains = torch.zeros_like(data["next_choice"][rows]), []
-        count = min(2, len(rows))
+        before, after = rows[~after], rows[after]
+        obs = Obs.cat([self.buffer.rows(before).obs, self.buffer.rows(after).next_obs])
+        features = torch.cat([data["features"][before], data["next_features"][after]])
+        # The best of N proposals. What is chosen after a chunk is kept for the critics.
+        best, gain = self._best(obs, features, generator)
+        data["next_choice"][after] = best[len(before) :]
+        # It is imitated beside own successes and demonstrations, half of each at a time.
+        whole = torch.ones(best.shape[:2], dtype=torch.bool, device=self.device)
+        parts = [(obs, best, whole), *self._shown(generator)]
+        count = min(2, len(obs))
 
         def half(i: int, own: torch.Generator) -> Tensor:
-            seen = obs[i::count]
-            proposals = self.policy.propose(seen, self.policy.config.proposals, own)
-            best[i::count] = chosen = self.chooser.best_of(features[i::count], proposals)
-            gains.append(self._gain(features[i::count], proposals, chosen))
-            whole = torch.ones(chosen.shape[:2], dtype=torch.bool, device=self.device)
-            parts = [(o[i::count], a[i::count], m[i::count]) for o, a, m in shown if len(a) > i]
-            return self._imitation([(seen, chosen, whole), *parts], own) / count
+            mine = [(o[i::count], a[i::count], m[i::count]) for o, a, m in parts]
+            return self._imitation(mine, own) / count
 
         halves = [partial(half, i, fork(generator)) for i in range(count)]
         optimizer = self.actor_optimizer
-        loss = torch.stack(gradient_of_sum(halves, optimizer.parameters, self.device)).sum()
-        norm = optimizer.step(loss)
+        with self.average.trained():
+            loss = torch.stack(gradient_of_sum(halves, optimizer.parameters, self.device)).sum()
+            norm = optimizer.step(loss)
         self.actor_steps += 1
-        stats.add(actor_loss=loss, actor_grad_norm=norm, choice_gain=sum(gains) / len(gains))
-        # What is chosen after a chunk is kept for the critics.
-        data["next_choice"][rows[len(before) :]] = best[len(before) :]
-
-    def _gain(self, features: Tensor, proposals: Tensor, best: Tensor) -> Tensor:
-        """How much more the best is worth than the mean proposal."""
-        value = self.chooser.values_of(features, best[:, None])[:, 0]
-        return (value - self.chooser.values_of(features, proposals).mean(1)).mean()
+        stats.add(actor_loss=loss, actor_grad_norm=norm, choice_gain=gain.mean())
 
     def _shown(self, generator: torch.Generator) -> list[tuple[Obs, Tensor, Tensor]]:
         """Observations, chunks (B, H, A) and masks (B, H) of own successes, and of demonstrations."""
@@ -422,6 +435,7 @@ class PARL(OffPolicy):
         """Target critics, optimisers, counters and, with ``save_replay``, the buffer."""
         return {
             "target": self.target.state_dict(),
+            "trained": self.average.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers()],
             "steps": [self.critic_steps, self.actor_steps, self.chunks_since_refresh],
             "pending": [self.pending_critic, self.pending_actor],
@@ -431,6 +445,7 @@ class PARL(OffPolicy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of ``state_dict``."""
         self.target.load_state_dict(state["target"])
+        self.average.load_state_dict(state["trained"])
         for optimizer, saved in zip(self._optimizers(), state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         steps = (int(x) for x in state["steps"])

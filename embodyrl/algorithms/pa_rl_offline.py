@@ -46,6 +46,8 @@ class PARLOfflineConfig:
         actor_batch_size: states per gradient step of the actor, each with N proposals.
         gamma: discount per action.
         lr: of the actor (Adam).
+        ema: decay of the averaged weights, by which the policy proposes and which are evaluated and
+            saved.
         critic_lr: of the critics (Adam).
         success_coef: so many chunks of solved episodes are imitated per choice.
         hindsight_steps: gradient steps in which the critics learn where things are in pictures.
@@ -62,6 +64,7 @@ class PARLOfflineConfig:
     actor_batch_size: Count = 64
     gamma: Discount = 0.99
     lr: Positive = 2e-4
+    ema: Annotated[float, Range(0, 1, open_high=True)] = 0.98
     critic_lr: Positive = 3e-4
     success_coef: NotNegative = 0.5
     hindsight_steps: Count = 450

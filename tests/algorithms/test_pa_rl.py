@@ -349,3 +349,35 @@ def test_what_cannot_choose_is_refused_in_words():
     with pytest.raises(UserError, match="the same chunk each time"):
         update(gaussian, played(list(range(8))))
         update(gaussian, played(list(range(8))))
+
+
+def test_the_policy_proposes_by_the_average_of_the_weights_that_are_trained():
+    moved = {}
+    for ema in (0.0, 0.75):
+        algorithm = make_small(actor_utd=0.125, ema=ema)
+        start = [p.detach().clone() for p in algorithm.policy.actor_parameters()]
+        row = update(algorithm, played(list(range(8)), done=set(range(8))))
+        assert row["actor_steps"] == 1
+        ends = [p.detach() for p in algorithm.policy.actor_parameters()]
+        moved[ema] = [b - a for a, b in zip(start, ends, strict=True)]
+    # Proposals before the first step are of the same weights, so the step is the same.
+    assert any(bool(step.any()) for step in moved[0.0])
+    for whole, share in zip(moved[0.0], moved[0.75], strict=True):
+        torch.testing.assert_close(share, 0.25 * whole)
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_threads_change_nothing_but_rounding(threads):
+    """Proposals and imitation are computed in halves, whatever there is to compute them."""
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, threads):
+            torch.set_num_threads(count)
+            algorithm = make_small(actor_utd=0.5)
+            update(algorithm, played(list(range(8)), done=set(range(8))))
+            found.append([p.detach().clone() for p in algorithm.policy.parameters()])
+    finally:
+        torch.set_num_threads(before)
+    for one, many in zip(*found, strict=True):
+        torch.testing.assert_close(one, many, rtol=1e-4, atol=1e-5)
