@@ -17,19 +17,16 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
 
+from embodyrl.algorithms.choice_actor import ChoiceActor
 from embodyrl.algorithms.episode_buffer import EpisodeBuffer, without
 from embodyrl.algorithms.hindsight import Hindsight
-from embodyrl.algorithms.off_policy import OffPolicy, shifted
+from embodyrl.algorithms.off_policy import OffPolicy
 from embodyrl.algorithms.optim import GuardedAdam, Means
-from embodyrl.algorithms.sft import imitation_loss
-from embodyrl.algorithms.side_by_side import fork, gradient_of_sum, side_by_side
-from embodyrl.algorithms.weight_average import WeightAverage
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.losses import td_loss
 from embodyrl.functional.returns import chunk_td_target
@@ -45,8 +42,6 @@ MEDIAN_OF = 400
 """Observations by which inputs are normalised."""
 TD_COLUMNS = ("next_features", "next_choice", "reward", "valid", "terminated", "truncated")
 FOR_PICTURES = ("shift", "hindsight_steps", "refresh_chunks")
-SAME = 1e-5
-"""Chunks whose actions differ by no more are the same."""
 Ratio = Annotated[float, Range(0, 1000, open_low=True)]
 
 
@@ -161,10 +156,7 @@ class PARL(OffPolicy):
         )
         localiser = self.chooser.encoder.localiser
         self.hindsight = None if localiser is None else Hindsight(localiser, self.buffer)
-        self.actor_optimizer = GuardedAdam(
-            policy.actor_parameters(), c.lr, c.max_grad_norm, "actor"
-        )
-        self.average = WeightAverage(self.actor_optimizer.parameters, c.ema)
+        self.actor = ChoiceActor(c, policy, self.buffer)
         self.critic_optimizer = GuardedAdam(
             self.chooser.critics.parameters(), c.critic_lr, c.max_grad_norm, "critics"
         )
@@ -173,9 +165,7 @@ class PARL(OffPolicy):
         self.editor_optimizer = editor and GuardedAdam(
             editor.parameters(), c.critic_lr, c.max_grad_norm, "editor"
         )
-        self.demos: Demonstrations | None = None
         self.critic_steps = 0
-        self.actor_steps = 0
         self.pending_critic = 0.0  # steps that the chunks collected so far still ask for
         self.pending_actor = 0.0
         self.chunks_since_refresh = 0
@@ -189,7 +179,7 @@ class PARL(OffPolicy):
 
     def add_demos(self, demos: Demonstrations) -> None:
         """Demonstrations to imitate."""
-        self.demos = demos
+        self.actor.demos = demos
         if self.hindsight is not None:
             self.hindsight.demos = demos
 
@@ -205,32 +195,7 @@ class PARL(OffPolicy):
         """
         if not self.chooser.ready:
             return self.policy.propose(obs, 1, generator)[:, 0]
-        return self._best(obs, features, generator)[0]
-
-    def _best(
-        self, obs: Obs, features: Tensor, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        """The best of N proposals (B, H, A), and by how much (B,) it beats their mean."""
-
-        def half(i: int, own: torch.Generator) -> tuple[Tensor, Tensor]:
-            seen = features[i::2]
-            proposals = self.policy.propose(obs[i::2], self.policy.config.proposals, own)
-            if torch.allclose(proposals[:, 0], proposals[:, 1], atol=SAME):
-                raise UserError(
-                    "The policy proposes the same chunk each time, so there is nothing to choose "
-                    "from. PA-RL needs a policy whose samples differ, such as a flow "
-                    "(policy.velocity other than gaussian)."
-                )
-            best = self.chooser.best_of(seen, proposals)
-            value = self.chooser.values_of(seen, best[:, None])[:, 0]
-            return best, value - self.chooser.values_of(seen, proposals).mean(1)
-
-        halves = [partial(half, i, fork(generator)) for i in range(min(2, len(obs)))]
-        chosen = torch.zeros(len(obs), *self.buffer.data["choice"].shape[1:], device=self.device)
-        gain = torch.zeros(len(obs), device=self.device)
-        for i, found in enumerate(side_by_side(halves, self.device)):
-            chosen[i::2], gain[i::2] = found
-        return chosen, gain
+        return self.actor.choose(obs, features, generator)[0]
 
     def act(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """See ``rollouts.collect.Act``."""
@@ -260,13 +225,13 @@ class PARL(OffPolicy):
             self.pending_actor += c.actor_utd / c.critic_utd
             while self.pending_actor >= 1:
                 self.pending_actor -= 1
-                self._update_actor(generator, stats)
+                self.actor.step(generator, stats)
         return {
             **stats.means(),
             "replay_chunks": float(len(self.buffer)),
             "replay_gib": self.buffer.nbytes / 2**30,
             "gradient_steps": float(self.critic_steps),
-            "actor_steps": float(self.actor_steps),
+            "actor_steps": float(self.actor.steps),
         }
 
     def _store(self, chunks: Transitions, generator: torch.Generator) -> None:
@@ -364,61 +329,6 @@ class PARL(OffPolicy):
         optimizer.step(loss)
         stats.add(edit=(edited.detach() - choice).abs().mean())
 
-    def _update_actor(self, generator: torch.Generator, stats: Means) -> None:
-        c = self.config
-        data = self.buffer.data
-        # States before and after chunks, so that first states are among them.
-        rows = self.buffer.draw(c.actor_batch_size, generator)
-        after = torch.rand(len(rows), generator=generator) < 0.5
-        after = after.to(self.device) & ~data["terminated"][rows]
-        before, after = rows[~after], rows[after]
-        obs = Obs.cat([self.buffer.rows(before).obs, self.buffer.rows(after).next_obs])
-        features = torch.cat([data["features"][before], data["next_features"][after]])
-        # The best of N proposals. What is chosen after a chunk is kept for the critics.
-        best, gain = self._best(obs, features, generator)
-        data["next_choice"][after] = best[len(before) :]
-        # It is imitated beside own successes and demonstrations, half of each at a time.
-        whole = torch.ones(best.shape[:2], dtype=torch.bool, device=self.device)
-        parts = [(obs, best, whole), *self._shown(generator)]
-        count = min(2, len(obs))
-
-        def half(i: int, own: torch.Generator) -> Tensor:
-            mine = [(o[i::count], a[i::count], m[i::count]) for o, a, m in parts]
-            return self._imitation(mine, own) / count
-
-        halves = [partial(half, i, fork(generator)) for i in range(count)]
-        optimizer = self.actor_optimizer
-        with self.average.trained():
-            loss = torch.stack(gradient_of_sum(halves, optimizer.parameters, self.device)).sum()
-            norm = optimizer.step(loss)
-        self.actor_steps += 1
-        stats.add(actor_loss=loss, actor_grad_norm=norm, choice_gain=gain.mean())
-
-    def _shown(self, generator: torch.Generator) -> list[tuple[Obs, Tensor, Tensor]]:
-        """Observations, chunks (B, H, A) and masks (B, H) of own successes, and of demonstrations."""
-        c = self.config
-        parts = []
-        solved = self.buffer.data["solved"][: len(self.buffer)].nonzero().flatten()
-        if len(solved) and (share := round(c.success_coef * c.actor_batch_size)):
-            own = self.buffer.rows(self.buffer.draw(share, generator, solved))
-            parts.append((own.obs, own.choice, own.valid))
-        if self.demos is not None:
-            share = max(1, round(c.bc_coef * c.actor_batch_size))
-            obs, actions, mask = self.demos.batch(self.demos.draw(share, generator))
-            d = self.device
-            parts.append((obs.to(d), actions.to(d), mask.to(d)))
-        return parts
-
-    def _imitation(
-        self, parts: list[tuple[Obs, Tensor, Tensor]], generator: torch.Generator
-    ) -> Tensor:
-        """The imitation loss of observations, chunks (B, H, A) and masks (B, H)."""
-        obs = shifted(Obs.cat([o for o, _, _ in parts]), self.config.shift, generator)
-        actions, mask = torch.cat([a for _, a, _ in parts]), torch.cat([m for _, _, m in parts])
-        if has_ability(self.policy, Imitates):
-            return self.policy.imitation_loss(obs, actions, mask)
-        return imitation_loss(self.policy, obs, actions, mask, generator)
-
     # Checkpoints.
 
     @property
@@ -429,15 +339,15 @@ class PARL(OffPolicy):
         seeing = self.hindsight
         more = [] if seeing is None else [seeing.painter_optimizer, seeing.optimizer]
         editing = [] if self.editor_optimizer is None else [self.editor_optimizer]
-        return [self.actor_optimizer, self.critic_optimizer, *editing, *more]
+        return [self.actor.optimizer, self.critic_optimizer, *editing, *more]
 
     def state_dict(self) -> dict[str, Any]:
         """Target critics, optimisers, counters and, with ``save_replay``, the buffer."""
         return {
             "target": self.target.state_dict(),
-            "trained": self.average.state_dict(),
+            "trained": self.actor.average.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers()],
-            "steps": [self.critic_steps, self.actor_steps, self.chunks_since_refresh],
+            "steps": [self.critic_steps, self.actor.steps, self.chunks_since_refresh],
             "pending": [self.pending_critic, self.pending_actor],
             "replay": self.buffer.state_dict() if self._saves_replay else None,
         }
@@ -445,11 +355,11 @@ class PARL(OffPolicy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of ``state_dict``."""
         self.target.load_state_dict(state["target"])
-        self.average.load_state_dict(state["trained"])
+        self.actor.average.load_state_dict(state["trained"])
         for optimizer, saved in zip(self._optimizers(), state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         steps = (int(x) for x in state["steps"])
-        self.critic_steps, self.actor_steps, self.chunks_since_refresh = steps
+        self.critic_steps, self.actor.steps, self.chunks_since_refresh = steps
         self.pending_critic, self.pending_actor = (float(x) for x in state["pending"])
         if state["replay"] is not None:
             self.buffer.load_state_dict(state["replay"])

@@ -109,12 +109,12 @@ class PARLOffline(PARL):
             self.pending_actor += self.config.actor_share
             while self.pending_actor >= 1:
                 self.pending_actor -= 1
-                self._update_actor(generator, stats)
+                self.actor.step(generator, stats)
         return {
             **stats.means(),
             **self._judge(generator),
             "gradient_steps": float(self.critic_steps),
-            "actor_steps": float(self.actor_steps),
+            "actor_steps": float(self.actor.steps),
         }
 
     def _read(self, demos: Demonstrations) -> None:

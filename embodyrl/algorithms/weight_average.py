@@ -35,7 +35,8 @@ class WeightAverage:
         finally:
             self._exchange()
         with torch.no_grad():
-            torch._foreach_lerp_(self.parameters, self._others, 1.0 - self.decay)
+            for average, trained in zip(self.parameters, self._others, strict=True):
+                average.lerp_(trained, 1.0 - self.decay)
 
     def state_dict(self) -> list[Tensor]:
         """The trained weights; the average is in the policy's own state."""

@@ -277,8 +277,8 @@ def _row_bytes(policy: Any, spec: EnvSpec) -> int:
     )
 
 
-def _size(count: int) -> str:
+def _size(count: float) -> str:
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.2f} {unit}"
-    return f"{count} B"
+    return f"{count:.0f} B"

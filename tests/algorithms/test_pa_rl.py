@@ -276,9 +276,9 @@ def test_it_learns_to_do_what_the_critics_prefer():
 def test_own_successes_are_imitated_and_failures_are_not(monkeypatch):
     algorithm = make_small(actor_utd=0.5, success_coef=0.5)
     imitated = []
-    loss = algorithm._imitation
+    loss = algorithm.actor._imitation
     monkeypatch.setattr(
-        algorithm, "_imitation", lambda parts, g: imitated.append(parts) or loss(parts, g)
+        algorithm.actor, "_imitation", lambda parts, g: imitated.append(parts) or loss(parts, g)
     )
     row = update(algorithm, played(list(range(8)), done=set(range(8))))
     # Each step has two halves.
