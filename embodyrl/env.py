@@ -79,6 +79,10 @@ class EnvConfig:
         """The same with one env, to look at its spec; None where that would touch the world."""
         return replace(self, num_envs=1)
 
+    def without_pictures(self) -> EnvConfig:
+        """The same without cameras, where that leaves proprio as it is or longer; to play fast."""
+        return self
+
     def with_time_limit(self, steps: int) -> EnvConfig:
         """The same env with this time limit, if it has a setting for it."""
         if not any(field.name == "max_episode_steps" for field in fields(self)):

@@ -18,7 +18,7 @@ from embodyrl.real_robot.control.input_checks import age_problem
 from embodyrl.real_robot.control.joint_tracking import Stopper
 from embodyrl.real_robot.control.messages import Array, Command, RobotState
 from embodyrl.real_robot.control.robot import NotReadyError
-from embodyrl.real_robot.images import Image, fit
+from embodyrl.functional.pictures import Image, fit
 from embodyrl.real_robot.parsing import MessageError, numbers, text
 from embodyrl.real_robot.ros import fields
 from embodyrl.real_robot.ros.bus import Bus, Fields
