@@ -149,6 +149,8 @@ def as_override(fix: Mapping[str, Any]) -> str:
     """``data.convention={...}`` as a user writes it."""
     parts = []
     for name, value in fix.items():
-        text = f"[{','.join(f'{v:.6g}' for v in value)}]" if isinstance(value, tuple) else value
-        parts.append(f"{name}: {text}")
+        values = value if isinstance(value, tuple) else (value,)
+        words = [v if isinstance(v, str) else f"{v:.6g}" for v in values]
+        text = ",".join(words)
+        parts.append(f"{name}: [{text}]" if isinstance(value, tuple) else f"{name}: {text}")
     return f"data.convention={{{', '.join(parts)}}}"

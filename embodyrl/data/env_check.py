@@ -38,6 +38,8 @@ from embodyrl.types import Conventions, EnvSpec, Obs
 
 PICTURES = 6
 """Episodes whose first pictures are compared."""
+STARTS = 36
+"""Starts of the env among which those nearest to the recorded ones are sought."""
 REPLAYED = 2
 """Episodes whose actions are played again."""
 ONLY_SAID = ("pictures", "replay")
@@ -177,9 +179,7 @@ def _compare_starts(demos: Demonstrations, env: VecEnv) -> tuple[EnvCheck, list[
     check.paired = bool(same)
     check.recorded = recorded
     if not same:
-        # Other states: many of the env's, for a mean picture.
-        many = _observe(env, None, env.spec.num_envs)
-        drawn = {name: many.images[name].cpu().numpy() for name in recorded}
+        drawn = _nearest_starts(env, recorded_state, list(recorded))
     check.drawn = drawn
     if recorded and (same or len(rows) >= SEVERAL):
         ours = env.spec.conventions
@@ -206,6 +206,26 @@ def _compare_starts(demos: Demonstrations, env: VecEnv) -> tuple[EnvCheck, list[
         for row, end, init in zip(rows, ends, inits, strict=True)
     ]
     return check, starts
+
+
+def _nearest_starts(env: VecEnv, state: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
+    """Pictures of the env's starts, for each recorded one (M, P) that with the nearest proprio.
+
+    A hand in the same place tells left from right in a scene that is symmetric without it.
+    """
+    seen: list[np.ndarray] = []
+    images: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    limit = env.spec.num_init_states or 10**6
+    for start in range(0, min(STARTS, limit), env.spec.num_envs):
+        obs = env.reset(init=[(start + k) % limit for k in range(env.spec.num_envs)])
+        seen.append(obs.proprio.cpu().numpy())
+        for name in names:
+            images[name].append(obs.images[name].cpu().numpy())
+    states = np.concatenate(seen)
+    scale = states.std(axis=0) + 1e-3
+    far = np.abs((state[:, None] - states[None]) / scale).mean(axis=-1)
+    nearest = far.argmin(axis=1)
+    return {name: np.concatenate(frames)[nearest] for name, frames in images.items()}
 
 
 def _observe(env: VecEnv, inits: Sequence[int] | None, count: int) -> Obs:

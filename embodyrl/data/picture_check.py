@@ -16,6 +16,8 @@ CLEAR = 0.7
 """A change explains a difference if no more than this share of it is left."""
 ALIKE = 4.0
 """Mean difference, of 255, up to which two pictures of one state are the same; codecs cost 1 to 3."""
+NEAR = 1.15
+"""Changes whose difference is within this factor of the smallest fit about as well."""
 SEVERAL = 3
 """First frames from which on their mean picture says something about frames of other states."""
 
@@ -38,29 +40,29 @@ class Finding:
     certain: bool = True
 
 
-@dataclass
+@dataclass(frozen=True)
 class PictureMatch:
-    """The change under which a camera's pictures are most like an env's camera.
+    """The changes under which a camera's pictures are most like an env's camera.
 
     Attributes:
         camera: of the env.
-        rows, columns, channels: the change, see ``functional.pictures.turn``.
-        distance: mean difference with it, of 255.
+        flips: the (rows, columns) that fit about as well as the best; several where the scene is
+            symmetric.
+        channels: whether the colours are in reverse order.
+        distance: mean difference with the best of them, of 255.
         plain: mean difference without any change and with the camera of the same name.
     """
 
     camera: str
-    rows: bool
-    columns: bool
+    flips: frozenset[tuple[bool, bool]]
     channels: bool
     distance: float
     plain: float
 
     @property
-    def changed(self) -> bool:
-        """Whether turning or other colours explain the difference."""
-        turned = self.rows or self.columns or self.channels
-        return turned and self.distance <= CLEAR * self.plain and self.plain > ALIKE
+    def explains(self) -> bool:
+        """Whether these changes make pictures alike that are not so as they are."""
+        return self.distance <= CLEAR * self.plain and self.plain > 1.0
 
 
 def distance(recorded: np.ndarray, drawn: np.ndarray, paired: bool) -> float:
@@ -90,12 +92,18 @@ def best_match(
         paired: see ``distance``.
     """
     plain = distance(recorded, drawn[name], paired)
-    matches = [PictureMatch(name, False, False, False, plain, plain)]
     alike = [n for n in drawn if drawn[n].shape[1:] == recorded.shape[1:]]
-    for camera, (rows, columns), channels in itertools.product(alike, FLIPS.values(), (False, True)):
-        found = distance(turn(recorded, rows, columns, channels), drawn[camera], paired)
-        matches.append(PictureMatch(camera, rows, columns, channels, found, plain))
-    return min(matches, key=lambda match: match.distance)
+    found = {
+        (camera, flip, swapped): distance(turn(recorded, *flip, swapped), drawn[camera], paired)
+        for camera, flip, swapped in itertools.product(alike, FLIPS.values(), (False, True))
+    }
+    camera, _, _ = min(found, key=lambda key: found[key])
+    best = min(found.values())
+    near = {key[1:] for key, value in found.items() if key[0] == camera and value <= NEAR * best}
+    # The fewest changes: colours stay if they may.
+    channels = all(swapped for _, swapped in near)
+    flips = frozenset(flip for flip, swapped in near if swapped == channels)
+    return PictureMatch(camera, flips, channels, best, plain)
 
 
 def picture_findings(
@@ -117,12 +125,9 @@ def picture_findings(
     """
     how = "in the same state" if paired else "at the start of episodes"
     matches = {name: best_match(name, recorded[name], drawn, paired) for name in recorded}
+    differ = {name: match for name, match in matches.items() if match.explains}
     # Cameras that show what another one shows in the env.
-    others = {
-        name: match.camera
-        for name, match in matches.items()
-        if match.camera != name and match.distance <= CLEAR * match.plain
-    }
+    others = {name: match.camera for name, match in differ.items() if match.camera != name}
     if others:
         pairs = ", ".join(f"{name!r} shows the env's {other!r}" for name, other in others.items())
         named = ", ".join(f"{other}: {name}" for name, other in others.items())
@@ -133,37 +138,49 @@ def picture_findings(
             certain=paired,
         )
         return
-    turned = {name: match for name, match in matches.items() if match.changed}
-    # One description holds for all cameras; say so where they differ.
-    flips = {(m.rows, m.columns) for m in turned.values() if m.rows or m.columns}
-    if flips:
-        rows, columns = min(flips)
-        shown = orientation_after(orientation, rows, columns)
-        names = [n for n, m in turned.items() if m.rows or m.columns]
-        other = "" if len(flips) == 1 else " The cameras differ in this: convert the pictures."
-        yield Finding(
-            "orientation",
-            f"Beside the env's own pictures {how}, those of {_listed(names)} are {_words(shown)} "
-            f"({_numbers(turned, names)}).{other}",
-            {"orientation": shown} if not other else {},
-            certain=paired,
-        )
-    if swapped := [name for name, match in turned.items() if match.channels]:
+    yield from _turned(differ, how, orientation, paired)
+    if swapped := [name for name, match in differ.items() if match.channels]:
         order = "rgb" if channels == "bgr" else "bgr"
         yield Finding(
             "channels",
             f"Beside the env's own pictures {how}, red and blue are exchanged in those of "
-            f"{_listed(swapped)} ({_numbers(turned, swapped)}).",
+            f"{_listed(swapped)} ({_numbers(differ, swapped)}).",
             {"channels": order},
             certain=paired,
         )
-    if unlike := [n for n, m in matches.items() if paired and not m.changed and m.plain > 25]:
+    unlike = [n for n, m in matches.items() if paired and not m.explains and m.plain > 25]
+    if unlike:
         yield Finding(
             "pictures",
             f"The pictures of {_listed(unlike)} do not look like those that the env draws of the "
             "same state, turned or not: another scene, camera, crop or light. Look at them: "
             "embodyrl data verify writes both side by side.",
         )
+
+
+def _turned(
+    differ: Mapping[str, PictureMatch], how: str, orientation: str, paired: bool
+) -> Iterator[Finding]:
+    """Pictures that are turned or mirrored; one description should hold for all cameras."""
+    turned = {name: m for name, m in differ.items() if (False, False) not in m.flips}
+    if not turned:
+        return
+    common = frozenset.intersection(*(match.flips for match in turned.values()))
+    names = list(turned)
+    shown = sorted(
+        orientation_after(orientation, *flip)
+        for flip in common or frozenset.union(*(match.flips for match in turned.values()))
+    )
+    text = (
+        f"Beside the env's own pictures {how}, those of {_listed(names)} are "
+        f"{' or '.join(map(_words, shown))} ({_numbers(differ, names)})."
+    )
+    if not common:
+        text += " The cameras differ in this: convert their pictures to one orientation."
+    elif len(common) > 1:
+        text += " The scene is too symmetric to tell which: look at the pictures."
+    fix = {"orientation": shown[0]} if len(common) == 1 else {}
+    yield Finding("orientation", text, fix, certain=paired)
 
 
 def _words(orientation: str) -> str:

@@ -7,7 +7,7 @@ what the env means bring about the recorded states.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,6 +68,32 @@ def state_part(conventions: Conventions, kind: str) -> slice | None:
     return None
 
 
+def comparable(states: np.ndarray, conventions: Conventions) -> np.ndarray:
+    """States (..., P) with rotation vectors as matrices: near half a turn the vectors jump."""
+    parts = []
+    start = 0
+    for part in conventions.state:
+        name, _, dims = part.partition(":")
+        values = states[..., start : start + int(dims)]
+        start += int(dims)
+        if name.endswith("axis_angle") and values.shape[-1] == 3:
+            parts.append(_rotations(values).reshape(*values.shape[:-1], 9))
+        else:
+            parts.append(values)
+    parts.append(states[..., start:])
+    return np.concatenate(parts, axis=-1)
+
+
+def _rotations(vectors: np.ndarray) -> np.ndarray:
+    """Rotation matrices (..., 3, 3) of rotation vectors (..., 3), by Rodrigues' formula."""
+    angle = np.linalg.norm(vectors, axis=-1)[..., None, None]
+    x, y, z = np.moveaxis(vectors.astype(np.float64), -1, 0)
+    zero = np.zeros_like(x)
+    cross = np.stack([zero, -z, y, z, zero, -x, -y, x, zero], axis=-1).reshape(*x.shape, 3, 3)
+    cross = cross / np.maximum(angle, 1e-9)
+    return np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * (cross @ cross)
+
+
 def changes(theirs: Conventions, spec: EnvSpec, actions: np.ndarray) -> list[Change]:
     """The changes that are tried.
 
@@ -120,11 +146,11 @@ def changes(theirs: Conventions, spec: EnvSpec, actions: np.ndarray) -> list[Cha
             return np.column_stack([moves, a[:, 3:]])
 
         text = "they are absolute positions, where the env takes changes"
-        out.append(Change("actions", text, {"actions": "absolute"}, differences))
+        out.append(Change("actions", text, {}, differences))
     if dims > 2:
         order = [1, 0, *range(2, dims)]
         text = "numbers 0 and 1 of 'action' are exchanged"
-        out.append(Change("action axes", text, {}, lambda a, s: a[:, order]))
+        out.append(Change("actions", text, {}, lambda a, s: a[:, order]))
     return out
 
 
@@ -180,22 +206,27 @@ def play(
 
 
 def errors(
-    episodes: list[Episode], states: np.ndarray, running: np.ndarray, same_start: bool
+    episodes: list[Episode],
+    states: np.ndarray,
+    running: np.ndarray,
+    same_start: bool,
+    conventions: Conventions,
 ) -> np.ndarray:
     """(V,) how far the states of each variant are from the recorded ones.
 
     In spreads of each number of the state, each at most 3, averaged.
     """
     dims = episodes[0].states.shape[1]
-    moved = np.concatenate([e.states - e.states[:1] for e in episodes])
+    truth = [comparable(e.states, conventions) for e in episodes]
+    states = comparable(states[..., :dims], conventions)
+    moved = np.concatenate([t - t[:1] for t in truth])
     spread = moved.std(axis=0)
     counted = spread > 1e-3
     total = np.zeros(len(states))
     frames = np.zeros(len(states))
-    for e, episode in enumerate(episodes):
-        length = len(episode.states)
-        recorded = episode.states
-        played = states[:, e, :length, :dims]
+    for e, recorded in enumerate(truth):
+        length = len(recorded)
+        played = states[:, e, :length]
         if not same_start:
             recorded = recorded - recorded[:1]
             played = played - played[:, :1]
@@ -218,18 +249,19 @@ def replay_findings(
         theirs: what is known of the data set.
     """
     same_start = all(e.init >= 0 for e in episodes)
-    limit = SAME if same_start else 3 * SAME
+    limit = SAME if same_start else 2.5 * SAME
     actions = np.concatenate([e.actions for e in episodes])
     probe = make_env(len(episodes))
     try:
         spec = probe.spec
         plain = [e.actions for e in episodes]
         states, running = play(probe, episodes, [plain])
-        (before,) = errors(episodes, states, running, same_start)
+        ours = spec.conventions
+        (before,) = errors(episodes, states, running, same_start, ours)
     finally:
         probe.close()
     if before <= limit:
-        return []
+        return list(_gripper_range(theirs, spec, actions))
     tried = [*changes(theirs, spec, actions), *_rescaled(theirs, spec, episodes, states[0])]
     env = make_env(len(episodes) * len(tried))
     found: list[Finding] = []
@@ -240,7 +272,7 @@ def replay_findings(
             variants = [
                 [c.apply(a, e.states) for a, e in zip(now, episodes, strict=True)] for c in tried
             ]
-            after = errors(episodes, *play(env, episodes, variants), same_start)
+            after = errors(episodes, *play(env, episodes, variants), same_start, ours)
             best = int(after.argmin())
             if after[best] > CLEAR * left:
                 break
@@ -251,7 +283,7 @@ def replay_findings(
                     f"Played again in {spec.name}, the recorded actions give the recorded states "
                     f"only if {change.text} (an error of {after[best]:.2f} spreads, "
                     f"{left:.2f} as they are).",
-                    {} if change.field == "actions" else dict(change.fix),
+                    dict(change.fix),
                     certain=same_start,
                 )
             )
@@ -260,7 +292,7 @@ def replay_findings(
                 break
     finally:
         env.close()
-    if not found:
+    if not found and before > (limit if same_start else 2 * limit):
         found.append(
             Finding(
                 "replay",
@@ -271,6 +303,25 @@ def replay_findings(
             )
         )
     return found
+
+
+def _gripper_range(
+    theirs: Conventions, spec: EnvSpec, actions: np.ndarray
+) -> Iterator[Finding]:
+    """A gripper whose values are others than the env's, though the env does the same with them."""
+    ours = spec.conventions.gripper
+    values = actions[:, -1]
+    if not ours or theirs.gripper or min(ours) >= 0 or values.min() < 0 or np.ptp(values) < 0.5:
+        return
+    ends = (0.0, 1.0) if ours[0] < ours[1] else (1.0, 0.0)
+    yield Finding(
+        "gripper",
+        f"The gripper's actions lie in 0 to 1, where those of {spec.name} lie in -1 to 1: a policy "
+        f"would learn the middle for one end. Played again, {ends[0]:g} closes and {ends[1]:g} "
+        "opens it.",
+        {"gripper": ends},
+        certain=True,
+    )
 
 
 def _rescaled(
