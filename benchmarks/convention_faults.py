@@ -276,7 +276,9 @@ def main() -> None:
                 "named after that": after,
             }
             print(kind, "|", name, "|", found["named"], "|", options, "|", after, flush=True)
-    silent = {kind: [n for n, row in found.items() if row.get("silent")] for kind, found in rows.items()}
+    silent = {
+        kind: [n for n, row in found.items() if row.get("silent")] for kind, found in rows.items()
+    }
     from benchmarks import shared
 
     shared.write("convention_faults", {"episodes": EPISODES, "silent": silent, "faults": rows})

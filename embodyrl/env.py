@@ -43,6 +43,8 @@ class EnvConfig:
         seed: env k draws its initial states with seed + k.
         terminate_on_success: whether an episode ends when the task is solved. An episode that goes
             on shows the solved task to the cameras.
+        profile: show pictures and take actions as a public family does (``storage.profiles``), for
+            its checkpoints, e.g. ``libero_lerobot``; empty means the env's own conventions.
         device: of the simulator, its renderer and the tensors of Obs and Step: ``"auto"`` is the
             run's device where any of them can use a GPU, otherwise the CPU (``devices``).
     """
@@ -52,6 +54,7 @@ class EnvConfig:
     split: str = "train"
     seed: Seed = 0
     terminate_on_success: bool = True
+    profile: str = ""
     device: Device = machine_setting("auto")
 
     @property

@@ -59,9 +59,7 @@ def camera_keys(
     return {name: keys[name] for name in spec.cameras}
 
 
-def _advice(
-    data: DatasetFiles, spec: EnvSpec, keys: Mapping[str, str], missing: list[str]
-) -> str:
+def _advice(data: DatasetFiles, spec: EnvSpec, keys: Mapping[str, str], missing: list[str]) -> str:
     """What to give where cameras of the env are missing."""
     short = [short_name(key) for key in data.cameras]
     says = f"{spec.name} has the camera {missing[0]!r}, but the data set {data.path} only has "

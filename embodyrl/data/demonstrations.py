@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from embodyrl.data.camera_names import camera_keys
-from embodyrl.data.conventions import Translation, conventions_of, translate
+from embodyrl.data.conventions import conventions_of
 from embodyrl.data.frames import MEMORY_LIMIT, decode_camera
 from embodyrl.data.lerobot_read import DatasetFiles, as_flags, open_dataset
 from embodyrl.data.meaning_notes import env_notes
-from embodyrl.data.profiles import profile_named
 from embodyrl.data.resample import Resampled
 from embodyrl.data.table_checks import require_sound_tables
 from embodyrl.errors import UserError
 from embodyrl.rollouts.batches import Transitions
+from embodyrl.storage.profiles import profile_named
+from embodyrl.storage.translation import Translation, translate
 from embodyrl.types import Conventions, EnvSpec, Obs
 
 INTERVENTION = ("intervention", "is_intervention", "complementary_info.is_intervention")
@@ -333,7 +334,7 @@ class Demonstrations:
         change = Translation()
         if spec is not None:
             _check_dims(spec, columns[action], columns[state], str(path))
-            change = translate(meaning, spec, str(path))
+            change = translate(meaning, spec, f"the data set {path}")
             columns[action] = change.of_actions(columns[action], columns["episode_index"])
         if spec is not None and rate == "resample" and hz and hz != spec.control_hz:
             kind = meaning.actions or spec.conventions.actions

@@ -144,9 +144,7 @@ def _first_episodes(
         return Demonstrations.load(
             path, 1, spec=env.spec, keep="all", episodes=PICTURES, revision=revision, **options
         )
-    return Demonstrations.load(
-        path, 1, spec=env.spec, keep="all", revision=revision, **options
-    )
+    return Demonstrations.load(path, 1, spec=env.spec, keep="all", revision=revision, **options)
 
 
 @dataclass(frozen=True)
@@ -247,7 +245,9 @@ def _state_finding(recorded: np.ndarray, state: np.ndarray) -> Finding:
     places = np.abs(state).max(axis=0) > 1e-3
     ratios = recorded[:, places] / np.where(state[:, places] == 0, np.nan, state[:, places])
     ratio = float(np.nanmedian(ratios))
-    order = [int(np.abs(state - recorded[:, [j]]).max(axis=0).argmin()) for j in range(state.shape[1])]
+    order = [
+        int(np.abs(state - recorded[:, [j]]).max(axis=0).argmin()) for j in range(state.shape[1])
+    ]
     ordered = state[:, order]
     if np.nanmax(np.abs(ratios / ratio - 1)) < 0.02:
         what = f"every number is {ratio:.4g} times the env's: it is in other units"
@@ -271,9 +271,7 @@ def _replay(demos: Demonstrations, config: EnvConfig, starts: list[_Start]) -> l
     blind = config.without_pictures()
 
     def build(count: int) -> VecEnv:
-        return make_env(
-            dataclasses.replace(blind, num_envs=count, terminate_on_success=False)
-        )
+        return make_env(dataclasses.replace(blind, num_envs=count, terminate_on_success=False))
 
     # Those in which the most happens.
     episodes = [

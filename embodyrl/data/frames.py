@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import platformdirs
 
-from embodyrl.data.conventions import Translation
 from embodyrl.data.lerobot_read import DatasetFiles, file_of, load_pictures, picture_array
 from embodyrl.errors import UserError
 from embodyrl.functional.pictures import fit, turn
 from embodyrl.storage.atomic_files import replacing
 from embodyrl.storage.paths import require_readable
+from embodyrl.storage.translation import Translation
 
 MEMORY_LIMIT = 4 * 2**30
 """Bytes per camera above which frames are kept in a memory-mapped file."""

@@ -305,9 +305,7 @@ def replay_findings(
     return found
 
 
-def _gripper_range(
-    theirs: Conventions, spec: EnvSpec, actions: np.ndarray
-) -> Iterator[Finding]:
+def _gripper_range(theirs: Conventions, spec: EnvSpec, actions: np.ndarray) -> Iterator[Finding]:
     """A gripper whose values are others than the env's, though the env does the same with them."""
     ours = spec.conventions.gripper
     values = actions[:, -1]
@@ -332,9 +330,10 @@ def _rescaled(
     place = state_part(ours, "hand_position")
     if place is None or not ours.scale:
         return []
-    lengths = []
-    for states in ([e.states for e in episodes], list(played)):
-        lengths.append(sum(np.abs(np.diff(s[:, place], axis=0)).sum() for s in states))
+    lengths = [
+        sum(np.abs(np.diff(s[:, place], axis=0)).sum() for s in states)
+        for states in ([e.states for e in episodes], list(played))
+    ]
     if min(lengths) <= 0:
         return []
     ratio = lengths[0] / lengths[1]

@@ -52,7 +52,8 @@ class Resampled:
             into = np.ceil((np.arange(length) + 1) / step - 1e-6).astype(np.int64) - 1
             target.append(made + into.clip(0, count - 1))
             made += count
-        return cls(*map(np.concatenate, (rows, start)), step, episode, *map(np.concatenate, (last, target)))  # fmt: skip
+        frames = [np.concatenate(parts) for parts in (rows, start, last, target)]
+        return cls(frames[0], frames[1], step, episode, frames[2], frames[3])
 
     def of_state(self, state: np.ndarray) -> np.ndarray:
         """States (F, P), interpolated at the time of each new frame: (G, P)."""

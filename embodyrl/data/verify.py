@@ -112,7 +112,10 @@ def _hold_against(
         verdict.differs.append(str(error))
         return
     verdict.env = check.env
-    given = {**(options.get("convention") or {}), **({"cameras": 1} if options.get("cameras") else {})}
+    given = {
+        **(options.get("convention") or {}),
+        **({"cameras": 1} if options.get("cameras") else {}),
+    }
     for _, text, refused in findings_in_words(check, check.conventions, given, verdict.path):
         (verdict.differs if refused else verdict.notes).append(text)
     if check.rate_differs and options.get("rate") not in ("keep", "resample"):
@@ -273,9 +276,13 @@ def print_verdict(verdict: Verdict) -> None:
     endings = {0: "Sound.", 1: "1 fault."}
     ending = endings.get(count, f"{count} faults.")
     if verdict.env and not count:
-        fits = f"It means what {verdict.env} means." if not verdict.differs else (
-            f"But it does not mean what {verdict.env} means: "
-            f"{len(verdict.differs)} difference{'s' if len(verdict.differs) > 1 else ''}."
+        fits = (
+            f"It means what {verdict.env} means."
+            if not verdict.differs
+            else (
+                f"But it does not mean what {verdict.env} means: "
+                f"{len(verdict.differs)} difference{'s' if len(verdict.differs) > 1 else ''}."
+            )
         )
         ending = f"{ending} {fits}"
     print(ending)

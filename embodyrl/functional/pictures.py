@@ -30,9 +30,7 @@ def orientation_after(start: str, rows: bool, columns: bool) -> str:
     return next(name for name, both in FLIPS.items() if both == flips)
 
 
-def turn(
-    images: NDArray[np.uint8], rows: bool, columns: bool, channels: bool
-) -> NDArray[np.uint8]:
+def turn(images: NDArray[np.uint8], rows: bool, columns: bool, channels: bool) -> NDArray[np.uint8]:
     """Pictures (..., h, w, 3) flipped in rows or columns, or with the colours in reverse order."""
     images = images[..., ::-1, :, :] if rows else images
     images = images[..., ::-1, :] if columns else images

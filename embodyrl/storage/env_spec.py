@@ -6,10 +6,20 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 from embodyrl.errors import UserError, did_you_mean
-from embodyrl.storage.plain_data import ANYTHING, COUNT, FLAG, NUMBER, TEXT, Kind, mismatch
+from embodyrl.storage.plain_data import (
+    ANYTHING,
+    COUNT,
+    FLAG,
+    NUMBER,
+    TEXT,
+    Kind,
+    mismatch,
+    read_json,
+)
 from embodyrl.types import Conventions, EnvSpec
 
 
@@ -21,6 +31,8 @@ def one_of(*valid: str) -> Kind:
 POSITIVE = Kind("above 0", lambda value: NUMBER.test(value) and 0 < value <= 1e6)
 SIZE = Kind("from 0 to 1,000,000", lambda value: COUNT.test(value) and value <= 10**6)
 PIXELS = Kind("from 1 to 8192", lambda value: COUNT.test(value) and 0 < value <= 8192)
+ORIGIN_FILE = "embodyrl.json"
+"""The file of an exported checkpoint that holds the spec of its env."""
 MEANING = {
     "orientation?": one_of("", "upright", "upside_down", "mirrored", "turned_180"),
     "channels?": one_of("", "rgb", "bgr"),
@@ -131,6 +143,30 @@ def unlike(old: Conventions, new: Conventions) -> list[str]:
         for f in fields(Conventions)
         if getattr(old, f.name) and getattr(new, f.name) and not _same(old, new, f.name)
     ]
+
+
+def check_export(folder: Path, env: EnvSpec) -> None:
+    """Refuses an exported checkpoint whose pictures or actions mean something else than the env's.
+
+    Args:
+        folder: of the checkpoint; one without ``ORIGIN_FILE`` says nothing.
+        env: the spec of the env that its policy will act in.
+
+    Raises:
+        UserError: naming what differs, and what to give.
+    """
+    file = folder / ORIGIN_FILE
+    if not file.is_file():
+        return
+    said = read_json(file, {"spec": {...: ANYTHING}}, "Export the checkpoint again.")
+    old = spec_from_json(said["spec"])
+    for name in unlike(old.conventions, env.conventions):
+        raise UserError(
+            f"{WORDS[name].capitalize()} of the checkpoint {folder} ({name}) was "
+            f"{getattr(old.conventions, name)!r}, and {env.name} has "
+            f"{getattr(env.conventions, name)!r}. Show the env as it was: set env.profile as in "
+            "the run that was exported."
+        )
 
 
 def _same(old: Conventions, new: Conventions, name: str) -> bool:

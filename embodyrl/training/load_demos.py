@@ -39,8 +39,8 @@ def load_demos(
         say: is told, in a line each, what is taken as it is and may not be what was meant.
 
     Raises:
-        UserError: their meaning differs from the env's (``data.env_check``), it needs some and ``data.path`` names none, or it names some that nothing would
-            read.
+        UserError: it needs some and ``data.path`` names none, it names some that nothing would read,
+            or they mean something else than the env does (``data.env_check``).
     """
     data = config.data
     if not algorithm.wants_demos:

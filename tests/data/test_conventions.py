@@ -10,10 +10,11 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from embodyrl.config import apply_overrides
-from embodyrl.data.conventions import as_override, translate
-from embodyrl.data.profiles import PROFILES, profile_named
+from embodyrl.data.conventions import as_override
 from embodyrl.errors import UserError
 from embodyrl.storage.env_spec import conventions_from_json
+from embodyrl.storage.profiles import PROFILES, profile_named
+from embodyrl.storage.translation import translate
 from embodyrl.types import Conventions, EnvSpec
 
 OURS = Conventions(
@@ -61,12 +62,12 @@ def test_lag_moves_actions_within_an_episode(lag: int) -> None:
     "theirs", [Conventions(actions="absolute"), Conventions(state=("hand_position:2",))]
 )
 def test_what_has_no_translation_is_refused_in_words(theirs: Conventions) -> None:
-    with pytest.raises(UserError, match="differ from those of test/arm .* no translation"):
+    with pytest.raises(UserError, match=r"differ from those of test/arm .* no translation"):
         translate(theirs, SPEC, "d")
 
 
 def test_a_scale_of_other_dims_is_refused() -> None:
-    with pytest.raises(UserError, match="has 2 scales"):
+    with pytest.raises(UserError, match="There are 2 scales"):
         translate(replace(OURS, scale=(1.0, 1.0)), SPEC, "d")
 
 
@@ -108,5 +109,5 @@ def test_profiles_say_what_can_be_said() -> None:
         known = {k: v for k, v in vars(profile.conventions).items() if v}
         assert conventions_from_json(known) == profile.conventions, name
         assert profile.about and profile.source and profile.rate > 0
-    with pytest.raises(UserError, match="no profile 'libero_lerobt'.*'libero_lerobot'"):
+    with pytest.raises(UserError, match=r"no profile 'libero_lerobt'.*'libero_lerobot'"):
         profile_named("libero_lerobt")

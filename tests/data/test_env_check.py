@@ -30,9 +30,7 @@ def spec_and_good(tmp_path_factory: pytest.TempPathFactory) -> tuple[EnvSpec, Pa
     env = MujocoEnv(env_config(*ENV))
     recordings = list(record_episodes(env, env.make_expert(), EPISODES))
     env.close()
-    return env.spec, write_dataset(
-        tmp_path_factory.mktemp("data") / "good", recordings, env.spec
-    )
+    return env.spec, write_dataset(tmp_path_factory.mktemp("data") / "good", recordings, env.spec)
 
 
 @pytest.fixture(scope="module")

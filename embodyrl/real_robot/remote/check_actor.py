@@ -83,9 +83,7 @@ def check_spec(message: Any) -> EnvSpec:
     for task in spec.tasks:
         text(task, "spec.tasks")
     meaning = spec.conventions
-    need(
-        max(len(meaning.state), len(meaning.scale)) <= 1000, "spec.conventions has a long list"
-    )
+    need(max(len(meaning.state), len(meaning.scale)) <= 1000, "spec.conventions has a long list")
     for part in meaning.state:
         text(part, "spec.conventions.state")
     need(len(spec.cameras) <= MAX_CAMERAS, f"spec.cameras has more than {MAX_CAMERAS}")
