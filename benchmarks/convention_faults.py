@@ -271,7 +271,8 @@ def main() -> None:
             options = remedy(fault, found)
             after = checked(copy, env, options)["named"] if options else None
             rows[kind][name] = found | {
-                "silent": fault.named not in found["named"],
+                "silent": not found["named"],
+                "as what it is": fault.named in found["named"],
                 "translated by": options,
                 "named after that": after,
             }

@@ -82,6 +82,12 @@ class EnvConfig:
         """The same with one env, to look at its spec; None where that would touch the world."""
         return replace(self, num_envs=1)
 
+    def beside_a_run(self, count: int) -> EnvConfig | None:
+        """``count`` envs beside those of a run, to compare data with; None where that cannot be."""
+        if self.smallest() is None:
+            return None
+        return replace(self.for_evaluation(self.split), num_envs=count)
+
     def without_pictures(self) -> EnvConfig:
         """The same without cameras, where that leaves proprio as it is or longer; to play fast."""
         return self

@@ -140,9 +140,9 @@ def _data(a: argparse.Namespace) -> int:
     from embodyrl.data.verify import print_verdict, verify_dataset
 
     env, options = _env_and_options(a.env, a.overrides)
-    env = env or recorded_env(a.path)
-    picture = a.picture or f"{Path(a.path).name}_beside_env.png"
-    verdict = verify_dataset(a.path, env, options, picture if env is not None else "")
+    # A picture is drawn for those who name an env: they look for what differs.
+    picture = a.picture or (f"{Path(a.path).name}_beside_env.png" if env is not None else "")
+    verdict = verify_dataset(a.path, env or recorded_env(a.path), options, picture)
     if a.json:
         print(json.dumps({"sound": not verdict.faults, **vars(verdict)}))
     else:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from embodyrl.build import limit_num_envs, make_env
+from embodyrl.build import make_env
 from embodyrl.config import env_from_dict
 from embodyrl.data.conventions import as_override
 from embodyrl.data.demonstrations import Demonstrations
@@ -29,9 +29,9 @@ from embodyrl.data.picture_check import (
     picture_findings,
     write_comparison,
 )
-from embodyrl.data.replay_check import STEPS, Episode, replay_findings
+from embodyrl.data.replay_check import STEPS, ReplayedEpisode, comparable, replay_findings
 from embodyrl.env import EnvConfig, VecEnv
-from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.errors import UserError
 from embodyrl.storage.paths import expand_home
 from embodyrl.storage.plain_data import read_json
 from embodyrl.types import Conventions, EnvSpec, Obs
@@ -114,25 +114,27 @@ def check_with_env(
     Raises:
         UserError: the data do not fit the env at all: other dims, another control mode, no camera.
     """
-    played = config.for_evaluation(config.split)
-    if played.smallest() is None:
-        return EnvCheck(unchecked=["A real robot is not moved to check a data set."])
+    beside = config.beside_a_run(PICTURES)
+    if beside is None:
+        return EnvCheck(
+            unchecked=[f"Data are not compared with {config.name}: it plays in real time."]
+        )
     try:
-        env = make_env(limit_num_envs(dataclasses.replace(played, num_envs=PICTURES), PICTURES))
-    except MissingDependencyError as error:
-        return EnvCheck(unchecked=[f"The env could not be built: {error}"])
+        env = make_env(beside)
+    except UserError as error:
+        return EnvCheck(unchecked=[f"The env could not be built to compare data: {error}"])
     try:
         demos = _first_episodes(path, env, options, revision)
         check, starts = _compare_starts(demos, env)
     finally:
         env.close()
-    if any(found.field == "state" for found in check.findings):
+    if any(found.field == "state" and found.certain for found in check.findings):
         check.unchecked.append("Actions are not played again, because the states differ.")
         return check
     if check.rate_differs and options.get("rate") != "resample":
         check.unchecked.append("Actions are not played again at another rate.")
         return check
-    check.findings += _replay(demos, played, starts)
+    check.findings += _replay(demos, beside, starts)
     return check
 
 
@@ -168,7 +170,8 @@ def _compare_starts(demos: Demonstrations, env: VecEnv) -> tuple[EnvCheck, list[
     obs = _observe(env, inits if known else None, len(rows))
     state = obs.proprio[: len(rows)].cpu().numpy()
     recorded_state = demos.proprio[rows].numpy()
-    same = known and np.allclose(state, recorded_state, rtol=2e-3, atol=2e-3)
+    here, there = (comparable(x, env.spec.conventions) for x in (state, recorded_state))
+    same = known and np.allclose(here, there, rtol=2e-3, atol=2e-3)
     recorded = {name: frames[rows] for name, frames in demos.images.items()}
     drawn = {name: obs.images[name].cpu().numpy()[: len(rows)] for name in recorded}
     if known and not same and recorded and _alike(recorded, drawn):
@@ -177,7 +180,8 @@ def _compare_starts(demos: Demonstrations, env: VecEnv) -> tuple[EnvCheck, list[
     check.paired = bool(same)
     check.recorded = recorded
     if not same:
-        drawn = _nearest_starts(env, recorded_state, list(recorded))
+        drawn, states = _nearest_starts(env, recorded_state, list(recorded))
+        check.findings += _far_states(recorded_state, states)
     check.drawn = drawn
     if recorded and (same or len(rows) >= SEVERAL):
         ours = env.spec.conventions
@@ -206,8 +210,12 @@ def _compare_starts(demos: Demonstrations, env: VecEnv) -> tuple[EnvCheck, list[
     return check, starts
 
 
-def _nearest_starts(env: VecEnv, state: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
+def _nearest_starts(
+    env: VecEnv, state: np.ndarray, names: list[str]
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Pictures of the env's starts, for each recorded one (M, P) that with the nearest proprio.
+
+    Also the proprio (M', P) of all these starts.
 
     A hand in the same place tells left from right in a scene that is symmetric without it.
     """
@@ -223,7 +231,23 @@ def _nearest_starts(env: VecEnv, state: np.ndarray, names: list[str]) -> dict[st
     scale = states.std(axis=0) + 1e-3
     far = np.abs((state[:, None] - states[None]) / scale).mean(axis=-1)
     nearest = far.argmin(axis=1)
-    return {name: np.concatenate(frames)[nearest] for name, frames in images.items()}
+    return {name: np.concatenate(frames)[nearest] for name, frames in images.items()}, states
+
+
+def _far_states(recorded: np.ndarray, states: np.ndarray) -> list[Finding]:
+    """Numbers of recorded starts (M, P) that no start of the env (M', P) is anywhere near."""
+    middle = states.mean(axis=0)
+    span = np.ptp(states, axis=0) + 0.05 * np.abs(middle) + 0.05
+    far = np.flatnonzero(np.abs(recorded.mean(axis=0) - middle) > 5 * span)
+    if not len(far):
+        return []
+    text = (
+        "The starts of episodes are far from those of the env in "
+        f"numbers {', '.join(map(str, far))} of 'observation.state' (number {far[0]} is "
+        f"{recorded[:, far[0]].mean():.3g}, the env's {middle[far[0]]:.3g}): other units or other "
+        "parts, or the robot starts elsewhere."
+    )
+    return [Finding("state", text, certain=False)]
 
 
 def _observe(env: VecEnv, inits: Sequence[int] | None, count: int) -> Obs:
@@ -236,20 +260,30 @@ def _observe(env: VecEnv, inits: Sequence[int] | None, count: int) -> Obs:
 
 
 def _alike(recorded: Mapping[str, np.ndarray], drawn: Mapping[str, np.ndarray]) -> bool:
-    """Whether the pictures show the same states, however they are turned."""
-    return all(best_match(n, recorded[n], drawn, True).distance <= 2 * ALIKE for n in recorded)
+    """Whether the pictures show the same states, however they are turned.
+
+    They are then much more alike in their order than in another one.
+    """
+    others = {name: np.roll(frames, 1, axis=0) for name, frames in drawn.items()}
+    for name, frames in recorded.items():
+        match = best_match(name, frames, drawn, True)
+        if match.distance > ALIKE:
+            return False
+        if match.distance > 0.5 * best_match(name, frames, others, True).distance:
+            return False
+    return True
 
 
 def _state_finding(recorded: np.ndarray, state: np.ndarray) -> Finding:
     """What differs in proprio (M, P) of the same states."""
     places = np.abs(state).max(axis=0) > 1e-3
     ratios = recorded[:, places] / np.where(state[:, places] == 0, np.nan, state[:, places])
-    ratio = float(np.nanmedian(ratios))
+    ratio = float(np.nanmedian(ratios)) if places.any() else 0.0
     order = [
         int(np.abs(state - recorded[:, [j]]).max(axis=0).argmin()) for j in range(state.shape[1])
     ]
     ordered = state[:, order]
-    if np.nanmax(np.abs(ratios / ratio - 1)) < 0.02:
+    if ratio and np.nanmax(np.abs(ratios / ratio - 1)) < 0.02:
         what = f"every number is {ratio:.4g} times the env's: it is in other units"
     elif np.allclose(ordered, recorded, rtol=2e-3, atol=2e-3):
         what = f"its numbers are those of the env in another order ({order})"
@@ -275,7 +309,7 @@ def _replay(demos: Demonstrations, config: EnvConfig, starts: list[_Start]) -> l
 
     # Those in which the most happens.
     episodes = [
-        Episode(
+        ReplayedEpisode(
             start.init,
             demos.actions[start.row : start.end].numpy()[:STEPS],
             demos.proprio[start.row : start.end].numpy()[:STEPS],
@@ -319,4 +353,6 @@ def findings_in_words(
         ours = getattr(conventions, found.field, None)
         if not told and ours:
             text += f' If it is right as it is, say so: "{as_override({found.field: ours})}".'
-        yield found, text, not told and found.field not in ONLY_SAID
+        # A robot may start elsewhere: that alone says nothing for sure.
+        unsure = found.field == "state" and not found.certain
+        yield found, text, not told and not unsure and found.field not in ONLY_SAID

@@ -65,7 +65,7 @@ class PictureMatch:
         return self.distance <= CLEAR * self.plain and self.plain > 1.0
 
 
-def distance(recorded: np.ndarray, drawn: np.ndarray, paired: bool) -> float:
+def picture_distance(recorded: np.ndarray, drawn: np.ndarray, paired: bool) -> float:
     """The mean difference, of 255, of pictures (M, h, w, 3) and (M', h, w, 3).
 
     Args:
@@ -89,12 +89,14 @@ def best_match(
         name: of the camera, in the data set and in the env.
         recorded: (M, h, w, 3) its pictures.
         drawn: camera of the env -> (M', h, w, 3).
-        paired: see ``distance``.
+        paired: see ``picture_distance``.
     """
-    plain = distance(recorded, drawn[name], paired)
+    plain = picture_distance(recorded, drawn[name], paired)
     alike = [n for n in drawn if drawn[n].shape[1:] == recorded.shape[1:]]
     found = {
-        (camera, flip, swapped): distance(turn(recorded, *flip, swapped), drawn[camera], paired)
+        (camera, flip, swapped): picture_distance(
+            turn(recorded, *flip, swapped), drawn[camera], paired
+        )
         for camera, flip, swapped in itertools.product(alike, FLIPS.values(), (False, True))
     }
     camera, _, _ = min(found, key=lambda key: found[key])

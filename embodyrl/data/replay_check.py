@@ -26,7 +26,7 @@ CLEAR = 0.5
 
 
 @dataclass(frozen=True)
-class Episode:
+class ReplayedEpisode:
     """One recorded episode.
 
     Attributes:
@@ -165,8 +165,8 @@ def _moved(actions: np.ndarray, lag: int) -> np.ndarray:
     return actions[rows]
 
 
-def play(
-    env: VecEnv, episodes: list[Episode], variants: list[list[np.ndarray]]
+def play_variants(
+    env: VecEnv, episodes: list[ReplayedEpisode], variants: list[list[np.ndarray]]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Plays every episode with every variant of its actions, each in an env of its own.
 
@@ -205,8 +205,8 @@ def play(
     return states, np.stack(running, axis=1)[:count].reshape(shape)
 
 
-def errors(
-    episodes: list[Episode],
+def replay_errors(
+    episodes: list[ReplayedEpisode],
     states: np.ndarray,
     running: np.ndarray,
     same_start: bool,
@@ -239,7 +239,7 @@ def errors(
 
 
 def replay_findings(
-    make_env: Callable[[int], VecEnv], episodes: list[Episode], theirs: Conventions
+    make_env: Callable[[int], VecEnv], episodes: list[ReplayedEpisode], theirs: Conventions
 ) -> list[Finding]:
     """What recorded actions mean other than the env's.
 
@@ -255,9 +255,9 @@ def replay_findings(
     try:
         spec = probe.spec
         plain = [e.actions for e in episodes]
-        states, running = play(probe, episodes, [plain])
+        states, running = play_variants(probe, episodes, [plain])
         ours = spec.conventions
-        (before,) = errors(episodes, states, running, same_start, ours)
+        (before,) = replay_errors(episodes, states, running, same_start, ours)
     finally:
         probe.close()
     if before <= limit:
@@ -272,7 +272,9 @@ def replay_findings(
             variants = [
                 [c.apply(a, e.states) for a, e in zip(now, episodes, strict=True)] for c in tried
             ]
-            after = errors(episodes, *play(env, episodes, variants), same_start, ours)
+            after = replay_errors(
+                episodes, *play_variants(env, episodes, variants), same_start, ours
+            )
             best = int(after.argmin())
             if after[best] > CLEAR * left:
                 break
@@ -323,7 +325,7 @@ def _gripper_range(theirs: Conventions, spec: EnvSpec, actions: np.ndarray) -> I
 
 
 def _rescaled(
-    theirs: Conventions, spec: EnvSpec, episodes: list[Episode], played: np.ndarray
+    theirs: Conventions, spec: EnvSpec, episodes: list[ReplayedEpisode], played: np.ndarray
 ) -> list[Change]:
     """The change of scale that would make the hand travel as far as recorded."""
     ours = spec.conventions

@@ -85,6 +85,10 @@ class RobotConfig(EnvConfig):
         """The task of the simulated arm, which a scripted expert knows."""
         return task_config(self) if self.robot == "twin" else None
 
+    def beside_a_run(self, count: int) -> EnvConfig | None:
+        """See ``EnvConfig``; a robot plays one episode at a time."""
+        return None
+
     def smallest(self) -> EnvConfig | None:
         """The simulated robot, without a page or a log; None for a real one."""
         if self.robot != "twin":
