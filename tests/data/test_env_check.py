@@ -164,5 +164,5 @@ def test_verify_holds_data_against_an_env_and_draws_both(
     assert said["sound"] and said["env"] == "mujoco/pick" and said["picture"] == str(picture)
     assert len(said["differs"]) == 1 and "are upside down" in said["differs"][0]
     assert picture.stat().st_size > 1000
-    command.insert(-1, "data.convention={orientation: upside_down}")
+    command.insert(-3, "data.convention={orientation: upside_down}")
     assert main(command) == 0

@@ -109,9 +109,8 @@ def robot_spec(config: RobotConfig, proprio_dim: int) -> EnvSpec:
         control_hz=config.control_hz,
         max_episode_steps=config.max_episode_steps,
         cameras={name: (config.image_size, config.image_size) for name in config.cameras},
-        # How a real camera is mounted is not known.
+        # How a real camera is mounted is not known, and a twin stands for a real robot.
         conventions=Conventions(
-            orientation="upright" if config.robot == "twin" else "",
             channels="rgb",
             fit="crop",
             actions="delta",
