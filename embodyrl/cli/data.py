@@ -155,6 +155,7 @@ def _env_and_options(name: str, overrides: list[str]) -> tuple[Any, dict[str, An
     from embodyrl.config import DataConfig, apply_overrides, build_section, env_config
     from embodyrl.data.env_check import data_options
 
+    # Overrides may stand where the env would.
     words = [name, *overrides] if "=" in name else overrides
     about = [word for word in words if word.startswith("data.")]
     given = apply_overrides({}, about).get("data") or {}

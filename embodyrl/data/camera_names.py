@@ -17,7 +17,7 @@ def short_name(key: str) -> str:
     return key.removeprefix(IMAGE_PREFIX).removeprefix("observation.")
 
 
-def camera_keys(
+def dataset_cameras(
     data: DatasetFiles,
     spec: EnvSpec | None,
     given: Mapping[str, str] | None = None,
@@ -40,6 +40,7 @@ def camera_keys(
     found = list(data.cameras)
     short = {short_name(key): key for key in found}
     known = {**short, **{key: key for key in found}}
+    # What the user says.
     keys = {name: known[data.need(key, known)] for name, key in (given or {}).items()}
     if spec is None:
         return keys or short
@@ -47,11 +48,13 @@ def camera_keys(
         raise UserError(
             f"{spec.name} has no camera {wrong[0]!r}. {did_you_mean(wrong[0], spec.cameras)}"
         )
+    # The profile's keys, then equal names.
     for name in spec.cameras:
         options = [*(profile or {}).get(name, ()), name]
         there = [known[key] for key in options if key in known]
         if name not in keys and there:
             keys[name] = there[0]
+    # One camera on both sides.
     if not keys and len(spec.cameras) == len(found) == 1:
         return {next(iter(spec.cameras)): found[0]}
     if missing := [name for name in spec.cameras if name not in keys]:
@@ -73,7 +76,8 @@ def _advice(data: DatasetFiles, spec: EnvSpec, keys: Mapping[str, str], missing:
         )
     # Cameras on the hand go together; the others in their order.
     pairs = {name: short_name(key) for name, key in keys.items()}
-    hands = [key for key in free if _on_hand(key)] or free[1:2]
+    wanted = any(_on_hand(name) for name in missing)
+    hands = [key for key in free if _on_hand(key)] or (free[1:2] if wanted else [])
     for name in sorted(missing, key=lambda name: not _on_hand(name)):
         likely = [k for k in free if (k in hands) == _on_hand(name)] or free
         pairs[name] = likely[0]

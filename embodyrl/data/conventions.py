@@ -33,7 +33,7 @@ def conventions_of(
     return found
 
 
-def as_override(fix: Mapping[str, Any]) -> str:
+def convention_override(fix: Mapping[str, Any]) -> str:
     """``data.convention={...}`` as a user writes it."""
     parts = []
     for name, value in fix.items():

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodyrl.data.camera_names import camera_keys
+from embodyrl.data.camera_names import dataset_cameras
 from embodyrl.data.conventions import conventions_of
 from embodyrl.data.frames import MEMORY_LIMIT, decode_camera
 from embodyrl.data.lerobot_read import DatasetFiles, as_flags, open_dataset
@@ -287,7 +287,7 @@ class Demonstrations:
             episodes: use only the first so many of those that are kept; 0 means all.
             keep: ``"success"`` leaves failed episodes out, if the data set says which failed;
                 ``"all"`` keeps them.
-            cameras: name of the policy's camera -> key in the data set; see ``camera_keys``.
+            cameras: name of the policy's camera -> key in the data set; see ``dataset_cameras``.
             profile: family of the data set (``profiles.PROFILES``).
             convention: fields of ``Conventions`` that are known better than the data set and the
                 profile say. With ``spec``, what differs from the env is translated.
@@ -324,7 +324,7 @@ class Demonstrations:
         )
         require_sound_tables(data)
         # Choose cameras and episodes.
-        chosen = camera_keys(data, spec, cameras, family.cameras)
+        chosen = dataset_cameras(data, spec, cameras, family.cameras)
         success = _episode_success(data)
         rows = _rows(data, success, keep, episodes)
         columns = {name: values[rows] for name, values in data.columns.items()}

@@ -18,7 +18,7 @@ import numpy as np
 
 from embodyrl.build import make_env
 from embodyrl.config import env_from_dict
-from embodyrl.data.conventions import as_override
+from embodyrl.data.conventions import convention_override
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.lerobot_read import ORIGIN
 from embodyrl.data.picture_check import (
@@ -114,6 +114,7 @@ def check_with_env(
     Raises:
         UserError: the data do not fit the env at all: other dims, another control mode, no camera.
     """
+    # Envs of its own, so that those of a run stay as they are.
     beside = config.beside_a_run(PICTURES)
     if beside is None:
         return EnvCheck(
@@ -123,11 +124,13 @@ def check_with_env(
         env = make_env(beside)
     except UserError as error:
         return EnvCheck(unchecked=[f"The env could not be built to compare data: {error}"])
+    # Pictures and states at the starts of episodes.
     try:
         demos = _first_episodes(path, env, options, revision)
         check, starts = _compare_starts(demos, env)
     finally:
         env.close()
+    # Then the actions, where states can be compared.
     if any(found.field == "state" and found.certain for found in check.findings):
         check.unchecked.append("Actions are not played again, because the states differ.")
         return check
@@ -162,27 +165,33 @@ def _compare_starts(demos: Demonstrations, env: VecEnv) -> tuple[EnvCheck, list[
     """Compares first frames; also returns the episodes, with initial states where they are sure."""
     check = EnvCheck(env.spec.name, conventions=env.spec.conventions)
     check.rate_differs = other_rate(demos.rate, env.spec, demos.path)
+    # The first frames of some episodes, and the initial states that they name.
     ends = demos.end.unique().tolist()[:PICTURES]
     rows = [0, *ends[:-1]]
     inits = demos.init[rows].tolist()
     limit = env.spec.num_init_states
     known = all(i >= 0 and (limit is None or i < limit) for i in inits)
+    # Are they the env's? Then proprioception is the same there.
     obs = _observe(env, inits if known else None, len(rows))
     state = obs.proprio[: len(rows)].cpu().numpy()
     recorded_state = demos.proprio[rows].numpy()
     here, there = (comparable(x, env.spec.conventions) for x in (state, recorded_state))
     same = known and np.allclose(here, there, rtol=2e-3, atol=2e-3)
+    # What both show.
     recorded = {name: frames[rows] for name, frames in demos.images.items()}
     drawn = {name: obs.images[name].cpu().numpy()[: len(rows)] for name in recorded}
+    # The same pictures and other numbers: the state means something else.
     if known and not same and recorded and _alike(recorded, drawn):
         same = True
         check.findings.append(_state_finding(recorded_state, state))
     check.paired = bool(same)
     check.recorded = recorded
+    # Other states: those of the env that are most like them.
     if not same:
         drawn, states = _nearest_starts(env, recorded_state, list(recorded))
         check.findings += _far_states(recorded_state, states)
     check.drawn = drawn
+    # Orientation, colours, cameras.
     if recorded and (same or len(rows) >= SEVERAL):
         ours = env.spec.conventions
         theirs = demos.conventions
@@ -203,6 +212,7 @@ def _compare_starts(demos: Demonstrations, env: VecEnv) -> tuple[EnvCheck, list[
             f"The data set names no initial states of {env.spec.name}, so its pictures and states "
             "are compared with those of other starts."
         )
+    # What can be played again.
     starts = [
         _Start(row, end, init if same else -1)
         for row, end, init in zip(rows, ends, inits, strict=True)
@@ -227,6 +237,7 @@ def _nearest_starts(
         seen.append(obs.proprio.cpu().numpy())
         for name in names:
             images[name].append(obs.images[name].cpu().numpy())
+    # The nearest in spreads of each number.
     states = np.concatenate(seen)
     scale = states.std(axis=0) + 1e-3
     far = np.abs((state[:, None] - states[None]) / scale).mean(axis=-1)
@@ -236,6 +247,7 @@ def _nearest_starts(
 
 def _far_states(recorded: np.ndarray, states: np.ndarray) -> list[Finding]:
     """Numbers of recorded starts (M, P) that no start of the env (M', P) is anywhere near."""
+    # Far is several times as far as the env's starts are from one another.
     middle = states.mean(axis=0)
     span = np.ptp(states, axis=0) + 0.05 * np.abs(middle) + 0.05
     far = np.flatnonzero(np.abs(recorded.mean(axis=0) - middle) > 5 * span)
@@ -276,9 +288,11 @@ def _alike(recorded: Mapping[str, np.ndarray], drawn: Mapping[str, np.ndarray]) 
 
 def _state_finding(recorded: np.ndarray, state: np.ndarray) -> Finding:
     """What differs in proprio (M, P) of the same states."""
+    # Other units: the same ratio everywhere.
     places = np.abs(state).max(axis=0) > 1e-3
     ratios = recorded[:, places] / np.where(state[:, places] == 0, np.nan, state[:, places])
     ratio = float(np.nanmedian(ratios)) if places.any() else 0.0
+    # Another order: each number is one of the env's.
     order = [
         int(np.abs(state - recorded[:, [j]]).max(axis=0).argmin()) for j in range(state.shape[1])
     ]
@@ -344,15 +358,18 @@ def findings_in_words(
         name: of the data set.
     """
     for found in check.findings:
+        # What the user said is taken; what was seen is said beside it.
         told = found.field in given
         text = f"{name}: {found.text}"
         if told:
             text += " It is taken as data.convention says."
         elif found.fix:
-            text += f' It is translated by "{as_override(found.fix)}".'
+            text += f' It is translated by "{convention_override(found.fix)}".'
         ours = getattr(conventions, found.field, None)
         if not told and ours:
-            text += f' If it is right as it is, say so: "{as_override({found.field: ours})}".'
+            text += (
+                f' If it is right as it is, say so: "{convention_override({found.field: ours})}".'
+            )
         # A robot may start elsewhere: that alone says nothing for sure.
         unsure = found.field == "state" and not found.certain
         yield found, text, not told and not unsure and found.field not in ONLY_SAID

@@ -91,6 +91,7 @@ def best_match(
         drawn: camera of the env -> (M', h, w, 3).
         paired: see ``picture_distance``.
     """
+    # All cameras, flips and orders of colours.
     plain = picture_distance(recorded, drawn[name], paired)
     alike = [n for n in drawn if drawn[n].shape[1:] == recorded.shape[1:]]
     found = {
@@ -99,6 +100,7 @@ def best_match(
         )
         for camera, flip, swapped in itertools.product(alike, FLIPS.values(), (False, True))
     }
+    # The best camera, and all changes that fit it about as well.
     camera, _, _ = min(found, key=lambda key: found[key])
     best = min(found.values())
     near = {key[1:] for key, value in found.items() if key[0] == camera and value <= NEAR * best}
@@ -141,6 +143,7 @@ def picture_findings(
         )
         return
     yield from _turned(differ, how, orientation, paired)
+    # Colours.
     if swapped := [name for name, match in differ.items() if match.channels]:
         order = "rgb" if channels == "bgr" else "bgr"
         yield Finding(
@@ -150,6 +153,7 @@ def picture_findings(
             {"channels": order},
             certain=paired,
         )
+    # The same state, and yet another picture.
     unlike = [n for n, m in matches.items() if paired and not m.explains and m.plain > 25]
     if unlike:
         yield Finding(
@@ -167,6 +171,7 @@ def _turned(
     turned = {name: m for name, m in differ.items() if (False, False) not in m.flips}
     if not turned:
         return
+    # Where one camera leaves it open, another one may decide.
     common = frozenset.intersection(*(match.flips for match in turned.values()))
     names = list(turned)
     shown = sorted(
@@ -216,6 +221,7 @@ def write_comparison(
     from PIL import Image, ImageDraw
 
     count = min(4, *(min(len(recorded[n]), len(drawn[n])) for n in recorded))
+    # A strip for each camera and source.
     strips = []
     for name in recorded:
         size = max(128, recorded[name].shape[1])
@@ -225,6 +231,7 @@ def write_comparison(
             scale = size / row.shape[0]
             strip = strip.resize((round(row.shape[1] * scale), size), Image.Resampling.NEAREST)
             strips.append((f"{name}, {what}", strip))
+    # One below the other, each under its name.
     height = sum(strip.height + 16 for _, strip in strips) + 16
     sheet = Image.new("RGB", (max(strip.width for _, strip in strips), height), "white")
     pen = ImageDraw.Draw(sheet)

@@ -128,7 +128,9 @@ def changes(theirs: Conventions, spec: EnvSpec, actions: np.ndarray) -> list[Cha
             if (closed, opened) == known.gripper or not inside:
                 continue
 
-            def mapped(a, s, closed=closed, opened=opened):  # type: ignore[no-untyped-def]
+            def mapped(
+                a: np.ndarray, s: np.ndarray, closed: float = closed, opened: float = opened
+            ) -> np.ndarray:
                 raw = _back(a[:, -1], known.gripper, ours.gripper)
                 share = (raw - closed) / (opened - closed)
                 gripper = ours.gripper[0] + share * (ours.gripper[1] - ours.gripper[0])
@@ -141,7 +143,7 @@ def changes(theirs: Conventions, spec: EnvSpec, actions: np.ndarray) -> list[Cha
     if ours.actions == "delta" and ours.scale and place is not None:
         unit = np.asarray(ours.scale[:3])
 
-        def differences(a, s):  # type: ignore[no-untyped-def]
+        def differences(a: np.ndarray, s: np.ndarray) -> np.ndarray:
             moves = np.diff(a[:, :3], axis=0, append=a[-1:, :3]) / unit
             return np.column_stack([moves, a[:, 3:]])
 
@@ -182,13 +184,16 @@ def play_variants(
     count = len(variants) * len(episodes)
     steps = max(len(e.actions) for e in episodes)
     dims = env.spec.action_dim
+    # What each env plays, padded to the longest episode.
     plan = np.zeros((env.spec.num_envs, steps, dims), np.float32)
     for v, actions in enumerate(variants):
         for e, rows in enumerate(actions):
             plan[v * len(episodes) + e, : len(rows)] = rows.clip(-1, 1)
+    # All variants of an episode start in its initial state.
     inits = [max(0, e.init) for e in episodes] * len(variants)
     inits += [inits[0]] * (env.spec.num_envs - count)
     obs = env.reset(init=inits)
+    # An episode that ended stays as it is.
     seen = [obs.proprio.cpu().numpy()]
     running = [np.ones(env.spec.num_envs, bool)]
     for t in range(steps - 1):
@@ -200,6 +205,7 @@ def play_variants(
     while len(seen) < steps:
         seen.append(seen[-1])
         running.append(np.zeros_like(running[0]))
+    # By variant and episode.
     shape = (len(variants), len(episodes), steps)
     states = np.stack(seen, axis=1)[:count].reshape(*shape, -1)
     return states, np.stack(running, axis=1)[:count].reshape(shape)
@@ -216,9 +222,11 @@ def replay_errors(
 
     In spreads of each number of the state, each at most 3, averaged.
     """
+    # An env without pictures may show more numbers than were recorded.
     dims = episodes[0].states.shape[1]
     truth = [comparable(e.states, conventions) for e in episodes]
     states = comparable(states[..., :dims], conventions)
+    # Numbers that hardly move tell nothing.
     moved = np.concatenate([t - t[:1] for t in truth])
     spread = moved.std(axis=0)
     counted = spread > 1e-3
@@ -227,6 +235,7 @@ def replay_errors(
     for e, recorded in enumerate(truth):
         length = len(recorded)
         played = states[:, e, :length]
+        # From another start only the way is compared.
         if not same_start:
             recorded = recorded - recorded[:1]
             played = played - played[:, :1]
@@ -251,6 +260,7 @@ def replay_findings(
     same_start = all(e.init >= 0 for e in episodes)
     limit = SAME if same_start else 2.5 * SAME
     actions = np.concatenate([e.actions for e in episodes])
+    # As they are.
     probe = make_env(len(episodes))
     try:
         spec = probe.spec
@@ -262,6 +272,7 @@ def replay_findings(
         probe.close()
     if before <= limit:
         return list(_gripper_range(theirs, spec, actions))
+    # With every change.
     tried = [*changes(theirs, spec, actions), *_rescaled(theirs, spec, episodes, states[0])]
     env = make_env(len(episodes) * len(tried))
     found: list[Finding] = []
@@ -275,6 +286,7 @@ def replay_findings(
             after = replay_errors(
                 episodes, *play_variants(env, episodes, variants), same_start, ours
             )
+            # Is the best of them good enough?
             best = int(after.argmin())
             if after[best] > CLEAR * left:
                 break
@@ -332,6 +344,7 @@ def _rescaled(
     place = state_part(ours, "hand_position")
     if place is None or not ours.scale:
         return []
+    # How far the hand went, as recorded and as played.
     lengths = [
         sum(np.abs(np.diff(s[:, place], axis=0)).sum() for s in states)
         for states in ([e.states for e in episodes], list(played))
@@ -348,7 +361,9 @@ def _rescaled(
         scale = tuple(float(s * factor) for s in theirs.scale or ours.scale)
         moves = len(ours.scale)
 
-        def scaled(a, s, factor=factor, moves=moves):  # type: ignore[no-untyped-def]
+        def scaled(
+            a: np.ndarray, s: np.ndarray, factor: float = factor, moves: int = moves
+        ) -> np.ndarray:
             return np.column_stack([a[:, :moves] * factor, a[:, moves:]])
 
         text = f"an action of 1 moves {factor:.3g} times as far as in the env"

@@ -38,6 +38,7 @@ class Resampled:
             rate: frames per second.
             wanted: frames per second of the result.
         """
+        # Each episode for itself.
         step = rate / wanted
         firsts = np.flatnonzero(np.r_[True, episode[1:] != episode[:-1]])
         ends = np.r_[firsts[1:], len(episode)]
@@ -45,10 +46,12 @@ class Resampled:
         for first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
             length = end - first
             count = max(1, round(length / step))
+            # Times of the new frames, in frames of before.
             times = np.arange(count) * step
             rows.append(first + np.minimum(np.floor(times + 1e-6), length - 1).astype(np.int64))
             start.append(first + times)
             last.append(np.full(count, end - 1))
+            # The new frame in which each frame of before is over.
             into = np.ceil((np.arange(length) + 1) / step - 1e-6).astype(np.int64) - 1
             target.append(made + into.clip(0, count - 1))
             made += count
@@ -87,6 +90,7 @@ class Resampled:
                 np.column_stack([np.interp(when, edges, column) for column in total.T])
                 for when in (self.start, end)
             ]
+            # What happens between the edges of a new frame.
             moved = at[1] - at[0]
             if kind == "velocity":
                 moved = moved / self.step

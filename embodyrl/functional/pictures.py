@@ -69,6 +69,7 @@ def fit(image: Image, size: tuple[int, int], how: str = "crop") -> Image:
     small = np.asarray(part.resize((inner[1], inner[0]), sampling))
     if how != "pad":
         return small
+    # In the middle of a black picture.
     padded = np.zeros((height, width, 3), dtype=np.uint8)
     top = (height - inner[0]) // 2
     left = (width - inner[1]) // 2

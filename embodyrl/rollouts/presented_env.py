@@ -48,6 +48,7 @@ class PresentedEnv:
         known = {f.name: value for f in fields(theirs) if (value := getattr(theirs, f.name))}
         # How pictures of another shape are changed is a matter of data; the env draws its own.
         known.pop("fit", None)
+        # What the family does not know stays the env's.
         self.env = env
         self._change = change = translate(theirs, env.spec, f"the profile {profile}")
         self.spec = replace(env.spec, conventions=replace(env.spec.conventions, **known))
@@ -92,6 +93,7 @@ class PresentedEnv:
         return replace(step, obs=self._seen(step.obs), taken=taken)
 
     def _seen(self, obs: Obs) -> Obs:
+        # Dims of (N, h, w, 3).
         flips = [d for d, flip in ((1, self._change.rows), (2, self._change.columns)) if flip]
         flips += [3] if self._change.channels else []
         if not flips:

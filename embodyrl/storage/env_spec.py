@@ -123,6 +123,7 @@ def conventions_from_json(data: Mapping[str, Any], where: str = "The conventions
     for key in data:
         if key not in known:
             raise UserError(f"{where} have no field {key!r}. {did_you_mean(str(key), known)}")
+    # As JSON has it, with lists for tuples.
     plain = json.loads(json.dumps(dict(data)))
     problem = mismatch(plain, MEANING)
     ends = plain.get("gripper", [])

@@ -79,6 +79,7 @@ def translate(theirs: Conventions, spec: EnvSpec, name: str) -> Translation:
     Raises:
         UserError: the two differ in something that cannot be translated.
     """
+    # What cannot be translated.
     ours = spec.conventions
     for field in ("actions", "state"):
         one, other = getattr(theirs, field), getattr(ours, field)
@@ -88,6 +89,7 @@ def translate(theirs: Conventions, spec: EnvSpec, name: str) -> Translation:
                 f"{spec.name} ({_plain(other)}), and there is no translation. Convert the data, or "
                 "take an env of that kind."
             )
+    # Pictures.
     rows, columns = (
         flips_between(theirs.orientation, ours.orientation)
         if theirs.orientation and ours.orientation
@@ -103,6 +105,7 @@ def translate(theirs: Conventions, spec: EnvSpec, name: str) -> Translation:
                 f"{spec.name} has {len(ours.scale)} action dims besides the gripper's."
             )
         factor[: len(ours.scale)] = np.divide(theirs.scale, ours.scale)
+    # The gripper: one end becomes the other's.
     if theirs.gripper and ours.gripper:
         closed, opened = theirs.gripper
         factor[-1] = (ours.gripper[1] - ours.gripper[0]) / (opened - closed)

@@ -108,8 +108,10 @@ def _require_meaning(
 
     if not config.data.rate and (text := other_rate(part.rate, spec, path)):
         raise UserError(text)
+    # Data of the same env are trusted.
     if part.origin.get("env") == spec.name:
         return
+    # Data from elsewhere are held against the env.
     check = check_with_env(path, config.env, data_options(config.data))
     given = {**config.data.convention, **({"cameras": True} if config.data.cameras else {})}
     refused = []

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embodyrl.data.camera_names import camera_keys
+from embodyrl.data.camera_names import dataset_cameras
 from embodyrl.data.lerobot_read import IMAGE_PREFIX, DatasetFiles
 from embodyrl.errors import UserError
 from embodyrl.types import EnvSpec
@@ -29,18 +29,18 @@ PUBLIC = data(f"{IMAGE_PREFIX}image", f"{IMAGE_PREFIX}image2")
 
 def test_equal_names_single_cameras_profiles_and_what_is_given() -> None:
     own = data(f"{IMAGE_PREFIX}front", "wrist")
-    assert camera_keys(own, spec("wrist", "front")) == {
+    assert dataset_cameras(own, spec("wrist", "front")) == {
         "wrist": "wrist",
         "front": f"{IMAGE_PREFIX}front",
     }
-    assert camera_keys(data("top"), spec("front")) == {"front": "top"}
+    assert dataset_cameras(data("top"), spec("front")) == {"front": "top"}
     profile = {"front": ("main", "image"), "wrist": ("image2",)}
-    found = camera_keys(PUBLIC, spec("front", "wrist"), None, profile)
+    found = dataset_cameras(PUBLIC, spec("front", "wrist"), None, profile)
     assert list(found.values()) == [f"{IMAGE_PREFIX}image", f"{IMAGE_PREFIX}image2"]
     # What the user says comes first; the profile fills in the rest.
-    found = camera_keys(PUBLIC, spec("front", "wrist"), {"front": "image2"}, profile)
+    found = dataset_cameras(PUBLIC, spec("front", "wrist"), {"front": "image2"}, profile)
     assert list(found.values()) == [f"{IMAGE_PREFIX}image2"] * 2
-    assert camera_keys(own, None) == {"front": f"{IMAGE_PREFIX}front", "wrist": "wrist"}
+    assert dataset_cameras(own, None) == {"front": f"{IMAGE_PREFIX}front", "wrist": "wrist"}
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,14 @@ def test_the_advice_is_complete_and_is_taken(
 ) -> None:
     files = data(*keys)
     with pytest.raises(UserError, match="Say which one to use") as refused:
-        camera_keys(files, spec(*cameras))
+        dataset_cameras(files, spec(*cameras))
     assert f'"data.cameras={advice}"' in str(refused.value)
     pairs = dict(pair.split(": ") for pair in advice.strip("{}").split(", "))
-    assert camera_keys(files, spec(*cameras), pairs) == pairs
+    assert dataset_cameras(files, spec(*cameras), pairs) == pairs
 
 
 def test_fewer_cameras_than_the_env_has() -> None:
     with pytest.raises(UserError, match=r"fewer cameras than the env.*env\.cameras=\[front\]"):
-        camera_keys(data("front"), spec("front", "wrist"))
+        dataset_cameras(data("front"), spec("front", "wrist"))
     with pytest.raises(UserError, match="only has none"):
-        camera_keys(data(), spec("front"))
+        dataset_cameras(data(), spec("front"))

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from embodyrl.config import apply_overrides
-from embodyrl.data.conventions import as_override
+from embodyrl.data.conventions import convention_override
 from embodyrl.errors import UserError
 from embodyrl.storage.env_spec import conventions_from_json
 from embodyrl.storage.profiles import PROFILES, profile_named
@@ -99,7 +99,7 @@ def test_a_wrong_field_or_value_is_refused(given: dict[str, object], words: str)
     ],
 )
 def test_what_is_advised_is_read_as_it_was_meant(fix: dict[str, object]) -> None:
-    section = cast(DictConfig, apply_overrides({}, [as_override(fix)]).data.convention)
+    section = cast(DictConfig, apply_overrides({}, [convention_override(fix)]).data.convention)
     given = cast(dict[str, object], OmegaConf.to_container(section))
     assert conventions_from_json(given) == Conventions(**fix)  # type: ignore[arg-type]
 
