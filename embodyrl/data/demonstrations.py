@@ -330,7 +330,7 @@ class Demonstrations:
         columns = {name: values[rows] for name, values in data.columns.items()}
         # What they mean, and at which rate.
         meaning = conventions_of(data, family.conventions, convention or {})
-        hz = family.rate or float(data.info.get("fps") or 0)
+        hz = family.rate or _rate(data)
         change = Translation()
         if spec is not None:
             _check_dims(spec, columns[action], columns[state], str(path))
@@ -403,6 +403,13 @@ class Demonstrations:
                 "actions in [-1, 1]: the units differ. Rescale the actions to those of the env's "
                 "control mode."
             )
+
+
+def _rate(data: DatasetFiles) -> float:
+    """Actions per second; frames per second are whole numbers, and the env's rate need not be."""
+    fps = float(data.info.get("fps") or 0)
+    exact = float(data.origin.get("control_hz") or 0)
+    return exact if max(1, round(exact)) == fps else fps
 
 
 def _check_dims(spec: EnvSpec, actions: Any, proprio: Any, name: str) -> None:

@@ -83,7 +83,7 @@ def data_options(data: Any) -> dict[str, Any]:
         "cameras": data.cameras or None,
         "profile": data.profile,
         "convention": data.convention,
-        "rate": data.rate or "keep",
+        **({"rate": data.rate} if data.rate else {}),
     }
 
 
@@ -336,7 +336,7 @@ def _replay(demos: Demonstrations, config: EnvConfig, starts: list[_Start]) -> l
 
 def other_rate(rate: float, spec: EnvSpec, name: str) -> str:
     """A sentence on data of another rate than the env's; empty if it is the same or not known."""
-    if not rate or abs(rate - spec.control_hz) <= 0.01 * spec.control_hz:
+    if not (rate and spec.control_hz) or abs(rate - spec.control_hz) <= 0.01 * spec.control_hz:
         return ""
     return (
         f"{name} has {rate:g} actions per second, and {spec.name} takes {spec.control_hz:g}: each "

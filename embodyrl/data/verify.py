@@ -118,7 +118,7 @@ def _hold_against(
     }
     for _, text, refused in findings_in_words(check, check.conventions, given, verdict.path):
         (verdict.differs if refused else verdict.notes).append(text)
-    if check.rate_differs and options.get("rate") not in ("keep", "resample"):
+    if check.rate_differs and not options.get("rate"):
         verdict.differs.append(check.rate_differs)
     verdict.notes += check.unchecked
     if picture and check.write_picture(picture):
