@@ -74,7 +74,13 @@ class DataConfig:
         intervention_weight: how many times as often frames are drawn in which a person had taken
             over, compared with other frames. RLPD's corrections during training count the same.
         cameras: name of the env's camera -> key in the data sets, where they have other names, e.g.
-            ``{front: image}``; by default the names are compared.
+            ``{front: image, wrist: image2}``; by default the names are compared.
+        profile: the public family that the data sets belong to, e.g. ``libero_lerobot``: it says
+            what their pictures and actions mean, and they are translated for the env.
+        convention: fields of ``types.Conventions`` that say what the data mean, e.g.
+            ``{orientation: turned_180}`` or ``{gripper: [1,0]}``; they come before the profile's.
+        rate: what is done with data of another rate than the env's: ``resample`` them, or ``keep``
+            the frames as they are. Without it they are refused.
         codec: path to a world model. Every other frame is replaced by its reconstruction, so that
             the policy has seen the kind of images on which it will be trained in the world model.
     """
@@ -86,6 +92,9 @@ class DataConfig:
     weights: tuple[NotNegative, ...] = ()
     intervention_weight: Positive = 1.0
     cameras: dict[str, str] = field(default_factory=dict)
+    profile: str = ""
+    convention: dict[str, Any] = field(default_factory=dict)
+    rate: Annotated[str, Choice("", "resample", "keep")] = ""
     codec: str = path_setting()
 
 

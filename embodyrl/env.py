@@ -43,6 +43,8 @@ class EnvConfig:
         seed: env k draws its initial states with seed + k.
         terminate_on_success: whether an episode ends when the task is solved. An episode that goes
             on shows the solved task to the cameras.
+        profile: show pictures and take actions as a public family does (``storage.profiles``), for
+            its checkpoints, e.g. ``libero_lerobot``; empty means the env's own conventions.
         device: of the simulator, its renderer and the tensors of Obs and Step: ``"auto"`` is the
             run's device where any of them can use a GPU, otherwise the CPU (``devices``).
     """
@@ -52,6 +54,7 @@ class EnvConfig:
     split: str = "train"
     seed: Seed = 0
     terminate_on_success: bool = True
+    profile: str = ""
     device: Device = machine_setting("auto")
 
     @property
@@ -78,6 +81,16 @@ class EnvConfig:
     def smallest(self) -> EnvConfig | None:
         """The same with one env, to look at its spec; None where that would touch the world."""
         return replace(self, num_envs=1)
+
+    def beside_a_run(self, count: int) -> EnvConfig | None:
+        """``count`` envs beside those of a run, to compare data with; None where that cannot be."""
+        if self.smallest() is None:
+            return None
+        return replace(self.for_evaluation(self.split), num_envs=count)
+
+    def without_pictures(self) -> EnvConfig:
+        """The same without cameras, where that leaves proprio as it is or longer; to play fast."""
+        return self
 
     def with_time_limit(self, steps: int) -> EnvConfig:
         """The same env with this time limit, if it has a setting for it."""

@@ -203,6 +203,40 @@ class PolicyEval(TensorData):
 
 
 @dataclass(frozen=True)
+class Conventions:
+    """What pictures, states and actions mean, beyond their names and sizes.
+
+    It stands in the ``EnvSpec`` of an env, a data set and a checkpoint, and is compared where two
+    of them meet. An empty field is not known, and is not compared.
+
+    Attributes:
+        orientation: of the pictures: ``"upright"``, ``"upside_down"`` (top and bottom exchanged),
+            ``"mirrored"`` (left and right exchanged), or ``"turned_180"`` (both).
+        channels: ``"rgb"`` or ``"bgr"``.
+        fit: how a picture of another shape becomes the camera's: ``"crop"`` cuts the middle out,
+            ``"squeeze"`` changes its proportions, ``"pad"`` adds black bars.
+        state: the parts of proprio in order, each ``"KIND:DIMS"``, for example
+            ``("hand_position:3", "hand_axis_angle:3", "fingers:2")``. Rotations name their
+            representation: ``axis_angle``, ``quat_xyzw``, ``quat_wxyz``, ``euler_xyz``, ``6d``.
+        actions: ``"delta"``, ``"absolute"`` or ``"velocity"``.
+        scale: metres or radians of an action of 1, for all action dims but the gripper's, which
+            comes last; negative where an axis points the other way.
+        gripper: the actions that close and open it, for example ``(-1.0, 1.0)``.
+        lag: by how many frames actions stand late in a data set; 1 if each belongs to the frame
+            before it.
+    """
+
+    orientation: str = ""
+    channels: str = ""
+    fit: str = ""
+    state: tuple[str, ...] = ()
+    actions: str = ""
+    scale: tuple[float, ...] = ()
+    gripper: tuple[float, ...] = ()
+    lag: int = 0
+
+
+@dataclass(frozen=True)
 class EnvSpec:
     """The facts about an env with which a policy, a data set or a checkpoint must agree.
 
@@ -231,6 +265,7 @@ class EnvSpec:
               hand, m.
             - ``"mark"``: a goal, or another painted thing that touches nothing.
             - ``"robot"``: numbers of the robot alone, including its hands if no task is about them.
+        conventions: what its pictures, states and actions mean.
     """
 
     name: str
@@ -246,6 +281,7 @@ class EnvSpec:
     num_init_states: int | None = None
     reports_success: bool = True
     layout: tuple[tuple[str, int, int], ...] = ()
+    conventions: Conventions = field(default_factory=Conventions)
 
     def task_of(self, init: int) -> str:
         """The task that initial state ``init`` belongs to."""

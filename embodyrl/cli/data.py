@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from embodyrl.errors import UserError
 
 COLLECT_HELP = """examples:
   embodyrl collect mujoco env.task=pick --episodes 100 --out data/pick
@@ -16,6 +20,9 @@ The same command continues an interrupted collection; no finished episode is los
 DATA_HELP = """examples:
   embodyrl data verify data/pick              reads every table and decodes every picture
   embodyrl data verify data/pick --json       the exit status is 1 if anything is wrong
+  embodyrl data verify data/theirs mujoco env.task=pick env.cameras=[front,wrist]
+                                              also held against an env: pictures, states, actions
+  embodyrl data verify data/theirs libero data.profile=libero_lerobot
 """
 
 
@@ -87,6 +94,12 @@ def _add_data(verb: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument(
         "path", help="the data set's folder, or its id on the Hugging Face hub; or a robot's logs"
     )
+    text = "verify: an env or a preset that the data must fit; by default the one they come from"
+    sub.add_argument("env", nargs="?", default="", help=text)
+    text = "verify: settings of the env, and data.profile, data.convention, data.cameras, data.rate"
+    sub.add_argument("overrides", nargs="*", metavar="key=value", help=text)
+    text = "verify: file for recorded pictures beside the env's (default: NAME_beside_env.png)"
+    sub.add_argument("--picture", default="", metavar="FILE", help=text)
     sub.add_argument("--out", default="", help="from-logs: the data set's folder")
     sub.add_argument(
         "--keep-failures", action="store_true", help="from-logs: keep failed episodes too"
@@ -123,11 +136,33 @@ def _data(a: argparse.Namespace) -> int:
             json.dumps(written) if a.json else f"Wrote {written['episodes']} episodes to {a.out}."
         )
         return 0
+    from embodyrl.data.env_check import recorded_env
     from embodyrl.data.verify import print_verdict, verify_dataset
 
-    verdict = verify_dataset(a.path)
+    env, options = _env_and_options(a.env, a.overrides)
+    # A picture is drawn for those who name an env: they look for what differs.
+    picture = a.picture or (f"{Path(a.path).name}_beside_env.png" if env is not None else "")
+    verdict = verify_dataset(a.path, env or recorded_env(a.path), options, picture)
     if a.json:
         print(json.dumps({"sound": not verdict.faults, **vars(verdict)}))
     else:
         print_verdict(verdict)
-    return 1 if verdict.faults else 0
+    return 1 if verdict.faults or verdict.differs else 0
+
+
+def _env_and_options(name: str, overrides: list[str]) -> tuple[Any, dict[str, Any]]:
+    """The env that data are held against, if one is named, and what the user says of the data."""
+    from embodyrl.config import DataConfig, apply_overrides, build_section, env_config
+    from embodyrl.data.env_check import data_options
+
+    # Overrides may stand where the env would.
+    words = [name, *overrides] if "=" in name else overrides
+    about = [word for word in words if word.startswith("data.")]
+    given = apply_overrides({}, about).get("data") or {}
+    options = data_options(build_section("data", DataConfig, given))
+    rest = [word for word in words if word not in about]
+    if "=" in name or not name:
+        if rest:
+            raise UserError(f"{rest[0]!r} is of an env: name the env before it.")
+        return None, options
+    return env_config(name, rest), options

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from embodyrl.data.camera_names import dataset_cameras
+from embodyrl.data.conventions import conventions_of
 from embodyrl.data.frames import MEMORY_LIMIT, decode_camera
-from embodyrl.data.lerobot_read import IMAGE_PREFIX, DatasetFiles, as_flags, open_dataset
+from embodyrl.data.lerobot_read import DatasetFiles, as_flags, open_dataset
 from embodyrl.data.meaning_notes import env_notes
+from embodyrl.data.resample import Resampled
 from embodyrl.data.table_checks import require_sound_tables
-from embodyrl.errors import UserError, did_you_mean
+from embodyrl.errors import UserError
 from embodyrl.rollouts.batches import Transitions
-from embodyrl.types import EnvSpec, Obs
+from embodyrl.storage.profiles import profile_named
+from embodyrl.storage.translation import Translation, translate
+from embodyrl.types import Conventions, EnvSpec, Obs
 
 INTERVENTION = ("intervention", "is_intervention", "complementary_info.is_intervention")
 """Possible names of the column that says whether a person had taken over; the last is LeRobot's."""
@@ -68,6 +75,9 @@ class Demonstrations:
         control_mode: what an action means; empty if the data set does not say.
         origin: what embodyrl noted about the data set when it wrote it; empty for others.
         remarks: sentences on what is taken as it is and may not be what was meant.
+        conventions: of the data set, before its translation into those of an env.
+        rate: actions per second of the data set as it was recorded; 0 if it does not say.
+        path: of the data set; empty for frames that were given.
     """
 
     intervention_weight = 1.0
@@ -124,6 +134,9 @@ class Demonstrations:
         self.control_mode = ""
         self.origin = {}
         self.remarks: list[str] = []
+        self.conventions = Conventions()
+        self.rate = 0.0
+        self.path = ""
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -255,8 +268,11 @@ class Demonstrations:
         episodes: int = 0,
         keep: str = "success",
         cameras: Mapping[str, str] | None = None,
-        state: str = "observation.state",
-        action: str = "action",
+        profile: str = "",
+        convention: Mapping[str, Any] | None = None,
+        rate: str = "keep",
+        state: str = "",
+        action: str = "",
         revision: str | None = None,
         memory_limit: int = MEMORY_LIMIT,
         pictures: bool = True,
@@ -271,11 +287,14 @@ class Demonstrations:
             episodes: use only the first so many of those that are kept; 0 means all.
             keep: ``"success"`` leaves failed episodes out, if the data set says which failed;
                 ``"all"`` keeps them.
-            cameras: name of the policy's camera -> key in the data set. By default the names are
-                equal (``observation.images.NAME``, or just NAME). If data set and spec have one
-                camera each, these are taken to be the same.
-            state: key of the proprioception.
-            action: key of the actions.
+            cameras: name of the policy's camera -> key in the data set; see ``dataset_cameras``.
+            profile: family of the data set (``profiles.PROFILES``).
+            convention: fields of ``Conventions`` that are known better than the data set and the
+                profile say. With ``spec``, what differs from the env is translated.
+            rate: ``"resample"`` brings episodes to the rate of ``spec``; ``"keep"`` takes the
+                frames as they are.
+            state: key of the proprioception; by default the profile's.
+            action: key of the actions; by default the profile's.
             revision: of a hub id.
             memory_limit: see ``decode_camera``.
             pictures: False leaves the pictures undecoded, to see whether the data fit.
@@ -289,6 +308,9 @@ class Demonstrations:
         if episodes < 0:
             raise UserError(f"episodes is {episodes}; it must be 0 (all) or a number of episodes.")
         # Find the columns, and read them.
+        family = profile_named(profile)
+        state = state or family.state
+        action = action or family.action
         data = open_dataset(path, revision=revision)
         wanted = ("success", "next.success", "next.reward", "init", "privileged", *INTERVENTION)
         optional = [c for c in wanted if c in data.features]
@@ -302,10 +324,23 @@ class Demonstrations:
         )
         require_sound_tables(data)
         # Choose cameras and episodes.
-        chosen = _camera_keys(data, spec, cameras)
+        chosen = dataset_cameras(data, spec, cameras, family.cameras)
         success = _episode_success(data)
         rows = _rows(data, success, keep, episodes)
         columns = {name: values[rows] for name, values in data.columns.items()}
+        # What they mean, and at which rate.
+        meaning = conventions_of(data, family.conventions, convention or {})
+        hz = family.rate or _rate(data)
+        change = Translation()
+        if spec is not None:
+            _check_dims(spec, columns[action], columns[state], str(path))
+            change = translate(meaning, spec, f"the data set {path}")
+            columns[action] = change.of_actions(columns[action], columns["episode_index"])
+        if spec is not None and rate == "resample" and hz and hz != spec.control_hz:
+            kind = meaning.actions or spec.conventions.actions
+            plan = Resampled.plan(columns["episode_index"], hz, spec.control_hz)
+            columns = _resampled(columns, plan, (state, action, kind), str(path))
+            rows = rows[plan.rows]
         ids = sorted(set(columns["task_index"].tolist()))
         taken_over = [as_flags(columns[c], c) for c in INTERVENTION if c in columns]
         demos = cls(
@@ -328,12 +363,22 @@ class Demonstrations:
         # Check them before the pictures are decoded, which takes time.
         demos.control_mode = data.origin.get("control_mode", "")
         demos.origin = data.origin
+        demos.conventions = meaning
+        demos.rate = hz
+        demos.path = str(path)
         if spec is not None:
             demos.check(spec, str(path))
-            demos.remarks = list(env_notes(data, spec, {} if cameras else chosen))
+            actions = change.of_actions(data.columns[action], data.columns["episode_index"])
+            seen = dataclasses.replace(data, columns={**data.columns, action: actions})
+            unnamed = {} if cameras or profile else chosen
+            demos.remarks = list(env_notes(seen, spec, unnamed, hz, resampled=rate == "resample"))
+            if words := change.said():
+                demos.remarks.append(f"{path} is translated for {spec.name}: {words}.")
         for name, key in chosen.items() if pictures else ():
             size = spec.cameras[name] if spec is not None else None
-            demos.images[name] = decode_camera(data, key, rows, size, memory_limit=memory_limit)
+            demos.images[name] = decode_camera(
+                data, key, rows, size, change=change, memory_limit=memory_limit
+            )
         return demos
 
     def check(self, spec: EnvSpec, name: str = "data") -> None:
@@ -343,14 +388,7 @@ class Demonstrations:
             UserError: the dims or the control mode differ, actions are outside of [-1, 1], or
                 numbers are not finite.
         """
-        for what, found, wanted in (
-            ("action dims", self.actions.shape[1], spec.action_dim),
-            ("proprio dims", self.proprio.shape[1], spec.proprio_dim),
-        ):
-            if found != wanted:
-                raise UserError(
-                    f"The data set {name} has {found} {what}, but {spec.name} has {wanted}."
-                )
+        _check_dims(spec, self.actions, self.proprio, name)
         if self.control_mode and self.control_mode != spec.control_mode:
             raise UserError(
                 f"The actions of the data set {name} are {self.control_mode}; {spec.name} takes "
@@ -367,37 +405,44 @@ class Demonstrations:
             )
 
 
+def _rate(data: DatasetFiles) -> float:
+    """Actions per second; frames per second are whole numbers, and the env's rate need not be."""
+    fps = float(data.info.get("fps") or 0)
+    exact = float(data.origin.get("control_hz") or 0)
+    return exact if max(1, round(exact)) == fps else fps
+
+
+def _check_dims(spec: EnvSpec, actions: Any, proprio: Any, name: str) -> None:
+    """Raises a ``UserError`` unless actions (F, A) and proprio (F, P) have the dims of an env."""
+    for what, values, wanted in (
+        ("action dims", actions, spec.action_dim),
+        ("proprio dims", proprio, spec.proprio_dim),
+    ):
+        found = values[:1].size if isinstance(values, np.ndarray) else values.shape[1]
+        if found != wanted:
+            raise UserError(
+                f"The data set {name} has {found} {what}, but {spec.name} has {wanted}."
+            )
+
+
+def _resampled(
+    columns: dict[str, np.ndarray], plan: Resampled, names: tuple[str, str, str], path: str
+) -> dict[str, np.ndarray]:
+    """All columns at another rate; ``names`` are the state, the action and the action's kind."""
+    state, action, kind = names
+    flags = [name for name in ("next.success", "next.done") if name in columns]
+    changed = {
+        state: plan.of_state(columns[state]),
+        action: plan.of_actions(columns[action], kind, path),
+        **{name: plan.of_flags(as_flags(columns[name], name)) for name in flags},
+    }
+    if "next.reward" in columns:
+        changed["next.reward"] = plan.of_rewards(columns["next.reward"])
+    return {name: values[plan.rows] for name, values in columns.items()} | changed
+
+
 def _float(values: np.ndarray) -> Tensor:
     return torch.from_numpy(values.reshape(len(values), -1).astype(np.float32))
-
-
-def _camera_keys(
-    data: DatasetFiles, spec: EnvSpec | None, given: Mapping[str, str] | None
-) -> dict[str, str]:
-    """Camera name -> key in the data set; see ``Demonstrations.load``."""
-    found = list(data.cameras)
-    short = {key.removeprefix(IMAGE_PREFIX).removeprefix("observation."): key for key in found}
-    # Names that the caller gave, a single camera on both sides, or equal names.
-    if given:
-        known = {**short, **{k: k for k in found}}
-        keys = {name: known[data.need(key, known)] for name, key in given.items()}
-        if spec is not None and (wrong := [n for n in keys if n not in spec.cameras]):
-            raise UserError(
-                f"{spec.name} has no camera {wrong[0]!r}. {did_you_mean(wrong[0], spec.cameras)}"
-            )
-    elif spec is None:
-        return short
-    elif len(spec.cameras) == 1 and len(found) == 1:
-        return {next(iter(spec.cameras)): found[0]}
-    else:
-        keys = {name: short[name] for name in spec.cameras if name in short}
-    if spec is not None and (missing := [name for name in spec.cameras if name not in keys]):
-        raise UserError(
-            f"{spec.name} has the camera {missing[0]!r}, but the data set {data.path} only has "
-            f"{', '.join(map(repr, short)) or 'none'}. Say which one to use: "
-            f"data.cameras={{{missing[0]}: KEY}}."
-        )
-    return keys
 
 
 def _episode_success(data: DatasetFiles) -> np.ndarray:

@@ -14,8 +14,10 @@ import platformdirs
 
 from embodyrl.data.lerobot_read import DatasetFiles, file_of, load_pictures, picture_array
 from embodyrl.errors import UserError
+from embodyrl.functional.pictures import fit, turn
 from embodyrl.storage.atomic_files import replacing
 from embodyrl.storage.paths import require_readable
+from embodyrl.storage.translation import Translation
 
 MEMORY_LIMIT = 4 * 2**30
 """Bytes per camera above which frames are kept in a memory-mapped file."""
@@ -27,6 +29,7 @@ def decode_camera(
     rows: np.ndarray,
     size: tuple[int, int] | None = None,
     *,
+    change: Translation | None = None,
     memory_limit: int = MEMORY_LIMIT,
 ) -> np.ndarray:
     """The frames of a camera, decoded in order.
@@ -34,8 +37,9 @@ def decode_camera(
     Args:
         data: the opened data set.
         key: of a ``video`` or ``image`` feature.
-        rows: frame numbers, ascending.
-        size: (height, width) to resize to; None keeps the stored one.
+        rows: frame numbers, ascending; one may occur several times.
+        size: (height, width) to change the pictures to; None keeps the stored one.
+        change: how the pictures are turned and fitted.
         memory_limit: bytes above which the result is a memory-mapped file in the data set's folder,
             or among the user's caches if that may not be written; it is made once and used again.
 
@@ -47,16 +51,17 @@ def decode_camera(
     """
     height, width = size or data.cameras[key]
     shape = (len(rows), height, width, 3)
+    change = change or Translation()
     if int(np.prod(shape)) <= memory_limit:
         out = np.empty(shape, dtype=np.uint8)
-        _fill(out, data, key, rows)
+        _fill(out, data, key, rows, change)
         return out
     # Too large for memory: use the file that an earlier call made, or make it.
-    cache = _cache_folder(data.path) / f"{_fingerprint(data, key, rows, shape)}.npy"
+    cache = _cache_folder(data.path) / f"{_fingerprint(data, key, rows, shape, change)}.npy"
     if not cache.exists():
         with replacing(cache) as unfinished:
             out = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.uint8, shape=shape)
-            _fill(out, data, key, rows)
+            _fill(out, data, key, rows, change)
             out.flush()
     return np.load(cache, mmap_mode="r", allow_pickle=False)
 
@@ -68,24 +73,37 @@ def _cache_folder(path: Path) -> Path:
     return Path(platformdirs.user_cache_dir("embodyrl")) / "frames"
 
 
-def _fingerprint(data: DatasetFiles, key: str, rows: np.ndarray, shape: tuple[int, ...]) -> str:
+def _fingerprint(
+    data: DatasetFiles, key: str, rows: np.ndarray, shape: tuple[int, ...], change: Translation
+) -> str:
     files = sorted(p for p in data.path.rglob("*") if p.suffix in (".mp4", ".parquet"))
     stamp = [[str(p.relative_to(data.path)), p.stat().st_size, p.stat().st_mtime_ns] for p in files]
-    digest = hashlib.sha256(json.dumps([key, shape, stamp]).encode())
+    how = [change.rows, change.columns, change.channels, change.fit]
+    digest = hashlib.sha256(json.dumps([key, shape, stamp, how]).encode())
     digest.update(np.ascontiguousarray(rows, dtype=np.int64).tobytes())
     return digest.hexdigest()[:24]
 
 
-def _fill(out: np.ndarray, data: DatasetFiles, key: str, rows: np.ndarray) -> None:
-    height, width = out.shape[1:3]
+def _fill(
+    out: np.ndarray, data: DatasetFiles, key: str, rows: np.ndarray, change: Translation
+) -> None:
+    size = (out.shape[1], out.shape[2])
+
+    def changed(picture: np.ndarray) -> np.ndarray:
+        turned = turn(picture, change.rows, change.columns, change.channels)
+        return fit(turned, size, change.fit)
+
     if data.features[key]["dtype"] == "image":
-        for k, encoded in enumerate(load_pictures(data, key, rows)):
-            out[k] = _resized(picture_array(encoded), height, width)
+        # Each picture is decoded once, however often it is wanted.
+        unique, times = np.unique(rows, return_counts=True)
+        starts = np.concatenate([[0], times.cumsum()])
+        for k, encoded in enumerate(load_pictures(data, key, unique)):
+            out[starts[k] : starts[k + 1]] = changed(picture_array(encoded))
         return
     for path, targets, times in videos_by_file(data, key, rows):
 
         def take(k: int, picture: np.ndarray, targets: np.ndarray = targets) -> None:
-            out[targets[k]] = _resized(picture, height, width)
+            out[targets[k]] = changed(picture)
 
         decode_video(path, times, take, tolerance=0.5 / float(data.info["fps"]))
 
@@ -199,12 +217,3 @@ def _nearest(shown: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarr
     left = np.maximum(right - 1, 0)
     nearest = np.where(np.abs(shown[left] - times) <= np.abs(shown[right] - times), left, right)
     return nearest, np.abs(shown[nearest] - times)
-
-
-def _resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The picture at another size; a new pixel is the average of the area that it covers."""
-    if picture.shape[:2] == (height, width):
-        return picture
-    from PIL import Image
-
-    return np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BOX))

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from embodyrl.data.lerobot_read import IMAGE_PREFIX, DatasetFiles
+from embodyrl.data.camera_names import short_name
+from embodyrl.data.lerobot_read import DatasetFiles
 from embodyrl.types import EnvSpec
 
 FEWEST = 20
@@ -42,7 +43,14 @@ def motion_notes(data: DatasetFiles) -> Iterator[str]:
         yield from _ranges(actions)
 
 
-def env_notes(data: DatasetFiles, spec: EnvSpec, cameras: Mapping[str, str]) -> Iterator[str]:
+def env_notes(
+    data: DatasetFiles,
+    spec: EnvSpec,
+    cameras: Mapping[str, str],
+    rate: float,
+    *,
+    resampled: bool = False,
+) -> Iterator[str]:
     """Sentences on data that fit an env, and may not mean what the env means.
 
     What the state says about the actions is for envs that take changes.
@@ -51,22 +59,28 @@ def env_notes(data: DatasetFiles, spec: EnvSpec, cameras: Mapping[str, str]) -> 
         data: of a run.
         spec: of its env.
         cameras: the env's camera -> key in the data set, of those that nobody named.
+        rate: actions per second of the data; 0 if they do not say.
+        resampled: whether they are brought to the env's rate.
     """
     for name, key in cameras.items():
-        short = key.removeprefix(IMAGE_PREFIX).removeprefix("observation.")
+        short = short_name(key)
         if short != name:
             yield f"The camera {short!r} of {data.path} is taken as {name!r} of {spec.name}."
-    rate = float(data.info.get("fps") or 0)
     if rate and abs(rate - spec.control_hz) > 0.01 * spec.control_hz:
         yield (
             f"{data.path} has {rate:g} actions per second, and {spec.name} takes "
-            f"{spec.control_hz:g}: each action lasts another time there. Resample the data, or "
-            "give the env the rate of the data."
+            f"{spec.control_hz:g}: "
+            + (
+                "its episodes are resampled."
+                if resampled
+                else "each action lasts another time there. Resample the data "
+                "(data.rate=resample), or give the env the rate of the data."
+            )
         )
     env = data.origin.get("env", spec.name)
     if env != spec.name:
         yield f"{data.path} was recorded in {env}, and this run is in {spec.name}."
-    if "delta" in spec.control_mode:
+    if "delta" in spec.control_mode or spec.conventions.actions == "delta":
         yield from (f"{data.path}: {text}" for text in motion_notes(data))
 
 
@@ -134,7 +148,9 @@ def _ranges(actions: np.ndarray) -> Iterator[str]:
         if i not in constant and values.min() >= 0 and values.max() <= 1 and ends.mean() > 0.8:
             yield (
                 f"Number {i} of 'action' lies in 0 to 1, like a gripper of other projects. "
-                "embodyrl's envs take -1 to 1, and the env says which end opens: translate it."
+                "embodyrl's envs take -1 to 1. Say what closes and what opens it: "
+                "data.convention={gripper: [0,1]} if 1 opens, data.convention={gripper: [1,0]} "
+                "if 0 opens."
             )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from embodyrl.data.lerobot_read import (
 )
 from embodyrl.data.meaning_notes import motion_notes
 from embodyrl.data.table_checks import CHECKS, EDIT, as_sentence, first_few, found_by
+from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError
 from embodyrl.storage.paths import FileAccessError
 
@@ -34,6 +35,9 @@ class Verdict:
         episodes, frames, fps, cameras: from its ``meta/info.json``.
         faults: sentences; a data set with faults is damaged or contradicts itself.
         notes: sentences on what is no fault but may matter; empty if there are faults.
+        env: that it was held against; empty if none was.
+        differs: sentences on what means something else than in that env.
+        picture: a picture of recorded frames above the env's; empty if none was drawn.
     """
 
     path: str
@@ -43,13 +47,24 @@ class Verdict:
     cameras: dict[str, tuple[int, int]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    env: str = ""
+    differs: list[str] = field(default_factory=list)
+    picture: str = ""
 
 
-def verify_dataset(path: str | Path) -> Verdict:
-    """Reads every table and decodes every picture of a data set.
+def verify_dataset(
+    path: str | Path,
+    env: EnvConfig | None = None,
+    options: Mapping[str, Any] | None = None,
+    picture: str | Path = "",
+) -> Verdict:
+    """Reads every table and decodes every picture of a data set, and holds it against an env.
 
     Args:
         path: folder or hub id, see ``open_dataset``.
+        env: that its pictures, states and actions are compared with; None compares with none.
+        options: what is known of the data set, see ``env_check.data_options``.
+        picture: file for recorded frames above the env's, a PNG; empty writes none.
 
     Raises:
         FileAccessError: a file may not be read, which says nothing about the data set.
@@ -77,7 +92,37 @@ def verify_dataset(path: str | Path) -> Verdict:
             verdict.faults += found_by([partial(_pictures, key=key)], data)
     if not verdict.faults:
         verdict.notes += _notes(data)
+        if env is not None:
+            _hold_against(verdict, env, options or {}, picture)
     return verdict
+
+
+def _hold_against(
+    verdict: Verdict, env: EnvConfig, options: Mapping[str, Any], picture: str | Path
+) -> None:
+    """Fills in what an env says of the data set."""
+    from embodyrl.data.env_check import check_with_env, findings_in_words
+
+    try:
+        check = check_with_env(verdict.path, env, options)
+    except FileAccessError:
+        raise
+    except UserError as error:  # it does not fit the env at all
+        verdict.env = env.name
+        verdict.differs.append(str(error))
+        return
+    verdict.env = check.env
+    given = {
+        **(options.get("convention") or {}),
+        **({"cameras": 1} if options.get("cameras") else {}),
+    }
+    for _, text, refused in findings_in_words(check, check.conventions, given, verdict.path):
+        (verdict.differs if refused else verdict.notes).append(text)
+    if check.rate_differs and not options.get("rate"):
+        verdict.differs.append(check.rate_differs)
+    verdict.notes += check.unchecked
+    if picture and check.write_picture(picture):
+        verdict.picture = str(picture)
 
 
 def _columns(data: DatasetFiles) -> list[str]:
@@ -223,6 +268,21 @@ def print_verdict(verdict: Verdict) -> None:
         print(f"  FAULT  {text}")
     for text in verdict.notes:
         print(f"  note   {text}")
+    for text in verdict.differs:
+        print(f"  DIFFERS  {text}")
+    if verdict.picture:
+        print(f"Recorded pictures and the env's, side by side: {verdict.picture}")
     count = len(verdict.faults)
     endings = {0: "Sound.", 1: "1 fault."}
-    print(endings.get(count, f"{count} faults."))
+    ending = endings.get(count, f"{count} faults.")
+    if verdict.env and not count:
+        fits = (
+            f"It means what {verdict.env} means."
+            if not verdict.differs
+            else (
+                f"But it does not mean what {verdict.env} means: "
+                f"{len(verdict.differs)} difference{'s' if len(verdict.differs) > 1 else ''}."
+            )
+        )
+        ending = f"{ending} {fits}"
+    print(ending)

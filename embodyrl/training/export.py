@@ -8,6 +8,8 @@ from typing import Any
 from embodyrl.build import load_config, load_policy, load_spec
 from embodyrl.errors import UserError
 from embodyrl.policy import ExportsToLeRobot, has_ability
+from embodyrl.storage.atomic_files import write_json
+from embodyrl.storage.env_spec import ORIGIN_FILE, spec_to_json
 from embodyrl.storage.paths import require_writable
 
 
@@ -23,7 +25,8 @@ def export(path: str, folder: str | Path) -> Path:
     """
     require_writable(folder)
     config = load_config(path)
-    policy: Any = load_policy(path, config.policy, load_spec(path), config.run.seed)
+    spec = load_spec(path)
+    policy: Any = load_policy(path, config.policy, spec, config.run.seed)
     if not has_ability(policy, ExportsToLeRobot):
         raise UserError(
             f"{path} holds a {config.policy.name}, which LeRobot does not have: it knows smolvla, "
@@ -35,4 +38,6 @@ def export(path: str, folder: str | Path) -> Path:
             f"{type(policy).__name__}.save_lerobot({str(folder)!r}) wrote nothing. It must write its "
             "files into that folder."
         )
+    # What its pictures and actions mean; LeRobot does not read it.
+    write_json(Path(folder) / ORIGIN_FILE, {"spec": spec_to_json(spec)}, indent=2)
     return Path(folder)

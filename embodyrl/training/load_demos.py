@@ -39,8 +39,8 @@ def load_demos(
         say: is told, in a line each, what is taken as it is and may not be what was meant.
 
     Raises:
-        UserError: it needs some and ``data.path`` names none, or it names some that nothing would
-            read.
+        UserError: it needs some and ``data.path`` names none, it names some that nothing would read,
+            or they mean something else than the env does (``data.env_check``).
     """
     data = config.data
     if not algorithm.wants_demos:
@@ -54,6 +54,7 @@ def load_demos(
             "collect --help`)."
         )
     from embodyrl.data.demonstrations import Demonstrations
+    from embodyrl.data.env_check import data_options
     from embodyrl.data.mixture import Mixture
 
     require_data_sets(config)
@@ -65,9 +66,10 @@ def load_demos(
             spec=spec,
             episodes=data.episodes,
             keep=data.keep,
-            cameras=data.cameras or None,
             pictures=pictures,
+            **data_options(data),
         )
+        _require_meaning(part, path, config, spec, say)
         part.intervention_weight = data.intervention_weight
         for text in part.remarks:
             say(text)
@@ -84,6 +86,46 @@ def load_demos(
         parts = parts + [reencode(part, data.codec) for part in parts]
         weights = weights * 2
     return Mixture(parts, weights or None) if len(parts) > 1 or weights else parts[0]
+
+
+def _require_meaning(
+    part: Any, path: str, config: Config, spec: EnvSpec, say: Callable[[str], None]
+) -> None:
+    """Refuses a data set whose rate, pictures or actions mean something else than the env's.
+
+    Data that embodyrl recorded in the same env are trusted (``embodyrl data verify`` looks at them,
+    too).
+
+    Raises:
+        UserError: saying what differs, and what to give.
+    """
+    from embodyrl.data.env_check import (
+        check_with_env,
+        data_options,
+        findings_in_words,
+        other_rate,
+    )
+
+    if not config.data.rate and (text := other_rate(part.rate, spec, path)):
+        raise UserError(text)
+    # Data of the same env are trusted.
+    if part.origin.get("env") == spec.name:
+        return
+    # Data from elsewhere are held against the env.
+    check = check_with_env(path, config.env, data_options(config.data))
+    given = {**config.data.convention, **({"cameras": True} if config.data.cameras else {})}
+    refused = []
+    for _, text, refuse in findings_in_words(check, spec.conventions, given, path):
+        refused += [text] if refuse else []
+        if not refuse:
+            say(text)
+    for text in check.unchecked:
+        say(f"{path}: {text}")
+    if refused:
+        raise UserError(
+            " ".join(refused)
+            + f" Look at it: embodyrl data verify {path} {config.env.name} env.KEY=VALUE"
+        )
 
 
 def require_data_sets(config: Config) -> None:

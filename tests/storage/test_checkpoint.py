@@ -18,8 +18,14 @@ from torch import nn
 from embodyrl.errors import UserError
 from embodyrl.storage import checkpoint
 from embodyrl.storage.checkpoint import DamagedCheckpointError
-from embodyrl.storage.env_spec import check_compatible, spec_from_json, spec_to_json
-from embodyrl.types import EnvSpec
+from embodyrl.storage.env_spec import (
+    ORIGIN_FILE,
+    check_compatible,
+    check_export,
+    spec_from_json,
+    spec_to_json,
+)
+from embodyrl.types import Conventions, EnvSpec
 
 SPEC = EnvSpec(
     "mujoco/pick", 8, 7, 11, "ee_delta_pos", 10.0, 60,
@@ -415,3 +421,33 @@ def test_copy_elsewhere_loads(tmp_path):
     path = write(tmp_path / "a", 1)
     shutil.copytree(path, tmp_path / "b" / "best")
     assert checkpoint.load(tmp_path / "b" / "best")[1] == {"step": 1}
+
+
+def test_conventions_are_kept_and_compared_where_both_are_known():
+    meaning = Conventions(
+        orientation="upright", scale=(0.05, 0.5), gripper=(1.0, -1.0), state=("hand_position:3",)
+    )
+    known = dataclasses.replace(SPEC, conventions=meaning)
+    assert spec_from_json(spec_to_json(known)) == known
+    # What one of them does not know is not compared.
+    check_compatible(SPEC, known)
+    check_compatible(spec_to_json(known), SPEC)
+    check_compatible(known, known)
+    other = dataclasses.replace(meaning, orientation="mirrored", gripper=(0.0, 1.0), channels="rgb")
+    with pytest.raises(UserError) as caught:
+        check_compatible(known, dataclasses.replace(SPEC, conventions=other))
+    text = str(caught.value)
+    assert "pictures (orientation) was 'upright' and is 'mirrored'" in text
+    assert "gripper (gripper) was (1.0, -1.0) and is (0.0, 1.0)" in text
+    assert "channels" not in text and "scale" not in text
+
+
+def test_an_export_says_what_it_was_made_for(tmp_path):
+    known = dataclasses.replace(SPEC, conventions=Conventions(orientation="mirrored"))
+    check_export(tmp_path, SPEC)
+    (tmp_path / ORIGIN_FILE).write_text(json.dumps({"spec": spec_to_json(known)}))
+    check_export(tmp_path, known)
+    check_export(tmp_path, SPEC)
+    upright = dataclasses.replace(SPEC, conventions=Conventions(orientation="upright"))
+    with pytest.raises(UserError, match=r"orientation.*'mirrored', and mujoco/pick has 'upright'"):
+        check_export(tmp_path, upright)

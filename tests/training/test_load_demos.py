@@ -103,6 +103,7 @@ def test_what_an_algorithm_does_not_read_is_refused(name, field):
     other = {
         "path": "d", "episodes": 3, "keep": "all", "more": ("e",), "weights": (1.0,),
         "intervention_weight": 2.0, "cameras": {"a": "b"}, "codec": "w",
+        "profile": "droid", "convention": {"lag": 1}, "rate": "keep",
     }  # fmt: skip
     config, learner = algorithm(name)
     assert load_demos(config, learner, SPEC) is None

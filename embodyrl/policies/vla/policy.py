@@ -40,6 +40,7 @@ from embodyrl.policies.vla.nets import NETS, Prefix
 from embodyrl.policies.vla.prefix_cache import PrefixCache
 from embodyrl.policies.vla.processors import ACTION, STATE, ActionNormalizer, Processors
 from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Positive
+from embodyrl.storage.env_spec import check_export
 from embodyrl.storage.paths import path_setting
 from embodyrl.types import EnvSpec, Obs
 
@@ -166,6 +167,7 @@ class VLA(FlowPolicy):
         folder = lerobot_io.find_checkpoint(
             config.pretrained, config.revision, weights=not self._no_data
         )
+        check_export(folder, spec)
         self._lerobot_config = self._configure(folder)
         keys = lerobot_io.camera_keys(self._lerobot_config, spec, config.cameras, folder)
         lerobot = lerobot_io.build_lerobot_policy(self._lerobot_config)

@@ -56,7 +56,33 @@ def action_space(metadata: Mapping[str, Any]) -> ActionSpace:
             f"Actions of {'/'.join(key)} are not known to a robot. "
             f"{did_you_mean('/'.join(key), known)}"
         )
+    _check_conventions(SPACES[key], metadata.get("conventions", {}))
     return SPACES[key]
+
+
+def _check_conventions(space: ActionSpace, said: Mapping[str, Any]) -> None:
+    """Refuses a policy whose pictures or actions mean something else than the robot's.
+
+    Args:
+        space: that the robot carries out.
+        said: what is known of the policy's conventions, see ``types.Conventions``.
+
+    Raises:
+        UserError: naming the first difference.
+    """
+    scale = [space.metres] * 3 + [space.radians] * (space.dims - 4)
+    ours = {
+        "orientation": "upright", "channels": "rgb", "fit": "crop", "actions": "delta",
+        "scale": scale, "gripper": [-1.0, 1.0],
+    }  # fmt: skip
+    for name, value in ours.items():
+        theirs = said.get(name, value)
+        if theirs != value:
+            raise UserError(
+                f"The policy was trained with {name} {theirs!r}, and a robot has {value!r}: "
+                "what it sees or does would mean something else. Train it on data that are "
+                f"translated (data.convention={{{name}: ...}}; see docs/conventions.md)."
+            )
 
 
 class DeltaDecoder:

@@ -13,7 +13,7 @@ from embodyrl.real_robot.control.actions import SPACES
 from embodyrl.real_robot.control.safety_config import REACH
 from embodyrl.real_robot.env.reflector_judge import ReflectorJudge
 from embodyrl.storage.paths import machine_setting, path_setting
-from embodyrl.types import EnvSpec
+from embodyrl.types import Conventions, EnvSpec
 
 Metres = Annotated[float, Range(-REACH, REACH)]
 """From the robot's base."""
@@ -85,6 +85,10 @@ class RobotConfig(EnvConfig):
         """The task of the simulated arm, which a scripted expert knows."""
         return task_config(self) if self.robot == "twin" else None
 
+    def beside_a_run(self, count: int) -> EnvConfig | None:
+        """See ``EnvConfig``; a robot plays one episode at a time."""
+        return None
+
     def smallest(self) -> EnvConfig | None:
         """The simulated robot, without a page or a log; None for a real one."""
         if self.robot != "twin":
@@ -94,15 +98,25 @@ class RobotConfig(EnvConfig):
 
 def robot_spec(config: RobotConfig, proprio_dim: int) -> EnvSpec:
     """The spec of the env of a config: all of it but the proprio's length, which is the robot's."""
+    space = SPACES["robot", config.control_mode]
+    moves = space.dims - 1
     return EnvSpec(
         name=f"robot/{config.task if config.robot == 'twin' else config.robot}",
         num_envs=1,
-        action_dim=SPACES["robot", config.control_mode].dims,
+        action_dim=space.dims,
         proprio_dim=proprio_dim,
         control_mode=config.control_mode,
         control_hz=config.control_hz,
         max_episode_steps=config.max_episode_steps,
         cameras={name: (config.image_size, config.image_size) for name in config.cameras},
+        # How a real camera is mounted is not known, and a twin stands for a real robot.
+        conventions=Conventions(
+            channels="rgb",
+            fit="crop",
+            actions="delta",
+            scale=(space.metres,) * 3 + (space.radians,) * (moves - 3),
+            gripper=(-1.0, 1.0),
+        ),
     )
 
 

@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from embodyrl.errors import MissingDependencyError, UserError
-from embodyrl.real_robot.images import Image, fit
+from embodyrl.functional.pictures import Image, fit
 
 
 class Camera:

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.functional.pictures import Image
 from embodyrl.real_robot.control.actions import ActionSpace, DeltaDecoder, proprio
 from embodyrl.real_robot.control.input_checks import AT_REST, age_problem
 from embodyrl.real_robot.control.messages import Command, RobotState
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.control.safety_config import SafetyConfig
-from embodyrl.real_robot.images import Image
 from embodyrl.real_robot.libfranka.camera import Camera
 from embodyrl.real_robot.libfranka.config import Franka
 from embodyrl.real_robot.libfranka.process_link import Link, pair

@@ -143,4 +143,10 @@ def _recorded(messages: dict[str, list[dict[str, Any]]], file: Path) -> Recordin
 def _spec(facts: dict[str, Any]) -> EnvSpec:
     """The spec of the environment that the policy's metadata describe."""
     given = {name: facts[name] for name in FACTS}
-    return EnvSpec(name=str(facts["env"]), num_envs=1, cameras=camera_sizes(facts), **given)
+    return EnvSpec(
+        name=str(facts["env"]),
+        num_envs=1,
+        cameras=camera_sizes(facts),
+        conventions=conventions_from_json(facts.get("conventions", {})),
+        **given,
+    )

@@ -15,7 +15,22 @@ REQUIRED = ("env", *FACTS, "horizon", "cameras")
 def policy_facts(spec: Any) -> dict[str, Any]:
     """The metadata that follow from the environment's spec (``types.EnvSpec``)."""
     cameras = {name: list(size) for name, size in spec.cameras.items()}
-    return {"env": spec.name, "cameras": cameras, **{name: getattr(spec, name) for name in FACTS}}
+    facts = {name: getattr(spec, name) for name in FACTS}
+    return {
+        "env": spec.name,
+        "cameras": cameras,
+        **facts,
+        "conventions": known_conventions(spec.conventions),
+    }
+
+
+def known_conventions(conventions: Any) -> dict[str, Any]:
+    """The fields of ``types.Conventions`` that are known, as plain data."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in vars(conventions).items()
+        if value
+    }
 
 
 def check_metadata(metadata: dict[str, Any]) -> None:
@@ -31,6 +46,9 @@ def check_metadata(metadata: dict[str, Any]) -> None:
     for name in ("action_dim", "proprio_dim", "max_episode_steps", "horizon"):
         whole(metadata[name], 1, 10**6, name)
     number(metadata["control_hz"], 1e-3, 1e4, "control_hz")
+    meaning = metadata.get("conventions", {})
+    if not isinstance(meaning, dict) or len(meaning) > 16:
+        raise MessageError("conventions must be a map of at most 16")
     cameras = metadata["cameras"]
     if not isinstance(cameras, dict) or len(cameras) > 16:
         raise MessageError("cameras must be a map of at most 16")

@@ -82,6 +82,10 @@ def check_spec(message: Any) -> EnvSpec:
     need(1 <= len(spec.tasks) <= 1000, "spec.tasks must be 1 to 1000 names")
     for task in spec.tasks:
         text(task, "spec.tasks")
+    meaning = spec.conventions
+    need(max(len(meaning.state), len(meaning.scale)) <= 1000, "spec.conventions has a long list")
+    for part in meaning.state:
+        text(part, "spec.conventions.state")
     need(len(spec.cameras) <= MAX_CAMERAS, f"spec.cameras has more than {MAX_CAMERAS}")
     for name, size in spec.cameras.items():
         text(name, "spec.cameras")

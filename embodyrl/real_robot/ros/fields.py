@@ -7,9 +7,9 @@ import io
 import numpy as np
 
 from embodyrl.errors import UserError
+from embodyrl.functional.pictures import Image
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.messages import Array
-from embodyrl.real_robot.images import Image
 from embodyrl.real_robot.parsing import MessageError, number, numbers, shown, whole
 from embodyrl.real_robot.ros.bus import Fields
 

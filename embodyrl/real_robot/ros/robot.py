@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from embodyrl.errors import UserError
+from embodyrl.functional.pictures import Image, fit
 from embodyrl.real_robot.control import limits
 from embodyrl.real_robot.control.actions import ActionSpace, DeltaDecoder, proprio
 from embodyrl.real_robot.control.clocks import Clock
@@ -18,7 +19,6 @@ from embodyrl.real_robot.control.input_checks import age_problem
 from embodyrl.real_robot.control.joint_tracking import Stopper
 from embodyrl.real_robot.control.messages import Array, Command, RobotState
 from embodyrl.real_robot.control.robot import NotReadyError
-from embodyrl.real_robot.images import Image, fit
 from embodyrl.real_robot.parsing import MessageError, numbers, text
 from embodyrl.real_robot.ros import fields
 from embodyrl.real_robot.ros.bus import Bus, Fields

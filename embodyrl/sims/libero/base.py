@@ -14,13 +14,25 @@ from embodyrl.sims.libero.config import LiberoConfig
 from embodyrl.sims.libero.experts import ScriptedExpert
 from embodyrl.sims.libero.render import CAMERAS
 from embodyrl.sims.libero.scene import LAYOUT, PRIVILEGED_DIM, PROPRIO_DIM, Scene, Start
-from embodyrl.types import EnvSpec
+from embodyrl.types import Conventions, EnvSpec
 
 if TYPE_CHECKING:
     from embodyrl.sims.libero.native import Simulation
 
 # First number of the seeds that initial states are drawn with; the splits never share a seed.
 _SEED_OF_SPLIT = {"train": 1, "eval": 2}
+
+
+CONVENTIONS = Conventions(
+    orientation="upright",
+    channels="rgb",
+    fit="crop",
+    state=("hand_position:3", "hand_axis_angle:3", "fingers:2"),
+    actions="delta",
+    scale=(0.05,) * 3 + (0.5,) * 3,
+    gripper=(1.0, -1.0),
+)
+"""What LIBERO means here: pictures as a person sees the scene, and robosuite's OSC_POSE."""
 
 
 class LiberoEnv(SteppedVecEnv):
@@ -71,6 +83,7 @@ class LiberoEnv(SteppedVecEnv):
             tasks=tuple(task.name for task in self.tasks),
             num_init_states=None if config.split == "train" else num_states,
             layout=LAYOUT,
+            conventions=CONVENTIONS,
         )
         super().__init__(spec, config)
 

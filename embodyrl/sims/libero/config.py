@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from embodyrl.env import EnvConfig
@@ -53,3 +53,7 @@ class LiberoConfig(EnvConfig):
     def uses_gpu(self) -> bool:
         """See ``EnvConfig``; physics with ``backend="warp"`` and the cameras of all backends do."""
         return self.backend == "warp" or bool(self.cameras)
+
+    def without_pictures(self) -> EnvConfig:
+        """See ``EnvConfig``."""
+        return replace(self, cameras=())

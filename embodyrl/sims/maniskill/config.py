@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from embodyrl.env import EnvConfig
@@ -64,6 +64,11 @@ class ManiSkillConfig(EnvConfig):
     def on_gpu(self) -> bool:
         """Whether ManiSkill runs on the GPU."""
         return self.backend != "cpu" and self.place().type == "cuda"
+
+    def beside_a_run(self, count: int) -> EnvConfig | None:
+        """See ``EnvConfig``; on the CPU, because a process can simulate on a GPU once."""
+        own = replace(self, num_envs=count, num_workers=1, device="cpu")
+        return replace(own, backend="cpu" if self.backend == "gpu" else self.backend)
 
     @property
     def uses_gpu(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from embodyrl.env import SteppedVecEnv, Tick, VecEnv
@@ -16,7 +18,13 @@ from embodyrl.sims.maniskill.gpu import GpuEngine
 from embodyrl.sims.maniskill.layout import layout
 from embodyrl.sims.maniskill.tasks import SPLITS, require_task
 from embodyrl.sims.workers.pool import PooledVecEnv
-from embodyrl.types import EnvSpec, Obs
+from embodyrl.types import Conventions, EnvSpec, Obs
+
+SCALES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "pd_ee_delta_pos": ((0.1,) * 3, (-1.0, 1.0)),
+    "pd_ee_delta_pose": ((0.1,) * 6, (-1.0, 1.0)),
+}
+"""Control mode of the Panda -> metres and radians of an action of 1, and what closes and opens."""
 
 
 class ManiSkillEnv(SteppedVecEnv):
@@ -56,6 +64,7 @@ class ManiSkillEnv(SteppedVecEnv):
             privileged_dim=state.shape[1],
             tasks=(config.task,),
             layout=layout(self.engine.base, config.obs == "rgb"),
+            conventions=_conventions(self.engine.base, self._native.mode, bool(images)),
         )
         super().__init__(spec, config)
 
@@ -115,3 +124,18 @@ def make_env(config: ManiSkillConfig) -> VecEnv:
 
 MANISKILL = EnvFactory(ManiSkillConfig, make_env)
 """What the registry loads."""
+
+
+def _conventions(base: Any, mode: str, pictures: bool) -> Conventions:
+    """What ManiSkill's control modes mean; of a mode that is not in the table only its kind is known."""
+    kind = "delta" if "delta" in mode else "velocity" if mode.endswith("vel") else "absolute"
+    panda = str(getattr(base.agent, "uid", "")).startswith("panda")
+    scale, gripper = SCALES.get(mode, ((), ())) if panda else ((), ())
+    return Conventions(
+        orientation="upright" if pictures else "",
+        channels="rgb" if pictures else "",
+        fit="crop",
+        actions=kind,
+        scale=scale,
+        gripper=gripper,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from embodyrl.env import EnvConfig
@@ -62,6 +62,10 @@ class MujocoConfig(EnvConfig):
     def uses_gpu(self) -> bool:
         """See ``EnvConfig``; MuJoCo's own physics does not."""
         return self.backend != "native" or (self.renderer != "none" and bool(self.cameras))
+
+    def without_pictures(self) -> EnvConfig:
+        """See ``EnvConfig``."""
+        return replace(self, cameras=(), render_batch=MujocoConfig.render_batch)
 
 
 def block_range(task: tasks.Task, config: MujocoConfig) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from embodyrl.sims.mujoco.config import (
     task_names,
 )
 from embodyrl.sims.mujoco.experts import ScriptedExpert
-from embodyrl.types import EnvSpec, Obs
+from embodyrl.types import Conventions, EnvSpec, Obs
 
 SUBSTEPS = 8
 WORKSPACE_LOW = np.array([0.28, -0.30, 0.012])
@@ -90,9 +90,14 @@ class MujocoEnv(SteppedVecEnv):
     def _make_spec(self, cameras: tuple[str, ...]) -> EnvSpec:
         config = self.config
         proprio_dim = 13 if self._pose_control else 7
+        parts = ("hand_position:3", "commanded_position:3")
+        if self._pose_control:
+            parts += ("hand_axis_angle:3", "commanded_axis_angle:3")
+        parts += ("gripper_opening:1",)
         # Without cameras the policy has nothing else to see, so proprio holds all there is.
         if not cameras:
             proprio_dim += privileged.DIM
+            parts += (f"privileged:{privileged.DIM}",)
         return EnvSpec(
             name=f"mujoco/{config.task}",
             num_envs=config.num_envs,
@@ -109,6 +114,15 @@ class MujocoEnv(SteppedVecEnv):
                 fewest_blocks=min(fewest for fewest, _ in self._block_range),
                 marker=all(task.marker is not None for task in self.tasks),
                 drawer=all(task.drawer for task in self.tasks),
+            ),
+            conventions=Conventions(
+                orientation="upright" if cameras else "",
+                channels="rgb" if cameras else "",
+                fit="crop",
+                state=parts,
+                actions="delta",
+                scale=(POS_SCALE,) * 3 + (ROT_SCALE,) * (3 if self._pose_control else 0),
+                gripper=(-1.0, 1.0),
             ),
         )
 
