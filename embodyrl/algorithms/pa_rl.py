@@ -30,7 +30,7 @@ from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.losses import td_loss
 from embodyrl.functional.returns import chunk_td_target
-from embodyrl.policy import Chooses, ChoosingPolicy, HasFlow, Imitates, has_ability
+from embodyrl.policy import Chooses, ChoosingPolicy, HasFlow, Imitates, has_ability, num_executed
 from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
 from embodyrl.types import Obs
@@ -148,7 +148,7 @@ class PARL(OffPolicy):
         self.buffer = EpisodeBuffer(
             c.capacity,
             policy.spec,
-            policy.config.horizon,
+            num_executed(policy.config),
             self.chooser.encoder,
             c.gamma,
             self.device,
@@ -370,6 +370,9 @@ class PARL(OffPolicy):
         if self.demos is not None:
             share = max(1, round(c.bc_coef * c.actor_batch_size))
             obs, actions, mask = self.demos.batch(self.demos.draw(share, generator))
+            # Of a longer plan, as much as of the chunks that it played.
+            executed = num_executed(self.policy.config)
+            actions, mask = actions[:, :executed], mask[:, :executed]
             d = self.device
             parts.append((obs.to(d), actions.to(d), mask.to(d)))
         loss = self._imitation(parts, generator)

@@ -49,7 +49,8 @@ class Demonstrations:
     """Frames of all episodes one after the other; a chunk may start at every frame.
 
     Attributes:
-        horizon: H.
+        horizon: C, actions of the chunks that are imitated.
+        execute: H, actions of the chunks that are transitions.
         images: camera -> (F, h, w, 3) uint8, in memory or mapped from a file.
         proprio: (F, P) float32.
         actions: (F, A) float32.
@@ -87,8 +88,9 @@ class Demonstrations:
         solved: Tensor | None = None,
         intervention: Tensor | None = None,
         privileged: Tensor | None = None,
+        execute: int = 0,
     ) -> None:
-        """See the class for the arguments.
+        """See the class for the arguments; with ``execute`` 0, all of ``horizon`` are executed.
 
         Raises:
             UserError: no frame, or a horizon below 1.
@@ -99,6 +101,7 @@ class Demonstrations:
                 f"are {len(actions)} frames and the horizon is {horizon}."
             )
         self.horizon = horizon
+        self.execute = execute or horizon
         self.images = images
         self.proprio = proprio
         self.actions = actions
@@ -157,12 +160,16 @@ class Demonstrations:
 
         Returns:
             obs: B observations, without privileged state.
-            actions: (B, H, A); beyond the episode's end the last action is repeated.
-            mask: (B, H) bool, False beyond the episode's end.
+            actions: (B, C, A); beyond the episode's end the last action is repeated.
+            mask: (B, C) bool, False beyond the episode's end.
         """
+        return self._chunks(indices, self.horizon)
+
+    def _chunks(self, indices: Tensor, count: int) -> tuple[Obs, Tensor, Tensor]:
+        """``batch`` with chunks of ``count`` actions."""
         indices = indices.cpu()
         # The frames of every chunk, which ends with its episode.
-        steps = indices[:, None] + torch.arange(self.horizon)
+        steps = indices[:, None] + torch.arange(count)
         end = self.end[indices][:, None]
         rows = indices.numpy()
         obs = Obs(
@@ -184,7 +191,7 @@ class Demonstrations:
         """
         indices = indices.cpu()
         end = self.end[indices, None]
-        places = (end - 1 - self.horizon * torch.arange(count)).clamp_min(0)
+        places = (end - 1 - self.execute * torch.arange(count)).clamp_min(0)
         first = torch.searchsorted(self.end, end)  # the first frame of those with the same end
         return self.proprio[places.maximum(first)], self.success[indices]
 
@@ -216,21 +223,21 @@ class Demonstrations:
         # Where chunks begin.
         begins = ~past
         if in_turn:
-            begins &= (frame - torch.searchsorted(self.end, self.end)) % self.horizon == 0
+            begins &= (frame - torch.searchsorted(self.end, self.end)) % self.execute == 0
         for index in frame[begins].split(size):
             # Which actions of the chunk count, and whether it ends in success.
-            steps = index[:, None] + torch.arange(self.horizon)
+            steps = index[:, None] + torch.arange(self.execute)
             end = self.end[index]
             rows = torch.minimum(steps, end[:, None] - 1)
             valid = (steps < end[:, None]) & ~past[rows]
             over = (solved[rows] & valid).any(1)
             # Leave out chunks that cannot be bootstrapped.
-            keep = over | (index + self.horizon < end) | in_turn
+            keep = over | (index + self.execute < end) | in_turn
             if not keep.any():
                 continue
             index, rows, valid, over, end = (x[keep] for x in (index, rows, valid, over, end))
-            obs, actions, _ = self.batch(index)
-            after, _, _ = self.batch(torch.minimum(index + self.horizon, end - 1))
+            obs, actions, _ = self._chunks(index, self.execute)
+            after, _, _ = self._chunks(torch.minimum(index + self.execute, end - 1), 1)
             reward = torch.where(valid, self.reward[rows], 0.0)
             yield Transitions(
                 obs,
@@ -238,7 +245,7 @@ class Demonstrations:
                 reward,
                 valid,
                 over,
-                ~over & (index + self.horizon >= end),
+                ~over & (index + self.execute >= end),
                 after,
                 episode=end if in_turn else None,
                 success=over if in_turn else None,
@@ -251,6 +258,7 @@ class Demonstrations:
         path: str | Path,
         horizon: int,
         *,
+        execute: int = 0,
         spec: EnvSpec | None = None,
         episodes: int = 0,
         keep: str = "success",
@@ -265,7 +273,8 @@ class Demonstrations:
 
         Args:
             path: folder, or id on the Hugging Face hub.
-            horizon: H.
+            horizon: C.
+            execute: H; 0 for all of C.
             spec: of the env that the policy is for; the data must fit it, and pictures are resized
                 to its cameras.
             episodes: use only the first so many of those that are kept; 0 means all.
@@ -324,6 +333,7 @@ class Demonstrations:
             else None,
             intervention=torch.from_numpy(taken_over[0]) if taken_over else None,
             privileged=_float(columns["privileged"]) if "privileged" in columns else None,
+            execute=execute,
         )
         # Check them before the pictures are decoded, which takes time.
         demos.control_mode = data.origin.get("control_mode", "")

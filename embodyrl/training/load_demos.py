@@ -14,6 +14,7 @@ from embodyrl.config import Config
 from embodyrl.data.partial import parts_folder
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, refuse_unread
+from embodyrl.policy import num_executed
 from embodyrl.storage.paths import is_hub_id, settings_of
 from embodyrl.types import EnvSpec
 
@@ -61,7 +62,8 @@ def load_demos(
     for path in (data.path, *data.more):
         part = Demonstrations.load(
             path,
-            config.policy.horizon,
+            algorithm.policy.config.horizon,
+            execute=num_executed(algorithm.policy.config),
             spec=spec,
             episodes=data.episodes,
             keep=data.keep,

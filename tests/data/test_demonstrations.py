@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from embodyrl.algorithms.sft import SFT
+from embodyrl.build import make_policy
 from embodyrl.config import resolve
 from embodyrl.data.demonstrations import Demonstrations, Statistics
 from embodyrl.data.frames import decode_camera
@@ -65,6 +66,10 @@ def test_what_is_read_is_what_was_recorded(dataset, spec_and_recordings):
         assert error.argmax() >= 0 and np.abs(demos.images[camera] - original).mean() < 2.5
 
 
+def learner(config, spec):
+    return SFT(config.algorithm, make_policy(config.policy, spec, 0))
+
+
 def test_a_run_may_imitate_failures_too(dataset, spec_and_recordings):
     spec, recordings = spec_and_recordings
     number = {}
@@ -80,7 +85,7 @@ def test_a_run_may_imitate_failures_too(dataset, spec_and_recordings):
                 "data": {"path": str(dataset), "keep": keep},
             }
         )
-        number[keep] = load_demos(config, SFT, spec).num_episodes
+        number[keep] = load_demos(config, learner(config, spec), spec).num_episodes
     assert number == {"success": sum(r.success for r in recordings), "all": 8}
 
 
@@ -92,7 +97,7 @@ def test_a_run_says_which_camera_of_the_data_is_which_of_the_env(dataset, spec_a
         sections = {"env": {"name": "mujoco", "task": "pick,push"}, "policy": {"name": "flow_vla"}}
         data = {"path": str(dataset), "cameras": cameras}
         config = resolve({**sections, "algorithm": {"name": "sft"}, "data": data})
-        seen.append(load_demos(config, SFT, spec).images)
+        seen.append(load_demos(config, learner(config, spec), spec).images)
     assert np.array_equal(seen[0]["front"], seen[1]["wrist"])
     assert not np.array_equal(seen[0]["front"], seen[1]["front"])
 
