@@ -427,7 +427,7 @@ def test_refusals(small, trained, tmp_path):
     refused("no such folder", tmp_path / "nothing")
     refused("cannot be reached", "someone/some_policy")
     refused(r"policy\.execute is 9, but a chunk has 6", execute=9)
-    refused(r"plans 6 actions\. To execute 3 of them, set policy\.execute=3", horizon=3)
+    refused(r"plans 6 actions\. To execute 5 of them, set policy\.execute=5", horizon=5)
     refused("policy.cameras", cameras=("top",))
     refused("Did you mean 'expert'", train="expret")
     refused("no model.safetensors", small)
