@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from embodyrl.data.frames import MEMORY_LIMIT, decode_camera
 from embodyrl.data.lerobot_read import IMAGE_PREFIX, DatasetFiles, as_flags, open_dataset
 from embodyrl.data.meaning_notes import env_notes
-from embodyrl.data.table_checks import require_sound_tables
+from embodyrl.data.table_checks import instruction_fault, left_aside, require_sound_tables
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.rollouts.batches import Transitions
 from embodyrl.types import EnvSpec, Obs
@@ -68,7 +68,9 @@ class Demonstrations:
         intervention_weight: how many times as often as others these frames are drawn.
         control_mode: what an action means; empty if the data set does not say.
         origin: what embodyrl noted about the data set when it wrote it; empty for others.
-        remarks: sentences on what is taken as it is and may not be what was meant.
+        remarks: sentences on what is taken as it is and may not be what was meant, on what was put
+            right, and on what was left out.
+        no_instruction: a sentence on episodes without an instruction; empty if each has one.
     """
 
     intervention_weight = 1.0
@@ -127,6 +129,7 @@ class Demonstrations:
         self.control_mode = ""
         self.origin = {}
         self.remarks: list[str] = []
+        self.no_instruction = ""
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -260,6 +263,7 @@ class Demonstrations:
         *,
         execute: int = 0,
         spec: EnvSpec | None = None,
+        skip: Sequence[int] = (),
         episodes: int = 0,
         keep: str = "success",
         cameras: Mapping[str, str] | None = None,
@@ -269,7 +273,7 @@ class Demonstrations:
         memory_limit: int = MEMORY_LIMIT,
         pictures: bool = True,
     ) -> Demonstrations:
-        """Reads a LeRobotDataset v3, of embodyrl or of others.
+        """Reads a LeRobotDataset (v2.0, v2.1 or v3), of embodyrl or of others.
 
         Args:
             path: folder, or id on the Hugging Face hub.
@@ -277,6 +281,7 @@ class Demonstrations:
             execute: H; 0 for all of C.
             spec: of the env that the policy is for; the data must fit it, and pictures are resized
                 to its cameras.
+            skip: episodes that are left out, whatever is wrong with them.
             episodes: use only the first so many of those that are kept; 0 means all.
             keep: ``"success"`` leaves failed episodes out, if the data set says which failed;
                 ``"all"`` keeps them.
@@ -308,6 +313,7 @@ class Demonstrations:
             path,
             [data.need(state, numeric), data.need(action, numeric), *optional],
             revision=revision,
+            skip=skip,
         )
         require_sound_tables(data)
         # Choose cameras and episodes.
@@ -338,9 +344,11 @@ class Demonstrations:
         # Check them before the pictures are decoded, which takes time.
         demos.control_mode = data.origin.get("control_mode", "")
         demos.origin = data.origin
+        demos.remarks = [*data.corrections, *_left_out(data, success, keep)]
+        demos.no_instruction = instruction_fault(data)
         if spec is not None:
             demos.check(spec, str(path))
-            demos.remarks = list(env_notes(data, spec, {} if cameras else chosen))
+            demos.remarks += env_notes(data, spec, {} if cameras else chosen)
         for name, key in chosen.items() if pictures else ():
             size = spec.cameras[name] if spec is not None else None
             demos.images[name] = decode_camera(data, key, rows, size, memory_limit=memory_limit)
@@ -424,11 +432,28 @@ def _episode_success(data: DatasetFiles) -> np.ndarray:
     return solved[number]
 
 
+def _left_out(data: DatasetFiles, success: np.ndarray, keep: str) -> Iterator[str]:
+    """Sentences on what of a data set is not used."""
+    if data.skip:
+        listed = ", ".join(map(str, sorted(data.skip)))
+        yield f"Left out of {data.path}: the episodes {listed} (data.skip)."
+    failed = np.setdiff1d(data.columns["episode_index"][~success], list(data.skip))
+    if keep == "success" and len(failed):
+        yield (
+            f"Left out of {data.path}: {len(failed)} of {len(data.episodes)} episodes, which failed "
+            "(data.keep=success)."
+        )
+    yield from left_aside(data)
+
+
 def _rows(data: DatasetFiles, success: np.ndarray, keep: str, episodes: int) -> np.ndarray:
     """Numbers of the frames of the episodes that are used."""
     episode = data.columns["episode_index"]
     mask = success if keep == "success" else np.ones(len(episode), dtype=bool)
+    mask = mask & ~np.isin(episode, list(data.skip))
     kept = np.unique(episode[mask])
+    if len(kept) == 0 and len(data.skip) == len(data.episodes):
+        raise UserError(f"data.skip leaves out all {len(data.skip)} episodes of {data.path}.")
     if len(kept) == 0:
         raise UserError(
             f"None of the {len(np.unique(episode))} episodes of {data.path} is marked as a "

@@ -79,7 +79,7 @@ def _fingerprint(data: DatasetFiles, key: str, rows: np.ndarray, shape: tuple[in
 def _fill(out: np.ndarray, data: DatasetFiles, key: str, rows: np.ndarray) -> None:
     height, width = out.shape[1:3]
     if data.features[key]["dtype"] == "image":
-        for k, encoded in enumerate(load_pictures(data, key, rows)):
+        for k, encoded in load_pictures(data, key, rows):
             out[k] = _resized(picture_array(encoded), height, width)
         return
     for path, targets, times in videos_by_file(data, key, rows):

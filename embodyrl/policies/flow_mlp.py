@@ -94,6 +94,7 @@ class FlowMLP(FlowPolicy):
 
     Config = FlowMLPConfig
     starts_fresh = ("steer.",)
+    reads_instructions = False
     """Parts that may be missing in an initial checkpoint. They then keep their fresh weights."""
     belongs_to: ClassVar = {"chooser_width": ("chooser.",), "edit_scale": ("chooser.editor.",)}
     """Config key -> parts that keep their fresh weights if the initial checkpoint has another."""

@@ -65,6 +65,7 @@ def load_demos(
             algorithm.policy.config.horizon,
             execute=num_executed(algorithm.policy.config),
             spec=spec,
+            skip=data.skip if path == data.path else (),
             episodes=data.episodes,
             keep=data.keep,
             cameras=data.cameras or None,
@@ -73,6 +74,11 @@ def load_demos(
         part.intervention_weight = data.intervention_weight
         for text in part.remarks:
             say(text)
+        if part.no_instruction and getattr(algorithm.policy, "reads_instructions", True):
+            raise UserError(
+                f"{part.no_instruction} ({config.policy.name} reads instructions; or leave them "
+                "out: data.skip.)"
+            )
         parts.append(part)
     weights = list(data.weights)
     if data.codec and not pictures:

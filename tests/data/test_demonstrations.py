@@ -296,8 +296,8 @@ def test_data_of_another_kind_is_refused(dataset, spec_and_recordings, tmp_path)
     with pytest.raises(UserError, match="no LeRobot data set"):
         Demonstrations.load(tmp_path, 2)
     (tmp_path / "meta").mkdir()
-    (tmp_path / "meta" / "info.json").write_text(json.dumps({"codebase_version": "v2.1"}))
-    with pytest.raises(UserError, match=r"v2\.1.*convert_dataset_v21_to_v30"):
+    (tmp_path / "meta" / "info.json").write_text(json.dumps({"codebase_version": "v1.6"}))
+    with pytest.raises(UserError, match=r"v1\.6; embodyrl reads v2\.0, v2\.1 and v3\.0"):
         Demonstrations.load(tmp_path, 2)
 
 

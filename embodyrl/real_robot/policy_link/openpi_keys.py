@@ -102,14 +102,22 @@ def _of_kind(names: Iterable[str], on_hand: bool) -> list[str]:
 def _numbers(value: Any, name: str) -> np.ndarray:
     """A list of numbers, float32."""
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu" or value.ndim > 1:
-        raise MessageError(f"The observation does not fit this policy: {name} is no list of numbers.")
+        raise MessageError(
+            f"The observation does not fit this policy: {name} is no list of numbers."
+        )
     return value.reshape(-1).astype(np.float32)
 
 
 def _picture(value: Any, name: str) -> Image:
     """A picture (h, w, 3) uint8."""
-    if not isinstance(value, np.ndarray) or value.ndim != 3 or 3 not in (value.shape[0], value.shape[2]):
-        raise MessageError(f"The observation does not fit this policy: {name} is no colour picture.")
+    if (
+        not isinstance(value, np.ndarray)
+        or value.ndim != 3
+        or 3 not in (value.shape[0], value.shape[2])
+    ):
+        raise MessageError(
+            f"The observation does not fit this policy: {name} is no colour picture."
+        )
     if 0 in value.shape:
         raise MessageError(f"The observation does not fit this policy: {name} is an empty picture.")
     if value.shape[2] != 3:
