@@ -412,10 +412,15 @@ def _camera_keys(
     if spec is not None and (missing := [name for name in spec.cameras if name not in keys]):
         raise UserError(
             f"{spec.name} has the camera {missing[0]!r}, but the data set {data.path} only has "
-            f"{', '.join(map(repr, short)) or 'none'}. Say which one to use: "
+            f"{', '.join(map(repr, short)) or 'none'}.{_aside(data)} Say which one to use: "
             f"data.cameras={{{missing[0]}: KEY}}."
         )
     return keys
+
+
+def _aside(data: DatasetFiles) -> str:
+    """What of the pictures is no camera, as a sentence; or nothing."""
+    return "".join(f" {key!r} is {what}." for key, what in data.no_colours.items())
 
 
 def _episode_success(data: DatasetFiles) -> np.ndarray:

@@ -100,8 +100,8 @@ def leave_out(data: DatasetFiles, episode: int) -> str:
     """How to go on without an episode, as a sentence."""
     return (
         f" Leave it out with data.skip=[{episode}], or make a copy without it: {EDIT} {data.path} "
-        f"--new_repo_id local/mended --new_root {data.path}_mended --operation.type delete_episodes --operation.episode_indices "
-        f'"[{episode}]"'
+        f"--new_repo_id local/mended --new_root {data.path}_mended --operation.type "
+        f'delete_episodes --operation.episode_indices "[{episode}]"'
     )
 
 

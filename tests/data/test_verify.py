@@ -410,7 +410,7 @@ def test_the_other_episodes_are_usable(sound, copy, kind):
 
 
 def test_what_is_left_out_must_be_there_and_something_must_remain(sound):
-    with pytest.raises(UserError, match="Episode 7 shall be left out .* It has 3"):
+    with pytest.raises(UserError, match=r"Episode 7 shall be left out .* It has 3"):
         Demonstrations.load(sound, 2, skip=[1, 7])
     with pytest.raises(UserError, match=r"data\.skip leaves out all 3 episodes"):
         Demonstrations.load(sound, 2, skip=[0, 1, 2])

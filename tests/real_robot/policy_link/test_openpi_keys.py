@@ -106,7 +106,11 @@ def test_each_picture_and_number_goes_to_its_place() -> None:
 @pytest.mark.parametrize(
     ("changes", "cameras", "word"),
     [
-        ({}, ("left", "right"), "no picture is camera left's.*image, wrist_image.*observation/left"),
+        (
+            {},
+            ("left", "right"),
+            "no picture is camera left's.*image, wrist_image.*observation/left",
+        ),
         ({"observation/image": picture(224, 224)}, ("front",), "image is no colour picture"),
         ({"observation/image": picture(3, 0, 224)}, ("front",), "empty picture"),
         ({"observation/image": picture() / 2.0}, ("front",), r"floats outside of \[0, 1\]"),
