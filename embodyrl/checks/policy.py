@@ -69,7 +69,7 @@ def _check_module(policy: Any, spec: EnvSpec) -> None:
     horizon = getattr(policy.config, "horizon", None)
     require(isinstance(horizon, int) and horizon > 0, "config.horizon is no positive integer.")
     require(
-        0 < num_executed(policy.config) <= horizon,
+        0 < num_executed(policy.config) <= policy.config.horizon,
         f"config.execute is {num_executed(policy.config)}, but a chunk has {horizon} actions.",
     )
     require(hasattr(policy.config, "name"), "config has no name.")
