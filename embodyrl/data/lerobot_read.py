@@ -17,8 +17,17 @@ from typing import Any
 import numpy as np
 
 from embodyrl.data import lerobot_v2
+from embodyrl.data.lerobot_tables import (
+    NUMBERING,
+    REMEDY,
+    load_columns,
+    number_anew,
+    parquet,
+    parquet_files,
+    read_table,
+)
 from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
-from embodyrl.storage.paths import expand_home, files_of, is_hub_id, require_readable
+from embodyrl.storage.paths import expand_home, is_hub_id
 from embodyrl.storage.plain_data import ANYTHING, COUNT, NUMBER, TEXT, inside, read_json
 
 IMAGE_PREFIX = "observation.images."
@@ -39,9 +48,6 @@ ORIGIN = {
     "config?": {...: ANYTHING},
 }
 """Structure of ``meta/embodyrl.json``."""
-REMEDY = "Fetch or record the data set again."
-NUMBERING = ("index", "episode_index", "task_index", "timestamp", "frame_index")
-"""Columns that number the frames; every data set has all but the last."""
 PICTURES = ("video", "image")
 """Values of a feature's dtype that are pictures."""
 
@@ -193,7 +199,7 @@ def open_dataset(
     # Read the tables.
     numbering = [name for name in NUMBERING if name in data.features or name != "frame_index"]
     wanted = [*numbering, *map(data.need, columns)]
-    _load_columns(data, list(dict.fromkeys(wanted)), report)
+    load_columns(data, list(dict.fromkeys(wanted)), report)
     data.episodes = lerobot_v2.episodes(folder, info) if old else _load_episodes(folder)
     data.task_rows = lerobot_v2.tasks(folder) if old else _load_tasks(folder)
     data.tasks = dict(data.task_rows)
@@ -202,196 +208,16 @@ def open_dataset(
             f"Episode {min(unknown)} shall be left out (data.skip), but {folder} has no such "
             f"episode. It has {len(data.episodes)}."
         )
-    _number_anew(data)
+    number_anew(data)
     return data
-
-
-def _parquet() -> Any:
-    try:
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MissingDependencyError(
-            "Reading a LeRobot data set needs pyarrow, which is not installed here. Install it: "
-            "pip install 'embodyrl[data]'."
-        ) from error
-    return pq
-
-
-def _tables(folder: Path, what: str) -> list[Path]:
-    files = files_of(folder / what, "*/*.parquet")
-    if not files:
-        raise UserError(f"The data set {folder} is incomplete: {what}/ holds no parquet file.")
-    return files
-
-
-def _read(file: Path, columns: list[str] | None = None) -> Any:
-    """A parquet table, with those of ``columns`` that it has; an error message names the file."""
-    import pyarrow as pa
-
-    pq = _parquet()
-    require_readable(file)
-    try:
-        if columns is not None:
-            there = pq.read_schema(file).names
-            columns = [name for name in columns if name in there]
-        return pq.read_table(file, columns=columns)
-    except (OSError, pa.ArrowException) as error:
-        text = " ".join(str(error).split())
-        raise UserError(
-            f"{file} cannot be read ({text[:200]}); fetch or record the data set again."
-        ) from error
-
-
-def _load_columns(
-    data: DatasetFiles, names: list[str], report: Callable[[str], None] | None
-) -> None:
-    """Fills ``columns``, ``files`` and ``source``."""
-    data.files = _tables(data.path, "data")
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    lengths = []
-    used: list[np.ndarray] = []
-    for file in data.files:
-        table = _read(file, names)
-        lengths.append(len(table))
-        used.append(~np.isin(_episodes_of(table), list(data.skip)))
-        sound = table if used[-1].all() else table.filter(used[-1])
-        for name in names:
-            rows = table if name in NUMBERING else sound
-            fault = _column_fault(rows, name, file.relative_to(data.path))
-            if not fault:
-                parts[name].append(_numpy(rows.column(name).combine_chunks()))
-            elif report is None or name in NUMBERING:
-                raise UserError(f"The data set {data.path} is damaged. {fault}")
-            else:
-                report(fault)
-    source = np.repeat(np.arange(len(lengths)), lengths)
-    columns = {}
-    for name, arrays in parts.items():
-        if len(arrays) < len(lengths):
-            continue  # reported
-        arrays = [values for values in arrays if len(values)] or arrays[:1]
-        if len(shapes := {values.shape[1:] for values in arrays}) > 1:
-            fault = f"The column {name!r} has different shapes in its files: {sorted(shapes)}."
-            if report is None:
-                raise UserError(f"The data set {data.path} is damaged. {fault}")
-            report(fault)
-            continue
-        columns[name] = np.concatenate(arrays)
-        if name not in NUMBERING and data.skip:
-            columns[name] = _spread(columns[name], np.concatenate(used))
-    # The order of the files need not be that of the frames.
-    order = np.argsort(columns["index"], kind="stable")
-    data.columns = {name: values[order] for name, values in columns.items()}
-    data.source = source[order]
-    data.position = order
-
-
-def _number_anew(data: DatasetFiles) -> None:
-    """Orders the frames by episode and frame, if ``index`` is wrong but these two are right.
-
-    Merged data sets count ``index`` anew in each episode, and parts of data sets keep the numbers
-    that they had in the whole.
-    """
-    columns = data.columns
-    count = len(columns["index"])
-    if count != data.info.get("total_frames") or "frame_index" not in columns:
-        return
-    if (columns["index"] == np.arange(count)).all():
-        return
-    episode = columns["episode_index"].reshape(-1)
-    frame = columns["frame_index"].reshape(-1)
-    order = np.lexsort((frame, episode))
-    lengths = np.unique(episode, return_counts=True)[1]
-    if (frame[order] != np.concatenate([np.arange(n) for n in lengths])).any():
-        return  # frames are missing, or there twice
-    data.columns = {name: values[order] for name, values in columns.items()}
-    data.source = data.source[order]
-    data.position = data.position[order]
-    data.columns["index"] = np.arange(count)
-    ends = np.cumsum(lengths)
-    places = dict(
-        zip(np.unique(episode).tolist(), zip(ends - lengths, ends, strict=True), strict=True)
-    )
-    for row in data.episodes:
-        if row["episode_index"] in places:
-            row["dataset_from_index"], row["dataset_to_index"] = places[row["episode_index"]]
-    data.corrections.append(
-        f"The column 'index' of {data.path} does not count all frames: they are taken in the order "
-        "of 'episode_index' and 'frame_index'."
-    )
-
-
-def _episodes_of(table: Any) -> np.ndarray:
-    """(rows,) the episode of each row; -1 if the table does not say."""
-    if "episode_index" not in table.column_names:
-        return np.full(len(table), -1)
-    return table.column("episode_index").to_numpy()
-
-
-def _spread(values: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """``values`` in the rows ``used``, and nothing (0, or an empty text) in the others."""
-    nothing = "" if values.dtype == object else 0
-    full = np.full((len(used), *values.shape[1:]), nothing, dtype=values.dtype)
-    full[used] = values
-    return full
-
-
-def _column_fault(table: Any, name: str, file: Path) -> str:
-    """What keeps a column from being read, in words; or nothing."""
-    import pyarrow as pa
-    import pyarrow.compute
-
-    pc: Any = pyarrow.compute  # its type stubs lack the functions
-
-    if name not in table.column_names:
-        return f"{file} lacks the column {name!r}, which meta/info.json lists."
-    column = table.column(name).combine_chunks()
-    wrong = np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))
-    what = "is empty"
-    while not len(wrong) and (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
-        # The usual number of entries in a row is the right one.
-        counts = pc.list_value_length(column).to_numpy(zero_copy_only=False)
-        usual = np.bincount(counts).argmax() if len(counts) else 0
-        wrong = np.flatnonzero(counts != usual)
-        if len(wrong):
-            what = f"has {counts[wrong[0]]} numbers, where others have {usual}"
-            break
-        column = column.flatten()
-        inner = np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))
-        wrong = np.unique(inner // max(1, usual))
-    if not len(wrong):
-        return ""
-    episodes = _episodes_of(table)
-    row = int(wrong[0])
-    frame = row - int(np.flatnonzero(episodes == episodes[row])[0])
-    bad = np.unique(episodes[wrong]).tolist()
-    return (
-        f"{name!r} {what} in frame {frame} of episode {episodes[row]} ({file}; {len(wrong)} such "
-        f"rows). Record or fetch the data set again, or leave them out: data.skip={bad}."
-    )
-
-
-def _numpy(column: Any) -> np.ndarray:
-    """A parquet column as an array; (nested) lists of equal length become further dimensions."""
-    import pyarrow as pa
-
-    if (
-        pa.types.is_fixed_size_list(column.type)
-        or pa.types.is_list(column.type)
-        or pa.types.is_large_list(column.type)
-    ):
-        if not len(column):
-            return np.zeros((0, getattr(column.type, "list_size", 0)), np.float32)
-        return _numpy(column.flatten()).reshape(len(column), -1)
-    return column.to_numpy(zero_copy_only=False)
 
 
 def episode_tables(folder: Path) -> Iterator[tuple[Path, Any]]:
     """The parquet tables of a data set's episodes, each with its file; v2 has none."""
     if lerobot_v2.is_old(folder):
         return
-    for file in _tables(folder, "meta/episodes"):
-        yield file, _read(file)
+    for file in parquet_files(folder, "meta/episodes"):
+        yield file, read_table(file)
 
 
 def _load_episodes(folder: Path) -> list[dict[str, Any]]:
@@ -406,7 +232,7 @@ def _without_stats(table: Any) -> Any:
 
 
 def _load_tasks(folder: Path) -> list[tuple[int, str]]:
-    table = _read(folder / "meta" / "tasks.parquet").to_pydict()
+    table = read_table(folder / "meta" / "tasks.parquet").to_pydict()
     # LeRobot stores the sentences in a column, or as the index of a pandas table.
     texts = table.get("task") or table.get("__index_level_0__")
     return list(zip(table["task_index"], texts, strict=True))
@@ -479,7 +305,7 @@ def load_pictures(data: DatasetFiles, key: str, rows: np.ndarray) -> Iterator[tu
     Yields:
         (k, picture of the frame ``rows[k]``), in the order of the files.
     """
-    pq = _parquet()
+    pq = parquet()
     wanted = {int(data.position[row]): k for k, row in enumerate(rows)}
     position = 0
     for file in data.files:

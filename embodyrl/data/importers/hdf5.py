@@ -19,15 +19,30 @@ What they mean differs, and is brought to what this project's envs mean:
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from embodyrl.data.importers.hdf5_parts import (
+    Episodes,
+    array_of,
+    concatenated,
+    controller_name,
+    each_episode,
+    first_obs,
+    in_order,
+    is_colour,
+    json_of,
+    leaves_of,
+    longest,
+    recording_of,
+    require_keys,
+    say_aside,
+    text_of,
+)
 from embodyrl.data.importers.write import (
     Facts,
     Say,
@@ -46,7 +61,6 @@ ROBOMIMIC_STATE = ("eef_pos", "eef_quat", "gripper_qpos")
 LIBERO_CAMERAS = {"agentview_rgb": "agentview", "eye_in_hand_rgb": "wrist"}
 MANISKILL_HZ = 20.0
 """ManiSkill's ``control_freq`` where an env does not change it."""
-Episodes = Iterator[tuple[str, Callable[[], Recording]]]
 
 
 def import_hdf5(
@@ -140,21 +154,21 @@ def _robomimic(
     file: Path, source: Any, *, instruction: str, hz: float, state: tuple[str, ...], say: Say
 ) -> tuple[Facts, Episodes]:
     data = source["data"]
-    args = _json(data.attrs.get("env_args", "{}"), f"env_args of {file}")
+    args = json_of(data.attrs.get("env_args", "{}"), f"env_args of {file}")
     options = args.get("env_kwargs") or {}
-    names = _in_order(data)
-    obs = _first_obs(data, names, file)
+    names = in_order(data)
+    obs = first_obs(data, names, file)
     if not state:
         robots = sorted({key.split("_")[0] for key in obs if key.startswith("robot")})
         state = tuple(f"{robot}_{part}" for robot in robots for part in ROBOMIMIC_STATE)
-    _require_keys(obs, state, file)
-    cameras = {key: re.sub("_(image|rgb)$", "", key) for key in obs if _is_colour(obs[key])}
-    _say_aside(file, obs, state, cameras, say)
+    require_keys(obs, state, file)
+    cameras = {key: re.sub("_(image|rgb)$", "", key) for key in obs if is_colour(obs[key])}
+    say_aside(file, obs, state, cameras, say)
     facts = Facts(
         name=f"robomimic/{args.get('env_name', file.stem)}",
-        control_mode=_controller(options),
+        control_mode=controller_name(options),
         control_hz=rate_of(options.get("control_freq"), hz, str(file)),
-        max_episode_steps=_longest(data, names),
+        max_episode_steps=longest(data, names),
     )
     # Shaped rewards do not say whether the task is solved.
     shaped = bool(options.get("reward_shaping"))
@@ -163,42 +177,42 @@ def _robomimic(
 
     def read(name: str) -> Recording:
         demo = data[name]
-        return _recording(
-            images={camera: _array(demo, f"obs/{key}") for key, camera in cameras.items()},
-            proprio=_joined(demo, [f"obs/{key}" for key in state]),
-            actions=_array(demo, "actions"),
-            reward=_array(demo, "rewards"),
-            solved=None if shaped else _array(demo, "rewards") > 0,
+        return recording_of(
+            images={camera: array_of(demo, f"obs/{key}") for key, camera in cameras.items()},
+            proprio=concatenated(demo, [f"obs/{key}" for key in state]),
+            actions=array_of(demo, "actions"),
+            reward=array_of(demo, "rewards"),
+            solved=None if shaped else array_of(demo, "rewards") > 0,
             task=args.get("env_name", file.stem),
             instruction=instruction,
         )
 
-    return facts, _episodes(file, names, read)
+    return facts, each_episode(file, names, read)
 
 
 def _libero(
     file: Path, source: Any, *, instruction: str, hz: float, state: tuple[str, ...], say: Say
 ) -> tuple[Facts, Episodes]:
     data = source["data"]
-    args = _json(data.attrs.get("env_args", "{}"), f"env_args of {file}")
-    problem = _json(data.attrs["problem_info"], f"problem_info of {file}")
+    args = json_of(data.attrs.get("env_args", "{}"), f"env_args of {file}")
+    problem = json_of(data.attrs["problem_info"], f"problem_info of {file}")
     options = args.get("env_kwargs") or {}
-    names = _in_order(data)
-    obs = _first_obs(data, names, file)
+    names = in_order(data)
+    obs = first_obs(data, names, file)
     state = state or LIBERO_STATE
-    _require_keys(obs, state, file)
-    cameras = {key: LIBERO_CAMERAS.get(key, key) for key in obs if _is_colour(obs[key])}
-    _say_aside(file, obs, state, cameras, say)
+    require_keys(obs, state, file)
+    cameras = {key: LIBERO_CAMERAS.get(key, key) for key in obs if is_colour(obs[key])}
+    say_aside(file, obs, state, cameras, say)
     told = problem.get("language_instruction", "")
     told = "".join(told) if isinstance(told, list) else str(told)
     suite = Path(str(data.attrs.get("bddl_file_name", ""))).parent.name
     facts = Facts(
         name=f"libero/{suite}" if suite.startswith("libero_") else "libero",
-        control_mode=_controller(options) or "osc_pose",
+        control_mode=controller_name(options) or "osc_pose",
         control_hz=rate_of(options.get("control_freq"), hz, str(file)),
-        max_episode_steps=_longest(data, names),
+        max_episode_steps=longest(data, names),
     )
-    turned = _text(data.attrs.get("macros_image_convention", "opengl")) == "opengl"
+    turned = text_of(data.attrs.get("macros_image_convention", "opengl")) == "opengl"
     say(
         f"{file.name}: each observation is paired with the action after it, as LIBERO recorded it "
         f"after its own{'; pictures are turned over, top row first' if turned else ''}."
@@ -206,15 +220,15 @@ def _libero(
 
     def read(name: str) -> Recording:
         demo = data[name]
-        images = {camera: _array(demo, f"obs/{key}") for key, camera in cameras.items()}
-        proprio = _joined(demo, [f"obs/{key}" for key in state])
-        actions, reward = _array(demo, "actions"), _array(demo, "rewards")
+        images = {camera: array_of(demo, f"obs/{key}") for key, camera in cameras.items()}
+        proprio = concatenated(demo, [f"obs/{key}" for key in state])
+        actions, reward = array_of(demo, "actions"), array_of(demo, "rewards")
         for what, values in {**images, "state": proprio, "rewards": reward}.items():
             if len(values) != len(actions):
                 raise UnusableEpisodeError(
                     f"{what} has {len(values)} rows for {len(actions)} actions"
                 )
-        return _recording(
+        return recording_of(
             images={
                 camera: frames[:-1, ::-1] if turned else frames[:-1]
                 for camera, frames in images.items()
@@ -227,7 +241,7 @@ def _libero(
             instruction=told.strip().strip('"') or instruction,
         )
 
-    return facts, _episodes(file, names, read)
+    return facts, each_episode(file, names, read)
 
 
 def _maniskill(
@@ -237,23 +251,23 @@ def _maniskill(
     if not beside.is_file():
         raise UserError(f"{beside} is missing: it says what the actions of {file.name} mean.")
     require_readable(beside)
-    about = _json(beside.read_text(encoding="utf-8"), str(beside))
+    about = json_of(beside.read_text(encoding="utf-8"), str(beside))
     env = about.get("env_info") or {}
     options = env.get("env_kwargs") or {}
-    names = _in_order(source)
+    names = in_order(source)
     if "obs" not in source[names[0]]:
         raise UserError(
             f"{file} holds no observations. Add them: python -m "
             "mani_skill.trajectory.replay_trajectory --traj-path FILE --obs-mode rgb --save-traj"
         )
-    leaves = dict(_leaves(source[names[0]]["obs"]))
+    leaves = dict(leaves_of(source[names[0]]["obs"]))
     pictures = [key for key in leaves if re.fullmatch("sensor_data/[^/]+/.*", key)]
     cameras = {key: key.split("/")[1] for key in pictures if key.endswith("/rgb")}
     # What the robot and the task say, in ManiSkill's own order.
     flat = [key for key in leaves if not key.startswith(("sensor_data/", "sensor_param/"))]
     state = state or tuple(flat)
-    _require_keys(leaves, state, file)
-    _say_aside(file, leaves, state, cameras, say)
+    require_keys(leaves, state, file)
+    say_aside(file, leaves, state, cameras, say)
     if not instruction:
         raise UserError(f"{file} holds no instruction. Give one: --instruction 'push the cube'.")
     rate = (options.get("sim_config") or {}).get("control_freq", MANISKILL_HZ)
@@ -261,7 +275,7 @@ def _maniskill(
         name=f"maniskill/{env.get('env_id', file.stem)}",
         control_mode=str(options.get("control_mode") or ""),
         control_hz=rate_of(rate, hz, str(beside)),
-        max_episode_steps=_longest(source, names),
+        max_episode_steps=longest(source, names),
     )
 
     def read(name: str) -> Recording:
@@ -274,10 +288,10 @@ def _maniskill(
             raise UnusableEpisodeError("it has the actions of several robots")
         success = np.asarray(trajectory["success"][()], bool)
         # The last observation has no action.
-        images = {camera: _array(observed, key)[:-1] for key, camera in cameras.items()}
+        images = {camera: array_of(observed, key)[:-1] for key, camera in cameras.items()}
         whole = state == ("",)
-        proprio = np.asarray(observed[()]) if whole else _joined(observed, list(state))
-        return _recording(
+        proprio = np.asarray(observed[()]) if whole else concatenated(observed, list(state))
+        return recording_of(
             images=images,
             proprio=proprio[:-1],
             actions=np.asarray(actions[()]),
@@ -287,131 +301,4 @@ def _maniskill(
             instruction=instruction,
         )
 
-    return facts, _episodes(file, names, read)
-
-
-def _episodes(file: Path, names: list[str], read: Callable[[str], Recording]) -> Episodes:
-    def one(name: str) -> Recording:
-        try:
-            return read(name)
-        except (KeyError, OSError, TypeError, ValueError, IndexError) as error:
-            raise UnusableEpisodeError(f"it cannot be read ({first_line(error)})") from error
-
-    return ((f"{file.name}, {name}", partial(one, name)) for name in names)
-
-
-def _recording(
-    *,
-    images: dict[str, np.ndarray],
-    proprio: np.ndarray,
-    actions: np.ndarray,
-    reward: np.ndarray,
-    solved: np.ndarray | None,
-    task: str,
-    instruction: str,
-) -> Recording:
-    steps = len(actions)
-    return Recording(
-        images={name: np.ascontiguousarray(frames) for name, frames in images.items()},
-        proprio=proprio.reshape(len(proprio), -1).astype(np.float32),
-        actions=actions.reshape(steps, -1).astype(np.float32),
-        reward=reward.reshape(-1).astype(np.float32),
-        solved=np.arange(steps) == steps - 1 if solved is None else solved.reshape(-1),
-        init=-1,
-        task=task,
-        instruction=instruction,
-    )
-
-
-def _controller(options: dict[str, Any]) -> str:
-    """The control mode of robosuite's settings, as the envs here call it; empty if unknown."""
-    controller = options.get("controller_configs") or {}
-    # From robosuite 1.5 on, each arm has its own.
-    if parts := controller.get("body_parts"):
-        controller = next(iter(parts.values()))
-    kind = str(controller.get("type", "")).lower()
-    if not kind:
-        return ""
-    absolute = (
-        not controller.get("control_delta", True) or controller.get("input_type") == "absolute"
-    )
-    return f"{kind}_absolute" if absolute else kind
-
-
-def _in_order(group: Any) -> list[str]:
-    """The names of a group's episodes, by their numbers."""
-    names = [name for name in group if re.fullmatch(r"(demo|traj)_\d+", name)]
-    return sorted(names, key=lambda name: int(name.split("_")[1]))
-
-
-def _first_obs(data: Any, names: list[str], file: Path) -> dict[str, Any]:
-    """Key -> array of the first episode's observations."""
-    if "obs" not in data[names[0]]:
-        raise UserError(
-            f"{file} holds states of the simulator but no observations. Add them with robomimic's "
-            "dataset_states_to_obs.py."
-        )
-    return dict(_leaves(data[names[0]]["obs"]))
-
-
-def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The arrays of a group by their paths; a plain array has an empty one."""
-    if hasattr(node, "shape"):
-        yield prefix, node
-        return
-    for name in node:
-        yield from _leaves(node[name], f"{prefix}/{name}" if prefix else name)
-
-
-def _require_keys(known: dict[str, Any], keys: Sequence[str], file: Path) -> None:
-    missing = [key for key in keys if key not in known]
-    if missing or not keys:
-        raise UserError(
-            f"{file} has no {missing[0] if missing else 'state'!r} among its observations. Name the "
-            f"keys that make the state: --state KEY,KEY. There are {', '.join(known)}."
-        )
-
-
-def _is_colour(array: Any) -> bool:
-    return array.ndim == 4 and array.shape[-1] == 3 and array.dtype == np.uint8
-
-
-def _say_aside(
-    file: Path, known: dict[str, Any], state: Sequence[str], cameras: dict[str, str], say: Say
-) -> None:
-    """Says which observations are not taken, depth among them."""
-    aside = [key for key in known if key not in state and key not in cameras]
-    if aside:
-        say(f"{file.name}: left aside are {', '.join(aside)}.")
-
-
-def _longest(group: Any, names: list[str]) -> int:
-    found = [group[name]["actions"] for name in names if "actions" in group[name]]
-    return max((len(actions) for actions in found if hasattr(actions, "shape")), default=1)
-
-
-def _array(group: Any, key: str) -> np.ndarray:
-    return np.asarray(group[key][()])
-
-
-def _joined(group: Any, keys: list[str]) -> np.ndarray:
-    """(T, P) of several arrays beside one another."""
-    parts = [_array(group, key) for key in keys]
-    if len({len(part) for part in parts}) > 1:
-        lengths = ", ".join(f"{key} {len(part)}" for key, part in zip(keys, parts, strict=True))
-        raise UnusableEpisodeError(f"its state has parts of different lengths ({lengths})")
-    return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
-
-
-def _text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _json(text: Any, where: str) -> dict[str, Any]:
-    try:
-        found = json.loads(_text(text))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is no JSON ({first_line(error)}).") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{where} is no mapping.")
-    return found
+    return facts, each_episode(file, names, read)

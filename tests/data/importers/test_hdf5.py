@@ -265,3 +265,33 @@ def test_actions_of_an_unknown_meaning_stay_unknown(tmp_path):
     import_hdf5(tmp_path / "lift.hdf5", out, instruction="lift", say=lambda text: None)
     assert open_dataset(out).origin == {}
     assert "does not say its control mode" in " ".join(verify_dataset(out).notes)
+
+
+def test_what_maniskill_records_itself_fits_this_projects_env(tmp_path):
+    """Its own ``RecordEpisode``, in the env's state mode."""
+    gymnasium = pytest.importorskip("gymnasium")
+    pytest.importorskip("mani_skill.envs", reason="the extra maniskill is not installed")
+    from mani_skill.utils.wrappers.record import RecordEpisode
+
+    from embodyrl.build import make_env
+    from embodyrl.config import env_config
+
+    inner = gymnasium.make(
+        "PushCube-v1", obs_mode="state", control_mode="pd_ee_delta_pos", sim_backend="cpu"
+    )
+    env = RecordEpisode(inner, str(tmp_path), trajectory_name="pushed", save_video=False)
+    seen = []
+    for seed in range(2):
+        seen.append(env.reset(seed=seed)[0])
+        for _ in range(4):
+            env.step(env.action_space.sample())
+    env.close()
+    quiet = {"instruction": "push the cube", "say": lambda text: None}
+    assert import_hdf5(tmp_path / "pushed.h5", tmp_path / "set", **quiet)["frames"] == 8
+    ours = make_env(env_config("maniskill", ["env.task=PushCube-v1", "env.num_envs=1"]), "cpu")
+    try:
+        demos = Demonstrations.load(tmp_path / "set", 2, spec=ours.spec, keep="all")
+    finally:
+        ours.close()
+    assert demos.remarks == []
+    np.testing.assert_allclose(demos.proprio[0], np.asarray(seen[0]).reshape(-1), rtol=1e-6)
