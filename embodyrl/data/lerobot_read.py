@@ -21,7 +21,6 @@ from embodyrl.data.lerobot_tables import (
     NUMBERING,
     REMEDY,
     load_columns,
-    number_anew,
     parquet,
     parquet_files,
     read_table,
@@ -199,7 +198,9 @@ def open_dataset(
     # Read the tables.
     numbering = [name for name in NUMBERING if name in data.features or name != "frame_index"]
     wanted = [*numbering, *map(data.need, columns)]
-    load_columns(data, list(dict.fromkeys(wanted)), report)
+    found = load_columns(folder, list(dict.fromkeys(wanted)), data.skip, report)
+    data.columns, data.files = found.values, found.files
+    data.source, data.position = found.source, found.position
     data.episodes = lerobot_v2.episodes(folder, info) if old else _load_episodes(folder)
     data.task_rows = lerobot_v2.tasks(folder) if old else _load_tasks(folder)
     data.tasks = dict(data.task_rows)
@@ -208,8 +209,47 @@ def open_dataset(
             f"Episode {min(unknown)} shall be left out (data.skip), but {folder} has no such "
             f"episode. It has {len(data.episodes)}."
         )
-    number_anew(data)
+    _number_anew(data)
     return data
+
+
+def _number_anew(data: DatasetFiles) -> None:
+    """Orders the frames by episode and frame, if ``index`` is wrong but these two are right.
+
+    Merged data sets count ``index`` anew in each episode, and parts of data sets keep the numbers
+    that they had in the whole.
+    """
+    columns = data.columns
+    count = len(columns["index"])
+    # Frames that are missing are no matter of numbering.
+    if count != data.info.get("total_frames") or "frame_index" not in columns:
+        return
+    if (columns["index"] == np.arange(count)).all():
+        return
+    episode = columns["episode_index"].reshape(-1)
+    frame = columns["frame_index"].reshape(-1)
+    # Each episode must have its frames 0, 1, 2 and so on.
+    order = np.lexsort((frame, episode))
+    lengths = np.unique(episode, return_counts=True)[1]
+    if (frame[order] != np.concatenate([np.arange(n) for n in lengths])).any():
+        return  # frames are missing, or there twice
+    # Put the frames in this order, and count them anew.
+    data.columns = {name: values[order] for name, values in columns.items()}
+    data.source = data.source[order]
+    data.position = data.position[order]
+    data.columns["index"] = np.arange(count)
+    # The episode table says where an episode begins and ends.
+    ends = np.cumsum(lengths)
+    places = dict(
+        zip(np.unique(episode).tolist(), zip(ends - lengths, ends, strict=True), strict=True)
+    )
+    for row in data.episodes:
+        if row["episode_index"] in places:
+            row["dataset_from_index"], row["dataset_to_index"] = places[row["episode_index"]]
+    data.corrections.append(
+        f"The column 'index' of {data.path} does not count all frames: they are taken in the order "
+        "of 'episode_index' and 'frame_index'."
+    )
 
 
 def episode_tables(folder: Path) -> Iterator[tuple[Path, Any]]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.storage.paths import files_of, require_readable
-
-if TYPE_CHECKING:
-    from embodyrl.data.lerobot_read import DatasetFiles
 
 REMEDY = "Fetch or record the data set again."
 NUMBERING = ("index", "episode_index", "task_index", "timestamp", "frame_index")
@@ -57,83 +55,81 @@ def read_table(file: Path, columns: list[str] | None = None) -> Any:
         ) from error
 
 
+@dataclass
+class Columns:
+    """Columns of all files of a data set, in the order of ``index``.
+
+    Attributes:
+        values: name -> (F, ...).
+        files: the parquet files.
+        source: (F,) which of ``files`` each row stands in.
+        position: (F,) place of each row among the rows of all files, one file after the other.
+    """
+
+    values: dict[str, np.ndarray]
+    files: list[Path]
+    source: np.ndarray
+    position: np.ndarray
+
+
 def load_columns(
-    data: DatasetFiles, names: list[str], report: Callable[[str], None] | None
-) -> None:
-    """Fills ``columns``, ``files`` and ``source``."""
-    data.files = parquet_files(data.path, "data")
+    folder: Path,
+    names: list[str],
+    skip: frozenset[int],
+    report: Callable[[str], None] | None,
+) -> Columns:
+    """Reads columns of the frames.
+
+    Args:
+        folder: of the data set.
+        names: of the columns, those of ``NUMBERING`` among them.
+        skip: episodes that are not used. Whatever their rows hold is nothing (0) here.
+        report: called with each fault of a column, which is then left out; None raises it.
+
+    Raises:
+        UserError: a file cannot be read, or a column that is needed is damaged.
+    """
+    damaged = f"The data set {folder} is damaged."
+    files = parquet_files(folder, "data")
     parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
     lengths = []
     used: list[np.ndarray] = []
-    for file in data.files:
+    for file in files:
         table = read_table(file, names)
         lengths.append(len(table))
-        used.append(~np.isin(_episodes_of(table), list(data.skip)))
+        # What numbers the frames is read of all of them, the rest of the episodes that are used.
+        used.append(~np.isin(_episodes_of(table), list(skip)))
         sound = table if used[-1].all() else table.filter(used[-1])
         for name in names:
             rows = table if name in NUMBERING else sound
-            fault = _column_fault(rows, name, file.relative_to(data.path))
+            fault = _column_fault(rows, name, file.relative_to(folder))
             if not fault:
                 parts[name].append(_numpy(rows.column(name).combine_chunks()))
             elif report is None or name in NUMBERING:
-                raise UserError(f"The data set {data.path} is damaged. {fault}")
+                raise UserError(f"{damaged} {fault}")
             else:
                 report(fault)
     source = np.repeat(np.arange(len(lengths)), lengths)
-    columns = {}
+    # Join the files.
+    values = {}
     for name, arrays in parts.items():
+        # A column with a fault was reported.
         if len(arrays) < len(lengths):
-            continue  # reported
-        arrays = [values for values in arrays if len(values)] or arrays[:1]
-        if len(shapes := {values.shape[1:] for values in arrays}) > 1:
+            continue
+        # A file with skipped episodes alone has no row, and so no shape.
+        arrays = [array for array in arrays if len(array)] or arrays[:1]
+        if len(shapes := {array.shape[1:] for array in arrays}) > 1:
             fault = f"The column {name!r} has different shapes in its files: {sorted(shapes)}."
             if report is None:
-                raise UserError(f"The data set {data.path} is damaged. {fault}")
+                raise UserError(f"{damaged} {fault}")
             report(fault)
             continue
-        columns[name] = np.concatenate(arrays)
-        if name not in NUMBERING and data.skip:
-            columns[name] = _spread(columns[name], np.concatenate(used))
+        values[name] = np.concatenate(arrays)
+        if name not in NUMBERING and skip:
+            values[name] = _spread(values[name], np.concatenate(used))
     # The order of the files need not be that of the frames.
-    order = np.argsort(columns["index"], kind="stable")
-    data.columns = {name: values[order] for name, values in columns.items()}
-    data.source = source[order]
-    data.position = order
-
-
-def number_anew(data: DatasetFiles) -> None:
-    """Orders the frames by episode and frame, if ``index`` is wrong but these two are right.
-
-    Merged data sets count ``index`` anew in each episode, and parts of data sets keep the numbers
-    that they had in the whole.
-    """
-    columns = data.columns
-    count = len(columns["index"])
-    if count != data.info.get("total_frames") or "frame_index" not in columns:
-        return
-    if (columns["index"] == np.arange(count)).all():
-        return
-    episode = columns["episode_index"].reshape(-1)
-    frame = columns["frame_index"].reshape(-1)
-    order = np.lexsort((frame, episode))
-    lengths = np.unique(episode, return_counts=True)[1]
-    if (frame[order] != np.concatenate([np.arange(n) for n in lengths])).any():
-        return  # frames are missing, or there twice
-    data.columns = {name: values[order] for name, values in columns.items()}
-    data.source = data.source[order]
-    data.position = data.position[order]
-    data.columns["index"] = np.arange(count)
-    ends = np.cumsum(lengths)
-    places = dict(
-        zip(np.unique(episode).tolist(), zip(ends - lengths, ends, strict=True), strict=True)
-    )
-    for row in data.episodes:
-        if row["episode_index"] in places:
-            row["dataset_from_index"], row["dataset_to_index"] = places[row["episode_index"]]
-    data.corrections.append(
-        f"The column 'index' of {data.path} does not count all frames: they are taken in the order "
-        "of 'episode_index' and 'frame_index'."
-    )
+    order = np.argsort(values["index"].reshape(-1), kind="stable")
+    return Columns({name: v[order] for name, v in values.items()}, files, source[order], order)
 
 
 def _episodes_of(table: Any) -> np.ndarray:

@@ -50,6 +50,7 @@ def episodes(folder: Path, info: dict[str, Any]) -> list[dict[str, Any]]:
     size = info.get("chunks_size") or CHUNK
     fps = float(info.get("fps") or 0)
     videos = [key for key, f in info["features"].items() if f["dtype"] == "video"]
+    # v3 says where each episode stands: in which files, and at which of their frames.
     first = 0
     found = []
     for row in rows:
@@ -57,6 +58,7 @@ def episodes(folder: Path, info: dict[str, Any]) -> list[dict[str, Any]]:
         place = {"chunk_index": number // size, "file_index": number}
         new = {**row, "dataset_from_index": first, "dataset_to_index": first + length}
         new |= {f"data/{name}": value for name, value in place.items()}
+        # A video holds one episode, so it begins at 0 s.
         for key in videos:
             times = {"from_timestamp": 0.0, "to_timestamp": length / fps if fps > 0 else 0.0}
             new |= {f"videos/{key}/{name}": value for name, value in (place | times).items()}

@@ -97,6 +97,7 @@ def import_hdf5(
     )
     if not files:
         raise UserError(f"There are no HDF5 files (*.hdf5, *.h5) in {path}.")
+    # All files are opened first, so that what is wrong with one is said before anything is written.
     opened = [_open(file) for file in files]
     try:
         readers = [_reader(file, source) for file, source in zip(files, opened, strict=True)]
@@ -108,6 +109,7 @@ def import_hdf5(
         parts = [
             readers[0](file, source, **options) for file, source in zip(files, opened, strict=True)
         ]
+        # One data set has one rate and one kind of action.
         facts = parts[0][0]
         for file, (other, _) in zip(files, parts, strict=True):
             if (other.control_mode, other.control_hz) != (facts.control_mode, facts.control_hz):
@@ -158,6 +160,7 @@ def _robomimic(
     options = args.get("env_kwargs") or {}
     names = in_order(data)
     obs = first_obs(data, names, file)
+    # By default the state is that of all robots' hands.
     if not state:
         robots = sorted({key.split("_")[0] for key in obs if key.startswith("robot")})
         state = tuple(f"{robot}_{part}" for robot in robots for part in ROBOMIMIC_STATE)
@@ -203,8 +206,10 @@ def _libero(
     require_keys(obs, state, file)
     cameras = {key: LIBERO_CAMERAS.get(key, key) for key in obs if is_colour(obs[key])}
     say_aside(file, obs, state, cameras, say)
+    # The instruction is a text, or a list of its parts.
     told = problem.get("language_instruction", "")
     told = "".join(told) if isinstance(told, list) else str(told)
+    # The task's file stands in the folder of its suite.
     suite = Path(str(data.attrs.get("bddl_file_name", ""))).parent.name
     facts = Facts(
         name=f"libero/{suite}" if suite.startswith("libero_") else "libero",
@@ -212,6 +217,7 @@ def _libero(
         control_hz=rate_of(options.get("control_freq"), hz, str(file)),
         max_episode_steps=longest(data, names),
     )
+    # OpenGL's first row is the lowest.
     turned = text_of(data.attrs.get("macros_image_convention", "opengl")) == "opengl"
     say(
         f"{file.name}: each observation is paired with the action after it, as LIBERO recorded it "
@@ -228,6 +234,7 @@ def _libero(
                 raise UnusableEpisodeError(
                     f"{what} has {len(values)} rows for {len(actions)} actions"
                 )
+        # The observation after action t goes with action t + 1.
         return recording_of(
             images={
                 camera: frames[:-1, ::-1] if turned else frames[:-1]
@@ -260,6 +267,7 @@ def _maniskill(
             f"{file} holds no observations. Add them: python -m "
             "mani_skill.trajectory.replay_trajectory --traj-path FILE --obs-mode rgb --save-traj"
         )
+    # Pictures, and numbers.
     leaves = dict(leaves_of(source[names[0]]["obs"]))
     pictures = [key for key in leaves if re.fullmatch("sensor_data/[^/]+/.*", key)]
     cameras = {key: key.split("/")[1] for key in pictures if key.endswith("/rgb")}
@@ -270,6 +278,7 @@ def _maniskill(
     say_aside(file, leaves, state, cameras, say)
     if not instruction:
         raise UserError(f"{file} holds no instruction. Give one: --instruction 'push the cube'.")
+    # An env that changes the rate says so.
     rate = (options.get("sim_config") or {}).get("control_freq", MANISKILL_HZ)
     facts = Facts(
         name=f"maniskill/{env.get('env_id', file.stem)}",
@@ -289,6 +298,7 @@ def _maniskill(
         success = np.asarray(trajectory["success"][()], bool)
         # The last observation has no action.
         images = {camera: array_of(observed, key)[:-1] for key, camera in cameras.items()}
+        # In state mode the observation is one array.
         whole = state == ("",)
         proprio = np.asarray(observed[()]) if whole else concatenated(observed, list(state))
         return recording_of(

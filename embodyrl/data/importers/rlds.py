@@ -70,6 +70,7 @@ def import_rlds(
     files = [path] if path.is_file() else files_of(path, "*.tfrecord*")
     if not files:
         raise UserError(f"There are no TFRecord files (*.tfrecord*) in {path}.")
+    # "toy_set-train.tfrecord-00000-of-00002" is of toy_set.
     name = files[0].name.split(".")[0].rpartition("-")[0] or files[0].name.split(".")[0]
     facts = Facts(f"rlds/{name}", "", rate_of(None, hz, str(path)), max_episode_steps=1)
     reader = _Reader(tuple(state) or STATE, instruction, say)
@@ -112,9 +113,11 @@ class _Reader:
         if not self.said and aside:
             self.say(f"Left aside are {', '.join(aside)}.")
         self.said = True
+        # Numbers of all steps stand in one list.
         actions = _numbers(example["steps/action"], steps, "the action")
         proprio = [_numbers(example[OBSERVATION + key], steps, key) for key in self.state]
         reward = example.get("steps/reward")
+        # Without a reward, the last step counts as success.
         last = np.arange(steps) == steps - 1
         rewards = last.astype(np.float32)
         if reward is not None:
@@ -146,6 +149,7 @@ class _Reader:
             name = key.removeprefix(OBSERVATION)
             if name == key or name in self.state or key in INSTRUCTION:
                 continue
+            # Pictures are encoded; those of depth have one channel.
             encoded = isinstance(values, list) and len(values) and values[0].startswith(PICTURE)
             (cameras if encoded and _is_colour(values[0]) else aside).append(name)
         return sorted(cameras), sorted(aside)

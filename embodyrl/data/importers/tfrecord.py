@@ -44,6 +44,7 @@ def read_examples(file: Path) -> Iterator[dict[str, Feature]]:
             if len(header) < 12:
                 raise UserError(f"{where} is cut. {REMEDY}")
             length, checksum = struct.unpack("<QI", header)
+            # A wrong length would lead to a wrong place.
             if _masked_crc(header[:8]) != checksum or length > MAX_RECORD:
                 raise UserError(f"{where} does not begin as one of a TFRecord file does. {REMEDY}")
             data = stream.read(length + 4)
@@ -81,6 +82,7 @@ def _example(data: memoryview) -> dict[str, Feature]:
 def _feature(data: memoryview) -> Feature:
     """Feature {1: BytesList, 2: FloatList, 3: Int64List}, each with its values in field 1."""
     for number, values in _messages(data):
+        # One of the three kinds is there.
         if number == 1:
             return [bytes(value) for _, value in _messages(values, 1)]
         if number == 2:
@@ -96,6 +98,7 @@ def _integers(data: memoryview) -> Iterator[int]:
     for number, kind, value in _fields(data):
         if number != 1:
             continue
+        # One by one, or packed.
         if kind == 0:
             yield _signed(int.from_bytes(value, "little"))
             continue
@@ -120,12 +123,14 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
     """The fields of a message: number, wire type, and content (of a varint its value, in 8 bytes)."""
     place = 0
     while place < len(data):
+        # The tag holds the field's number and how its value is written.
         tag, place = _varint(data, place)
         number, kind = tag >> 3, tag & 7
         if kind == 0:
             value, place = _varint(data, place)
             yield number, kind, memoryview(value.to_bytes(8, "little"))
             continue
+        # Content with a length, or of 8 or 4 bytes. Groups (3, 4) are no longer written by anybody.
         if kind == 2:
             length, place = _varint(data, place)
         elif kind in (1, 5):

@@ -65,6 +65,7 @@ def write_imported(
     written = {"episodes": 0, "frames": 0, "solved": 0, "left_out": 0}
     try:
         for label, read in episodes:
+            # Read an episode, and see whether it is whole and like the others.
             try:
                 recording = read()
                 _require_whole(recording)
@@ -74,6 +75,7 @@ def write_imported(
                 written["left_out"] += 1
                 say(f"{label} is left out: {error}.")
                 continue
+            # The first one says what shapes the data set has.
             if writer is None:
                 writer = DatasetWriter(out, _spec(facts, recording))
             writer.add(recording)
@@ -112,14 +114,17 @@ def _size(frames: np.ndarray) -> tuple[int, int]:
 
 def _require_whole(recording: Recording) -> None:
     """Refuses an episode whose parts do not belong together."""
+    # There is something to learn.
     steps = len(recording.actions)
     if not steps:
         raise UnusableEpisodeError("it has no action")
+    # Everything has one row a step.
     parts = {f"camera {name}": frames for name, frames in recording.images.items()}
     parts |= {"the state": recording.proprio, "the reward": recording.reward}
     for what, values in parts.items():
         if len(values) != steps:
             raise UnusableEpisodeError(f"{what} has {len(values)} rows for {steps} actions")
+    # Numbers are numbers.
     for what, values in (("state", recording.proprio), ("actions", recording.actions)):
         if not np.isfinite(values).all():
             raise UnusableEpisodeError(f"its {what} hold NaN or infinity")

@@ -48,12 +48,14 @@ def from_openpi(message: Any, metadata: Mapping[str, Any]) -> Any:
     Raises:
         MessageError: openpi's keys, but they do not say which picture is which camera's.
     """
+    # Whoever sends proprio knows this project's keys.
     if not isinstance(message, dict) or "proprio" in message:
         return message
     parts = {str(key).removeprefix(PREFIX): value for key, value in message.items()}
     state = next((names for names in STATES if all(name in parts for name in names)), None)
     if state is None:
         return message
+    # The state, what means the same, and the pictures, which are all that is left.
     proprio = np.concatenate([_numbers(parts.pop(name), name) for name in state])
     translated = {key: parts.pop(key) for key in PLAIN if key in parts}
     pictures = parts.pop("images", {})
@@ -63,6 +65,7 @@ def from_openpi(message: Any, metadata: Mapping[str, Any]) -> Any:
     if len(pictures) > MAX_PICTURES:
         raise MessageError(f"The observation has more than {MAX_PICTURES} pictures.")
     cameras = metadata["cameras"]
+    # Which picture is which camera's.
     source = _sources(list(map(str, pictures)), list(cameras))
     if aside := sorted(set(map(str, pictures)) - set(source.values())):
         log.info("Pictures that the policy has no camera for: %s.", ", ".join(aside)[:200])
@@ -79,7 +82,9 @@ def _sources(sent: list[str], cameras: list[str]) -> dict[str, str]:
     Raises:
         MessageError: a camera has no picture, or may have several.
     """
+    # Equal names go together.
     found = {name: name for name in cameras if name in sent}
+    # Of what is left, the only camera of a kind goes with the only picture of that kind.
     for on_hand in (False, True):
         open_cameras = _of_kind((n for n in cameras if n not in found), on_hand)
         free = _of_kind((n for n in sent if n not in found.values()), on_hand)
@@ -120,6 +125,7 @@ def _picture(value: Any, name: str) -> Image:
         )
     if 0 in value.shape:
         raise MessageError(f"The observation does not fit this policy: {name} is an empty picture.")
+    # Colours last, and whole numbers.
     if value.shape[2] != 3:
         value = value.transpose(1, 2, 0)
     if value.dtype.kind == "f":
