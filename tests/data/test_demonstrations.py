@@ -5,6 +5,8 @@ import os
 import shutil
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.data.lerobot_write import DatasetWriter, write_dataset
 from embodyrl.data.record import record_episodes
 from embodyrl.errors import UserError
+from embodyrl.policies.flow_mlp import FlowMLP
 from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 from embodyrl.sims.mujoco.experts import ScriptedExpert
 from embodyrl.training.load_demos import load_demos
@@ -87,6 +90,44 @@ def test_a_run_may_imitate_failures_too(dataset, spec_and_recordings):
         )
         number[keep] = load_demos(config, learner(config, spec), spec).num_episodes
     assert number == {"success": sum(r.success for r in recordings), "all": 8}
+
+
+def test_a_policy_that_reads_instructions_needs_them(dataset, spec_and_recordings, tmp_path):
+    spec, _ = spec_and_recordings
+    folder = shutil.copytree(dataset, tmp_path / "silent")
+    table = pq.read_table(folder / "meta" / "tasks.parquet")
+    name = next(n for n in ("task", "__index_level_0__") if n in table.column_names)
+    place = table.schema.get_field_index(name)
+    first = int(table["task_index"][0].as_py())
+    texts = ["", *table[name].to_pylist()[1:]]
+    pq.write_table(
+        table.set_column(place, name, pa.array(texts)), folder / "meta" / "tasks.parquet"
+    )
+    silent = [
+        row["episode_index"]
+        for row in open_dataset(folder).episodes
+        if first
+        in open_dataset(folder).columns["task_index"][
+            row["dataset_from_index"] : row["dataset_to_index"]
+        ]
+    ]
+    sections = {"env": {"name": "mujoco", "task": "pick,push", "cameras": ["front", "wrist"]}}
+    sections |= {"policy": {"name": "flow_vla"}, "algorithm": {"name": "sft"}}
+
+    def load(**data):
+        config = resolve({**sections, "data": {"path": str(folder), "keep": "all", **data}})
+        said = []
+        demos = load_demos(config, learner(config, spec), spec, pictures=False, say=said.append)
+        return demos, said
+
+    with pytest.raises(UserError, match=r"has no instruction in .*flow_vla reads instructions"):
+        load()
+    # The others are usable, and what is left out is said.
+    demos, said = load(skip=silent)
+    assert demos.num_episodes == 8 - len(silent) > 0 and "(data.skip)" in said[0]
+    # A policy that reads none takes all.
+    assert Demonstrations.load(folder, 1, keep="all").num_episodes == 8
+    assert FlowMLP.reads_instructions is False
 
 
 def test_a_run_says_which_camera_of_the_data_is_which_of_the_env(dataset, spec_and_recordings):
