@@ -147,7 +147,8 @@ def test_a_fault_is_no_failure_of_the_policy(
     reflex_in(1, monkeypatch)
     assert main(["deploy", str(saved), *options]) == 2
     said = capsys.readouterr().out
-    assert "(0/1); 1 of 2 was ended by a fault, not counted; logs in" in said
+    told = "(0/1) (executing 2 of 5 actions); 1 of 2 was ended by a fault, not counted; logs in"
+    assert told in said
 
 
 def test_ctrl_c_is_no_failure_of_the_policy(

@@ -315,7 +315,9 @@ def _run_episode(
 def score_line(result: dict[str, Any]) -> str:
     """The success rate of a result, and beside it the episodes that it leaves out."""
     rate = format_rate(result["successes"], result["episodes"])
-    said = [f"{rate} (executing {result['execute']} of {result['horizon']} actions)"]
+    if result["episodes"]:
+        rate += f" (executing {result['execute']} of {result['horizon']} actions)"
+    said = [rate]
     left_out = {who: result[f"ended_by_{who}"] for who in (EndedBy.PERSON, EndedBy.FAULT)}
     total = result["episodes"] + sum(left_out.values())
     for who, count in left_out.items():
