@@ -63,8 +63,9 @@ class DataConfig:
     """The demonstrations of a run, for algorithms that learn from some.
 
     Attributes:
-        path: a LeRobotDataset v3, written by this package or by another. Relative to the working
+        path: a LeRobotDataset (v2.0, v2.1 or v3), written by this package or by another. Relative to the working
             directory.
+        skip: numbers of episodes of ``path`` that are left out, for example of damaged ones.
         episodes: use only the first ``episodes`` episodes of each data set; 0 means all.
         keep: ``success`` leaves out episodes that the data set marks as failed; ``all`` keeps them,
             for tasks that report no success.
@@ -86,6 +87,7 @@ class DataConfig:
     """
 
     path: str = path_setting()
+    skip: tuple[CountOrZero, ...] = ()
     episodes: CountOrZero = 0
     keep: Annotated[str, Choice("success", "all")] = "success"
     more: tuple[str, ...] = path_setting(())

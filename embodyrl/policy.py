@@ -30,6 +30,15 @@ from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEva
 Mode = Literal["train", "eval"]
 
 
+def num_executed(config: Any) -> int:
+    """H, how many actions of a chunk are executed before the policy looks again.
+
+    Args:
+        config: of a policy. ``execute`` says it; without it, or with 0, all of ``horizon`` are.
+    """
+    return getattr(config, "execute", 0) or config.horizon
+
+
 class Actor(Protocol):
     """Whatever acts: a policy, or several that act as one."""
 
@@ -51,7 +60,8 @@ class Policy(Actor, Protocol):
     """What can be trained: an ``nn.Module``, of which these methods are asked for.
 
     Attributes:
-        config: frozen dataclass with at least ``name`` and ``horizon`` (H, actions in a chunk).
+        config: frozen dataclass with at least ``name`` and ``horizon`` (C, actions in a chunk). It
+            may have ``execute`` (see ``num_executed``).
         spec: of the env that it was built for.
     """
 

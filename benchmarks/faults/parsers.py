@@ -56,6 +56,7 @@ POLICY: dict[str, Any] = {
     "cameras": {"front": [4, 6]},
     "proprio_dim": 3,
     "horizon": 5,
+    "execute": 5,
     "action_dim": 4,
     "control_mode": "ee_delta_pos",
     "control_hz": 25.0,

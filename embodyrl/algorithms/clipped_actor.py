@@ -16,6 +16,7 @@ from embodyrl.algorithm import MemoryPlan
 from embodyrl.algorithms.optim import Figures, GuardedAdam, Means, Microbatches, minibatches
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.losses import ppo_policy_loss
+from embodyrl.policy import num_executed
 from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Positive, Range, Share
 from embodyrl.types import DenoisingTrace, Obs, PolicyEval
 
@@ -262,7 +263,7 @@ class ClippedActor:
         if self.config.ratio == "joint":
             return 1.0
         steps = float(trace.stochastic.sum(1).float().mean())
-        dims = self.policy.config.horizon * self.policy.spec.action_dim
+        dims = num_executed(self.policy.config) * self.policy.spec.action_dim
         return steps if self.config.ratio == "per_step" else steps * dims
 
     @torch.no_grad()

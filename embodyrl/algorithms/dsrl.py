@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import complete_noise, randn
-from embodyrl.policy import HasFeatures, HasFlow, Steerable
+from embodyrl.policy import HasFeatures, HasFlow, Steerable, num_executed
 from embodyrl.types import Obs
 
 
@@ -63,7 +63,7 @@ class DSRL(SACFlow):
             )
 
     def _decision_size(self) -> int:
-        return self.policy.config.horizon * self.policy.spec.action_dim
+        return num_executed(self.policy.config) * self.policy.spec.action_dim
 
     def _actor_parameters(self) -> list[nn.Parameter]:
         return list(self.policy.steer.parameters())
@@ -80,7 +80,7 @@ class DSRL(SACFlow):
         """See ``rollouts.collect.Act``: it chooses the noise, and the flow makes actions of it."""
         context = self.policy.encode(obs)
         if self.collected < self.config.warmup_chunks:
-            shape = (len(obs), self.policy.config.horizon, self.policy.spec.action_dim)
+            shape = (len(obs), num_executed(self.policy.config), self.policy.spec.action_dim)
             noise = randn(shape, generator, self.device)
         else:
             noise, _ = self.policy.steer.sample(self.policy.features(context), generator)

@@ -29,7 +29,7 @@ from embodyrl.functional.flow import (
     randn,
     sample_training_time,
 )
-from embodyrl.policy import FlowPolicyProtocol, HasFlow, HasValue
+from embodyrl.policy import FlowPolicyProtocol, HasFlow, HasValue, num_executed
 from embodyrl.ranges import Count
 from embodyrl.types import DenoisingTrace, EnvSpec, Obs, PolicyEval, TensorData
 
@@ -138,6 +138,6 @@ def pair_losses(policy: FlowPolicyProtocol, obs: Obs, pairs: FlowPairs) -> Float
     )
     velocity = policy.velocity(policy.encode(obs), x.unflatten(0, (b, m)), pairs.t)
     error = (velocity - target.unflatten(0, (b, m)))[
-        ..., : policy.config.horizon, : policy.spec.action_dim
+        ..., : num_executed(policy.config), : policy.spec.action_dim
     ]
     return (error**2).sum(dim=(-2, -1))

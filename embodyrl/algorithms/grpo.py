@@ -27,7 +27,7 @@ from embodyrl.functional.returns import (
     equal_episode_weights,
     group_advantages,
 )
-from embodyrl.policy import Actor, PathPolicy, ScoresPaths
+from embodyrl.policy import Actor, PathPolicy, ScoresPaths, num_executed
 from embodyrl.ranges import LARGEST, Choice, Count, Range, Share
 from embodyrl.rollouts.batches import Episode, EpisodeBatch, GroupBatch
 from embodyrl.rollouts.collect import Player, collect_episodes
@@ -259,7 +259,7 @@ class GRPO(Algorithm):
     @classmethod
     def memory_plan(cls, config: GRPOConfig, policy: Any, spec: EnvSpec) -> MemoryPlan | None:
         """See ``Algorithm``."""
-        chunks = config.num_episodes * -(-spec.max_episode_steps // policy.config.horizon)
+        chunks = config.num_episodes * -(-spec.max_episode_steps // num_executed(policy.config))
         return on_policy_memory(config, chunks)
 
 

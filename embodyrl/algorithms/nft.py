@@ -29,7 +29,7 @@ from embodyrl.errors import UserError
 from embodyrl.functional.flow import flow_matching_pair, randn, sample_training_time, timesteps
 from embodyrl.functional.losses import nft_branches, nft_loss
 from embodyrl.functional.returns import equal_episode_weights, group_advantages
-from embodyrl.policy import FlowPolicyProtocol, HasFlow
+from embodyrl.policy import FlowPolicyProtocol, HasFlow, num_executed
 from embodyrl.ranges import LARGEST, Choice, Count, NotNegative, Positive, Range
 from embodyrl.rollouts.batches import EpisodeBatch, GroupBatch
 from embodyrl.rollouts.collect import Player
@@ -201,7 +201,9 @@ class NFT(Algorithm):
 
     def _executed(self, *parts: Tensor) -> Iterator[Tensor]:
         """The executed actions of each (B, C, D): a model's chunk may be longer and wider."""
-        return (x[:, : self.policy.config.horizon, : self.policy.spec.action_dim] for x in parts)
+        return (
+            x[:, : num_executed(self.policy.config), : self.policy.spec.action_dim] for x in parts
+        )
 
     def _branches(
         self, obs: Obs, x: Tensor, t: Tensor
@@ -234,5 +236,5 @@ class NFT(Algorithm):
     @classmethod
     def memory_plan(cls, config: NFTConfig, policy: Any, spec: EnvSpec) -> MemoryPlan | None:
         """See ``Algorithm``; the old policy is a copy."""
-        chunks = config.num_episodes * -(-spec.max_episode_steps // policy.config.horizon)
+        chunks = config.num_episodes * -(-spec.max_episode_steps // num_executed(policy.config))
         return MemoryPlan(config.minibatch_size, flow_loss_of_shapes, chunks, extra_policies=1)

@@ -30,7 +30,7 @@ from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.losses import td_loss
 from embodyrl.functional.returns import chunk_td_target
-from embodyrl.policy import Chooses, ChoosingPolicy, HasFlow, Imitates, has_ability
+from embodyrl.policy import Chooses, ChoosingPolicy, HasFlow, Imitates, has_ability, num_executed
 from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
 from embodyrl.types import Obs
@@ -149,7 +149,7 @@ class PARL(OffPolicy):
         self.buffer = EpisodeBuffer(
             c.capacity,
             policy.spec,
-            policy.config.horizon,
+            num_executed(policy.config),
             self.chooser.encoder,
             c.gamma,
             self.device,

@@ -18,7 +18,7 @@ from torch import Tensor
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.errors import UserError
-from embodyrl.policy import FlowCriticPolicy
+from embodyrl.policy import FlowCriticPolicy, num_executed
 from embodyrl.ranges import CountOrZero, Range
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
 from embodyrl.rollouts.replay_buffer import DEMO, INTERVENTION, ReplayBuffer
@@ -87,7 +87,7 @@ class RLPD(SACFlow):
         self.intervention_weight = demos.intervention_weight
         room = len(demos) + self.config.intervention_capacity
         spec = self.policy.spec
-        horizon = self.policy.config.horizon
+        horizon = num_executed(self.policy.config)
         self.prior = ReplayBuffer(room, spec, horizon, privileged=False, device=self.device)
         for chunks in demos.transitions():
             self.prior.add(chunks, DEMO)

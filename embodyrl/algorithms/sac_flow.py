@@ -37,7 +37,7 @@ from embodyrl.functional.losses import sac_actor_loss, td_loss, temperature_loss
 from embodyrl.functional.returns import chunk_td_target
 from embodyrl.policies.critics import Critics
 from embodyrl.policies.sample_path import sample_path
-from embodyrl.policy import FlowCriticPolicy, HasFeatures, HasFlow
+from embodyrl.policy import FlowCriticPolicy, HasFeatures, HasFlow, num_executed
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
 from embodyrl.rollouts.replay_buffer import ReplayBuffer
 from embodyrl.types import Obs
@@ -68,7 +68,7 @@ class SACFlow(OffPolicy):
         self.buffer = ReplayBuffer(
             c.capacity,
             policy.spec,
-            policy.config.horizon,
+            num_executed(policy.config),
             privileged=self.privileged,
             device=self.device,
         )
@@ -95,7 +95,7 @@ class SACFlow(OffPolicy):
         self.sees_features = c.shared_critic or c.own_encoder
         self.privileged = getattr(policy, "reads_privileged", False) and not self.sees_features
         features = policy.features_dim if self.sees_features else policy.critic_features_dim
-        size = policy.config.horizon * policy.spec.action_dim
+        size = num_executed(policy.config) * policy.spec.action_dim
         self.critics = Critics(
             features, size, c.num_critics, c.critic_width, c.critic_layers, c.critic_norm
         ).to(self.device)
@@ -145,7 +145,7 @@ class SACFlow(OffPolicy):
         """What target_entropy is multiplied with."""
         policy = self.policy
         steps = policy.transition.num_steps if self.config.entropy == "path" else 1
-        return steps * policy.config.horizon * policy.spec.action_dim
+        return steps * num_executed(policy.config) * policy.spec.action_dim
 
     def _actor_parameters(self) -> list[nn.Parameter]:
         return list(self.policy.actor_parameters())
@@ -177,7 +177,7 @@ class SACFlow(OffPolicy):
         """
         policy = self.policy
         if self.config.random_warmup and self.collected < self.config.warmup_chunks:
-            shape = (len(obs), policy.config.horizon, policy.spec.action_dim)
+            shape = (len(obs), num_executed(policy.config), policy.spec.action_dim)
             choice = (torch.rand(shape, generator=generator) * 2 - 1).to(self.device)
         else:
             choice = policy.sample(obs, generator=generator, mode="train").actions

@@ -286,5 +286,5 @@ class SFT(Algorithm):
 def flow_loss_of_shapes(policy: Any, obs: Obs, trace: DenoisingTrace) -> Tensor:
     """The flow matching loss of tensors of the right shapes."""
     noisy = trace.x[:, 0]
-    actions = noisy[:, : policy.config.horizon, : policy.spec.action_dim]
+    actions = noisy[:, :, : policy.spec.action_dim]
     return pair_loss(policy, obs, noisy, noisy[:, 0, 0], actions, actions[..., 0] > 0)

@@ -23,6 +23,7 @@ from embodyrl.policy import (
     Steerable,
     Steps,
     missing_methods,
+    num_executed,
 )
 from embodyrl.types import EnvSpec, Obs
 
@@ -67,6 +68,10 @@ def _check_module(policy: Any, spec: EnvSpec) -> None:
     require(isinstance(policy, nn.Module), f"{name} is no torch.nn.Module.")
     horizon = getattr(policy.config, "horizon", None)
     require(isinstance(horizon, int) and horizon > 0, "config.horizon is no positive integer.")
+    require(
+        0 < num_executed(policy.config) <= policy.config.horizon,
+        f"config.execute is {num_executed(policy.config)}, but a chunk has {horizon} actions.",
+    )
     require(hasattr(policy.config, "name"), "config has no name.")
     require(policy.spec == spec, "policy.spec is not the spec that it was built for.")
     actor = policy.actor_parameters()
@@ -84,7 +89,7 @@ def _seeds(n: int) -> list[torch.Generator]:
 
 def _check_acting(policy: Any, obs: Obs, spec: EnvSpec) -> None:
     n = len(obs)
-    expected = (n, policy.config.horizon, spec.action_dim)
+    expected = (n, num_executed(policy.config), spec.action_dim)
     noise_free = policy.sample(obs, generator=_seeds(n), mode="eval").actions
     require(
         tuple(noise_free.shape) == expected,
@@ -175,7 +180,7 @@ def _check_flow(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> None:
         log_std is None or log_std.shape == velocity.shape,
         "step_inputs: log_std is not of the velocity's shape.",
     )
-    actions = torch.zeros(n, policy.config.horizon, spec.action_dim, device=x.device)
+    actions = torch.zeros(n, num_executed(policy.config), spec.action_dim, device=x.device)
     gap = _gap(policy.normalize_action.inverse(policy.normalize_action(actions)), actions)
     require(gap <= 1e-3, f"normalize_action.inverse does not undo normalize_action (by {gap:.2g}).")
 
@@ -206,7 +211,7 @@ def _check_steering(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> N
     start = complete_noise(noise, policy.flow_shape, torch.Generator())
     actions = policy.decode(context, start)
     require(
-        tuple(actions.shape) == (len(obs), policy.config.horizon, spec.action_dim),
+        tuple(actions.shape) == (len(obs), num_executed(policy.config), spec.action_dim),
         "decode does not give actions (N, H, A).",
     )
 
@@ -214,7 +219,7 @@ def _check_steering(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> N
 def _check_choosing(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> None:
     n = len(obs)
     proposals = policy.propose(obs, 3, torch.Generator().manual_seed(0))
-    expected = (n, 3, policy.config.horizon, spec.action_dim)
+    expected = (n, 3, num_executed(policy.config), spec.action_dim)
     require(
         tuple(proposals.shape) == expected and bool((proposals.abs() <= 1).all()),
         f"propose: chunks are {tuple(proposals.shape)}, not (N, count, H, A) = {expected} in "

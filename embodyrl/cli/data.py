@@ -23,6 +23,8 @@ DATA_HELP = """examples:
   embodyrl data verify data/theirs mujoco env.task=pick env.cameras=[front,wrist]
                                               also held against an env: pictures, states, actions
   embodyrl data verify data/theirs libero data.profile=libero_lerobot
+  embodyrl data from-hdf5 libero_object --out data/libero    files of LIBERO, robomimic or ManiSkill
+  embodyrl data from-rlds bridge/1.0.0 --hz 5 --out data/bridge
 """
 
 
@@ -87,12 +89,14 @@ def _add_data(verb: Callable[..., argparse.ArgumentParser]) -> None:
     sub = verb(
         "data",
         _data,
-        "Checks a LeRobot data set, yours or somebody else's, or makes one of a robot's logs.",
+        "Checks a LeRobot data set, yours or somebody else's, or makes one of other files.",
         DATA_HELP,
     )
-    sub.add_argument("what", choices=["verify", "from-logs"])
+    sub.add_argument("what", choices=["verify", "from-logs", "from-hdf5", "from-rlds"])
     sub.add_argument(
-        "path", help="the data set's folder, or its id on the Hugging Face hub; or a robot's logs"
+        "path",
+        help="the data set's folder, or its id on the Hugging Face hub; a robot's logs; an HDF5 "
+        "file or a folder of some; or a folder with RLDS's TFRecord files",
     )
     text = "verify: an env or a preset that the data must fit; by default the one they come from"
     sub.add_argument("env", nargs="?", default="", help=text)
@@ -100,7 +104,13 @@ def _add_data(verb: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument("overrides", nargs="*", metavar="key=value", help=text)
     text = "verify: file for recorded pictures beside the env's (default: NAME_beside_env.png)"
     sub.add_argument("--picture", default="", metavar="FILE", help=text)
-    sub.add_argument("--out", default="", help="from-logs: the data set's folder")
+    sub.add_argument("--out", default="", help="from-...: the data set's folder")
+    text = "from-hdf5, from-rlds: what the policy is told, where the data do not say it"
+    sub.add_argument("--instruction", default="", help=text)
+    text = "from-hdf5, from-rlds: actions per second, where the data do not say it"
+    sub.add_argument("--hz", type=float, default=0.0, help=text)
+    text = "from-hdf5, from-rlds: keys of the observation that make the state"
+    sub.add_argument("--state", default="", metavar="KEY,KEY", help=text)
     sub.add_argument(
         "--keep-failures", action="store_true", help="from-logs: keep failed episodes too"
     )
@@ -136,6 +146,8 @@ def _data(a: argparse.Namespace) -> int:
             json.dumps(written) if a.json else f"Wrote {written['episodes']} episodes to {a.out}."
         )
         return 0
+    if a.what in ("from-hdf5", "from-rlds"):
+        return _import(a)
     from embodyrl.data.env_check import recorded_env
     from embodyrl.data.verify import print_verdict, verify_dataset
 
@@ -166,3 +178,21 @@ def _env_and_options(name: str, overrides: list[str]) -> tuple[Any, dict[str, An
             raise UserError(f"{rest[0]!r} is of an env: name the env before it.")
         return None, options
     return env_config(name, rest), options
+
+
+def _import(a: argparse.Namespace) -> int:
+    from embodyrl.data.importers.hdf5 import import_hdf5
+    from embodyrl.data.importers.rlds import import_rlds
+
+    read = import_hdf5 if a.what == "from-hdf5" else import_rlds
+    state = tuple(filter(None, a.state.split(",")))
+    say = (lambda text: None) if a.json else print
+    written = read(a.path, a.out, instruction=a.instruction, hz=a.hz, state=state, say=say)
+    if a.json:
+        print(json.dumps(written))
+    else:
+        print(
+            f"Wrote {written['episodes']} episodes, {written['solved']} of them solved, to {a.out}; "
+            f"left out: {written['left_out']}."
+        )
+    return 0

@@ -67,6 +67,8 @@ def _advice(data: DatasetFiles, spec: EnvSpec, keys: Mapping[str, str], missing:
     short = [short_name(key) for key in data.cameras]
     says = f"{spec.name} has the camera {missing[0]!r}, but the data set {data.path} only has "
     says += f"{', '.join(map(repr, short)) or 'none'}."
+    # What of the pictures is no camera.
+    says += "".join(f" {key!r} is {what}." for key, what in data.no_colours.items())
     free = [short_name(key) for key in data.cameras if key not in keys.values()]
     if len(free) < len(missing):
         kept = [name for name in spec.cameras if name in keys] + missing[: len(free)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from embodyrl.data.frames import MEMORY_LIMIT, decode_camera
 from embodyrl.data.lerobot_read import DatasetFiles, as_flags, open_dataset
 from embodyrl.data.meaning_notes import env_notes
 from embodyrl.data.resample import Resampled
-from embodyrl.data.table_checks import require_sound_tables
+from embodyrl.data.table_checks import instruction_fault, left_aside, require_sound_tables
 from embodyrl.errors import UserError
 from embodyrl.rollouts.batches import Transitions
 from embodyrl.storage.profiles import profile_named
@@ -56,7 +56,8 @@ class Demonstrations:
     """Frames of all episodes one after the other; a chunk may start at every frame.
 
     Attributes:
-        horizon: H.
+        horizon: C, actions of the chunks that are imitated.
+        execute: H, actions of the chunks that are transitions.
         images: camera -> (F, h, w, 3) uint8, in memory or mapped from a file.
         proprio: (F, P) float32.
         actions: (F, A) float32.
@@ -74,7 +75,9 @@ class Demonstrations:
         intervention_weight: how many times as often as others these frames are drawn.
         control_mode: what an action means; empty if the data set does not say.
         origin: what embodyrl noted about the data set when it wrote it; empty for others.
-        remarks: sentences on what is taken as it is and may not be what was meant.
+        remarks: sentences on what is taken as it is and may not be what was meant, on what was put
+            right, and on what was left out.
+        no_instruction: a sentence on episodes without an instruction; empty if each has one.
         conventions: of the data set, before its translation into those of an env.
         rate: actions per second of the data set as it was recorded; 0 if it does not say.
         path: of the data set; empty for frames that were given.
@@ -97,8 +100,9 @@ class Demonstrations:
         solved: Tensor | None = None,
         intervention: Tensor | None = None,
         privileged: Tensor | None = None,
+        execute: int = 0,
     ) -> None:
-        """See the class for the arguments.
+        """See the class for the arguments; with ``execute`` 0, all of ``horizon`` are executed.
 
         Raises:
             UserError: no frame, or a horizon below 1.
@@ -109,6 +113,7 @@ class Demonstrations:
                 f"are {len(actions)} frames and the horizon is {horizon}."
             )
         self.horizon = horizon
+        self.execute = execute or horizon
         self.images = images
         self.proprio = proprio
         self.actions = actions
@@ -137,6 +142,7 @@ class Demonstrations:
         self.conventions = Conventions()
         self.rate = 0.0
         self.path = ""
+        self.no_instruction = ""
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -170,12 +176,16 @@ class Demonstrations:
 
         Returns:
             obs: B observations, without privileged state.
-            actions: (B, H, A); beyond the episode's end the last action is repeated.
-            mask: (B, H) bool, False beyond the episode's end.
+            actions: (B, C, A); beyond the episode's end the last action is repeated.
+            mask: (B, C) bool, False beyond the episode's end.
         """
+        return self._chunks(indices, self.horizon)
+
+    def _chunks(self, indices: Tensor, count: int) -> tuple[Obs, Tensor, Tensor]:
+        """``batch`` with chunks of ``count`` actions."""
         indices = indices.cpu()
         # The frames of every chunk, which ends with its episode.
-        steps = indices[:, None] + torch.arange(self.horizon)
+        steps = indices[:, None] + torch.arange(count)
         end = self.end[indices][:, None]
         rows = indices.numpy()
         obs = Obs(
@@ -197,7 +207,7 @@ class Demonstrations:
         """
         indices = indices.cpu()
         end = self.end[indices, None]
-        places = (end - 1 - self.horizon * torch.arange(count)).clamp_min(0)
+        places = (end - 1 - self.execute * torch.arange(count)).clamp_min(0)
         first = torch.searchsorted(self.end, end)  # the first frame of those with the same end
         return self.proprio[places.maximum(first)], self.success[indices]
 
@@ -229,21 +239,21 @@ class Demonstrations:
         # Where chunks begin.
         begins = ~past
         if in_turn:
-            begins &= (frame - torch.searchsorted(self.end, self.end)) % self.horizon == 0
+            begins &= (frame - torch.searchsorted(self.end, self.end)) % self.execute == 0
         for index in frame[begins].split(size):
             # Which actions of the chunk count, and whether it ends in success.
-            steps = index[:, None] + torch.arange(self.horizon)
+            steps = index[:, None] + torch.arange(self.execute)
             end = self.end[index]
             rows = torch.minimum(steps, end[:, None] - 1)
             valid = (steps < end[:, None]) & ~past[rows]
             over = (solved[rows] & valid).any(1)
             # Leave out chunks that cannot be bootstrapped.
-            keep = over | (index + self.horizon < end) | in_turn
+            keep = over | (index + self.execute < end) | in_turn
             if not keep.any():
                 continue
             index, rows, valid, over, end = (x[keep] for x in (index, rows, valid, over, end))
-            obs, actions, _ = self.batch(index)
-            after, _, _ = self.batch(torch.minimum(index + self.horizon, end - 1))
+            obs, actions, _ = self._chunks(index, self.execute)
+            after, _, _ = self._chunks(torch.minimum(index + self.execute, end - 1), 1)
             reward = torch.where(valid, self.reward[rows], 0.0)
             yield Transitions(
                 obs,
@@ -251,7 +261,7 @@ class Demonstrations:
                 reward,
                 valid,
                 over,
-                ~over & (index + self.horizon >= end),
+                ~over & (index + self.execute >= end),
                 after,
                 episode=end if in_turn else None,
                 success=over if in_turn else None,
@@ -264,7 +274,9 @@ class Demonstrations:
         path: str | Path,
         horizon: int,
         *,
+        execute: int = 0,
         spec: EnvSpec | None = None,
+        skip: Sequence[int] = (),
         episodes: int = 0,
         keep: str = "success",
         cameras: Mapping[str, str] | None = None,
@@ -277,13 +289,15 @@ class Demonstrations:
         memory_limit: int = MEMORY_LIMIT,
         pictures: bool = True,
     ) -> Demonstrations:
-        """Reads a LeRobotDataset v3, of embodyrl or of others.
+        """Reads a LeRobotDataset (v2.0, v2.1 or v3), of embodyrl or of others.
 
         Args:
             path: folder, or id on the Hugging Face hub.
-            horizon: H.
+            horizon: C.
+            execute: H; 0 for all of C.
             spec: of the env that the policy is for; the data must fit it, and pictures are resized
                 to its cameras.
+            skip: episodes that are left out, whatever is wrong with them.
             episodes: use only the first so many of those that are kept; 0 means all.
             keep: ``"success"`` leaves failed episodes out, if the data set says which failed;
                 ``"all"`` keeps them.
@@ -321,6 +335,7 @@ class Demonstrations:
             path,
             [data.need(state, numeric), data.need(action, numeric), *optional],
             revision=revision,
+            skip=skip,
         )
         require_sound_tables(data)
         # Choose cameras and episodes.
@@ -359,6 +374,7 @@ class Demonstrations:
             else None,
             intervention=torch.from_numpy(taken_over[0]) if taken_over else None,
             privileged=_float(columns["privileged"]) if "privileged" in columns else None,
+            execute=execute,
         )
         # Check them before the pictures are decoded, which takes time.
         demos.control_mode = data.origin.get("control_mode", "")
@@ -366,12 +382,14 @@ class Demonstrations:
         demos.conventions = meaning
         demos.rate = hz
         demos.path = str(path)
+        demos.remarks = [*data.corrections, *_left_out(data, success, keep)]
+        demos.no_instruction = instruction_fault(data)
         if spec is not None:
             demos.check(spec, str(path))
             actions = change.of_actions(data.columns[action], data.columns["episode_index"])
             seen = dataclasses.replace(data, columns={**data.columns, action: actions})
             unnamed = {} if cameras or profile else chosen
-            demos.remarks = list(env_notes(seen, spec, unnamed, hz, resampled=rate == "resample"))
+            demos.remarks += env_notes(seen, spec, unnamed, hz, resampled=rate == "resample")
             if words := change.said():
                 demos.remarks.append(f"{path} is translated for {spec.name}: {words}.")
         for name, key in chosen.items() if pictures else ():
@@ -459,11 +477,28 @@ def _episode_success(data: DatasetFiles) -> np.ndarray:
     return solved[number]
 
 
+def _left_out(data: DatasetFiles, success: np.ndarray, keep: str) -> Iterator[str]:
+    """Sentences on what of a data set is not used."""
+    if data.skip:
+        listed = ", ".join(map(str, sorted(data.skip)))
+        yield f"Left out of {data.path}: the episodes {listed} (data.skip)."
+    failed = np.setdiff1d(data.columns["episode_index"][~success], list(data.skip))
+    if keep == "success" and len(failed):
+        yield (
+            f"Left out of {data.path}: {len(failed)} of {len(data.episodes)} episodes, which failed "
+            "(data.keep=success)."
+        )
+    yield from left_aside(data)
+
+
 def _rows(data: DatasetFiles, success: np.ndarray, keep: str, episodes: int) -> np.ndarray:
     """Numbers of the frames of the episodes that are used."""
     episode = data.columns["episode_index"]
     mask = success if keep == "success" else np.ones(len(episode), dtype=bool)
+    mask = mask & ~np.isin(episode, list(data.skip))
     kept = np.unique(episode[mask])
+    if len(kept) == 0 and len(data.skip) == len(data.episodes):
+        raise UserError(f"data.skip leaves out all {len(data.skip)} episodes of {data.path}.")
     if len(kept) == 0:
         raise UserError(
             f"None of the {len(np.unique(episode))} episodes of {data.path} is marked as a "

@@ -97,7 +97,7 @@ def _fill(
         # Each picture is decoded once, however often it is wanted.
         unique, times = np.unique(rows, return_counts=True)
         starts = np.concatenate([[0], times.cumsum()])
-        for k, encoded in enumerate(load_pictures(data, key, unique)):
+        for k, encoded in load_pictures(data, key, unique):
             out[starts[k] : starts[k + 1]] = changed(picture_array(encoded))
         return
     for path, targets, times in videos_by_file(data, key, rows):

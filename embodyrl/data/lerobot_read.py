@@ -10,14 +10,23 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from embodyrl.data import lerobot_v2
+from embodyrl.data.lerobot_tables import (
+    NUMBERING,
+    REMEDY,
+    load_columns,
+    parquet,
+    parquet_files,
+    read_table,
+)
 from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
-from embodyrl.storage.paths import expand_home, files_of, is_hub_id, require_readable
+from embodyrl.storage.paths import expand_home, is_hub_id
 from embodyrl.storage.plain_data import ANYTHING, COUNT, NUMBER, TEXT, inside, read_json
 
 IMAGE_PREFIX = "observation.images."
@@ -38,14 +47,15 @@ ORIGIN = {
     "config?": {...: ANYTHING},
 }
 """Structure of ``meta/embodyrl.json``."""
-REMEDY = "Fetch or record the data set again."
-NUMBERING = ("index", "episode_index", "task_index", "timestamp")
-"""Columns that every data set has."""
+PICTURES = ("video", "image")
+"""Values of a feature's dtype that are pictures."""
 
 
 @dataclass
 class DatasetFiles:
-    """A LeRobotDataset v3 on disk, opened for reading. Rows are frames in the order of ``index``.
+    """A LeRobotDataset on disk, opened for reading. Rows are frames in the order of ``index``.
+
+    One of v2.0 or v2.1 is described as one of v3 (``lerobot_v2``).
 
     Attributes:
         path: its folder.
@@ -57,6 +67,9 @@ class DatasetFiles:
         task_rows: the rows of the task table, as (task_index, sentence).
         files: the parquet files of the frames.
         source: (F,) which of ``files`` each frame stands in.
+        position: (F,) place of each frame among the rows of all files, one file after the other.
+        skip: episodes that are not used, so that nothing is said about what is wrong with them.
+        corrections: sentences on what was put right.
     """
 
     path: Path
@@ -68,6 +81,9 @@ class DatasetFiles:
     task_rows: list[tuple[int, str]]
     files: list[Path]
     source: np.ndarray
+    position: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    skip: frozenset[int] = frozenset()
+    corrections: list[str] = field(default_factory=list)
 
     @property
     def features(self) -> dict[str, dict[str, Any]]:
@@ -79,12 +95,24 @@ class DatasetFiles:
         """Keys of the colour images -> (height, width)."""
         found = {}
         for key, feature in self.features.items():
-            notes = feature.get("info") or {}
-            depth = notes.get("is_depth_map") or notes.get("video.is_depth_map")
-            if feature["dtype"] in ("video", "image") and not depth:
+            if feature["dtype"] in PICTURES and key not in self.no_colours:
                 # The 3 of the colours may come first or last.
                 shape = [s for s in feature["shape"] if s != 3] or list(feature["shape"])
                 found[key] = (int(shape[0]), int(shape[1]))
+        return found
+
+    @property
+    def no_colours(self) -> dict[str, str]:
+        """Keys of pictures that nothing here reads -> what they are."""
+        found = {}
+        for key, feature in self.features.items():
+            notes = {**(feature.get("video_info") or {}), **(feature.get("info") or {})}
+            if feature["dtype"] not in PICTURES:
+                continue
+            if notes.get("is_depth_map") or notes.get("video.is_depth_map"):
+                found[key] = "marked as depth"
+            elif len(feature["shape"]) != 3 or 3 not in feature["shape"]:
+                found[key] = f"of the shape {tuple(feature['shape'])}, without the 3 of colours"
         return found
 
     def need(self, key: str, valid: Iterable[str] | None = None) -> str:
@@ -108,6 +136,7 @@ def open_dataset(
     *,
     revision: str | None = None,
     report: Callable[[str], None] | None = None,
+    skip: Iterable[int] = (),
 ) -> DatasetFiles:
     """Opens a data set: a folder, or an id on the hub, ``OWNER/NAME``, if no such folder exists.
 
@@ -119,6 +148,7 @@ def open_dataset(
             ``timestamp`` and, where there is one, ``frame_index``.
         revision: of a hub id.
         report: called with each fault of a column, which is then left out; None raises it.
+        skip: episodes that will not be used, whatever is wrong with them.
 
     Raises:
         UserError: no data set there, another version of the format, or a column it lacks.
@@ -140,16 +170,18 @@ def open_dataset(
             f"{folder} holds no LeRobot data set ({missing}).{more} `embodyrl collect ENV --out "
             f"{folder}` makes one."
         )
-    # Only version 3 can be read.
+    # Versions 2 and 3 can be read.
     said = read_json(info_path, {"codebase_version": TEXT, ...: ANYTHING}, REMEDY)
     version = said["codebase_version"]
-    if not version.startswith("v3"):
+    if not version.startswith(("v2", "v3")):
         raise UserError(
-            f"{folder} is a LeRobotDataset {version}; embodyrl reads v3.0. Convert it: python -m "
-            "lerobot.scripts.convert_dataset_v21_to_v30 --repo-id=USER/NAME (--root=FOLDER if it "
-            "is local)."
+            f"{folder} is a LeRobotDataset {version}; embodyrl reads v2.0, v2.1 and v3.0. Convert "
+            "it with the LeRobot that wrote it."
         )
     info = read_json(info_path, INFO, REMEDY)
+    old = version.startswith("v2")
+    if old:
+        info = lerobot_v2.new_info(info)
     origin_path = folder / "meta" / "embodyrl.json"
     data = DatasetFiles(
         path=folder,
@@ -161,139 +193,71 @@ def open_dataset(
         task_rows=[],
         files=[],
         source=np.zeros(0, np.int64),
+        skip=frozenset(skip),
     )
     # Read the tables.
-    wanted = [*NUMBERING, *({"frame_index"} & data.features.keys()), *map(data.need, columns)]
-    _load_columns(data, list(dict.fromkeys(wanted)), report)
-    data.episodes = _load_episodes(folder)
-    data.task_rows = _load_tasks(folder)
+    numbering = [name for name in NUMBERING if name in data.features or name != "frame_index"]
+    wanted = [*numbering, *map(data.need, columns)]
+    found = load_columns(folder, list(dict.fromkeys(wanted)), data.skip, report)
+    data.columns, data.files = found.values, found.files
+    data.source, data.position = found.source, found.position
+    data.episodes = lerobot_v2.episodes(folder, info) if old else _load_episodes(folder)
+    data.task_rows = lerobot_v2.tasks(folder) if old else _load_tasks(folder)
     data.tasks = dict(data.task_rows)
+    if unknown := data.skip - {row["episode_index"] for row in data.episodes}:
+        raise UserError(
+            f"Episode {min(unknown)} shall be left out (data.skip), but {folder} has no such "
+            f"episode. It has {len(data.episodes)}."
+        )
+    _number_anew(data)
     return data
 
 
-def _parquet() -> Any:
-    try:
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MissingDependencyError(
-            "Reading a LeRobot data set needs pyarrow, which is not installed here. Install it: "
-            "pip install 'embodyrl[data]'."
-        ) from error
-    return pq
+def _number_anew(data: DatasetFiles) -> None:
+    """Orders the frames by episode and frame, if ``index`` is wrong but these two are right.
 
-
-def _tables(folder: Path, what: str) -> list[Path]:
-    files = files_of(folder / what, "*/*.parquet")
-    if not files:
-        raise UserError(f"The data set {folder} is incomplete: {what}/ holds no parquet file.")
-    return files
-
-
-def _read(file: Path, columns: list[str] | None = None) -> Any:
-    """A parquet table, with those of ``columns`` that it has; an error message names the file."""
-    import pyarrow as pa
-
-    pq = _parquet()
-    require_readable(file)
-    try:
-        if columns is not None:
-            there = pq.read_schema(file).names
-            columns = [name for name in columns if name in there]
-        return pq.read_table(file, columns=columns)
-    except (OSError, pa.ArrowException) as error:
-        text = " ".join(str(error).split())
-        raise UserError(
-            f"{file} cannot be read ({text[:200]}); fetch or record the data set again."
-        ) from error
-
-
-def _load_columns(
-    data: DatasetFiles, names: list[str], report: Callable[[str], None] | None
-) -> None:
-    """Fills ``columns``, ``files`` and ``source``."""
-    data.files = _tables(data.path, "data")
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    lengths = []
-    for file in data.files:
-        table = _read(file, names)
-        lengths.append(len(table))
-        for name in names:
-            fault = _column_fault(table, name, file.relative_to(data.path))
-            if not fault:
-                parts[name].append(_numpy(table.column(name).combine_chunks()))
-            elif report is None or name in NUMBERING:
-                raise UserError(f"The data set {data.path} is damaged. {fault}")
-            else:
-                report(fault)
-    source = np.repeat(np.arange(len(lengths)), lengths)
-    columns = {}
-    for name, arrays in parts.items():
-        if len(arrays) < len(lengths):
-            continue  # reported
-        if len(shapes := {values.shape[1:] for values in arrays}) > 1:
-            fault = f"The column {name!r} has different shapes in its files: {sorted(shapes)}."
-            if report is None:
-                raise UserError(f"The data set {data.path} is damaged. {fault}")
-            report(fault)
-            continue
-        columns[name] = np.concatenate(arrays)
-    # The order of the files need not be that of the frames.
-    order = np.argsort(columns["index"], kind="stable")
+    Merged data sets count ``index`` anew in each episode, and parts of data sets keep the numbers
+    that they had in the whole.
+    """
+    columns = data.columns
+    count = len(columns["index"])
+    # Frames that are missing are no matter of numbering.
+    if count != data.info.get("total_frames") or "frame_index" not in columns:
+        return
+    if (columns["index"] == np.arange(count)).all():
+        return
+    episode = columns["episode_index"].reshape(-1)
+    frame = columns["frame_index"].reshape(-1)
+    # Each episode must have its frames 0, 1, 2 and so on.
+    order = np.lexsort((frame, episode))
+    lengths = np.unique(episode, return_counts=True)[1]
+    if (frame[order] != np.concatenate([np.arange(n) for n in lengths])).any():
+        return  # frames are missing, or there twice
+    # Put the frames in this order, and count them anew.
     data.columns = {name: values[order] for name, values in columns.items()}
-    data.source = source[order]
-
-
-def _column_fault(table: Any, name: str, file: Path) -> str:
-    """What keeps a column from being read, in words; or nothing."""
-    import pyarrow as pa
-    import pyarrow.compute
-
-    pc: Any = pyarrow.compute  # its type stubs lack the functions
-
-    if name not in table.column_names:
-        return f"{file} lacks the column {name!r}, which meta/info.json lists."
-    column = table.column(name).combine_chunks()
-    wrong = np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))
-    what = "is empty"
-    while not len(wrong) and (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
-        # The usual number of entries in a row is the right one.
-        counts = pc.list_value_length(column).to_numpy(zero_copy_only=False)
-        usual = np.bincount(counts).argmax() if len(counts) else 0
-        wrong = np.flatnonzero(counts != usual)
-        if len(wrong):
-            what = f"has {counts[wrong[0]]} numbers, where others have {usual}"
-            break
-        column = column.flatten()
-        inner = np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))
-        wrong = np.unique(inner // max(1, usual))
-    if not len(wrong):
-        return ""
-    row = int(wrong[0])
-    episode = table.column("episode_index")[row] if "episode_index" in table.column_names else "?"
-    return (
-        f"{name!r} {what} in row {row} of {file}, which is in episode {episode} ({len(wrong)} such "
-        "rows). Record or fetch the data set again, or leave the episode out: lerobot-edit-dataset "
-        "--help, delete_episodes."
+    data.source = data.source[order]
+    data.position = data.position[order]
+    data.columns["index"] = np.arange(count)
+    # The episode table says where an episode begins and ends.
+    ends = np.cumsum(lengths)
+    places = dict(
+        zip(np.unique(episode).tolist(), zip(ends - lengths, ends, strict=True), strict=True)
+    )
+    for row in data.episodes:
+        if row["episode_index"] in places:
+            row["dataset_from_index"], row["dataset_to_index"] = places[row["episode_index"]]
+    data.corrections.append(
+        f"The column 'index' of {data.path} does not count all frames: they are taken in the order "
+        "of 'episode_index' and 'frame_index'."
     )
 
 
-def _numpy(column: Any) -> np.ndarray:
-    """A parquet column as an array; (nested) lists of equal length become further dimensions."""
-    import pyarrow as pa
-
-    if (
-        pa.types.is_fixed_size_list(column.type)
-        or pa.types.is_list(column.type)
-        or pa.types.is_large_list(column.type)
-    ):
-        return _numpy(column.flatten()).reshape(len(column), -1)
-    return column.to_numpy(zero_copy_only=False)
-
-
 def episode_tables(folder: Path) -> Iterator[tuple[Path, Any]]:
-    """The parquet tables of a data set's episodes, each with its file."""
-    for file in _tables(folder, "meta/episodes"):
-        yield file, _read(file)
+    """The parquet tables of a data set's episodes, each with its file; v2 has none."""
+    if lerobot_v2.is_old(folder):
+        return
+    for file in parquet_files(folder, "meta/episodes"):
+        yield file, read_table(file)
 
 
 def _load_episodes(folder: Path) -> list[dict[str, Any]]:
@@ -308,7 +272,7 @@ def _without_stats(table: Any) -> Any:
 
 
 def _load_tasks(folder: Path) -> list[tuple[int, str]]:
-    table = _read(folder / "meta" / "tasks.parquet").to_pydict()
+    table = read_table(folder / "meta" / "tasks.parquet").to_pydict()
     # LeRobot stores the sentences in a column, or as the index of a pandas table.
     texts = table.get("task") or table.get("__index_level_0__")
     return list(zip(table["task_index"], texts, strict=True))
@@ -370,25 +334,28 @@ def _download(repo_id: str, revision: str | None) -> Path:
         ) from error
 
 
-def load_pictures(data: DatasetFiles, key: str, rows: np.ndarray) -> Iterator[bytes]:
+def load_pictures(data: DatasetFiles, key: str, rows: np.ndarray) -> Iterator[tuple[int, bytes]]:
     """The encoded pictures (PNG or JPEG) of a column of dtype ``image``.
 
     Args:
         data: the opened data set.
         key: of the column.
-        rows: frame numbers, ascending.
+        rows: frame numbers.
+
+    Yields:
+        (k, picture of the frame ``rows[k]``), in the order of the files.
     """
-    pq = _parquet()
-    wanted = set(rows.tolist())
+    pq = parquet()
+    wanted = {int(data.position[row]): k for k, row in enumerate(rows)}
     position = 0
-    for file in _tables(data.path, "data"):
+    for file in data.files:
         for batch in pq.ParquetFile(file).iter_batches(batch_size=256, columns=[key]):
             for cell in batch.column(0):
                 if position in wanted:
                     value = cell.as_py()
-                    yield (
-                        value["bytes"] or inside(data.path, value["path"], links=True).read_bytes()
-                    )
+                    path = value["path"]
+                    picture = value["bytes"] or inside(data.path, path, links=True).read_bytes()
+                    yield wanted[position], picture
                 position += 1
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as dict_field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class Finding:
 
     field: str
     text: str
-    fix: dict[str, Any] = field(default_factory=dict)
+    fix: dict[str, Any] = dict_field(default_factory=dict)
     certain: bool = True
 
 

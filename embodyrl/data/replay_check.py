@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from embodyrl.data.picture_check import Finding
 from embodyrl.env import VecEnv
@@ -195,7 +196,7 @@ def play_variants(
     obs = env.reset(init=inits)
     # An episode that ended stays as it is.
     seen = [obs.proprio.cpu().numpy()]
-    running = [np.ones(env.spec.num_envs, bool)]
+    running: list[NDArray[np.bool_]] = [np.ones(env.spec.num_envs, bool)]
     for t in range(steps - 1):
         step = env.step(torch.from_numpy(plan[:, t : t + 1]))
         seen.append(step.obs.proprio.cpu().numpy())

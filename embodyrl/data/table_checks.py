@@ -22,6 +22,17 @@ EDIT = "lerobot-edit-dataset --repo_id local/data --root"
 """LeRobot's command that edits a data set; its folder comes next."""
 
 
+class Fault(str):
+    """A sentence on what is wrong, and the episodes that it is about, if it is about some."""
+
+    episodes: frozenset[int]
+
+    def __new__(cls, text: str, *episodes: int) -> Fault:  # noqa: D102
+        fault = super().__new__(cls, text)
+        fault.episodes = frozenset(episodes)
+        return fault
+
+
 def require_sound_tables(data: DatasetFiles) -> None:
     """Refuses a data set whose tables are damaged or contradict one another.
 
@@ -35,10 +46,21 @@ def require_sound_tables(data: DatasetFiles) -> None:
     if not faults:
         return
     more = f" ({len(faults) - 1} more faults.)" if len(faults) > 1 else ""
+    rest = ""
+    bad = [getattr(fault, "episodes", frozenset()) for fault in faults]
+    if all(bad):
+        skip = sorted(data.skip.union(*bad))
+        rest = f" To learn from the other episodes: data.skip={skip}."
     raise UserError(
-        f"The data set {data.path} is not sound, so nothing is learned from it. {faults[0]}{more} "
-        f"See all of it: embodyrl data verify {data.path}"
+        f"The data set {data.path} is not sound, so nothing is learned from it. {faults[0]}{more}"
+        f"{rest} See all of it: embodyrl data verify {data.path}"
     )
+
+
+def left_aside(data: DatasetFiles) -> Iterator[str]:
+    """Sentences on what nothing here reads."""
+    for key, what in data.no_colours.items():
+        yield f"{key!r} is {what}: nothing here reads that, so it is left aside."
 
 
 def found_by(
@@ -65,32 +87,35 @@ def as_sentence(error: Exception) -> str:
 
 
 def by_episode(data: DatasetFiles) -> Iterator[tuple[int, np.ndarray]]:
-    """The number of each episode, and the rows of its frames."""
+    """The number of each episode that is used, and the rows of its frames."""
     episode = data.columns["episode_index"]
     order = np.argsort(episode, kind="stable")
     numbers, starts = np.unique(episode[order], return_index=True)
-    yield from zip(numbers.tolist(), np.split(order, starts[1:]), strict=True)
+    for number, rows in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+        if number not in data.skip:
+            yield number, rows
 
 
 def leave_out(data: DatasetFiles, episode: int) -> str:
-    """The command that makes a data set without an episode, as a sentence."""
+    """How to go on without an episode, as a sentence."""
     return (
-        f" A copy without it: {EDIT} {data.path} --new_repo_id local/mended --new_root "
-        f"{data.path}_mended --operation.type delete_episodes --operation.episode_indices "
-        f'"[{episode}]"'
+        f" Leave it out with data.skip=[{episode}], or make a copy without it: {EDIT} {data.path} "
+        f"--new_repo_id local/mended --new_root {data.path}_mended --operation.type "
+        f'delete_episodes --operation.episode_indices "[{episode}]"'
     )
 
 
 def first_few(faults: Iterable[str], what: str) -> Iterator[str]:
     """The first ``MOST`` faults of a kind, and how many more there are."""
-    left = 0
+    left = []
     for number, text in enumerate(faults):
         if number < MOST:
             yield text
         else:
-            left += 1
+            left.append(getattr(text, "episodes", frozenset()))
     if left:
-        yield f"There are {left} more faults of this kind ({what})."
+        episodes = frozenset().union(*left) if all(left) else ()
+        yield Fault(f"There are {len(left)} more faults of this kind ({what}).", *episodes)
 
 
 def _place(data: DatasetFiles, row: int) -> str:
@@ -116,18 +141,30 @@ def _keys(data: DatasetFiles) -> Iterator[str]:
 
 def _index(data: DatasetFiles) -> Iterator[str]:
     """Frames are numbered without gaps, overall and within each episode."""
-    index = data.columns["index"]
+    index = data.columns["index"].reshape(-1)
     total = data.info.get("total_frames")
-    if len(index) != total:
+    # If the rows of meta/episodes agree with the total, the episode that is cut is named there.
+    listed = sum(row["length"] for row in data.episodes)
+    if len(index) != total and listed != total:
         yield (
             f"The tables hold {len(index)} frames, but meta/info.json says {total}: a parquet file "
             "is missing or cut."
         )
-    if len(wrong := np.flatnonzero(index != np.arange(len(index)))):
-        at = int(wrong[0])
+    gaps = False
+    for number, here in by_episode(data):
+        if len(wrong := np.flatnonzero(np.diff(index[here]) != 1)):
+            gaps = True
+            at = int(here[wrong[0] + 1])
+            yield Fault(
+                f"Frame {index[here[wrong[0]]] + 1} is numbered {index[at]} ({_place(data, at)}): frames of "
+                f"this episode are missing or there twice.{leave_out(data, number)}",
+                number,
+            )
+    if not gaps and len(twice := np.flatnonzero(np.diff(index) < 1)):
+        at = int(twice[0]) + 1
         yield (
-            f"Frame {at} is numbered {index[at]} ({_place(data, at)}; {len(wrong)} in all): frames "
-            "are missing or there twice, or the numbers begin anew in each episode."
+            f"Frame {at} is numbered {index[at]} ({_place(data, at)}; {len(twice)} in all): frames "
+            "are there twice, or the numbers begin anew in each episode."
         )
     numbers = np.unique(data.columns["episode_index"])
     total = data.info.get("total_episodes")
@@ -144,13 +181,15 @@ def _index(data: DatasetFiles) -> Iterator[str]:
         yield f"The frames of an episode do not stand together: {_place(data, int(firsts[again[0]]))}."
     if "frame_index" in data.columns:
         within = np.arange(len(episode)) - np.repeat(firsts, np.diff([*firsts, len(episode)]))
-        wrong = np.flatnonzero(data.columns["frame_index"].reshape(-1) != within)
-        if len(wrong):
-            at = int(wrong[0])
-            yield (
-                f"'frame_index' is {data.columns['frame_index'].reshape(-1)[at]}, not {within[at]} "
-                f"({_place(data, at)}; {len(wrong)} in all)."
-            )
+        found = data.columns["frame_index"].reshape(-1)
+        for number, here in by_episode(data):
+            if len(wrong := here[found[here] != within[here]]):
+                at = int(wrong[0])
+                yield Fault(
+                    f"'frame_index' is {found[at]}, not {within[at]} ({_place(data, at)}; "
+                    f"{len(wrong)} in all).",
+                    number,
+                )
 
 
 def _times(data: DatasetFiles) -> Iterator[str]:
@@ -166,10 +205,11 @@ def _times(data: DatasetFiles) -> Iterator[str]:
             wrong = np.flatnonzero(~(late <= 0.1 / fps))
             if len(wrong):
                 at = int(wrong[0])
-                yield (
+                yield Fault(
                     f"The times of episode {number} do not fit {fps:g} frames per second: "
                     f"{stamp[at]:.4f} s, not {at / fps:.4f} s ({_place(data, int(here[at]))}; "
-                    f"{len(wrong)} in all).{leave_out(data, number)}"
+                    f"{len(wrong)} in all).{leave_out(data, number)}",
+                    number,
                 )
 
     yield from first_few(faults(), "times")
@@ -180,8 +220,10 @@ def _episodes(data: DatasetFiles) -> Iterator[str]:
     frames = dict(by_episode(data))
     numbers = [int(row["episode_index"]) for row in data.episodes]
     rows = dict(zip(numbers, data.episodes, strict=True))
+    rows = {number: row for number, row in rows.items() if number not in data.skip}
+    index = data.columns["index"].reshape(-1)
     for number in sorted(
-        {n for n in numbers if numbers.count(n) > 1} if len(rows) < len(numbers) else ()
+        {n for n in rows if numbers.count(n) > 1} if len(set(numbers)) < len(numbers) else ()
     ):
         yield f"meta/episodes has {numbers.count(number)} rows for episode {number}."
 
@@ -192,22 +234,29 @@ def _episodes(data: DatasetFiles) -> Iterator[str]:
             if row is None:
                 yield f"Episode {number} has frames but no row in meta/episodes."
             elif len(here) != row["length"]:
-                yield (
+                yield Fault(
                     f"Episode {number} has {len(here)} frames, but meta/episodes says "
-                    f"{row['length']}."
+                    f"{row['length']}.{leave_out(data, number)}",
+                    number,
                 )
             elif not len(here):
-                yield f"Episode {number} has no frame."
-            elif [here[0], here[-1] + 1] != [row["dataset_from_index"], row["dataset_to_index"]]:
-                yield (
-                    f"Episode {number} is at the frames {here[0]} to {here[-1]}, not where "
-                    "meta/episodes says."
+                yield Fault(f"Episode {number} has no frame.{leave_out(data, number)}", number)
+            elif [index[here[0]], index[here[-1]] + 1] != [
+                row["dataset_from_index"],
+                row["dataset_to_index"],
+            ]:
+                yield Fault(
+                    f"Episode {number} is at the frames {index[here[0]]} to {index[here[-1]]}, not "
+                    "where meta/episodes says.",
+                    number,
                 )
             elif (file := _data_file(data, row)) != (found := _found_in(data, here)):
-                yield f"Episode {number} is in {found}, but meta/episodes says {file}."
+                yield Fault(
+                    f"Episode {number} is in {found}, but meta/episodes says {file}.", number
+                )
 
     yield from first_few(faults(), "rows of meta/episodes")
-    for file in sorted({_data_file(data, row) for row in data.episodes}):
+    for file in sorted({_data_file(data, row) for row in rows.values()}):
         if not (data.path / file).is_file():
             yield f"{file}, which meta/episodes names, is missing."
 
@@ -231,46 +280,76 @@ def _language(data: DatasetFiles) -> Iterator[str]:
     ):
         seen: set[Any] = set()
         for row, value in enumerate(values):
-            if value in seen:
+            if value in seen and str(value).strip():
                 yield f"Row {row} of meta/tasks.parquet repeats the {column} {value!r}."
             seen.add(value)
     index = data.columns["task_index"].reshape(-1)
-    for number in np.unique(index).tolist():
-        row = int(np.flatnonzero(index == number)[0])
+    for number in np.unique(index[_used(data)]).tolist():
+        row = int(np.flatnonzero((index == number) & _used(data))[0])
         if number not in data.tasks:
             yield (
                 f"Frames have the task {number}, which meta/tasks.parquet does not list "
                 f"({_place(data, row)})."
             )
-        elif not str(data.tasks[number]).strip():
-            yield (
-                f"Task {number} has an empty instruction. Give it one: {EDIT} {data.path} "
-                '--operation.type modify_tasks --operation.new_task "WORDS"'
-            )
     # The episode table repeats the instructions.
     known = set(data.tasks.values())
+    empty = without_instruction(data)
     for row in data.episodes:
-        if unknown := [text for text in row.get("tasks") or () if text not in known]:
-            yield (
-                f"The row of episode {row['episode_index']} in meta/episodes names the task "
-                f"{unknown[0]!r}, which meta/tasks.parquet does not list."
+        number = row["episode_index"]
+        unknown = [text for text in row.get("tasks") or () if text not in known]
+        if unknown and number not in data.skip and number not in empty:
+            yield Fault(
+                f"The row of episode {number} in meta/episodes names the task {unknown[0]!r}, which "
+                "meta/tasks.parquet does not list.",
+                number,
             )
+
+
+def without_instruction(data: DatasetFiles) -> list[int]:
+    """The episodes of which a frame has no instruction."""
+    empty = [number for number, text in data.tasks.items() if not str(text).strip()]
+    rows = np.isin(data.columns["task_index"].reshape(-1), empty) & _used(data)
+    return np.unique(data.columns["episode_index"][rows]).tolist()
+
+
+def instruction_fault(data: DatasetFiles) -> str:
+    """A sentence on episodes without an instruction; empty if each has one."""
+    if not (episodes := without_instruction(data)):
+        return ""
+    return (
+        f"{data.path} has no instruction in {len(episodes)} of its {len(data.episodes)} episodes, "
+        f"the first of which is {episodes[0]}. Give them one: {EDIT} {data.path} "
+        '--operation.type modify_tasks --operation.new_task "WORDS"'
+    )
+
+
+def _used(data: DatasetFiles) -> np.ndarray:
+    """(F,) the frames of episodes that are used."""
+    return ~np.isin(data.columns["episode_index"].reshape(-1), list(data.skip))
 
 
 def _numbers(data: DatasetFiles) -> Iterator[str]:
     """No NaN and no infinity."""
     for key, values in data.columns.items():
         if values.dtype == object:
+            if data.features.get(key, {}).get("dtype") not in ("string", "bool", None):
+                yield f"{key!r} holds text, and meta/info.json says {data.features[key]['dtype']}."
             continue
-        bad = ~np.isfinite(values.reshape(len(values), -1)).all(axis=1)
-        if bad.any():
-            first = int(np.flatnonzero(bad)[0])
-            episode = int(data.columns["episode_index"][first])
-            yield (
-                f"{key!r} holds NaN or infinity in {int(bad.sum())} frames, first in frame "
-                f"{first}, episode {episode} ({data.files[int(data.source[first])].name})."
-                f"{leave_out(data, episode)}"
-            )
+        bad = _used(data) & ~np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+        yield from first_few(_not_finite(data, key, np.flatnonzero(bad)), f"numbers of {key!r}")
+
+
+def _not_finite(data: DatasetFiles, key: str, rows: np.ndarray) -> Iterator[Fault]:
+    """A fault for each episode with one of ``rows``."""
+    episodes = data.columns["episode_index"].reshape(-1)[rows]
+    for number in np.unique(episodes).tolist():
+        here = rows[episodes == number]
+        yield Fault(
+            f"{key!r} holds NaN or infinity in {len(here)} frames of episode {number}, first in "
+            f"frame {here[0]} ({data.files[int(data.source[here[0]])].name})."
+            f"{leave_out(data, number)}",
+            number,
+        )
 
 
 def _success(data: DatasetFiles) -> Iterator[str]:
@@ -289,9 +368,11 @@ def _success(data: DatasetFiles) -> Iterator[str]:
     for number, here in by_episode(data):
         if flag[here].any() != flag[here].all():
             at = int(here[np.flatnonzero(flag[here] != flag[here[0]])[0]])
-            yield f"'success' changes within episode {number} ({_place(data, at)})."
+            yield Fault(f"'success' changes within episode {number} ({_place(data, at)}).", number)
         elif last is not None and last[here].any() != flag[here].any():
-            yield f"'success' and 'next.success' of episode {number} contradict each other."
+            yield Fault(
+                f"'success' and 'next.success' of episode {number} contradict each other.", number
+            )
 
 
 def _video_times(data: DatasetFiles) -> Iterator[str]:
@@ -319,18 +400,23 @@ def _video_order(data: DatasetFiles, columns: list[str], fps: float) -> Iterator
         where = f"{columns[2]} of episode {number} in meta/episodes"
         before, other = end.get((chunk, file), (0.0, -1))
         if not np.isfinite([start, stop]).all():
-            yield f"{where} is {start}, and the end is {stop}."
+            if number not in data.skip:
+                yield Fault(f"{where} is {start}, and the end is {stop}.", number)
             continue
-        if start < before - 0.5 / fps:
-            yield (
+        if number in data.skip:
+            pass
+        elif start < before - 0.5 / fps:
+            yield Fault(
                 f"{where} is {start:.3f} s, but "
                 + (f"episode {other} lasts until {before:.3f} s" if other >= 0 else "0 comes first")
-                + " in the same video: their pictures are mixed up."
+                + " in the same video: their pictures are mixed up.",
+                number,
             )
         elif abs(stop - start - row["length"] / fps) > 1.5 / fps:
-            yield (
+            yield Fault(
                 f"The video of episode {number} lasts {stop - start:.3f} s ({columns[2]}), but its "
-                f"{row['length']} rows {row['length'] / fps:.3f} s."
+                f"{row['length']} rows {row['length'] / fps:.3f} s.",
+                number,
             )
         end[chunk, file] = (start + row["length"] / fps, number)
 

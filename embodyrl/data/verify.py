@@ -20,7 +20,15 @@ from embodyrl.data.lerobot_read import (
     picture_array,
 )
 from embodyrl.data.meaning_notes import motion_notes
-from embodyrl.data.table_checks import CHECKS, EDIT, as_sentence, first_few, found_by
+from embodyrl.data.table_checks import (
+    CHECKS,
+    EDIT,
+    as_sentence,
+    first_few,
+    found_by,
+    instruction_fault,
+    left_aside,
+)
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError
 from embodyrl.storage.paths import FileAccessError
@@ -178,7 +186,7 @@ def _pictures(data: DatasetFiles, key: str) -> Iterator[str]:
     size = data.cameras[key]
     if data.features[key]["dtype"] == "image":
         try:
-            for k, encoded in enumerate(load_pictures(data, key, rows)):
+            for k, encoded in load_pictures(data, key, rows):
                 if (found := picture_array(encoded).shape[:2]) != size:
                     yield f"{key!r} of frame {k} is {found} (height, width), not {size}."
                     return
@@ -233,9 +241,7 @@ def _notes(data: DatasetFiles) -> Iterator[str]:
     """What is no fault, but may matter."""
     if not data.cameras:
         yield "It has no camera images."
-    pictures = [k for k, f in data.features.items() if f["dtype"] in ("video", "image")]
-    for key in (k for k in pictures if k not in data.cameras):
-        yield f"{key!r} is marked as depth: nothing here reads depth, so it is left aside."
+    yield from filter(None, [*data.corrections, instruction_fault(data), *left_aside(data)])
     if not {"success", "next.success"} & data.features.keys():
         yield (
             "It has no success flag ('success' or 'next.success'): every episode counts as a "

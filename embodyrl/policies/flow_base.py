@@ -31,7 +31,7 @@ from embodyrl.policies.chooser import Chooser, check_chooser
 from embodyrl.policies.noise_policy import NoisePolicy, initial_noise
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.sample_path import integrate, with_executed
-from embodyrl.policy import Mode
+from embodyrl.policy import Mode, num_executed
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
 
 TRANSITIONS = ("flow_sde", "flow_cps", "flow_noise")
@@ -58,6 +58,20 @@ def check_sampler(config: Any) -> None:
             config, "policy", ("steer_bound",), "steer_width=0 leaves the initial noise as it is"
         )
     check_chooser(config)
+    check_executed(config)
+
+
+def check_executed(config: Any) -> None:
+    """Refuses to execute more actions than a chunk has.
+
+    Raises:
+        UserError: ``execute`` is above ``horizon``.
+    """
+    if config.execute > config.horizon > 0:
+        raise UserError(
+            f"policy.execute is {config.execute}, but a chunk has {config.horizon} actions "
+            "(policy.horizon). Execute at most that many."
+        )
 
 
 class ActorCritic(nn.Module):
@@ -98,12 +112,12 @@ class ActorCritic(nn.Module):
         self.steer = None
         if getattr(c, "steer_width", 0):
             self.steer = NoisePolicy(
-                features, c.horizon, self.spec.action_dim, c.steer_width, c.steer_bound
+                features, num_executed(c), self.spec.action_dim, c.steer_width, c.steer_bound
             )
         # The chooser takes the best of several proposals (PA-RL).
         self.chooser: Chooser | None = None
         if getattr(c, "chooser_width", 0):
-            self.chooser = Chooser(self.spec, c.horizon, c)
+            self.chooser = Chooser(self.spec, num_executed(c), c)
 
     @property
     def chooses(self) -> bool:
@@ -195,8 +209,8 @@ class FlowPolicy(ActorCritic):
     A subclass brings the network: ``encode``, ``velocity``, ``step_inputs`` and
     ``normalize_action``.
 
-    The state of the flow, (N, C, D), may be larger than the executed actions (N, H, A), because a
-    pretrained model plans more actions, or pads them to a fixed width. The executed actions are
+    The state of the flow, (N, C, D), may be larger than the executed actions (N, H, A), because it
+    plans more actions (``execute`` below ``horizon``), or pads them to a fixed width. The executed actions are
     its first H rows and A columns. The rest follows the ODE and is not part of any probability.
 
     The network reads the rest at every step, so the executed path e_0 .. e_K alone is no Markov
@@ -219,7 +233,7 @@ class FlowPolicy(ActorCritic):
         """Keeps the settings of the sampler.
 
         Args:
-            config: has ``horizon`` (H), ``num_denoise_steps`` (K) and ``transition``.
+            config: has ``horizon`` (C), ``execute`` (H), ``num_denoise_steps`` (K) and ``transition``.
             spec: of the env.
             eta: noise level of the transitions whose noise is not learned.
             trained_steps: ``all`` steps draw noise and are trained, or ``one`` drawn at random.
@@ -248,16 +262,16 @@ class FlowPolicy(ActorCritic):
     @property
     def flow_shape(self) -> tuple[int, int]:
         """(C, D), the shape of the flow's state."""
-        return self._executed_shape
+        return self.config.horizon, self.spec.action_dim
 
     @property
     def _executed_shape(self) -> tuple[int, int]:
         """(H, A), the shape of what is executed."""
-        return self.config.horizon, self.spec.action_dim
+        return num_executed(self.config), self.spec.action_dim
 
     def executed(self, x: Tensor) -> Tensor:
         """The part (..., H, A) of a flow state (..., C, D) that becomes the executed actions."""
-        return x[..., : self.config.horizon, : self.spec.action_dim]
+        return x[..., : num_executed(self.config), : self.spec.action_dim]
 
     @torch.no_grad()
     def decode(self, context: Any, noise: Float[Tensor, "n c d"]) -> Float[Tensor, "n h a"]:

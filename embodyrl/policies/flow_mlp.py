@@ -21,7 +21,7 @@ from torch import Tensor
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import LEARNED_STD, squash_log_std
 from embodyrl.policies.chooser import ChooserConfig, check_chooser
-from embodyrl.policies.flow_base import FlowPolicy
+from embodyrl.policies.flow_base import FlowPolicy, check_executed
 from embodyrl.policies.mlp_velocities import VELOCITIES, mlp
 from embodyrl.policies.normalize import Normalizer, TanhSquash
 from embodyrl.ranges import Choice, Count, CountOrZero, Positive
@@ -34,7 +34,8 @@ class FlowMLPConfig(ChooserConfig):
 
     Attributes:
         name: registry name.
-        horizon: H, actions in a chunk.
+        horizon: C, actions in a chunk.
+        execute: H, how many of them are executed before the next observation; 0 for all.
         num_denoise_steps: K.
         velocity: ``plain``, ``gated``, ``decoded`` (see ``policies/mlp_velocities.py``), or
             ``gaussian`` for plain SAC.
@@ -54,6 +55,7 @@ class FlowMLPConfig(ChooserConfig):
 
     name: str = "flow_mlp"
     horizon: Count = 1
+    execute: CountOrZero = 0
     num_denoise_steps: Count = 4
     velocity: Annotated[str, Choice(*VELOCITIES)] = "gated"
     width: Count = 256
@@ -77,6 +79,7 @@ class FlowMLPConfig(ChooserConfig):
                 self, "policy", ("steer_bound",), "steer_width=0 leaves the initial noise as it is"
             )
         check_chooser(self)
+        check_executed(self)
         if self.velocity == "gaussian" and (
             self.num_denoise_steps != 1 or self.transition != "flow_noise"
         ):
@@ -91,6 +94,7 @@ class FlowMLP(FlowPolicy):
 
     Config = FlowMLPConfig
     starts_fresh = ("steer.",)
+    reads_instructions = False
     """Parts that may be missing in an initial checkpoint. They then keep their fresh weights."""
     belongs_to: ClassVar = {"chooser_width": ("chooser.",), "edit_scale": ("chooser.editor.",)}
     """Config key -> parts that keep their fresh weights if the initial checkpoint has another."""

@@ -49,7 +49,8 @@ class FlowVLAConfig(ChooserConfig):
 
     Attributes:
         name: registry name.
-        horizon: H, actions in a chunk.
+        horizon: C, actions in a chunk.
+        execute: H, how many of them are executed before the next observation; 0 for all.
         num_denoise_steps: K.
         width: d, of the transformers; an even multiple of ``heads``.
         layers: of the action expert.
@@ -82,6 +83,7 @@ class FlowVLAConfig(ChooserConfig):
 
     name: str = "flow_vla"
     horizon: Count = 5
+    execute: CountOrZero = 0
     num_denoise_steps: Count = 4
     width: Count = 96
     layers: Count = 2

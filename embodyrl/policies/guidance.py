@@ -22,7 +22,7 @@ from embodyrl.errors import UserError
 from embodyrl.policies.flow_base import FlowPolicy, Generators
 from embodyrl.policies.noise_policy import initial_noise
 from embodyrl.policies.sample_path import integrate
-from embodyrl.policy import Mode
+from embodyrl.policy import Mode, num_executed
 from embodyrl.types import ActionSample, Obs
 
 
@@ -69,7 +69,7 @@ class GuidedPolicy:
             )
         # Velocities can only be mixed if they belong to the same steps, shape and units.
         flow, base_flow = (
-            (one.config.num_denoise_steps, one.config.horizon, *one.flow_shape)
+            (one.config.num_denoise_steps, num_executed(one.config), *one.flow_shape)
             for one in (policy, base)
         )
         if flow != base_flow or not torch.equal(

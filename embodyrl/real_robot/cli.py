@@ -126,7 +126,7 @@ def add_deploy_options(sub: argparse.ArgumentParser) -> None:
     add("--robot-file", default="", help=text)
     add("--prompt", default="", help="instruction for the policy, where no topic gives one")
     add("--mode", default="rtc", help="sync, naive, ensemble or rtc (default: %(default)s)")
-    text = "number of actions after which the next chunk is requested"
+    text = "number of actions after which the next chunk is requested (default: as in training)"
     add("--execute", type=int, default=0, help=text)
     add("--episodes", type=int, default=1)
     text = "simulated seconds per inference (default: what it really takes)"

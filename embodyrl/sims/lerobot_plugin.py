@@ -8,7 +8,7 @@ r"""A plug-in for ``lerobot-eval``: every env of this project in LeRobot's own e
 LeRobot gives episode i the seed ``--seed`` + i. It is taken as the number of an initial state, so
 ``--seed=0`` plays the same ones as ``embodyrl eval``. LeRobot asks for one action at a time, where
 ``embodyrl eval`` executes chunks. Both are the same if the policy executes as many actions per
-observation: ``n_action_steps``, which an export sets to ``policy.horizon``.
+observation: ``n_action_steps``, which an export sets to ``policy.execute``.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def conventions_from_json(data: Mapping[str, Any], where: str = "The conventions
         problem = "scale holds a 0, and every action dim but the gripper's moves something"
     if problem:
         raise UserError(f"{where} are wrong: {problem}.")
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
     return Conventions(**values)
 
 

@@ -25,6 +25,8 @@ EVALUATION = {
     "env_steps?": COUNT,
     "minutes?": NUMBER,
     "reports_success?": FLAG,
+    "execute?": COUNT,
+    "horizon?": COUNT,
     "faults?": COUNT,
     "episodes": [EPISODE],
 }

@@ -17,6 +17,7 @@ from embodyrl.build import config_builds, make_env
 from embodyrl.config import Config
 from embodyrl.devices import pick_device
 from embodyrl.env import EnvConfig
+from embodyrl.policy import num_executed
 from embodyrl.storage import checkpoint
 from embodyrl.storage.env_spec import check_compatible
 from embodyrl.storage.loggers import require_loggers
@@ -66,7 +67,7 @@ def try_run(config: Config) -> tuple[list[str], EnvSpec | None]:
         lines.append(f"algorithm: {config.algorithm.name} cannot be tried without data")
         return lines, played
     if algorithm.continues_episodes:
-        check_episodes_end(config, played.max_episode_steps)
+        check_episodes_end(config, num_executed(policy.config), played.max_episode_steps)
     demos = load_demos(config, algorithm, played, pictures=False, say=lines.append)
     if demos is not None:
         lines.append(f"data: {demos.num_episodes:,} episodes, {len(demos):,} frames")

@@ -21,7 +21,7 @@ from embodyrl.build import (
 from embodyrl.devices import use_device
 from embodyrl.functional.intervals import format_rate, format_return, mean_interval, wilson
 from embodyrl.policies.guidance import GuidedPolicy
-from embodyrl.policy import Actor, Policy
+from embodyrl.policy import Policy, num_executed
 from embodyrl.rollouts.batches import Episode, by_policy
 from embodyrl.rollouts.evaluation import evaluate
 from embodyrl.training.films import inits_to_film, write_films
@@ -57,7 +57,8 @@ def evaluate_checkpoint(
         say: is told every ``PACE`` seconds how many episodes are over.
 
     Returns:
-        ``env``, ``split``, ``reports_success``, ``faults`` (episodes that broke and were played
+        ``env``, ``split``, ``execute`` (H, actions executed of each chunk) of ``horizon`` (C,
+        planned), ``reports_success``, ``faults`` (episodes that broke and were played
         again), ``episodes`` (counted), ``not_counted`` (a person acted in them), ``successes``,
         ``success_rate``, ``interval`` (95% Wilson), ``successes_once``, ``success_once_rate`` (at
         any time; the others are at the end), ``return_mean``, ``return_interval`` (95% Student's t,
@@ -72,7 +73,7 @@ def evaluate_checkpoint(
     with described_by(path):
         env = make_env(limit_num_envs(config.env, episodes), config.run.device)
     try:
-        policy: Actor = load_policy(path, config.policy, env.spec, config.run.seed, device)
+        policy: Any = load_policy(path, config.policy, env.spec, config.run.seed, device)
         if base:
             policy = GuidedPolicy(policy, _base_policy(base, env.spec, device), guidance)
         inits = first_inits(env.spec, episodes)
@@ -89,6 +90,8 @@ def evaluate_checkpoint(
         "checkpoint": str(path),
         "env": env.spec.name,
         "split": config.env.split,
+        "execute": num_executed(policy.config),
+        "horizon": policy.config.horizon,
         "reports_success": env.spec.reports_success,
         "faults": result.faults,
         **_summary(result.episodes),
@@ -98,6 +101,11 @@ def evaluate_checkpoint(
             for e in result.episodes
         ],
     }
+
+
+def executed_text(execute: int, horizon: int) -> str:
+    """How many actions of a chunk are executed, which is a part of every score."""
+    return f"executing {execute} of {horizon} actions"
 
 
 def _tell(
@@ -176,7 +184,8 @@ def print_evaluation(result: dict[str, Any]) -> None:
     episodes = [Episode(**{key: row[key] for key in names}) for row in rows]
     reports = result["reports_success"]
     text = score_text(episodes, reports, result["faults"])
-    print(f"{result['env']}, split {result['split']}: {text}")
+    chunk = executed_text(result["execute"], result["horizon"])
+    print(f"{result['env']}, split {result['split']}: {text} ({chunk})")
     if len(result["tasks"]) > 1:
         for name in result["tasks"]:
             print(f"  {name}: {score_text([e for e in episodes if e.task == name], reports)}")

@@ -39,7 +39,7 @@ A {policy} policy for {env}, trained with {algorithm} by [embodyrl](https://pypi
 
 {results}
 
-It acts with {control}, {hz:g} actions a second, {horizon} between two looks.{needs}
+It acts with {control}, {hz:g} actions a second{chunk}.{needs}
 
 ## Use it
 
@@ -244,7 +244,7 @@ def card(repo: str, meta: dict[str, Any], evaluations: dict[str, Any], run: Path
         else "No evaluation was saved with it.",
         control=spec["control_mode"],
         hz=spec["control_hz"],
-        horizon=config["policy"]["horizon"],
+        chunk=_chunk(evaluations),
         needs=f" Architecture and tokenizer come from `{base}`." if base else "",
         repo=repo,
         command=about.get("command") or "embodyrl train config.yaml",
@@ -252,6 +252,14 @@ def card(repo: str, meta: dict[str, Any], evaluations: dict[str, Any], run: Path
         seed=config["run"]["seed"],
         hardware=f", {hardware.get('gpu') or hardware.get('cpu')}" if hardware else "",
     )
+
+
+def _chunk(evaluations: dict[str, Any]) -> str:
+    """How many of its planned actions were executed when it was evaluated, if that was saved."""
+    last = next(reversed(evaluations.values()), {})
+    if "execute" not in last:
+        return ""
+    return f", and executes {last['execute']} of {last['horizon']} before it looks again"
 
 
 def _evaluations(run: Path, iteration: int) -> dict[str, Any]:

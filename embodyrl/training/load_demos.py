@@ -14,6 +14,7 @@ from embodyrl.config import Config
 from embodyrl.data.partial import parts_folder
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, refuse_unread
+from embodyrl.policy import num_executed
 from embodyrl.storage.paths import is_hub_id, settings_of
 from embodyrl.types import EnvSpec
 
@@ -62,8 +63,10 @@ def load_demos(
     for path in (data.path, *data.more):
         part = Demonstrations.load(
             path,
-            config.policy.horizon,
+            algorithm.policy.config.horizon,
+            execute=num_executed(algorithm.policy.config),
             spec=spec,
+            skip=data.skip if path == data.path else (),
             episodes=data.episodes,
             keep=data.keep,
             pictures=pictures,
@@ -73,6 +76,11 @@ def load_demos(
         part.intervention_weight = data.intervention_weight
         for text in part.remarks:
             say(text)
+        if part.no_instruction and getattr(algorithm.policy, "reads_instructions", True):
+            raise UserError(
+                f"{part.no_instruction} ({config.policy.name} reads instructions; or leave them "
+                "out: data.skip.)"
+            )
         parts.append(part)
     weights = list(data.weights)
     if data.codec and not pictures:

@@ -26,6 +26,7 @@ from embodyrl import registry
 from embodyrl.algorithm import MemoryPlan
 from embodyrl.config import Config
 from embodyrl.errors import UserError
+from embodyrl.policy import num_executed
 from embodyrl.rollouts.replay_buffer import whole_memory
 from embodyrl.types import DenoisingTrace, EnvSpec, Obs
 
@@ -272,7 +273,7 @@ def _row_bytes(policy: Any, spec: EnvSpec) -> int:
         pixels
         + 4 * (spec.proprio_dim + spec.privileged_dim)
         + path
-        + 5 * policy.config.horizon
+        + 5 * num_executed(policy.config)
         + 10
     )
 

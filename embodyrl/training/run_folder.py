@@ -6,8 +6,10 @@ import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from embodyrl.config import Config
+from embodyrl.policy import num_executed
 from embodyrl.rollouts.evaluation import Evaluation
 from embodyrl.storage import checkpoint
 from embodyrl.storage.atomic_files import write_json
@@ -52,9 +54,12 @@ def complete(config: Config) -> bool:
 
 
 def save_evaluation(
-    folder: Path, name: str, at: Position, result: Evaluation, spec: EnvSpec
+    folder: Path, name: str, at: Position, result: Evaluation, spec: EnvSpec, policy: Any
 ) -> None:
-    """Writes ``evals/NAME.json`` and the videos it names, at the pace of the env of ``spec``."""
+    """Writes ``evals/NAME.json`` and the videos it names, at the pace of the env of ``spec``.
+
+    ``policy`` is the config of the policy that was evaluated.
+    """
     rows = []
     for episode in result.episodes:
         row = {**dataclasses.asdict(episode), "return": episode.reward, "video": None}
@@ -68,6 +73,8 @@ def save_evaluation(
     payload = {
         **position,
         "reports_success": spec.reports_success,
+        "execute": num_executed(policy),
+        "horizon": policy.horizon,
         "faults": result.faults,
         "episodes": rows,
     }

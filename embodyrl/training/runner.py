@@ -27,6 +27,7 @@ from embodyrl.config import Config, to_yaml
 from embodyrl.devices import use_device
 from embodyrl.errors import UserError
 from embodyrl.interrupt import Interrupt, Interrupted
+from embodyrl.policy import num_executed
 from embodyrl.rollouts.batches import Episode, by_policy, mean_return, success_rate
 from embodyrl.rollouts.collect import Player, Rollouts
 from embodyrl.rollouts.evaluation import Evaluation, evaluate
@@ -39,7 +40,7 @@ from embodyrl.storage.loggers import LiveTable, MetricsWriter, require_loggers
 from embodyrl.storage.paths import require_writable
 from embodyrl.storage.provenance import describe_run, finish_run
 from embodyrl.storage.run_files import read_meta
-from embodyrl.training.evaluate import first_inits, score_text
+from embodyrl.training.evaluate import executed_text, first_inits, score_text
 from embodyrl.training.load_demos import load_demos, require_data_sets
 from embodyrl.training.resume_check import check_folder, run_inputs
 from embodyrl.training.run_folder import (
@@ -201,7 +202,8 @@ def prepare(run: Run) -> None:
     envs = run.envs
     algorithm = run.algorithm
     if algorithm.continues_episodes:
-        check_episodes_end(config, envs.spec.max_episode_steps)
+        executed = num_executed(algorithm.policy.config)
+        check_episodes_end(config, executed, envs.spec.max_episode_steps)
     with starting.step("reading the demonstrations"):
         first = run.ranks is None or run.ranks.first
         say = print if first else lambda text: None
@@ -256,9 +258,11 @@ def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTabl
                 saved = at.iteration
             if due and not run.evaluated(due):
                 result = score(run, due, interrupt, table)
-                save_evaluation(run.folder, due, at, result, run.envs.spec)
+                policy = run.algorithm.result.config
+                save_evaluation(run.folder, due, at, result, run.envs.spec, policy)
                 text = score_text(result.episodes, run.envs.spec.reports_success, result.faults)
-                table.evaluated(text)
+                chunk = executed_text(num_executed(policy), policy.horizon)
+                table.evaluated(f"{text} ({chunk})")
                 if due != "after" and stalled(run.folder, run.config.run.patience):
                     close(run.folder, due)
                     due = "after"
@@ -412,7 +416,7 @@ def short_rollout(run: Run) -> str | None:
     algorithm = run.algorithm
     if not algorithm.plays or algorithm.continues_episodes or algorithm.whole_episodes:
         return None
-    steps = run.config.algorithm.num_chunks * run.config.policy.horizon
+    steps = run.config.algorithm.num_chunks * num_executed(algorithm.policy.config)
     most = run.envs.spec.max_episode_steps
     if steps >= most:
         return None
@@ -423,17 +427,17 @@ def short_rollout(run: Run) -> str | None:
     )
 
 
-def check_episodes_end(config: Config, max_episode_steps: int) -> None:
+def check_episodes_end(config: Config, executed: int, max_episode_steps: int) -> None:
     """Refuses an off-policy run whose episodes would never come to an end.
 
-    They begin anew after every checkpoint and evaluation.
+    They begin anew after every checkpoint and evaluation; ``executed`` is H.
     """
     every = min(
         n
         for n in (config.run.checkpoint_every, config.run.eval_every or config.run.iterations)
         if n
     )
-    steps = every * config.algorithm.num_chunks * config.policy.horizon
+    steps = every * config.algorithm.num_chunks * executed
     if steps < max_episode_steps:
         raise UserError(
             f"Episodes begin anew after every checkpoint and evaluation, here after {steps} steps, "

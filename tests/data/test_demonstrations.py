@@ -5,10 +5,13 @@ import os
 import shutil
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from embodyrl.algorithms.sft import SFT
+from embodyrl.build import make_policy
 from embodyrl.config import resolve
 from embodyrl.data.demonstrations import Demonstrations, Statistics
 from embodyrl.data.frames import decode_camera
@@ -16,6 +19,7 @@ from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.data.lerobot_write import DatasetWriter, write_dataset
 from embodyrl.data.record import record_episodes
 from embodyrl.errors import UserError
+from embodyrl.policies.flow_mlp import FlowMLP
 from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 from embodyrl.sims.mujoco.experts import ScriptedExpert
 from embodyrl.training.load_demos import load_demos
@@ -65,6 +69,10 @@ def test_what_is_read_is_what_was_recorded(dataset, spec_and_recordings):
         assert error.argmax() >= 0 and np.abs(demos.images[camera] - original).mean() < 2.5
 
 
+def learner(config, spec):
+    return SFT(config.algorithm, make_policy(config.policy, spec, 0))
+
+
 def test_a_run_may_imitate_failures_too(dataset, spec_and_recordings):
     spec, recordings = spec_and_recordings
     number = {}
@@ -80,8 +88,46 @@ def test_a_run_may_imitate_failures_too(dataset, spec_and_recordings):
                 "data": {"path": str(dataset), "keep": keep},
             }
         )
-        number[keep] = load_demos(config, SFT, spec).num_episodes
+        number[keep] = load_demos(config, learner(config, spec), spec).num_episodes
     assert number == {"success": sum(r.success for r in recordings), "all": 8}
+
+
+def test_a_policy_that_reads_instructions_needs_them(dataset, spec_and_recordings, tmp_path):
+    spec, _ = spec_and_recordings
+    folder = shutil.copytree(dataset, tmp_path / "silent")
+    table = pq.read_table(folder / "meta" / "tasks.parquet")
+    name = next(n for n in ("task", "__index_level_0__") if n in table.column_names)
+    place = table.schema.get_field_index(name)
+    first = int(table["task_index"][0].as_py())
+    texts = ["", *table[name].to_pylist()[1:]]
+    pq.write_table(
+        table.set_column(place, name, pa.array(texts)), folder / "meta" / "tasks.parquet"
+    )
+    silent = [
+        row["episode_index"]
+        for row in open_dataset(folder).episodes
+        if first
+        in open_dataset(folder).columns["task_index"][
+            row["dataset_from_index"] : row["dataset_to_index"]
+        ]
+    ]
+    sections = {"env": {"name": "mujoco", "task": "pick,push", "cameras": ["front", "wrist"]}}
+    sections |= {"policy": {"name": "flow_vla"}, "algorithm": {"name": "sft"}}
+
+    def load(**data):
+        config = resolve({**sections, "data": {"path": str(folder), "keep": "all", **data}})
+        said = []
+        demos = load_demos(config, learner(config, spec), spec, pictures=False, say=said.append)
+        return demos, said
+
+    with pytest.raises(UserError, match=r"has no instruction in .*flow_vla reads instructions"):
+        load()
+    # The others are usable, and what is left out is said.
+    demos, said = load(skip=silent)
+    assert demos.num_episodes == 8 - len(silent) > 0 and "(data.skip)" in said[0]
+    # A policy that reads none takes all.
+    assert Demonstrations.load(folder, 1, keep="all").num_episodes == 8
+    assert FlowMLP.reads_instructions is False
 
 
 def test_a_run_says_which_camera_of_the_data_is_which_of_the_env(dataset, spec_and_recordings):
@@ -92,7 +138,7 @@ def test_a_run_says_which_camera_of_the_data_is_which_of_the_env(dataset, spec_a
         sections = {"env": {"name": "mujoco", "task": "pick,push"}, "policy": {"name": "flow_vla"}}
         data = {"path": str(dataset), "cameras": cameras}
         config = resolve({**sections, "algorithm": {"name": "sft"}, "data": data})
-        seen.append(load_demos(config, SFT, spec).images)
+        seen.append(load_demos(config, learner(config, spec), spec).images)
     assert np.array_equal(seen[0]["front"], seen[1]["wrist"])
     assert not np.array_equal(seen[0]["front"], seen[1]["front"])
 
@@ -291,8 +337,8 @@ def test_data_of_another_kind_is_refused(dataset, spec_and_recordings, tmp_path)
     with pytest.raises(UserError, match="no LeRobot data set"):
         Demonstrations.load(tmp_path, 2)
     (tmp_path / "meta").mkdir()
-    (tmp_path / "meta" / "info.json").write_text(json.dumps({"codebase_version": "v2.1"}))
-    with pytest.raises(UserError, match=r"v2\.1.*convert_dataset_v21_to_v30"):
+    (tmp_path / "meta" / "info.json").write_text(json.dumps({"codebase_version": "v1.6"}))
+    with pytest.raises(UserError, match=r"v1\.6; embodyrl reads v2\.0, v2\.1 and v3\.0"):
         Demonstrations.load(tmp_path, 2)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from embodyrl.cli.main import main
 from embodyrl.data.demonstrations import Demonstrations
@@ -17,6 +18,7 @@ from embodyrl.data.lerobot_write import write_dataset
 from embodyrl.data.recording import Recording
 from embodyrl.data.verify import verify_dataset
 from embodyrl.errors import UserError
+from embodyrl.real_robot.images import to_png
 from embodyrl.types import EnvSpec
 
 SPEC = EnvSpec("test/arm", 1, 2, 3, "ee_delta_pos", 10.0, 8, {"front": (64, 64)})
@@ -124,6 +126,11 @@ def ragged(folder: Path, name: str, row: int) -> None:
     pq.write_table(table.set_column(place, name, rows), folder / DATA)
 
 
+def lost(folder: Path, row: int) -> None:
+    table = pq.read_table(folder / DATA)
+    pq.write_table(pa.concat_tables([table.slice(0, row), table.slice(row + 1)]), folder / DATA)
+
+
 def blank(folder: Path, name: str, row: int) -> None:
     values = column(folder / DATA, name)
     values[row] = None
@@ -170,18 +177,21 @@ DAMAGE = {
     "no episode table": (lambda f: (f / EPISODES).unlink(), "meta/episodes/ holds no parquet file"),
     "no task table": (lambda f: (f / TASKS).unlink(), "tasks.parquet cannot be read"),
     "broken info.json": (lambda f: (f / "meta/info.json").write_text("{"), "JSONDecodeError"),
-    "NaN": (nan_action, "'action' holds NaN or infinity in 1 frames, first in frame 6, episode 1"),
+    "NaN": (
+        nan_action,
+        "'action' holds NaN or infinity in 1 frames of episode 1, first in frame 6",
+    ),
     "frames lost": (
         lambda f: pq.write_table(pq.read_table(f / DATA).slice(0, 15), f / DATA),
-        "15 frames.*says 18",
+        r"Episode 2 has 4 frames, but meta/episodes says 7.*data\.skip=\[2\]",
     ),
     "gap": (
-        lambda f: change(f / DATA, "index", [*range(9), *range(10, 19)]),
-        "Frame 9 is numbered 10",
+        lambda f: lost(f, 8),
+        r"Frame 8 is numbered 9 .*episode 1, frame 8\): frames of this episode are missing",
     ),
-    "index begins anew": (
-        lambda f: change(f / DATA, "index", [*range(5), *range(6), *range(7)]),
-        "numbers begin anew in each episode",
+    "index begins anew, and frames are lost": (
+        lambda f: (change(f / DATA, "index", [*range(5), *range(6), *range(7)]), lost(f, 8)),
+        "Frame 3 is numbered 4 .*frames of this episode are missing",
     ),
     "frame_index": (
         lambda f: change(f / DATA, "frame_index", [*range(5), *range(6), 0, 1, 2, 4, 3, 5, 6]),
@@ -195,11 +205,11 @@ DAMAGE = {
     "time is NaN": (lambda f: moved(f, "timestamp", 7, np.nan), "times of episode 1.*nan s"),
     "a shorter row": (
         lambda f: ragged(f, "action", 9),
-        "'action' has 1 numbers, where others have 2 in row 9 of data.*episode 1",
+        r"'action' has 1 numbers, where others have 2 in frame 4 of episode 1 .*data\.skip=\[1\]",
     ),
     "an empty row": (
         lambda f: blank(f, "observation.state", 12),
-        "'observation.state' is empty in row 12 of .*episode 2",
+        "'observation.state' is empty in frame 1 of episode 2",
     ),
     "column missing": (
         lambda f: pq.write_table(pq.read_table(f / DATA).drop_columns(["action"]), f / DATA),
@@ -334,18 +344,125 @@ def test_random_changes_of_the_tables_never_end_in_a_traceback(sound, tmp_path):
             named += 1
             assert len(str(error)) < 2000
         else:
-            # What training does not read it need not refuse.
-            assert key in ("init", "noise", "next.reward") or key.startswith(("stats/", "meta/"))
+            # What training does not read, or puts right, it need not refuse.
+            unread = ("index", "init", "noise", "next.reward")
+            assert key in unread or key.startswith(("stats/", "meta/"))
         pq.write_table(table, folder / name)
     assert named > tries // 2
 
 
-def test_an_empty_instruction_is_a_fault(copy):
+def test_an_empty_instruction_is_said(copy):
     table = pq.read_table(copy / TASKS)
     name = next(n for n in ("task", "__index_level_0__") if n in table.column_names)
     change(copy / TASKS, name, [" "])
-    fault = verify_dataset(copy).faults[0]
-    assert "Task 0 has an empty instruction." in fault and "lerobot-edit-dataset" in fault
+    verdict = verify_dataset(copy)
+    (note,) = verdict.notes
+    assert not verdict.faults and "lerobot-edit-dataset" in note
+    assert note.startswith(f"{copy} has no instruction in 3 of its 3 episodes, the first of")
+    assert Demonstrations.load(copy, 2).no_instruction == note
+
+
+@pytest.mark.parametrize("numbers", ["anew", "of a part"])
+def test_numbers_that_do_not_count_all_frames_are_put_right(sound, copy, numbers):
+    """Merged data sets begin ``index`` anew, and parts keep the numbers of the whole."""
+    kept = [*range(5), *range(6), *range(7)]
+    values = kept if numbers == "anew" else [*range(10, 15), *range(40, 46), *range(90, 97)]
+    change(copy / DATA, "index", values)
+    for name, rows in (("dataset_from_index", [0, 0, 0]), ("dataset_to_index", [5, 6, 7])):
+        change(copy / EPISODES, name, rows)
+    verdict = verify_dataset(copy)
+    assert verdict.faults == [] and "'index'" in verdict.notes[0]
+    expected, found = (Demonstrations.load(f, 2, keep="all") for f in (sound, copy))
+    assert found.num_episodes == 3 and "'episode_index' and 'frame_index'" in found.remarks[0]
+    for name in ("proprio", "actions", "end", "init"):
+        assert torch.equal(getattr(found, name), getattr(expected, name))
+    assert np.array_equal(found.images["front"], expected.images["front"])
+
+
+SKIPPED = {
+    "NaN": 1,
+    "frames lost": 2,
+    "gap": 1,
+    "frame_index": 2,
+    "one late frame": 1,
+    "time is NaN": 1,
+    "a shorter row": 1,
+    "an empty row": 2,
+    "success half way": 0,
+    "pictures of another length": 2,
+}
+"""Damage of one episode."""
+
+
+@pytest.mark.parametrize("kind", SKIPPED)
+def test_the_other_episodes_are_usable(sound, copy, kind):
+    """What is wrong with an episode says how to go on without it, and then no more is said."""
+    DAMAGE[kind][0](copy)
+    with pytest.raises(UserError, match=rf"data\.skip=\[{SKIPPED[kind]}\]"):
+        Demonstrations.load(copy, 2, keep="all")
+    found = Demonstrations.load(copy, 2, keep="all", skip=[SKIPPED[kind]])
+    expected = Demonstrations.load(sound, 2, keep="all", skip=[SKIPPED[kind]])
+    assert found.num_episodes == 2
+    assert found.remarks == [f"Left out of {copy}: the episodes {SKIPPED[kind]} (data.skip)."]
+    for name in ("proprio", "actions", "end", "init", "solved"):
+        assert torch.equal(getattr(found, name), getattr(expected, name))
+    assert np.array_equal(found.images["front"], expected.images["front"])
+
+
+def test_what_is_left_out_must_be_there_and_something_must_remain(sound):
+    with pytest.raises(UserError, match=r"Episode 7 shall be left out .* It has 3"):
+        Demonstrations.load(sound, 2, skip=[1, 7])
+    with pytest.raises(UserError, match=r"data\.skip leaves out all 3 episodes"):
+        Demonstrations.load(sound, 2, skip=[0, 1, 2])
+    # Failed episodes are left out too, and that is said.
+    demos = Demonstrations.load(sound, 2, skip=[0])
+    assert demos.num_episodes == 1 and len(demos.remarks) == 2
+    assert "1 of 3 episodes, which failed (data.keep=success)" in demos.remarks[1]
+
+
+def test_pictures_in_tables_go_with_their_frames_in_any_order(tmp_path, monkeypatch):
+    """The order of the rows in the files need not be that of the frames."""
+    rng = np.random.default_rng(1)
+    recording = Recording(
+        images={"front": rng.integers(256, size=(4, 64, 64, 3), dtype=np.uint8)},
+        proprio=np.arange(12, dtype=np.float32).reshape(4, 3),
+        actions=np.zeros((4, 2), np.float32),
+        reward=np.zeros(4, np.float32),
+        solved=np.arange(4) == 3,
+        init=0,
+        task="reach",
+        instruction="reach it",
+    )
+    folder = write_dataset(tmp_path / "set", [recording], SPEC)
+    # As LeRobot stores pictures without videos: PNG in the table.
+    table = pq.read_table(folder / DATA)
+    cells = [{"bytes": to_png(frame), "path": ""} for frame in recording.images["front"]]
+    table = table.append_column("observation.images.front", pa.array(cells))
+    pq.write_table(table.take([2, 0, 3, 1]), folder / DATA)
+    content = json.loads((folder / "meta" / "info.json").read_text())
+    content["features"]["observation.images.front"]["dtype"] = "image"
+    info(folder, **content)
+    demos = Demonstrations.load(folder, 2)
+    assert np.array_equal(demos.images["front"], recording.images["front"])
+    assert verify_dataset(folder).faults == []
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        {"info": {"is_depth_map": True}},
+        {"info": {"video.is_depth_map": True, "is_depth_map": False}},
+        {"video_info": {"video.is_depth_map": True}},
+        {"shape": [64, 64, 1]},
+    ],
+)
+def test_depth_is_left_aside_with_a_word(copy, feature):
+    content = json.loads((copy / "meta" / "info.json").read_text())
+    content["features"]["observation.images.front"] |= feature
+    info(copy, **content)
+    assert verify_dataset(copy).cameras == {}
+    demos = Demonstrations.load(copy, 2, keep="all")
+    assert demos.images == {} and "left aside" in demos.remarks[0]
 
 
 def test_what_another_size_is_called(copy):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.build import make_policy
 from embodyrl.checks import check_policy
 from embodyrl.errors import UserError
@@ -14,6 +15,7 @@ from embodyrl.policies.flow_vla import FlowVLA, FlowVLAConfig
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.text import TextEncoder
 from embodyrl.policies.vision import random_shift
+from embodyrl.policy import num_executed
 from embodyrl.types import EnvSpec, Obs
 
 BLIND = EnvSpec("test/arm", 5, 4, 9, "ee_delta_pos", 25.0, 20, {}, privileged_dim=11)
@@ -61,6 +63,28 @@ def seeds(n: int) -> list[torch.Generator]:
 def test_promises_of_a_policy(spec, transition, trained_steps):
     policy = make(spec, transition=transition, trained_steps=trained_steps, context_layers=1)
     check_policy(policy, observation(spec), spec)
+
+
+@pytest.mark.parametrize("transition", ["flow_sde", "flow_cps", "flow_noise"])
+@pytest.mark.parametrize("parts", [{}, {"steer_width": 8}, {"chooser_width": 8, "proposals": 3}])
+def test_promises_hold_where_only_a_part_of_the_plan_is_executed(transition, parts):
+    policy = make(transition=transition, horizon=10, execute=3, **parts)
+    check_policy(policy, observation(BLIND), BLIND)
+    assert policy.flow_shape == (10, 4) and num_executed(policy.config) == 3
+    # What is not executed has no density of its own, and yet changes what is executed.
+    sample = policy.sample(observation(BLIND), generator=seeds(5), mode="train")
+    assert sample.actions.shape == (5, 3, 4) and sample.trace.x.shape[2:] == (10, 4)
+    # Imitation learns all of it.
+    actions = torch.rand(5, 10, 4, generator=torch.Generator().manual_seed(3)) * 2 - 1
+    mask = torch.ones(5, 10, dtype=torch.bool)
+    loss = imitation_loss(
+        policy, observation(BLIND), actions, mask, torch.Generator().manual_seed(4)
+    )
+    actions[:, 8] = -actions[:, 8]
+    other = imitation_loss(
+        policy, observation(BLIND), actions, mask, torch.Generator().manual_seed(4)
+    )
+    assert abs(float((loss - other).detach())) > 1e-3
 
 
 @pytest.mark.parametrize("spec", [BLIND, SEEING], ids=["blind", "seeing"])
@@ -323,6 +347,7 @@ def test_weights_depend_on_the_seed_alone():
             {"transition": "flow_noise", "noise_min": 1.5},
             "policy.noise_min is 1.5; it must not be above policy.noise_max",
         ),
+        ({"horizon": 5, "execute": 6}, "policy.execute is 6, but a chunk has 5 actions"),
         ({"horizon": 6}, "policy.action_patch 5 does not divide policy.horizon 6"),
         ({"width": 30}, "policy.width 30 is not an even multiple of policy.heads"),
         ({"eta": -1.0}, "eta is -1.0"),

@@ -94,7 +94,8 @@ def both(tmp_path_factory):
     folder = make_small_smolvla(tmp_path_factory.mktemp("small"), ["touch the dot"], **TINY)
     settings = {
         "pretrained": str(folder),
-        "horizon": 3,
+        "horizon": 5,
+        "execute": 3,
         "num_denoise_steps": 3,
         "random_weights": True,
     }
@@ -162,7 +163,8 @@ def test_the_command_line(tmp_path):
     folder = make_small_smolvla(tmp_path / "small", ["reach"], **TINY)
     settings = {
         "pretrained": str(folder),
-        "horizon": 2,
+        "horizon": 3,
+        "execute": 2,
         "num_denoise_steps": 2,
         "random_weights": True,
     }

@@ -100,7 +100,7 @@ def write_config(name, folder, tokenizer, patch):
 
 
 def make(name, folder, **settings):
-    settings = {"pretrained": str(folder), "horizon": 4, "num_denoise_steps": 3, **settings}
+    settings = {"pretrained": str(folder), "execute": 4, "num_denoise_steps": 3, **settings}
     return make_policy(registry.load("policies", name).Config(**settings), SPEC, 0)
 
 
@@ -130,11 +130,11 @@ def test_a_time_for_every_action(checkpoint):
 
 @pytest.mark.slow
 def test_it_goes_on_the_way_that_it_is_given(checkpoint):
-    check_goes_on(make(*checkpoint, horizon=6, max_prefix=2), steps=200)
+    check_goes_on(make(*checkpoint, execute=6, max_prefix=2), steps=200)
 
 
 def test_the_imitation_loss_is_lerobots_own(checkpoint):
-    ours = make(*checkpoint, horizon=6)
+    ours = make(*checkpoint, execute=6)
     theirs, pre, _ = lerobot_from(checkpoint[1])
     obs, actions = observation(), torch.rand(3, 6, 4, generator=gen(5)) * 2 - 1
     loss = imitation_loss(ours, obs, actions, torch.ones(3, 6, dtype=torch.bool), gen(7))

@@ -62,7 +62,7 @@ def trained(small, tmp_path_factory):
 
 
 def make(folder, spec=SPEC, **settings) -> SmolVLA:
-    settings = {"pretrained": str(folder), "horizon": 4, "num_denoise_steps": 3, **settings}
+    settings = {"pretrained": str(folder), "execute": 4, "num_denoise_steps": 3, **settings}
     return make_policy(VLAConfig(**settings), spec, 0)
 
 
@@ -93,7 +93,7 @@ def test_without_noise_it_is_lerobots_own(trained):
 
 
 def test_the_imitation_loss_is_lerobots_own(trained):
-    ours = make(trained, horizon=6)
+    ours = make(trained, execute=6)
     theirs, pre, _ = lerobot_from(trained)
     obs, actions = observation(), torch.rand(3, 6, 4, generator=gen(5)) * 2 - 1
     mask = torch.ones(3, 6, dtype=torch.bool)
@@ -135,7 +135,7 @@ def test_a_checkpoint_of_a_run_holds_the_statistics_too(small, trained, tmp_path
             "config": {"policy": dataclasses.asdict(policy.config)},
         },
     )
-    other = make(small, random_weights=True, chunk_size=6, transition="flow_noise", steer_width=8)
+    other = make(small, random_weights=True, horizon=6, transition="flow_noise", steer_width=8)
     checkpoint.load_weights(tmp_path / "step_000001", other, SPEC)
     assert policy.processors.state_dict().keys() == other.processors.state_dict().keys()
     torch.testing.assert_close(other.encode(obs).pooled, policy.encode(obs).pooled)
@@ -392,8 +392,8 @@ def test_every_algorithm_trains_it_unchanged(small, name):
     env, generator = Dot(), gen()
     settings = {
         "random_weights": True,
-        "horizon": 2,
-        "chunk_size": 2 if name == "sft" else 3,
+        "horizon": 3,
+        "execute": 2,
         "train": "all",
     }
     policy = make(small, env.spec, **settings, **PARTS.get(name, {}))
@@ -401,7 +401,7 @@ def test_every_algorithm_trains_it_unchanged(small, name):
     algorithm = cls(cls.Config(**ALGORITHMS[name]), policy)
     before = {k: v.clone() for k, v in algorithm.result.named_parameters()}
     if name == "sft":
-        batch = demonstrations(2)
+        batch = demonstrations(3)
     else:
         batch = Player(env).collect(algorithm, 0, generator=generator)
     if name in ("grpo", "nft"):
@@ -426,7 +426,8 @@ def test_refusals(small, trained, tmp_path):
     refused("needs policy.pretrained", "")
     refused("no such folder", tmp_path / "nothing")
     refused("cannot be reached", "someone/some_policy")
-    refused("horizon", horizon=9)
+    refused(r"policy\.execute is 9, but a chunk has 6", execute=9)
+    refused(r"plans 6 actions\. To execute 5 of them, set policy\.execute=5", horizon=5)
     refused("policy.cameras", cameras=("top",))
     refused("Did you mean 'expert'", train="expret")
     refused("no model.safetensors", small)
@@ -455,7 +456,7 @@ def test_refusals(small, trained, tmp_path):
         _changed(trained, tmp_path / "aloha", adapt_to_pi_aloha=True),
     )
     # Statistics of other dims: imitation first.
-    policy = make(trained, dataclasses.replace(SPEC, proprio_dim=7), horizon=6)
+    policy = make(trained, dataclasses.replace(SPEC, proprio_dim=7))
     with pytest.raises(UserError, match="Fine-tune it on demonstrations"):
         policy.sample(
             observation(dataclasses.replace(SPEC, proprio_dim=7)), generator=gen(), mode="eval"
@@ -464,8 +465,6 @@ def test_refusals(small, trained, tmp_path):
     policy.sample(
         observation(dataclasses.replace(SPEC, proprio_dim=7)), generator=gen(), mode="eval"
     )
-    with pytest.raises(UserError, match="whole chunks"):
-        make(trained).fit_inputs(torch.randn(9, 6), torch.randn(9, 4))
 
 
 def _changed(folder, to, **keys):
@@ -530,7 +529,7 @@ def test_from_nothing_by_imitation_and_ppo_to_lerobot(tmp_path):
     assert (
         main(["collect", "mujoco", "env.task=pick", *env, "--episodes", "8", "--out", demos]) == 0
     )
-    chunk = ["policy.horizon=5", "policy.num_denoise_steps=3"]
+    chunk = ["policy.horizon=5", "policy.execute=3", "policy.num_denoise_steps=3"]
     sft = [
         "algorithm.steps_per_iteration=20",
         "algorithm.batch_size=16",

@@ -147,7 +147,8 @@ def test_a_fault_is_no_failure_of_the_policy(
     reflex_in(1, monkeypatch)
     assert main(["deploy", str(saved), *options]) == 2
     said = capsys.readouterr().out
-    assert "(0/1); 1 of 2 was ended by a fault, not counted; logs in" in said
+    told = "(0/1) (executing 2 of 5 actions); 1 of 2 was ended by a fault, not counted; logs in"
+    assert told in said
 
 
 def test_ctrl_c_is_no_failure_of_the_policy(
@@ -201,6 +202,31 @@ def test_a_continued_chunk_is_chosen_among_several_too(saved: Path) -> None:
     assert len(seen["features"]) == 1 and tuple(seen["proposals"].shape) == (1, 4, *shape)
     assert float((seen["proposals"][0, 0] - seen["proposals"][0, 1]).abs().max()) > 1e-4
     assert np.array_equal(chunk, seen["proposals"][0, 2].numpy())
+
+
+def test_a_plan_is_sent_whole_and_executed_in_part(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy
+
+    states, meta = checkpoint.load(saved)
+    meta["config"]["policy"]["execute"] = 2
+    path = checkpoint.save(tmp_path / "step_000001", states, meta)
+    served = CheckpointPolicy(str(path), "cpu")
+    assert (served.metadata["horizon"], served.metadata["execute"]) == (5, 2)
+    observation = {"proprio": np.zeros(served.spec.proprio_dim, np.float32), "prompt": "go"}
+    assert served.infer(observation)["actions"].shape == (5, 4)
+    # Carrying it out, and scoring it in the simulator, name both numbers.
+    options = ["--episodes", "1", "--latency", "0.1", "--mode", "sync", "--out", str(tmp_path)]
+    assert main(["deploy", str(path), *options]) == 0
+    assert "(executing 2 of 5 actions)" in capsys.readouterr().out
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["execute"], result["horizon"]) == (2, 5)
+    taken = [row["taken"] / row["chunks"] for row in result["results"]]
+    assert all(1.5 < each <= 2 for each in taken)
+    assert main(["eval", str(path), "--episodes", "1", "policy.execute=4", "--json"]) == 0
+    scored = json.loads(capsys.readouterr().out)
+    assert (scored["execute"], scored["horizon"]) == (4, 5)
 
 
 class Moved:

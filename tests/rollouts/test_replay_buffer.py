@@ -135,3 +135,24 @@ def test_demonstrations_become_chunks():
     assert got.reward.tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0], [0, 0, 0]]
     assert got.next_obs.proprio[:, 0].tolist() == [3, 4, 4, 4, 4, 8]
     assert not got.truncated.any()
+
+
+def test_chunks_of_a_policy_that_plans_further_are_those_that_are_executed():
+    actions = torch.arange(9.0)[:, None].expand(9, 4) / 10
+    episode = torch.tensor([0] * 5 + [1] * 4)
+    given = {}, torch.arange(9.0)[:, None].expand(9, 5), actions, episode, torch.zeros(9).long()
+    plain = Demonstrations(H, *given, ["pick"], success=episode == 0)
+    planned = Demonstrations(H + 2, *given, ["pick"], success=episode == 0, execute=H)
+    for in_turn in (False, True):
+        found, expected = (
+            Transitions.cat(list(demos.transitions(size=4, in_turn=in_turn)))
+            for demos in (planned, plain)
+        )
+        for name in ("choice", "reward", "valid", "terminated", "truncated", "weight"):
+            assert torch.equal(getattr(found, name), getattr(expected, name)), name
+        assert torch.equal(found.next_obs.proprio, expected.next_obs.proprio)
+    frames = torch.arange(9)
+    assert torch.equal(planned.last_proprio(frames, 2)[0], plain.last_proprio(frames, 2)[0])
+    # What is imitated is the whole plan.
+    _, chunk, mask = planned.batch(torch.tensor([0, 3]))
+    assert chunk.shape == (2, H + 2, 4) and mask.sum(1).tolist() == [5, 2]

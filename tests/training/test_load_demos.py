@@ -101,7 +101,7 @@ def test_corrections_on_the_way_count_as_those_of_the_data_set():
 @pytest.mark.parametrize("name", ["ppo", "wsrl"])
 def test_what_an_algorithm_does_not_read_is_refused(name, field):
     other = {
-        "path": "d", "episodes": 3, "keep": "all", "more": ("e",), "weights": (1.0,),
+        "path": "d", "skip": (1,), "episodes": 3, "keep": "all", "more": ("e",), "weights": (1.0,),
         "intervention_weight": 2.0, "cameras": {"a": "b"}, "codec": "w",
         "profile": "droid", "convention": {"lag": 1}, "rate": "keep",
     }  # fmt: skip

@@ -15,6 +15,7 @@ same initial noise gives the same actions as LeRobot's ``select_action``.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, cast
@@ -60,9 +61,10 @@ class VLAConfig(ChooserConfig):
             the one that the checkpoint names; for machines without a network.
         cameras: the checkpoint's cameras in the order of the env's; empty if the names are the
             same.
-        horizon: H, actions that are executed before the next observation.
-        chunk_size: C, actions that the model plans. 0 means as in the checkpoint, or H with
-            ``random_weights``.
+        horizon: C, actions that the model plans; 0 for as many as in the checkpoint. Only random
+            weights can have another number.
+        execute: H, how many of them are executed before the next observation; 0 for as many as in
+            the checkpoint (its ``n_action_steps``), or all if it plans fewer.
         max_prefix: imitation gives the first 0 to ``max_prefix`` actions of a chunk as an input
             instead of predicting them; see ``FlowVLAConfig``.
         num_denoise_steps: K.
@@ -96,8 +98,8 @@ class VLAConfig(ChooserConfig):
     random_weights: bool = False
     vlm: str = path_setting()
     cameras: tuple[str, ...] = ()
-    horizon: Count = 10
-    chunk_size: CountOrZero = 0
+    horizon: CountOrZero = 0
+    execute: CountOrZero = 0
     max_prefix: CountOrZero = 0
     num_denoise_steps: Count = 10
     train: Annotated[str, Choice(*TRAINED)] = "expert"
@@ -126,16 +128,21 @@ class VLAConfig(ChooserConfig):
             raise UserError(
                 "policy.lora_rank puts no adapters on the image encoder. Use policy.train=language."
             )
-        if 0 < self.chunk_size < self.horizon:
-            raise UserError(
-                f"policy.horizon is {self.horizon}; it must not be above policy.chunk_size, which "
-                f"is {self.chunk_size}."
-            )
-        if self.max_prefix and not 0 < self.max_prefix < self.horizon:
-            raise UserError(
-                f"policy.max_prefix is {self.max_prefix}: it must be smaller than policy.horizon "
-                f"{self.horizon}, so that some actions are left to predict."
-            )
+        if self.horizon:
+            check_prefix(self)
+
+
+def check_prefix(config: VLAConfig) -> None:
+    """Refuses a prefix that leaves no action to predict.
+
+    Raises:
+        UserError: ``max_prefix`` is not below ``horizon``.
+    """
+    if config.max_prefix >= config.horizon:
+        raise UserError(
+            f"policy.max_prefix is {config.max_prefix}: it must be smaller than policy.horizon "
+            f"{config.horizon}, so that some actions are left to predict."
+        )
 
 
 class VLA(FlowPolicy):
@@ -177,11 +184,10 @@ class VLA(FlowPolicy):
             add_adapters(lerobot, config.lora_rank, language=config.train == "language")
         self.net = NETS[config.name](lerobot)
         self._set_precision()
-        if config.horizon > self.flow_shape[0]:
-            raise UserError(
-                f"policy.horizon is {config.horizon}, but {folder} plans {self.flow_shape[0]} "
-                "actions. Lower it, or set policy.chunk_size too."
-            )
+        # What the checkpoint says is known now.
+        self.config = dataclasses.replace(
+            config, horizon=self.flow_shape[0], execute=self._lerobot_config.n_action_steps
+        )
 
         # Prefixes computed with earlier weights are forgotten when new weights are loaded.
         self._prefixes = PrefixCache(config.keep_prefixes) if config.keep_prefixes else None
@@ -229,8 +235,14 @@ class VLA(FlowPolicy):
         if c.vlm and hasattr(config, "vlm_model_name"):
             config.vlm_model_name = c.vlm
         # Chunk and denoising steps; an export then samples in LeRobot as it was trained here.
-        config.chunk_size = c.chunk_size or (c.horizon if c.random_weights else config.chunk_size)
-        config.n_action_steps = min(c.horizon, config.chunk_size)
+        if c.horizon not in (0, config.chunk_size) and not c.random_weights:
+            raise UserError(
+                f"policy.horizon is {c.horizon}, but {folder} plans {config.chunk_size} actions. "
+                f"To execute {c.horizon} of them, set policy.execute={c.horizon}. To fine-tune it "
+                "to chunks of another length, change chunk_size in a copy of its config.json."
+            )
+        config.chunk_size = c.horizon or config.chunk_size
+        config.n_action_steps = c.execute or min(config.n_action_steps, config.chunk_size)
         steps_key = "num_steps" if hasattr(config, "num_steps") else "num_inference_steps"
         setattr(config, steps_key, c.num_denoise_steps)
         return config
@@ -338,16 +350,7 @@ class VLA(FlowPolicy):
         """Sets the normalisation from demonstrations: proprio (B, P) and actions (B, A).
 
         LeRobot's fine-tuning does the same.
-
-        Raises:
-            UserError: the policy executes only a part of its chunk.
         """
-        if self.config.horizon != self.flow_shape[0]:
-            raise UserError(
-                f"Imitation learns whole chunks: set policy.horizon={self.flow_shape[0]}, which is "
-                "what this model plans (or policy.chunk_size to what you want). Later runs may "
-                "execute fewer."
-            )
         self.processors.fit(proprio, actions)
 
     def save_lerobot(self, folder: str | Path) -> Path:

@@ -75,7 +75,9 @@ def deploy_checkpoint(
         prompt: instruction for the policy where no topic gives one.
         token_file: holds the token of the policy server.
         mode: execution mode, see ``control.executor``.
-        execute: see ``ExecutorConfig``.
+        execute: actions of a chunk that are executed before the next one is requested; 0 takes as
+            many as in training, or in a mode that infers meanwhile half of a chunk that was
+            executed whole.
         episodes: number of episodes, one for each initial state of the evaluation split.
         latency: s of the twin's time that an inference takes; below 0 as long as it really took.
         speed: share of the control rate that the policy was trained at. Simulators let the arm
@@ -88,7 +90,8 @@ def deploy_checkpoint(
         seed: of the policy's noise.
 
     Returns:
-        ``episodes`` (counted), ``ended_by_person`` and ``ended_by_fault`` (not counted),
+        ``execute`` (actions executed of each chunk) of ``horizon`` (planned), ``episodes``
+        (counted), ``ended_by_person`` and ``ended_by_fault`` (not counted),
         ``successes``, ``success_rate`` (None for no counted episode), ``interval``,
         ``stopped_by`` (``"person"`` or ``"fault"``; empty where nothing was amiss), and per episode
         ``results``.
@@ -144,7 +147,8 @@ def deploy_checkpoint(
             results.append(row)
             # 4. Sum up, after every episode: what comes next may be a power cut.
             env = str(client.metadata["env"])
-            result = {"env": env, **settings, **_summary(results)}
+            chunk = {"execute": execution.asks_after, "horizon": execution.horizon}
+            result = {"env": env, **settings, **chunk, **_summary(results)}
             write_json(Path(out) / "result.json", result)
             text = f"{row['reason']}, {row['seconds']:.1f} s; {score_line(result)}"
             print(f"  episode {init}: {text}", flush=True)
@@ -232,8 +236,13 @@ def _open_robot(
 
 
 def _execution(metadata: dict[str, Any], mode: str, execute: int, speed: float) -> ExecutorConfig:
+    horizon = int(metadata["horizon"])
+    # Of a longer plan, as many actions as in training.
+    trained = int(metadata["execute"])
+    if not execute and trained < horizon:
+        execute = trained
     return ExecutorConfig(
-        horizon=int(metadata["horizon"]),
+        horizon=horizon,
         action_dim=int(metadata["action_dim"]),
         control_hz=metadata["control_hz"] * speed,
         mode=mode,
@@ -305,7 +314,10 @@ def _run_episode(
 
 def score_line(result: dict[str, Any]) -> str:
     """The success rate of a result, and beside it the episodes that it leaves out."""
-    said = [format_rate(result["successes"], result["episodes"])]
+    rate = format_rate(result["successes"], result["episodes"])
+    if result["episodes"]:
+        rate += f" (executing {result['execute']} of {result['horizon']} actions)"
+    said = [rate]
     left_out = {who: result[f"ended_by_{who}"] for who in (EndedBy.PERSON, EndedBy.FAULT)}
     total = result["episodes"] + sum(left_out.values())
     for who, count in left_out.items():

@@ -12,6 +12,7 @@ from embodyrl.data.recording import Recording
 from embodyrl.errors import UserError
 from embodyrl.real_robot.logs.mcap_log import CAMERA, logged_picture, read
 from embodyrl.real_robot.policy_link.metadata import FACTS, camera_sizes
+from embodyrl.storage.env_spec import conventions_from_json
 from embodyrl.storage.paths import files_of
 from embodyrl.types import EnvSpec
 

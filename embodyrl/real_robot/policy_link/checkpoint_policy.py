@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from embodyrl.build import load_config, load_policy, load_spec
 from embodyrl.devices import use_device
 from embodyrl.errors import UserError
+from embodyrl.policy import num_executed
 from embodyrl.real_robot.policy_link.metadata import policy_facts
 from embodyrl.real_robot.policy_link.real_time_chunking import (
     rtc_weights,
@@ -36,7 +38,8 @@ class CheckpointPolicy:
             ``ask``.
 
     Attributes:
-        metadata: what a server tells its clients about the policy.
+        metadata: what a server tells its clients about the policy. ``horizon`` is the number of
+            actions of a chunk, and ``execute`` how many of them it was trained to have executed.
     """
 
     def __init__(
@@ -50,7 +53,14 @@ class CheckpointPolicy:
         self.policy: Any = load_policy(path, self.config.policy, self.spec, 0, self.device)
         self.policy.eval()
         self._generator = torch.Generator().manual_seed(seed)
-        self.metadata = policy_facts(self.spec) | {"horizon": self.policy.config.horizon}
+        execute = num_executed(self.policy.config)
+        # A client gets the whole plan, also what lies beyond the actions that are to be executed:
+        # real-time chunking continues it. A chooser knows the executed actions alone.
+        if hasattr(self.policy, "executed") and getattr(self.policy, "chooser", None) is None:
+            config = self.policy.config
+            self.policy.config = dataclasses.replace(config, execute=config.horizon)
+        sent = num_executed(self.policy.config)
+        self.metadata = policy_facts(self.spec) | {"horizon": sent, "execute": execute}
 
     def infer(self, observation: dict[str, Any]) -> dict[str, Any]:
         """Infers the next chunk.

@@ -8,7 +8,7 @@ from embodyrl.real_robot.parsing import MessageError, number, text, whole
 
 FACTS = ("action_dim", "proprio_dim", "control_mode", "control_hz", "max_episode_steps")
 """Fields that are taken from the environment's spec as they are."""
-REQUIRED = ("env", *FACTS, "horizon", "cameras")
+REQUIRED = ("env", *FACTS, "horizon", "execute", "cameras")
 """Fields that a robot needs."""
 
 
@@ -45,6 +45,7 @@ def check_metadata(metadata: dict[str, Any]) -> None:
         text(metadata[name], name)
     for name in ("action_dim", "proprio_dim", "max_episode_steps", "horizon"):
         whole(metadata[name], 1, 10**6, name)
+    whole(metadata["execute"], 1, metadata["horizon"], "execute")
     number(metadata["control_hz"], 1e-3, 1e4, "control_hz")
     meaning = metadata.get("conventions", {})
     if not isinstance(meaning, dict) or len(meaning) > 16:

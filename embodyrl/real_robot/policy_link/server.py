@@ -24,6 +24,7 @@ from websockets.sync.server import ServerConnection
 from embodyrl.errors import UserError
 from embodyrl.real_robot.parsing import MAX_TEXT as MAX_PROMPT
 from embodyrl.real_robot.policy_link import codec
+from embodyrl.real_robot.policy_link.openpi_keys import from_openpi
 from embodyrl.real_robot.ports import listen
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,8 @@ class PolicyServer:
         """
         if isinstance(data, str):
             raise codec.MessageError("Requests are binary messages.")
-        observation = check_observation(codec.unpack(data), self._metadata)
+        message = from_openpi(codec.unpack(data), self._metadata)
+        observation = check_observation(message, self._metadata)
         began = time.monotonic()
         # One inference at a time, whatever the number of clients.
         with self._lock:

@@ -15,6 +15,7 @@ named in the log and disconnected. The run keeps what came before and waits for 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from embodyrl.algorithm import Algorithm
 from embodyrl.config import Config, to_dict
 from embodyrl.distributed.wire import from_bytes, to_bytes
 from embodyrl.errors import UserError
+from embodyrl.policy import num_executed
 from embodyrl.real_robot.env.config import RobotConfig
 from embodyrl.real_robot.ports import listen, peer
 from embodyrl.real_robot.remote.check_actor import (
@@ -92,7 +94,8 @@ class RemoteActor:
                 "env.name=robot."
             )
         self._env = config.env
-        self._limits = config.policy.horizon, config.env.max_reward, algorithm.max_choice
+        self._limits = config.env.max_reward, algorithm.max_choice
+        self._executed = 0  # H, once there is a policy to play with
         self.config = config
         self.restarts = -1
         self._news = threading.Condition()
@@ -191,6 +194,7 @@ class RemoteActor:
     def _publish(self, algorithm: Algorithm) -> None:
         weights = {k: v.detach().cpu().clone() for k, v in algorithm.result.state_dict().items()}
         with self._news:
+            self._executed = num_executed(algorithm.policy.config)
             self._weights = weights
             self._version = self._version + 1
             self._acting = algorithm.acting_state()
@@ -244,6 +248,7 @@ class RemoteActor:
             connection.send(to_bytes(answer))
             if answer["do"] == "end":
                 return
+            bounds = dataclasses.replace(bounds, horizon=self._executed)
             self._hear(from_bytes(self._receive(connection)), answer, bounds)
 
     @staticmethod
@@ -266,7 +271,7 @@ class RemoteActor:
             self._spec = self._spec or spec
             self.restarts += 1
             self._news.notify_all()
-        return Bounds(spec, *self._limits)
+        return Bounds(spec, self._executed, *self._limits)
 
     def _answer(self, version: int) -> tuple[dict[str, Any], int]:
         """What the actor is to do, and the version of the weights that it then has."""

@@ -97,6 +97,11 @@ function facts(run) {
   );
   add("Algorithm", setting(run, "algorithm.name"));
   add("Policy", setting(run, "policy.name"));
+  const scored = last(run.evals);
+  add(
+    "Executed",
+    scored && scored.execute ? `${scored.execute} of ${scored.horizon} actions` : null,
+  );
   add(
     "Training",
     last(run.curves.minutes) === undefined
