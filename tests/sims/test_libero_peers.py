@@ -28,9 +28,14 @@ def theirs(ours):  # which brings robosuite
     from libero.libero import benchmark
 
     suite = benchmark.get_benchmark_dict()["libero_object"]()
-    size = {"observation_width": SIZE, "observation_height": SIZE}
     env = LiberoEnv(
-        suite, 0, "libero_object", obs_type="pixels_agent_pos", init_states=False, **size
+        suite,
+        0,
+        "libero_object",
+        obs_type="pixels_agent_pos",
+        observation_width=SIZE,
+        observation_height=SIZE,
+        init_states=False,
     )
     # LeRobot would unpickle the official states.
     env._init_states = suites.official_states(suites.load_suite("libero_object")[0])
