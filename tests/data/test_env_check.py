@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.convention_faults import ENV, FAULTS, checked, edit, faulty_copy, put, remedy
 from embodyrl.algorithms.sft import SFT
+from embodyrl.build import make_policy
 from embodyrl.cli.main import main
 from embodyrl.config import Config, compose, env_config
 from embodyrl.data.demonstrations import Demonstrations
@@ -107,7 +108,7 @@ def config_with(path: Path, *overrides: str) -> Config:
 
 def load(config: Config, spec: EnvSpec) -> tuple[Demonstrations, list[str]]:
     said: list[str] = []
-    learner = SFT.__new__(SFT)  # whether it wants demonstrations is a property of the class
+    learner = SFT(config.algorithm, make_policy(config.policy, spec, seed=0))
     return load_demos(config, learner, spec, say=said.append), said
 
 
