@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial, reduce
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -82,5 +82,9 @@ def gradient_of_sum(
     found = side_by_side([partial(piece, loss_of) for loss_of in losses], device)
     for parameter, *parts in zip(parameters, *(gradient for _, gradient in found), strict=True):
         there = [part for part in parts if part is not None]
-        parameter.grad = reduce(torch.add, there) if there else None
+        # In the parameter's memory layout: a fused optimiser pairs the numbers as they lie.
+        total = torch.zeros_like(parameter)
+        for part in there:
+            total += part
+        parameter.grad = total if there else None
     return [loss for loss, _ in found]

@@ -84,3 +84,27 @@ def test_the_gradient_is_that_of_the_sum(threads, count):
     assert losses == [6.0, 16.0] and not any(loss.requires_grad for loss in losses)
     # d(xy + 4x^2)/dx = y + 8x, d/dy = x.
     assert both.grad == 3.0 + 16.0 and first.grad == 2.0 and none.grad is None
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_fused_optimiser_steps_as_after_backward(size):
+    """The gradient of a convolution may come in another memory layout than its weights."""
+    torch.manual_seed(0)
+    picture = torch.randn(4, 16, 16, 8).permute(0, 3, 1, 2)  # as pictures lie: channels last
+    nets = [torch.nn.Conv2d(8, 6, size) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    optimizers = [torch.optim.Adam(net.parameters(), lr=0.1, fused=True) for net in nets]
+    for _ in range(2):
+        optimizers[0].zero_grad()
+        sum(nets[0](picture[i::2]).square().mean() for i in range(2)).backward()
+        gradient_of_sum(
+            [lambda i=i: nets[1](picture[i::2]).square().mean() for i in range(2)],
+            nets[1].parameters(),
+        )
+        for one, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+            assert other.grad.stride() == other.stride()
+            torch.testing.assert_close(one.grad, other.grad)
+        for optimizer in optimizers:
+            optimizer.step()
+    for one, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other)
