@@ -96,13 +96,13 @@ def test_a_fused_optimiser_steps_as_after_backward(size):
     optimizers = [torch.optim.Adam(net.parameters(), lr=0.1, fused=True) for net in nets]
     for _ in range(2):
         optimizers[0].zero_grad()
-        sum(nets[0](picture[i::2]).square().mean() for i in range(2)).backward()
+        torch.stack([nets[0](picture[i::2]).square().mean() for i in range(2)]).sum().backward()
         gradient_of_sum(
             [lambda i=i: nets[1](picture[i::2]).square().mean() for i in range(2)],
             nets[1].parameters(),
         )
         for one, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
-            assert other.grad.stride() == other.stride()
+            assert other.grad is not None and other.grad.stride() == other.stride()
             torch.testing.assert_close(one.grad, other.grad)
         for optimizer in optimizers:
             optimizer.step()
