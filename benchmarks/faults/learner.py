@@ -22,6 +22,7 @@ from websockets.sync.client import ClientConnection, connect
 from benchmarks.faults import nonsense
 from embodyrl.config import resolve
 from embodyrl.distributed.wire import from_bytes, to_bytes
+from embodyrl.real_robot.env.config import RobotConfig, robot_spec
 from embodyrl.real_robot.remote.learner import REFUSED, RemoteActor
 from embodyrl.rollouts.batches import Episode, TransitionBatch, Transitions
 from embodyrl.storage.env_spec import spec_to_json
@@ -30,7 +31,8 @@ from embodyrl.types import EnvSpec, Obs
 
 TOKEN = "0123456789abcdef"
 H = 5
-SPEC = EnvSpec("robot/ros2", 1, 4, 7, "ee_delta_pos", 25.0, 10, {})
+MEANING = robot_spec(RobotConfig(control_mode="ee_delta_pos"), 7).conventions
+SPEC = EnvSpec("robot/ros2", 1, 4, 7, "ee_delta_pos", 25.0, 10, {}, conventions=MEANING)
 
 
 def good_chunk(spec: EnvSpec = SPEC) -> dict[str, Any]:

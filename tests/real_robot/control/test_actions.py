@@ -18,7 +18,7 @@ from embodyrl.types import EnvSpec
 def facts(**changed: Any) -> dict[str, Any]:
     spec: EnvSpec = robot_spec(RobotConfig(control_mode="ee_delta_pose"), 13)
     meaning = replace(spec.conventions, **changed)
-    return policy_facts(replace(spec, conventions=meaning)) | {"horizon": 5}
+    return policy_facts(replace(spec, conventions=meaning)) | {"horizon": 5, "execute": 5}
 
 
 def test_what_is_equal_or_not_known_passes() -> None:
