@@ -23,7 +23,6 @@ class Profile:
         state: key of the proprioception.
         action: key of the actions.
         rate: actions per second; 0 means what the data set says.
-        execute: actions of a chunk that its published evaluations carry out; 0 if they differ.
         conventions: what pictures, states and actions mean.
     """
 
@@ -33,7 +32,6 @@ class Profile:
     state: str = "observation.state"
     action: str = "action"
     rate: float = 0.0
-    execute: int = 0
     conventions: Conventions = field(default_factory=Conventions)
 
 
@@ -63,7 +61,6 @@ PROFILES = {
         state="state",
         action="actions",
         rate=20.0,
-        execute=5,
         conventions=Conventions("mirrored", "rgb", "pad", HAND, "delta", OSC, (1.0, -1.0)),
     ),
     "libero_openvla": Profile(
@@ -81,7 +78,6 @@ PROFILES = {
         state="joint_position",
         action="actions",
         rate=15.0,
-        execute=8,
         conventions=Conventions(
             "upright", "rgb", "pad", ("joint_position:7",), "velocity", gripper=(1.0, 0.0)
         ),
