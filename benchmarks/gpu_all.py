@@ -9,7 +9,7 @@ MuJoCo Playground's Panda (with ``--playground DIR``), PPO on the pick task with
 evaluation of what came of it, the policy's throughput, SmolVLA and pi0 in their real sizes beside
 LeRobot's own code (``gpu_vla.py``), world models, Wan's 1.3 B parameters among them
 (``gpu_world.py``). Before all of it, where things are (``gpu_placement.py``). A part that fails
-says so in the file, and the exit status is then 1. Where a command may take ten minutes only,
+says so in the file, and the exit status is then 1. Where a command may take some minutes only,
 ``--only`` names parts; they are added to what the file has.
 
     pip install --target DIR playground brax flax ml_collections mediapy lxml orbax-checkpoint
@@ -58,7 +58,7 @@ class Size:
     mujoco: tuple[str, ...]  # backends
     mujoco_envs: tuple[int, ...]
     libero: tuple[str, ...]  # overrides
-    libero_envs: tuple[tuple[str, tuple[int, ...]], ...]  # by backend
+    libero_envs: dict[str, tuple[int, ...]]  # by backend
     playground_envs: tuple[int, ...]
     chunks: int
     training: tuple[str, ...]
@@ -78,7 +78,7 @@ SIZES = {
         mujoco=("native", "warp", "mjx"),
         mujoco_envs=(1, 64, 1024, 4096),
         libero=("env.device=cuda",),
-        libero_envs=(("native", (16, 64)), ("warp", (1, 16, 64, 256, 1024, 2048, 4096))),
+        libero_envs={"native": (16, 64), "warp": (1, 16, 64, 256, 1024, 2048, 4096)},
         playground_envs=(1, 64, 1024, 4096),
         chunks=20,
         training=(
@@ -101,7 +101,7 @@ SIZES = {
         mujoco=("native",),
         mujoco_envs=(2,),
         libero=("env.num_threads=1",),
-        libero_envs=(("warp", (2,)),),
+        libero_envs={"warp": (2,)},
         playground_envs=(2,),
         chunks=1,
         training=(
@@ -142,46 +142,43 @@ def maniskill(size: Size) -> Any:
     }
 
 
-def mujoco(size: Size) -> Any:
+def mujoco(size: Size, backend: str) -> Any:
+    """The pick task, with and without pictures."""
     rows = []
-    for backend, renderer in itertools.product(size.mujoco, ("none", "warp")):
-        for num_envs in size.mujoco_envs:
-            settings = (f"env.backend={backend}", f"env.renderer={renderer}", "env.task=pick")
-            row = {"backend": backend, "renderer": renderer, "num_envs": num_envs}
-            try:
-                row |= speed("mujoco", size, settings, num_envs)
-            except (UserError, ImportError) as error:  # the other backends are still worth having
-                row["error"] = str(error)
-            rows.append(row)
+    for renderer, num_envs in itertools.product(("none", "warp"), size.mujoco_envs):
+        settings = (f"env.backend={backend}", f"env.renderer={renderer}", "env.task=pick")
+        row = {"renderer": renderer, "num_envs": num_envs}
+        rows.append(row | tried("mujoco", size, settings, num_envs))
     return rows
 
 
-def libero(size: Size) -> Any:
+def libero(size: Size, backend: str) -> Any:
     """All of LIBERO-Spatial from official states: ten tasks, one scene, so that one batch holds them all."""
     rows = []
-    for cameras, (backend, numbers) in itertools.product(
-        ("[]", "[agentview,wrist]"), size.libero_envs
+    for cameras, num_envs in itertools.product(
+        ("[]", "[agentview,wrist]"), size.libero_envs[backend]
     ):
-        for num_envs in numbers:
-            settings = (
-                f"env.backend={backend}",
-                f"env.cameras={cameras}",
-                "env.split=eval",
-                *size.libero,
-            )
-            row = {"backend": backend, "cameras": cameras, "num_envs": num_envs}
-            try:
-                row |= speed(
-                    "libero", size, settings, num_envs, chunk=8, num_chunks=min(4, size.chunks)
-                )
-            except (
-                UserError,
-                RuntimeError,
-            ) as error:  # memory, at the largest; the others are still worth having
-                row["error"] = str(error)
-            print(json.dumps(row), flush=True)
-            rows.append(row)
+        settings = (
+            f"env.backend={backend}",
+            f"env.cameras={cameras}",
+            "env.split=eval",
+            *size.libero,
+        )
+        row = {"cameras": cameras, "num_envs": num_envs}
+        rows.append(
+            row | tried("libero", size, settings, num_envs, chunk=8, num_chunks=min(4, size.chunks))
+        )
     return rows
+
+
+def tried(name: str, size: Size, settings: tuple[str, ...], num_envs: int, **what: int) -> Any:
+    """``speed``, or why there is none (memory, at the largest): the other rows are still worth having."""
+    try:
+        row = speed(name, size, settings, num_envs, **what)
+    except (UserError, RuntimeError, ImportError) as error:
+        row = {"error": str(error)}
+    print(json.dumps({"settings": settings, "num_envs": num_envs} | row), flush=True)
+    return row
 
 
 def playground(size: Size, folder: Path) -> Any:
@@ -325,8 +322,8 @@ def main() -> int:
         "placement",
         "throughput",
         "maniskill",
-        "mujoco",
-        "libero",
+        *(f"mujoco_{backend}" for backend in SIZES["cuda"].mujoco),
+        *(f"libero_{backend}" for backend in SIZES["cuda"].libero_envs),
         "playground",
         "training",
         "vla",
@@ -349,8 +346,8 @@ def main() -> int:
             "placement": lambda: placement(a.device, folder),
             "throughput": lambda: throughput(size, device),
             "maniskill": lambda: maniskill(size),
-            "mujoco": lambda: mujoco(size),
-            "libero": lambda: libero(size),
+            **{f"mujoco_{b}": lambda b=b: mujoco(size, b) for b in size.mujoco},
+            **{f"libero_{b}": lambda b=b: libero(size, b) for b in size.libero_envs},
             "playground": lambda: playground(size, a.playground),
             "training": lambda: training(size, folder),
             "vla": lambda: vla(size, device, folder),

@@ -25,11 +25,10 @@ def check(found: dict) -> None:
         for row in found["maniskill"]["result"]["speed"]
     )
     assert any(
-        row.get("env_steps_per_s", {"median": 0})["median"] > 0 for row in found["mujoco"]["result"]
+        row.get("env_steps_per_s", {"median": 0})["median"] > 0
+        for row in found["mujoco_native"]["result"]
     )
-    libero = [
-        row for row in found["libero"]["result"] if row["backend"] == "warp" and "error" not in row
-    ]
+    libero = [row for row in found["libero_warp"]["result"] if "error" not in row]
     assert {row["cameras"] for row in libero} == {"[]", "[agentview,wrist]"}
     assert all(row["env_steps_per_s"]["median"] > 0 and row["faults"] == 0 for row in libero)
     assert found["training"]["result"]["last_iteration"]["env_steps"] > 0

@@ -84,12 +84,16 @@ def build(task: Task, models: dict[str, Any]) -> Any:
         camera_heights=128,
         camera_widths=128,
     )
-    reset_without_rebuilding(env)
+    place_anew(env)
+    env.sim.forward()
+    env.visualize(vis_settings={name: False for name in env._visualizations})
     return env
 
 
-def reset_without_rebuilding(env: Any) -> None:
-    """Places everything anew; where the samplers find no placement, they draw again.
+def place_anew(env: Any) -> None:
+    """Draws all placements and sets them; a forward pass is left to the caller.
+
+    Where the samplers find no placement, they draw again.
 
     Raises:
         RuntimeError: they find none in 1000 tries.
@@ -107,5 +111,3 @@ def reset_without_rebuilding(env: Any) -> None:
         raise RuntimeError(
             f"LIBERO's samplers found no placement for {env.bddl_file_name} in 1000 tries."
         )
-    env.sim.forward()
-    env.visualize(vis_settings={name: False for name in env._visualizations})

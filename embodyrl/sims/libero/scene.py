@@ -19,11 +19,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from embodyrl.sims.libero.robosuite_build import (
-    build,
-    private_numpy_stream,
-    reset_without_rebuilding,
-)
+from embodyrl.sims.libero.robosuite_build import build, place_anew, private_numpy_stream
 from embodyrl.sims.libero.suites import Task, quiet
 
 PROPRIO_DIM = 8  # position, axis-angle and fingers, as the published LIBERO policies take them
@@ -158,11 +154,13 @@ class Scene:
         noise = robot.initialization_noise
         with quiet(), private_numpy_stream(seed):
             robot.initialization_noise = {"magnitude": 0.02, "type": "gaussian"}
+            # A new controller would cost four forward passes, and no placement depends on it.
+            robot._load_controller = lambda: None
             try:
-                reset_without_rebuilding(self.env)
+                place_anew(self.env)
             finally:
                 robot.initialization_noise = noise
-                robot.controller = self._nominal
+                del robot._load_controller
         return Start(self.sim.get_state().flatten(), self.fixture_poses())
 
     def start(self, start: Start) -> None:
