@@ -22,7 +22,9 @@ import functools
 import importlib
 import importlib.resources
 import importlib.util
+import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +33,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from embodyrl.errors import UserError, did_you_mean
+from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def load(kind: str, name: str) -> Any:
         raise UserError(f"There is no {singular} {name!r}. {did_you_mean(name, known)}")
     module, _, attribute = known[name].partition(":")
     if name in BUILT_IN[kind]:
-        return getattr(importlib.import_module(module), attribute)
+        return getattr(_own_module(module), attribute)
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
@@ -143,6 +145,25 @@ def load(kind: str, name: str) -> Any:
             f"The entry point {name} = {known[name]!r} of the group embodyrl.{kind} cannot be "
             f"imported ({error}). Correct it in the pyproject.toml of its package, and install the "
             "package again."
+        ) from error
+
+
+def _own_module(module: str) -> Any:
+    """A module of this package.
+
+    Raises:
+        MissingDependencyError: MuJoCo was told to draw with a driver that is not here.
+    """
+    try:
+        return importlib.import_module(module)
+    except (AttributeError, ImportError) as error:
+        driver = os.environ.get("MUJOCO_GL", "")
+        if "OpenGL" not in Path(traceback.extract_tb(error.__traceback__)[-1].filename).parts:
+            raise
+        raise MissingDependencyError(
+            f"MUJOCO_GL is {driver!r}, and MuJoCo does not find that driver here. Unset MUJOCO_GL "
+            "if nothing is drawn with OpenGL; or install EGL (Debian, Ubuntu: apt-get install "
+            "libegl1 libgl1-mesa-dri) and set MUJOCO_GL=egl."
         ) from error
 
 

@@ -101,6 +101,15 @@ def egl_number(device: torch.device, devices: list[EglDevice]) -> int | None:
     )
 
 
+def has_egl() -> bool:
+    """Whether the machine has EGL's library."""
+    try:
+        ctypes.CDLL("libEGL.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def egl_devices() -> list[EglDevice]:
     """All devices of EGL, in its order.
 

@@ -14,7 +14,10 @@ from typing import Any
 import mujoco
 import numpy as np
 
+from embodyrl.sims.egl import has_egl
 from embodyrl.sims.libero.suites import Task
+
+_EGL_CONTEXT = "robosuite.renderers.context.egl_context"
 
 
 @contextlib.contextmanager
@@ -30,12 +33,16 @@ def private_numpy_stream(seed: int | list[int]) -> Iterator[None]:
 
 @functools.cache
 def import_robosuite() -> Any:
-    """The package, which writes no log file.
+    """The package, which writes no log file, and needs no OpenGL.
 
     By default it opens ``/tmp/robosuite.log``, and cannot be imported where another user made that.
+    Nor can it be imported where EGL is missing, though nothing here is drawn by it.
     """
     # Its import warns by that log if a user has no settings of his own; these are none.
     sys.modules.setdefault("robosuite.macros_private", types.ModuleType("robosuite.macros_private"))
+    if not has_egl():
+        sys.modules.setdefault(_EGL_CONTEXT, types.ModuleType(_EGL_CONTEXT))
+        vars(sys.modules[_EGL_CONTEXT]).setdefault("EGLGLContext", None)
     import robosuite
     from robosuite import macros
 
