@@ -164,6 +164,11 @@ def absolute(actions: np.ndarray, states: np.ndarray) -> np.ndarray:
     return np.column_stack([np.clip(states[:, :3], -1, 1), actions[:, 3:]])
 
 
+def targets(actions: np.ndarray, states: np.ndarray) -> np.ndarray:
+    """Where the hand is to go, in metres, in place of changes."""
+    return np.column_stack([states[:, 3:6] + 0.035 * actions[:, :3], actions[:, 3:]])
+
+
 FAULTS = {
     "pictures turned by 180 degrees": Fault(
         "orientation", change_pictures(lambda f: f[::-1, ::-1])
@@ -177,6 +182,7 @@ FAULTS = {
     "gripper in 0 to 1": Fault("gripper", change_rows("action", gripper(0.0, 1.0))),
     "gripper in 1 to 0": Fault("gripper", change_rows("action", gripper(1.0, 0.0))),
     "gripper the other way round": Fault("gripper", change_rows("action", gripper(1.0, -1.0))),
+    "absolute targets": Fault("actions", change_rows("action", targets)),
     "absolute positions": Fault("actions", change_rows("action", absolute)),
     "one axis of the wrong sign": Fault("scale", change_rows("action", lambda a, s: a * [-1, 1, 1, 1])),
     "actions one frame late": Fault(

@@ -22,7 +22,7 @@ from embodyrl.data.table_checks import instruction_fault, left_aside, require_so
 from embodyrl.errors import UserError
 from embodyrl.rollouts.batches import Transitions
 from embodyrl.storage.profiles import profile_named
-from embodyrl.storage.translation import Translation, translate
+from embodyrl.storage.translation import Translation, translate, within_reach
 from embodyrl.types import Conventions, EnvSpec, Obs
 
 INTERVENTION = ("intervention", "is_intervention", "complementary_info.is_intervention")
@@ -347,12 +347,15 @@ class Demonstrations:
         meaning = conventions_of(data, family.conventions, convention or {})
         hz = family.rate or _rate(data)
         change = Translation()
+        cut: list[str] = []
         if spec is not None:
             _check_dims(spec, columns[action], columns[state], str(path))
             change = translate(meaning, spec, f"the data set {path}")
-            columns[action] = change.of_actions(columns[action], columns["episode_index"])
+            columns[action], cut = within_reach(
+                change.of_actions(columns[action], columns["episode_index"], columns[state]), change
+            )
         if spec is not None and rate == "resample" and hz and hz != spec.control_hz:
-            kind = meaning.actions or spec.conventions.actions
+            kind = spec.conventions.actions or meaning.actions
             plan = Resampled.plan(columns["episode_index"], hz, spec.control_hz)
             columns = _resampled(columns, plan, (state, action, kind), str(path))
             rows = rows[plan.rows]
@@ -386,12 +389,14 @@ class Demonstrations:
         demos.no_instruction = instruction_fault(data)
         if spec is not None:
             demos.check(spec, str(path))
-            actions = change.of_actions(data.columns[action], data.columns["episode_index"])
+            whole = data.columns
+            actions = change.of_actions(whole[action], whole["episode_index"], whole[state])
             seen = dataclasses.replace(data, columns={**data.columns, action: actions})
             unnamed = {} if cameras or profile else chosen
             demos.remarks += env_notes(seen, spec, unnamed, hz, resampled=rate == "resample")
             if words := change.said():
                 demos.remarks.append(f"{path} is translated for {spec.name}: {words}.")
+            demos.remarks += [f"{path}: {text}" for text in cut]
         for name, key in chosen.items() if pictures else ():
             size = spec.cameras[name] if spec is not None else None
             demos.images[name] = decode_camera(

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from embodyrl.data.picture_check import Finding
 from embodyrl.env import VecEnv
+from embodyrl.functional.rotations import rotation_matrix
+from embodyrl.storage.translation import HandPose, state_part
 from embodyrl.types import Conventions, EnvSpec
 
 STEPS = 60
@@ -58,17 +60,6 @@ class Change:
     apply: Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def state_part(conventions: Conventions, kind: str) -> slice | None:
-    """The numbers of proprio that hold a part of the state; None if it is not known."""
-    start = 0
-    for part in conventions.state:
-        name, _, dims = part.partition(":")
-        if name == kind:
-            return slice(start, start + int(dims))
-        start += int(dims)
-    return None
-
-
 def comparable(states: np.ndarray, conventions: Conventions) -> np.ndarray:
     """States (..., P) with rotation vectors as matrices: near half a turn the vectors jump."""
     parts = []
@@ -78,21 +69,11 @@ def comparable(states: np.ndarray, conventions: Conventions) -> np.ndarray:
         values = states[..., start : start + int(dims)]
         start += int(dims)
         if name.endswith("axis_angle") and values.shape[-1] == 3:
-            parts.append(_rotations(values).reshape(*values.shape[:-1], 9))
+            parts.append(rotation_matrix(values).reshape(*values.shape[:-1], 9))
         else:
             parts.append(values)
     parts.append(states[..., start:])
     return np.concatenate(parts, axis=-1)
-
-
-def _rotations(vectors: np.ndarray) -> np.ndarray:
-    """Rotation matrices (..., 3, 3) of rotation vectors (..., 3), by Rodrigues' formula."""
-    angle = np.linalg.norm(vectors, axis=-1)[..., None, None]
-    x, y, z = np.moveaxis(vectors.astype(np.float64), -1, 0)
-    zero = np.zeros_like(x)
-    cross = np.stack([zero, -z, y, z, zero, -x, -y, x, zero], axis=-1).reshape(*x.shape, 3, 3)
-    cross = cross / np.maximum(angle, 1e-9)
-    return np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * (cross @ cross)
 
 
 def changes(theirs: Conventions, spec: EnvSpec, actions: np.ndarray) -> list[Change]:
@@ -139,16 +120,18 @@ def changes(theirs: Conventions, spec: EnvSpec, actions: np.ndarray) -> list[Cha
 
             text = f"{closed:g} closes and {opened:g} opens the gripper"
             out.append(Change("gripper", text, {"gripper": (closed, opened)}, mapped))
-    # Absolute positions of the hand, where the env takes changes.
-    place = state_part(ours, "hand_position")
-    if ours.actions == "delta" and ours.scale and place is not None:
+    # Absolute targets of the hand, or where it was, in place of changes.
+    hand = HandPose.of(ours)
+    if ours.actions == "delta" and theirs.actions != "absolute" and hand is not None:
+        text = "they are absolute targets of the hand, where the env takes changes"
+        out.append(Change("actions", text, {"actions": "absolute"}, hand.changes))
         unit = np.asarray(ours.scale[:3])
 
         def differences(a: np.ndarray, s: np.ndarray) -> np.ndarray:
             moves = np.diff(a[:, :3], axis=0, append=a[-1:, :3]) / unit
             return np.column_stack([moves, a[:, 3:]])
 
-        text = "they are absolute positions, where the env takes changes"
+        text = "they are the positions of the hand, where the env takes changes"
         out.append(Change("actions", text, {}, differences))
     if dims > 2:
         order = [1, 0, *range(2, dims)]

@@ -52,8 +52,11 @@ class PresentedEnv:
         self.env = env
         self._change = change = translate(theirs, env.spec, f"the profile {profile}")
         self.spec = replace(env.spec, conventions=replace(env.spec.conventions, **known))
-        if change.lag:
-            raise UserError(f"The profile {profile} says that actions stand late: that is of data.")
+        if change.lag or change.hand:
+            raise UserError(
+                f"The profile {profile} says that actions stand late or are absolute: data with "
+                "such actions are translated, but no env is presented so."
+            )
 
     def __getattr__(self, name: str) -> Any:
         if name == "env":

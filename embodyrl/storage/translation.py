@@ -9,8 +9,47 @@ import numpy as np
 
 from embodyrl.errors import UserError
 from embodyrl.functional.pictures import flips_between
+from embodyrl.functional.rotations import change_towards
 from embodyrl.storage.env_spec import WORDS
 from embodyrl.types import Conventions, EnvSpec
+
+
+@dataclass(frozen=True)
+class HandPose:
+    """Where the state says what changes of the hand start from.
+
+    Attributes:
+        position: numbers of proprio with the position, in metres.
+        rotation: with the rotation vector, in radians; None where actions do not turn the hand.
+        scale: (D,) metres and radians of an action of 1.
+    """
+
+    position: slice
+    rotation: slice | None
+    scale: tuple[float, ...]
+
+    @classmethod
+    def of(cls, conventions: Conventions) -> HandPose | None:
+        """That of an env that takes changes; None where the state does not say it.
+
+        An env that shows what it commanded last takes changes of that, others of where the hand is.
+        """
+        dims = len(conventions.scale)
+        for start in ("commanded", "hand"):
+            position = state_part(conventions, f"{start}_position")
+            rotation = state_part(conventions, f"{start}_axis_angle")
+            if position is not None and (dims == 3 or (dims == 6 and rotation is not None)):
+                return cls(position, rotation if dims == 6 else None, conventions.scale)
+        return None
+
+    def changes(self, actions: np.ndarray, states: np.ndarray) -> np.ndarray:
+        """Actions (F, A) in metres and radians, from states (F, P), as changes in the env's units."""
+        parts = [states[:, self.position]]
+        parts += [] if self.rotation is None else [states[:, self.rotation]]
+        pose = np.concatenate(parts, axis=1)
+        dims = len(self.scale)
+        moved = change_towards(actions[:, :dims], pose) / np.asarray(self.scale)
+        return np.concatenate([moved, actions[:, dims:]], axis=1)
 
 
 @dataclass(frozen=True)
@@ -25,6 +64,7 @@ class Translation:
         factor: (A,) actions are multiplied by this.
         offset: (A,) and this is added.
         lag: actions are moved so many frames to the front.
+        hand: actions are absolute targets of the hand, which become changes from here.
     """
 
     rows: bool = False
@@ -34,13 +74,17 @@ class Translation:
     factor: tuple[float, ...] = ()
     offset: tuple[float, ...] = ()
     lag: int = 0
+    hand: HandPose | None = None
 
-    def of_actions(self, actions: np.ndarray, episode: np.ndarray) -> np.ndarray:
+    def of_actions(
+        self, actions: np.ndarray, episode: np.ndarray, states: np.ndarray
+    ) -> np.ndarray:
         """Actions (F, A) of a data set as the env takes them.
 
         Args:
             actions: (F, A).
             episode: (F,) the episode of each frame; frames of an episode stand together.
+            states: (F, P) proprio before each action.
         """
         if self.lag:
             rows = np.arange(len(actions)) + self.lag
@@ -48,6 +92,8 @@ class Translation:
             # The frames at an episode's end keep their own action.
             kept = np.where(episode[kept] == episode, kept, np.arange(len(actions)))
             actions = actions[kept]
+        if self.hand is not None:
+            actions = self.hand.changes(actions, states)
         if self.factor:
             actions = actions * np.asarray(self.factor) + np.asarray(self.offset)
         return actions.astype(np.float32)
@@ -60,6 +106,7 @@ class Translation:
             [f"pictures are {flips[self.rows, self.columns]}"] if self.rows | self.columns else []
         )
         words += ["colours are put in the order of the env"] if self.channels else []
+        words += ["absolute targets become changes"] if self.hand else []
         if self.factor and any(f != 1 for f in self.factor[:-1]):
             words.append("actions are scaled")
         if self.factor and (self.factor[-1] != 1 or self.offset[-1] != 0):
@@ -81,9 +128,11 @@ def translate(theirs: Conventions, spec: EnvSpec, name: str) -> Translation:
     """
     # What cannot be translated.
     ours = spec.conventions
+    targets = (theirs.actions, ours.actions) == ("absolute", "delta")
+    hand = HandPose.of(ours) if targets else None
     for field in ("actions", "state"):
         one, other = getattr(theirs, field), getattr(ours, field)
-        if one and other and one != other:
+        if one and other and one != other and not (field == "actions" and hand):
             raise UserError(
                 f"{WORDS[field].capitalize()} of {name} ({_plain(one)}) differ from those of "
                 f"{spec.name} ({_plain(other)}), and there is no translation. Convert the data, or "
@@ -98,7 +147,7 @@ def translate(theirs: Conventions, spec: EnvSpec, name: str) -> Translation:
     factor = np.ones(spec.action_dim)
     offset = np.zeros(spec.action_dim)
     # All dims but the last, which is the gripper's.
-    if theirs.scale and ours.scale:
+    if theirs.scale and ours.scale and not hand:
         if len(theirs.scale) != len(ours.scale):
             raise UserError(
                 f"There are {len(theirs.scale)} scales (conventions.scale) of {name}, and "
@@ -119,7 +168,38 @@ def translate(theirs: Conventions, spec: EnvSpec, name: str) -> Translation:
         factor=tuple(factor.tolist()) if changed else (),
         offset=tuple(offset.tolist()) if changed else (),
         lag=theirs.lag,
+        hand=hand,
     )
+
+
+def within_reach(actions: np.ndarray, change: Translation) -> tuple[np.ndarray, list[str]]:
+    """Changes to absolute targets, cut to [-1, 1] where few are longer; and what was cut, in words.
+
+    Where more than a tenth of them are, the targets are in other units, and are left for the
+    checks of data.
+
+    Args:
+        actions: (F, A), translated.
+        change: by which.
+    """
+    over = np.abs(actions).max(axis=1) > 1 + 1e-4
+    if change.hand is None or not over.any() or over.mean() > 0.1:
+        return actions, []
+    text = (
+        f"{over.sum()} of {len(over)} targets are further away than an action reaches, and are cut."
+    )
+    return actions.clip(-1, 1), [text]
+
+
+def state_part(conventions: Conventions, kind: str) -> slice | None:
+    """The numbers of proprio that hold a part of the state; None if it is not known."""
+    start = 0
+    for part in conventions.state:
+        name, _, dims = part.partition(":")
+        if name == kind:
+            return slice(start, start + int(dims))
+        start += int(dims)
+    return None
 
 
 def _plain(value: Any) -> str:

@@ -8,7 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.convention_faults import ENV, FAULTS, checked, edit, faulty_copy, put, remedy
+from benchmarks.convention_faults import (
+    ENV,
+    FAULTS,
+    change_rows,
+    checked,
+    edit,
+    faulty_copy,
+    put,
+    remedy,
+)
 from embodyrl.algorithms.sft import SFT
 from embodyrl.build import make_policy
 from embodyrl.cli.main import main
@@ -23,7 +32,13 @@ from embodyrl.training.load_demos import load_demos
 from embodyrl.types import EnvSpec
 
 EPISODES = 4
-TRANSLATED = ("pictures mirrored", "cameras of other names", "another rate", "actions in metres")
+TRANSLATED = (
+    "pictures mirrored",
+    "cameras of other names",
+    "another rate",
+    "actions in metres",
+    "absolute targets",
+)
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +114,31 @@ def test_what_is_translated_is_what_was_recorded(
         off = np.abs(theirs.images[name].astype(int) - ours.images[name]).mean()
         assert off < 4
     assert "turned by 180 degrees" in theirs.remarks[-1] and "gripper" in theirs.remarks[-1]
+
+
+def test_absolute_targets_become_the_changes_that_they_were(
+    spec_and_good: tuple[EnvSpec, Path], tmp_path: Path
+) -> None:
+    spec, good = spec_and_good
+    ours = Demonstrations.load(good, 3, spec=spec)
+    copy = faulty_copy(good, tmp_path / "copy", FAULTS["absolute targets"])
+    theirs = Demonstrations.load(copy, 3, spec=spec, convention={"actions": "absolute"})
+    np.testing.assert_allclose(theirs.actions, ours.actions, atol=1e-4)
+    assert "absolute targets become changes" in theirs.remarks[-1]
+    # A target that an action does not reach is cut; many of them are other units.
+    for share, words in ((0.05, "targets are further away than an action reaches"), (0.5, "")):
+
+        def far(actions: np.ndarray, states: np.ndarray, share: float = share) -> np.ndarray:
+            rows = np.arange(len(actions)) < share * len(actions)
+            return actions + 0.2 * rows[:, None] * [1, 0, 0, 0]
+
+        change_rows("action", far)(copy)
+        if words:
+            cut = Demonstrations.load(copy, 3, spec=spec, convention={"actions": "absolute"})
+            assert words in cut.remarks[-1] and cut.actions.abs().max() <= 1
+        else:
+            with pytest.raises(UserError, match="the units differ"):
+                Demonstrations.load(copy, 3, spec=spec, convention={"actions": "absolute"})
 
 
 def config_with(path: Path, *overrides: str) -> Config:

@@ -30,7 +30,7 @@ from embodyrl.data.importers.hdf5_parts import (
     Episodes,
     array_of,
     concatenated,
-    controller_name,
+    controller_of,
     each_episode,
     first_obs,
     in_order,
@@ -112,17 +112,26 @@ def import_hdf5(
         # One data set has one rate and one kind of action.
         facts = parts[0][0]
         for file, (other, _) in zip(files, parts, strict=True):
-            if (other.control_mode, other.control_hz) != (facts.control_mode, facts.control_hz):
+            if _control(other) != _control(facts):
                 raise UserError(
-                    f"{file} has {other.control_mode} actions at {other.control_hz:g} Hz, and "
-                    f"{files[0]} {facts.control_mode} at {facts.control_hz:g} Hz: they make no one "
-                    "data set. Import each on its own."
+                    f"{file} has {_control(other)}, and {files[0]} {_control(facts)}: they make no "
+                    "one data set. Import each on its own."
                 )
             facts.max_episode_steps = max(facts.max_episode_steps, other.max_episode_steps)
         return write_imported(out, (e for _, episodes in parts for e in episodes), facts, say)
     finally:
         for source in opened:
             source.close()
+
+
+def _control(facts: Facts) -> str:
+    words = [
+        facts.conventions.actions,
+        facts.control_mode,
+        "actions at",
+        f"{facts.control_hz:g} Hz",
+    ]
+    return " ".join(word for word in words if word)
 
 
 def _open(file: Path) -> Any:
@@ -167,9 +176,11 @@ def _robomimic(
     require_keys(obs, state, file)
     cameras = {key: re.sub("_(image|rgb)$", "", key) for key in obs if is_colour(obs[key])}
     say_aside(file, obs, state, cameras, say)
+    control_mode, conventions = controller_of(options)
     facts = Facts(
         name=f"robomimic/{args.get('env_name', file.stem)}",
-        control_mode=controller_name(options),
+        control_mode=control_mode,
+        conventions=conventions,
         control_hz=rate_of(options.get("control_freq"), hz, str(file)),
         max_episode_steps=longest(data, names),
     )
@@ -211,9 +222,11 @@ def _libero(
     told = "".join(told) if isinstance(told, list) else str(told)
     # The task's file stands in the folder of its suite.
     suite = Path(str(data.attrs.get("bddl_file_name", ""))).parent.name
+    control_mode, conventions = controller_of(options)
     facts = Facts(
         name=f"libero/{suite}" if suite.startswith("libero_") else "libero",
-        control_mode=controller_name(options) or "osc_pose",
+        control_mode=control_mode or "osc_pose",
+        conventions=conventions,
         control_hz=rate_of(options.get("control_freq"), hz, str(file)),
         max_episode_steps=longest(data, names),
     )

@@ -15,6 +15,7 @@ from embodyrl.data.importers.write import Say, UnusableEpisodeError
 from embodyrl.data.recording import Recording
 from embodyrl.errors import UserError
 from embodyrl.storage.plain_data import first_line
+from embodyrl.types import Conventions
 
 Episodes = Iterator[tuple[str, Callable[[], Recording]]]
 
@@ -55,19 +56,20 @@ def recording_of(
     )
 
 
-def controller_name(options: dict[str, Any]) -> str:
-    """The control mode of robosuite's settings, as the envs here call it; empty if unknown."""
+def controller_of(options: dict[str, Any]) -> tuple[str, Conventions]:
+    """What robosuite's settings say: the control mode, as the envs here call it, and its actions.
+
+    Both are empty where the settings name no controller.
+    """
     controller = options.get("controller_configs") or {}
     # From robosuite 1.5 on, each arm has its own.
     if parts := controller.get("body_parts"):
         controller = next(iter(parts.values()))
     kind = str(controller.get("type", "")).lower()
-    if not kind:
-        return ""
     absolute = (
         not controller.get("control_delta", True) or controller.get("input_type") == "absolute"
     )
-    return f"{kind}_absolute" if absolute else kind
+    return kind, Conventions(actions="absolute") if kind and absolute else Conventions()
 
 
 def in_order(group: Any) -> list[str]:

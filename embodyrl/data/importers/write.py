@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from embodyrl.data.lerobot_write import DatasetWriter, require_free
 from embodyrl.data.recording import Recording
 from embodyrl.errors import UserError
-from embodyrl.types import EnvSpec
+from embodyrl.types import Conventions, EnvSpec
 
 Say = Callable[[str], None]
 
@@ -31,12 +31,14 @@ class Facts:
             does not say.
         control_hz: actions per second.
         max_episode_steps: of the longest episode.
+        conventions: what the source says of its pictures, states and actions.
     """
 
     name: str
     control_mode: str
     control_hz: float
     max_episode_steps: int
+    conventions: Conventions = field(default_factory=Conventions)
 
 
 def write_imported(
@@ -105,6 +107,7 @@ def _spec(facts: Facts, first: Recording) -> EnvSpec:
         control_hz=facts.control_hz,
         max_episode_steps=max(1, facts.max_episode_steps),
         cameras={name: _size(frames) for name, frames in first.images.items()},
+        conventions=facts.conventions,
     )
 
 

@@ -1,6 +1,7 @@
 """HDF5 files built as LIBERO's, robomimic's and ManiSkill's own tools write them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -13,6 +14,8 @@ from embodyrl.data.importers.hdf5 import import_hdf5
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.data.verify import verify_dataset
 from embodyrl.errors import UserError
+from embodyrl.functional.rotations import rotation_matrix, rotation_vector
+from embodyrl.sims.libero.base import CONVENTIONS
 from embodyrl.types import EnvSpec
 
 LENGTHS = (6, 9)
@@ -156,6 +159,33 @@ def test_libero_pictures_that_stand_upright_stay_so(tmp_path):
     import_hdf5(tmp_path / "a.hdf5", tmp_path / "set", say=lambda text: None)
     column = Demonstrations.load(tmp_path / "set", 1).images["agentview"][0, :, 5, 0].astype(int)
     assert column[0] < 40 < 200 < column[-1]
+
+
+def test_absolute_targets_of_a_controller_become_changes(tmp_path):
+    file = tmp_path / "a.hdf5"
+    write_libero(file)
+    with h5py.File(file, "a") as f:
+        controller = {"type": "OSC_POSE", "control_delta": False}
+        f["data"].attrs["env_args"] = json.dumps(robosuite_args(controller_configs=controller))
+        for demo in f["data"].values():
+            # The state that stands beside an action after the import is that of the row before.
+            changes, pose = demo["actions"][1:], demo["obs/ee_states"][:-1]
+            turned = rotation_matrix(0.5 * changes[:, 3:6]) @ rotation_matrix(pose[:, 3:])
+            moved = pose[:, :3] + 0.05 * changes[:, :3]
+            demo["changes"] = changes
+            demo["actions"][1:] = np.column_stack([moved, rotation_vector(turned), changes[:, 6]])
+    import_hdf5(file, tmp_path / "set", say=lambda text: None)
+    size = (SIZE, SIZE)
+    env = spec("libero/libero_object", "osc_pose", {"agentview": size, "wrist": size}, 8, 7)
+    demos = Demonstrations.load(tmp_path / "set", 1, spec=replace(env, conventions=CONVENTIONS))
+    with h5py.File(file) as f:
+        changes = np.concatenate([f[f"data/demo_{i}/changes"][()] for i in range(len(LENGTHS))])
+    np.testing.assert_allclose(demos.actions, changes, atol=1e-4)
+    assert "absolute targets become changes" in demos.remarks[-1]
+    # Changes and targets make no one data set.
+    write_libero(tmp_path / "b.hdf5")
+    with pytest.raises(UserError, match=r"has osc_pose actions at 20 Hz, and .* absolute osc_pose"):
+        import_hdf5(tmp_path, tmp_path / "both", say=lambda text: None)
 
 
 def test_robomimic(tmp_path):
