@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from embodyrl.data.picture_check import Finding
 from embodyrl.env import VecEnv
-from embodyrl.functional.rotations import rotation_matrix
+from embodyrl.functional.rotations import rotation_matrices
 from embodyrl.storage.translation import HandPose, state_part
 from embodyrl.types import Conventions, EnvSpec
 
@@ -69,7 +69,7 @@ def comparable(states: np.ndarray, conventions: Conventions) -> np.ndarray:
         values = states[..., start : start + int(dims)]
         start += int(dims)
         if name.endswith("axis_angle") and values.shape[-1] == 3:
-            parts.append(rotation_matrix(values).reshape(*values.shape[:-1], 9))
+            parts.append(rotation_matrices(values).reshape(*values.shape[:-1], 9))
         else:
             parts.append(values)
     parts.append(states[..., start:])

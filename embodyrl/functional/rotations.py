@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 
-def rotation_matrix(vectors: np.ndarray) -> np.ndarray:
+def rotation_matrices(vectors: np.ndarray) -> np.ndarray:
     """Rotation matrices (..., 3, 3) of rotation vectors (..., 3) in radians, by Rodrigues' formula."""
     angle = np.linalg.norm(vectors, axis=-1)[..., None, None]
     x, y, z = np.moveaxis(vectors.astype(np.float64), -1, 0)
@@ -15,7 +15,7 @@ def rotation_matrix(vectors: np.ndarray) -> np.ndarray:
     return np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * (cross @ cross)
 
 
-def rotation_vector(matrices: np.ndarray) -> np.ndarray:
+def rotation_vectors(matrices: np.ndarray) -> np.ndarray:
     """Rotation vectors (..., 3) of rotation matrices (..., 3, 3), of angles from 0 to pi."""
     m = np.asarray(matrices, dtype=np.float64)
     off = np.stack(
@@ -51,5 +51,7 @@ def change_towards(target: np.ndarray, pose: np.ndarray) -> np.ndarray:
     moved = target[..., :3] - pose[..., :3]
     if target.shape[-1] == 3:
         return moved
-    turned = rotation_matrix(target[..., 3:]) @ np.swapaxes(rotation_matrix(pose[..., 3:]), -1, -2)
-    return np.concatenate([moved, rotation_vector(turned)], axis=-1)
+    turned = rotation_matrices(target[..., 3:]) @ np.swapaxes(
+        rotation_matrices(pose[..., 3:]), -1, -2
+    )
+    return np.concatenate([moved, rotation_vectors(turned)], axis=-1)

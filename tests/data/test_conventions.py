@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from embodyrl.config import apply_overrides
 from embodyrl.data.conventions import convention_override
 from embodyrl.errors import UserError
-from embodyrl.functional.rotations import rotation_matrix, rotation_vector
+from embodyrl.functional.rotations import rotation_matrices, rotation_vectors
 from embodyrl.storage.env_spec import conventions_from_json
 from embodyrl.storage.profiles import PROFILES, profile_named
 from embodyrl.storage.translation import translate
@@ -79,9 +79,9 @@ def test_absolute_poses_become_the_changes_that_lead_to_them() -> None:
     changes = rng.uniform(-1, 1, size=(50, 7))
     states = rng.normal(size=(50, 8))
     # As robosuite's OSC_POSE: the goal is where the hand is, turned in world axes and moved.
-    goal = rotation_matrix(0.5 * changes[:, 3:6]) @ rotation_matrix(states[:, 3:6])
+    goal = rotation_matrices(0.5 * changes[:, 3:6]) @ rotation_matrices(states[:, 3:6])
     position = states[:, :3] + 0.05 * changes[:, :3]
-    targets = np.column_stack([position, rotation_vector(goal), changes[:, 6:]])
+    targets = np.column_stack([position, rotation_vectors(goal), changes[:, 6:]])
     spec = pose_spec("hand_position:3", "hand_axis_angle:3", "fingers:2")
     found = translate(Conventions(actions="absolute"), spec, "d")
     np.testing.assert_allclose(found.of_actions(targets, np.zeros(50), states), changes, atol=1e-5)

@@ -14,7 +14,7 @@ from embodyrl.data.importers.hdf5 import import_hdf5
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.data.verify import verify_dataset
 from embodyrl.errors import UserError
-from embodyrl.functional.rotations import rotation_matrix, rotation_vector
+from embodyrl.functional.rotations import rotation_matrices, rotation_vectors
 from embodyrl.sims.libero.base import CONVENTIONS
 from embodyrl.types import EnvSpec
 
@@ -170,10 +170,10 @@ def test_absolute_targets_of_a_controller_become_changes(tmp_path):
         for demo in f["data"].values():
             # The state that stands beside an action after the import is that of the row before.
             changes, pose = demo["actions"][1:], demo["obs/ee_states"][:-1]
-            turned = rotation_matrix(0.5 * changes[:, 3:6]) @ rotation_matrix(pose[:, 3:])
+            turned = rotation_matrices(0.5 * changes[:, 3:6]) @ rotation_matrices(pose[:, 3:])
             moved = pose[:, :3] + 0.05 * changes[:, :3]
             demo["changes"] = changes
-            demo["actions"][1:] = np.column_stack([moved, rotation_vector(turned), changes[:, 6]])
+            demo["actions"][1:] = np.column_stack([moved, rotation_vectors(turned), changes[:, 6]])
     import_hdf5(file, tmp_path / "set", say=lambda text: None)
     size = (SIZE, SIZE)
     env = spec("libero/libero_object", "osc_pose", {"agentview": size, "wrist": size}, 8, 7)
