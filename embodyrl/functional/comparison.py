@@ -1,0 +1,204 @@
+"""Is one policy better than another? Tests, intervals, and how many episodes or runs it takes.
+
+Evaluations are paired: both policies begin in the same initial states. An episode says something
+about the difference only where one policy succeeds and the other does not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import numpy as np
+
+from embodyrl.errors import UserError
+from embodyrl.functional.intervals import mean_interval, t_quantile
+
+MOST = 20_000
+"""Arrangements that are counted one by one; of more, so many are drawn."""
+
+
+def mcnemar(only_a: int, only_b: int) -> float:
+    """The two-sided p-value of McNemar's exact test.
+
+    Args:
+        only_a: pairs of episodes that A alone solved.
+        only_b: that B alone solved.
+    """
+    n = only_a + only_b
+    tail = sum(math.comb(n, k) for k in range(min(only_a, only_b) + 1))
+    return min(1.0, 2 * tail / 2**n)
+
+
+def paired_interval(
+    only_a: int, only_b: int, n: int, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Tango's score interval of the difference of success rates, B less A (Tango 1998).
+
+    Args:
+        only_a: pairs of episodes that A alone solved.
+        only_b: that B alone solved.
+        n: all pairs.
+        confidence: of the two-sided interval.
+    """
+    if n == 0:
+        return -1.0, 1.0
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+
+    def score(d: float) -> float:
+        # The most likely rate of "only A", if the difference were d.
+        linear = -only_a - only_b + (2 * n - only_b + only_a) * d
+        constant = -only_a * d * (1 - d)
+        rate = (math.sqrt(max(0.0, linear**2 - 8 * n * constant)) - linear) / (4 * n)
+        variance = n * (2 * rate + d * (1 - d))
+        apart = only_b - only_a - n * d
+        return math.copysign(math.inf, apart) if variance <= 0 else apart / math.sqrt(variance)
+
+    def where(wanted: float) -> float:
+        """The difference whose score is ``wanted``; the score falls with the difference."""
+        low, high = -1.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if score(middle) > wanted else (low, middle)
+        return (low + high) / 2
+
+    return where(z), where(-z)
+
+
+def pairs_needed(only_a: int, only_b: int, n: int, alpha: float = 0.05, power: float = 0.8) -> int:
+    """Pairs of episodes with which a difference as large as the one seen is shown (Connor 1987).
+
+    Args:
+        only_a: as in ``paired_interval``.
+        only_b: likewise.
+        n: likewise.
+        alpha: of the two-sided test.
+        power: probability that it then shows the difference.
+
+    Returns:
+        0 where no difference was seen.
+    """
+    if only_a == only_b:
+        return 0
+    apart = abs(only_b - only_a) / n
+    split = (only_a + only_b) / n
+    z_test = NormalDist().inv_cdf(1 - alpha / 2)
+    z_power = NormalDist().inv_cdf(power)
+    root = z_test * math.sqrt(split) + z_power * math.sqrt(max(0.0, split - apart**2))
+    return math.ceil((root / apart) ** 2)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """P-values of several tests, raised so that all hold at once (Holm 1979)."""
+    order = sorted(range(len(p)), key=lambda i: p[i])
+    out = [1.0] * len(p)
+    most = 0.0
+    for rank, i in enumerate(order):
+        most = max(most, min(1.0, (len(p) - rank) * p[i]))
+        out[i] = most
+    return out
+
+
+def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
+    """The two-sided p-value that paired differences are 0 on average, by flipping their signs.
+
+    Args:
+        differences: (n,), one of each pair.
+        seed: of the flips, where there are too many to count all.
+    """
+    d = np.asarray(differences, dtype=np.float64)
+    d = d[d != 0]
+    if not len(d):
+        return 1.0
+    if 2 ** len(d) <= MOST:
+        signs = np.array(list(itertools.product((-1.0, 1.0), repeat=len(d))))
+        return _share_as_large(signs @ d, d.sum())
+    rng = np.random.default_rng(seed)
+    signs = rng.choice((-1.0, 1.0), size=(MOST, len(d)))
+    return _share_as_large(np.r_[d.sum(), signs @ d], d.sum())
+
+
+def _share_as_large(sums: np.ndarray, seen: float) -> float:
+    return float((np.abs(sums) >= abs(seen) - 1e-9).mean())
+
+
+def runs_interval(
+    a: Sequence[float], b: Sequence[float], paired: bool, confidence: float = 0.95
+) -> tuple[float, float, float]:
+    """The mean difference of the scores of training runs, B less A, with Student's t interval.
+
+    Args:
+        a: one score of each run.
+        b: likewise.
+        paired: whether the runs belong together, such as those of one seed; otherwise Welch's
+            interval.
+        confidence: of the two-sided interval.
+    """
+    if paired:
+        return mean_interval([y - x for x, y in zip(a, b, strict=True)], confidence)
+    mean = float(np.mean(b) - np.mean(a))
+    parts = [float(np.var(x, ddof=1)) / len(x) if len(x) > 1 else math.inf for x in (a, b)]
+    variance = sum(parts)
+    if math.isinf(variance):
+        return mean, -math.inf, math.inf
+    if variance == 0:
+        return mean, mean, mean
+    # Welch and Satterthwaite's degrees of freedom, rounded down to be on the safe side.
+    dof = variance**2 / sum(p**2 / (len(x) - 1) for p, x in zip(parts, (a, b), strict=True))
+    half = t_quantile(max(1, math.floor(dof)), confidence) * math.sqrt(variance)
+    return mean, mean - half, mean + half
+
+
+def adastop(
+    a: Sequence[float], b: Sequence[float], groups: int, alpha: float = 0.05, seed: int = 0
+) -> tuple[int, bool]:
+    """AdaStop's group-sequential permutation test of two sets of training runs (arXiv:2306.10882).
+
+    After each of ``groups`` groups of runs one may look, and stop if the difference is shown; the
+    probability to stop by chance is at most ``alpha`` over all looks.
+
+    Args:
+        a: one score of each run, in the order in which they were made.
+        b: as many, and a whole number of them in each group.
+        groups: planned looks.
+        alpha: error over all looks.
+        seed: of the arrangements, where there are too many to count all.
+
+    Returns:
+        The group after which one stops, from 1 on, and whether a difference is shown.
+
+    Raises:
+        UserError: the runs do not make groups.
+    """
+    size, rest = divmod(len(a), groups)
+    if len(a) != len(b) or rest or not size:
+        raise UserError(
+            f"{len(a)} and {len(b)} runs do not make {groups} groups of equal size: there must be "
+            "as many of both, and a multiple of the number of groups."
+        )
+    both = np.stack([np.reshape(a, (groups, size)), np.reshape(b, (groups, size))], axis=1)
+    both = both.reshape(groups, 2 * size).astype(np.float64)
+    # Which runs of a group count as B's: every choice is as likely if there is no difference.
+    choices = list(itertools.combinations(range(2 * size), size))
+    signs = np.full((len(choices), 2 * size), -1.0)
+    for row, chosen in enumerate(choices):
+        signs[row, list(chosen)] = 1.0
+    by_group = both @ signs.T
+    if len(choices) ** groups <= MOST:
+        picks = np.array(list(itertools.product(range(len(choices)), repeat=groups)))
+    else:
+        picks = np.random.default_rng(seed).integers(len(choices), size=(MOST, groups))
+    sums = np.abs(np.cumsum(by_group[np.arange(groups), picks], axis=1))
+    seen = np.abs(np.cumsum(both[:, size:].sum(1) - both[:, :size].sum(1)))
+    # At each look a share alpha / groups of all arrangements may stop that has not stopped before.
+    left = np.ones(len(sums), dtype=bool)
+    for k in range(groups):
+        allowed = math.floor(alpha / groups * len(sums) + 1e-9)
+        values = np.sort(sums[left, k])[::-1]
+        bound = values[allowed] if allowed < len(values) else -1.0
+        if seen[k] > bound + 1e-9:
+            return k + 1, True
+        left &= sums[:, k] <= bound + 1e-9
+    return groups, False
