@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NoReturn
 
 from embodyrl import __version__, starting
+from embodyrl.cli.compare import add_compare_verb
 from embodyrl.cli.completion import add_completion_verb
 from embodyrl.cli.config_verb import add_config_verb
 from embodyrl.cli.data import add_data_verbs
@@ -170,6 +171,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_train_verb(verb)
     add_sweep_verb(verb)
     add_eval_verb(verb)
+    add_compare_verb(verb)
     _add_report(verb)
     _add_bench(verb)
     # Exchange with LeRobot and the Hugging Face hub.

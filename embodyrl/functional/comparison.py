@@ -153,7 +153,7 @@ def runs_interval(
 
 def adastop(
     a: Sequence[float], b: Sequence[float], groups: int, alpha: float = 0.05, seed: int = 0
-) -> tuple[int, bool]:
+) -> tuple[int, bool, bool]:
     """AdaStop's group-sequential permutation test of two sets of training runs (arXiv:2306.10882).
 
     After each of ``groups`` groups of runs one may look, and stop if the difference is shown; the
@@ -167,7 +167,8 @@ def adastop(
         seed: of the arrangements, where there are too many to count all.
 
     Returns:
-        The group after which one stops, from 1 on, and whether a difference is shown.
+        The group after which one stops, from 1 on; whether a difference is shown; and whether so
+        few runs could show any.
 
     Raises:
         UserError: the runs do not make groups.
@@ -181,24 +182,29 @@ def adastop(
     both = np.stack([np.reshape(a, (groups, size)), np.reshape(b, (groups, size))], axis=1)
     both = both.reshape(groups, 2 * size).astype(np.float64)
     # Which runs of a group count as B's: every choice is as likely if there is no difference.
-    choices = list(itertools.combinations(range(2 * size), size))
-    signs = np.full((len(choices), 2 * size), -1.0)
-    for row, chosen in enumerate(choices):
-        signs[row, list(chosen)] = 1.0
-    by_group = both @ signs.T
-    if len(choices) ** groups <= MOST:
-        picks = np.array(list(itertools.product(range(len(choices)), repeat=groups)))
+    count = math.comb(2 * size, size)
+    if count**groups <= MOST:
+        choices = list(itertools.combinations(range(2 * size), size))
+        signs = np.full((count, 2 * size), -1.0)
+        for row, chosen in enumerate(choices):
+            signs[row, list(chosen)] = 1.0
+        picks = np.array(list(itertools.product(range(count), repeat=groups)))
+        apart = (both @ signs.T)[np.arange(groups), picks]
     else:
-        picks = np.random.default_rng(seed).integers(len(choices), size=(MOST, groups))
-    sums = np.abs(np.cumsum(by_group[np.arange(groups), picks], axis=1))
+        half = np.repeat((-1.0, 1.0), size)
+        signs = np.broadcast_to(half, (MOST, groups, 2 * size))
+        apart = (np.random.default_rng(seed).permuted(signs, axis=-1) * both).sum(-1)
+    sums = np.abs(np.cumsum(apart, axis=1))
     seen = np.abs(np.cumsum(both[:, size:].sum(1) - both[:, :size].sum(1)))
     # At each look a share alpha / groups of all arrangements may stop that has not stopped before.
     left = np.ones(len(sums), dtype=bool)
+    # The best arrangement and its mirror image are as far apart.
+    could = math.floor(alpha / groups * len(sums) + 1e-9) >= 2
     for k in range(groups):
         allowed = math.floor(alpha / groups * len(sums) + 1e-9)
         values = np.sort(sums[left, k])[::-1]
         bound = values[allowed] if allowed < len(values) else -1.0
         if seen[k] > bound + 1e-9:
-            return k + 1, True
+            return k + 1, True, could
         left &= sums[:, k] <= bound + 1e-9
-    return groups, False
+    return groups, False, could

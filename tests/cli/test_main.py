@@ -35,7 +35,7 @@ VERBS = (
     "deploy",
     "export",
 )
-VERBS += ("twin", "act", "world", "push", "pull", "sweep", "config", "completion")
+VERBS += ("twin", "act", "world", "push", "pull", "sweep", "compare", "config", "completion")
 PRESET = """# A preset of the tests: states only, so that nothing is drawn.
 env: {name: mujoco, task: reach, renderer: none, cameras: [], num_envs: 2}
 policy: {name: flow_vla}
