@@ -34,6 +34,8 @@ EVAL_HELP = """examples:
   embodyrl eval runs/mujoco_pick_ppo env.split=ood_camera
       with a camera position that was never trained on
   embodyrl eval runs/mujoco_pick_ppo --episodes 500 --json
+  embodyrl eval runs/mujoco_pick_ppo --attempts 8
+      how many states are solved at least once in 1 to 8 attempts
   embodyrl eval runs/mujoco_pick_ppo --video films run.videos=4
       films the first four episodes: films/0000_pick_success.mp4 ...
   embodyrl eval runs/mujoco_pick_ppo --base runs/mujoco_pick_sft --guidance 1.5
@@ -153,6 +155,8 @@ def add_eval_verb(verb: Verb) -> None:
         "goes further (default: %(default)s)"
     )
     sub.add_argument("--guidance", type=float, default=1.0, metavar="W", help=text)
+    text = "try each initial state so often, with other noise every time (default: %(default)s)"
+    sub.add_argument("--attempts", type=int, default=1, metavar="K", help=text)
     text = "also film the first run.videos episodes, as files of this folder"
     sub.add_argument("--video", default="", metavar="FOLDER", help=text)
     sub.add_argument("--json", action="store_true", help=JSON)
@@ -166,6 +170,6 @@ def _eval(a: argparse.Namespace) -> int:
             "--guidance moves away from another policy: name its checkpoint with --base."
         )
     options: dict[str, Any] = {"base": a.base, "guidance": a.guidance, "video": a.video}
-    options |= {"episodes": a.episodes, "seed": a.seed, "say": starting.say}
+    options |= {"episodes": a.episodes, "seed": a.seed, "attempts": a.attempts, "say": starting.say}
     print_as(a, evaluate_checkpoint(a.checkpoint, a.overrides, **options), print_evaluation)
     return 0

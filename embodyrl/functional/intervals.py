@@ -159,3 +159,33 @@ def bootstrap_iqm(
     # The percentile interval of these statistics.
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return interquartile_mean(values), float(low), float(high)
+
+
+def pass_at_k(
+    solved: Sequence[int], attempts: int, confidence: float = 0.95, seed: int = 0
+) -> list[tuple[float, float, float]]:
+    """The share of initial states that are solved at least once in k attempts, k from 1 on.
+
+    The estimate is free of bias (arXiv:2107.03374, eq. 1). The interval resamples initial states.
+
+    Args:
+        solved: (n,) how many of its attempts solved each initial state.
+        attempts: K, of each initial state.
+        confidence: of the percentile interval.
+        seed: of the resampling.
+
+    Returns:
+        For every k up to K: the share, and its lower and upper bound.
+    """
+    if not len(solved):
+        raise UserError("There is no share of no initial states.")
+    drawn = np.random.default_rng(seed).integers(len(solved), size=(2000, len(solved)))
+    found = []
+    for k in range(1, attempts + 1):
+        misses = [math.comb(attempts - c, k) / math.comb(attempts, k) for c in range(attempts + 1)]
+        each = 1 - np.asarray(misses)[np.asarray(solved)]
+        low, high = np.quantile(
+            each[drawn].mean(axis=1), [(1 - confidence) / 2, (1 + confidence) / 2]
+        )
+        found.append((float(each.mean()), float(low), float(high)))
+    return found

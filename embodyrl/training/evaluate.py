@@ -19,7 +19,14 @@ from embodyrl.build import (
     make_env,
 )
 from embodyrl.devices import use_device
-from embodyrl.functional.intervals import format_rate, format_return, mean_interval, wilson
+from embodyrl.errors import UserError
+from embodyrl.functional.intervals import (
+    format_rate,
+    format_return,
+    mean_interval,
+    pass_at_k,
+    wilson,
+)
 from embodyrl.policies.guidance import GuidedPolicy
 from embodyrl.policy import Policy, num_executed
 from embodyrl.rollouts.batches import Episode, by_policy
@@ -39,6 +46,7 @@ def evaluate_checkpoint(
     seed: int = 0,
     base: str = "",
     guidance: float = 1.0,
+    attempts: int = 1,
     video: str = "",
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
@@ -53,6 +61,8 @@ def evaluate_checkpoint(
         seed: of the policy's noise.
         base: a checkpoint whose velocity is mixed in (``policies.guidance``); none by default.
         guidance: 0 acts as ``base``, 1 as the checkpoint itself, more goes further.
+        attempts: K, how often each initial state is tried, every time with other noise. The other
+            figures are of the first attempt.
         video: folder for videos of the first ``run.videos`` episodes; empty films none.
         say: is told every ``PACE`` seconds how many episodes are over.
 
@@ -63,8 +73,15 @@ def evaluate_checkpoint(
         ``success_rate``, ``interval`` (95% Wilson), ``successes_once``, ``success_once_rate`` (at
         any time; the others are at the end), ``return_mean``, ``return_interval`` (95% Student's t,
         None for one episode) and ``tasks``, the same per task; ``results`` lists every episode, and
-        its ``video`` where it was filmed. Rates of no counted episode are None.
+        its ``video`` where it was filmed. Rates of no counted episode are None. With several
+        ``attempts``: ``pass_at``, see ``intervals.pass_at_k``, and ``solved``, how many of them
+        solved each initial state.
+
+    Raises:
+        UserError: several attempts, where the env reports no success.
     """
+    if attempts < 1:
+        raise UserError(f"attempts is {attempts}; it must be 1 or more.")
     config = load_config(path, overrides)
     if not any(o.startswith("env.split=") for o in overrides):
         config = dataclasses.replace(config, env=config.env.for_evaluation(config.run.eval_split))
@@ -73,6 +90,8 @@ def evaluate_checkpoint(
     with described_by(path):
         env = make_env(limit_num_envs(config.env, episodes), config.run.device)
     try:
+        if attempts > 1:
+            _require_success(env.spec)
         policy: Any = load_policy(path, config.policy, env.spec, config.run.seed, device)
         if base:
             policy = GuidedPolicy(policy, _base_policy(base, env.spec, device), guidance)
@@ -82,6 +101,14 @@ def evaluate_checkpoint(
         result = evaluate(
             env, policy, inits, seed=seed, film=film, device=device, progress=progress
         )
+        solved = {e.init: int(e.success) for e in by_policy(result.episodes)}
+        for k in range(1, attempts):
+            say(f"attempt {k + 1} of {attempts}")
+            again = evaluate(
+                env, policy, list(solved), seed=seed + k, device=device, progress=progress
+            )
+            for e in again.episodes:
+                solved[e.init] += int(e.success)
     finally:
         env.close()
     films = write_films(result, env.spec, Path(video)) if video else {}
@@ -95,6 +122,7 @@ def evaluate_checkpoint(
         "reports_success": env.spec.reports_success,
         "faults": result.faults,
         **_summary(result.episodes),
+        **_attempts(solved, attempts),
         "tasks": {name: _summary(part) for name, part in tasks.items() if part},
         "results": [
             {**dataclasses.asdict(e), **({"video": films[e.init]} if e.init in films else {})}
@@ -106,6 +134,22 @@ def evaluate_checkpoint(
 def executed_text(execute: int, horizon: int) -> str:
     """How many actions of a chunk are executed, which is a part of every score."""
     return f"executing {execute} of {horizon} actions"
+
+
+def _require_success(spec: EnvSpec) -> None:
+    if not spec.reports_success:
+        raise UserError(
+            f"{spec.name} reports no success, so no attempt solves it. Leave attempts at 1."
+        )
+
+
+def _attempts(solved: dict[int, int], attempts: int) -> dict[str, Any]:
+    if attempts == 1 or not solved:
+        return {}
+    return {
+        "pass_at": pass_at_k(list(solved.values()), attempts),
+        "solved": {str(init): count for init, count in solved.items()},
+    }
 
 
 def _tell(
@@ -189,6 +233,11 @@ def print_evaluation(result: dict[str, Any]) -> None:
     if len(result["tasks"]) > 1:
         for name in result["tasks"]:
             print(f"  {name}: {score_text([e for e in episodes if e.task == name], reports)}")
+    for k, (share, low, high) in enumerate(result.get("pass_at", ()), start=1):
+        print(
+            f"  solved at least once in {k} attempt{'s' * (k > 1)}: {share:.0%} "
+            f"[{100 * low:.0f}, {100 * high:.0f}]"
+        )
     if films := [Path(row["video"]) for row in rows if "video" in row]:
         what = "1 video" if len(films) == 1 else f"{len(films)} videos"
         print(f"Wrote {what} to {films[0].parent}: {films[0].name}, ...")

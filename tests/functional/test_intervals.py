@@ -1,3 +1,5 @@
+from itertools import combinations
+
 import numpy as np
 import pytest
 from scipy.stats import binomtest, t, trim_mean
@@ -9,6 +11,7 @@ from embodyrl.functional.intervals import (
     format_return,
     interquartile_mean,
     mean_interval,
+    pass_at_k,
     t_quantile,
     wilson,
 )
@@ -115,3 +118,15 @@ def test_bootstraps_defaults():
     scores = np.random.default_rng(0).normal(size=(7, 2))
     assert bootstrap_iqm(scores) == bootstrap_iqm(scores, 0.95, 2000, 0)
     assert bootstrap_iqm(scores) != bootstrap_iqm(scores, 0.95, 2000, 1)
+
+
+def test_pass_at_k_is_the_share_over_all_choices_of_k_attempts():
+    outcomes = np.random.default_rng(0).random((7, 5)) < 0.3
+    found = pass_at_k(outcomes.sum(axis=1).tolist(), 5)
+    for k in range(1, 6):
+        chosen = [list(c) for c in combinations(range(5), k)]
+        expected = np.mean([outcomes[:, c].any(axis=1) for c in chosen])
+        share, low, high = found[k - 1]
+        assert share == pytest.approx(expected) and low <= share <= high
+    with pytest.raises(UserError, match="no initial states"):
+        pass_at_k([], 3)

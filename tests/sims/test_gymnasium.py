@@ -147,6 +147,8 @@ def test_its_checkpoint_is_scored_by_its_return(cheetah, capsys):
     assert said.startswith("gymnasium/HalfCheetah-v5, split eval: return ")
     assert said.endswith("(3 episodes) (executing 1 of 1 actions)\n")
     assert evaluate_checkpoint(str(cheetah[0]), episodes=1)["return_interval"] is None
+    with pytest.raises(UserError, match="reports no success, so no attempt solves it"):
+        evaluate_checkpoint(str(cheetah[0]), episodes=1, attempts=2)
 
 
 def test_only_what_is_deprecated_in_gymnasiums_xml_is_not_said(capfd, tmp_path, monkeypatch):

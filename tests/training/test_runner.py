@@ -11,6 +11,7 @@ import time
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,7 +21,7 @@ from embodyrl.interrupt import Interrupt, Interrupted
 from embodyrl.rollouts.seeding import init_states
 from embodyrl.storage import checkpoint
 from embodyrl.storage.loggers import read_metrics
-from embodyrl.training.evaluate import evaluate_checkpoint
+from embodyrl.training.evaluate import evaluate_checkpoint, print_evaluation
 from embodyrl.training.run_folder import finished
 from embodyrl.training.runner import train
 from embodyrl.types import EnvSpec
@@ -391,6 +392,21 @@ def test_a_checkpoint_scores_as_its_run_said(straight):
         str(straight / "checkpoints" / "step_000002"), ["env.split=train"], episodes=3
     )
     assert other["split"] == "train" and other["episodes"] == 3
+
+
+def test_several_attempts_are_those_of_several_seeds(straight, capsys):
+    found = evaluate_checkpoint(str(straight), attempts=3)
+    runs = [evaluate_checkpoint(str(straight), seed=seed) for seed in range(3)]
+    assert found["results"] == runs[0]["results"]
+    solved = [sum(e["success"] for e in one) for one in zip(*(r["results"] for r in runs))]  # noqa: B905
+    assert list(found["solved"].values()) == solved
+    assert [k for k, _, _ in found["pass_at"]] == pytest.approx(
+        [np.mean(solved) / 3, found["pass_at"][1][0], np.mean([s > 0 for s in solved])]
+    )
+    print_evaluation(found)
+    assert "solved at least once in 3 attempts: " in capsys.readouterr().out
+    with pytest.raises(UserError, match="attempts is 0"):
+        evaluate_checkpoint(str(straight), attempts=0)
 
 
 def test_every_iteration_starts_from_states_of_its_own():
