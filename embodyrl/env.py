@@ -74,6 +74,10 @@ class EnvConfig:
         """The env in which a policy is evaluated; for a world model, that is the real env."""
         return replace(self, split=split)
 
+    def ood_splits(self) -> dict[str, str]:
+        """Splits out of the training distribution, and in words how each differs; none by default."""
+        return {}
+
     def for_demonstrations(self) -> EnvConfig | None:
         """The env in which ``embodyrl collect`` demonstrates this one's task; None if in none."""
         return self

@@ -34,6 +34,8 @@ EVAL_HELP = """examples:
   embodyrl eval runs/mujoco_pick_ppo env.split=ood_camera
       with a camera position that was never trained on
   embodyrl eval runs/mujoco_pick_ppo --episodes 500 --json
+  embodyrl eval runs/mujoco_pick_ppo --ood
+      a table of all splits out of the training distribution
   embodyrl eval runs/mujoco_pick_ppo --attempts 8
       how many states are solved at least once in 1 to 8 attempts
   embodyrl eval runs/mujoco_pick_ppo --video films run.videos=4
@@ -157,13 +159,20 @@ def add_eval_verb(verb: Verb) -> None:
     sub.add_argument("--guidance", type=float, default=1.0, metavar="W", help=text)
     text = "try each initial state so often, with other noise every time (default: %(default)s)"
     sub.add_argument("--attempts", type=int, default=1, metavar="K", help=text)
+    text = "score every split out of the training distribution, too"
+    sub.add_argument("--ood", action="store_true", help=text)
     text = "also film the first run.videos episodes, as files of this folder"
     sub.add_argument("--video", default="", metavar="FOLDER", help=text)
     sub.add_argument("--json", action="store_true", help=JSON)
 
 
 def _eval(a: argparse.Namespace) -> int:
-    from embodyrl.training.evaluate import evaluate_checkpoint, print_evaluation
+    from embodyrl.training.evaluate import (
+        evaluate_checkpoint,
+        evaluate_ood,
+        print_evaluation,
+        print_ood,
+    )
 
     if a.guidance != 1.0 and not a.base:
         raise UserError(
@@ -171,5 +180,10 @@ def _eval(a: argparse.Namespace) -> int:
         )
     options: dict[str, Any] = {"base": a.base, "guidance": a.guidance, "video": a.video}
     options |= {"episodes": a.episodes, "seed": a.seed, "attempts": a.attempts, "say": starting.say}
-    print_as(a, evaluate_checkpoint(a.checkpoint, a.overrides, **options), print_evaluation)
+    if a.ood:
+        if a.video:
+            raise UserError("--ood films nothing: leave out --video, or score one split.")
+        print_as(a, evaluate_ood(a.checkpoint, a.overrides, **options), print_ood)
+    else:
+        print_as(a, evaluate_checkpoint(a.checkpoint, a.overrides, **options), print_evaluation)
     return 0

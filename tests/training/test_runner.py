@@ -15,13 +15,19 @@ import numpy as np
 import pytest
 import torch
 
-from embodyrl.config import Config, compose, resolve, to_yaml
+from embodyrl.build import load_config
+from embodyrl.config import Config, compose, env_config, resolve, to_yaml
 from embodyrl.errors import UserError
 from embodyrl.interrupt import Interrupt, Interrupted
 from embodyrl.rollouts.seeding import init_states
 from embodyrl.storage import checkpoint
 from embodyrl.storage.loggers import read_metrics
-from embodyrl.training.evaluate import evaluate_checkpoint, print_evaluation
+from embodyrl.training.evaluate import (
+    evaluate_checkpoint,
+    evaluate_ood,
+    print_evaluation,
+    print_ood,
+)
 from embodyrl.training.run_folder import finished
 from embodyrl.training.runner import train
 from embodyrl.types import EnvSpec
@@ -407,6 +413,37 @@ def test_several_attempts_are_those_of_several_seeds(straight, capsys):
     assert "solved at least once in 3 attempts: " in capsys.readouterr().out
     with pytest.raises(UserError, match="attempts is 0"):
         evaluate_checkpoint(str(straight), attempts=0)
+
+
+def test_all_splits_out_of_distribution_are_scored_by_one_call(straight, capsys):
+    found = evaluate_ood(str(straight), episodes=4)
+    # A policy of states sees neither colours nor light nor a camera.
+    config = load_config(str(straight))
+    assert set(found) == {"eval", *config.env.ood_splits()}
+    for split, result in found.items():
+        assert result["split"] == split and result["episodes"] == 4 and result["about"]
+        one = evaluate_checkpoint(str(straight), [f"env.split={split}"], episodes=4)
+        assert result["results"] == one["results"]
+    print_ood(found)
+    said = capsys.readouterr().out
+    assert "ood_language" in said and "paraphrased instructions" in said and "executing" in said
+    with pytest.raises(UserError, match=r"env\.split=eval has no effect"):
+        evaluate_ood(str(straight), ["env.split=eval"])
+
+
+@pytest.mark.parametrize(
+    ("env", "settings", "splits"),
+    [
+        ("mujoco", ["env.task=reach"], {"position", "colour", "lighting", "camera", "language"}),
+        ("mujoco", ["env.task=pick", "env.cameras=[]"], {"position", "clutter", "language"}),
+        ("libero", ["env.suite=libero_object"], {"swap", "object", "lan", "task"}),
+        ("libero", ["env.suite=libero_90"], set()),
+        ("maniskill", [], set()),
+    ],
+)
+def test_the_splits_of_an_env_are_those_that_change_something(env, settings, splits):
+    found = env_config(env, settings).ood_splits()
+    assert set(found) == {f"ood_{name}" for name in splits}
 
 
 def test_every_iteration_starts_from_states_of_its_own():

@@ -9,6 +9,14 @@ from embodyrl.env import EnvConfig
 from embodyrl.ranges import Count, CountOrZero, Pixels, Processes, Range, Threads
 from embodyrl.storage.paths import machine_setting
 
+PERTURBED = {
+    "swap": "objects have exchanged their places",
+    "object": "objects look different",
+    "lan": "the instruction in other words",
+    "task": "another task in the same scene",
+}
+"""Ending of a LIBERO-PRO suite -> what differs (arXiv:2510.03827)."""
+
 
 @dataclass(frozen=True)
 class LiberoConfig(EnvConfig):
@@ -53,6 +61,17 @@ class LiberoConfig(EnvConfig):
     def uses_gpu(self) -> bool:
         """See ``EnvConfig``; physics with ``backend="warp"`` and the cameras of all backends do."""
         return self.backend == "warp" or bool(self.cameras)
+
+    def ood_splits(self) -> dict[str, str]:
+        """See ``EnvConfig``; LIBERO-PRO's four perturbations, where the package has the suite."""
+        from embodyrl.sims.libero.suites import suite_names
+
+        known = set(suite_names())
+        return {
+            f"ood_{ending}": about
+            for ending, about in PERTURBED.items()
+            if f"{self.suite}_{ending}" in known
+        }
 
     def without_pictures(self) -> EnvConfig:
         """See ``EnvConfig``."""

@@ -63,6 +63,17 @@ class MujocoConfig(EnvConfig):
         """See ``EnvConfig``; MuJoCo's own physics does not."""
         return self.backend != "native" or (self.renderer != "none" and bool(self.cameras))
 
+    def ood_splits(self) -> dict[str, str]:
+        """See ``EnvConfig``; those that change something in these tasks and for these cameras."""
+        clutter = any(tasks.TASKS[name].clutter for name in task_names(self))
+        left_out = set() if clutter else {"ood_clutter"}
+        left_out |= set() if self.cameras else {"ood_colour", "ood_lighting", "ood_camera"}
+        return {
+            name: about
+            for name, about in tasks.SPLITS.items()
+            if name.startswith("ood_") and name not in left_out
+        }
+
     def without_pictures(self) -> EnvConfig:
         """See ``EnvConfig``."""
         return replace(self, cameras=(), render_batch=MujocoConfig.render_batch)
