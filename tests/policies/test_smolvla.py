@@ -21,12 +21,12 @@ from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import randn, sample_training_time
-from embodyrl.policies.vla import lerobot_io
 from embodyrl.policies.vla.make_small import make_small_smolvla
 from embodyrl.policies.vla.policy import SmolVLA, VLAConfig
 from embodyrl.rollouts.collect import Player
 from embodyrl.storage import checkpoint
 from embodyrl.storage.env_spec import spec_to_json
+from embodyrl.storage.pretrained import explain_hub_errors
 from embodyrl.types import EnvSpec, Obs
 
 pytest.importorskip("lerobot.policies", reason="the extra vla is not installed")
@@ -482,7 +482,7 @@ def test_a_gated_model_is_told_apart(monkeypatch):
 
     with (
         pytest.raises(UserError, match="accept its licence"),
-        lerobot_io.explain_hub_errors("google/some-model"),
+        explain_hub_errors("google/some-model"),
     ):
         try:
             raise GatedRepoError("gated", response=Response())
