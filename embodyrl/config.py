@@ -216,7 +216,8 @@ def compose(preset: str, overrides: Sequence[str] = ()) -> Config:
         "run": {"name": Path(preset).stem},
     }
     merged = cast(DictConfig, OmegaConf.merge(initial, merged))
-    return resolve(OmegaConf.merge(merged, _pretrained_settings(merged, overrides)))
+    found = _pretrained_settings(merged, overrides)
+    return resolve(cast(DictConfig, OmegaConf.merge(merged, found)))
 
 
 def _pretrained_settings(merged: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:

@@ -22,6 +22,8 @@ LEROBOT_VLAS = ("smolvla", "pi0", "pi05")
 CONFIG = {"type?": TEXT, "input_features?": ({...: ANYTHING}, None)}
 """Structure of such a config.json, as far as it is read here."""
 IMAGES = "observation.images."
+PICTURE_STEP = "embodyrl_pictures"
+"""The step of a pre-processor that ``policies.vla.picture_step`` registers with LeRobot."""
 
 
 @dataclass(frozen=True)

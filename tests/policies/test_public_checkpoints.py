@@ -2,21 +2,27 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
-from vla_models import lerobot_from, public_libero
+import torch
+from vla_models import gen, lerobot_from, public_libero
 
-from embodyrl.build import load_policy, load_spec
+from embodyrl.build import load_policy, load_spec, make_policy
 from embodyrl.cli.main import main
-from embodyrl.config import compose
+from embodyrl.config import compose, to_dict
 from embodyrl.errors import UserError
+from embodyrl.policies.vla.make_small import make_small_smolvla
+from embodyrl.storage import checkpoint
 from embodyrl.storage.env_spec import ORIGIN_FILE, spec_to_json
 from embodyrl.storage.pretrained import recognise
-from embodyrl.types import Conventions, EnvSpec
+from embodyrl.training.export import export, remark
+from embodyrl.types import Conventions, EnvSpec, Obs
 
 pytest.importorskip("lerobot.policies", reason="the extra vla is not installed")
 pytest.importorskip("num2words", reason="the extra vla is not installed")
 
+TINY = {"width": 16, "heads": 2, "vision_layers": 1, "image_size": 16, "patch_size": 4}
 PRESET = "libero_object_vla_ppo"
 SENTENCE = "pick up the alphabet soup and place it in the basket"
 KEYS = ("observation.images.image", "observation.images.image2")
@@ -75,6 +81,49 @@ def test_an_export_says_itself_what_its_pictures_are(orientation, profile, tmp_p
     spec = EnvSpec("libero", 1, 7, 8, "osc_pose", 20.0, 9, {}, conventions=Conventions(orientation))
     (write(tmp_path) / ORIGIN_FILE).write_text(json.dumps({"spec": spec_to_json(spec)}))
     assert recognise(tmp_path, ("agentview", "wrist")).profile == profile
+
+
+def test_an_export_turns_the_pictures_of_a_family(tmp_path):
+    small = make_small_smolvla(tmp_path / "small", [SENTENCE], **TINY)
+    conventions = Conventions("upright", "rgb", gripper=(1.0, -1.0))
+    cameras = dict.fromkeys(("agentview", "wrist"), (16, 16))
+    upright = EnvSpec("libero", 2, 7, 8, "osc_pose", 20.0, 9, cameras, conventions=conventions)
+    config = compose(
+        PRESET, [f"policy.pretrained={small}", "policy.random_weights=true", "policy.execute=3"]
+    )
+    policy = make_policy(config.policy, upright, 0)
+    policy.fit_inputs(torch.randn(99, 8, generator=gen(1)), torch.randn(99, 7, generator=gen(2)))
+    meta = {"spec": spec_to_json(upright), "config": to_dict(config)}
+    run = str(tmp_path / "step_000001")
+    checkpoint.save(tmp_path / "step_000001", {"policy": policy.state_dict()}, meta)
+    assert "are upright, and those of libero_lerobot are mirrored" in remark(
+        export(run, tmp_path / "plain")
+    )
+    out = export(run, tmp_path / "out", "libero_lerobot")
+    assert recognise(out, tuple(cameras)).cameras == ("image", "image2") and not remark(out)
+    # Read again, it sees the family's mirrored pictures as the policy saw upright ones.
+    mirrored = replace(upright, conventions=replace(conventions, orientation="mirrored"))
+    start = compose(PRESET, [f"policy.pretrained={out}"])
+    assert (start.env.profile, start.policy.execute) == ("libero_lerobot", 0)
+    again = make_policy(start.policy, mirrored, 0)
+    images = {
+        name: torch.randint(0, 256, (2, 16, 16, 3), generator=gen(k), dtype=torch.uint8)
+        for k, name in enumerate(cameras)
+    }
+    obs = Obs(images, torch.randn(2, 8, generator=gen(5)), [SENTENCE] * 2)
+    seen = replace(obs, images={name: image.flip(2) for name, image in images.items()})
+    actions, turned, not_turned = (
+        p.sample(o, generator=gen(6), mode="eval").actions
+        for p, o in ((policy, obs), (again, seen), (again, obs))
+    )
+    torch.testing.assert_close(turned, actions, atol=0.05, rtol=0)  # in bfloat16
+    assert again.config.execute == 3 and not torch.equal(not_turned, turned)
+    for profile, words in (
+        ("libero_openvla", "have no name for the camera 'agentview'"),
+        ("libero_lerobo", "Did you mean 'libero_lerobot'"),
+    ):
+        with pytest.raises(UserError, match=words):
+            export(run, tmp_path / "other", profile)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from embodyrl.policies.vla.processors import ACTION, IMAGES, STATE
 from embodyrl.storage.atomic_files import replacing_folder
 from embodyrl.storage.paths import require_readable
 from embodyrl.storage.plain_data import first_line
-from embodyrl.storage.pretrained import explain_hub_errors
+from embodyrl.storage.pretrained import PICTURE_STEP, explain_hub_errors
 from embodyrl.types import EnvSpec
 
 WEIGHTS = "model.safetensors"
@@ -238,8 +238,9 @@ def read_processors(config: Any, folder: Path, vlm: str) -> tuple[Any, Any]:
             "normalised. It was written by a LeRobot before 0.4. Convert it with `python -m "
             f"lerobot.processor.migrate_policy_normalization --pretrained-path {folder}`."
         )
-    for name in PROCESSORS:
-        read_pipeline(folder, name)
+    pipelines = [read_pipeline(folder, name) for name in PROCESSORS]
+    if any(s["registry_name"] == PICTURE_STEP for p in pipelines for s in p["steps"]):
+        importlib.import_module("embodyrl.policies.vla.picture_step")  # registers it
     # The pipelines name the device of the training, which may not exist here.
     overrides: dict[str, Any] = {"device_processor": {"device": "cpu"}}
     if vlm:
