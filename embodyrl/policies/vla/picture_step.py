@@ -16,6 +16,9 @@ from lerobot.processor import ObservationProcessorStep, ProcessorStepRegistry
 from embodyrl.policies.vla.processors import IMAGES
 from embodyrl.storage.pretrained import PICTURE_STEP
 
+__path__: list[str] = []
+"""LeRobot looks for submodules of what ``discover_packages_path`` names; there are none."""
+
 
 @ProcessorStepRegistry.register(name=PICTURE_STEP)
 @dataclass
