@@ -2,7 +2,7 @@
 
 ``embodyrl export --profile`` writes it into a checkpoint that was trained on other pictures than the
 family shows. LeRobot knows it once this module is imported, which its command line does with
-``--policy.discover_packages_path=embodyrl.policies.vla.picture_step``.
+``--env.discover_packages_path=embodyrl.policies.vla.picture_step``.
 """
 
 from __future__ import annotations
