@@ -129,7 +129,7 @@ def test_an_export_turns_the_pictures_of_a_family(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["smolvla", "pi0", "pi05"])
-def test_one_command_trains_it_on_libero(name, tmp_path, monkeypatch):
+def test_one_command_trains_it_on_libero(name, tmp_path, monkeypatch, capsys):
     pytest.importorskip("robosuite")
     folder = public_libero(name, tmp_path / "public", monkeypatch, [SENTENCE])
     # As on the hub: saved on another machine, with the switches of its training.
@@ -152,6 +152,7 @@ def test_one_command_trains_it_on_libero(name, tmp_path, monkeypatch):
     ]
     command += ["run.device=cpu", "run.videos=0", "run.checkpoint_every=1"]
     assert main([*command, "run.iterations=1"]) == 0
+    assert f"shown to {folder} as env.profile=libero_lerobot" in capsys.readouterr().err
     run = tmp_path / "runs" / PRESET
     for which in ("before", "after"):
         score = json.loads((run / "evals" / f"{which}.json").read_text())
