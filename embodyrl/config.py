@@ -7,7 +7,8 @@ it has a data set, ``data``. A value comes from the first of these that sets it:
     2. the preset's own YAML
     3. the presets that its key ``base`` names (one, or a list whose later entries win)
     4. for the policy, the checkpoint that ``run.init_checkpoint`` names
-    5. the default of the dataclass that the section's ``name`` selects
+    5. for ``env.profile`` and ``policy.cameras``, the checkpoint that ``policy.pretrained`` names
+    6. the default of the dataclass that the section's ``name`` selects
 
 A key that does not exist, or a value of the wrong type, is refused with the nearest valid name. So is
 a value out of its range, which stands beside the field (``embodyrl.ranges``).
@@ -214,7 +215,42 @@ def compose(preset: str, overrides: Sequence[str] = ()) -> Config:
         "policy": _checkpoint_policy(merged, Path(preset).stem),
         "run": {"name": Path(preset).stem},
     }
-    return resolve(cast(DictConfig, OmegaConf.merge(initial, merged)))
+    merged = cast(DictConfig, OmegaConf.merge(initial, merged))
+    found = _pretrained_settings(merged, overrides)
+    return resolve(cast(DictConfig, OmegaConf.merge(merged, found)))
+
+
+def _pretrained_settings(merged: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    """What the checkpoint ``policy.pretrained`` says about its use, where nobody else says it.
+
+    ``policy.name`` is a preset's choice that only an override keeps. ``env.profile`` and
+    ``policy.cameras`` of a preset or an override stay.
+
+    Raises:
+        UserError: the checkpoint does not exist, or its config is damaged.
+    """
+    policy = merged.get("policy")
+    path = policy.get("pretrained") if isinstance(policy, DictConfig) else None
+    if not isinstance(policy, DictConfig) or not path:
+        return {}
+    from embodyrl.storage.pretrained import LEROBOT_VLAS, find_checkpoint, recognise
+
+    if policy.get("name") not in LEROBOT_VLAS:
+        return {}
+    env = cast(DictConfig, merged.get("env") or OmegaConf.create({}))
+    cameras = getattr(build_section("env", config_class("env", env), env), "cameras", ())
+    folder = find_checkpoint(str(path), str(policy.get("revision") or ""), weights=False)
+    known = recognise(folder, cameras)
+    found: dict[str, Any] = {"policy": {}, "env": {}}
+    if known.policy and not any(o.startswith("policy.name=") for o in overrides):
+        found["policy"]["name"] = known.policy
+    # With random weights only the architecture is used: its pictures become those of the env.
+    if known.profile and not policy.get("random_weights"):
+        if "profile" not in env:
+            found["env"]["profile"] = known.profile
+        if not policy.get("cameras"):
+            found["policy"]["cameras"] = list(known.cameras)
+    return found
 
 
 def _checkpoint_policy(merged: DictConfig, name: str) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from embodyrl.cli.verbs import CHECKPOINT, Verb
 
 EXPORT_HELP = """examples:
   embodyrl export runs/my_smolvla out/my_smolvla
+  embodyrl export runs/my_smolvla out/my_smolvla --profile libero_lerobot
+      for LeRobot's own LIBERO, whose pictures are mirrored, of a policy that was trained on others
 LeRobot then loads the folder: lerobot-eval --policy.path=out/my_smolvla ...
 """
 PUSH_HELP = """examples:
@@ -34,6 +36,11 @@ def _add_export(verb: Verb) -> None:
     sub = verb("export", _export, text, EXPORT_HELP, torch="yes")
     sub.add_argument("checkpoint", help=CHECKPOINT)
     sub.add_argument("out", help="the folder to write")
+    text = (
+        "a public family whose pictures and names of cameras the checkpoint shall take (default: "
+        "those of the training)"
+    )
+    sub.add_argument("--profile", default="", metavar="NAME", help=text)
 
 
 def _add_hub(verb: Verb) -> None:
@@ -53,9 +60,11 @@ def _add_hub(verb: Verb) -> None:
 
 
 def _export(a: argparse.Namespace) -> int:
-    from embodyrl.training.export import export
+    from embodyrl.training.export import export, remark
 
-    print(f"Wrote {export(a.checkpoint, a.out)}")
+    print(f"Wrote {export(a.checkpoint, a.out, a.profile)}")
+    if text := remark(a.out):
+        print(text)
     return 0
 
 

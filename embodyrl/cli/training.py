@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import sys
 from functools import partial
 from typing import Any
 
@@ -93,10 +94,13 @@ def _train(a: argparse.Namespace) -> int:
             lines += table(estimate(config, spec)).splitlines()
         print("\n".join(f"# {line}" for line in lines))
         return 0
+    from embodyrl.training.dry_run import about_profile
     from embodyrl.training.run_folder import finished
     from embodyrl.training.runner import train
 
     options: dict[str, Any] = {}
+    if (text := about_profile(config)) and os.environ.get("RANK", "0") == "0":
+        print(f"embodyrl: the env is {text}", file=sys.stderr)
     with contextlib.ExitStack() as stack:
         # Where rollouts are collected and gradients computed: by torchrun's processes, by those of
         # Ray, on a robot's computer, or (without an option) in this process.

@@ -96,8 +96,12 @@ def complete_noise(
 
 
 def timesteps(num_steps: int, device: torch.device | str = "cpu") -> Float[Tensor, " k"]:
-    """t_k = 1 - k/K for k = 0 .. K-1, the time at the start of each denoising step."""
-    return 1.0 - torch.arange(num_steps, device=device, dtype=torch.float32) / num_steps
+    """t_k = 1 - k/K for k = 0 .. K-1, the time at the start of each denoising step.
+
+    They are rounded once, from float64, as LeRobot's and openpi's samplers do.
+    """
+    k = torch.arange(num_steps, device=device, dtype=torch.float64)
+    return (1.0 + k * (-1.0 / num_steps)).float()
 
 
 def sample_training_time(

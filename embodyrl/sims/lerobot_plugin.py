@@ -30,6 +30,9 @@ from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
 from embodyrl.types import Obs
 
+__path__: list[str] = []
+"""LeRobot looks for submodules of what ``discover_packages_path`` names; there are none."""
+
 
 @EnvConfig.register_subclass("embodyrl")
 @dataclass

@@ -21,6 +21,7 @@ from embodyrl.policy import num_executed
 from embodyrl.storage import checkpoint
 from embodyrl.storage.env_spec import check_compatible
 from embodyrl.storage.loggers import require_loggers
+from embodyrl.storage.profiles import profile_named
 from embodyrl.training.load_demos import load_demos
 from embodyrl.training.memory_estimate import check_memory, on_meta
 from embodyrl.training.resume_check import check_folder
@@ -55,6 +56,7 @@ def try_run(config: Config) -> tuple[list[str], EnvSpec | None]:
         lines.append("env: a robot, which a dry run leaves alone; nothing that needs it was tried")
         return lines, None
     lines.append(_about_env(played))
+    lines += [f"env: {text}" for text in filter(None, [about_profile(config)])]
     # Policy and algorithm, and the data that it learns from.
     with config_builds("policy"):
         policy = on_meta(config, played)
@@ -85,6 +87,17 @@ def _spec(config: EnvConfig, run_device: str) -> EnvSpec | None:
     env = make_env(small, run_device)
     env.close()
     return env.spec
+
+
+def about_profile(config: Config) -> str:
+    """Which family a pretrained checkpoint is taken to be of; empty without one."""
+    profile = config.env.profile
+    pretrained = getattr(config.policy, "pretrained", "")
+    if not profile or not pretrained:
+        return ""
+    about = profile_named(profile).about
+    cameras = ",".join(config.policy.cameras)
+    return f"shown to {pretrained} as env.profile={profile}: {about}; policy.cameras=[{cameras}]"
 
 
 def _about_env(spec: EnvSpec) -> str:

@@ -101,6 +101,10 @@ def learned(transition, dtype=F64):
 
 def test_timesteps_run_from_noise_to_the_last_step_before_data():
     assert timesteps(4).tolist() == [1.0, 0.75, 0.5, 0.25]
+    # LeRobot's sampler, bit for bit: float64, rounded once. In float32 3/5 from 1 is another number.
+    for count in range(1, 33):
+        exact = [1.0 + k * (-1.0 / count) for k in range(count)]
+        assert torch.equal(timesteps(count), torch.tensor(exact, dtype=torch.float32))
 
 
 def test_pair_interpolates_and_points_from_action_to_noise():

@@ -1,15 +1,25 @@
 """What the tests of the pretrained policies share: an env's spec, observations, and LeRobot's own half."""
 
+from functools import partial
+from importlib import import_module
+
 import numpy as np
 import torch
 
 from embodyrl.algorithms.sft import SFT, SFTConfig
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.policies.sample_path import given_prefix
+from embodyrl.policies.vla.make_small import (
+    make_libero_smolvla,
+    make_small_smolvla,
+    write_libero_checkpoint,
+)
 from embodyrl.real_robot.policy_link.real_time_chunking import sample_after
 from embodyrl.types import EnvSpec, Obs
 
 SPEC = EnvSpec("test/arm", 3, 4, 6, "ee_delta_pos", 25.0, 20, {"front": (24, 32)}, privileged_dim=5)
+VOCABULARY, WIDTH = 600, 16
+"""Of the small pi0 and pi0.5."""
 SENTENCES = ["pick up the red block", "go", "push the blue block, slowly"]
 
 
@@ -99,3 +109,44 @@ def check_goes_on(policy, steps: int) -> None:
         torch.testing.assert_close(actions[:, :2], torch.full((n, 2, 4), sign))
         went_on = ((actions[:, 2:] * sign) > 0).all(2).all(1).float().mean()
         assert went_on > 0.8, went_on  # half of them would by chance
+
+
+def shrink(name, patch) -> None:
+    """Makes LeRobot build pi0 and pi0.5 with a thousandth of the parameters.
+
+    It has no smaller variant than 300 M, and fixes vocabulary and image encoder in its code: the
+    configs are shrunk on their way into transformers.
+    """
+    modeling = import_module(f"lerobot.policies.{name}.modeling_{name}")
+    patch.setattr(
+        modeling, "get_gemma_config", lambda _: modeling.GemmaConfig(WIDTH, 2, 32, 8, 1, 4)
+    )
+    for cls in ("PaliGemmaForConditionalGenerationWithPiGemma", "PiGemmaForCausalLM"):
+        patch.setattr(modeling, cls, partial(_build_small, getattr(modeling, cls)))
+
+
+def public_libero(name: str, folder, patch, sentences=SENTENCES):
+    """A small checkpoint in the layout of ``smolvla_libero`` or ``pi05_libero_finetuned`` on the hub."""
+    from lerobot.policies import make_policy_config
+    from lerobot.processor import TokenizerProcessorStep
+
+    if name == "smolvla":
+        return make_libero_smolvla(
+            folder, sentences, width=16, heads=2, image_size=16, patch_size=4
+        )
+    shrink(name, patch)
+    make_small_smolvla(folder / "words", sentences, width=16, heads=2)
+    words = str(folder / "words" / "vlm")
+    local = lambda **k: TokenizerProcessorStep(**{**k, "tokenizer_name": words})  # noqa: E731
+    processing = import_module(f"lerobot.policies.{name}.processor_{name}")
+    patch.setattr(processing, "TokenizerProcessorStep", local)
+    config = make_policy_config(name, device="cpu", n_action_steps=10, image_resolution=(28, 28))
+    return write_libero_checkpoint(config, folder)
+
+
+def _build_small(cls, config):
+    getattr(config, "text_config", config).vocab_size = VOCABULARY
+    if vision := getattr(config, "vision_config", None):
+        vision.hidden_size = vision.intermediate_size = vision.projection_dim = WIDTH
+        vision.num_hidden_layers, vision.num_attention_heads = 1, 2
+    return cls(config)

@@ -2,7 +2,6 @@
 
 import copy
 import shutil
-from functools import partial
 from importlib import import_module
 
 import pytest
@@ -16,6 +15,7 @@ from vla_models import (
     lerobot_batch,
     lerobot_from,
     observation,
+    shrink,
     stir,
 )
 
@@ -29,8 +29,6 @@ from embodyrl.policies.vla.make_small import make_small_smolvla
 
 pytest.importorskip("lerobot.policies", reason="the extra vla is not installed")
 pytest.importorskip("num2words", reason="the extra vla is not installed")
-
-VOCABULARY, WIDTH = 600, 16
 
 
 @pytest.fixture(scope="module", params=["pi0", "pi05"])
@@ -51,23 +49,6 @@ def checkpoint(request, tmp_path_factory):
         policy.fit_inputs(*(torch.randn(200, d, generator=gen(2)) * 0.15 + 0.1 for d in (6, 4)))
         policy.save_lerobot(folder / "trained")
         yield name, folder / "trained"
-
-
-def shrink(name, patch):
-    modeling = import_module(f"lerobot.policies.{name}.modeling_{name}")
-    patch.setattr(
-        modeling, "get_gemma_config", lambda _: modeling.GemmaConfig(WIDTH, 2, 32, 8, 1, 4)
-    )
-    for cls in ("PaliGemmaForConditionalGenerationWithPiGemma", "PiGemmaForCausalLM"):
-        patch.setattr(modeling, cls, partial(build_small, getattr(modeling, cls)))
-
-
-def build_small(cls, config):
-    getattr(config, "text_config", config).vocab_size = VOCABULARY
-    if vision := getattr(config, "vision_config", None):
-        vision.hidden_size = vision.intermediate_size = vision.projection_dim = WIDTH
-        vision.num_hidden_layers, vision.num_attention_heads = 1, 2
-    return cls(config)
 
 
 def write_config(name, folder, tokenizer, patch):

@@ -21,12 +21,12 @@ from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import randn, sample_training_time
-from embodyrl.policies.vla import lerobot_io
 from embodyrl.policies.vla.make_small import make_small_smolvla
 from embodyrl.policies.vla.policy import SmolVLA, VLAConfig
 from embodyrl.rollouts.collect import Player
 from embodyrl.storage import checkpoint
 from embodyrl.storage.env_spec import spec_to_json
+from embodyrl.storage.pretrained import explain_hub_errors
 from embodyrl.types import EnvSpec, Obs
 
 pytest.importorskip("lerobot.policies", reason="the extra vla is not installed")
@@ -80,9 +80,8 @@ def test_without_noise_it_is_lerobots_own(trained):
     noise = randn((3, 6, 8), gen())
     batch = pre(lerobot_batch(obs))
     expected = post(theirs.predict_action_chunk(dict(batch), noise=noise)).clamp(-1, 1)[:, :4]
-    torch.testing.assert_close(
-        ours.sample(obs, generator=gen(), mode="eval").actions, expected, atol=1e-5, rtol=1e-5
-    )
+    # Bit for bit: a last bit would come back, and grow, in the frames of a whole episode.
+    assert torch.equal(ours.sample(obs, generator=gen(), mode="eval").actions, expected)
     sampled = ours.sample(obs, generator=gen(), mode="train")
     torch.testing.assert_close(sampled.actions, expected, atol=1e-5, rtol=1e-5)
     first = post(theirs.select_action(dict(batch), noise=noise)).clamp(-1, 1)
@@ -482,7 +481,7 @@ def test_a_gated_model_is_told_apart(monkeypatch):
 
     with (
         pytest.raises(UserError, match="accept its licence"),
-        lerobot_io.explain_hub_errors("google/some-model"),
+        explain_hub_errors("google/some-model"),
     ):
         try:
             raise GatedRepoError("gated", response=Response())

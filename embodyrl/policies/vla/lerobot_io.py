@@ -1,4 +1,4 @@
-"""Finds, reads and writes LeRobot checkpoints, and explains why one cannot be used.
+"""Reads and writes LeRobot checkpoints, and explains why one cannot be used.
 
 A checkpoint is a folder with config.json, model.safetensors, and the pre- and post-processing
 pipelines (policy_preprocessor.json, policy_postprocessor.json, and their statistics).
@@ -10,19 +10,19 @@ import contextlib
 import importlib
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from embodyrl.build import described_by
-from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
+from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.policies.vla.pipeline_files import PROCESSORS, read_pipeline
 from embodyrl.policies.vla.processors import ACTION, IMAGES, STATE
 from embodyrl.storage.atomic_files import replacing_folder
-from embodyrl.storage.paths import expand_home, is_hub_id, require_readable
+from embodyrl.storage.paths import require_readable
 from embodyrl.storage.plain_data import first_line
+from embodyrl.storage.pretrained import PICTURE_STEP, explain_hub_errors
 from embodyrl.types import EnvSpec
 
 WEIGHTS = "model.safetensors"
@@ -42,95 +42,6 @@ def require_lerobot() -> None:
             f"SmolVLA, pi0 and pi0.5 need LeRobot and transformers, of which {error.name or error} "
             "is not here: pip install 'embodyrl[vla]'."
         ) from error
-
-
-def find_checkpoint(path: str, revision: str = "", weights: bool = True) -> Path:
-    """The folder of a LeRobot checkpoint.
-
-    It is a folder of this machine, or it is downloaded from the Hugging Face hub (or taken from the
-    hub's cache).
-
-    Args:
-        path: the folder, or the id on the hub.
-        revision: of an id.
-        weights: download the weights too, not only the config.
-
-    Raises:
-        UserError: there is no such checkpoint, it may not be read, or the hub cannot be reached.
-    """
-    folder = Path(expand_home(path))
-    if folder.is_dir():
-        return folder
-    # What cannot be an id of the hub (owner/name) must be a folder. Name the nearest ones.
-    if not is_hub_id(path):
-        near = []
-        if folder.parent.is_dir():
-            near = [p.name for p in folder.parent.iterdir() if p.is_dir()]
-        hint = "Give a folder, or an id of the hub like lerobot/pi0_base."
-        if near:
-            hint = did_you_mean(folder.name, near)
-        raise UserError(f"policy.pretrained is {path!r}, and there is no such folder. {hint}")
-    from huggingface_hub import snapshot_download
-
-    with explain_hub_errors(path):
-        patterns = ["*.json", "*.safetensors"] if weights else ["*.json"]
-        return Path(snapshot_download(path, revision=revision or None, allow_patterns=patterns))
-
-
-@contextlib.contextmanager
-def explain_hub_errors(name: str) -> Iterator[None]:
-    """Turns errors of the Hugging Face libraries into a ``UserError`` that says what to do.
-
-    Args:
-        name: the hub id or folder that is being read.
-    """
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    try:
-        yield
-    except UserError:
-        raise
-    except (OSError, ValueError) as error:
-        # Transformers wraps the errors of the hub's client: look at all causes, too.
-        causes: list[BaseException] = [error]
-        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
-            causes.append(cause)
-
-        def caused_by(*kinds: type[BaseException]) -> bool:
-            return any(isinstance(e, kinds) for e in causes)
-
-        # The first two are subclasses of HfHubHTTPError, so they are asked for first.
-        if caused_by(GatedRepoError):
-            problem = (
-                "is gated: accept its licence on its page at huggingface.co, then log in with `hf "
-                "auth login` (or set HF_TOKEN)"
-            )
-        elif caused_by(RepositoryNotFoundError, RevisionNotFoundError):
-            problem = (
-                "is not on the Hugging Face hub, or is private: check the id and policy.revision, "
-                "or `hf auth login`"
-            )
-        elif caused_by(
-            OfflineModeIsEnabled, LocalEntryNotFoundError, HfHubHTTPError, ConnectionError
-        ):
-            problem = (
-                "is not on this machine, and the Hugging Face hub cannot be reached: download it "
-                f"where there is a network (`hf download {name}`), and give the folder"
-            )
-        else:
-            first_line = str(error).strip().partition("\n")[0]
-            problem = (
-                f"cannot be used ({first_line[:300]}): give a folder that holds it, or an id of "
-                "the Hugging Face hub"
-            )
-        raise UserError(f"{name} {problem}.") from error
 
 
 def read_config(folder: Path, name: str, weights: bool = True) -> Any:
@@ -327,8 +238,9 @@ def read_processors(config: Any, folder: Path, vlm: str) -> tuple[Any, Any]:
             "normalised. It was written by a LeRobot before 0.4. Convert it with `python -m "
             f"lerobot.processor.migrate_policy_normalization --pretrained-path {folder}`."
         )
-    for name in PROCESSORS:
-        read_pipeline(folder, name)
+    pipelines = [read_pipeline(folder, name) for name in PROCESSORS]
+    if any(s["registry_name"] == PICTURE_STEP for p in pipelines for s in p["steps"]):
+        importlib.import_module("embodyrl.policies.vla.picture_step")  # registers it
     # The pipelines name the device of the training, which may not exist here.
     overrides: dict[str, Any] = {"device_processor": {"device": "cpu"}}
     if vlm:

@@ -63,6 +63,83 @@ def make_small_smolvla(
     return _write_smolvla(Path(folder), layers, image_size, max_dim)
 
 
+def make_libero_smolvla(
+    folder: str | Path, sentences: Iterable[str], *, n_action_steps: int = 10, **sizes: int
+) -> Path:
+    """A small SmolVLA with random weights, in the layout of the public LIBERO checkpoints.
+
+    Args:
+        folder: to make.
+        sentences: see ``make_small_smolvla``.
+        n_action_steps: actions that are executed of the 50 planned ones.
+        sizes: see ``make_small_smolvla``.
+    """
+    from lerobot.configs import PreTrainedConfig
+
+    folder = Path(folder)
+    make_small_smolvla(folder, sentences, **sizes)
+    config: Any = PreTrainedConfig.from_pretrained(folder)
+    config.n_action_steps = n_action_steps
+    return write_libero_checkpoint(config, folder)
+
+
+def write_libero_checkpoint(config: Any, folder: Path) -> Path:
+    """Fills a folder like ``lerobot/pi05_libero_finetuned`` on the hub, with random weights.
+
+    It gets the features of LeRobot's LIBERO data (cameras ``image`` and ``image2``, a state of
+    eight numbers, seven actions), and statistics of about the size of theirs.
+
+    Args:
+        config: LeRobot's, of a SmolVLA, pi0 or pi0.5.
+        folder: to write.
+    """
+    import torch
+    from lerobot.configs import FeatureType, PolicyFeature
+    from lerobot.policies import get_policy_class, make_pre_post_processors
+
+    images = ("observation.images.image", "observation.images.image2")
+    config.input_features = {
+        **{key: PolicyFeature(type=FeatureType.VISUAL, shape=(3, 256, 256)) for key in images},
+        "observation.state": PolicyFeature(type=FeatureType.STATE, shape=(8,)),
+    }
+    config.output_features = {"action": PolicyFeature(type=FeatureType.ACTION, shape=(7,))}
+    config.load_vlm_weights = False
+    stats = {key: _spread([0.5] * 3, [0.25] * 3) for key in images}
+    stats = {
+        key: {name: value.view(3, 1, 1) for name, value in values.items()}
+        for key, values in stats.items()
+    }
+    stats["observation.state"] = _spread(*LIBERO_STATE)
+    stats["action"] = _spread(*LIBERO_ACTION)
+    pipelines = make_pre_post_processors(config, dataset_stats=stats)
+    get_policy_class(config.type)(config).to(torch.float32).save_pretrained(folder)
+    for pipeline in pipelines:
+        pipeline.save_pretrained(folder)
+    return folder
+
+
+LIBERO_STATE = (
+    [-0.05, 0.03, 0.76, 2.97, -0.22, -0.13, 0.027, -0.027],
+    [0.11, 0.15, 0.38, 0.34, 0.91, 0.33, 0.014, 0.014],
+)
+"""Rough mean and standard deviation of the state of LeRobot's LIBERO data."""
+LIBERO_ACTION = (
+    [0.06, 0.09, -0.09, 0.0, 0.005, -0.006, -0.03],
+    [0.33, 0.38, 0.44, 0.04, 0.06, 0.08, 1.0],
+)
+"""The same of its actions."""
+
+
+def _spread(mean: list[float], std: list[float]) -> dict[str, Any]:
+    """Statistics of a data set, as LeRobot names them, of a mean and a standard deviation."""
+    import torch
+
+    middle, width = torch.tensor(mean), 2 * torch.tensor(std)
+    ends = {"min": middle - width, "max": middle + width}
+    quantiles = {"q01": middle - width, "q99": middle + width}
+    return {"mean": middle, "std": width / 2, **ends, **quantiles}
+
+
 def make_smolvla(folder: str | Path, sentences: Iterable[str]) -> Path:
     """As ``make_small_smolvla``, in the real size (450 M parameters), for measurements."""
     require_lerobot()

@@ -43,6 +43,7 @@ from embodyrl.policies.vla.processors import ACTION, STATE, ActionNormalizer, Pr
 from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Positive
 from embodyrl.storage.env_spec import check_export
 from embodyrl.storage.paths import path_setting
+from embodyrl.storage.pretrained import find_checkpoint
 from embodyrl.types import EnvSpec, Obs
 
 TRAINED = ("expert", "language", "all")
@@ -171,9 +172,7 @@ class VLA(FlowPolicy):
         self._no_data = torch.get_default_device().type == "meta"
 
         # LeRobot's policy: its config, then the network, weights and adapters.
-        folder = lerobot_io.find_checkpoint(
-            config.pretrained, config.revision, weights=not self._no_data
-        )
+        folder = find_checkpoint(config.pretrained, config.revision, weights=not self._no_data)
         check_export(folder, spec)
         self._lerobot_config = self._configure(folder)
         keys = lerobot_io.camera_keys(self._lerobot_config, spec, config.cameras, folder)

@@ -32,6 +32,7 @@ from embodyrl.policies.vla.nets import copy_cache
 from embodyrl.policy import Mode
 from embodyrl.ranges import Choice, Count, Positive, Range
 from embodyrl.storage.paths import path_setting
+from embodyrl.storage.pretrained import explain_hub_errors
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
 
 DECODING = ("parallel", "autoregressive")
@@ -160,7 +161,7 @@ class TokenVLA(ActorCritic):
         from transformers import AutoConfig, AutoModel, AutoTokenizer
 
         # The pretrained vision-language model.
-        with lerobot_io.explain_hub_errors(config.vlm):
+        with explain_hub_errors(config.vlm):
             vlm = AutoConfig.from_pretrained(config.vlm)
             if vlm.model_type != "smolvlm":
                 raise UserError(
