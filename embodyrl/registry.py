@@ -93,6 +93,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "pi0": "embodyrl.policies.vla.policy:Pi0",
         "pi05": "embodyrl.policies.vla.policy:Pi05",
         "openvla": "embodyrl.policies.vla.openvla:OpenVLA",
+        "openvla_oft": "embodyrl.policies.vla.openvla_oft:OpenVLAOFT",
         "token_vla": "embodyrl.policies.vla.tokens:TokenVLA",
     },
     "algorithms": {

@@ -346,13 +346,22 @@ class PromptTokenizer:
             self._tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the Rust library raises plain exceptions
             raise UserError(f"{file} is damaged ({first_line(error)}). {REMEDY}") from error
+        self._file = file
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        space = self._tokenizer.token_to_id("\u2581")
-        if space is None:
-            raise UserError(f"{file} has no token '\u2581', so it is not Llama's. {REMEDY}")
-        self.space: int = space
+        self.space = self.id_of("\u2581")
         self._ids: dict[str, list[int]] = {}
+
+    def id_of(self, token: str) -> int:
+        """The id of one token.
+
+        Raises:
+            UserError: there is no such token.
+        """
+        found = self._tokenizer.token_to_id(token)
+        if found is None:
+            raise UserError(f"{self._file} has no token {token!r}, so it is not Llama's. {REMEDY}")
+        return found
 
     def __call__(self, sentences: list[str], pad: int) -> tuple[Tensor, Tensor]:
         """Ids (N, L) of N prompts without the final space, and their mask, padded at the end."""

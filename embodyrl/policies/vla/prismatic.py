@@ -120,10 +120,12 @@ class Pictures(nn.Module):
     def forward(self, images: UInt8[Tensor, "n h w 3"]) -> Float[Tensor, "n 6 s s"]:
         """Pictures of one camera to normalised pixels."""
         x = images.permute(0, 3, 1, 2).float()
-        # The public code resizes and crops pictures of 8 bits: each step rounds.
-        if x.shape[-2:] != (self.size, self.size):
-            x = F.interpolate(x, size=(self.size,) * 2, mode="bicubic", antialias=True)
-            x = x.round().clamp(0, 255)
+        # The public code resizes and crops pictures of 8 bits, by Pillow: columns, then rows, and
+        # each step rounds.
+        for size in ((x.shape[2], self.size), (self.size, self.size)):
+            if x.shape[2:] != size:
+                x = F.interpolate(x, size=size, mode="bicubic", antialias=True)
+                x = x.round().clamp(0, 255)
         if self.crop_area < 1.0:
             x = crop_middle(x, self.crop_area, self.size).round().clamp(0, 255)
         return (torch.cat([x, x], dim=1) / 255.0 - self.mean) / self.std
