@@ -128,7 +128,11 @@ def _train_llama_like(sentences: Iterable[str]) -> Any:
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])  # type: ignore[assignment]
     prompts = [f"In: What action should the robot take to {s.lower()}?\nOut:" for s in sentences]
     trainer = trainers.BpeTrainer(
-        vocab_size=1024, special_tokens=special, initial_alphabet=["\u2581"], show_progress=False
+        vocab_size=1024,
+        special_tokens=special,
+        initial_alphabet=["\u2581"],
+        max_token_length=6,  # otherwise a prompt would become a single token
+        show_progress=False,
     )
     tokenizer.train_from_iterator(prompts, trainer)
     # Room for the tokens of the actions, which stand at the end of the vocabulary.

@@ -1,6 +1,6 @@
 r"""OpenVLA (arXiv:2406.09246): published checkpoints as policies that predict actions as tokens.
 
-    camera --Pictures, PrismaticNet.image_tokens--> 256 tokens --+
+    camera --ImageTransform, PrismaticNet.image_tokens--> 256 tokens --+
     "In: What action should the robot take to ...?\nOut:" -------+--Llama--> A tokens --> action (A,)
 
 Every inference predicts one action. Bin b of a dim is the token of id ``vocabulary - 1 - b``, where

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from embodyrl.build import described_by
 from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
 from embodyrl.policies.safe_torch_load import read_state_dict
-from embodyrl.policies.vla.prismatic import Pictures, PrismaticNet
+from embodyrl.policies.vla.prismatic import ImageTransform, PrismaticNet
 from embodyrl.policies.vla.timm_vit import SIZES, ViTSize
 from embodyrl.storage.env_spec import unlike
 from embodyrl.storage.paths import files_of, require_readable
@@ -109,11 +109,16 @@ def build_openvla_net(config: dict[str, Any], folder: Path, weights: bool) -> Pr
     """
     from transformers import LlamaConfig
 
-    with described_by(folder / "config.json"):
-        # Weights are built in float32 here and cast by the policy.
-        left_out = ("torch_dtype", "dtype")
-        text = {k: v for k, v in config["text_config"].items() if k not in left_out}
+    # Weights are built in float32 here and cast by the policy.
+    left_out = ("torch_dtype", "dtype")
+    text = {k: v for k, v in config["text_config"].items() if k not in left_out}
+    try:
         llama = LlamaConfig(**text)
+    except Exception as error:  # transformers' validators raise errors of their own
+        raise UserError(
+            f"The text_config in {folder / 'config.json'} is malformed ({first_line(error)}). "
+            f"{REMEDY}"
+        ) from error
     sizes = _encoder_sizes(config, folder)
     image_size = config.get("image_sizes", [224])[0]
     if not weights:
@@ -289,7 +294,7 @@ def check_family(key: str, spec: EnvSpec) -> None:
                 )
 
 
-def read_pictures(config: dict[str, Any], folder: Path, crop_area: float) -> Pictures:
+def read_pictures(config: dict[str, Any], folder: Path, crop_area: float) -> ImageTransform:
     """How pictures become inputs, from preprocessor_config.json.
 
     Raises:
@@ -312,7 +317,7 @@ def read_pictures(config: dict[str, Any], folder: Path, crop_area: float) -> Pic
         wrong.append("means and stds are not three numbers for each of two encoders")
     if wrong:
         raise UserError(f"{file}: {'; '.join(wrong)}, which is not supported. {REMEDY}")
-    return Pictures(size, said["means"], said["stds"], crop_area)
+    return ImageTransform(size, said["means"], said["stds"], crop_area)
 
 
 class PromptTokenizer:

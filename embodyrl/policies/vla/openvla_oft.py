@@ -12,7 +12,7 @@ which need probabilities, cannot train it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -122,6 +122,12 @@ class OpenVLAOFT(PrismaticParts, nn.Module):
     """See the module's docstring."""
 
     Config = OpenVLAOFTConfig
+    cannot: ClassVar = {
+        "ScoresPaths": "it regresses its actions, so they have no density and no probability that "
+        "could be raised. Use algorithm.name=sft, or policy.name=openvla, which predicts actions "
+        "as tokens."
+    }
+    """Name of an ability -> why this policy cannot have it, as the end of a message."""
 
     def __init__(self, config: OpenVLAOFTConfig, spec: EnvSpec) -> None:
         super().__init__()

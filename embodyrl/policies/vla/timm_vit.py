@@ -74,7 +74,7 @@ class VisionTransformer(nn.Module):
         patches = (image_size // size.patch) ** 2
         self.pos_embed = nn.Parameter(torch.randn(1, patches, size.width) * 0.02)
         self.patch_embed = PatchEmbed(size)
-        self.blocks = nn.ModuleList(Block(size) for _ in range(size.depth))
+        self.blocks = nn.ModuleList(EncoderBlock(size) for _ in range(size.depth))
         self.norm = nn.LayerNorm(size.width, EPSILON)
         self.attn_pool = AttentionPool(size) if size.pooled else None
 
@@ -107,7 +107,7 @@ class PatchEmbed(nn.Module):
         return self.proj(images).flatten(2).transpose(1, 2)
 
 
-class Block(nn.Module):
+class EncoderBlock(nn.Module):
     """Attention and an MLP, each after a norm and around a residual connection."""
 
     def __init__(self, size: ViTSize) -> None:
