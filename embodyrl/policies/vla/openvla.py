@@ -238,7 +238,7 @@ class PrismaticParts(SharesFrozenWeights):
             p.data = p.data.to(torch.float32 if p.requires_grad else frozen)
         self.note_frozen(self.net)
 
-    def autocast(self) -> torch.autocast:
+    def _autocast(self) -> torch.autocast:
         """The context manager under which the network computes in ``config.precision``."""
         device = next(self.net.parameters()).device.type
         return torch.autocast(device, torch.bfloat16, enabled=self.config.precision == "bfloat16")
@@ -290,7 +290,7 @@ class OpenVLA(PrismaticParts, TokenPolicy):
         The space that ends the prompt is not part of it: it is the input of the first token.
         """
         ids, text_mask = self.prompt_ids(obs)
-        with self.autocast():
+        with self._autocast():
             images = self.image_tokens(obs)
             words = self.net.embed(ids)
             # The image stands behind the first token, which starts every text.
@@ -317,7 +317,7 @@ class OpenVLA(PrismaticParts, TokenPolicy):
         self, mask: Tensor, cache: Any, inputs: Tensor
     ) -> Float[Tensor, "n l bins"]:
         mask = torch.cat([mask, mask.new_ones(inputs.shape[:2])], dim=1)
-        with self.autocast():
+        with self._autocast():
             out = self.net.language_model(
                 inputs_embeds=inputs,
                 attention_mask=mask,

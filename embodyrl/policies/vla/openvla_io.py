@@ -287,6 +287,8 @@ def check_family(key: str, spec: EnvSpec) -> None:
     for start, profile in FAMILIES.items():
         if key.startswith(start):
             for name in unlike(PROFILES[profile].conventions, spec.conventions):
+                if name == "fit":  # how a data set's pictures were resized; an env draws its own
+                    continue
                 raise UserError(
                     f"{key} has {name}={getattr(PROFILES[profile].conventions, name)!r}, and "
                     f"{spec.name} has {getattr(spec.conventions, name)!r}. Set "

@@ -44,7 +44,8 @@ class OpenVLAOFTConfig(PrismaticConfig):
         name: registry name.
         horizon: H, actions in a chunk; no file of a checkpoint says it. 8 in LIBERO.
         execute: how many of them are executed before the next observation; 0 for all.
-        crop_area: see ``PrismaticConfig``; OpenVLA-OFT is trained with random crops.
+        crop_area: share of a picture's area that is kept, around its middle; 0.9 because OpenVLA-OFT
+            is trained with random crops.
     """
 
     name: str = "openvla_oft"
@@ -174,7 +175,7 @@ class OpenVLAOFT(PrismaticParts, nn.Module):
         ids, text_mask = self.prompt_ids(obs)
         n = len(ids)
         tokens = self.config.horizon * self.spec.action_dim
-        with self.autocast():
+        with self._autocast():
             # Inputs: the first token of the text, images, proprioception, and the rest of the text
             # with the space that ends a prompt.
             seen = [self.image_tokens(obs)]

@@ -93,7 +93,7 @@ class ImageTransform(nn.Module):
     """Turns camera pictures into what the image encoders read.
 
     Resizes to a square (antialiased bicubic, proportions change), takes the middle out, and
-    normalises once for each encoder. ImageTransform that have the square's size are not resized.
+    normalises once for each encoder. Pictures that have the square's size are not resized.
 
     Args:
         size: S, pixels of the square's side.
@@ -118,7 +118,7 @@ class ImageTransform(nn.Module):
         self.register_buffer("std", std[:, None, None], persistent=False)
 
     def forward(self, images: UInt8[Tensor, "n h w 3"]) -> Float[Tensor, "n 6 s s"]:
-        """ImageTransform of one camera to normalised pixels."""
+        """Pictures of one camera to normalised pixels."""
         x = images.permute(0, 3, 1, 2).float()
         # The public code resizes and crops pictures of 8 bits, by Pillow: columns, then rows, and
         # each step rounds.
