@@ -9,6 +9,7 @@ from embodyrl.cli.verbs import CHECKPOINT, Verb
 EXPORT_HELP = """examples:
   embodyrl export runs/my_smolvla out/my_smolvla
 LeRobot then loads the folder: lerobot-eval --policy.path=out/my_smolvla ...
+An OpenVLA is written as its checkpoints are published.
 """
 PUSH_HELP = """examples:
   embodyrl push runs/mujoco_pick_ppo you/my_policy

@@ -12,8 +12,9 @@ import torch
 import torchvision.transforms.functional as tvf
 from openvla_models import ACTION, STATISTICS, architecture, make, published, write_weights
 from PIL import Image
+from safetensors.torch import load_file
 from scale_runs import GRPO, PPO
-from vla_models import SENTENCES, SPEC, gen, observation
+from vla_models import SENTENCES, SPEC, gen, observation, stir
 
 from embodyrl.algorithms.sft import SFT, SFTConfig
 from embodyrl.checks import check_policy
@@ -201,6 +202,30 @@ def test_it_imitates_and_its_checkpoint_acts_the_same(trained, tmp_path):
         torch.testing.assert_close(
             again.net.state_dict()[name], value.bfloat16().float(), rtol=0, atol=0
         )
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora_rank": 2}])
+def test_what_is_exported_has_the_published_layout_and_acts_the_same(trained, tmp_path, settings):
+    policy, obs = make(trained, **settings), observation()
+    stir(policy.net, gen(9))
+    policy.fit_inputs(torch.zeros(9, 6), torch.linspace(-1, 1, 9)[:, None].expand(9, 4))
+    policy.save_published(tmp_path / "exported")
+    index = json.loads((trained / "model.safetensors.index.json").read_text())
+    assert (
+        load_file(tmp_path / "exported" / "model.safetensors").keys() == index["weight_map"].keys()
+    )
+    read = make(tmp_path / "exported")
+    assert read.config.unnorm_key == "toy"
+    for name in ("low", "high", "mask"):
+        ours = getattr(policy.normalize_action.scale, name)
+        assert torch.equal(getattr(read.normalize_action.scale, name), ours)
+    with torch.no_grad():
+        tokens = torch.zeros(3, 4, dtype=torch.long)
+        expected = policy.logits(policy.encode(obs), tokens)
+        found = read.logits(read.encode(obs), tokens)
+    assert (found - expected).abs().max() < 0.05 * expected.std()  # bfloat16 rounds the weights
+    with pytest.raises(UserError, match="is not empty"):
+        policy.save_published(tmp_path / "exported")
 
 
 @pytest.mark.parametrize("kind", ["ppo", "grpo"])

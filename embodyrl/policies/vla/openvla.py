@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -23,7 +24,8 @@ from embodyrl.policies.chooser import ChooserConfig, check_chooser
 from embodyrl.policies.flow_base import CRITICS
 from embodyrl.policies.vla import lerobot_io, openvla_io
 from embodyrl.policies.vla.frozen_weights import SharesFrozenWeights
-from embodyrl.policies.vla.lora import PROJECTIONS, inject_adapters
+from embodyrl.policies.vla.lora import PROJECTIONS, inject_adapters, without_adapters
+from embodyrl.policies.vla.openvla_write import write_openvla
 from embodyrl.policies.vla.prismatic import PrismaticNet
 from embodyrl.policies.vla.token_base import Prompt, TokenPolicy, TokenTransition
 from embodyrl.ranges import Choice, Count, CountOrZero, Positive, Range
@@ -332,3 +334,11 @@ class OpenVLA(PrismaticParts, TokenPolicy):
     def fit_inputs(self, proprio: Tensor, actions: Tensor) -> None:
         """Sets the quantiles of actions from demonstrations, as OpenVLA's fine-tuning does."""
         self.normalize_action.fit(actions)
+
+    def save_published(self, folder: str | Path) -> Path:
+        """Writes a checkpoint as OpenVLA's are published, with merged adapters, in bfloat16."""
+        scale = self.normalize_action.scale
+        quantiles = {"q01": scale.low, "q99": scale.high, "mask": scale.mask}
+        action = {name: value.tolist() for name, value in quantiles.items()}
+        statistics = {self.config.unnorm_key: {"action": action}}
+        return write_openvla(without_adapters(self.net), self.folder, statistics, folder)
