@@ -20,8 +20,9 @@ from embodyrl.algorithms.sft import SFT, SFTConfig
 from embodyrl.checks import check_policy
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
-from embodyrl.policies.vla.openvla import ActionTokens, OpenVLA, OpenVLAConfig
-from embodyrl.policies.vla.openvla_io import PromptTokenizer
+from embodyrl.policies.vla.action_tokens import ActionTokens
+from embodyrl.policies.vla.openvla import OpenVLA, OpenVLAConfig
+from embodyrl.policies.vla.openvla_prompt import PromptTokenizer
 from embodyrl.policies.vla.prismatic import ImageTransform, crop_middle
 from embodyrl.storage import checkpoint
 from embodyrl.storage.env_spec import spec_to_json

@@ -16,7 +16,7 @@ from embodyrl.algorithms.sft import SFT, SFTConfig
 from embodyrl.checks import check_policy
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
-from embodyrl.policies.vla.openvla import QuantileScale
+from embodyrl.policies.vla.action_tokens import QuantileScale
 from embodyrl.policies.vla.openvla_oft import OpenVLAOFT, OpenVLAOFTConfig
 from embodyrl.storage import checkpoint
 from embodyrl.storage.env_spec import spec_to_json

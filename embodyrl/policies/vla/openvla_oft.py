@@ -24,12 +24,8 @@ from embodyrl.functional.flow import Generators
 from embodyrl.functional.losses import masked_mean
 from embodyrl.policies.flow_base import check_executed
 from embodyrl.policies.vla import openvla_io
-from embodyrl.policies.vla.openvla import (
-    PrismaticConfig,
-    PrismaticParts,
-    QuantileScale,
-    check_prismatic,
-)
+from embodyrl.policies.vla.action_tokens import QuantileScale
+from embodyrl.policies.vla.openvla import PrismaticConfig, PrismaticParts, check_prismatic
 from embodyrl.policy import Mode, num_executed
 from embodyrl.ranges import Count, CountOrZero, Range
 from embodyrl.storage.paths import files_of
