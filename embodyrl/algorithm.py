@@ -235,6 +235,9 @@ def check_abilities(algorithm: type[Algorithm], name: str, policy: Policy) -> No
                 f"from embodyrl.policy without quotes, for example needs = (ScoresPaths,)."
             )
         if missing := missing_methods(policy, ability):
+            # A policy may say why it cannot have an ability.
+            if reason := getattr(policy, "cannot", {}).get(ability.__name__):
+                raise UserError(f"{name} cannot train {type(policy).__name__}: {reason}")
             raise UserError(
                 f"{name} needs a policy with the ability {ability.__name__} "
                 f"({_first_line(ability)}), and {type(policy).__name__} lacks "

@@ -262,6 +262,14 @@ class ExportsToLeRobot(Protocol):
         ...
 
 
+class ExportsAsPublished(Protocol):
+    """Can be written as its family publishes its checkpoints: ``embodyrl export``."""
+
+    def save_published(self, folder: str | Path) -> Path:
+        """Writes a checkpoint into a new or empty folder, and returns it."""
+        ...
+
+
 # What the algorithms need, as types.
 
 

@@ -94,6 +94,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "smolvla": "embodyrl.policies.vla.policy:SmolVLA",
         "pi0": "embodyrl.policies.vla.policy:Pi0",
         "pi05": "embodyrl.policies.vla.policy:Pi05",
+        "openvla": "embodyrl.policies.vla.openvla:OpenVLA",
+        "openvla_oft": "embodyrl.policies.vla.openvla_oft:OpenVLAOFT",
         "token_vla": "embodyrl.policies.vla.tokens:TokenVLA",
     },
     "algorithms": {

@@ -11,6 +11,7 @@ EXPORT_HELP = """examples:
   embodyrl export runs/my_smolvla out/my_smolvla --profile libero_lerobot
       for LeRobot's own LIBERO, whose pictures are mirrored, of a policy that was trained on others
 LeRobot then loads the folder: lerobot-eval --policy.path=out/my_smolvla ...
+An OpenVLA is written as its checkpoints are published.
 """
 PUSH_HELP = """examples:
   embodyrl push runs/mujoco_pick_ppo you/my_policy

@@ -3,7 +3,11 @@
 A ``.pth`` file is a pickle, and a pickle is a program that an unpickler runs. This module does not
 run it. It reads the opcodes one by one and interprets the few that a ``state_dict`` needs. They
 build plain data. The four global names that occur there are not imported but kept as text. Every
-other opcode or name is refused. The file must also have the SHA-256 that the caller expects.
+other opcode or name is refused. Where the caller knows the file's SHA-256, it is compared first.
+
+    format                 the pickle             the numbers
+    old, until 1.5         the fourth of five     behind the pickles, each after its count
+    zip archive, from 1.6  NAME/data.pkl          NAME/data/KEY, uncompressed
 """
 
 from __future__ import annotations
@@ -12,20 +16,26 @@ import hashlib
 import io
 import math
 import pickletools
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from embodyrl.errors import UserError
+from embodyrl.storage.paths import no_access
 
 MAGIC = 0x1950A86A20F9469CFC6C  # of the format that torch.save wrote before PyTorch 1.6
 PROTOCOL = 1001
-DTYPES = {"torch FloatStorage": np.dtype("<f4"), "torch LongStorage": np.dtype("<i8")}
+DTYPES = {
+    "torch FloatStorage": torch.float32,
+    "torch LongStorage": torch.int64,
+    "torch BFloat16Storage": torch.bfloat16,
+}
+ZIP_MAGIC = b"PK\x03\x04"  # of the format that torch.save writes since PyTorch 1.6
 ORDERED_DICT = "collections OrderedDict"
 REBUILD = "torch._utils _rebuild_tensor_v2"
 PUSHES = ("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE")
@@ -50,7 +60,7 @@ class _Storage:
     """A block of numbers that follows the pickles in the file."""
 
     key: str
-    dtype: np.dtype[Any]
+    dtype: torch.dtype
     size: int
 
 
@@ -64,39 +74,48 @@ class _TensorView:
     stride: tuple[int, ...]
 
 
-def read_state_dict(path: str | Path, sha256: str) -> dict[str, Tensor]:
-    """The tensors of a ``state_dict`` in PyTorch's old file format.
+def read_state_dict(path: str | Path, sha256: str = "") -> dict[str, Tensor]:
+    """The tensors of a ``state_dict`` that ``torch.save`` wrote.
 
     Args:
         path: of the file.
-        sha256: the expected hash of the file, in hex.
+        sha256: the expected hash of the file, in hex; empty where none is known.
 
     Returns:
-        Name -> tensor (float32 or int64), each with its own memory.
+        Name -> tensor (float32, bfloat16 or int64), each with its own memory.
 
     Raises:
         RefusedFileError: the hash differs, or the file holds anything but such tensors.
+        FileAccessError: it cannot be read.
     """
     path = Path(path)
-    data = path.read_bytes()
-    if (found := hashlib.sha256(data).hexdigest()) != sha256:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise no_access(error, path) from error
+    if sha256 and (found := hashlib.sha256(data).hexdigest()) != sha256:
         raise RefusedFileError(
             f"{path} is not the file that is expected (SHA-256 {found[:12]}..., not "
             f"{sha256[:12]}...), so it is not read. Install its package again."
         )
     try:
-        return _read(io.BytesIO(data))
+        if data.startswith(ZIP_MAGIC):
+            return _read_zip(data)
+        return _read_old(io.BytesIO(data))
     except RefusedFileError as error:
         raise RefusedFileError(f"{path} is refused: {error}") from None
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
+    except (
+        ValueError, IndexError, KeyError, TypeError, AttributeError, RuntimeError,
+        NotImplementedError, zipfile.BadZipFile,
+    ) as error:  # fmt: skip
         raise RefusedFileError(f"{path} is refused: it is no list of tensors ({error}).") from error
 
 
-def _read(file: io.BytesIO) -> dict[str, Tensor]:
+def _read_old(file: io.BytesIO) -> dict[str, Tensor]:
     """The tensors of a file in PyTorch's old format: five pickles, then the storages."""
     # Pickles 1 to 3: magic number, protocol version, properties of the machine that wrote it.
     if (_interpret(file), _interpret(file)) != (MAGIC, PROTOCOL):
-        raise RefusedFileError("it is not in PyTorch's old file format.")
+        raise RefusedFileError("it is not in PyTorch's file format.")
     if _interpret(file).get("little_endian") is not True:
         raise RefusedFileError("its numbers are big-endian.")
     # Pickle 4: name -> view of a storage. Pickle 5: the storages' keys, in the order of the file.
@@ -106,27 +125,56 @@ def _read(file: io.BytesIO) -> dict[str, Tensor]:
     # The storages: each is its size (int64), then its numbers.
     memory = {}
     for key in keys:
-        size = int(np.frombuffer(file.read(8), "<i8")[0])
+        size = int.from_bytes(file.read(8), "little", signed=True)
         storage = storages[key]
         if size != storage.size:
             raise RefusedFileError(f"storage {key} has {size} numbers, not {storage.size}.")
-        memory[key] = np.frombuffer(
-            file.read(size * storage.dtype.itemsize), storage.dtype, count=size
-        )
+        memory[key] = _numbers(file.read(size * storage.dtype.itemsize), storage)
     if file.read(1):
         raise RefusedFileError("something follows its tensors.")
     return {name: _tensor(entry, memory[entry.storage.key]) for name, entry in state.items()}
 
 
-def _tensor(entry: _TensorView, memory: np.ndarray) -> Tensor:
+def _read_zip(data: bytes) -> dict[str, Tensor]:
+    """The tensors of a zip archive: a pickle, and a file for each storage."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        # A compressed file could be much larger than the archive; torch.save compresses none.
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise RefusedFileError("its files are compressed.")
+        # All files lie in one folder, which has the name of the file that was saved.
+        pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise RefusedFileError("it is not in PyTorch's file format.")
+        root = pickles[0].removesuffix("/data.pkl")
+        order = f"{root}/byteorder"
+        if order in archive.namelist() and archive.read(order) != b"little":
+            raise RefusedFileError("its numbers are big-endian.")
+        state = _interpret(io.BytesIO(archive.read(pickles[0])))
+        storages = {entry.storage.key: entry.storage for entry in state.values()}
+        memory = {
+            key: _numbers(archive.read(f"{root}/data/{key}"), storage)
+            for key, storage in storages.items()
+        }
+    return {name: _tensor(entry, memory[entry.storage.key]) for name, entry in state.items()}
+
+
+def _numbers(data: bytes, storage: _Storage) -> Tensor:
+    """The numbers of a storage, in one dimension."""
+    if len(data) != storage.size * storage.dtype.itemsize:
+        raise RefusedFileError(f"storage {storage.key} has not {storage.size} numbers.")
+    if not data:
+        return torch.empty(0, dtype=storage.dtype)
+    return torch.frombuffer(bytearray(data), dtype=storage.dtype)
+
+
+def _tensor(entry: _TensorView, memory: Tensor) -> Tensor:
     """The tensor of a view, after a check that it lies inside its storage."""
     # The distance from the view's first to its last number.
     extent = sum((n - 1) * step for n, step in zip(entry.shape, entry.stride, strict=True))
     beyond = entry.offset + extent >= len(memory) or math.prod(entry.shape) > len(memory)
     if beyond or min((entry.offset, *entry.shape, *entry.stride)) < 0:
         raise RefusedFileError("a tensor reaches beyond its storage.")
-    view = torch.from_numpy(memory.copy()).as_strided(entry.shape, entry.stride, entry.offset)
-    return view.clone()
+    return memory.as_strided(entry.shape, entry.stride, entry.offset).clone()
 
 
 def _interpret(file: io.BytesIO) -> Any:
@@ -188,8 +236,9 @@ def _interpret(file: io.BytesIO) -> Any:
                 )
             stack.append(_Name(argument))
         elif name == "BINPERSID":
-            kind, dtype, key, _, size, view = stack.pop()
-            if kind != "storage" or view is not None:
+            # The old format has a sixth entry, for a storage that is part of another one.
+            kind, dtype, key, _, size, *view = stack.pop()
+            if kind != "storage" or view not in ([], [None]):
                 raise RefusedFileError("it refers to something that is no storage.")
             stack.append(_Storage(str(key), DTYPES[dtype.text], int(size)))
         elif name == "REDUCE":

@@ -109,7 +109,8 @@ def find_checkpoint(path: str, revision: str = "", weights: bool = True) -> Path
     from huggingface_hub import snapshot_download
 
     with explain_hub_errors(path):
-        patterns = ["*.json", "*.safetensors"] if weights else ["*.json"]
+        # The last pattern is of the parts beside the network of an OpenVLA-OFT.
+        patterns = ["*.json", "*.safetensors", "*--*_checkpoint.pt"] if weights else ["*.json"]
         return Path(snapshot_download(path, revision=revision or None, allow_patterns=patterns))
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint of a run as one that LeRobot loads: ``embodyrl export``."""
+"""A checkpoint of a run as one that LeRobot, or OpenVLA's code, loads: ``embodyrl export``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from embodyrl.build import load_config, load_policy, load_spec
 from embodyrl.errors import UserError
-from embodyrl.policy import ExportsToLeRobot, has_ability
+from embodyrl.policy import ExportsAsPublished, ExportsToLeRobot, has_ability
 from embodyrl.storage.atomic_files import write_json
 from embodyrl.storage.env_spec import ORIGIN_FILE, WORDS, spec_from_json, spec_to_json, unlike
 from embodyrl.storage.paths import require_writable
@@ -23,7 +23,7 @@ REMEDY = "Export the checkpoint again."
 
 
 def export(path: str, folder: str | Path, profile: str = "") -> Path:
-    """Writes the policy of a checkpoint for LeRobot's ``from_pretrained``.
+    """Writes the policy of a checkpoint for the ``from_pretrained`` of LeRobot or OpenVLA.
 
     Args:
         path: a checkpoint, or a run's folder (its newest).
@@ -33,30 +33,40 @@ def export(path: str, folder: str | Path, profile: str = "") -> Path:
             the pictures as in training.
 
     Raises:
-        UserError: it is no policy that LeRobot has, ``folder`` cannot be written, or what the
-            family shows or does cannot be translated.
+        UserError: it is no policy that they have, ``folder`` cannot be written, or what the family
+            shows or does cannot be translated.
     """
     require_writable(folder)
     config = load_config(path)
     spec = load_spec(path)
     change = _translation(spec, profile) if profile else Translation()
     policy: Any = load_policy(path, config.policy, spec, config.run.seed)
-    if not has_ability(policy, ExportsToLeRobot):
+    if has_ability(policy, ExportsToLeRobot):
+        save = policy.save_lerobot
+    elif has_ability(policy, ExportsAsPublished):
+        if profile:
+            raise UserError(
+                f"--profile is for LeRobot's checkpoints, and {path} holds a {config.policy.name}. "
+                "Leave it out."
+            )
+        save = policy.save_published
+    else:
         raise UserError(
             f"{path} holds a {config.policy.name}, which LeRobot does not have: it knows smolvla, "
-            "pi0 and pi05. A policy of your own needs the method save_lerobot."
+            "pi0 and pi05. Of the others, openvla can be written as it is published. A policy of "
+            "your own needs the method save_lerobot."
         )
-    policy.save_lerobot(folder)
+    save(folder)
     if not (Path(folder).is_dir() and any(Path(folder).iterdir())):
         raise UserError(
-            f"{type(policy).__name__}.save_lerobot({str(folder)!r}) wrote nothing. It must write its "
-            "files into that folder."
+            f"{type(policy).__name__}.{save.__name__}({str(folder)!r}) wrote nothing. It must write "
+            "its files into that folder."
         )
     if profile:
         names = config.policy.cameras or tuple(spec.cameras)
         spec = _present(Path(folder), dict(zip(spec.cameras, names, strict=True)), spec, profile)
         _add_picture_step(Path(folder), change)
-    # What its pictures and actions mean; LeRobot does not read it.
+    # What its pictures and actions mean; only we read it.
     write_json(Path(folder) / ORIGIN_FILE, {"spec": spec_to_json(spec)}, indent=2)
     return Path(folder)
 

@@ -308,6 +308,23 @@ def write_checkpoint(lerobot: Any, processors: Any, folder: str | Path) -> Path:
         UserError: the folder is not empty, or it cannot be written. No half-written checkpoint is
             left behind.
     """
+    with writing_checkpoint(folder) as scratch:
+        lerobot.config.device = None  # whoever loads it then uses the device that is there
+        lerobot.save_pretrained(scratch)
+        lerobot.config.device = "cpu"
+        for pipeline in (processors.pre, processors.post):
+            pipeline.save_pretrained(scratch)
+    return Path(folder)
+
+
+@contextlib.contextmanager
+def writing_checkpoint(folder: str | Path) -> Iterator[Path]:
+    """A folder to write into, which becomes ``folder`` at the end of the block.
+
+    Raises:
+        UserError: ``folder`` is not empty, or it cannot be written. No half-written checkpoint is
+            left behind.
+    """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise UserError(
@@ -315,13 +332,8 @@ def write_checkpoint(lerobot: Any, processors: Any, folder: str | Path) -> Path:
         )
     try:
         with replacing_folder(folder) as scratch:
-            lerobot.config.device = None  # whoever loads it then uses the device that is there
-            lerobot.save_pretrained(scratch)
-            lerobot.config.device = "cpu"
-            for pipeline in (processors.pre, processors.post):
-                pipeline.save_pretrained(scratch)
+            yield scratch
     except OSError as error:
         raise UserError(
             f"{folder} could not be written ({error}). Free some space, or give another folder."
         ) from error
-    return folder

@@ -26,12 +26,6 @@ def add_adapters(lerobot: Any, rank: int, language: bool) -> None:
     Raises:
         MissingDependencyError: peft is not installed.
     """
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise MissingDependencyError(
-            "policy.lora_rank needs peft: pip install 'embodyrl[vla]'."
-        ) from error
     # Parameters are named model.MODULE.(...): the module "..._with_expert" holds the transformers,
     # all others are projections.
     projections = [
@@ -41,11 +35,31 @@ def add_adapters(lerobot: Any, rank: int, language: bool) -> None:
     ]
     transformers = f"{EXPERT}|{LANGUAGE}" if language else EXPERT
     targets = rf".*\.({transformers})\..*\.({PROJECTIONS})"
-    config = LoraConfig(r=rank, lora_alpha=rank, target_modules=targets)
     # peft freezes everything but the adapters; the projections are trained as before.
-    inject_adapter_in_model(config, lerobot)
+    inject_adapters(lerobot, rank, targets)
     for p in projections:
         p.requires_grad_(True)
+
+
+def inject_adapters(model: Any, rank: int, targets: str) -> None:
+    """Adds adapters to the linear layers whose names match a pattern; freezes all other weights.
+
+    Args:
+        model: changed in place.
+        rank: of the adapters.
+        targets: regular expression of the layers' names.
+
+    Raises:
+        MissingDependencyError: peft is not installed.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise MissingDependencyError(
+            "policy.lora_rank needs peft: pip install 'embodyrl[vla]'."
+        ) from error
+    config = LoraConfig(r=rank, lora_alpha=rank, target_modules=targets)
+    inject_adapter_in_model(config, model)
 
 
 def without_adapters(lerobot: Any) -> Any:

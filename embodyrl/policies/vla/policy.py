@@ -14,7 +14,6 @@ same initial noise gives the same actions as LeRobot's ``select_action``.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ from embodyrl.policies.flow_base import (
     check_sampler,
 )
 from embodyrl.policies.vla import lerobot_io
+from embodyrl.policies.vla.frozen_weights import SharesFrozenWeights
 from embodyrl.policies.vla.lora import add_adapters, without_adapters
 from embodyrl.policies.vla.nets import NETS, Prefix
 from embodyrl.policies.vla.prefix_cache import PrefixCache
@@ -146,7 +146,7 @@ def check_prefix(config: VLAConfig) -> None:
         )
 
 
-class VLA(FlowPolicy):
+class VLA(SharesFrozenWeights, FlowPolicy):
     """See the module's docstring.
 
     It is built on the CPU. Its weights are those of the checkpoint, or random from torch's global
@@ -205,7 +205,7 @@ class VLA(FlowPolicy):
             nn.init.zeros_(self.noise.weight)
             nn.init.zeros_(self.noise.bias)
         self.add_heads(self.net.pooled_width + spec.proprio_dim)
-        self._frozen = [p for p in self.net.parameters() if not p.requires_grad]
+        self.note_frozen(self.net)
         self.eval()
 
     def _configure(self, folder: Path) -> Any:
@@ -360,15 +360,6 @@ class VLA(FlowPolicy):
     def train(self, mode: bool = True) -> VLA:
         """Stays in evaluation mode: with dropout, the probability of a path would be random."""
         return super().train(False)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> VLA:
-        """A copy that shares the frozen weights, which are most of a large model's weights."""
-        # What is in the memo counts as copied already.
-        memo |= {id(p): p for p in self._frozen}
-        copied = self.__class__.__new__(self.__class__)
-        memo[id(self)] = copied
-        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        return copied
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ in units of bins.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -22,18 +22,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embodyrl.errors import UserError
-from embodyrl.functional.flow import Generators, randn
-from embodyrl.functional.losses import masked_mean
 from embodyrl.policies.chooser import ChooserConfig, check_chooser
-from embodyrl.policies.flow_base import CRITICS, ActorCritic
+from embodyrl.policies.flow_base import CRITICS
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.vla import lerobot_io
-from embodyrl.policies.vla.nets import copy_cache
-from embodyrl.policy import Mode
+from embodyrl.policies.vla.token_base import Prompt, TokenPolicy, TokenTransition
 from embodyrl.ranges import Choice, Count, Positive, Range
 from embodyrl.storage.paths import path_setting
 from embodyrl.storage.pretrained import explain_hub_errors
-from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
+from embodyrl.types import EnvSpec, Obs
 
 DECODING = ("parallel", "autoregressive")
 
@@ -69,31 +66,6 @@ class TokenVLAConfig(ChooserConfig):
 
     def __post_init__(self) -> None:
         check_chooser(self)
-
-
-@dataclass
-class Prompt:
-    """Images, instruction and proprioception of N observations, encoded by the language model.
-
-    Attributes:
-        cache: keys and values of every layer.
-        mask: (N, P) 1 at real tokens, 0 at padding.
-        pooled: (N, W) the mean token.
-    """
-
-    cache: Any
-    mask: Int[Tensor, "n p"]
-    pooled: Float[Tensor, "n w"]
-
-
-@dataclass(frozen=True)
-class TokenTransition:
-    """The ``policy.Steps`` of this policy: one step, whose probability is exact."""
-
-    kind: str = "words"
-    num_steps: int = 1
-    num_noisy: int = 1
-    eta: float = 0.0
 
 
 class ActionBins(nn.Module):
@@ -136,21 +108,20 @@ class ActionBins(nn.Module):
         return self.low + (number + 0.5) / self.count * (self.high - self.low)
 
 
-class TokenVLA(ActorCritic):
+class TokenVLA(TokenPolicy):
     """See the module's docstring.
 
     Its weights are those of the checkpoint, or random from torch's global generator.
     """
 
     Config = TokenVLAConfig
-    belongs_to: ClassVar = {"chooser_width": ("chooser.",), "edit_scale": ("chooser.editor.",)}
-    """Config key -> parts that keep their fresh weights if the initial checkpoint has another."""
 
     def __init__(self, config: TokenVLAConfig, spec: EnvSpec) -> None:
         super().__init__()
         self.config = config
         self.spec = spec
         self.transition = TokenTransition()
+        self.autoregressive = config.decoding == "autoregressive"
         if not config.vlm or not spec.cameras:
             raise UserError(
                 "policy.name=token_vla needs policy.vlm, a SmolVLM (a folder, or an id of the "
@@ -186,7 +157,7 @@ class TokenVLA(ActorCritic):
         # hide the observation.
         self.query = nn.Parameter(torch.randn(length, width) * 0.02)
         self.word = None
-        if config.decoding == "autoregressive":
+        if self.autoregressive:
             self.word = nn.Embedding(config.bins, width)
             nn.init.normal_(self.word.weight, std=0.02)
         # The output starts as a uniform distribution over the bins.
@@ -196,14 +167,6 @@ class TokenVLA(ActorCritic):
         self.vlm.vision_model.requires_grad_(config.train_vision)
         self.add_heads(width)
         self.eval()
-
-    def train(self, mode: bool = True) -> TokenVLA:
-        """Stays in evaluation mode: with dropout, the probability of a chunk would be random."""
-        return super().train(False)
-
-    def actor_parameters(self) -> list[nn.Parameter]:
-        """What is trained, without the critic."""
-        return [p for p in super().actor_parameters() if p.requires_grad]
 
     def encode(self, obs: Obs) -> Prompt:
         """One pass of the language model over images, instruction and proprioception."""
@@ -268,104 +231,7 @@ class TokenVLA(ActorCritic):
         # Shifted by one place; the first token has none before it.
         return inputs + F.pad(self.word(tokens)[:, :-1], (0, 0, 1, 0))
 
-    def logits(self, context: Prompt, tokens: Int[Tensor, "n l"]) -> Float[Tensor, "n l bins"]:
-        """Logits of every token, given those before it (which ``parallel`` does not read)."""
-        cache = copy_cache(context.cache)
-        logits = self._continue_prompt(context.mask, cache, self._inputs(tokens))
-        return logits / self.config.temperature
-
-    @torch.no_grad()
-    def sample(self, obs: Obs, *, generator: Generators, mode: Mode) -> ActionSample:
-        """See ``Actor.sample``."""
-        if mode == "eval" and self.chooses:
-            return ActionSample(self.best_proposal(obs, generator))
-        context = self.encode(obs)
-        tokens = self._draw_tokens(context, len(obs), generator, mode)
-        numbers, actions = self._actions(tokens)
-        if mode == "eval":
-            return ActionSample(actions)
-        trace = DenoisingTrace(
-            torch.stack([torch.zeros_like(numbers), numbers], dim=1),
-            torch.ones_like(tokens[:, :1], dtype=torch.bool),
-        )
-        logprob, _ = self._score(context, tokens)
-        return ActionSample(actions, trace, logprob, self.value(obs, context))
-
-    @torch.no_grad()
-    def propose(self, obs: Obs, count: int, generator: Generators) -> Float[Tensor, "n count h a"]:
-        """``count`` chunks for each observation, sampled at the temperature of training."""
-        context = self.encode(obs)
-        draws = [self._draw_tokens(context, len(obs), generator, "train") for _ in range(count)]
-        return torch.stack([self._actions(tokens)[1] for tokens in draws], dim=1)
-
-    def _draw_tokens(
-        self, context: Prompt, n: int, generator: Generators, mode: Mode
-    ) -> Int[Tensor, "n l"]:
-        """The tokens of one chunk for each of n prompts."""
-        length = len(self.query)
-        # One uniform number per token. Only randn takes a generator per row, so a normal number is
-        # mapped to a uniform one by its distribution function.
-        uniform = torch.special.ndtr(randn((n, length), generator, self.query.device))
-        tokens = torch.zeros(n, length, dtype=torch.long, device=uniform.device)
-        if self.word is None:
-            # Parallel: one pass for all tokens.
-            return _choose_tokens(self.logits(context, tokens), uniform, mode)
-        # Autoregressive: one pass per token, which extends the prompt's keys and values.
-        cache = copy_cache(context.cache)
-        mask = context.mask
-        for i in range(length):
-            this = slice(i, i + 1)
-            logits = self._continue_prompt(mask, cache, self._inputs(tokens)[:, this])
-            logits = logits / self.config.temperature
-            tokens[:, this] = _choose_tokens(logits, uniform[:, this], mode)
-            mask = torch.cat([mask, mask.new_ones(n, 1)], dim=1)
-        return tokens
-
-    def _actions(self, tokens: Int[Tensor, "n l"]) -> tuple[Tensor, Tensor]:
-        """Bin numbers (N, H, A) of the tokens, and the actions that they stand for."""
-        numbers = tokens.view(len(tokens), self.config.horizon, self.spec.action_dim).float()
-        return numbers, self.normalize_action.inverse(numbers).clamp(-1.0, 1.0)
-
-    def evaluate(self, obs: Obs, trace: DenoisingTrace) -> PolicyEval:
-        """See ``ScoresPaths.evaluate``; all tokens in one pass."""
-        context = self.encode(obs)
-        logprob, entropy = self._score(context, trace.x[:, 1].flatten(1).long())
-        return PolicyEval(logprob, entropy, self.value(obs, context))
-
-    def _score(self, context: Prompt, tokens: Int[Tensor, "n l"]) -> tuple[Tensor, Tensor]:
-        """(N, 1) log-probability of a chunk, and (N,) mean entropy of its tokens."""
-        log_probs = self.logits(context, tokens).log_softmax(-1)
-        chosen = log_probs.gather(-1, tokens[..., None])[..., 0]
-        entropy = -(log_probs.exp() * log_probs).sum(-1)
-        return chosen.sum(1, keepdim=True), entropy.mean(1)
-
-    def imitation_loss(self, obs: Obs, actions: Float[Tensor, "b h a"], mask: Tensor) -> Tensor:
-        """Cross-entropy of demonstrated actions, in nats per token.
-
-        Args:
-            obs: B observations.
-            actions: (B, H, A).
-            mask: (B, H) actions that count.
-        """
-        tokens = self.normalize_action(actions).long()
-        # The temperature belongs to sampling: imitation fits the plain distribution.
-        logits = self.logits(self.encode(obs), tokens.flatten(1)) * self.config.temperature
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none")
-        return masked_mean(loss.view(tokens.shape).mean(-1), mask)
-
     def fit_inputs(self, proprio: Tensor, actions: Tensor) -> None:
         """Sets the normalisation from demonstrations: proprio (B, P) and actions (B, A)."""
         self.normalize_proprio.fit(proprio)
         self.normalize_action.fit(actions)
-
-
-def _choose_tokens(logits: Tensor, uniform: Tensor, mode: Mode) -> Tensor:
-    """Tokens (N, L) from logits (N, L, bins).
-
-    In ``"eval"`` mode the most likely ones; otherwise drawn by inverting the distribution function
-    at ``uniform`` (N, L).
-    """
-    if mode == "eval":
-        return logits.argmax(-1)
-    below = logits.softmax(-1).cumsum(-1) < uniform[..., None]
-    return below.sum(-1).clamp_max(logits.shape[-1] - 1)
