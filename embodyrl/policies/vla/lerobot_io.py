@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
