@@ -92,6 +92,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "smolvla": "embodyrl.policies.vla.policy:SmolVLA",
         "pi0": "embodyrl.policies.vla.policy:Pi0",
         "pi05": "embodyrl.policies.vla.policy:Pi05",
+        "act": "embodyrl.policies.vla.act:ACT",
+        "diffusion": "embodyrl.policies.vla.diffusion:DiffusionPolicy",
         "token_vla": "embodyrl.policies.vla.tokens:TokenVLA",
     },
     "algorithms": {

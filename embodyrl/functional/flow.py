@@ -321,8 +321,12 @@ class DenoisingTransition:
         others take an Euler step of the ODE.
         """
         mean, std = self.mean_std(x, velocity, k, log_std)
-        ode_step = x - velocity / self.num_steps
+        ode_step = self.ode_step(x, velocity, k)
         return torch.where(stochastic[..., None, None], mean + std * noise, ode_step)
+
+    def ode_step(self, x: Tensor, velocity: Tensor, k: int | Tensor) -> Tensor:
+        """x_{k+1} without noise: an Euler step of the ODE."""
+        return x - velocity / self.num_steps
 
     def log_prob(
         self,

@@ -29,8 +29,8 @@ def export(path: str, folder: str | Path) -> Path:
     policy: Any = load_policy(path, config.policy, spec, config.run.seed)
     if not has_ability(policy, ExportsToLeRobot):
         raise UserError(
-            f"{path} holds a {config.policy.name}, which LeRobot does not have: it knows smolvla, "
-            "pi0 and pi05. A policy of your own needs the method save_lerobot."
+            f"{path} holds a {config.policy.name}, which LeRobot does not have: it knows act, "
+            "diffusion, smolvla, pi0 and pi05. A policy of your own needs the method save_lerobot."
         )
     policy.save_lerobot(folder)
     if not (Path(folder).is_dir() and any(Path(folder).iterdir())):
