@@ -83,7 +83,7 @@ class DiffusionTransition(DenoisingTransition):
         return b.sqrt() * data + (1.0 - b).sqrt() * noise
 
     def noisy(self, data: Tensor, noise: Tensor, alpha: Tensor) -> Tensor:
-        """x = sqrt(a) x0 + sqrt(1-a) e of chunks (B, C, D), at alpha-bars (B,)."""
+        """X = sqrt(a) x0 + sqrt(1-a) e of chunks (B, C, D), at alpha-bars (B,)."""
         a = alpha[:, None, None]
         return a.sqrt() * data + (1.0 - a).sqrt() * noise
 

@@ -69,12 +69,8 @@ class ACT(nn.Module):
 
     def __init__(self, config: ACTConfig, spec: EnvSpec) -> None:
         super().__init__()
-        loaded = read_fixed_size(
-            config, spec, "chunk_size", ("lerobot.policies.act.modeling_act",)
-        )
-        self.config = dataclasses.replace(
-            config, horizon=loaded.horizon, execute=loaded.execute
-        )
+        loaded = read_fixed_size(config, spec, "chunk_size", ("lerobot.policies.act.modeling_act",))
+        self.config = dataclasses.replace(config, horizon=loaded.horizon, execute=loaded.execute)
         self.spec = spec
         self.lerobot = loaded.lerobot
         self.processors = loaded.processors
@@ -127,9 +123,7 @@ class ACT(nn.Module):
     @property
     def chooses(self) -> bool:
         """Whether the policy in evaluation is the best of several proposals."""
-        return (
-            self.chooser is not None and self.config.proposals > 1 and bool(self.chooser.ready)
-        )
+        return self.chooser is not None and self.config.proposals > 1 and bool(self.chooser.ready)
 
     def encode(self, obs: Obs) -> Tokens:
         """The tokens of proprioception and pictures."""
@@ -154,9 +148,7 @@ class ACT(nn.Module):
         memory = net.encoder(tokens, pos_embed=places)
         queries = net.decoder_pos_embed.weight[:, None]
         blank = torch.zeros(len(queries), *tokens.shape[1:], device=tokens.device)
-        decoded = net.decoder(
-            blank, memory, encoder_pos_embed=places, decoder_pos_embed=queries
-        )
+        decoded = net.decoder(blank, memory, encoder_pos_embed=places, decoder_pos_embed=queries)
         return net.action_head(decoded.transpose(0, 1))
 
     def _actions(self, chunk: Tensor) -> Tensor:
@@ -165,7 +157,7 @@ class ACT(nn.Module):
         return self.normalize_action.inverse(executed).clamp(-1.0, 1.0)
 
     def _draw_latent(self, n: int, generator: Generators, device: torch.device) -> Tensor:
-        """z from its prior; 0 where there is none."""
+        """The latent from its prior; 0 where there is none."""
         z = randn((n, self.latent_dim), generator, device)
         return z if self.lerobot.config.use_vae else torch.zeros_like(z)
 
@@ -236,5 +228,3 @@ class ACT(nn.Module):
     def save_lerobot(self, folder: str | Path) -> Path:
         """Writes a checkpoint that LeRobot's own ``from_pretrained`` loads."""
         return write_checkpoint(self.lerobot, self.processors, folder)
-
-

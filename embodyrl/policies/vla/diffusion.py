@@ -122,6 +122,12 @@ class DiffusionPolicy(FlowPolicy):
                 f"policy.horizon is {loaded.horizon}; with the {past} actions before it, it must "
                 f"be a multiple of {stride}, by which the U-Net shortens a chunk."
             )
+        if theirs.n_obs_steps > spec.history:
+            raise UserError(
+                f"{config.pretrained} sees {theirs.n_obs_steps} observations at once "
+                f"(n_obs_steps), and {spec.name} shows {spec.history}. Set "
+                f"env.history={theirs.n_obs_steps}."
+            )
         times, before_after, all_alphas = _schedule(theirs, steps)
         config = dataclasses.replace(
             config, horizon=loaded.horizon, execute=loaded.execute, num_denoise_steps=steps
@@ -166,7 +172,7 @@ class DiffusionPolicy(FlowPolicy):
     def encode(self, obs: Obs) -> Condition:
         """Pictures and proprioception, encoded once per observation."""
         # Dims: (N, n, P) and (N, n, cameras, 3, h, w), the oldest observation first.
-        frames = [self.processors(obs)]
+        frames = [self.processors(seen) for seen in obs.frames()[-self.past - 1 :]]
         batch = {STATE: torch.stack([frame[STATE] for frame in frames], dim=1)}
         keys = list(self.lerobot.config.image_features)
         pictures = [torch.stack([frame[key] for key in keys], dim=1) for frame in frames]

@@ -141,8 +141,9 @@ def _check_features(theirs: Any, spec: EnvSpec, keys: dict[str, str], folder: Pa
     """
     features = {**theirs.input_features, **theirs.output_features}
     known = {STATE, ACTION, *theirs.image_features}
-    if STATE not in features or (others := sorted(set(features) - known)):
-        what = "no observation.state" if STATE not in features else f"the inputs {others}"
+    others = sorted(set(features) - known)
+    if STATE not in features or others:
+        what = f"the inputs {', '.join(others)}" if others else "no observation.state"
         raise UserError(
             f"{folder} has {what}; the envs here give pictures and observation.state. Train a "
             "checkpoint with these."

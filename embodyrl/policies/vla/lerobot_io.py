@@ -294,7 +294,11 @@ def read_weights(lerobot: Any, folder: Path) -> None:
         for k, v in wanted.items()
         if k not in given and v.data_ptr() not in memory_given
     ]
-    wrong += [f"{k} is not part of it" for k in given if k not in wanted and not _old_statistics(k, prefix)]
+    wrong += [
+        f"{k} is not part of it"
+        for k in given
+        if k not in wanted and not _old_statistics(k, prefix)
+    ]
     wrong += [
         f"{k} is {tuple(v.shape)}, not {tuple(wanted[k].shape)}"
         for k, v in given.items()
