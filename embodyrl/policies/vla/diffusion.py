@@ -212,8 +212,11 @@ class DiffusionPolicy(FlowPolicy):
         """LeRobot's loss: the squared error of the prediction at a random time.
 
         Where actions are fewer than C nobody knows the rest, so it is the policy's own plan; it has
-        no loss. What lies beyond the end of an episode has none either.
+        no loss. Beyond the end of an episode the last action is repeated, which is learned unless
+        the checkpoint says ``do_mask_loss_for_padding``.
         """
+        if not self.lerobot.config.do_mask_loss_for_padding:
+            mask = torch.ones_like(mask)
         context = self.encode(obs)
         shape = (len(actions), *self.flow_shape)
         size = math.prod(self.flow_shape)
