@@ -77,7 +77,7 @@ class HistoryEnv:
                 replace_rows(new, old, idle) for new, old in zip(shifted, self._frames, strict=True)
             ]
             steps.append(step)
-        whole = joined(steps)
+        whole = joined_steps(steps)
         # A chunk in which the simulation broke never was.
         self._frames = [
             replace_rows(new, old, whole.fault)
@@ -97,7 +97,7 @@ class HistoryEnv:
         return replace(obs, previous=seen)
 
 
-def joined(steps: Sequence[Step]) -> Step:
+def joined_steps(steps: Sequence[Step]) -> Step:
     """Chunks one after the other, without a reset between them, as one chunk.
 
     Where the simulation broke in one of them, nothing of all of them counts.
