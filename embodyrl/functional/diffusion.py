@@ -101,5 +101,6 @@ class DiffusionTransition(DenoisingTransition):
         """Alpha-bar before and after step k, with two trailing dims that broadcast over a chunk."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         alphas = torch.tensor(self.alphas, dtype=dtype, device=x.device)
-        index = torch.as_tensor(k, device=x.device)
+        # An int is no tensor here, so that the estimate of memory can follow it without data.
+        index = k if isinstance(k, int) else k.to(x.device)
         return alphas[index][..., None, None], alphas[index + 1][..., None, None]
