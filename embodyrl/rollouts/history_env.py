@@ -117,12 +117,19 @@ def joined_steps(steps: Sequence[Step]) -> Step:
         log = {key: torch.where(ran, value, log[key]) for key, value in step.log.items()}
     if "steps" in log:
         log = {**log, "steps": valid.sum(1)}
-    human, taken = (
-        None
-        if any(getattr(step, name) is None for step in steps)
-        else torch.cat([getattr(step, name) for step in steps], dim=1)
-        for name in ("human", "taken")
-    )
+    # Where nobody was running any more, nothing is known of persons.
+    human = taken = None
+    known = [step for step in steps if step.human is not None and step.taken is not None]
+    if known:
+        sizes = [step.valid.shape[1] for step in steps]
+        human = torch.zeros_like(valid)
+        taken = known[0].taken.new_zeros(*valid.shape, known[0].taken.shape[-1])
+        for step, mine, actions in zip(
+            steps, human.split(sizes, dim=1), taken.split(sizes, dim=1), strict=True
+        ):
+            if step.human is not None and step.taken is not None:
+                mine.copy_(step.human)
+                actions.copy_(step.taken)
     return Step(
         last.obs,
         torch.where(valid, reward, 0.0),

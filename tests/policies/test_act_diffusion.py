@@ -23,6 +23,7 @@ from embodyrl.checks import check_policy
 from embodyrl.cli.main import main
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import randn
+from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy
 from embodyrl.rollouts.collect import Player
 from embodyrl.rollouts.history_env import HistoryEnv
 from embodyrl.sims.mujoco.config import MujocoConfig
@@ -534,3 +535,25 @@ def test_load_imitate_evaluate_export_and_load_again(tmp_path, kind, frames):
     assert (before - trained).abs().max() > 1e-3
     words = [f"policy.pretrained={exported}", "run.name=second"]
     assert main(["train", str(preset), *words, *out]) == 0
+    # A robot's client sends the present observation alone.
+    if frames > 1:
+        with pytest.raises(UserError, match="sees 2 observations at once, and a robot sends"):
+            CheckpointPolicy(run)
+        return
+    one = {
+        "images": {name: x[0].numpy() for name, x in obs.images.items()},
+        "proprio": obs.proprio[0].numpy(),
+    }
+    served = CheckpointPolicy(run).infer(one)["actions"]
+    np.testing.assert_allclose(served, trained[0].numpy(), atol=1e-5)
+
+
+def test_the_memory_of_ppo_on_a_chain_is_estimated(tmp_path, capsys):
+    env = MujocoConfig(task="reach", image_size=32, num_envs=1, num_threads=1)
+    built = make_env(env)
+    folder = write(tmp_path / "theirs", "diffusion", built.spec, n_obs_steps=2)
+    built.close()
+    words = ["policy.name=diffusion", f"policy.pretrained={folder}", "env.history=2"]
+    words += ["env.task=reach", "env.image_size=32", "run.init_checkpoint=", f"run.out={tmp_path}"]
+    assert main(["train", "mujoco_pick_ppo", *words, "--dry-run", "--memory"]) == 0
+    assert "activations of a gradient step" in capsys.readouterr().out

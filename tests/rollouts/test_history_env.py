@@ -7,11 +7,13 @@ import torch
 
 from embodyrl.build import make_env
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
+from embodyrl.errors import UserError
 from embodyrl.rollouts.batches import Transitions
 from embodyrl.rollouts.history_env import HistoryEnv, remembering
 from embodyrl.rollouts.replay_buffer import ReplayBuffer
 from embodyrl.sims.mujoco.config import MujocoConfig
 from embodyrl.types import EnvSpec, Obs
+from embodyrl.world_models.config import WorldModelConfig
 
 
 class Counter(SteppedVecEnv):
@@ -89,6 +91,32 @@ def test_what_was_seen_before():
     assert step.terminated.tolist() == [True, False, False]
     assert step.fault.tolist() == [False, False, True] and step.valid.sum(1).tolist() == [1, 2, 0]
     assert seen(step.obs) == [[4, 5, 6], [300, 301, 302], [203, 204, 205]]
+
+
+class Assisted(Counter):
+    """A person takes every second action, and does the opposite."""
+
+    def _step(self, actions, active):
+        tick = super()._step(actions, active)
+        human = self.count % 2 == 0
+        taken = torch.where(human[:, None], -actions, actions)
+        return dataclasses.replace(tick, human=human, taken=taken)
+
+
+def test_what_a_person_did_is_kept():
+    plain, env = Assisted(1), HistoryEnv(Assisted(1), 2)
+    for one in (plain, env):
+        one.reset(init=[0])
+    for last in (0.5, 1.0):
+        actions = torch.tensor([[[0.25], [0.5], [last], [0.75]]])
+        a, b = plain.step(actions), env.step(actions)
+        assert torch.equal(a.human, b.human) and torch.equal(a.taken, b.taken)
+    assert b.terminated.all() and b.human.any()
+
+
+def test_a_dream_has_no_picture_in_between():
+    with pytest.raises(UserError, match=r"env\.history is 2, but a dream has one picture"):
+        WorldModelConfig(history=2)
 
 
 def test_one_observation_needs_no_memory():
