@@ -117,19 +117,7 @@ def joined_steps(steps: Sequence[Step]) -> Step:
         log = {key: torch.where(ran, value, log[key]) for key, value in step.log.items()}
     if "steps" in log:
         log = {**log, "steps": valid.sum(1)}
-    # Where nobody was running any more, nothing is known of persons.
-    human = taken = None
-    known = [step for step in steps if step.human is not None and step.taken is not None]
-    if known:
-        sizes = [step.valid.shape[1] for step in steps]
-        human = torch.zeros_like(valid)
-        taken = known[0].taken.new_zeros(*valid.shape, known[0].taken.shape[-1])
-        for step, mine, actions in zip(
-            steps, human.split(sizes, dim=1), taken.split(sizes, dim=1), strict=True
-        ):
-            if step.human is not None and step.taken is not None:
-                mine.copy_(step.human)
-                actions.copy_(step.taken)
+    human, taken = _persons(steps)
     return Step(
         last.obs,
         torch.where(valid, reward, 0.0),
@@ -143,3 +131,16 @@ def joined_steps(steps: Sequence[Step]) -> Step:
         taken,
         once,
     )
+
+
+def _persons(steps: Sequence[Step]) -> tuple[Tensor | None, Tensor | None]:
+    """``Step.human`` and ``Step.taken`` of the whole; where nothing ran, no person acted."""
+    known = [step.taken for step in steps if step.taken is not None]
+    if not known:
+        return None, None
+    dims = known[0].shape[-1]
+    human = [torch.zeros_like(s.valid) if s.human is None else s.human for s in steps]
+    taken = [
+        known[0].new_zeros(*s.valid.shape, dims) if s.taken is None else s.taken for s in steps
+    ]
+    return torch.cat(human, dim=1), torch.cat(taken, dim=1)

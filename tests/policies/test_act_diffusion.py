@@ -62,7 +62,7 @@ TWICE = {"n_obs_steps": 2, "horizon": CHUNK, "n_action_steps": RUN}
 PAIR = dataclasses.replace(SPEC, history=2)
 
 
-def write(folder, kind: str, spec: EnvSpec = SPEC, statistics: bool = True, **settings):
+def write(folder, kind: str, spec: EnvSpec = SPEC, **settings):
     """A checkpoint that LeRobot's own code writes, of a small net with random weights."""
     from lerobot.configs import FeatureType, PolicyFeature
     from lerobot.policies import get_policy_class, make_policy_config, make_pre_post_processors
@@ -96,7 +96,7 @@ def write(folder, kind: str, spec: EnvSpec = SPEC, statistics: bool = True, **se
 
     found = {key: stats(3, 1, 1) for key in inputs if "images" in key}
     found |= {"observation.state": stats(spec.proprio_dim), "action": stats(spec.action_dim)}
-    for pipeline in make_pre_post_processors(config, dataset_stats=found if statistics else None):
+    for pipeline in make_pre_post_processors(config, dataset_stats=found):
         pipeline.save_pretrained(folder)
     return folder
 
