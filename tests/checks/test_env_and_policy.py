@@ -14,6 +14,7 @@ from embodyrl import registry
 from embodyrl.checks import CheckError, check_env, check_policy
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick, split_index
 from embodyrl.errors import UserError
+from embodyrl.policies.vla.fixed_size import FixedSizeConfig
 from embodyrl.policies.vla.policy import VLAConfig
 from embodyrl.sims.mujoco import tasks
 from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
@@ -55,7 +56,7 @@ def test_policies_keep_their_promises() -> None:
                 with pytest.raises(UserError, match="neither pictures nor instructions"):
                     cls(cls.Config(), env.spec)
                 continue
-            if name == "token_vla" or issubclass(cls.Config, VLAConfig):
+            if name == "token_vla" or issubclass(cls.Config, VLAConfig | FixedSizeConfig):
                 with pytest.raises(UserError, match=r"needs policy\.(pretrained|vlm)"):
                     cls(cls.Config(), env.spec)
                 continue
