@@ -18,6 +18,7 @@ from embodyrl.errors import UserError
 from embodyrl.policy import Policy
 from embodyrl.ranges import check_config
 from embodyrl.rollouts.fault_watch import guarded
+from embodyrl.rollouts.history_env import remembering
 from embodyrl.rollouts.presented_env import presented
 from embodyrl.storage import checkpoint
 from embodyrl.storage.env_spec import check_compatible, spec_from_json
@@ -39,7 +40,8 @@ def make_env(config: EnvConfig, run_device: str = "auto") -> VecEnv:
     config = dataclasses.replace(config, device=str(config.place(run_device)))
     envs = f"{config.num_envs} envs" if config.num_envs > 1 else "the env"
     with starting.step(f"building {envs} of {config.name}"):
-        return guarded(presented(registry.load("envs", config.name)(config), config.profile))
+        env = presented(registry.load("envs", config.name)(config), config.profile)
+        return guarded(remembering(env, config.history))
 
 
 def limit_num_envs(config: EnvConfig, episodes: int) -> EnvConfig:

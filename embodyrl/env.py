@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from embodyrl.devices import env_device
 from embodyrl.errors import UserError, did_you_mean
-from embodyrl.ranges import Count, Device, Seed
+from embodyrl.ranges import Count, Device, Range, Seed
 from embodyrl.storage.paths import machine_setting
 from embodyrl.types import EnvSpec, Obs, Step
 
@@ -47,6 +47,8 @@ class EnvConfig:
             its checkpoints, e.g. ``libero_lerobot``; empty means the env's own conventions.
         device: of the simulator, its renderer and the tensors of Obs and Step: ``"auto"`` is the
             run's device where any of them can use a GPU, otherwise the CPU (``devices``).
+        history: observations, one control step apart, that a policy sees at once; LeRobot's
+            Diffusion Policy sees 2.
     """
 
     name: str = ""
@@ -56,6 +58,7 @@ class EnvConfig:
     terminate_on_success: bool = True
     profile: str = ""
     device: Device = machine_setting("auto")
+    history: Annotated[int, Range(1, 16)] = 1
 
     @property
     def uses_gpu(self) -> bool:
@@ -434,9 +437,13 @@ def replace_rows(obs: Obs, source: Obs, rows: Tensor) -> Obs:
     privileged = obs.privileged
     if privileged is not None and source.privileged is not None:
         privileged = replaced(privileged, source.privileged)
+    previous = obs.previous
+    if previous is not None and source.previous is not None:
+        previous = replace_rows(previous, source.previous, rows)
     return Obs(
         images={name: replaced(image, source.images[name]) for name, image in obs.images.items()},
         proprio=replaced(obs.proprio, source.proprio),
         instruction=obs.instruction,
         privileged=privileged,
+        previous=previous,
     )

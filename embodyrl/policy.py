@@ -12,6 +12,7 @@ asks for nothing else, so a policy that has them can be trained by it:
     Steerable     lets a small policy choose the noise              dsrl
     Chooses       proposes several chunks; critics take the best    pa_rl
     Imitates      has an imitation loss of its own                  sft (in place of HasFlow)
+    DrawsNoise    that loss is random                               sft
 
 ``embodyrl.checks.check_policy`` tries all that a policy offers, and says in words what is wrong.
 """
@@ -20,11 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, cast
 
 from torch import Tensor, nn
 
-from embodyrl.functional.flow import DenoisingTransition, Generators
+from embodyrl.functional.flow import DenoisingTransition, Generators, randn
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
 
 Mode = Literal["train", "eval"]
@@ -219,7 +220,7 @@ class HasFeatures(Protocol):
 
 
 class Steerable(Protocol):
-    """Lets a small policy choose the noise that the flow starts from.
+    """Lets a small policy choose the noise that the denoising starts from.
 
     Attributes:
         steer: the small policy; None where the config asks for none.
@@ -227,8 +228,17 @@ class Steerable(Protocol):
 
     steer: Any
 
+    @property
+    def flow_shape(self) -> tuple[int, int]:
+        """(C, D): of the noise, whose first H rows and A columns are chosen."""
+        ...
+
+    def encode(self, obs: Obs) -> Any:
+        """What the denoising steps need of obs, computed once."""
+        ...
+
     def decode(self, context: Any, noise: Tensor) -> Tensor:
-        """The noise-free actions (N, H, A) that the flow makes of ``noise`` (N, C, D)."""
+        """The noise-free actions (N, H, A) that become of ``noise`` (N, C, D)."""
         ...
 
 
@@ -252,6 +262,13 @@ class Imitates(Protocol):
     def imitation_loss(self, obs: Obs, actions: Tensor, mask: Tensor) -> Tensor:
         """The mean loss of demonstrated actions (B, H, A), of those with ``mask`` (B, H)."""
         ...
+
+
+class DrawsNoise(Protocol):
+    """Has an imitation loss that is random: it takes noise (B, ``imitation_noise``) after the mask."""
+
+    @property
+    def imitation_noise(self) -> int: ...  # noqa: D102
 
 
 class ExportsToLeRobot(Protocol):
@@ -309,3 +326,11 @@ def missing_methods(policy: object, ability: type) -> list[str]:
     """The names that an ability asks for and ``policy`` lacks, in alphabetical order."""
     names = getattr(ability, "__protocol_attrs__", set())
     return sorted(name for name in names if not hasattr(policy, name))
+
+
+def imitation_noise(policy: object, actions: Tensor, generator: Generators) -> tuple[Tensor, ...]:
+    """What an imitation loss takes after the mask: noise (B, M) for ``DrawsNoise``, else nothing."""
+    if not has_ability(policy, DrawsNoise):
+        return ()
+    count = cast("DrawsNoise", policy).imitation_noise
+    return (randn((len(actions), count), generator, actions.device),)

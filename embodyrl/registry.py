@@ -96,6 +96,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "pi05": "embodyrl.policies.vla.policy:Pi05",
         "openvla": "embodyrl.policies.vla.openvla:OpenVLA",
         "openvla_oft": "embodyrl.policies.vla.openvla_oft:OpenVLAOFT",
+        "act": "embodyrl.policies.vla.act:ACT",
+        "diffusion": "embodyrl.policies.vla.diffusion:DiffusionPolicy",
         "token_vla": "embodyrl.policies.vla.tokens:TokenVLA",
     },
     "algorithms": {

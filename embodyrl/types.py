@@ -93,15 +93,29 @@ class Obs(TensorData):
         proprio: (N, P) float32 proprioception, in the env's own units; the policy normalises it.
         instruction: N sentences.
         privileged: (N, S) float32 simulator state, for the critic only; or None.
+        previous: what was seen one control step before, where policies see several observations
+            (``EnvSpec.history``); otherwise None.
     """
 
     images: dict[str, Tensor]
     proprio: Tensor
     instruction: list[str]
     privileged: Tensor | None = None
+    previous: Obs | None = None
 
     def __len__(self) -> int:
         return len(self.proprio)
+
+    def at_start(self, history: int) -> Obs:
+        """The same at the start of an episode: it stands for the ``history`` - 1 before it, too."""
+        seen = None
+        for _ in range(history - 1):
+            seen = replace(self, privileged=None, previous=seen)
+        return replace(self, previous=seen)
+
+    def frames(self) -> list[Obs]:
+        """All that is seen, the oldest first and this one last."""
+        return [*(self.previous.frames() if self.previous is not None else []), self]
 
 
 @dataclass
@@ -266,6 +280,7 @@ class EnvSpec:
             - ``"mark"``: a goal, or another painted thing that touches nothing.
             - ``"robot"``: numbers of the robot alone, including its hands if no task is about them.
         conventions: what its pictures, states and actions mean.
+        history: observations, one control step apart, that a policy sees at once.
     """
 
     name: str
@@ -282,6 +297,7 @@ class EnvSpec:
     reports_success: bool = True
     layout: tuple[tuple[str, int, int], ...] = ()
     conventions: Conventions = field(default_factory=Conventions)
+    history: int = 1
 
     def task_of(self, init: int) -> str:
         """The task that initial state ``init`` belongs to."""

@@ -22,7 +22,7 @@ from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.algorithms.side_by_side import fork, gradient_of_sum, side_by_side
 from embodyrl.algorithms.weight_average import WeightAverage
 from embodyrl.errors import UserError
-from embodyrl.policy import Imitates, has_ability
+from embodyrl.policy import Imitates, has_ability, imitation_noise
 from embodyrl.types import Obs
 
 if TYPE_CHECKING:
@@ -136,5 +136,6 @@ class ChoiceActor:
         obs = shifted(Obs.cat([o for o, _, _ in parts]), self.config.shift, generator)
         actions, mask = torch.cat([a for _, a, _ in parts]), torch.cat([m for _, _, m in parts])
         if has_ability(self.policy, Imitates):
-            return self.policy.imitation_loss(obs, actions, mask)
+            noise = imitation_noise(self.policy, actions, generator)
+            return self.policy.imitation_loss(obs, actions, mask, *noise)
         return imitation_loss(self.policy, obs, actions, mask, generator)

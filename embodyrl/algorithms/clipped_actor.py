@@ -117,11 +117,12 @@ class ClippedActor:
                 f"{transition.num_steps} step(s) has none. Raise policy.eta above 0; flow_cps, "
                 "whose last step is noise-free, needs policy.num_denoise_steps of at least 2."
             )
-        if coef and transition.kind in ("flow_sde", "flow_cps"):
+        if coef and transition.kind in ("flow_sde", "flow_cps", "ddim"):
+            other = "it to 0" if transition.kind == "ddim" else "policy.transition=flow_noise"
             raise UserError(
                 f"algorithm.entropy_coef is {coef}, but the noise of {transition.kind} is fixed, "
-                "so its entropy has no gradient. Set policy.transition=flow_noise, or change "
-                "policy.eta to explore more."
+                f"so its entropy has no gradient. Set {other}, or change policy.eta to explore "
+                "more."
             )
 
     def _evaluate(self, obs: Obs, trace: Any) -> PolicyEval:

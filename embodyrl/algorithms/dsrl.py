@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import complete_noise, randn
-from embodyrl.policy import HasFeatures, HasFlow, Steerable, num_executed
+from embodyrl.policy import HasFeatures, Steerable, num_executed
 from embodyrl.types import Obs
 
 
@@ -51,7 +51,7 @@ class DSRL(SACFlow):
     """See the module's docstring."""
 
     Config = DSRLConfig
-    needs = (HasFlow, HasFeatures, Steerable)
+    needs = (HasFeatures, Steerable)
     max_choice = 10.0  # noise: N(0, I) while it warms up, and bounded after that
 
     def _check_actor(self) -> None:

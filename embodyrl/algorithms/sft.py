@@ -23,7 +23,14 @@ from embodyrl.functional.losses import flow_matching_loss
 from embodyrl.policies.flow_base import pad
 from embodyrl.policies.sample_path import given_prefix
 from embodyrl.policies.vision import random_shift
-from embodyrl.policy import FlowPolicyProtocol, HasFlow, Imitates, Policy, has_ability
+from embodyrl.policy import (
+    FlowPolicyProtocol,
+    HasFlow,
+    Imitates,
+    Policy,
+    has_ability,
+    imitation_noise,
+)
 from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Positive, Range, Share
 from embodyrl.storage.state_tree import load_optimizer
 from embodyrl.types import DenoisingTrace, EnvSpec, Obs
@@ -238,10 +245,11 @@ class SFT(Algorithm):
                 noisy, t = given_prefix(noisy, t, clean, count)
                 mask = mask & (t > 0)
             given = (noisy, t, target)
+        noise = imitation_noise(policy, actions, generator)
         total = mask.sum()
 
         def share(i: Tensor) -> tuple[Tensor, Figures]:
-            own = loss(obs[i], *(x[i] for x in given), mask[i])
+            own = loss(obs[i], *(x[i] for x in given), mask[i], *(x[i] for x in noise))
             return own * (mask[i].sum() / total), {}
 
         return share

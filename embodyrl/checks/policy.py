@@ -22,6 +22,7 @@ from embodyrl.policy import (
     ScoresPaths,
     Steerable,
     Steps,
+    imitation_noise,
     missing_methods,
     num_executed,
 )
@@ -237,7 +238,9 @@ def _check_choosing(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> N
 def _check_imitation(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> None:
     actions = torch.zeros(len(obs), policy.config.horizon, spec.action_dim)
     actions = actions.to(obs.proprio.device)
-    loss = policy.imitation_loss(obs, actions, torch.ones_like(actions[..., 0], dtype=torch.bool))
+    mask = torch.ones_like(actions[..., 0], dtype=torch.bool)
+    noise = imitation_noise(policy, actions, torch.Generator().manual_seed(0))
+    loss = policy.imitation_loss(obs, actions, mask, *noise)
     require(loss.ndim == 0 and bool(torch.isfinite(loss)), "imitation_loss is no finite scalar.")
     require(loss.requires_grad, "imitation_loss carries no gradient.")
 

@@ -73,6 +73,7 @@ class Demonstrations:
         intervention: (F,) bool, a person had taken over; False if the data set does not say.
         privileged: (F, S) float32, the simulator's state; None if the data set does not hold it.
         intervention_weight: how many times as often as others these frames are drawn.
+        history: observations that are seen at once, as ``EnvSpec.history``.
         control_mode: what an action means; empty if the data set does not say.
         origin: what embodyrl noted about the data set when it wrote it; empty for others.
         remarks: sentences on what is taken as it is and may not be what was meant, on what was put
@@ -84,6 +85,7 @@ class Demonstrations:
     """
 
     intervention_weight = 1.0
+    history = 1
 
     def __init__(
         self,
@@ -187,13 +189,23 @@ class Demonstrations:
         # The frames of every chunk, which ends with its episode.
         steps = indices[:, None] + torch.arange(count)
         end = self.end[indices][:, None]
+        # What was seen before; at the start of an episode its first frame stands for it.
+        first = torch.searchsorted(self.end, end[:, 0])
+        obs = None
+        for before in reversed(range(self.history)):
+            obs = self._seen((indices - before).maximum(first), obs)
+        assert obs is not None
+        return obs, self.actions[torch.minimum(steps, end - 1)], steps < end
+
+    def _seen(self, indices: Tensor, previous: Obs | None) -> Obs:
+        """What was seen in frames (B,), after ``previous``."""
         rows = indices.numpy()
-        obs = Obs(
+        return Obs(
             images={name: torch.from_numpy(frames[rows]) for name, frames in self.images.items()},
             proprio=self.proprio[indices],
             instruction=[self.sentences[i] for i in self.instruction[indices].tolist()],
+            previous=previous,
         )
-        return obs, self.actions[torch.minimum(steps, end - 1)], steps < end
 
     def last_proprio(self, indices: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """How the episodes of frames ended: proprioception H, 2H, ... actions before the end.
@@ -388,6 +400,7 @@ class Demonstrations:
         demos.remarks = [*data.corrections, *_left_out(data, success, keep)]
         demos.no_instruction = instruction_fault(data)
         if spec is not None:
+            demos.history = spec.history
             demos.check(spec, str(path))
             whole = data.columns
             actions = change.of_actions(whole[action], whole["episode_index"], whole[state])

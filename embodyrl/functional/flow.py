@@ -325,8 +325,16 @@ class DenoisingTransition:
         others take an Euler step of the ODE.
         """
         mean, std = self.mean_std(x, velocity, k, log_std)
-        ode_step = x - velocity / self.num_steps
+        ode_step = self.ode_step(x, velocity, k)
         return torch.where(stochastic[..., None, None], mean + std * noise, ode_step)
+
+    def ode_step(self, x: Tensor, velocity: Tensor, k: int | Tensor) -> Tensor:
+        """x_{k+1} without noise: an Euler step x - v / K of the ODE.
+
+        The factor 1 / K is rounded first, as in LeRobot's sampler: actions are then the same bit
+        for bit, and so is every later frame of an episode.
+        """
+        return x + (-1.0 / self.num_steps) * velocity
 
     def log_prob(
         self,

@@ -27,12 +27,12 @@ def compile_sampling(policy: Any) -> None:
     The first steps then take a minute or more.
 
     Raises:
-        UserError: the policy has no denoising steps.
+        UserError: the policy is no flow.
     """
     if not has_ability(policy, HasFlow):
         raise UserError(
-            f"run.compile compiles denoising steps, and {policy.config.name} has none. Leave "
-            "run.compile out."
+            f"run.compile compiles the denoising steps of a flow, and {policy.config.name} is "
+            "none. Leave run.compile out."
         )
     policy.step_inputs = CompiledStep(policy.step_inputs, next(policy.parameters()).device.type)
 

@@ -228,7 +228,12 @@ class FlowPolicy(ActorCritic):
     normalize_action: Any
 
     def __init__(
-        self, config: Any, spec: EnvSpec, eta: float = 0.0, trained_steps: str = "all"
+        self,
+        config: Any,
+        spec: EnvSpec,
+        eta: float = 0.0,
+        trained_steps: str = "all",
+        transition: DenoisingTransition | None = None,
     ) -> None:
         """Keeps the settings of the sampler.
 
@@ -237,12 +242,13 @@ class FlowPolicy(ActorCritic):
             spec: of the env.
             eta: noise level of the transitions whose noise is not learned.
             trained_steps: ``all`` steps draw noise and are trained, or ``one`` drawn at random.
+            transition: the denoising steps; None makes those that ``config`` names.
         """
         super().__init__()
         self.config = config
         self.spec = spec
         self.trained_steps = trained_steps
-        self.transition = DenoisingTransition(
+        self.transition = transition or DenoisingTransition(
             kind=config.transition, eta=eta, num_steps=config.num_denoise_steps
         )
 
@@ -276,7 +282,7 @@ class FlowPolicy(ActorCritic):
     @torch.no_grad()
     def decode(self, context: Any, noise: Float[Tensor, "n c d"]) -> Float[Tensor, "n h a"]:
         """The actions that the noise-free flow makes of ``noise``."""
-        end = integrate(partial(self.step_inputs, context), self.transition.num_steps, noise)
+        end = integrate(partial(self.step_inputs, context), self.transition, noise)
         return self._actions(end)
 
     @torch.no_grad()
@@ -287,9 +293,9 @@ class FlowPolicy(ActorCritic):
         draws = [randn(shape, generator, obs.proprio.device) for _ in range(count)]
         x = torch.stack(draws, dim=1)
         # All proposals of an observation share its context: they are K points of its flow.
-        steps = self.transition.num_steps
-        for t in timesteps(steps, x.device):
-            x = x - self.step_inputs(context, x, t.expand(len(obs), count))[0] / steps
+        for k, t in enumerate(timesteps(self.transition.num_steps, x.device)):
+            velocity = self.step_inputs(context, x, t.expand(len(obs), count))[0]
+            x = self.transition.ode_step(x, velocity, k)
         return self._actions(x)
 
     @torch.no_grad()
@@ -340,8 +346,8 @@ class FlowPolicy(ActorCritic):
         noise = randn(old.shape, generator, x.device)
         new = self.transition.step(old, v, k, noise, stochastic, log_std)
         logprob = self.transition.log_prob(old, new, v, k, log_std)
-        # The rest of the flow's state takes an Euler step of the ODE.
-        x = with_executed(x - velocity[:, 0] / self.transition.num_steps, new)
+        # The rest of the flow's state takes a step of the ODE.
+        x = with_executed(self.transition.ode_step(x, velocity[:, 0], k), new)
         return x, torch.where(stochastic, logprob, 0.0)
 
     def _draw_stochastic(self, n: int, generator: Generators) -> Tensor:
@@ -409,7 +415,8 @@ class FlowPolicy(ActorCritic):
             velocities.append(velocity[:, 0])
             if log_std is not None:
                 log_stds.append(log_std[:, 0])
-            x = with_executed(x - velocity[:, 0] / steps, self.executed(path[:, k + 1]))
+            ode_step = self.transition.ode_step(x, velocity[:, 0], k)
+            x = with_executed(ode_step, self.executed(path[:, k + 1]))
         log_std = torch.stack(log_stds, dim=1) if log_stds else None
         return torch.stack(states, dim=1), torch.stack(velocities, dim=1), log_std
 

@@ -108,5 +108,5 @@ class GuidedPolicy:
         # From here on as FlowPolicy.sample, with the mixed velocity.
         features = policy.features(context)
         noise = initial_noise(policy.steer, features, policy.flow_shape, generator, mode)
-        end = integrate(mixed, policy.config.num_denoise_steps, noise)
+        end = integrate(mixed, policy.transition, noise)
         return ActionSample(policy.normalize_action.inverse(policy.executed(end)).clamp(-1.0, 1.0))

@@ -89,16 +89,13 @@ def with_executed(x: Float[Tensor, "*b c d"], new: Float[Tensor, "*b h a"]) -> T
 
 
 def integrate(
-    step_inputs: StepInputs, num_steps: int, start: Float[Tensor, "n h a"]
+    step_inputs: StepInputs, transition: DenoisingTransition, start: Float[Tensor, "n h a"]
 ) -> Float[Tensor, "n h a"]:
-    """The noise-free end of the path from ``start``: K Euler steps x - v / K of the ODE.
-
-    The factor 1 / K is rounded first, as in LeRobot's sampler: actions are then the same bit for
-    bit, and so is every later frame of an episode.
-    """
+    """The noise-free end of the path from ``start``: K steps of the ODE."""
     x = start
-    for t in timesteps(num_steps, start.device):
-        x = x + (-1.0 / num_steps) * step_inputs(x[:, None], t.expand(len(x), 1))[0][:, 0]
+    for k, t in enumerate(timesteps(transition.num_steps, start.device)):
+        velocity = step_inputs(x[:, None], t.expand(len(x), 1))[0][:, 0]
+        x = transition.ode_step(x, velocity, k)
     return x
 
 

@@ -79,11 +79,14 @@ class ReplayBuffer:
             "source": ((), torch.uint8),
         }
         for when in ("obs", "next_obs"):
-            one |= {
-                f"{when}/image/{name}": ((*size, 3), torch.uint8)
-                for name, size in spec.cameras.items()
-            }
-            one[f"{when}/proprio"] = ((spec.proprio_dim,), torch.float32)
+            for frame in range(spec.history):
+                # Earlier observations stand below the present one.
+                seen = when + "/previous" * frame
+                one |= {
+                    f"{seen}/image/{name}": ((*size, 3), torch.uint8)
+                    for name, size in spec.cameras.items()
+                }
+                one[f"{seen}/proprio"] = ((spec.proprio_dim,), torch.float32)
             one[f"{when}/instruction"] = ((), torch.int32)
             if privileged and spec.privileged_dim:
                 one[f"{when}/privileged"] = ((spec.privileged_dim,), torch.float32)
@@ -146,8 +149,10 @@ class ReplayBuffer:
         }
         for when in ("obs", "next_obs"):
             obs: Obs = getattr(batch, when)
-            columns |= {f"{when}/image/{name}": image for name, image in obs.images.items()}
-            columns[f"{when}/proprio"] = obs.proprio
+            for frame, seen in enumerate(reversed(obs.frames())):
+                where = when + "/previous" * frame
+                columns |= {f"{where}/image/{name}": x for name, x in seen.images.items()}
+                columns[f"{where}/proprio"] = seen.proprio
             ids = [
                 self.sentences.setdefault(sentence, len(self.sentences))
                 for sentence in obs.instruction
@@ -199,14 +204,20 @@ class ReplayBuffer:
         sentences = list(self.sentences)
 
         def obs(when: str) -> Obs:
-            images = {name: self.data[f"{when}/image/{name}"][rows] for name in self.spec.cameras}
             privileged = self.data.get(f"{when}/privileged")
-            return Obs(
-                images,
-                self.data[f"{when}/proprio"][rows],
-                [sentences[i] for i in self.data[f"{when}/instruction"][rows].tolist()],
-                None if privileged is None else privileged[rows],
-            )
+            ids = self.data[f"{when}/instruction"][rows].tolist()
+            seen = None
+            for frame in reversed(range(self.spec.history)):
+                where = when + "/previous" * frame
+                seen = Obs(
+                    {name: self.data[f"{where}/image/{name}"][rows] for name in self.spec.cameras},
+                    self.data[f"{where}/proprio"][rows],
+                    [sentences[i] for i in ids],
+                    None if privileged is None or frame else privileged[rows],
+                    seen,
+                )
+            assert seen is not None
+            return seen
 
         d = self.data
         return Transitions(

@@ -70,6 +70,7 @@ SPEC = {
     "reports_success?": FLAG,
     "layout?": [ANYTHING],
     "conventions?": {...: ANYTHING},
+    "history?": COUNT,
 }
 """Structure of an ``EnvSpec`` as plain data."""
 

@@ -52,9 +52,9 @@ def export(path: str, folder: str | Path, profile: str = "") -> Path:
         save = policy.save_published
     else:
         raise UserError(
-            f"{path} holds a {config.policy.name}, which LeRobot does not have: it knows smolvla, "
-            "pi0 and pi05. Of the others, openvla can be written as it is published. A policy of "
-            "your own needs the method save_lerobot."
+            f"{path} holds a {config.policy.name}, which LeRobot does not have: it knows act, "
+            "diffusion, smolvla, pi0 and pi05. Of the others, openvla can be written as it is "
+            "published. A policy of your own needs the method save_lerobot."
         )
     save(folder)
     if not (Path(folder).is_dir() and any(Path(folder).iterdir())):

@@ -236,7 +236,8 @@ class _Batches:
         """N observations."""
         images = {k: _empty((n, *size, 3), torch.uint8) for k, size in self.spec.cameras.items()}
         privileged = _empty((n, self.spec.privileged_dim)) if self.spec.privileged_dim else None
-        return Obs(images, _empty((n, self.spec.proprio_dim)), [SENTENCE] * n, privileged)
+        obs = Obs(images, _empty((n, self.spec.proprio_dim)), [SENTENCE] * n, privileged)
+        return obs.at_start(self.spec.history)
 
     def trace(self, n: int) -> DenoisingTrace:
         """Of N chunks."""

@@ -98,4 +98,5 @@ def _blank(spec: EnvSpec, rows: int) -> Obs:
     }
     privileged = torch.zeros(rows, spec.privileged_dim) if spec.privileged_dim else None
     sentence = spec.tasks[0] if spec.tasks else ""
-    return Obs(images, torch.zeros(rows, spec.proprio_dim), [sentence] * rows, privileged)
+    obs = Obs(images, torch.zeros(rows, spec.proprio_dim), [sentence] * rows, privileged)
+    return obs.at_start(spec.history)

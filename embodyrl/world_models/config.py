@@ -184,6 +184,11 @@ class WorldModelConfig(EnvConfig):
             raise UserError(
                 "A dream always ends when the task is solved: leave env.terminate_on_success true."
             )
+        if self.history > 1:
+            raise UserError(
+                f"env.history is {self.history}, but a dream has one picture for each chunk, and "
+                "none of the action before. Train in the real env."
+            )
         if self.real_envs and not 0 < self.real_envs < self.num_envs:
             raise UserError(
                 f"env.real_envs is {self.real_envs}; it must be 0, or leave some of the "

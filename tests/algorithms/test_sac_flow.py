@@ -218,7 +218,7 @@ def test_11_a_constant_gate_and_candidate(logit, g):
     net, h = GatedVelocity(3, 1, 2, 8, 1), torch.tensor([0.7, -0.4])
     set_gate(net, logit, h)
     x0 = torch.tensor([[[2.0, -1.0]]], requires_grad=True)
-    end = integrate(partial(net, torch.zeros(1, 3)), 4, x0)
+    end = integrate(partial(net, torch.zeros(1, 3)), DenoisingTransition(num_steps=4), x0)
     r = (1 - g / 4) ** 4
     if g == 1:
         assert r == pytest.approx(0.3164, abs=1e-4)

@@ -14,6 +14,7 @@ from embodyrl import registry
 from embodyrl.checks import CheckError, check_env, check_policy
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick, split_index
 from embodyrl.errors import UserError
+from embodyrl.policies.vla.fixed_size import FixedSizeConfig
 from embodyrl.policies.vla.openvla import PrismaticConfig
 from embodyrl.policies.vla.policy import VLAConfig
 from embodyrl.sims.mujoco import tasks
@@ -56,7 +57,8 @@ def test_policies_keep_their_promises() -> None:
                 with pytest.raises(UserError, match="neither pictures nor instructions"):
                     cls(cls.Config(), env.spec)
                 continue
-            if name == "token_vla" or issubclass(cls.Config, VLAConfig | PrismaticConfig):
+            kinds = VLAConfig | FixedSizeConfig | PrismaticConfig
+            if name == "token_vla" or issubclass(cls.Config, kinds):
                 with pytest.raises(UserError, match=r"needs policy\.(pretrained|vlm)"):
                     cls(cls.Config(), env.spec)
                 continue

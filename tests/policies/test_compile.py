@@ -43,7 +43,7 @@ def test_compiled_sampling_is_sampling():
 
 
 def test_what_has_no_steps_is_refused():
-    with pytest.raises(UserError, match="parallel has none"):
+    with pytest.raises(UserError, match="parallel is none"):
         compile_sampling(SimpleNamespace(config=SimpleNamespace(name="parallel")))
 
 

@@ -10,15 +10,24 @@ import sys
 import numpy as np
 import pytest
 import torch
-from vla_models import SENTENCES, SPEC, gen, lerobot_batch, lerobot_from, observation, stir
+from vla_models import (
+    ALGORITHMS,
+    SENTENCES,
+    SPEC,
+    Dot,
+    demonstrations,
+    gen,
+    lerobot_batch,
+    lerobot_from,
+    observation,
+    stir,
+)
 
 from embodyrl import registry
 from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.build import make_policy
 from embodyrl.checks import check_policy
 from embodyrl.cli.main import main
-from embodyrl.data.demonstrations import Demonstrations
-from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import randn, sample_training_time
 from embodyrl.policies.vla.make_small import make_small_smolvla
@@ -27,7 +36,6 @@ from embodyrl.rollouts.collect import Player
 from embodyrl.storage import checkpoint
 from embodyrl.storage.env_spec import spec_to_json
 from embodyrl.storage.pretrained import explain_hub_errors
-from embodyrl.types import EnvSpec, Obs
 
 pytest.importorskip("lerobot.policies", reason="the extra vla is not installed")
 pytest.importorskip("num2words", reason="the extra vla is not installed")
@@ -308,80 +316,6 @@ def test_normalisation_has_its_inverse_and_density(trained):
     assert policy.normalize_action(x).abs().max() <= 20.1
 
 
-class Dot(SteppedVecEnv):
-    """A dot in a picture; the first two action dims say where it is."""
-
-    def __init__(self, num_envs=4):
-        spec = EnvSpec(
-            "test/dot", num_envs, 2, 3, "point", 10.0, 4, {"eye": (16, 16)}, privileged_dim=2
-        )
-        super().__init__(spec, EnvConfig(num_envs=num_envs))
-        self.place = torch.zeros(num_envs, 2)
-
-    def _reset(self, env_ids, inits):
-        for k, init in zip(env_ids, inits, strict=True):
-            self.place[k] = torch.from_numpy(
-                np.random.default_rng(init).uniform(-0.8, 0.8, 2).astype(np.float32)
-            )
-
-    def _step(self, actions, active):
-        distance = (actions - self.place).norm(dim=1)
-        never = torch.zeros(self.spec.num_envs, dtype=torch.bool)
-        return Tick(-distance, never, distance < 0.4, never.clone())
-
-    def _observe(self, env_ids):
-        n = self.spec.num_envs
-        picture = torch.zeros(n, 16, 16, 3, dtype=torch.uint8)
-        at = ((self.place + 1) * 7.5).round().long()
-        picture[torch.arange(n), at[:, 0], at[:, 1]] = 255
-        return Obs({"eye": picture}, torch.zeros(n, 3), ["touch the dot"] * n, self.place.clone())
-
-
-def demonstrations(horizon):
-    env = Dot(16)
-    obs = env.reset(init=list(range(16)))
-    images, instruction = {"eye": obs.images["eye"].numpy()}, torch.zeros(16, dtype=torch.long)
-    return Demonstrations(
-        horizon,
-        images,
-        obs.proprio,
-        env.place.clone(),
-        torch.arange(16),
-        instruction,
-        ["touch the dot"],
-    )
-
-
-ALGORITHMS = {
-    "sft": {"steps_per_iteration": 2, "batch_size": 8, "shift": 0},
-    "ppo": {"num_chunks": 2, "epochs": 1, "warmup_iterations": 0, "critic_epochs": 1},
-    "grpo": {
-        "num_episodes": 8,
-        "group_size": 4,
-        "rewards": ("return",),
-        "max_rounds": 1,
-        "epochs": 1,
-    },
-    "nft": {"num_episodes": 8, "group_size": 4, "epochs": 1},
-    "dsrl": {
-        "warmup_chunks": 4,
-        "batch_size": 4,
-        "capacity": 16,
-        "save_replay": False,
-        "critic_width": 8,
-    },
-    "pa_rl": {
-        "warmup_chunks": 4,
-        "critic_warmup": 1,
-        "mc_steps": 0,
-        "batch_size": 4,
-        "actor_batch_size": 4,
-        "actor_utd": 0.5,
-        "capacity": 16,
-        "save_replay": False,
-        "hindsight_steps": 2,
-    },
-}
 PARTS = {"dsrl": {"steer_width": 8}, "pa_rl": {"chooser_width": 8, "proposals": 3}}
 """Settings of the policy that an algorithm needs."""
 

@@ -29,19 +29,23 @@ from embodyrl.types import EnvSpec
 WEIGHTS = "model.safetensors"
 
 
-def require_lerobot() -> None:
+LANGUAGE_PACKAGES = ("transformers", "num2words", "lerobot.policies")
+"""What policies that read instructions need, of the extra ``vla``."""
+
+
+def require_lerobot(packages: tuple[str, ...] = LANGUAGE_PACKAGES) -> None:
     """Checks that the packages of the extra ``vla`` are installed.
 
     Raises:
         MissingDependencyError: one is not.
     """
     try:
-        for package in ("transformers", "num2words", "lerobot.policies"):
+        for package in packages:
             importlib.import_module(package)
     except ImportError as error:
         raise MissingDependencyError(
-            f"SmolVLA, pi0 and pi0.5 need LeRobot and transformers, of which {error.name or error} "
-            "is not here: pip install 'embodyrl[vla]'."
+            f"Policies of LeRobot need {', '.join(packages)}, of which {error.name or error} is "
+            "not here: pip install 'embodyrl[vla]'."
         ) from error
 
 
@@ -74,7 +78,7 @@ def read_config(folder: Path, name: str, weights: bool = True) -> Any:
         ) from error
     if kind != name:
         hint = "Give a checkpoint of this kind."
-        if kind in ("smolvla", "pi0", "pi05"):
+        if kind in ("smolvla", "pi0", "pi05", "act", "diffusion"):
             hint = f"Use policy.name={kind}."
         raise UserError(
             f"{folder} is a checkpoint of {kind or 'no LeRobot policy'}, not of {name}. {hint}"
@@ -140,10 +144,10 @@ def set_features(config: Any, spec: EnvSpec, keep_cameras: bool) -> None:
     from lerobot.configs import FeatureType, PolicyFeature
 
     for what, dims, most in (
-        ("action", spec.action_dim, config.max_action_dim),
-        ("proprio", spec.proprio_dim, config.max_state_dim),
+        ("action", spec.action_dim, getattr(config, "max_action_dim", None)),
+        ("proprio", spec.proprio_dim, getattr(config, "max_state_dim", None)),
     ):
-        if dims > most:
+        if most is not None and dims > most:
             raise UserError(
                 f"{spec.name} has {dims} {what} dims, but this model was made for at most {most}."
             )
@@ -189,18 +193,24 @@ def read_weights(lerobot: Any, folder: Path) -> None:
     rename = getattr(lerobot, "_fix_pytorch_state_dict_keys", None)
     if rename and given.keys() != lerobot.state_dict().keys():
         given = rename(given, lerobot.config)
-    given = {k if k.startswith("model.") else f"model.{k}": v for k, v in given.items()}
+    wanted = lerobot.state_dict()
+    # Each policy has one net: "model." or, in Diffusion Policy, "diffusion.".
+    prefix = next(iter(wanted)).partition(".")[0] + "."
+    given = {k if k.startswith(prefix) else prefix + k: v for k, v in given.items()}
 
     # List everything that does not fit. Two names may share one memory, such as tied embeddings; a
     # file holds it under one of them, which is enough.
-    wanted = lerobot.state_dict()
     memory_given = {wanted[k].data_ptr() for k in given if k in wanted}
     wrong = [
         f"{k} is missing"
         for k, v in wanted.items()
         if k not in given and v.data_ptr() not in memory_given
     ]
-    wrong += [f"{k} is not part of it" for k in given if k not in wanted and not _old_statistics(k)]
+    wrong += [
+        f"{k} is not part of it"
+        for k in given
+        if k not in wanted and not _old_statistics(k, prefix)
+    ]
     wrong += [
         f"{k} is {tuple(v.shape)}, not {tuple(wanted[k].shape)}"
         for k, v in given.items()
@@ -215,9 +225,9 @@ def read_weights(lerobot: Any, folder: Path) -> None:
     lerobot.load_state_dict({k: v for k, v in given.items() if k in wanted}, strict=False)
 
 
-def _old_statistics(key: str) -> bool:
+def _old_statistics(key: str, prefix: str) -> bool:
     """Whether this is a statistic that LeRobot kept among the weights before its version 0.4."""
-    return key.startswith(("model.normalize_", "model.unnormalize_"))
+    return key.startswith((f"{prefix}normalize_", f"{prefix}unnormalize_"))
 
 
 def read_processors(config: Any, folder: Path, vlm: str) -> tuple[Any, Any]:
@@ -280,7 +290,9 @@ def build_lerobot_policy(config: Any) -> Any:
     """LeRobot's policy of a config, with random weights from torch's global generator."""
     from lerobot.policies import get_policy_class
 
-    # The checkpoint holds the language model's weights, so LeRobot need not download them.
+    # The checkpoint holds all weights, so LeRobot need not download those of parts.
+    if getattr(config, "pretrained_backbone_weights", None):
+        config.pretrained_backbone_weights = None
     pretrained_vlm = getattr(config, "load_vlm_weights", False)
     if pretrained_vlm:
         config.load_vlm_weights = False

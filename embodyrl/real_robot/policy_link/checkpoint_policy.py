@@ -49,6 +49,11 @@ class CheckpointPolicy:
         # The checkpoint says which policy it is, and the env that it was made for.
         self.config = load_config(path)
         self.spec = load_spec(path)
+        if self.spec.history > 1:
+            raise UserError(
+                f"{path} sees {self.spec.history} observations at once, and a robot sends the "
+                "present one. Export it, and run it with LeRobot; or train it with env.history=1."
+            )
         self.device = use_device(device, "--device")
         self.policy: Any = load_policy(path, self.config.policy, self.spec, 0, self.device)
         self.policy.eval()
