@@ -50,6 +50,7 @@ def _run(a: argparse.Namespace) -> None:
 
 def _print(found: dict[str, Any]) -> None:
     success = found["kind"] == "success"
+    # Sides are long; letters stand for them below.
     letter = {side: chr(ord("A") + i) for i, side in enumerate(found["sides"])}
     for side, of in found["sides"].items():
         mean = f"{of['mean']:.1%}" if success else f"{of['mean']:.4g}"

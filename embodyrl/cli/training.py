@@ -184,6 +184,7 @@ def _eval(a: argparse.Namespace) -> int:
         )
     options: dict[str, Any] = {"base": a.base, "guidance": a.guidance, "video": a.video}
     options |= {"episodes": a.episodes, "seed": a.seed, "attempts": a.attempts, "say": starting.say}
+    # All splits, or one.
     if a.ood:
         if a.video:
             raise UserError("--ood films nothing: leave out --video, or score one split.")

@@ -28,6 +28,7 @@ def mcnemar(only_a: int, only_b: int) -> float:
         only_b: that B alone solved.
     """
     n = only_a + only_b
+    # If neither is better, each such pair is a toss of a coin.
     tail = sum(math.comb(n, k) for k in range(min(only_a, only_b) + 1))
     return min(1.0, 2 * tail / 2**n)
 
@@ -92,6 +93,7 @@ def pairs_needed(only_a: int, only_b: int, n: int, alpha: float = 0.05, power: f
 
 def holm(p: Sequence[float]) -> list[float]:
     """P-values of several tests, raised so that all hold at once (Holm 1979)."""
+    # The smallest counts as often as there are tests, the next once less, and so on.
     order = sorted(range(len(p)), key=lambda i: p[i])
     out = [1.0] * len(p)
     most = 0.0
@@ -139,6 +141,7 @@ def runs_interval(
     if paired:
         return mean_interval([y - x for x, y in zip(a, b, strict=True)], confidence)
     mean = float(np.mean(b) - np.mean(a))
+    # The variance of each side's mean.
     parts = [float(np.var(x, ddof=1)) / len(x) if len(x) > 1 else math.inf for x in (a, b)]
     variance = sum(parts)
     if math.isinf(variance):

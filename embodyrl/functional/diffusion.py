@@ -79,6 +79,7 @@ class DiffusionTransition(DenoisingTransition):
     def ode_step(self, x: Tensor, velocity: Tensor, k: int | Tensor) -> Tensor:
         """x_{k+1} without noise: the first row of the table."""
         a, b = self._alphas_at(x, k)
+        # From the estimated data back to the noise of the next step.
         data, noise = self._estimates(x, velocity, a)
         return b.sqrt() * data + (1.0 - b).sqrt() * noise
 

@@ -25,6 +25,7 @@ def rotation_vectors(matrices: np.ndarray) -> np.ndarray:
     sine = 0.5 * np.linalg.norm(off, axis=-1)
     cosine = 0.5 * (np.trace(m, axis1=-2, axis2=-1) - 1)
     angle = np.arctan2(sine, cosine)
+    # Near no turn the vector is half of `off`, which is 2 sin(angle) axis.
     small = sine < 1e-6
     vectors = off * (0.5 * np.where(small, 1.0, angle) / np.where(small, 1.0, sine))[..., None]
     # Near half a turn the sine says nothing. There (m + 1) / 2 is axis axis^T.

@@ -79,6 +79,7 @@ def read_side(text: str) -> list[Scores]:
     """
     found: list[Scores] = []
     for part in filter(None, (p.strip() for p in text.split(","))):
+        # FOLDER:NAME, unless a file or folder has a colon in its name.
         folder, _, name = part.rpartition(":") if not Path(part).exists() else (part, "", "")
         path = Path(folder or name)
         if path.is_file():
@@ -123,6 +124,7 @@ def _of_file(path: Path) -> Scores:
 
 def _scores(name: str, evaluation: dict[str, Any], seed: float | None) -> Scores:
     success = evaluation.get("reports_success", True)
+    # Where a person acted, an episode says nothing about the policy.
     rows = [row for row in evaluation["episodes"] if not row.get("person")]
     return Scores(
         name,
@@ -199,6 +201,7 @@ def _pair(
     a: str, b: str, read: dict[str, list[Scores]], confidence: float, groups: int
 ) -> dict[str, Any]:
     """Two sides: in the initial states that both have."""
+    # Initial states that all runs of both sides played make the pairs.
     common = set.intersection(*(set(s.values) for side in (a, b) for s in read[side]))
     if not common:
         raise UserError(
@@ -231,6 +234,7 @@ def _difference(a: np.ndarray, b: np.ndarray, confidence: float, success: bool) 
     """Of two tables (runs, episodes) of the same initial states."""
     n = a.shape[1]
     found: dict[str, Any] = {"episodes": n, "means": [float(a.mean()), float(b.mean())]}
+    # One run of each side: a pair is solved by A alone, by B alone, by both or by none.
     if success and len(a) == len(b) == 1:
         only_a, only_b = int((a > b).sum()), int((b > a).sum())
         return found | {
@@ -268,6 +272,7 @@ def _training(
     scores = [table[side].mean(axis=1).tolist() for side in (a, b)]
     if min(map(len, scores)) < 2:
         return None
+    # Runs of one seed share demonstrations and the policy that they start from.
     seeds = [[s.seed for s in read[side]] for side in (a, b)]
     paired = None not in seeds[0] and seeds[0] == seeds[1] and len(set(seeds[0])) == len(seeds[0])
     mean, low, high = runs_interval(*scores, paired=paired, confidence=confidence)

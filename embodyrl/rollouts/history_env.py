@@ -58,6 +58,7 @@ class HistoryEnv:
         obs = self.env.reset(env_ids, seed=seed, init=init)
         fresh = torch.zeros(self.spec.num_envs, dtype=torch.bool)
         fresh[env_index(env_ids, self.spec.num_envs)] = True
+        # Before the first reset nothing was seen.
         earlier = self._frames[:-1] or [obs] * (self.history - 1)
         fresh = fresh.to(obs.proprio.device)
         self._frames = [*(replace_rows(frame, obs, fresh) for frame in earlier), obs]

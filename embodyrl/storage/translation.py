@@ -44,6 +44,7 @@ class HandPose:
 
     def changes(self, actions: np.ndarray, states: np.ndarray) -> np.ndarray:
         """Actions (F, A) in metres and radians, from states (F, P), as changes in the env's units."""
+        # Where the hand is, or is told to be, before each action.
         parts = [states[:, self.position]]
         parts += [] if self.rotation is None else [states[:, self.rotation]]
         pose = np.concatenate(parts, axis=1)
@@ -128,6 +129,7 @@ def translate(theirs: Conventions, spec: EnvSpec, name: str) -> Translation:
     """
     # What cannot be translated.
     ours = spec.conventions
+    # Absolute targets have a translation where the state says where the hand is.
     targets = (theirs.actions, ours.actions) == ("absolute", "delta")
     hand = HandPose.of(ours) if targets else None
     for field in ("actions", "state"):

@@ -82,6 +82,7 @@ def evaluate_checkpoint(
     """
     if attempts < 1:
         raise UserError(f"attempts is {attempts}; it must be 1 or more.")
+    # The run's own config, on the split that it never trained on.
     config = load_config(path, overrides)
     if not any(o.startswith("env.split=") for o in overrides):
         config = dataclasses.replace(config, env=config.env.for_evaluation(config.run.eval_split))
@@ -95,6 +96,7 @@ def evaluate_checkpoint(
         policy: Any = load_policy(path, config.policy, env.spec, config.run.seed, device)
         if base:
             policy = GuidedPolicy(policy, _base_policy(base, env.spec, device), guidance)
+        # The same states in every evaluation, so that two can be compared in pairs.
         inits = first_inits(env.spec, episodes)
         film = inits_to_film(env.spec, inits, config.run.videos) if video else []
         progress = partial(_tell, say, len(inits), [time.monotonic()])
@@ -102,6 +104,7 @@ def evaluate_checkpoint(
             env, policy, inits, seed=seed, film=film, device=device, progress=progress
         )
         solved = {e.init: int(e.success) for e in by_policy(result.episodes)}
+        # Further attempts begin in the states that counted, with the noise of the next seed.
         for k in range(1, attempts):
             say(f"attempt {k + 1} of {attempts}")
             again = evaluate(
@@ -111,6 +114,7 @@ def evaluate_checkpoint(
                 solved[e.init] += int(e.success)
     finally:
         env.close()
+    # Films, and the figures by task.
     films = write_films(result, env.spec, Path(video)) if video else {}
     tasks = {name: [e for e in result.episodes if e.task == name] for name in env.spec.tasks}
     return {
@@ -160,6 +164,7 @@ def evaluate_ood(
         raise UserError(
             f"{env.name} has no splits out of the training distribution: only train and eval."
         )
+    # One split after the other, each as `eval` would score it alone.
     found = {}
     for split, about in {config.run.eval_split: "as in training, other states", **shifted}.items():
         say(f"scoring {split}")
@@ -273,6 +278,7 @@ def _summary(episodes: list[Episode]) -> dict[str, Any]:
 
 def print_evaluation(result: dict[str, Any]) -> None:
     """The figures of ``evaluate_checkpoint`` as text."""
+    # All of it, then the tasks, then what else was asked for.
     rows = result["results"]
     names = [field.name for field in dataclasses.fields(Episode)]
     episodes = [Episode(**{key: row[key] for key in names}) for row in rows]

@@ -62,6 +62,7 @@ def export(path: str, folder: str | Path, profile: str = "") -> Path:
             f"{type(policy).__name__}.{save.__name__}({str(folder)!r}) wrote nothing. It must write "
             "its files into that folder."
         )
+    # The export then takes the pictures of that family, under its names of cameras.
     if profile:
         names = config.policy.cameras or tuple(spec.cameras)
         spec = _present(Path(folder), dict(zip(spec.cameras, names, strict=True)), spec, profile)

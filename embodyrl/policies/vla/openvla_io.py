@@ -162,6 +162,7 @@ def _weight_files(folder: Path) -> list[Path]:
         files = [inside(folder, name, links=True) for name in names]
     else:
         files = [folder / "model.safetensors"]
+    # All of them must be there before the first one is read, which takes minutes.
     for file in files:
         require_readable(file)
     if missing := [file.name for file in files if not file.is_file()]:
@@ -182,6 +183,7 @@ def _read_weights(net: nn.Module, folder: Path) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    # A shard at a time, so that two copies of the model are never in memory.
     wanted = net.state_dict()
     found: set[str] = set()
     for file in _weight_files(folder):
@@ -250,6 +252,7 @@ def read_norm_stats(config: dict[str, Any], folder: Path, key: str) -> tuple[str
     Raises:
         UserError: there is no such data set, or there are several and none is named.
     """
+    # OpenVLA-OFT keeps the statistics of its data in a file of their own.
     file = folder / "dataset_statistics.json"
     if file.is_file():
         stats = read_plain(file, STATISTICS, REMEDY)
@@ -261,6 +264,7 @@ def read_norm_stats(config: dict[str, Any], folder: Path, key: str) -> tuple[str
             f"{file} has the statistics of {len(stats)} data sets. Say in policy.unnorm_key whose "
             f"actions to use: {', '.join(sorted(stats)[:40]) or 'it has none'}."
         )
+    # The only one, or the one that was named.
     key = key or next(iter(stats))
     if key not in stats:
         raise UserError(
@@ -284,6 +288,7 @@ def check_family(key: str, spec: EnvSpec) -> None:
     Raises:
         UserError: naming what differs, and what to give.
     """
+    # The name of the data set tells its family.
     for start, profile in FAMILIES.items():
         if key.startswith(start):
             for name in unlike(PROFILES[profile].conventions, spec.conventions):

@@ -90,6 +90,7 @@ class VisionTransformer(nn.Module):
         if self.num_prefix_tokens:
             before = torch.cat([self.cls_token, self.reg_token], dim=1)
             x = torch.cat([before.expand(len(x), -1, -1), x], dim=1)
+        # A VLA reads the last block but one, as it was trained to.
         for block in self.blocks[:-1]:
             x = block(x)
         return x[:, self.num_prefix_tokens :]
