@@ -84,8 +84,37 @@ def test_a_word_depends_on_those_before_it_only_where_it_is_said_after_them(vlm,
 
 
 @pytest.mark.parametrize("decoding", ["parallel", "autoregressive"])
-def test_pa_rl_trains_it(vlm, decoding):
-    policy = make(vlm, decoding=decoding, chooser_width=8, proposals=3)
+def test_what_is_planned_and_not_executed_is_not_drawn(vlm, decoding):
+    whole = make(vlm, decoding=decoding)
+    stir(whole, gen())
+    part = make(vlm, decoding=decoding, execute=1)
+    part.load_state_dict(whole.state_dict())
+    check_policy(part, observation(), SPEC)
+    obs = observation()
+    planned = whole.sample(obs, generator=gen(), mode="eval").actions
+    executed = part.sample(obs, generator=gen(), mode="eval").actions
+    torch.testing.assert_close(executed, planned[:, :1])
+    # Its probability is that of the first action's words, whatever would be said after them.
+    sample = part.sample(obs, generator=gen(), mode="train")
+    words = torch.nn.functional.pad(sample.trace.x[:, 1].flatten(1).long(), (0, 4), value=3)
+    with torch.no_grad():
+        logits = whole.logits(whole.encode(obs), words).log_softmax(-1)
+    first = logits.gather(-1, words[..., None])[:, :4, 0].sum(1, keepdim=True)
+    torch.testing.assert_close(sample.logprob, first)
+    torch.testing.assert_close(part.evaluate(obs, sample.trace).logprob, first)
+    # Imitation learns the whole plan.
+    mask = torch.ones(len(obs), 2, dtype=torch.bool)
+    torch.testing.assert_close(
+        part.imitation_loss(obs, planned, mask), whole.imitation_loss(obs, planned, mask)
+    )
+    with pytest.raises(UserError, match=r"policy\.execute is 3, but a chunk has 2 actions"):
+        make(vlm, decoding=decoding, execute=3)
+
+
+@pytest.mark.parametrize("execute", [0, 1])
+@pytest.mark.parametrize("decoding", ["parallel", "autoregressive"])
+def test_pa_rl_trains_it(vlm, decoding, execute):
+    policy = make(vlm, decoding=decoding, chooser_width=8, proposals=3, execute=execute)
     stir(policy, gen())
     before = {name: value.clone() for name, value in policy.named_parameters()}
     config = PARLConfig(
@@ -98,8 +127,8 @@ def test_pa_rl_trains_it(vlm, decoding):
     chunks = Transitions(
         obs,
         algorithm.act(obs, gen())[0],
-        torch.rand(n, 2, generator=gen()),
-        torch.ones(n, 2, dtype=torch.bool),
+        torch.rand(n, execute or 2, generator=gen()),
+        torch.ones(n, execute or 2, dtype=torch.bool),
         torch.tensor([True, False, False]),
         torch.tensor([False, True, False]),
         observation(),

@@ -1,7 +1,9 @@
 """Base of the policies that predict actions as tokens.
 
-A chunk is L = H * A tokens, each one of a number of bins. A subclass brings the network: how a
-prompt is encoded, what the network reads at the place of a token, and the logits that follow.
+A plan is C * A tokens, each one of a number of bins, of which the first H * A are executed. No
+token reads what the network reads at later places, so only those are drawn and have a probability;
+imitation learns all. A subclass brings the network: how a prompt is encoded, what the network reads
+at the place of a token, and the logits that follow.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from embodyrl.functional.flow import Generators, randn
 from embodyrl.functional.losses import masked_mean
 from embodyrl.policies.flow_base import ActorCritic
 from embodyrl.policies.vla.nets import copy_cache
-from embodyrl.policy import Mode
+from embodyrl.policy import Mode, num_executed
 from embodyrl.types import ActionSample, DenoisingTrace, Obs, PolicyEval
 
 
@@ -74,7 +76,7 @@ class TokenPolicy(ActorCritic):
         return [p for p in super().actor_parameters() if p.requires_grad]
 
     def _inputs(self, tokens: Int[Tensor, "n l"]) -> Float[Tensor, "n l w"]:
-        """The network's input at the place of each token."""
+        """The network's input at the place of each token, of the first L of a plan."""
         raise NotImplementedError
 
     def _continue_prompt(
@@ -120,7 +122,7 @@ class TokenPolicy(ActorCritic):
         self, context: Prompt, n: int, generator: Generators, mode: Mode
     ) -> Int[Tensor, "n l"]:
         """The tokens of one chunk for each of n prompts."""
-        length = self.config.horizon * self.spec.action_dim
+        length = num_executed(self.config) * self.spec.action_dim
         # One uniform number per token. Only randn takes a generator per row, so a normal number is
         # mapped to a uniform one by its distribution function.
         uniform = torch.special.ndtr(randn((n, length), generator, context.mask.device))
@@ -141,7 +143,7 @@ class TokenPolicy(ActorCritic):
 
     def _actions(self, tokens: Int[Tensor, "n l"]) -> tuple[Tensor, Tensor]:
         """Bin numbers (N, H, A) of the tokens, and the actions that they stand for."""
-        numbers = tokens.view(len(tokens), self.config.horizon, self.spec.action_dim).float()
+        numbers = tokens.view(len(tokens), -1, self.spec.action_dim).float()
         return numbers, self.normalize_action.inverse(numbers).clamp(-1.0, 1.0)
 
     def evaluate(self, obs: Obs, trace: DenoisingTrace) -> PolicyEval:
@@ -162,8 +164,8 @@ class TokenPolicy(ActorCritic):
 
         Args:
             obs: B observations.
-            actions: (B, H, A).
-            mask: (B, H) actions that count.
+            actions: (B, R, A), the first R of a plan.
+            mask: (B, R) actions that count.
         """
         tokens = self.normalize_action(actions).long()
         # The temperature belongs to sampling: imitation fits the plain distribution.

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from embodyrl.errors import UserError
 from embodyrl.policies.chooser import ChooserConfig, check_chooser
-from embodyrl.policies.flow_base import CRITICS
+from embodyrl.policies.flow_base import CRITICS, check_executed
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.vla import lerobot_io
 from embodyrl.policies.vla.token_base import Prompt, TokenPolicy, TokenTransition
-from embodyrl.ranges import Choice, Count, Positive, Range
+from embodyrl.ranges import Choice, Count, CountOrZero, Positive, Range
 from embodyrl.storage.paths import path_setting
 from embodyrl.storage.pretrained import explain_hub_errors
 from embodyrl.types import EnvSpec, Obs
@@ -43,7 +43,8 @@ class TokenVLAConfig(ChooserConfig):
         name: registry name.
         vlm: folder or hub id of a SmolVLM, with its tokenizer.
         random_weights: use only its config, and train from random weights.
-        horizon: H, actions in a chunk.
+        horizon: C, actions that are planned.
+        execute: H, how many of them are executed before the next observation; 0 for all.
         decoding: ``parallel`` or ``autoregressive``.
         bins: tokens per dim of an action.
         temperature: of sampling when training; evaluation takes the most likely token.
@@ -57,6 +58,7 @@ class TokenVLAConfig(ChooserConfig):
     vlm: str = path_setting()
     random_weights: bool = False
     horizon: Count = 5
+    execute: CountOrZero = 0
     decoding: Annotated[str, Choice(*DECODING)] = "parallel"
     bins: Annotated[int, Range(2, 65536)] = 256
     temperature: Positive = 1.0
@@ -66,6 +68,7 @@ class TokenVLAConfig(ChooserConfig):
 
     def __post_init__(self) -> None:
         check_chooser(self)
+        check_executed(self)
 
 
 class ActionBins(nn.Module):
@@ -225,7 +228,7 @@ class TokenVLA(TokenPolicy):
 
         It is a learned query; with ``autoregressive``, the embedding of the token before is added.
         """
-        inputs = self.query.expand(len(tokens), -1, -1)
+        inputs = self.query[: tokens.shape[1]].expand(len(tokens), -1, -1)
         if self.word is None:
             return inputs
         # Shifted by one place; the first token has none before it.

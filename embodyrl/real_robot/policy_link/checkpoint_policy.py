@@ -61,7 +61,7 @@ class CheckpointPolicy:
         execute = num_executed(self.policy.config)
         # A client gets the whole plan, also what lies beyond the actions that are to be executed:
         # real-time chunking continues it. A chooser knows the executed actions alone.
-        if hasattr(self.policy, "executed") and getattr(self.policy, "chooser", None) is None:
+        if hasattr(self.policy.config, "execute") and getattr(self.policy, "chooser", None) is None:
             config = self.policy.config
             self.policy.config = dataclasses.replace(config, execute=config.horizon)
         sent = num_executed(self.policy.config)
