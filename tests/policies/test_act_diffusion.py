@@ -544,8 +544,12 @@ def test_load_imitate_evaluate_export_and_load_again(tmp_path, kind, frames):
         "images": {name: x[0].numpy() for name, x in obs.images.items()},
         "proprio": obs.proprio[0].numpy(),
     }
-    served = CheckpointPolicy(run).infer(one)["actions"]
-    np.testing.assert_allclose(served, trained[0].numpy(), atol=1e-5)
+    # A client gets the whole plan, and is told how much of it is executed.
+    server = CheckpointPolicy(run)
+    served = server.infer(one)["actions"]
+    facts = server.metadata
+    assert (len(served), facts["horizon"], facts["execute"]) == (8, 8, trained.shape[1])
+    np.testing.assert_allclose(served[: facts["execute"]], trained[0].numpy(), atol=1e-5)
 
 
 def test_the_memory_of_ppo_on_a_chain_is_estimated(tmp_path, capsys):
