@@ -71,10 +71,13 @@ def rates(folder: Path) -> list[dict[str, Any]]:
 
 def read(folder: Path, seed: int) -> dict[str, Any]:
     """What one seed came to."""
+    # The imitation policy on the same states: the first look of the run that starts from it.
+    start = rates(Path("runs/bench") / START / str(seed) / "rl")[0]
     offline, online = rates(folder / "offline"), rates(folder / "online")
-    share = [look["successes"] / look["episodes"] for look in (offline[0], *online)]
+    share = [look["successes"] / look["episodes"] for look in (start, *online)]
     return {
         "seed": seed,
+        "start": start,
         "commit": json.loads((folder / "online" / "meta.json").read_text())["commit"],
         "offline": offline,
         "online": online,
