@@ -59,6 +59,8 @@ def _print(found: dict[str, Any]) -> None:
     for pair in found["pairs"]:
         print()
         _print_pair(pair, (letter[pair["a"]], letter[pair["b"]]), found["confidence"], success)
+    for remark in found["remarks"]:
+        print(f"\n{remark}")
     if all(pair["training"] is None for pair in found["pairs"]):
         print("\nOf training anew this says nothing: that takes several runs of each side.")
 

@@ -27,7 +27,7 @@ from embodyrl.functional.comparison import (
 )
 from embodyrl.functional.intervals import mean_interval
 from embodyrl.storage.paths import require_readable
-from embodyrl.storage.plain_data import COUNT, FLAG, TEXT, read_json
+from embodyrl.storage.plain_data import COUNT, FLAG, TEXT, read_json, read_yaml
 from embodyrl.storage.run_files import EPISODE, read_evaluation, read_evaluations, read_meta
 
 EPISODE_OF_EVAL = {k: v for k, v in EPISODE.items() if k != "return"} | {
@@ -43,6 +43,13 @@ EVAL = {
 """Structure of what ``eval --json`` prints."""
 
 
+OF_THE_MACHINE = (
+    *("num_envs", "num_threads", "num_workers", "render_batch", "max_models"),
+    *("device", "seed", "split"),
+)
+"""Settings of an env that leave an evaluation as it is."""
+
+
 @dataclass(frozen=True)
 class Scores:
     """One evaluation of one policy.
@@ -51,18 +58,16 @@ class Scores:
         name: where it is from.
         seed: of the training run; None where that is not known.
         success: whether these are successes, and not returns.
-        execute: actions executed of each chunk; 0 where that is not known.
-        env: name of the env; empty where that is not known.
-        split: of the initial states; empty where that is not known.
+        execute: actions executed of each chunk; None where that is not known.
+        env: what is known of the env's settings, the split among them.
         values: (initial state, task) -> 1 for a solved episode and 0 for another; or its return.
     """
 
     name: str
     seed: float | None
     success: bool
-    execute: int
-    env: str
-    split: str
+    execute: int | None
+    env: dict[str, Any]
     values: dict[tuple[int, str], float]
 
 
@@ -110,34 +115,41 @@ def _of_run(folder: Path, name: str) -> Scores:
     evaluation = known[name or list(known)[-1]]
     meta = read_meta(folder / "meta.json") if (folder / "meta.json").is_file() else {}
     label = f"{folder}:{name}" if name else str(folder)
-    return _scores(label, evaluation, meta.get("seed"))
+    return _scores(label, evaluation, meta.get("seed"), _env_of_run(folder))
+
+
+def _env_of_run(folder: Path) -> dict[str, Any]:
+    """The settings of the env in which a run was evaluated, without those of the machine."""
+    if not (folder / "config.yaml").is_file():
+        return {}
+    config = read_yaml(folder / "config.yaml")
+    env = config.get("env") or {}
+    split = (config.get("run") or {}).get("eval_split", "eval")
+    return {k: v for k, v in env.items() if k not in OF_THE_MACHINE} | {"split": split}
 
 
 def _of_file(path: Path) -> Scores:
     require_readable(path)
     if path.parent.name == "evals":
-        return _scores(str(path), read_evaluation(path), None)
+        return _scores(str(path), read_evaluation(path), None, _env_of_run(path.parent.parent))
     found = read_json(path, EVAL, "Write it anew: embodyrl eval RUN --json > FILE.")
     rows = [{**row, "return": row["reward"]} for row in found["results"]]
-    return _scores(str(path), found | {"episodes": rows}, None)
+    known = {"env": found.get("env"), "split": found.get("split")}
+    env = {key: value for key, value in known.items() if value}
+    return _scores(str(path), found | {"episodes": rows}, None, env)
 
 
-def _scores(name: str, evaluation: dict[str, Any], seed: float | None) -> Scores:
+def _scores(
+    name: str, evaluation: dict[str, Any], seed: float | None, env: dict[str, Any]
+) -> Scores:
     success = evaluation.get("reports_success", True)
     # Where a person acted, an episode says nothing about the policy.
     rows = [row for row in evaluation["episodes"] if not row.get("person")]
-    return Scores(
-        name,
-        seed,
-        success,
-        evaluation.get("execute", 0),
-        evaluation.get("env", ""),
-        evaluation.get("split", ""),
-        {
-            (row["init"], row["task"]): float(row["success"] if success else row["return"])
-            for row in rows
-        },
-    )
+    key = "success" if success else "return"
+    if any(row[key] is None for row in rows):
+        raise UserError(f"{name} has episodes without a {key}, so it has no score to compare.")
+    values = {(row["init"], row["task"]): float(row[key]) for row in rows}
+    return Scores(name, seed, success, evaluation.get("execute"), env, values)
 
 
 def compare(sides: Sequence[str], confidence: float = 0.95, groups: int = 0) -> dict[str, Any]:
@@ -153,7 +165,7 @@ def compare(sides: Sequence[str], confidence: float = 0.95, groups: int = 0) -> 
         ``sides`` (name, runs, episodes, mean), ``kind`` (``success`` or ``return``) and ``pairs``:
         for each ``a``, ``b`` and their ``mean``s, the ``difference`` with its ``interval``, ``p``
         (raised for all pairs), ``verdict``, ``pairs`` of episodes, ``needed`` pairs, the same by
-        ``tasks``, and ``training``.
+        ``tasks``, and ``training``; and ``remarks``, sentences on settings that differ.
 
     Raises:
         UserError: the sides cannot be compared.
@@ -161,7 +173,7 @@ def compare(sides: Sequence[str], confidence: float = 0.95, groups: int = 0) -> 
     if len(sides) < 2:
         raise UserError("Give at least two sides to compare: embodyrl compare A B.")
     read = {side: read_side(side) for side in sides}
-    _check(list(itertools.chain.from_iterable(read.values())))
+    remarks = _check(list(itertools.chain.from_iterable(read.values())))
     pairs = [_pair(a, b, read, confidence, groups) for a, b in itertools.combinations(read, 2)]
     # Of all pairs, and of all tasks of all pairs, none is to be called different by chance.
     for tests in (pairs, [task for pair in pairs for task in pair["tasks"].values()]):
@@ -180,21 +192,42 @@ def compare(sides: Sequence[str], confidence: float = 0.95, groups: int = 0) -> 
             for side, scores in read.items()
         },
         "pairs": pairs,
+        "remarks": remarks,
     }
 
 
-def _check(scores: list[Scores]) -> None:
-    for what in ("success", "execute", "env", "split"):
-        kinds = {value for s in scores if (value := getattr(s, what)) not in ("", 0)}
-        if what == "success":
-            kinds = {s.success for s in scores}
-        if len(kinds) > 1:
-            words = {"success": "kind of score", "execute": "number of executed actions"}
-            said = "; ".join(f"{s.name}: {getattr(s, what)}" for s in scores)
+def _check(scores: list[Scores]) -> list[str]:
+    """What else differs between the evaluations, in words.
+
+    Raises:
+        UserError: they differ in something from which no difference of the policies could be told.
+    """
+    known = {
+        "kind of score": [s.success for s in scores],
+        "number of executed actions": [s.execute for s in scores if s.execute is not None],
+        "split": [s.env["split"] for s in scores if "split" in s.env],
+        "simulator": [s.env["name"] for s in scores if "name" in s.env],
+        "env": [s.env["env"] for s in scores if "env" in s.env],
+    }
+    for what, values in known.items():
+        if len(set(values)) > 1:
             raise UserError(
-                f"These evaluations differ in their {words.get(what, what)}, so no difference of "
-                f"the policies could be told from that ({said}). Evaluate them alike."
+                f"These evaluations differ in their {what} ({_listed(values)}), so no difference "
+                "of the policies could be told from that. Evaluate them alike."
             )
+    # Other settings may change the initial states, or only what is seen of them.
+    shared = sorted(set.intersection(*(set(s.env) for s in scores)))
+    said = {key: _listed([s.env[key] for s in scores]) for key in shared}
+    return [
+        f"They were evaluated with different env.{key} ({values}): the pairs hold if that leaves "
+        "the initial states as they are."
+        for key, values in said.items()
+        if values != str(scores[0].env[key])
+    ]
+
+
+def _listed(values: list[Any]) -> str:
+    return ", ".join(dict.fromkeys(str(value) for value in values))
 
 
 def _pair(
@@ -203,10 +236,10 @@ def _pair(
     """Two sides: in the initial states that both have."""
     # Initial states that all runs of both sides played make the pairs.
     common = set.intersection(*(set(s.values) for side in (a, b) for s in read[side]))
-    if not common:
+    if len(common) < 2:
         raise UserError(
-            f"{a} and {b} have no initial state of the same task in common, so their episodes "
-            "make no pairs. Evaluate them on the same env and split."
+            f"{a} and {b} have {len(common)} initial states of the same task in common, and it "
+            "takes 2 to compare. Evaluate them on the same env and split."
         )
     starts = sorted(common)
     table = {

@@ -169,9 +169,10 @@ def test_a_small_difference_says_how_many_episodes_it_takes(
         ),
         (
             lambda t: [write_run(t / "a", [1.0]), write_run(t / "b", [1.0], tasks=["push"])],
-            "no initial state of the same task in common",
+            "have 0 initial states of the same task in common",
         ),
-        (lambda t: [write_run(t / "a", []), write_run(t / "b", [1.0])], "no initial state"),
+        (lambda t: [write_run(t / "a", []), write_run(t / "b", [1.0])], "have 0 initial states"),
+        (lambda t: [write_run(t / "a", [1.0]), write_run(t / "b", [1.0])], "takes 2 to compare"),
         (lambda t: ["", write_run(t / "b", [1.0])], "nothing to compare"),
     ],
 )
