@@ -55,7 +55,9 @@ def paired_interval(
         rate = (math.sqrt(max(0.0, linear**2 - 8 * n * constant)) - linear) / (4 * n)
         variance = n * (2 * rate + d * (1 - d))
         apart = only_b - only_a - n * d
-        return math.copysign(math.inf, apart) if variance <= 0 else apart / math.sqrt(variance)
+        if variance <= 0:
+            return math.copysign(math.inf, apart) if apart else 0.0
+        return apart / math.sqrt(variance)
 
     def where(wanted: float) -> float:
         """The difference whose score is ``wanted``; the score falls with the difference."""

@@ -57,6 +57,15 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(apart: float) -> None:
     assert 0.93 < np.mean(inside) < 0.975
 
 
+@pytest.mark.parametrize("n", [10, 100])
+def test_where_all_pairs_agree_the_interval_is_on_both_sides_of_0(n: int) -> None:
+    low, high = paired_interval(0, 0, n)
+    assert -low == pytest.approx(high)
+    # By hand: n d / (1 - d) = z^2.
+    z = stats.norm.ppf(0.975)
+    assert high == pytest.approx(z**2 / (n + z**2))
+
+
 def test_no_pair_says_nothing() -> None:
     assert paired_interval(0, 0, 0) == (-1.0, 1.0)
     assert pairs_needed(3, 3, 20) == 0

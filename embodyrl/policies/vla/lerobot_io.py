@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from embodyrl.build import described_by
 from embodyrl.errors import MissingDependencyError, UserError
@@ -201,16 +202,20 @@ def read_weights(lerobot: Any, folder: Path) -> None:
     # List everything that does not fit. Two names may share one memory, such as tied embeddings; a
     # file holds it under one of them, which is enough.
     memory_given = {wanted[k].data_ptr() for k in given if k in wanted}
-    wrong = [
-        f"{k} is missing"
-        for k, v in wanted.items()
-        if k not in given and v.data_ptr() not in memory_given
-    ]
-    wrong += [
-        f"{k} is not part of it"
-        for k in given
-        if k not in wanted and not _old_statistics(k, prefix)
-    ]
+    given = {k: v for k, v in given.items() if k in wanted or not _old_statistics(k, prefix)}
+    needed = {k: v for k, v in wanted.items() if k in given or v.data_ptr() not in memory_given}
+    require_fit(given, needed, folder)
+    lerobot.load_state_dict(given, strict=False)
+
+
+def require_fit(given: dict[str, Tensor], wanted: dict[str, Tensor], source: Path) -> None:
+    """Compares the names and shapes of two lists of tensors.
+
+    Raises:
+        UserError: they differ; the message names the first four differences.
+    """
+    wrong = [f"{k} is missing" for k in wanted if k not in given]
+    wrong += [f"{k} is not part of it" for k in given if k not in wanted]
     wrong += [
         f"{k} is {tuple(v.shape)}, not {tuple(wanted[k].shape)}"
         for k, v in given.items()
@@ -219,10 +224,9 @@ def read_weights(lerobot: Any, folder: Path) -> None:
     if wrong:
         more = f"; and {len(wrong) - 4} more" if len(wrong) > 4 else ""
         raise UserError(
-            f"The weights in {folder} do not fit its config.json: {'; '.join(wrong[:4])}{more}. "
+            f"The weights in {source} do not fit its config.json: {'; '.join(wrong[:4])}{more}. "
             "Check that the files belong together."
         )
-    lerobot.load_state_dict({k: v for k, v in given.items() if k in wanted}, strict=False)
 
 
 def _old_statistics(key: str, prefix: str) -> bool:

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from embodyrl.build import described_by
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.policies.safe_torch_load import read_state_dict
+from embodyrl.policies.vla.lerobot_io import require_fit
 from embodyrl.policies.vla.openvla_prompt import REMEDY
 from embodyrl.policies.vla.prismatic import ImageTransform, PrismaticNet
 from embodyrl.policies.vla.timm_vit import SIZES, ViTSize
@@ -195,27 +196,6 @@ def _read_weights(net: nn.Module, folder: Path) -> None:
         net.load_state_dict(part, strict=False, assign=True)
         found |= part.keys()
     require_fit({k: v for k, v in wanted.items() if k in found}, wanted, folder)
-
-
-def require_fit(given: dict[str, Tensor], wanted: dict[str, Tensor], source: Path) -> None:
-    """Compares the names and shapes of two lists of tensors.
-
-    Raises:
-        UserError: they differ; the message names the first four differences.
-    """
-    wrong = [f"{k} is missing" for k in wanted if k not in given]
-    wrong += [f"{k} is not part of it" for k in given if k not in wanted]
-    wrong += [
-        f"{k} is {tuple(v.shape)}, not {tuple(wanted[k].shape)}"
-        for k, v in given.items()
-        if k in wanted and v.shape != wanted[k].shape
-    ]
-    if wrong:
-        more = f"; and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        raise UserError(
-            f"The weights in {source} do not fit its config.json: {'; '.join(wrong[:4])}{more}. "
-            "Check that the files belong together."
-        )
 
 
 def read_component(module: nn.Module, folder: Path, name: str) -> None:
