@@ -186,8 +186,10 @@ def _eval(a: argparse.Namespace) -> int:
     options |= {"episodes": a.episodes, "seed": a.seed, "attempts": a.attempts, "say": starting.say}
     # All splits, or one.
     if a.ood:
-        if a.video:
-            raise UserError("--ood films nothing: leave out --video, or score one split.")
+        if a.video or a.attempts != 1:
+            raise UserError(
+                "--ood takes neither --video nor --attempts: score one split for those."
+            )
         print_as(a, evaluate_ood(a.checkpoint, a.overrides, **options), print_ood)
     else:
         print_as(a, evaluate_checkpoint(a.checkpoint, a.overrides, **options), print_evaluation)

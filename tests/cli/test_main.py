@@ -400,3 +400,11 @@ def test_ctrl_c_is_no_traceback(
     monkeypatch.setattr(cli_main, "_doctor", interrupted)
     assert main(["doctor"]) == 130
     assert capsys.readouterr().err == "\nembodyrl: stopped.\n"
+
+
+@pytest.mark.parametrize("option", [("--video", "films"), ("--attempts", "3")])
+def test_a_table_of_splits_refuses_what_it_would_not_show(
+    option: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", "nowhere", "--ood", *option]) == 1
+    assert "--ood takes neither --video nor --attempts" in capsys.readouterr().err
