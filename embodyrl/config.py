@@ -244,6 +244,7 @@ def _pretrained_settings(merged: DictConfig, overrides: Sequence[str]) -> dict[s
     found: dict[str, Any] = {"policy": {}, "env": {}}
     if known.policy and not any(o.startswith("policy.name=") for o in overrides):
         found["policy"]["name"] = known.policy
+        _drop_unknown(policy, known.policy, overrides)
     # With random weights only the architecture is used: its pictures become those of the env.
     if known.profile and not policy.get("random_weights"):
         if "profile" not in env:
@@ -251,6 +252,18 @@ def _pretrained_settings(merged: DictConfig, overrides: Sequence[str]) -> dict[s
         if not policy.get("cameras"):
             found["policy"]["cameras"] = list(known.cameras)
     return found
+
+
+def _drop_unknown(policy: DictConfig, name: str, overrides: Sequence[str]) -> None:
+    """Removes the keys of a preset that the policy ``name`` has not; those of overrides stay.
+
+    A preset for flow policies has steps of denoising, of which a policy of tokens knows nothing.
+    """
+    fields = {f.name for f in dataclasses.fields(config_class("policy", {"name": name}))}
+    given = {override.partition("=")[0].strip() for override in overrides}
+    for key in list(policy):
+        if key not in fields and f"policy.{key}" not in given:
+            del policy[key]
 
 
 def _checkpoint_policy(merged: DictConfig, name: str) -> dict[str, Any]:

@@ -94,6 +94,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "smolvla": "embodyrl.policies.vla.policy:SmolVLA",
         "pi0": "embodyrl.policies.vla.policy:Pi0",
         "pi05": "embodyrl.policies.vla.policy:Pi05",
+        "pi0_fast": "embodyrl.policies.vla.pi0_fast:Pi0Fast",
         "openvla": "embodyrl.policies.vla.openvla:OpenVLA",
         "openvla_oft": "embodyrl.policies.vla.openvla_oft:OpenVLAOFT",
         "act": "embodyrl.policies.vla.act:ACT",

@@ -7,7 +7,7 @@ A public checkpoint does not say what its pictures mean. The names of its camera
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +17,22 @@ from embodyrl.storage.paths import expand_home, is_hub_id
 from embodyrl.storage.plain_data import ANYTHING, TEXT, read_json
 from embodyrl.storage.profiles import PROFILES
 
-LEROBOT_VLAS = ("smolvla", "pi0", "pi05")
+LEROBOT_VLAS = ("smolvla", "pi0", "pi05", "pi0_fast")
 """Policies of LeRobot's checkpoints, by the ``type`` in their config.json and their name here."""
 CONFIG = {"type?": TEXT, "input_features?": ({...: ANYTHING}, None)}
 """Structure of such a config.json, as far as it is read here."""
+PREPROCESSOR = "policy_preprocessor.json"
+RENAMING = {
+    "steps": [
+        {
+            "registry_name?": ANYTHING,
+            "config?": {"rename_map?": {...: TEXT}, ...: ANYTHING},
+            ...: ANYTHING,
+        }
+    ],
+    ...: ANYTHING,
+}
+"""Structure of its pre-processor, likewise."""
 IMAGES = "observation.images."
 PICTURE_STEP = "embodyrl_pictures"
 """The step of a pre-processor that ``policies.vla.picture_step`` registers with LeRobot."""
@@ -58,16 +70,34 @@ def recognise(folder: Path, cameras: Sequence[str]) -> Recognised:
     if policy not in LEROBOT_VLAS:
         return Recognised()
     keys = config.get("input_features") or {}
+    # Key of the data -> key of the policy, which another name in the data stands for.
+    known = {**{key: key for key in keys}, **_renamed_inputs(folder, keys)}
     for name, profile in PROFILES.items():
         # The key of each of the env's cameras in this family, where the checkpoint has it.
         found = [
-            next((key for key in profile.cameras.get(camera, ()) if key in keys), "")
+            next((known[key] for key in profile.cameras.get(camera, ()) if key in known), "")
             for camera in cameras
         ]
         if found and all(found) and not _says_otherwise(folder, name):
             names = tuple(key.removeprefix(IMAGES) for key in found)
             return Recognised(policy, name, names)
     return Recognised(policy)
+
+
+def _renamed_inputs(folder: Path, keys: Container[str]) -> dict[str, str]:
+    """What the pre-processor of a checkpoint renames to one of ``keys``: name of the data -> key.
+
+    A checkpoint that was fine-tuned from another robot's keeps that one's names of cameras.
+    """
+    file = folder / PREPROCESSOR
+    if not file.is_file():
+        return {}
+    steps = read_json(file, RENAMING, "Use another copy of the checkpoint.")["steps"]
+    found: dict[str, str] = {}
+    for step in steps:
+        if step.get("registry_name") == "rename_observations_processor":
+            found |= step.get("config", {}).get("rename_map", {})
+    return {name: key for name, key in found.items() if key in keys}
 
 
 def _says_otherwise(folder: Path, profile: str) -> bool:
@@ -80,8 +110,10 @@ def _says_otherwise(folder: Path, profile: str) -> bool:
     return bool(unlike(PROFILES[profile].conventions, spec_from_json(said["spec"]).conventions))
 
 
-def find_checkpoint(path: str, revision: str = "", weights: bool = True) -> Path:
-    """The folder of a LeRobot checkpoint.
+def find_checkpoint(
+    path: str, revision: str = "", weights: bool = True, setting: str = "policy.pretrained"
+) -> Path:
+    """The folder of a LeRobot checkpoint, or of a tokenizer.
 
     It is a folder of this machine, or it is downloaded from the Hugging Face hub (or taken from the
     hub's cache).
@@ -89,7 +121,8 @@ def find_checkpoint(path: str, revision: str = "", weights: bool = True) -> Path
     Args:
         path: the folder, or the id on the hub.
         revision: of an id.
-        weights: download the weights too, not only the config.
+        weights: download the weights too, not only the JSON files.
+        setting: the config key that names it, for the message.
 
     Raises:
         UserError: there is no such checkpoint, it may not be read, or the hub cannot be reached.
@@ -102,10 +135,10 @@ def find_checkpoint(path: str, revision: str = "", weights: bool = True) -> Path
         near = []
         if folder.parent.is_dir():
             near = [p.name for p in folder.parent.iterdir() if p.is_dir()]
-        hint = "Give a folder, or an id of the hub like lerobot/pi0_base."
+        hint = "Give a folder, or an id of the hub (OWNER/NAME)."
         if near:
             hint = did_you_mean(folder.name, near)
-        raise UserError(f"policy.pretrained is {path!r}, and there is no such folder. {hint}")
+        raise UserError(f"{setting} is {path!r}, and there is no such folder. {hint}")
     from huggingface_hub import snapshot_download
 
     with explain_hub_errors(path):

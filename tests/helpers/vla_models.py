@@ -19,8 +19,8 @@ from embodyrl.real_robot.policy_link.real_time_chunking import sample_after
 from embodyrl.types import EnvSpec, Obs
 
 SPEC = EnvSpec("test/arm", 3, 4, 6, "ee_delta_pos", 25.0, 20, {"front": (24, 32)}, privileged_dim=5)
-VOCABULARY, WIDTH = 600, 16
-"""Of the small pi0 and pi0.5."""
+VOCABULARY, WIDTH = 1024, 16
+"""Of the small pi0, pi0.5 and pi0-FAST."""
 SENTENCES = ["pick up the red block", "go", "push the blue block, slowly"]
 
 
@@ -113,7 +113,7 @@ def check_goes_on(policy, steps: int) -> None:
 
 
 def shrink(name, patch) -> None:
-    """Makes LeRobot build pi0 and pi0.5 with a thousandth of the parameters.
+    """Makes LeRobot build pi0, pi0.5 and pi0-FAST with a thousandth of the parameters.
 
     It has no smaller variant than 300 M, and fixes vocabulary and image encoder in its code: the
     configs are shrunk on their way into transformers.
@@ -123,6 +123,8 @@ def shrink(name, patch) -> None:
         modeling, "get_gemma_config", lambda _: modeling.GemmaConfig(WIDTH, 2, 32, 8, 1, 4)
     )
     for cls in ("PaliGemmaForConditionalGenerationWithPiGemma", "PiGemmaForCausalLM"):
+        if not hasattr(modeling, cls):  # pi0-FAST has no action expert
+            continue
         patch.setattr(modeling, cls, partial(_build_small, getattr(modeling, cls)))
 
 
@@ -150,6 +152,7 @@ def _build_small(cls, config):
     if vision := getattr(config, "vision_config", None):
         vision.hidden_size = vision.intermediate_size = vision.projection_dim = WIDTH
         vision.num_hidden_layers, vision.num_attention_heads = 1, 2
+        vision.image_size = 28
     return cls(config)
 
 

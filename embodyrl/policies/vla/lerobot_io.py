@@ -24,7 +24,7 @@ from embodyrl.policies.vla.processors import ACTION, IMAGES, STATE
 from embodyrl.storage.atomic_files import replacing_folder
 from embodyrl.storage.paths import require_readable
 from embodyrl.storage.plain_data import first_line
-from embodyrl.storage.pretrained import PICTURE_STEP, explain_hub_errors
+from embodyrl.storage.pretrained import LEROBOT_VLAS, PICTURE_STEP, explain_hub_errors
 from embodyrl.types import EnvSpec
 
 WEIGHTS = "model.safetensors"
@@ -79,7 +79,7 @@ def read_config(folder: Path, name: str, weights: bool = True) -> Any:
         ) from error
     if kind != name:
         hint = "Give a checkpoint of this kind."
-        if kind in ("smolvla", "pi0", "pi05", "act", "diffusion"):
+        if kind in (*LEROBOT_VLAS, "act", "diffusion"):
             hint = f"Use policy.name={kind}."
         raise UserError(
             f"{folder} is a checkpoint of {kind or 'no LeRobot policy'}, not of {name}. {hint}"
@@ -234,13 +234,16 @@ def _old_statistics(key: str, prefix: str) -> bool:
     return key.startswith((f"{prefix}normalize_", f"{prefix}unnormalize_"))
 
 
-def read_processors(config: Any, folder: Path, vlm: str) -> tuple[Any, Any]:
+def read_processors(
+    config: Any, folder: Path, vlm: str, overrides: dict[str, Any] | None = None
+) -> tuple[Any, Any]:
     """The pre- and post-processing pipelines that were saved with a checkpoint.
 
     Args:
         config: LeRobot's.
         folder: of the checkpoint.
         vlm: folder or hub id of another tokenizer; empty takes the one that the checkpoint names.
+        overrides: step of the pre-processor -> arguments that replace those of the file.
 
     Raises:
         UserError: the checkpoint has no pipelines, or the tokenizer cannot be loaded.
@@ -257,7 +260,7 @@ def read_processors(config: Any, folder: Path, vlm: str) -> tuple[Any, Any]:
     if any(s["registry_name"] == PICTURE_STEP for p in pipelines for s in p["steps"]):
         importlib.import_module("embodyrl.policies.vla.picture_step")  # registers it
     # The pipelines name the device of the training, which may not exist here.
-    overrides: dict[str, Any] = {"device_processor": {"device": "cpu"}}
+    overrides = {**(overrides or {}), "device_processor": {"device": "cpu"}}
     if vlm:
         overrides["tokenizer_processor"] = {"tokenizer_name": vlm}
     with explain_hub_errors(vlm or tokenizer_name(folder)), described_by(folder):
@@ -269,15 +272,18 @@ def read_processors(config: Any, folder: Path, vlm: str) -> tuple[Any, Any]:
         )
 
 
-def make_processors(config: Any, folder: Path, vlm: str) -> tuple[Any, Any]:
+def make_processors(
+    config: Any, folder: Path, vlm: str, overrides: dict[str, Any] | None = None
+) -> tuple[Any, Any]:
     """Pipelines for a model with random weights: those of the folder, or new ones.
 
-    New pipelines have no statistics until they are fitted to data.
+    New pipelines have no statistics until they are fitted to data. A pipeline with ``overrides``
+    cannot be new.
     """
     from lerobot.policies import make_pre_post_processors
 
-    if (folder / f"{PROCESSORS[0]}.json").exists():
-        return read_processors(config, folder, vlm)
+    if overrides or (folder / f"{PROCESSORS[0]}.json").exists():
+        return read_processors(config, folder, vlm, overrides)
     with explain_hub_errors(getattr(config, "vlm_model_name", "google/paligemma-3b-pt-224")):
         return make_pre_post_processors(config)
 

@@ -34,16 +34,14 @@ from embodyrl.policies.flow_base import (
     FlowPolicy,
     check_sampler,
 )
-from embodyrl.policies.vla import lerobot_io
+from embodyrl.policies.vla import lerobot_io, lerobot_parts
 from embodyrl.policies.vla.frozen_weights import SharesFrozenWeights
 from embodyrl.policies.vla.lora import add_adapters, without_adapters
 from embodyrl.policies.vla.nets import NETS, Prefix
 from embodyrl.policies.vla.prefix_cache import PrefixCache
-from embodyrl.policies.vla.processors import ACTION, STATE, ActionNormalizer, Processors
+from embodyrl.policies.vla.processors import ActionNormalizer
 from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Positive
-from embodyrl.storage.env_spec import check_export
 from embodyrl.storage.paths import path_setting
-from embodyrl.storage.pretrained import find_checkpoint
 from embodyrl.types import EnvSpec, Obs
 
 TRAINED = ("expert", "language", "all")
@@ -161,23 +159,12 @@ class VLA(SharesFrozenWeights, FlowPolicy):
 
     def __init__(self, config: VLAConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec, config.eta, config.trained_steps)
-        if not config.pretrained:
-            raise UserError(
-                f"policy.name={config.name} needs policy.pretrained: a LeRobot checkpoint (a "
-                "folder, or an id of the Hugging Face hub such as lerobot/smolvla_base)."
-            )
-        lerobot_io.require_lerobot()
-        # On the meta device tensors have no data. The estimate of memory builds a policy there, and
-        # needs the architecture alone.
-        self._no_data = torch.get_default_device().type == "meta"
-
         # LeRobot's policy: its config, then the network, weights and adapters.
-        folder = find_checkpoint(config.pretrained, config.revision, weights=not self._no_data)
-        check_export(folder, spec)
-        self._lerobot_config = self._configure(folder)
+        folder, weights = lerobot_parts.find_folder(config, spec, "lerobot/smolvla_base")
+        self._lerobot_config = self._configure(folder, weights)
         keys = lerobot_io.camera_keys(self._lerobot_config, spec, config.cameras, folder)
         lerobot = lerobot_io.build_lerobot_policy(self._lerobot_config)
-        if not (config.random_weights or self._no_data):
+        if weights:
             lerobot_io.read_weights(lerobot, folder)
         if config.lora_rank:
             add_adapters(lerobot, config.lora_rank, language=config.train == "language")
@@ -193,8 +180,9 @@ class VLA(SharesFrozenWeights, FlowPolicy):
         self.register_load_state_dict_post_hook(VLA._forget_prefixes)
 
         # Normalisation, from the checkpoint's own pipelines.
-        with torch.device("cpu"):
-            self.processors = self._load_processors(folder, keys)
+        self.processors = lerobot_parts.load_processors(
+            config, self._lerobot_config, spec, folder, keys
+        )
         self.normalize_action = ActionNormalizer(self.processors)
 
         # The head of the learned noise, the value head and the noise policy. The first predicts
@@ -208,24 +196,10 @@ class VLA(SharesFrozenWeights, FlowPolicy):
         self.note_frozen(self.net)
         self.eval()
 
-    def _configure(self, folder: Path) -> Any:
+    def _configure(self, folder: Path, weights: bool) -> Any:
         """LeRobot's config of the checkpoint, with this env's features and this run's settings."""
         c = self.config
-        config = lerobot_io.read_config(
-            folder, c.name, weights=not (c.random_weights or self._no_data)
-        )
-        for key in ("use_relative_actions", "adapt_to_pi_aloha"):
-            if getattr(config, key, False):
-                raise UserError(
-                    f"{folder} was trained with {key}, which the envs here do not support. Use "
-                    "another checkpoint."
-                )
-        lerobot_io.set_features(config, self.spec, keep_cameras=not c.random_weights)
-        # Compilation, checkpointing and real-time chunking are done here, not by LeRobot.
-        config.device = "meta" if self._no_data else "cpu"
-        config.compile_model = False
-        config.gradient_checkpointing = False
-        config.rtc_config = None
+        config = lerobot_parts.configure(c, self.spec, folder, weights)
         # What is trained.
         config.freeze_vision_encoder = c.train != "all"
         config.train_expert_only = c.train == "expert"
@@ -233,49 +207,16 @@ class VLA(SharesFrozenWeights, FlowPolicy):
             config.train_state_proj = False
         if c.vlm and hasattr(config, "vlm_model_name"):
             config.vlm_model_name = c.vlm
-        # Chunk and denoising steps; an export then samples in LeRobot as it was trained here.
-        if c.horizon not in (0, config.chunk_size) and not c.random_weights:
-            raise UserError(
-                f"policy.horizon is {c.horizon}, but {folder} plans {config.chunk_size} actions. "
-                f"To execute {c.horizon} of them, set policy.execute={c.horizon}. To fine-tune it "
-                "to chunks of another length, change chunk_size in a copy of its config.json."
-            )
-        config.chunk_size = c.horizon or config.chunk_size
-        config.n_action_steps = c.execute or min(config.n_action_steps, config.chunk_size)
+        # Denoising steps; an export then samples in LeRobot as it was trained here.
         steps_key = "num_steps" if hasattr(config, "num_steps") else "num_inference_steps"
         setattr(config, steps_key, c.num_denoise_steps)
         return config
-
-    def _load_processors(self, folder: Path, keys: dict[str, str]) -> Processors:
-        """The checkpoint's pipelines; ``keys``: camera of the env -> key of the checkpoint."""
-        c = self.config
-        spec = self.spec
-        config = self._lerobot_config
-        make = lerobot_io.make_processors if c.random_weights else lerobot_io.read_processors
-        processors = Processors(*make(config, folder, c.vlm), keys)
-        processors.set_features({**config.input_features, **config.output_features})
-        # Statistics of another robot's dims are removed. Acting is refused until new ones are set.
-        for key, dims, what in (
-            (STATE, spec.proprio_dim, "proprio"),
-            (ACTION, spec.action_dim, "action"),
-        ):
-            if (found := processors.dims(key)) not in (None, dims):
-                processors.forget(key)
-                processors.refused = (
-                    f"{folder} was trained on {found} {what} dims, and {spec.name} has {dims}. "
-                    "Fine-tune it on demonstrations of this env first (algorithm.name=sft), which "
-                    "sets its normalisation too."
-                )
-        return processors
 
     def _set_precision(self) -> None:
         """Stores frozen weights in ``config.precision``, and trained ones in float32."""
         if self.config.precision == "bfloat16":
             self.net.to_bfloat16()
-        # In bfloat16 a small step of the optimiser would be rounded away.
-        for p in self.net.parameters():
-            if p.requires_grad:
-                p.data = p.data.float()
+        lerobot_parts.keep_trained_in_float32(self.net)
 
     def _forget_prefixes(self, _: Any) -> None:
         """The hook that runs after weights are loaded."""

@@ -1,9 +1,17 @@
 """Base of the policies that predict actions as tokens.
 
-A plan is C * A tokens, each one of a number of bins, of which the first H * A are executed. No
-token reads what the network reads at later places, so only those are drawn and have a probability;
-imitation learns all. A subclass brings the network: how a prompt is encoded, what the network reads
-at the place of a token, and the logits that follow.
+A chunk is drawn as L tokens, and its log-probability is the sum of theirs. There are two kinds:
+
+    tokens of      L               a chunk ends     a plan of C actions, of which H are executed
+    bins           H * A           with its last    C * A tokens. No token reads what the network
+                                                    reads at later places, so only the first H * A
+                                                    are drawn; imitation learns all
+    coefficients   at most         after its end    all tokens describe the whole plan, so all are
+                   ``num_places``  token            drawn (pi0-FAST)
+
+A subclass brings the network: how a prompt is encoded, what the network reads at the place of a
+token, and the logits that follow. The methods here are those of bins; a subclass with coefficients
+replaces ``num_places``, ``actions_of`` and ``imitation_loss``.
 """
 
 from __future__ import annotations
@@ -22,6 +30,9 @@ from embodyrl.policies.flow_base import ActorCritic
 from embodyrl.policies.vla.nets import copy_cache
 from embodyrl.policy import Mode, num_executed
 from embodyrl.types import ActionSample, DenoisingTrace, Obs, PolicyEval
+
+NO_TOKEN = -1
+"""Stands in the places behind the end of a chunk. They have no probability."""
 
 
 @dataclass
@@ -58,6 +69,7 @@ class TokenPolicy(ActorCritic):
         transition: the single step of a path, whose probability is exact.
         autoregressive: whether a token is predicted from those before it, one pass per token;
             otherwise one pass predicts all.
+        end: the token that ends a chunk; None if all chunks have ``num_places`` tokens.
         normalize_action: actions to bin numbers, with ``inverse``.
     """
 
@@ -65,6 +77,7 @@ class TokenPolicy(ActorCritic):
     """Config key -> parts that keep their fresh weights if the initial checkpoint has another."""
     transition: TokenTransition
     autoregressive: bool
+    end: int | None = None
     normalize_action: Any
 
     def train(self, mode: bool = True) -> TokenPolicy:
@@ -74,6 +87,17 @@ class TokenPolicy(ActorCritic):
     def actor_parameters(self) -> list[nn.Parameter]:
         """What is trained, without the critic."""
         return [p for p in super().actor_parameters() if p.requires_grad]
+
+    @property
+    def num_places(self) -> int:
+        """L, the most tokens that a chunk has."""
+        return num_executed(self.config) * self.spec.action_dim
+
+    @property
+    def trace_shape(self) -> tuple[int, int]:
+        """Rows and columns of the tokens in a trace: one row for each action, and more if needed."""
+        dims = self.spec.action_dim
+        return max(num_executed(self.config), -(-self.num_places // dims)), dims
 
     def _inputs(self, tokens: Int[Tensor, "n l"]) -> Float[Tensor, "n l w"]:
         """The network's input at the place of each token, of the first L of a plan."""
@@ -101,9 +125,13 @@ class TokenPolicy(ActorCritic):
             return ActionSample(self.best_proposal(obs, generator))
         context = self.encode(obs)
         tokens = self._draw_tokens(context, len(obs), generator, mode)
-        numbers, actions = self._actions(tokens)
+        actions = self.actions_of(tokens)
         if mode == "eval":
             return ActionSample(actions)
+        # The trace has the size of the longest chunk: traces of several batches are joined.
+        rows, columns = self.trace_shape
+        padded = F.pad(tokens, (0, rows * columns - self.num_places), value=NO_TOKEN)
+        numbers = padded.view(len(tokens), rows, columns).float()
         trace = DenoisingTrace(
             torch.stack([torch.zeros_like(numbers), numbers], dim=1),
             torch.ones_like(tokens[:, :1], dtype=torch.bool),
@@ -116,17 +144,18 @@ class TokenPolicy(ActorCritic):
         """``count`` chunks for each observation, sampled at the temperature of training."""
         context = self.encode(obs)
         draws = [self._draw_tokens(context, len(obs), generator, "train") for _ in range(count)]
-        return torch.stack([self._actions(tokens)[1] for tokens in draws], dim=1)
+        return torch.stack([self.actions_of(tokens) for tokens in draws], dim=1)
 
     def _draw_tokens(
         self, context: Prompt, n: int, generator: Generators, mode: Mode
     ) -> Int[Tensor, "n l"]:
-        """The tokens of one chunk for each of n prompts."""
-        length = num_executed(self.config) * self.spec.action_dim
+        """The tokens of one chunk for each of n prompts; ``NO_TOKEN`` behind its end."""
+        length = self.num_places
         # One uniform number per token. Only randn takes a generator per row, so a normal number is
         # mapped to a uniform one by its distribution function.
         uniform = torch.special.ndtr(randn((n, length), generator, context.mask.device))
         tokens = torch.zeros(n, length, dtype=torch.long, device=uniform.device)
+        ended = torch.zeros(n, 1, dtype=torch.bool, device=uniform.device)
         if not self.autoregressive:
             # Parallel: one pass for all tokens.
             return _choose_tokens(self.logits(context, tokens), uniform, mode)
@@ -135,16 +164,23 @@ class TokenPolicy(ActorCritic):
         mask = context.mask
         for i in range(length):
             this = slice(i, i + 1)
-            logits = self._continue_prompt(mask, cache, self._inputs(tokens)[:, this])
-            logits = logits / self.config.temperature
-            tokens[:, this] = _choose_tokens(logits, uniform[:, this], mode)
+            inputs = self._inputs(tokens[:, : i + 1].clamp_min(0))[:, this]
+            logits = self._continue_prompt(mask, cache, inputs) / self.config.temperature
+            chosen = _choose_tokens(logits, uniform[:, this], mode)
+            # A chunk that has ended gets no further token; when all have, nothing is left to do.
+            tokens[:, this] = chosen.masked_fill(ended, NO_TOKEN)
+            if self.end is not None:
+                ended = ended | (chosen == self.end)
+                if bool(ended.all()):
+                    tokens[:, i + 1 :] = NO_TOKEN
+                    break
             mask = torch.cat([mask, mask.new_ones(n, 1)], dim=1)
         return tokens
 
-    def _actions(self, tokens: Int[Tensor, "n l"]) -> tuple[Tensor, Tensor]:
-        """Bin numbers (N, H, A) of the tokens, and the actions that they stand for."""
+    def actions_of(self, tokens: Int[Tensor, "n l"]) -> Float[Tensor, "n h a"]:
+        """The actions in [-1, 1] that the tokens of a chunk stand for."""
         numbers = tokens.view(len(tokens), -1, self.spec.action_dim).float()
-        return numbers, self.normalize_action.inverse(numbers).clamp(-1.0, 1.0)
+        return self.normalize_action.inverse(numbers).clamp(-1.0, 1.0)
 
     def evaluate(self, obs: Obs, trace: DenoisingTrace) -> PolicyEval:
         """See ``ScoresPaths.evaluate``; all tokens in one pass."""
@@ -153,11 +189,22 @@ class TokenPolicy(ActorCritic):
         return PolicyEval(logprob, entropy, self.value(obs, context))
 
     def _score(self, context: Prompt, tokens: Int[Tensor, "n l"]) -> tuple[Tensor, Tensor]:
-        """(N, 1) log-probability of a chunk, and (N,) mean entropy of its tokens."""
+        """(N, 1) log-probability of a chunk, and (N,) mean entropy of its tokens.
+
+        The end token counts; places behind it do not.
+        """
+        drawn = tokens != NO_TOKEN
+        if not tokens.is_meta:
+            # Nothing is computed at places that no chunk of the batch has.
+            length = int(drawn.sum(1).max())
+            tokens = tokens[:, :length]
+            drawn = drawn[:, :length]
+        tokens = tokens.clamp_min(0)
         log_probs = self.logits(context, tokens).log_softmax(-1)
         chosen = log_probs.gather(-1, tokens[..., None])[..., 0]
         entropy = -(log_probs.exp() * log_probs).sum(-1)
-        return chosen.sum(1, keepdim=True), entropy.mean(1)
+        mean_entropy = (entropy * drawn).sum(1) / drawn.sum(1)
+        return (chosen * drawn).sum(1, keepdim=True), mean_entropy
 
     def imitation_loss(self, obs: Obs, actions: Float[Tensor, "b h a"], mask: Tensor) -> Tensor:
         """Cross-entropy of demonstrated actions, in nats per token.
@@ -182,5 +229,7 @@ def _choose_tokens(logits: Tensor, uniform: Tensor, mode: Mode) -> Tensor:
     """
     if mode == "eval":
         return logits.argmax(-1)
-    below = logits.softmax(-1).cumsum(-1) < uniform[..., None]
+    # In float64, because the sum over a vocabulary of 257,152 tokens would lose 1e-4 in float32.
+    distribution = logits.double().softmax(-1).cumsum(-1)
+    below = distribution < uniform[..., None] * distribution[..., -1:]
     return below.sum(-1).clamp_max(logits.shape[-1] - 1)
