@@ -244,7 +244,7 @@ def _pretrained_settings(merged: DictConfig, overrides: Sequence[str]) -> dict[s
     found: dict[str, Any] = {"policy": {}, "env": {}}
     if known.policy and not any(o.startswith("policy.name=") for o in overrides):
         found["policy"]["name"] = known.policy
-        _drop_unknown(policy, known.policy, overrides)
+    _drop_unknown(policy, found["policy"].get("name", policy["name"]), overrides)
     # With random weights only the architecture is used: its pictures become those of the env.
     if known.profile and not policy.get("random_weights"):
         if "profile" not in env:

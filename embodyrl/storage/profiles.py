@@ -45,7 +45,7 @@ PROFILES = {
     ),
     # These turn OpenGL's upside-down pictures by 180 degrees, which leaves them mirrored.
     "libero_lerobot": Profile(
-        "LeRobot's LIBERO data sets, and policies trained on them (SmolVLA, pi0, pi0.5)",
+        "LeRobot's LIBERO data sets, and policies trained on them (SmolVLA, pi0, pi0.5, pi0-FAST)",
         "huggingface/lerobot: processor/env_processor.py, envs/libero.py",
         {
             "agentview": ("observation.images.image",),

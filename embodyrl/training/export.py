@@ -53,7 +53,7 @@ def export(path: str, folder: str | Path, profile: str = "") -> Path:
     else:
         raise UserError(
             f"{path} holds a {config.policy.name}, which LeRobot does not have: it knows act, "
-            "diffusion, smolvla, pi0 and pi05. Of the others, openvla can be written as it is "
+            "diffusion, smolvla, pi0, pi05 and pi0_fast. Of the others, openvla can be written as it is "
             "published. A policy of your own needs the method save_lerobot."
         )
     save(folder)

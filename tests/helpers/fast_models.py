@@ -2,8 +2,6 @@
 
 import json
 import shutil
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +9,7 @@ import torch
 from vla_models import SENTENCES, SPEC, VOCABULARY, gen, shrink, stir
 
 from embodyrl.build import make_policy
+from embodyrl.policies.vla.make_small import write_libero_checkpoint
 from embodyrl.policies.vla.make_small_fast import (
     fit_fast_tokenizer,
     make_paligemma_tokenizer,
@@ -61,13 +60,32 @@ def architecture(folder: Path, **settings) -> Path:
             "max_action_tokens": 40,
             "max_decoding_steps": 24,
             "empty_cameras": 1,
-            "input_features": {**image, "observation.state": PolicyFeature(FeatureType.STATE, (6,))},
+            "input_features": {
+                **image,
+                "observation.state": PolicyFeature(FeatureType.STATE, (6,)),
+            },
             "output_features": {"action": PolicyFeature(FeatureType.ACTION, (4,))},
             **tokenizers(folder / "words"),
             **settings,
         },
     )
     return write_pi0_fast(folder, config)
+
+
+def public_pi0_fast(folder: Path, sentences=SENTENCES) -> Path:
+    """With random weights, in the layout of ``lerobot/pi0fast-libero``."""
+    from lerobot.policies import make_policy_config
+
+    config = make_policy_config(
+        "pi0_fast",
+        device="cpu",
+        chunk_size=10,
+        n_action_steps=10,
+        max_decoding_steps=24,
+        image_resolution=(28, 28),
+        **tokenizers(folder / "words", horizon=10, dims=7, sentences=sentences),
+    )
+    return write_libero_checkpoint(config, folder)
 
 
 def make(folder, spec=SPEC, **settings):

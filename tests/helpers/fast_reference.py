@@ -14,7 +14,13 @@ class UniversalActionProcessor(ProcessorMixin):
     bpe_tokenizer_class = "AutoTokenizer"
 
     def __init__(
-        self, bpe_tokenizer, scale=10, vocab_size=1024, min_token=0, action_dim=None, time_horizon=None
+        self,
+        bpe_tokenizer,
+        scale=10,
+        vocab_size=1024,
+        min_token=0,
+        action_dim=None,
+        time_horizon=None,
     ):
         self.scale, self.vocab_size, self.min_token = scale, vocab_size, min_token
         self.action_dim, self.time_horizon = action_dim, time_horizon

@@ -129,7 +129,7 @@ def shrink(name, patch) -> None:
 
 
 def public_libero(name: str, folder, patch, sentences=SENTENCES):
-    """A small checkpoint in the layout of ``smolvla_libero`` or ``pi05_libero_finetuned`` on the hub."""
+    """A small checkpoint in the layout of LeRobot's LIBERO checkpoints on the hub."""
     from lerobot.policies import make_policy_config
     from lerobot.processor import TokenizerProcessorStep
 
@@ -138,6 +138,13 @@ def public_libero(name: str, folder, patch, sentences=SENTENCES):
             folder, sentences, width=16, heads=2, image_size=16, patch_size=4
         )
     shrink(name, patch)
+    if name == "pi0_fast":
+        import transformers.dynamic_module_utils as modules
+        from fast_models import public_pi0_fast
+
+        # LeRobot runs the code of the tokenizer's folder from a copy.
+        patch.setattr(modules, "HF_MODULES_CACHE", str(folder / "modules"))
+        return public_pi0_fast(folder, sentences)
     make_small_smolvla(folder / "words", sentences, width=16, heads=2)
     words = str(folder / "words" / "vlm")
     local = lambda **k: TokenizerProcessorStep(**{**k, "tokenizer_name": words})  # noqa: E731

@@ -36,7 +36,7 @@ def write(folder, name="smolvla", keys=KEYS):
     return folder
 
 
-@pytest.mark.parametrize("name", ["smolvla", "pi0", "pi05"])
+@pytest.mark.parametrize("name", ["smolvla", "pi0", "pi05", "pi0_fast"])
 def test_policy_cameras_and_profile_are_recognised(name, tmp_path):
     config = compose(PRESET, [f"policy.pretrained={write(tmp_path, name)}"])
     assert (config.policy.name, config.policy.cameras) == (name, ("image", "image2"))
@@ -52,6 +52,34 @@ def test_the_order_of_the_cameras_is_that_of_the_env(tmp_path):
         "image2",
         "image",
     )
+
+
+def test_cameras_that_the_pre_processor_renames_are_recognised(tmp_path):
+    """As in lerobot/pi0fast-libero: fine-tuned from a checkpoint of other cameras."""
+    theirs = [f"observation.images.{name}" for name in ("base_0_rgb", "left_wrist_0_rgb")]
+    folder = write(tmp_path, "pi0_fast", keys=[*theirs, "observation.images.empty_camera_0"])
+    start = f"policy.pretrained={folder}"
+    assert compose(PRESET, [start]).env.profile == ""
+    step = {
+        "registry_name": "rename_observations_processor",
+        "config": {"rename_map": dict(zip(KEYS, theirs, strict=True))},
+    }
+    (folder / "policy_preprocessor.json").write_text(json.dumps({"name": "pre", "steps": [step]}))
+    config = compose(PRESET, [start])
+    assert config.policy.cameras == ("base_0_rgb", "left_wrist_0_rgb")
+    assert config.env.profile == "libero_lerobot"
+    # What it is renamed to must be one of the policy's cameras.
+    step["config"]["rename_map"] = dict.fromkeys(KEYS, "observation.images.other")
+    (folder / "policy_preprocessor.json").write_text(json.dumps({"name": "pre", "steps": [step]}))
+    assert compose(PRESET, [start]).env.profile == ""
+
+
+def test_a_preset_s_keys_that_the_policy_does_not_have_are_left_out(tmp_path):
+    start = f"policy.pretrained={write(tmp_path, 'pi0_fast')}"
+    config = compose(PRESET, [start])
+    assert config.policy.precision == "bfloat16" and not hasattr(config.policy, "num_denoise_steps")
+    with pytest.raises(UserError, match="policy has no key 'num_denoise_steps'"):
+        compose(PRESET, [start, "policy.num_denoise_steps=3"])
 
 
 def test_what_the_user_says_stays(tmp_path):
@@ -128,7 +156,7 @@ def test_an_export_turns_the_pictures_of_a_family(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["smolvla", "pi0", "pi05"])
+@pytest.mark.parametrize("name", ["smolvla", "pi0", "pi05", "pi0_fast"])
 def test_one_command_trains_it_on_libero(name, tmp_path, monkeypatch, capsys):
     pytest.importorskip("robosuite")
     folder = public_libero(name, tmp_path / "public", monkeypatch, [SENTENCE])

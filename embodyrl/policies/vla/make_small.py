@@ -90,7 +90,7 @@ def write_libero_checkpoint(config: Any, folder: Path) -> Path:
     eight numbers, seven actions), and statistics of about the size of theirs.
 
     Args:
-        config: LeRobot's, of a SmolVLA, pi0 or pi0.5.
+        config: LeRobot's, of a SmolVLA, pi0, pi0.5 or pi0-FAST.
         folder: to write.
     """
     import torch

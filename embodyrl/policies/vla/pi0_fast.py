@@ -249,9 +249,7 @@ class Pi0Fast(SharesFrozenWeights, TokenPolicy):
     def actions_of(self, tokens: Int[Tensor, "n l"]) -> Float[Tensor, "n h a"]:
         """The first H actions of the plans that tokens stand for, in [-1, 1]."""
         if tokens.is_meta:  # the estimate of memory, which has no numbers
-            return tokens.new_zeros(
-                len(tokens), self.config.execute, self.spec.action_dim
-            ).float()
+            return tokens.new_zeros(len(tokens), self.config.execute, self.spec.action_dim).float()
         plans = [self.words.decode(row) for row in tokens.cpu().numpy()]
         if any(plan is None for plan in plans):
             warnings.warn(
