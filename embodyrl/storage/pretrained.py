@@ -92,6 +92,7 @@ def _renamed_inputs(folder: Path, keys: Container[str]) -> dict[str, str]:
     file = folder / PREPROCESSOR
     if not file.is_file():
         return {}
+    # As a rule there is one such step.
     steps = read_json(file, RENAMING, "Use another copy of the checkpoint.")["steps"]
     found: dict[str, str] = {}
     for step in steps:

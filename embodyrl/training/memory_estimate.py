@@ -242,12 +242,14 @@ class _Batches:
     def trace(self, n: int) -> DenoisingTrace:
         """Of N chunks."""
         steps = self.policy.transition.num_steps
-        shape = _flow_shape(self.policy, self.spec)
+        shape = _trace_shape(self.policy, self.spec)
         return DenoisingTrace(_empty((n, steps + 1, *shape)), _empty((n, steps), torch.bool))
 
 
-def _flow_shape(policy: Any, spec: EnvSpec) -> tuple[int, int]:
-    return getattr(policy, "flow_shape", (policy.config.horizon, spec.action_dim))
+def _trace_shape(policy: Any, spec: EnvSpec) -> tuple[int, int]:
+    """Rows and columns of a path: a policy of tokens, or a flow, may have more than its actions."""
+    shape = getattr(policy, "trace_shape", None) or getattr(policy, "flow_shape", None)
+    return shape or (policy.config.horizon, spec.action_dim)
 
 
 def _repeated(value: Any, n: int) -> Any:
@@ -267,7 +269,7 @@ def _bytes(tensors: Any) -> int:
 def _row_bytes(policy: Any, spec: EnvSpec) -> int:
     """Of one chunk in a rollout: observation, path, probabilities, values, rewards."""
     pixels = sum(h * w * 3 for h, w in spec.cameras.values())
-    height, width = _flow_shape(policy, spec)
+    height, width = _trace_shape(policy, spec)
     steps = policy.transition.num_steps
     path = 4 * (steps + 1) * height * width + 5 * steps
     return (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from vla_models import SENTENCES, SPEC, VOCABULARY, gen, shrink, stir
+from vla_models import SENTENCES, SPEC, VOCABULARY, gen, stir
 
 from embodyrl.build import make_policy
 from embodyrl.policies.vla.make_small import write_libero_checkpoint

@@ -184,7 +184,8 @@ def test_one_command_trains_it_on_libero(name, tmp_path, monkeypatch, capsys):
     run = tmp_path / "runs" / PRESET
     for which in ("before", "after"):
         score = json.loads((run / "evals" / f"{which}.json").read_text())
-        assert (score["execute"], score["horizon"], len(score["episodes"])) == (5, 50, 2)
+        planned = 10 if name == "pi0_fast" else 50
+        assert (score["execute"], score["horizon"], len(score["episodes"])) == (5, planned, 2)
     spec = load_spec(str(run))
     assert (spec.conventions.orientation, set(spec.cameras)) == ("mirrored", {"agentview", "wrist"})
     # The same command goes on, and what it wrote is a checkpoint of the same layout.

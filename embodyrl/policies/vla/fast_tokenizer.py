@@ -78,6 +78,7 @@ class FastTokenizer:
                     "folder of one in policy.action_tokenizer, for example a copy of "
                     "lerobot/fast-action-tokenizer."
                 )
+        # How coefficients become whole numbers.
         said = read_plain(folder / "processor_config.json", SETTINGS, REMEDY)
         self.scale = float(said["scale"])
         self.min_token = int(said["min_token"])
@@ -98,6 +99,7 @@ class FastTokenizer:
                     f"The FAST tokenizer {folder} was made for {said[key]} {what} ({key}), and this "
                     f"policy has {wanted}. Give another one in policy.action_tokenizer."
                 )
+        # The byte-pair encoding.
         _check_spaces(place)
         try:
             self._tokenizer = Tokenizer.from_file(str(place / "tokenizer.json"))
@@ -119,10 +121,12 @@ class FastTokenizer:
         """
         from scipy import fft
 
+        # Coefficients as whole numbers, then as characters: those of the data begin at code 0.
         spectrum: Any = fft.dct(np.asarray(actions), axis=1, norm="ortho")
         numbers = np.around(spectrum * self.scale).reshape(len(actions), -1) - self.min_token
         codes = np.clip(numbers, 0, HIGHEST).astype(int)
         texts = ["".join(map(chr, row)) for row in codes]
+        # A byte that the tokenizer has never seen is left out without a word: compare what comes back.
         found = [self._tokenizer.encode(text).ids for text in texts]
         lossy = [self._text(ids) != text for ids, text in zip(found, texts, strict=True)]
         if any(lossy) or bool((numbers > HIGHEST).any()):
@@ -145,6 +149,7 @@ class FastTokenizer:
 
         if (ids < 0).any():
             return None
+        # The characters of the ids are coefficients again.
         text = self._text(ids.tolist())
         coefficients = np.zeros(self.horizon * self.dims)
         numbers = np.array([ord(c) for c in text[: len(coefficients)]], dtype=float)

@@ -47,6 +47,7 @@ class FastWords:
         name = config.text_tokenizer_name
         self._fast = fast
         self._config = config
+        # The tokens around a plan.
         self.start: int = text.bos_token_id
         self._prefix: list[int] = text.encode(PREFIX, add_special_tokens=False)
         self._tail: list[int] = text.encode(END)
@@ -109,6 +110,7 @@ class FastWords:
         LeRobot stops with an AssertionError at tokens that do not begin with "Action:"
         (``validate_action_token_prefix``); here they stand for no plan.
         """
+        # What was said, up to the end.
         said = [int(token) for token in tokens if token != NO_TOKEN]
         if self._config.validate_action_token_prefix and said[:2] != self._prefix[:2]:
             return None
@@ -138,6 +140,7 @@ class FastWords:
 
     def give_back(self, pre: Any) -> None:
         """Lets LeRobot's step be saved as LeRobot reads it, with the names of both tokenizers."""
+        # LeRobot's step names its tokenizers only if it was not given one.
         (step,) = (s for s in pre.steps if getattr(type(s), "_registry_name", "") == STEP)
         step.action_tokenizer_input_object = None
         step.action_tokenizer_name = self._config.action_tokenizer_name
@@ -173,12 +176,14 @@ def load_fast_words(c: Any, config: Any, dims: int) -> FastWords:
     """
     from transformers import AutoTokenizer
 
+    # An export then names the tokenizers that were used.
     config.text_tokenizer_name = c.vlm or config.text_tokenizer_name
     config.action_tokenizer_name = c.action_tokenizer or config.action_tokenizer_name
     folder = find_checkpoint(
         config.action_tokenizer_name, weights=False, setting="policy.action_tokenizer"
     )
     fast = FastTokenizer(folder, config.chunk_size, dims)
+    # As LeRobot loads it: "|" is followed by the end of text.
     with explain_hub_errors(config.text_tokenizer_name):
         text = AutoTokenizer.from_pretrained(
             config.text_tokenizer_name, add_eos_token=True, add_bos_token=False

@@ -65,6 +65,7 @@ def configure(c: Any, spec: EnvSpec, folder: Path, weights: bool) -> Any:
                 f"{folder} was trained with {key}, which the envs here do not support. Use "
                 "another checkpoint."
             )
+    # What is seen and done is this env's.
     lerobot_io.set_features(config, spec, keep_cameras=not c.random_weights)
     # Compilation, checkpointing and real-time chunking are done here, not by LeRobot.
     config.device = "meta" if torch.get_default_device().type == "meta" else "cpu"

@@ -41,9 +41,11 @@ def fit_fast_tokenizer(
     from scipy import fft
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+    # Chunks as texts: a character for each rounded coefficient.
     spectrum: Any = fft.dct(np.asarray(chunks), axis=1, norm="ortho")
     numbers = np.around(spectrum * scale).reshape(len(chunks), -1).astype(int)
     lowest = int(numbers.min())
+    # Byte-pair encoding of these texts.
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
@@ -57,6 +59,7 @@ def fit_fast_tokenizer(
     )
     texts = ("".join(map(chr, row - lowest)) for row in numbers)
     tokenizer.train_from_iterator(texts, trainer)
+    # The published files.
     folder = Path(folder)
     (folder / BPE_FOLDER).mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / BPE_FOLDER / "tokenizer.json"))
@@ -102,9 +105,10 @@ def make_paligemma_tokenizer(
     tokenizer.train_from_iterator(texts, trainer)
     model = json.loads(tokenizer.to_str())["model"]
     vocabulary: dict[str, int] = dict(model["vocab"])
+    # The rest of the vocabulary, behind the words.
     for number in range(len(vocabulary), size):
         vocabulary[f"<loc{number:06}>"] = number
-    merges = [tuple(pair) for pair in model["merges"]]
+    merges: Any = [tuple(pair) for pair in model["merges"]]
     GemmaTokenizer(vocab=vocabulary, merges=merges, add_bos_token=True).save_pretrained(folder)
     return Path(folder)
 
@@ -156,6 +160,7 @@ def write_pi0_fast(
     pipelines = make_policy_processor_pipelines(
         input_steps=input_steps, output_steps=[steps.unnormalize, steps.to_cpu]
     )
+    # It is saved as LeRobot would save it.
     say_actions.action_tokenizer_input_object = None
     say_actions.action_tokenizer_name = config.action_tokenizer_name
     say_actions.trust_remote_code = True

@@ -154,6 +154,7 @@ class Pi0Fast(SharesFrozenWeights, TokenPolicy):
     def _choose_trained(self) -> None:
         """Freezes, adds adapters, and stores weights in the configured precision."""
         c = self.config
+        # What is trained, then how it is stored.
         if c.train != "all":
             self._paligemma.paligemma.model.vision_tower.requires_grad_(False)
         if c.lora_rank:
@@ -190,12 +191,14 @@ class Pi0Fast(SharesFrozenWeights, TokenPolicy):
         if start_is_seen:
             tokens = F.pad(tokens, (0, 1), value=self.words.start)
             mask = F.pad(mask, (0, 1), value=True)
+        # One sequence of pictures, words and perhaps the start, all of which see each other.
         with self._autocast():
             images, image_masks = self.net._preprocess_images(batch)
             embedded, seen, allowed, _, _ = self.net.model.embed_prefix_fast(
                 images, image_masks, tokens, mask
             )
             hidden, cache = self._run(embedded, seen.cumsum(1) - 1, allowed, None)
+        # The mean of the real tokens is what the value head sees.
         weight = seen[..., None]
         mean = (hidden.float() * weight).sum(1) / weight.sum(1)
         if start_is_seen:
@@ -259,6 +262,7 @@ class Pi0Fast(SharesFrozenWeights, TokenPolicy):
             )
         blank = np.zeros((self.config.horizon, self.spec.action_dim))
         plan = np.stack([blank if plan is None else plan for plan in plans])
+        # The plan's beginning, in the env's units.
         executed = torch.from_numpy(plan[:, : self.config.execute]).float().to(tokens.device)
         return self.normalize_action.inverse(executed).clamp(-1.0, 1.0)
 
@@ -278,6 +282,7 @@ class Pi0Fast(SharesFrozenWeights, TokenPolicy):
                 f"pi0_fast imitates plans of {self.config.horizon} actions, and was given "
                 f"{actions.shape[1]}: its tokens describe a plan as a whole."
             )
+        # Places behind the end, and rows without any action, have no loss.
         tokens = self.words.encode(self.normalize_action(actions)).to(actions.device)
         counts = (tokens != NO_TOKEN) & mask.any(1, keepdim=True)
         tokens = tokens.clamp_min(0)
