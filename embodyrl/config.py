@@ -244,7 +244,7 @@ def _pretrained_settings(merged: DictConfig, overrides: Sequence[str]) -> dict[s
     found: dict[str, Any] = {"policy": {}, "env": {}}
     if known.policy and not any(o.startswith("policy.name=") for o in overrides):
         found["policy"]["name"] = known.policy
-    _drop_unknown(policy, found["policy"].get("name", policy["name"]), overrides)
+        _drop_keys_of_another(policy, known.policy, overrides)
     # With random weights only the architecture is used: its pictures become those of the env.
     if known.profile and not policy.get("random_weights"):
         if "profile" not in env:
@@ -254,15 +254,19 @@ def _pretrained_settings(merged: DictConfig, overrides: Sequence[str]) -> dict[s
     return found
 
 
-def _drop_unknown(policy: DictConfig, name: str, overrides: Sequence[str]) -> None:
-    """Removes the keys of a preset that the policy ``name`` has not; those of overrides stay.
+def _drop_keys_of_another(policy: DictConfig, name: str, overrides: Sequence[str]) -> None:
+    """Removes the keys of a preset's policy that the policy ``name`` does not have.
 
     A preset for flow policies has steps of denoising, of which a policy of tokens knows nothing.
+    Keys that no policy has, and those of overrides, stay: they are refused later.
     """
-    fields = {f.name for f in dataclasses.fields(config_class("policy", {"name": name}))}
+    own, other = (
+        {f.name for f in dataclasses.fields(config_class("policy", {"name": kind}))}
+        for kind in (name, policy["name"])
+    )
     given = {override.partition("=")[0].strip() for override in overrides}
     for key in list(policy):
-        if key not in fields and f"policy.{key}" not in given:
+        if key in other - own and f"policy.{key}" not in given:
             del policy[key]
 
 

@@ -532,7 +532,7 @@ def test_memory_is_estimated_without_weights(trained):
     from embodyrl.config import compose
     from embodyrl.training.memory_estimate import estimate
 
-    command = [f"policy.pretrained={trained}", "policy.name=pi0_fast", "policy.critic_width=8"]
+    command = [f"policy.pretrained={trained}", "policy.critic_width=8"]
     config = compose("libero_object_vla_ppo", [*command, "algorithm.minibatch_size=2"])
     needs = estimate(config, SPEC)
     whole = sum(p.numel() for p in make(trained).parameters())

@@ -80,6 +80,11 @@ def test_a_preset_s_keys_that_the_policy_does_not_have_are_left_out(tmp_path):
     assert config.policy.precision == "bfloat16" and not hasattr(config.policy, "num_denoise_steps")
     with pytest.raises(UserError, match="policy has no key 'num_denoise_steps'"):
         compose(PRESET, [start, "policy.num_denoise_steps=3"])
+    # A key that no policy has is none of the preset's, but a slip.
+    slip = tmp_path / "slip.yaml"
+    slip.write_text(f"base: {PRESET}\npolicy: {{precison: float32}}\n")
+    with pytest.raises(UserError, match="policy has no key 'precison'"):
+        compose(str(slip), [start])
 
 
 def test_what_the_user_says_stays(tmp_path):
