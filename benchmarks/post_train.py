@@ -62,7 +62,33 @@ STACKCUBE = (
     "0.1",
 )
 PICK = ("mujoco", "env.task=pick", "env.max_blocks=2", "--episodes", "100", "--noise", "0.15")
+LIBERO_OBJECT = (
+    "libero",
+    "env.suite=libero_object",
+    "env.task_ids=[0,1,2]",
+    "env.image_size=64",
+    "env.num_envs=15",
+    "--episodes",
+    "15",
+    "--noise",
+    "0.1",
+)
+PUSH = ("mujoco", "env.task=push", "--episodes", "100", "--noise", "0.15")
 JOBS = {
+    "mujoco_push_pa_rl": Job(
+        "Push a block onto the square, pixels, no privileged critic; PA-RL",
+        PUSH,
+        sft="mujoco_push_sft",
+        rl="mujoco_push_pa_rl",
+        rl_reads_demos=True,
+    ),
+    "libero_object_pa_rl": Job(
+        "LIBERO-Object, three tasks, two 64x64 cameras, no privileged critic; PA-RL",
+        LIBERO_OBJECT,
+        sft="libero_object_sft",
+        rl="libero_object_pa_rl",
+        rl_reads_demos=True,
+    ),
     "quickstart_sac_flow": Job(
         "The quickstart's task with critics that read the simulator's state; SAC-Flow",
         PICK,
@@ -99,16 +125,7 @@ JOBS = {
     ),
     "libero_object": Job(
         "LIBERO-Object, three tasks, two 64x64 cameras, official initial states",
-        (
-            *(
-                "libero",
-                "env.suite=libero_object",
-                "env.task_ids=[0,1,2]",
-                "env.image_size=64",
-                "env.num_envs=15",
-            ),
-            *("--episodes", "15", "--noise", "0.1"),
-        ),
+        LIBERO_OBJECT,
     ),
 }
 

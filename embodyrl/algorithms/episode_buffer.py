@@ -1,7 +1,7 @@
 """``EpisodeBuffer``: a replay buffer of chunks that knows what critics see, and how episodes ended.
 
     chunks --encoder--> features before and after each
-    the end of an episode --> return, outcome and last places, noted at all of its chunks
+    the end of an episode --> return, outcome and later places, noted at all of its chunks
 
 So a gradient step of the critics reads features alone, and hindsight has its labels.
 """
@@ -13,9 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embodyrl.errors import UserError
+from embodyrl.functional.hindsight import later_steps
 from embodyrl.functional.returns import discounted_returns
 from embodyrl.policies.chooser import ChooserEncoder
-from embodyrl.policies.localiser import ENDS
+from embodyrl.policies.localiser import ENDS, ON_THE_WAY, PLACES
 from embodyrl.rollouts.batches import Transitions
 from embodyrl.rollouts.replay_buffer import ReplayBuffer
 from embodyrl.types import EnvSpec
@@ -28,7 +29,7 @@ class EpisodeBuffer(ReplayBuffer):
 
     Beyond a transition it keeps for each chunk: ``features`` and ``next_features``; ``next_choice``,
     which the algorithm fills; its ``episode``; whether that is ``solved`` so far, and ``over``. Of
-    one that is over also the ``return`` from the chunk on, and the last places (J, P), ``ends``.
+    one that is over also the ``return`` from the chunk on, and ``places`` (J, P), where it led.
 
     Args:
         capacity: chunks.
@@ -63,7 +64,7 @@ class EpisodeBuffer(ReplayBuffer):
                 "solved": ((), torch.bool),
                 "return": ((), torch.float32),
                 "over": ((), torch.bool),
-                "ends": ((ENDS, spec.proprio_dim), torch.float32),
+                "places": ((PLACES, spec.proprio_dim), torch.float32),
             },
         )
         self.encoder = encoder
@@ -128,23 +129,24 @@ class EpisodeBuffer(ReplayBuffer):
         reward, valid = data["reward"][rows], data["valid"][rows]
         data["return"][rows] = discounted_returns(reward, valid, self.gamma)
         data["over"][rows] = True
-        # Where it ended.
+        # Where it led.
         proprio = [data["obs/proprio"][rows], data["next_obs/proprio"][rows[-1:]]]
-        data["ends"][rows] = last_places(torch.cat(proprio))
+        data["places"][rows] = later_places(torch.cat(proprio))
 
     def _by_age(self, rows: Tensor) -> Tensor:
         """The oldest first: the oldest row follows the newest."""
         return rows[((rows - self.position) % self.capacity).argsort()]
 
 
-def last_places(proprio: Float[Tensor, "t p"]) -> Float[Tensor, "j p"]:
-    """The last J observations of an episode, the last first; the first one stands for those before.
+def later_places(proprio: Float[Tensor, "t p"]) -> Float[Tensor, "n j p"]:
+    """For all observations of an episode but the last one: where it led from there.
 
     Args:
-        proprio: of all T observations, that after the last chunk included.
+        proprio: of all T = n + 1 observations, that after the last chunk included.
     """
-    back = torch.arange(ENDS, device=proprio.device)
-    return proprio[(len(proprio) - 1 - back).clamp_min(0)]
+    now = torch.arange(len(proprio) - 1, device=proprio.device)
+    first, last = torch.zeros_like(now), torch.full_like(now, len(proprio) - 1)
+    return proprio[later_steps(now, first, last, ends=ENDS, apart=1, on_the_way=ON_THE_WAY)]
 
 
 def without(rows: Tensor, others: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.algorithms.side_by_side import gradient_of_sum
 from embodyrl.errors import UserError
-from embodyrl.policies.localiser import ENDS, Localiser
+from embodyrl.policies.localiser import ENDS, ON_THE_WAY, Localiser
 from embodyrl.types import Obs
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Hindsight:
 
     Args:
         localiser: is trained.
-        buffer: with ``extra`` ``ends`` (J, P), ``solved``, ``over`` and ``episode``.
+        buffer: with ``extra`` ``places`` (J, P), ``solved``, ``over`` and ``episode``.
     """
 
     def __init__(self, localiser: Localiser, buffer: ReplayBuffer) -> None:
@@ -84,10 +84,10 @@ class Hindsight:
             parts = []
             if own:
                 pick = self.buffer.draw(own, generator, solved)
-                parts.append((self.buffer.rows(pick).obs, data["ends"][pick]))
+                parts.append((self.buffer.rows(pick).obs, data["places"][pick]))
             if self.demos is not None:
                 frames = self.demos.draw(BATCH - own, generator)
-                ends, solved_ones = self.demos.last_proprio(frames, ENDS)
+                ends, solved_ones = self.demos.later_proprio(frames, ENDS, ON_THE_WAY)
                 obs, _, _ = self.demos.batch(frames[solved_ones])
                 parts.append((obs.to(self.buffer.device), ends[solved_ones]))
             obs = Obs.cat([o for o, _ in parts])
@@ -105,7 +105,7 @@ class Hindsight:
         """Whether any demonstration is."""
         if self.demos is None:
             return False
-        return bool(self.demos.last_proprio(torch.arange(len(self.demos)), 1)[1].any())
+        return bool(self.demos.later_proprio(torch.arange(len(self.demos)), 1)[1].any())
 
     def _half_painting_loss(self, obs: Obs) -> Tensor:
         return 0.5 * self.localiser.painting_loss(obs)

@@ -20,6 +20,7 @@ from embodyrl.data.meaning_notes import env_notes
 from embodyrl.data.resample import Resampled
 from embodyrl.data.table_checks import instruction_fault, left_aside, require_sound_tables
 from embodyrl.errors import UserError
+from embodyrl.functional.hindsight import later_steps
 from embodyrl.rollouts.batches import Transitions
 from embodyrl.storage.profiles import profile_named
 from embodyrl.storage.translation import Translation, translate, within_reach
@@ -207,21 +208,26 @@ class Demonstrations:
             previous=previous,
         )
 
-    def last_proprio(self, indices: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """How the episodes of frames ended: proprioception H, 2H, ... actions before the end.
+    def later_proprio(
+        self, indices: Tensor, ends: int, on_the_way: Sequence[float] = ()
+    ) -> tuple[Tensor, Tensor]:
+        """How the episodes of frames went on: proprioception 0, H, 2H, ... actions before the end.
 
         Args:
             indices: (B,) frames.
-            count: J. In a short episode its first frame stands for those before it.
+            ends: so many. In a short episode its first frame stands for those before it.
+            on_the_way: and at these shares of the way from the frame to the last one.
 
         Returns:
             (B, J, P), the last first, and whether the episode was solved (B,).
         """
         indices = indices.cpu()
-        end = self.end[indices, None]
-        places = (end - 1 - self.execute * torch.arange(count)).clamp_min(0)
+        end = self.end[indices]
         first = torch.searchsorted(self.end, end)  # the first frame of those with the same end
-        return self.proprio[places.maximum(first)], self.success[indices]
+        places = later_steps(
+            indices, first, end - 1, ends=ends, apart=self.execute, on_the_way=on_the_way
+        )
+        return self.proprio[places], self.success[indices]
 
     def transitions(
         self, size: int = 1024, weights: Tensor | None = None, *, in_turn: bool = False

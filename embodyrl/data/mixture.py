@@ -70,9 +70,13 @@ class Mixture:
         obs, actions, mask = zip(*found, strict=True)
         return Obs.cat(list(obs))[back], torch.cat(actions)[back], torch.cat(mask)[back]
 
-    def last_proprio(self, indices: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """See ``Demonstrations.last_proprio``."""
-        found, back = self._of_parts(indices, lambda part, rows: part.last_proprio(rows, count))
+    def later_proprio(
+        self, indices: Tensor, ends: int, on_the_way: Sequence[float] = ()
+    ) -> tuple[Tensor, Tensor]:
+        """See ``Demonstrations.later_proprio``."""
+        found, back = self._of_parts(
+            indices, lambda part, rows: part.later_proprio(rows, ends, on_the_way)
+        )
         proprio, solved = zip(*found, strict=True)
         return torch.cat(proprio)[back], torch.cat(solved)[back]
 

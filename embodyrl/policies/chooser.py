@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.policies.critics import Critics
-from embodyrl.policies.localiser import ENDS, TEXT_WIDTH, Localiser
+from embodyrl.policies.localiser import PLACES, TEXT_WIDTH, Localiser
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.text import TextEncoder
 from embodyrl.ranges import Count, CountOrZero, NotNegative, Range
@@ -93,7 +93,7 @@ class ChooserEncoder(nn.Module):
         self.text: TextEncoder | None = None
         if spec.cameras:
             self.localiser = Localiser(spec)
-            self.dim += TEXT_WIDTH + 2 * ENDS * spec.proprio_dim
+            self.dim += TEXT_WIDTH + 2 * PLACES * spec.proprio_dim
         elif len(spec.tasks) > 1:
             self.text = TextEncoder(TEXT_WIDTH, 0, 1).requires_grad_(False)  # tells tasks apart
             self.dim += TEXT_WIDTH

@@ -5,9 +5,10 @@
     keypoints, proprio, instruction --head--> J places (B, J, P)
 
 What matters for a task is where the hand must go. No label says so, but hindsight does: in an
-episode that was solved, the robot itself was there. The last J observations of such an episode tell
-it for all the earlier ones (as goals are relabelled in arXiv:1707.01495). So critics learn where
-things are from the data alone, of any env, and no simulator's state is read.
+episode that was solved, the robot itself was there. Its later observations tell it for the earlier
+ones (as goals are relabelled in arXiv:1707.01495): the last ones where the task ends, those on the
+way where it leads first, to a block that is to be pushed. So critics learn where things are from
+the data alone, of any env, and no simulator's state is read.
 
 A picture minus what proprioception explains shows the rest: the objects. Without that the keypoints
 follow the robot, which explains most of a picture.
@@ -32,7 +33,11 @@ CHANNELS = 32
 KEYPOINTS = 20
 HIDDEN = 128
 ENDS = 3
-"""J: so many last observations of a solved episode are labels."""
+"""So many last observations of a solved episode are labels."""
+ON_THE_WAY = (0.75, 0.5, 0.25)
+"""And those at these shares of the way from an observation to the last one."""
+PLACES = ENDS + len(ON_THE_WAY)
+"""J."""
 SMALL_ERROR = 0.3
 """Errors below, in standard deviations of proprioception, count as squares (Huber)."""
 
@@ -115,7 +120,7 @@ class Localiser(nn.Module):
         self.eyes = nn.ModuleDict({name: Eye(p, size) for name, size in spec.cameras.items()})
         seen = 2 * KEYPOINTS * len(spec.cameras)
         self.head = nn.Sequential(
-            nn.Linear(seen + p + TEXT_WIDTH, HIDDEN), nn.SiLU(), nn.Linear(HIDDEN, ENDS * p)
+            nn.Linear(seen + p + TEXT_WIDTH, HIDDEN), nn.SiLU(), nn.Linear(HIDDEN, PLACES * p)
         )
 
     def forward(self, obs: Obs) -> Float[Tensor, "b j p"]:
@@ -125,7 +130,7 @@ class Localiser(nn.Module):
         text = self.text(obs.instruction)[2]
         seen = [eye(obs.images[name], proprio, text) for name, eye in self._each()]
         return self.head(torch.cat([*seen, proprio, text], dim=-1)).view(
-            len(proprio), ENDS, proprio.shape[-1]
+            len(proprio), PLACES, proprio.shape[-1]
         )
 
     def hindsight_loss(self, obs: Obs, ends: Float[Tensor, "b j p"]) -> Tensor:
@@ -133,14 +138,14 @@ class Localiser(nn.Module):
 
         Args:
             obs: of solved episodes.
-            ends: proprioception in the last J observations of each one's episode, the last first.
+            ends: proprioception in J later observations of each one's episode, the last first.
         """
         wanted = self.normalize_proprio(ends)
         return F.smooth_l1_loss(self(obs), wanted, beta=SMALL_ERROR)
 
     def difference(self, obs: Obs, later: Obs) -> Tensor:
-        """Huber loss between the places of B observations and of B later ones of their episodes."""
-        return F.smooth_l1_loss(self(obs), self(later), beta=SMALL_ERROR)
+        """Huber loss between where B observations and B later ones of their episodes say they end."""
+        return F.smooth_l1_loss(self(obs)[:, :ENDS], self(later)[:, :ENDS], beta=SMALL_ERROR)
 
     def painting_loss(self, obs: Obs) -> Tensor:
         """Mean absolute error of the painted pictures, in pixel values of [-1, 1]."""

@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from embodyrl.algorithms.episode_buffer import last_places
+from embodyrl.algorithms.episode_buffer import later_places
 from embodyrl.algorithms.optim import Means
 from embodyrl.algorithms.pa_rl import PARL, PARLConfig
 from embodyrl.build import make_policy
@@ -13,7 +13,7 @@ from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.mixture import Mixture
 from embodyrl.errors import UserError
 from embodyrl.policies.flow_vla import FlowVLAConfig
-from embodyrl.policies.localiser import ENDS
+from embodyrl.policies.localiser import ENDS, PLACES
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
 from embodyrl.types import EnvSpec, Obs
 
@@ -92,20 +92,25 @@ def demonstrations(lengths, horizon=H, success=None):
     )
 
 
-def test_the_label_is_the_last_observations_of_the_episode():
-    ends = last_places(torch.arange(5.0)[:, None])
-    assert ends.flatten().tolist() == [4.0, 3.0, 2.0][:ENDS]
-    short = last_places(torch.tensor([[7.0], [8.0]]))
-    assert short.flatten().tolist() == [8.0] + [7.0] * (ENDS - 1)
+def test_labels_are_the_last_observations_of_the_episode_and_those_on_the_way_there():
+    places = later_places(torch.arange(9.0)[:, None])[..., 0]  # eight chunks
+    assert places.shape == (8, PLACES)
+    assert places[0].tolist() == [8.0, 7.0, 6.0, 6.0, 4.0, 2.0]
+    assert places[4].tolist() == [8.0, 7.0, 6.0, 7.0, 6.0, 5.0]
+    # The first observation stands for those before it.
+    short = later_places(torch.tensor([[7.0], [8.0]]))
+    assert short[0, :ENDS].flatten().tolist() == [8.0] + [7.0] * (ENDS - 1)
 
 
 def test_demonstrations_say_how_their_episodes_ended_a_chunk_apart():
     demos = demonstrations([6, 2], success=torch.tensor([True] * 6 + [False] * 2))
-    ends, solved = demos.last_proprio(torch.tensor([0, 5, 6]), 3)
+    ends, solved = demos.later_proprio(torch.tensor([0, 5, 6]), 3)
     assert ends[..., 0].tolist() == [[5.0, 3.0, 1.0], [5.0, 3.0, 1.0], [7.0, 6.0, 6.0]]
     assert solved.tolist() == [True, True, False]
     mixed = Mixture([demonstrations([6, 2]), demonstrations([3])])
-    both, _ = mixed.last_proprio(torch.tensor([8, 6, 0]), 2)
+    way, _ = demos.later_proprio(torch.tensor([0, 1, 6]), 1, (1.0, 0.5))
+    assert way[..., 0].tolist() == [[5.0, 5.0, 2.0], [5.0, 5.0, 3.0], [7.0, 7.0, 6.0]]
+    both, _ = mixed.later_proprio(torch.tensor([8, 6, 0]), 2)
     assert both[..., 0].tolist() == [[2.0, 0.0], [7.0, 6.0], [5.0, 3.0]]
 
 
@@ -116,7 +121,7 @@ def test_chunks_of_solved_episodes_are_labelled_and_features_are_those_of_the_en
     for part in chunks:
         update(algorithm, part)
     data = algorithm.buffer.data
-    torch.testing.assert_close(data["ends"][:32][solved, 0], square[solved])
+    torch.testing.assert_close(data["places"][:32][solved, 0], square[solved])
     for _ in range(2):  # after the warm-up, and after a refresh
         seen = algorithm.buffer.rows(torch.arange(len(algorithm.buffer)))
         torch.testing.assert_close(

@@ -152,7 +152,7 @@ def test_chunks_of_a_policy_that_plans_further_are_those_that_are_executed():
             assert torch.equal(getattr(found, name), getattr(expected, name)), name
         assert torch.equal(found.next_obs.proprio, expected.next_obs.proprio)
     frames = torch.arange(9)
-    assert torch.equal(planned.last_proprio(frames, 2)[0], plain.last_proprio(frames, 2)[0])
+    assert torch.equal(planned.later_proprio(frames, 2)[0], plain.later_proprio(frames, 2)[0])
     # What is imitated is the whole plan.
     _, chunk, mask = planned.batch(torch.tensor([0, 3]))
     assert chunk.shape == (2, H + 2, 4) and mask.sum(1).tolist() == [5, 2]
