@@ -10,7 +10,7 @@ from embodyrl.ranges import Count, CountOrZero, Pixels, Processes
 from embodyrl.sims.metaworld.tasks import SPLITS, chosen_tasks
 from embodyrl.storage.paths import machine_setting
 
-CAMERAS = ("corner", "corner2", "corner3", "corner4", "topview", "behindGripper", "gripperPOV")
+CAMERAS = ("corner", "corner2", "corner3", "topview", "behindGripper", "gripperPOV")
 REWARDS = ("sparse", "dense")
 
 

@@ -28,7 +28,7 @@ from embodyrl.types import Conventions, EnvSpec, Obs
 
 MAX_EPISODE_STEPS = 500
 """MetaWorld's own time limit."""
-TURNED = ("corner", "corner2", "corner3", "corner4")
+TURNED = ("corner", "corner2", "corner3")
 """MetaWorld's cameras that hang upside down; their pictures are turned to stand upright."""
 
 

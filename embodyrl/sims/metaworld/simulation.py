@@ -43,7 +43,7 @@ def _task_class(task: str) -> type:
     except ImportError as error:
         raise MissingDependencyError(
             f"MetaWorld cannot be imported ({error}). Install it with `pip install "
-            "'embodyrl[metaworld]'`; docs/install.md says how pip is told of this MuJoCo."
+            "'embodyrl[metaworld]'`."
         ) from error
     base: Any = ALL_V3_ENVIRONMENTS[task]
     return type(base.__name__, (_Welds, base), {})
