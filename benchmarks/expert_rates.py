@@ -20,7 +20,7 @@ from embodyrl.env import EnvConfig
 from embodyrl.sims.metaworld.config import MetaWorldConfig
 from embodyrl.sims.metaworld.tasks import SUITES
 from embodyrl.sims.ogbench.config import OGBenchConfig
-from embodyrl.sims.ogbench.tasks import SCENES
+from embodyrl.sims.ogbench.scenes import SCENES
 from embodyrl.storage.provenance import git_commit, hardware, versions
 
 OUT = Path(__file__).with_suffix(".json")

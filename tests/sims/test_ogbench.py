@@ -20,8 +20,9 @@ from embodyrl.errors import UserError
 from embodyrl.sims.ogbench.config import OGBenchConfig
 from embodyrl.sims.ogbench.env import OGBenchEnv
 from embodyrl.sims.ogbench.parts import presses
+from embodyrl.sims.ogbench.scenes import SCENES
 from embodyrl.sims.ogbench.simulation import scene_class
-from embodyrl.sims.ogbench.tasks import SCENES, list_tasks
+from embodyrl.sims.ogbench.tasks import list_tasks
 
 
 @pytest.mark.parametrize("task", ["cube-double", "scene", "puzzle-3x3"])
@@ -112,7 +113,7 @@ def test_fewest_presses_of_lights_out():
                 turns[k, 3 * y + x] = 1
     wanted = np.array([1, 0, 0, 1, 1, 0, 1, 0, 1])
     every = [np.array(list(np.binary_repr(i, 9)), int) for i in range(512)]
-    best = min((p.sum() for p in every if ((p @ turns) % 2 == wanted).all()))
+    best = min(p.sum() for p in every if ((p @ turns) % 2 == wanted).all())
     found = presses(np.zeros(9, int), wanted, 3)
     assert len(found) == best
     assert (turns[found].sum(0) % 2 == wanted).all()
@@ -121,7 +122,12 @@ def test_fewest_presses_of_lights_out():
 
 @pytest.mark.parametrize(
     ("task", "expert"),
-    [("cube-single", "plan"), ("cube-double", "markov"), ("scene", "markov"), ("puzzle-3x3", "markov")],
+    [
+        ("cube-single", "plan"),
+        ("cube-double", "markov"),
+        ("scene", "markov"),
+        ("puzzle-3x3", "markov"),
+    ],
 )
 def test_oracles_solve_every_goal(task, expert):
     env = make_env(OGBenchConfig(task=task, expert=expert, num_envs=5, split="eval"))

@@ -175,7 +175,5 @@ class RobosuiteEnv(LiberoEnv):
             )
         scene.pose_for_drawing(slot.snapshot)
         self._loaded.pop(id(scene.model), None)
-        slot.images = {
-            name: renderer.draw(scene.data, CAMERAS[name]) for name in self.spec.cameras
-        }
+        slot.images = {name: renderer.draw(scene.data, CAMERAS[name]) for name in self.spec.cameras}
         slot.drawn = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from embodyrl.sims.metaworld.config import MetaWorldConfig, check_config
 from embodyrl.sims.metaworld.simulation import (
     HAND_DIM,
     STATE_DIM,
-    make_policy,
+    make_scripted_policy,
     make_simulation,
     start,
 )
@@ -105,6 +106,7 @@ class MetaWorldEnv(SteppedVecEnv):
 
     def _take(self, k: int, task: int) -> Any:
         """A simulation of a task for env k, which gives back its own."""
+        # Its own may do, or goes back to the others.
         if self._simulations[k] is not None:
             if self._task_of[k] == task:
                 return self._simulations[k]
@@ -112,6 +114,7 @@ class MetaWorldEnv(SteppedVecEnv):
         found = next((entry for entry in reversed(self._spare) if entry[0] == task), None)
         if found is not None:
             self._spare = [entry for entry in self._spare if entry is not found]
+        # The oldest are dropped.
         self._spare = self._spare[-self.config.max_models :]
         self._task_of[k] = task
         self._simulations[k] = found[1] if found is not None else self._build(task)
@@ -190,7 +193,7 @@ class ScriptedExpert:
         self.env = env
         self.noise = noise
         self._rngs = [np.random.default_rng(seed + k) for k in range(env.spec.num_envs)]
-        self._policies = {task: make_policy(task) for task in env.tasks}
+        self._policies = {task: make_scripted_policy(task) for task in env.tasks}
 
     def reset(self, env_ids: Tensor | Sequence[int] | None = None) -> None:
         """Nothing but a check of the numbers: these policies remember nothing."""
@@ -199,10 +202,12 @@ class ScriptedExpert:
     def act(self) -> Tensor:
         """The next actions (N, 4) float32 in [-1, 1], zero in envs that have ended."""
         actions = torch.zeros(self.env.spec.num_envs, 4)
-        for k in self.env._running.nonzero().flatten().tolist():
-            action = self._policies[self.env.task_of(k)].get_action(self.env.states[k])
-            action = action + self.noise * self._rngs[k].standard_normal(4)
-            actions[k] = torch.from_numpy(np.clip(action, -1.0, 1.0))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that some of their actions exceed 1
+            for k in self.env._running.nonzero().flatten().tolist():
+                action = self._policies[self.env.task_of(k)].get_action(self.env.states[k])
+                action = action + self.noise * self._rngs[k].standard_normal(4)
+                actions[k] = torch.from_numpy(np.clip(action, -1.0, 1.0))
         return actions
 
 

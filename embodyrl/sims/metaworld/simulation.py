@@ -74,7 +74,7 @@ def start(simulation: Any, seed: int) -> np.ndarray:
     return state
 
 
-def make_policy(task: str) -> Any:
+def make_scripted_policy(task: str) -> Any:
     """MetaWorld's scripted policy of a task."""
     from metaworld.policies import ENV_POLICY_MAP
 

@@ -112,10 +112,10 @@ def chosen_tasks(suite: str, task: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in task.split(","))
     for name in names:
         if name not in SENTENCES:
+            hint = did_you_mean(name, SENTENCES)
+            near = f"{hint} " if hint.startswith("Did you mean") else ""
             listed = ", ".join(sorted(SENTENCES))
-            raise UserError(
-                f"MetaWorld has no task {name!r}. {did_you_mean(name, SENTENCES)} All: {listed}."
-            )
+            raise UserError(f"MetaWorld has no task {name!r}. {near}Valid names: {listed}.")
         if name not in SUITES[suite]:
             raise UserError(
                 f"MetaWorld's task {name} is not in {suite}; set env.suite=mt50, which has all."

@@ -8,7 +8,7 @@ from typing import Annotated
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.ranges import CountOrZero, Pixels, Processes, Range
-from embodyrl.sims.ogbench.tasks import EXPERTS, NUM_GOALS, SPLITS, require_scene
+from embodyrl.sims.ogbench.scenes import EXPERTS, NUM_GOALS, SPLITS, require_scene
 from embodyrl.storage.paths import machine_setting
 
 CAMERAS = ("front_pixels", "front")

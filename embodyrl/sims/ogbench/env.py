@@ -11,20 +11,15 @@ from embodyrl.errors import try_each
 from embodyrl.registry import EnvFactory
 from embodyrl.sims.ogbench.config import OGBenchConfig, check_config
 from embodyrl.sims.ogbench.experts import OracleExpert
+from embodyrl.sims.ogbench.scenes import NUM_GOALS, SPLITS, require_scene
 from embodyrl.sims.ogbench.simulation import (
     ROBOT_DIM,
+    goal_infos,
     goal_numbers,
     make_simulations,
     part_successes,
 )
-from embodyrl.sims.ogbench.tasks import (
-    NUM_GOALS,
-    SPLITS,
-    goal_infos,
-    instruction,
-    require_scene,
-    task_names,
-)
+from embodyrl.sims.ogbench.tasks import instruction, task_name
 from embodyrl.sims.opengl import Renderer
 from embodyrl.sims.silent_reset import was_reset_silently
 from embodyrl.sims.workers.pool import PooledVecEnv
@@ -67,7 +62,7 @@ class OGBenchEnv(SteppedVecEnv):
                 max_episode_steps=config.max_episode_steps or scene.max_episode_steps,
                 cameras=dict.fromkeys(config.cameras, (config.image_size, config.image_size)),
                 privileged_dim=state_dim,
-                tasks=tuple(task_names(config.task, self.goals)),
+                tasks=tuple(task_name(config.task, goal) for goal in self.goals),
                 conventions=Conventions(
                     orientation="upright" if pictures else "",
                     channels="rgb" if pictures else "",
@@ -125,6 +120,7 @@ class OGBenchEnv(SteppedVecEnv):
         def step_one(k: int) -> None:
             simulation = self.simulations[k]
             state = simulation.step(numbers[k])[0]
+            # OGBench's single tasks are judged before the action; here what it brought about is.
             parts = part_successes(simulation)
             success[k] = all(parts)
             solved = self.config.reward == "sparse"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -11,12 +11,21 @@ from torch import Tensor
 
 from embodyrl.env import env_index
 from embodyrl.sims.numpy_stream import private_numpy_stream
+from embodyrl.sims.ogbench.config import OGBenchConfig
 from embodyrl.sims.ogbench.parts import Move, next_move, random_move
-
-if TYPE_CHECKING:
-    from embodyrl.sims.ogbench.env import OGBenchEnv
+from embodyrl.types import EnvSpec
 
 REST = np.zeros(5)
+
+
+class ReadableEnv(Protocol):
+    """What the expert reads of an ``OGBenchEnv``."""
+
+    spec: EnvSpec
+    config: OGBenchConfig
+    init: np.ndarray
+    simulations: list[Any]
+    _running: Tensor
 
 
 class OracleExpert:
@@ -28,7 +37,7 @@ class OracleExpert:
         seed: of that noise and of what the oracles draw; env k draws from seed + k.
     """
 
-    def __init__(self, env: OGBenchEnv, noise: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, env: ReadableEnv, noise: float = 0.0, seed: int = 0) -> None:
         self.env = env
         self.noise = noise
         self._seed = seed
@@ -56,6 +65,7 @@ class OracleExpert:
         return actions
 
     def _next_action(self, k: int) -> np.ndarray:
+        # A finished oracle has led the arm away from its part; the next one takes over.
         simulation = self.env.simulations[k]
         info = simulation.compute_ob_info()
         if self._oracles[k] is None or self._oracles[k].done:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from embodyrl.sims.ogbench.tasks import CUBE_SIZE
+from embodyrl.sims.ogbench.scenes import CUBE_SIZE
 
 _NEAR = 0.04  # OGBench's own bound of success, in metres
 _FREE = 0.055  # cubes whose centres are farther apart do not touch, whatever their yaw
@@ -130,10 +130,9 @@ def _next_cube(simulation: Any, rng: np.random.Generator) -> Move | None:
     blocked = [k for k in tops if not done[k]] or tops
     number = int(rng.choice(blocked))
     taken = np.concatenate([cubes, goals])[:, :2]
-    for _ in range(100):
-        place = rng.uniform(*simulation._target_sampling_bounds)
-        if (np.linalg.norm(taken - place, axis=1) > 2 * _FREE).all():
-            break
+    places = rng.uniform(*simulation._target_sampling_bounds, size=(100, 2))
+    room = np.linalg.norm(taken[None] - places[:, None], axis=2).min(axis=1)
+    place = places[int((room > 2 * _FREE).argmax() if (room > 2 * _FREE).any() else room.argmax())]
     return Move("cube", number, (*place.tolist(), _TABLE, 0.0))
 
 

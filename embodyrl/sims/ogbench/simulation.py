@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -13,7 +14,7 @@ import mujoco
 import numpy as np
 
 from embodyrl.errors import MissingDependencyError
-from embodyrl.sims.ogbench.tasks import SceneInfo
+from embodyrl.sims.ogbench.scenes import SceneInfo
 
 ROBOT_DIM = 19
 """Numbers of OGBench's state that are the robot's: they come first."""
@@ -41,6 +42,22 @@ def scene_class(kind: str) -> type:
             "'embodyrl[ogbench]'`."
         ) from error
     return {"cube": CubeEnv, "scene": SceneEnv, "puzzle": PuzzleEnv}[kind]
+
+
+def goal_infos(scene: SceneInfo) -> Sequence[dict[str, Any]]:
+    """What OGBench says of a scene's goals, without building it.
+
+    Raises:
+        MissingDependencyError: OGBench is not installed.
+    """
+    # OGBench lists its goals in a method that needs these attributes and no more.
+    blank: Any = object.__new__(scene_class(scene.kind))
+    blank._env_type = scene.env_type
+    blank._reward_task_id = None
+    if scene.kind == "puzzle":
+        blank._num_rows, blank._num_cols = map(int, scene.env_type.split("x"))
+    blank.set_tasks()
+    return blank.task_infos
 
 
 class _Repeatable:
@@ -79,8 +96,10 @@ def make_simulations(scene: SceneInfo, pixels: bool, count: int) -> list[Any]:
         MissingDependencyError: OGBench is not installed.
     """
     base = scene_class(scene.kind)
+    repeatable: Any = type(base.__name__, (_Repeatable, base), {})
+    # Each cube keeps its colour's goal, as in OGBench's single tasks.
     options: dict[str, Any] = {} if scene.kind == "puzzle" else {"permute_blocks": False}
-    first = type(base.__name__, (_Repeatable, base), {})(
+    first = repeatable(
         env_type=scene.env_type,
         ob_type="pixels" if pixels else "states",
         terminate_at_goal=False,
@@ -111,6 +130,7 @@ def goal_numbers(simulation: Any) -> np.ndarray:
 
     Cubes' positions, buttons' states, then drawer and window, as far as the scene has them.
     """
+    # A scene has cubes, buttons or both.
     parts = []
     if hasattr(simulation, "_cube_target_mocap_ids"):
         targets = simulation.data.mocap_pos[simulation._cube_target_mocap_ids]

@@ -1,55 +1,18 @@
-"""OGBench's manipulation scenes, and what each of their evaluation goals is in words."""
+"""What each evaluation goal of OGBench's scenes is in words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from embodyrl.errors import UserError, did_you_mean
 from embodyrl.registry import TaskInfo
+from embodyrl.sims.ogbench.scenes import CUBE_SIZE, SCENES, SPLITS, SceneInfo
 
-SPLITS = {"train": "resets with even seeds", "eval": "resets with odd seeds"}
-EXPERTS = ("markov", "plan", "play")
-NUM_GOALS = 5
-"""Evaluation goals of every scene."""
-
-
-@dataclass(frozen=True)
-class SceneInfo:
-    """A scene.
-
-    Attributes:
-        kind: ``"cube"``, ``"scene"`` or ``"puzzle"``: which of OGBench's classes.
-        env_type: its variant.
-        max_episode_steps: OGBench's time limit, in control steps.
-    """
-
-    kind: str
-    env_type: str
-    max_episode_steps: int
-
-
-SCENES = {
-    "cube-single": SceneInfo("cube", "single", 200),
-    "cube-double": SceneInfo("cube", "double", 500),
-    "cube-triple": SceneInfo("cube", "triple", 1000),
-    "cube-quadruple": SceneInfo("cube", "quadruple", 1000),
-    "cube-octuple": SceneInfo("cube", "octuple", 1500),
-    "scene": SceneInfo("scene", "scene", 750),
-    "puzzle-3x3": SceneInfo("puzzle", "3x3", 500),
-    "puzzle-4x4": SceneInfo("puzzle", "4x4", 500),
-    "puzzle-4x5": SceneInfo("puzzle", "4x5", 1000),
-    "puzzle-4x6": SceneInfo("puzzle", "4x6", 1000),
-}
-"""Name -> scene, with the time limits of OGBench 1.2."""
+__all__ = ["SPLITS", "instruction", "list_tasks", "task_name"]
 
 CUBE_COLOURS = ("red", "blue", "orange", "green", "purple", "yellow", "magenta", "gray")
 BUTTON_COLOURS = ("red", "blue")
-CUBE_SIZE = 0.04
-"""Edge of a cube, in metres."""
 
 _SCENE_SENTENCES = (
     "open the drawer and the window",
@@ -58,17 +21,6 @@ _SCENE_SENTENCES = (
     "put the cube into the drawer, close it and leave it unlocked",
     "put the cube into the drawer, close and lock it, and open and lock the window",
 )
-
-
-def require_scene(name: str) -> SceneInfo:
-    """The scene of a name.
-
-    Raises:
-        UserError: there is none.
-    """
-    if name not in SCENES:
-        raise UserError(f"OGBench has no task {name!r}. {did_you_mean(name, SCENES)}")
-    return SCENES[name]
 
 
 def instruction(scene: SceneInfo, goal: int, info: dict[str, Any]) -> str:
@@ -86,6 +38,7 @@ def instruction(scene: SceneInfo, goal: int, info: dict[str, Any]) -> str:
         rows = np.asarray(info["goal_button_states"]).reshape(-1, columns)
         shown = ", ".join(" ".join(BUTTON_COLOURS[state] for state in row) for row in rows.tolist())
         return f"press buttons until their rows are {shown}"
+    # Of the cubes only those are named that have to move.
     goals = info["goal_xyzs"]
     moved = np.flatnonzero(np.abs(goals - info["init_xyzs"]).max(axis=1) > 1e-6)
     return "put " + " and ".join(
@@ -96,6 +49,7 @@ def instruction(scene: SceneInfo, goal: int, info: dict[str, Any]) -> str:
 def _place(goals: np.ndarray, k: int) -> str:
     """Where cube k belongs, as seen by the cameras, which look along -x."""
     x, y, z = goals[k]
+    # A cube whose goal is right below another's carries it.
     below = np.abs(goals - [x, y, z - CUBE_SIZE]).max(axis=1) < CUBE_SIZE / 4
     if below.any():
         return f"on the {CUBE_COLOURS[int(below.argmax())]} cube"
@@ -104,26 +58,9 @@ def _place(goals: np.ndarray, k: int) -> str:
     return f"at the {row} {column}"
 
 
-def goal_infos(scene: SceneInfo) -> Sequence[dict[str, Any]]:
-    """What OGBench says of a scene's goals, without building it.
-
-    Raises:
-        MissingDependencyError: OGBench is not installed.
-    """
-    from embodyrl.sims.ogbench.simulation import scene_class
-
-    blank: Any = object.__new__(scene_class(scene.kind))
-    blank._env_type = scene.env_type
-    blank._reward_task_id = None
-    if scene.kind == "puzzle":
-        blank._num_rows, blank._num_cols = map(int, scene.env_type.split("x"))
-    blank.set_tasks()
-    return blank.task_infos
-
-
-def task_names(name: str, goals: Sequence[int]) -> list[str]:
-    """OGBench's own names of single tasks, without the version."""
-    return [f"{name}-task{goal}" for goal in goals]
+def task_name(scene: str, goal: int) -> str:
+    """OGBench's own name of a single task, without the version."""
+    return f"{scene}-task{goal}"
 
 
 def list_tasks() -> list[TaskInfo]:
@@ -132,9 +69,11 @@ def list_tasks() -> list[TaskInfo]:
     Raises:
         MissingDependencyError: OGBench is not installed.
     """
+    from embodyrl.sims.ogbench.simulation import goal_infos
+
     return [
         TaskInfo(
-            task_names(name, [goal])[0],
+            task_name(name, goal),
             instruction(scene, goal, info),
             f"env.task={name} env.goals=[{goal}]",
             group=name,
