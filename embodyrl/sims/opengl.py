@@ -86,6 +86,7 @@ class Renderer:
         self.perturb = mujoco.MjvPerturb()
         self.option = mujoco.MjvOption()
         self.camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        # Collision geometry is often in a group of its own.
         if geom_groups is not None:
             self.option.geomgroup[:] = [k in geom_groups for k in range(6)]
         self.context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)

@@ -123,6 +123,7 @@ class MetaWorldEnv(SteppedVecEnv):
     def _reset(self, env_ids: list[int], inits: list[int]) -> None:
         split = split_index(self.config.split, list(SPLITS))
         for k, init in zip(env_ids, inits, strict=True):
+            # Numbers alternate between the tasks.
             number, task = divmod(init, len(self.tasks))
             # Seeds alternate between the splits, so the splits share no state.
             self.states[k] = start(self._take(k, task), len(SPLITS) * number + split)
@@ -137,6 +138,7 @@ class MetaWorldEnv(SteppedVecEnv):
 
         def step_one(k: int) -> None:
             simulation = self._simulations[k]
+            # MetaWorld never terminates; the env API does, at success.
             self.states[k], dense, _, _, info = simulation.step(numbers[k])
             success[k] = bool(info["success"])
             reward[k] = float(info["success"] if self.config.reward == "sparse" else dense)

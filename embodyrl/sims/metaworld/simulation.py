@@ -26,6 +26,7 @@ class _Welds:
     """
 
     def reset_mocap_welds(self) -> None:
+        # The hand follows the mocap body through this weld, and nothing else moves the arm.
         model: Any = self.model
         for k in np.flatnonzero(model.eq_type == int(mujoco.mjtEq.mjEQ_WELD)):
             model.eq_data[k, : len(_WELD)] = _WELD
@@ -69,6 +70,7 @@ def make_simulation(task: str, max_episode_steps: int) -> Any:
 
 def start(simulation: Any, seed: int) -> np.ndarray:
     """Puts a simulation into the initial state of a seed; returns its state (39,)."""
+    # Its reset ignores a seed; this one reaches the generator that draws objects and goal.
     simulation.seed(seed)
     state, _ = simulation.reset()
     return state

@@ -98,6 +98,7 @@ class OGBenchEnv(SteppedVecEnv):
 
     def _start(self, k: int, init: int) -> np.ndarray:
         """Puts env k into an initial state, and returns its state."""
+        # Numbers alternate between the goals.
         number, task = divmod(init, len(self.goals))
         # Seeds alternate between the splits, so the splits share no state.
         seed = len(SPLITS) * number + split_index(self.config.split, list(SPLITS))

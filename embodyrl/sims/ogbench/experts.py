@@ -77,6 +77,7 @@ class OracleExpert:
 
     def _begin(self, k: int, simulation: Any, info: dict[str, Any]) -> None:
         """Chooses the next part, and the oracle that moves it."""
+        # A player takes any part, a demonstrator the one that the goal needs next.
         play = self.env.config.expert == "play"
         rng = self._rngs[k]
         move = random_move(simulation, rng) if play else next_move(simulation, rng)
@@ -111,6 +112,7 @@ def make_oracle(simulation: Any, part: str, planned: bool) -> Any:
 
 def _told(simulation: Any, move: Move) -> dict[str, Any]:
     """What an oracle reads of its target, under the names of OGBench's data collection."""
+    # Positions are in the world, in metres.
     data = simulation.data
     if move.part == "cube":
         return {

@@ -71,6 +71,7 @@ def random_move(simulation: Any, rng: np.random.Generator) -> Move:
     states = getattr(simulation, "_cur_button_states", ())
     weights = np.array([0.25 if p in _LOCK and not states[_LOCK[p]] else 1.0 for p in parts])
     part = str(rng.choice(parts, p=weights / weights.sum()))
+    # A drawer or window goes from one end to the other.
     if part == "button":
         return _press(simulation, int(rng.integers(simulation._num_buttons)))
     if part == "drawer":
@@ -112,6 +113,7 @@ def _uncovered(cubes: np.ndarray) -> list[int]:
 
 def _next_cube(simulation: Any, rng: np.random.Generator) -> Move | None:
     cubes = cube_positions(simulation)
+    # OGBench marks each cube's goal with a mocap body.
     goals = simulation.data.mocap_pos[simulation._cube_target_mocap_ids]
     done = np.linalg.norm(cubes - goals, axis=1) <= _NEAR
     if done.all():
@@ -142,6 +144,7 @@ def _next_in_scene(simulation: Any) -> Move | None:
     goal = simulation.data.mocap_pos[simulation._cube_target_mocap_ids[0]]
     drawer = float(simulation.data.joint("drawer_slide").qpos[0])
     window = float(simulation.data.joint("window_slide").qpos[0])
+    # A goal that far to the left is inside the closed drawer.
     into_drawer = goal[1] < -0.2
     if into_drawer and not simulation._is_in_drawer(cube):
         if drawer > _DRAWER_OPEN + 0.02:
@@ -149,10 +152,12 @@ def _next_in_scene(simulation: Any) -> Move | None:
         return Move("cube", 0, (*simulation._drawer_center.tolist(), 0.0))
     if not into_drawer and np.linalg.norm(cube - goal) > _NEAR:
         return Move("cube", 0, (*goal.tolist(), 0.0))
+    # Then what slides, more closely than success asks for, because it is to stay.
     if abs(drawer - simulation._target_drawer_pos) > _NEAR / 2:
         return _slide(simulation, "drawer", simulation._target_drawer_pos)
     if abs(window - simulation._target_window_pos) > _NEAR / 2:
         return _slide(simulation, "window", simulation._target_window_pos)
+    # Buttons last: they lock what has been moved.
     for number, (now, wanted) in enumerate(
         zip(simulation._cur_button_states, simulation._target_button_states, strict=True)
     ):
@@ -197,6 +202,7 @@ def presses(now: np.ndarray, wanted: np.ndarray, columns: int) -> list[int]:
         pressed = np.zeros_like(left)
         for row in range(len(left)):
             pressed[row] = first if row == 0 else left[row - 1]
+            # Each press turns five lights, fewer at the edge.
             for column in np.flatnonzero(pressed[row]):
                 for r, c in ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)):
                     y, x = row + r, column + c

@@ -106,6 +106,7 @@ def make_simulations(scene: SceneInfo, pixels: bool, count: int) -> list[Any]:
         visualize_info=False,
         **options,
     )
+    # The first reset compiles the model.
     first.reset(options={"task_id": 1}, seed=0)
     simulations = [first]
     for _ in range(count - 1):
@@ -120,6 +121,7 @@ def make_simulations(scene: SceneInfo, pixels: bool, count: int) -> list[Any]:
 
 def part_successes(simulation: Any) -> list[bool]:
     """Which parts are as the goal wants them: cubes, then buttons, drawer and window."""
+    # Cubes and puzzles give one list, the scene a tuple of lists and flags.
     found = simulation._compute_successes()
     flat = found if isinstance(found, tuple) else (found,)
     return [bool(part) for entry in flat for part in np.atleast_1d(entry)]
