@@ -3,7 +3,8 @@
     python benchmarks/manipulation_speed.py --out benchmarks/manipulation_speed.json
 
 Both step with the same random actions in one process, in turn, several times; the medians are
-written. Seconds are those of the CPU, which other processes do not stretch. ``embodyrl bench ogbench env.num_workers=2`` measures several processes.
+written. Seconds are those of the CPU, which other processes do not stretch.
+``embodyrl bench ogbench env.num_workers=2`` measures several processes.
 """
 
 from __future__ import annotations

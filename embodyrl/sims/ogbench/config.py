@@ -20,7 +20,7 @@ class OGBenchConfig(EnvConfig):
     """Settings of an OGBench env.
 
     Attributes:
-        task: ``cube-single``, ``scene``, ``puzzle-3x3`` ...; ``tasks.SCENES`` names them all.
+        task: ``cube-single``, ``scene``, ``puzzle-3x3`` ...; ``scenes.SCENES`` names them all.
         goals: numbers of OGBench's evaluation goals, 1 to 5; empty for all. ``goals=[2]`` is its
             ``TASK-singletask-task2-v0``.
         cameras: any of ``front_pixels`` (what OGBench's pixel policies see, the arm transparent)

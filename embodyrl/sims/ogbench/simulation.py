@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,9 +34,12 @@ def scene_class(kind: str) -> type:
         MissingDependencyError: OGBench is not installed.
     """
     try:
-        from ogbench.manipspace.envs.cube_env import CubeEnv
-        from ogbench.manipspace.envs.puzzle_env import PuzzleEnv
-        from ogbench.manipspace.envs.scene_env import SceneEnv
+        # dm_control looks for a screen, which nothing here needs.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from ogbench.manipspace.envs.cube_env import CubeEnv
+            from ogbench.manipspace.envs.puzzle_env import PuzzleEnv
+            from ogbench.manipspace.envs.scene_env import SceneEnv
     except ImportError as error:
         raise MissingDependencyError(
             f"OGBench cannot be imported ({error}). Install it with `pip install "
