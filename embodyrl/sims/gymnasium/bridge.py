@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import gymnasium
-import mujoco
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -18,17 +17,11 @@ from embodyrl.env import EnvConfig, SteppedVecEnv, Tick, VecEnv
 from embodyrl.errors import UserError, did_you_mean, try_each
 from embodyrl.sims.gymnasium.reports import read_reset, read_step
 from embodyrl.sims.gymnasium.spaces import ObservationReader, action_box
+from embodyrl.sims.silent_reset import was_reset_silently
 from embodyrl.types import EnvSpec, Obs
 
 UNKNOWN_HZ = 30.0
 """Actions per second of an env whose metadata name no ``render_fps``."""
-
-_mujoco: Any = mujoco  # its type stubs lack the warnings
-_RESETS = (
-    _mujoco.mjtWarning.mjWARN_BADQPOS,
-    _mujoco.mjtWarning.mjWARN_BADQVEL,
-    _mujoco.mjtWarning.mjWARN_BADQACC,
-)
 
 
 class AsGymnasium(VectorEnv):
@@ -274,7 +267,7 @@ class FromGymnasium(SteppedVecEnv):
             if len(bad := np.flatnonzero(~np.isfinite(self._proprio[k]))):
                 fault[k] = True
                 self.fault_texts[k] = f"proprio[{bad[0]}] is {self._proprio[k, bad[0]]}"
-            elif _was_reset_silently(env):
+            elif was_reset_silently(getattr(env.unwrapped, "data", None)):
                 fault[k] = True
                 self.fault_texts[k] = "MuJoCo found NaN or infinity, and reset the simulation"
 
@@ -308,12 +301,6 @@ class FromGymnasium(SteppedVecEnv):
         """Closes every env."""
         for env in self._envs:
             env.close()
-
-
-def _was_reset_silently(env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether MuJoCo found NaN or infinity: it then resets the simulation without a word."""
-    warning = getattr(getattr(env.unwrapped, "data", None), "warning", None)
-    return warning is not None and any(warning[kind].number for kind in _RESETS)
 
 
 def _to_dict(obs: Obs) -> dict[str, np.ndarray]:

@@ -4,31 +4,17 @@
 # MuJoCo's module is native and its wheel describes it only in part to a type checker.
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import mujoco
-import numpy as np
 
 from embodyrl.sims.egl import has_egl
 from embodyrl.sims.libero.suites import Task
 
 _EGL_CONTEXT = "robosuite.renderers.context.egl_context"
-
-
-@contextlib.contextmanager
-def private_numpy_stream(seed: int | list[int]) -> Iterator[None]:
-    """Seeds numpy's global generator, from which LIBERO's samplers draw; restores it afterwards."""
-    before = np.random.get_state()  # noqa: NPY002
-    np.random.seed(np.random.SeedSequence(seed).generate_state(4))  # noqa: NPY002
-    try:
-        yield
-    finally:
-        np.random.set_state(before)  # noqa: NPY002
 
 
 @functools.cache

@@ -18,8 +18,9 @@ from embodyrl.env import Tick
 from embodyrl.errors import try_each
 from embodyrl.sims.libero.base import LiberoEnv
 from embodyrl.sims.libero.config import LiberoConfig
-from embodyrl.sims.libero.render import Renderer
+from embodyrl.sims.libero.render import CAMERAS, scene_renderer
 from embodyrl.sims.libero.scene import PRIVILEGED_DIM, PROPRIO_DIM, Scene, Snapshot, Start
+from embodyrl.sims.opengl import Renderer
 from embodyrl.types import Obs
 
 
@@ -169,10 +170,10 @@ class RobosuiteEnv(LiberoEnv):
         scene = self._scene_of(slot.task)
         renderer = self._renderers.get(id(scene.model))
         if renderer is None:
-            renderer = self._renderers[id(scene.model)] = Renderer(
+            renderer = self._renderers[id(scene.model)] = scene_renderer(
                 scene.model, self.config.image_size, self.device
             )
         scene.pose_for_drawing(slot.snapshot)
         self._loaded.pop(id(scene.model), None)
-        slot.images = {name: renderer.draw(scene.data, name) for name in self.spec.cameras}
+        slot.images = {name: renderer.draw(scene.data, CAMERAS[name]) for name in self.spec.cameras}
         slot.drawn = True

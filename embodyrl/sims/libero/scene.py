@@ -19,8 +19,9 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from embodyrl.sims.libero.robosuite_build import build, place_anew, private_numpy_stream
+from embodyrl.sims.libero.robosuite_build import build, place_anew
 from embodyrl.sims.libero.suites import Task, quiet
+from embodyrl.sims.numpy_stream import private_numpy_stream
 
 PROPRIO_DIM = 8  # position, axis-angle and fingers, as the published LIBERO policies take them
 MAX_OBJECTS = 10
