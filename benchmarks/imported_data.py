@@ -15,7 +15,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,7 @@ from shared import HERE, evaluations, write
 from embodyrl.build import make_env
 from embodyrl.config import compose, env_config
 from embodyrl.data.demonstrations import Demonstrations
+from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.env import EnvConfig
 from embodyrl.functional.intervals import wilson
 from embodyrl.report.compare import compare
@@ -191,7 +192,7 @@ def command(*arguments: str, check: bool = True) -> dict[str, Any]:
 
 def play(config: EnvConfig, path: Path) -> list[Played]:
     """The episodes of a data set, played again in their env."""
-    demos = Demonstrations.load(path, 1, keep="all", pictures=False)
+    demos = load_demonstrations(path, 1, keep="all", pictures=False)
     env = make_env(config)
     episodes = []
     begin = 0
@@ -252,8 +253,8 @@ def differences(data: Path, direct: Path, task: Task, options: tuple[str, ...]) 
     spec = env.spec
     env.close()
     chosen = {"profile": config.data.profile, "cameras": config.data.cameras}
-    theirs = Demonstrations.load(data, 1, spec=spec, **chosen)
-    ours = Demonstrations.load(direct, 1, spec=spec)
+    theirs = load_demonstrations(data, 1, spec=spec, **chosen)
+    ours = load_demonstrations(direct, 1, spec=spec)
     rows = same_episodes(ours, theirs)
     pictures = [
         np.abs(theirs.images[c].astype(int) - ours.images[c][rows].astype(int)).mean()
@@ -313,8 +314,8 @@ def run_layout(
     }
 
 
-def run_task(name: str, work: Path) -> dict[str, Any]:
-    """All layouts of a task, and the demonstrations themselves."""
+def run_task(name: str, work: Path) -> Iterator[dict[str, Any]]:
+    """The demonstrations themselves, then all layouts of a task; after each, what is known so far."""
     task = TASKS[name]
     work.mkdir(parents=True, exist_ok=True)
     direct = work / "direct"
@@ -325,11 +326,12 @@ def run_task(name: str, work: Path) -> dict[str, Any]:
     config = env_config(task.env[0], [*task.env[1:], "env.num_envs=1"])
     # Played once, when the first layout is written.
     episodes = cache(lambda: play(config, direct))
-    rows = {}
+    found = {"title": task.title, "direct": score(run), "layouts": {}}
+    yield found
     for label, layout in task.layouts.items():
-        rows[label] = run_layout(label, layout, task, work, episodes)
-        print(name, "|", label, "|", json.dumps(rows[label]), flush=True)
-    return {"title": task.title, "direct": score(run), "layouts": rows}
+        found["layouts"][label] = run_layout(label, layout, task, work, episodes)
+        print(name, "|", label, "|", json.dumps(found["layouts"][label]), flush=True)
+        yield found
 
 
 def main() -> None:
@@ -341,8 +343,9 @@ def main() -> None:
     path = HERE / "imported_data.json"
     tasks = json.loads(path.read_text())["tasks"] if path.exists() else {}
     for name in given.tasks:
-        tasks[name] = run_task(name, given.work / name)
-        write("imported_data", {"seed": SEED, "tasks": tasks})
+        for found in run_task(name, given.work / name):
+            tasks[name] = found
+            write("imported_data", {"seed": SEED, "tasks": tasks})
 
 
 if __name__ == "__main__":

@@ -21,7 +21,16 @@ class Carry(SteppedVecEnv):
 
     def __init__(self, layout, num_envs):
         spec = EnvSpec(
-            "test/carry", num_envs, 4, 12, "delta", 20.0, 40, {}, layout=layout, conventions=CONVENTIONS
+            "test/carry",
+            num_envs,
+            4,
+            12,
+            "delta",
+            20.0,
+            40,
+            {},
+            layout=layout,
+            conventions=CONVENTIONS,
         )
         super().__init__(spec, EnvConfig(num_envs=num_envs))
         self.hand = torch.zeros(num_envs, 3)

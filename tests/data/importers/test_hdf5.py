@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from embodyrl.cli.main import main
-from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.importers.hdf5 import import_hdf5
 from embodyrl.data.lerobot_read import open_dataset
+from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.data.verify import verify_dataset
 from embodyrl.errors import UserError
 from embodyrl.functional.rotations import rotation_matrices, rotation_vectors
@@ -137,7 +137,7 @@ def test_libero(tmp_path, capsys):
     # What this project's env wants.
     size = (SIZE, SIZE)
     env = spec("libero/libero_object", "osc_pose", {"agentview": size, "wrist": size}, 8, 7)
-    demos = Demonstrations.load(tmp_path / "set", 4, spec=env)
+    demos = load_demonstrations(tmp_path / "set", 4, spec=env)
     assert demos.remarks == [] and demos.sentences == ["pick it up"]
     assert len(demos) == sum(LENGTHS) - len(LENGTHS)
     # Each observation stands beside the action after the one that led to it.
@@ -157,7 +157,7 @@ def test_libero(tmp_path, capsys):
 def test_libero_pictures_that_stand_upright_stay_so(tmp_path):
     write_libero(tmp_path / "a.hdf5", convention="opencv")
     import_hdf5(tmp_path / "a.hdf5", tmp_path / "set", say=lambda text: None)
-    column = Demonstrations.load(tmp_path / "set", 1).images["agentview"][0, :, 5, 0].astype(int)
+    column = load_demonstrations(tmp_path / "set", 1).images["agentview"][0, :, 5, 0].astype(int)
     assert column[0] < 40 < 200 < column[-1]
 
 
@@ -177,7 +177,7 @@ def test_absolute_targets_of_a_controller_become_changes(tmp_path):
     import_hdf5(file, tmp_path / "set", say=lambda text: None)
     size = (SIZE, SIZE)
     env = spec("libero/libero_object", "osc_pose", {"agentview": size, "wrist": size}, 8, 7)
-    demos = Demonstrations.load(tmp_path / "set", 1, spec=replace(env, conventions=CONVENTIONS))
+    demos = load_demonstrations(tmp_path / "set", 1, spec=replace(env, conventions=CONVENTIONS))
     with h5py.File(file) as f:
         changes = np.concatenate([f[f"data/demo_{i}/changes"][()] for i in range(len(LENGTHS))])
     np.testing.assert_allclose(demos.actions, changes, atol=1e-4)
@@ -198,7 +198,7 @@ def test_robomimic(tmp_path):
     assert said == ["lift.hdf5: left aside are object."]
     assert verify_dataset(tmp_path / "set").faults == []
     env = spec("robomimic/Lift", "osc_pose", {"agentview": (SIZE, SIZE)}, 9, 7)
-    demos = Demonstrations.load(tmp_path / "set", 4, spec=env, keep="all")
+    demos = load_demonstrations(tmp_path / "set", 4, spec=env, keep="all")
     assert demos.sentences == ["lift it"] and demos.remarks == []
     with h5py.File(tmp_path / "lift.hdf5") as f:
         np.testing.assert_allclose(demos.actions[:6], f["data/demo_0/actions"][()], rtol=1e-6)
@@ -221,7 +221,7 @@ def test_maniskill(tmp_path, mode):
     cameras = {"base_camera": (SIZE, SIZE)} if mode == "rgb" else {}
     dims = 26 if mode == "rgb" else 12
     env = spec("maniskill/PushCube-v1", "pd_ee_delta_pos", cameras, dims, 4)
-    demos = Demonstrations.load(tmp_path / "set", 4, spec=env)
+    demos = load_demonstrations(tmp_path / "set", 4, spec=env)
     assert len(demos) == 6 and "1 of 2 episodes, which failed" in demos.remarks[0]
     with h5py.File(path) as f:
         obs = f["traj_0/obs"]
@@ -320,7 +320,7 @@ def test_what_maniskill_records_itself_fits_this_projects_env(tmp_path):
     assert import_hdf5(tmp_path / "pushed.h5", tmp_path / "set", **quiet)["frames"] == 8
     ours = make_env(env_config("maniskill", ["env.task=PushCube-v1", "env.num_envs=1"]), "cpu")
     try:
-        demos = Demonstrations.load(tmp_path / "set", 2, spec=ours.spec, keep="all")
+        demos = load_demonstrations(tmp_path / "set", 2, spec=ours.spec, keep="all")
     finally:
         ours.close()
     assert demos.remarks == []

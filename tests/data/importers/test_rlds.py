@@ -10,10 +10,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from PIL import Image
 
 from embodyrl.cli.main import main
-from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.importers.rlds import import_rlds
 from embodyrl.data.importers.tfrecord import read_examples
 from embodyrl.data.lerobot_read import open_dataset
+from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.data.verify import verify_dataset
 from embodyrl.errors import UserError
 from embodyrl.types import EnvSpec
@@ -168,7 +168,7 @@ def test_rlds(folder, tmp_path, capsys):
     assert any("does not say its control mode" in text for text in verdict.notes)
     size = (SIZE, SIZE)
     spec = EnvSpec("arm", 1, 7, 8, "x", 10.0, 50, {"image": size, "wrist_image": size})
-    demos = Demonstrations.load(out, 3, spec=spec, keep="all")
+    demos = load_demonstrations(out, 3, spec=spec, keep="all")
     assert demos.sentences == ["put it down"] and demos.success.tolist() == [
         *[True] * 5, *[False] * 6, *[True] * 4,
     ]  # fmt: skip
@@ -186,7 +186,7 @@ def test_rlds(folder, tmp_path, capsys):
 def test_the_state_may_be_made_of_other_keys(folder, tmp_path):
     options = {"hz": 10.0, "say": lambda text: None}
     import_rlds(folder, tmp_path / "set", state=["joint_state", "state"], **options)
-    assert Demonstrations.load(tmp_path / "set", 1).proprio.shape[1] == 15
+    assert load_demonstrations(tmp_path / "set", 1).proprio.shape[1] == 15
 
 
 def test_an_episode_that_cannot_be_used_is_left_out_with_a_word(tmp_path):
