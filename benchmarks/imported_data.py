@@ -276,10 +276,10 @@ def score(run: Path) -> list[float]:
     return [last["successes"], last["episodes"], *wilson(last["successes"], last["episodes"])]
 
 
-def run_layout(
+def read_layout(
     name: str, layout: Layout, task: Task, work: Path, episodes: Callable[[], list[Played]]
-) -> dict[str, Any]:
-    """Writes, imports, verifies, trains and evaluates one layout."""
+) -> tuple[Path, dict[str, Any]]:
+    """Writes, imports and verifies one layout: the data set, and what came of it."""
     folder = work / name.replace(" ", "_").replace(".", "")
     files = folder / "files"
     if not files.exists():
@@ -298,15 +298,20 @@ def run_layout(
     picture = ("--picture", str(folder / "beside_env.png"))
     words = (str(data), task.env[0], *task.env[1:], *layout.data)
     verdict = command("data", "verify", *words, *picture, check=False)
-    run = train(task, data, name, work / "runs", layout.data)
-    versus = compare([str(work / "runs/direct"), str(run)])["pairs"][0]
-    return {
+    return data, {
         "import": " ".join(layout.read) or None,
         "says of the data": list(layout.data),
         "imported": imported,
         "verify": {key: verdict[key] for key in ("faults", "notes", "differs")},
         "loses": layout.loses,
         **differences(data, work / "direct", task, layout.data),
+    }
+
+
+def trained_on(run: Path, direct: Path) -> dict[str, Any]:
+    """How a run ended, beside the run on the demonstrations themselves."""
+    versus = compare([str(direct), str(run)])["pairs"][0]
+    return {
         "success": score(run),
         "commit": json.loads((run / "meta.json").read_text())["commit"],
         "difference": versus["difference"],
@@ -314,22 +319,30 @@ def run_layout(
     }
 
 
-def run_task(name: str, work: Path) -> Iterator[dict[str, Any]]:
-    """The demonstrations themselves, then all layouts of a task; after each, what is known so far."""
+def run_task(name: str, work: Path, training: bool) -> Iterator[dict[str, Any]]:
+    """The demonstrations themselves, then all layouts; after each step, what is known so far."""
     task = TASKS[name]
     work.mkdir(parents=True, exist_ok=True)
     direct = work / "direct"
     if not direct.exists():
         words = ("collect", *task.env, *task.collect, "--seed", str(SEED), "--out", str(direct))
         subprocess.run([sys.executable, "-m", "embodyrl.cli", *words], check=True)
-    run = train(task, direct, "direct", work / "runs", ())
     config = env_config(task.env[0], [*task.env[1:], "env.num_envs=1"])
     # Played once, when the first layout is written.
     episodes = cache(lambda: play(config, direct))
-    found = {"title": task.title, "direct": score(run), "layouts": {}}
-    yield found
+    found: dict[str, Any] = {"title": task.title, "direct": None, "layouts": {}}
+    sets = {}
     for label, layout in task.layouts.items():
-        found["layouts"][label] = run_layout(label, layout, task, work, episodes)
+        sets[label], found["layouts"][label] = read_layout(label, layout, task, work, episodes)
+        print(name, "|", label, "|", json.dumps(found["layouts"][label]), flush=True)
+        yield found
+    if not training:
+        return
+    first = train(task, direct, "direct", work / "runs", ())
+    found["direct"] = score(first)
+    for label, layout in task.layouts.items():
+        run = train(task, sets[label], label, work / "runs", layout.data)
+        found["layouts"][label] |= trained_on(run, first)
         print(name, "|", label, "|", json.dumps(found["layouts"][label]), flush=True)
         yield found
 
@@ -339,11 +352,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="folder for data sets and runs")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    text = "write, import, verify and compare the arrays alone"
+    parser.add_argument("--without-training", action="store_true", help=text)
     given = parser.parse_args()
     path = HERE / "imported_data.json"
     tasks = json.loads(path.read_text())["tasks"] if path.exists() else {}
     for name in given.tasks:
-        for found in run_task(name, given.work / name):
+        for found in run_task(name, given.work / name, not given.without_training):
             tasks[name] = found
             write("imported_data", {"seed": SEED, "tasks": tasks})
 

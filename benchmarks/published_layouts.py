@@ -316,10 +316,16 @@ def features_of(episode: Played) -> dict[str, Any]:
 
 def write_lerobot_v3(episodes: Sequence[Played], folder: Path, hz: int) -> None:
     """By LeRobot's own ``LeRobotDataset``."""
+    from lerobot.configs import RGBEncoderConfig
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     data = LeRobotDataset.create(
-        "local/played", fps=hz, features=features_of(episodes[0]), root=folder
+        "local/played",
+        fps=hz,
+        features=features_of(episodes[0]),
+        root=folder,
+        # The default, SVT-AV1, changes how the process is scheduled.
+        rgb_encoder=RGBEncoderConfig(vcodec="h264", crf=23),
     )
     for episode in episodes:
         for t in range(len(episode)):
@@ -386,12 +392,12 @@ def write_lerobot_v21(episodes: Sequence[Played], folder: Path, hz: int) -> None
 
 
 def _write_video(path: Path, frames: np.ndarray, hz: int) -> None:
-    """As LeRobot encoded videos then: AV1, a key frame every second frame."""
+    """H.264, which LeRobot offers; its default, SVT-AV1, changes how the process is scheduled."""
     import av
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w") as video:
-        stream = video.add_stream("libsvtav1", rate=hz, options={"crf": "30", "g": "2"})
+        stream = video.add_stream("libx264", rate=hz, options={"crf": "23", "g": "2"})
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "yuv420p"
         for frame in frames:
