@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -404,3 +405,64 @@ def _write_video(path: Path, frames: np.ndarray, hz: int) -> None:
             picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
             video.mux(stream.encode(picture))
         video.mux(stream.encode())
+
+
+# Real files.
+
+
+def robosuite_demonstrations() -> Path:
+    """Human demonstrations of Lift that robosuite's package ships: states and actions."""
+    from importlib.util import find_spec
+
+    spec = find_spec("robosuite")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "models/assets/demonstrations/lift/demo.hdf5"
+
+
+def add_observations(file: Path, out: Path) -> None:
+    """What robomimic's convert_robosuite.py and dataset_states_to_obs.py make of the file.
+
+    MuJoCo puts the recorded model into each recorded state. Lift is solved where the cube is 4 cm
+    above the table.
+    """
+    import mujoco
+
+    assets = file.parents[2]
+    with h5py.File(file) as source, h5py.File(out, "w") as target:
+        about = source["data"].attrs
+        options = json.loads(about["env_info"]) | {"control_freq": 20, "reward_shaping": False}
+        data = target.create_group("data")
+        meta = {"env_name": options.pop("env_name"), "env_version": "1.4.0", "type": 1}
+        data.attrs["env_args"] = json.dumps(meta | {"env_kwargs": options}, indent=4)
+        for key, recorded in source["data"].items():
+            # The files of the model lie elsewhere than where it was recorded.
+            xml = re.sub(r'"[^"]*/models/assets/', f'"{assets}/', recorded.attrs["model_file"])
+            model = mujoco.MjModel.from_xml_string(xml)
+            state = mujoco.MjData(model)
+            rows: dict[str, list[np.ndarray]] = {}
+            heights = []
+            for row in recorded["states"][()]:
+                # Time, positions, velocities.
+                state.qpos[:] = row[1 : 1 + model.nq]
+                state.qvel[:] = row[1 + model.nq :]
+                mujoco.mj_forward(model, state)
+                seen = {
+                    "robot0_eef_pos": state.site("gripper0_grip_site").xpos.copy(),
+                    # robosuite's order is x, y, z, w.
+                    "robot0_eef_quat": np.roll(state.body("robot0_right_hand").xquat, -1),
+                    "robot0_gripper_qpos": np.concatenate(
+                        [state.joint(f"gripper0_finger_joint{n}").qpos for n in (1, 2)]
+                    ),
+                }
+                for name, values in seen.items():
+                    rows.setdefault(name, []).append(values)
+                heights.append(state.body("cube_main").xpos[2])
+            demo = data.create_group(key)
+            for name, values in rows.items():
+                demo[f"obs/{name}"] = np.stack(values)
+            demo["actions"], demo["states"] = recorded["actions"][()], recorded["states"][()]
+            # The reward of an action is that of the state after it; after the last the cube is up.
+            above = (np.array([*heights[1:], heights[-1]]) > 0.84).astype(np.float64)
+            demo["rewards"] = above
+            demo["dones"] = (np.arange(len(above)) == len(above) - 1).astype(np.int64)
+            demo.attrs["num_samples"] = len(above)

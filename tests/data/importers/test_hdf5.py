@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
+from benchmarks.published_layouts import add_observations, robosuite_demonstrations
 from embodyrl.cli.main import main
 from embodyrl.data.importers.hdf5 import import_hdf5
 from embodyrl.data.lerobot_read import open_dataset
@@ -287,6 +288,48 @@ def test_what_a_file_does_not_say_is_asked_for(tmp_path):
         f["weights"] = 1
     refused("no known layout.*It holds weights", tmp_path / "d.h5")
     assert not (tmp_path / "set").exists()
+
+
+def test_actions_are_clipped_where_the_controller_clips_them(tmp_path):
+    file = tmp_path / "lift.hdf5"
+    for changes, clipped in (
+        ({}, True),
+        ({"controller_configs": {"type": "OSC_POSE", "control_delta": False}}, False),
+        ({"controller_configs": {}}, False),
+    ):
+        write_robomimic(file, **changes)
+        with h5py.File(file, "a") as f:
+            f["data/demo_0/actions"][2, :3] = [3.75, -3.75, 0.5]
+        said = []
+        out = tmp_path / f"set{len(list(tmp_path.iterdir()))}"
+        import_hdf5(file, out, instruction="lift it", say=said.append)
+        wanted = [1.0, -1.0, 0.5] if clipped else [3.75, -3.75, 0.5]
+        assert load_demonstrations(out, 1).actions[2, :3].tolist() == wanted
+        words = "1 of 15 actions reach beyond [-1, 1] and are clipped, as OSC_POSE does"
+        assert any(words in text for text in said) == clipped
+
+
+def test_what_people_did_in_robosuite(tmp_path):
+    """Files that robosuite ships: refused as they are, imported once they hold observations."""
+    pytest.importorskip("robosuite", reason="the extra libero is not installed")
+    file = robosuite_demonstrations()
+    with pytest.raises(UserError, match=r"no observations.*convert_robosuite\.py"):
+        import_hdf5(file, tmp_path / "set", instruction="lift it")
+    add_observations(file, tmp_path / "low_dim.hdf5")
+    said = []
+    written = import_hdf5(
+        tmp_path / "low_dim.hdf5", tmp_path / "set", instruction="lift it", say=said.append
+    )
+    assert written == {"episodes": 3, "frames": 1384, "solved": 3, "left_out": 0}
+    assert "actions reach beyond [-1, 1] and are clipped" in said[-1]
+    demos = load_demonstrations(tmp_path / "set", 4, spec=spec("Lift", "osc_pose", {}, 9, 7))
+    with h5py.File(file) as f:
+        actions = np.concatenate([f[f"data/demo_{n}/actions"][()] for n in (1, 2, 3)])
+    assert actions.max() > 3
+    np.testing.assert_allclose(demos.actions, actions.clip(-1, 1), rtol=1e-6)
+    # The hand goes down, and comes up with the cube between the fingers, which are 4 cm apart.
+    height, width = demos.proprio[:, 2], demos.proprio[:, 7] - demos.proprio[:, 8]
+    assert height[0] > 1 > height[-1] > 0.84 and abs(width[-1] - 0.04) < 0.005
 
 
 def test_actions_of_an_unknown_meaning_stay_unknown(tmp_path):
