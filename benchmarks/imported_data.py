@@ -123,12 +123,6 @@ TASKS = {
         ("mujoco", "env.task=pick", "env.max_blocks=2"),
         ("--episodes", "100", "--noise", "0.15"),
         {
-            "robomimic HDF5": Layout(
-                lambda e, f: layouts.write_robomimic(e, f / "image.hdf5", "pick"),
-                ("from-hdf5", "--state", "flat", "--hz", "25"),
-                "image.hdf5",
-                loses="the rate, the control mode, the instructions",
-            ),
             "RLDS": Layout(
                 lambda e, f: layouts.write_rlds(e, f / "pick/1.0.0", {"front": "front"}),
                 ("from-rlds", "--hz", "25"),
