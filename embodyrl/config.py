@@ -22,14 +22,12 @@ config comes from, because a config may come from elsewhere, and is saved, sent 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from embodyrl import registry
 from embodyrl.errors import UserError, did_you_mean
@@ -45,18 +43,16 @@ from embodyrl.ranges import (
     Seed,
     Threads,
     check_config,
-    check_values,
 )
 from embodyrl.registry import preset_names
+from embodyrl.storage.config_section import build_section
 from embodyrl.storage.loggers import check_loggers
 from embodyrl.storage.paths import expand_home, machine_setting, path_setting
 from embodyrl.storage.plain_data import read_yaml, require_plain
+from embodyrl.storage.preset_files import SECTIONS, apply_overrides, read_preset
 
 if TYPE_CHECKING:  # it would import torch, and a mistyped preset should be refused at once
     from embodyrl.env import EnvConfig
-
-SECTIONS = {"env": "envs", "policy": "policies", "algorithm": "algorithms"}
-"""Sections whose ``name`` is a registered one -> its kind in the registry."""
 
 
 @dataclass(frozen=True)
@@ -298,93 +294,6 @@ def _checkpoint_policy(merged: DictConfig, name: str) -> dict[str, Any]:
     return policy if fits else {}
 
 
-def read_preset(preset: str) -> DictConfig:
-    """The preset's YAML on top of the presets that its key ``base`` names; not yet checked.
-
-    Raises:
-        UserError: no such preset, no valid YAML, or presets that are based on one another.
-    """
-    return _read_with_bases(preset, ())
-
-
-def _read_with_bases(preset: str, based_on_it: tuple[str, ...]) -> DictConfig:
-    """``read_preset`` of a preset on which the presets ``based_on_it`` are based."""
-    known = preset_names() | preset_names("base")
-    path = known.get(preset, Path(expand_home(preset)))
-    if preset in based_on_it:
-        circle = " -> ".join((*based_on_it, preset))
-        raise UserError(f"Presets are based on one another: {circle}.")
-    if not path.is_file():
-        where = f"base of {based_on_it[-1]}, " if based_on_it else ""
-        raise UserError(
-            f"There is no preset {preset!r}, {where}nor a file of that name. "
-            f"{did_you_mean(preset, known)}"
-        )
-    raw = read_yaml(path)
-    if not isinstance(raw, dict):
-        raise UserError(
-            f"{path} must hold sections ({', '.join(f.name for f in dataclasses.fields(Config))}), "
-            "not a list or a text."
-        )
-    # The bases in their order, then the preset itself.
-    bases = raw.pop("base", [])
-    merged = cast(DictConfig, OmegaConf.create({}))
-    if not isinstance(bases, str | list):
-        raise UserError(f"{path}: base must be the name of a preset, or a list of names.")
-    for base in [bases] if isinstance(bases, str) else bases:
-        merged = _merge_presets(merged, _read_with_bases(str(base), (*based_on_it, preset)))
-    return _merge_presets(merged, OmegaConf.create(raw))
-
-
-def _merge_presets(lower: DictConfig, upper: DictConfig) -> DictConfig:
-    """Two presets as one, in which the keys of ``upper`` win.
-
-    If both name a different class in a section, the keys of ``lower`` there are dropped.
-    """
-    kept = dict(lower)
-    for section in SECTIONS:
-        upper_section = upper.get(section)
-        lower_section = lower.get(section)
-        if not isinstance(upper_section, DictConfig) or not isinstance(lower_section, DictConfig):
-            continue
-        upper_name = upper_section.get("name")
-        if upper_name is not None and lower_section.get("name", upper_name) != upper_name:
-            del kept[section]
-    return cast(DictConfig, OmegaConf.merge(OmegaConf.create(kept), upper))
-
-
-def apply_overrides(raw: DictConfig | dict[str, Any], overrides: Sequence[str]) -> DictConfig:
-    """A mapping of sections with ``key.sub=value`` overrides on top.
-
-    Raises:
-        UserError: an override is not of this form.
-    """
-    require_plain(_plain(raw), "The config")
-    require_plain(list(overrides), "An override")
-    items = []
-    for item in overrides:
-        key, sign, text = item.partition("=")
-        if not sign:
-            raise UserError(
-                f"{item!r} is not an override: write key.sub=value, for example run.seed=1."
-            )
-        try:
-            value = OmegaConf.select(OmegaConf.from_dotlist([item]), key)
-        except Exception as error:  # YAML's parser and OmegaConf raise different ones
-            raise UserError(
-                f"The override {item!r} cannot be read: {str(error).splitlines()[0]}."
-            ) from error
-        # Three kinds of values are quoted, so that YAML reads them as text:
-        # - an empty one. A shell makes "key=" of key='', and YAML would read null.
-        # - a name like 0_20, which YAML would read as the number 16. If the key is a number, the
-        #   text is converted later.
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        # - the home folder alone, which YAML would read as null.
-        quote = text in ("", "~") or (is_number and str(value) != text)
-        items.append(f"{key}='{text}'" if quote else item)
-    return cast(DictConfig, OmegaConf.merge(raw, OmegaConf.from_dotlist(items)))
-
-
 def resolve(raw: DictConfig | dict[str, Any], overrides: Sequence[str] = ()) -> Config:
     """Checks a mapping of sections against their dataclasses, and freezes it.
 
@@ -426,71 +335,6 @@ def config_class(section: str, given: DictConfig | dict[str, Any]) -> type:
             f"{did_you_mean('', registry.names(SECTIONS[section]))}"
         )
     return registry.load(SECTIONS[section], str(given["name"])).Config
-
-
-def build_section[T](section: str, cls: type[T], given: DictConfig | dict[str, Any]) -> T:
-    """One frozen dataclass from a mapping.
-
-    Args:
-        section: its name, for messages.
-        cls: the dataclass.
-        given: its keys and values; missing ones take their defaults.
-
-    Raises:
-        UserError: a key that ``cls`` does not have, or a value of the wrong type or out of its range.
-    """
-    require_plain(_plain(given), f"The section {section!r}")
-    # OmegaConf checks keys and types. Its errors become sentences that name the key.
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(cls), given)
-        plain = cast(
-            dict[str, Any], OmegaConf.to_container(merged, resolve=False, throw_on_missing=True)
-        )
-    except ConfigKeyError as error:
-        key = str(error.key)
-        valid = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
-        raise UserError(
-            f"{section} has no key {key!r} ({cls.__name__}). {did_you_mean(key, valid)}"
-        ) from error
-    except OmegaConfBaseException as error:
-        problem = re.sub(r"\s+", " ", str(error).split("\n")[0])
-        key = error.full_key or _find_wrong_key(cls, given)
-        where = f"{section}.{key}" if key else section
-        raw = OmegaConf.to_container(OmegaConf.create(cast(Any, given)), resolve=False)
-        value = cast(dict[str, Any], raw).get(key)
-        if "is not a TupleConfig" in problem or "is not a ListConfig" in problem:
-            problem = f"it takes a list, not {value!r}: write {where}=[{value}]"
-        # OmegaConf leaves this placeholder unfilled.
-        problem = problem.replace("Value '$VALUE' of type '$VALUE_TYPE'", f"one of {value}")
-        raise UserError(f"{where} is wrong: {problem.rstrip('.')}.") from error
-    check_values(section, cls, plain)
-    return cls(**{key: _freeze(expand_home(value)) for key, value in plain.items()})
-
-
-def _plain(given: DictConfig | dict[str, Any]) -> Any:
-    """Plain data as they were given: nothing is interpolated."""
-    is_config = isinstance(given, DictConfig)
-    return OmegaConf.to_container(given, resolve=False) if is_config else given
-
-
-def _find_wrong_key(cls: type, given: DictConfig | dict[str, Any]) -> str:
-    """The first key that is refused if it is given alone; "" if there is none.
-
-    OmegaConf does not name the key if an element of a tuple is wrong.
-    """
-    for key in map(str, given):
-        try:
-            OmegaConf.merge(OmegaConf.structured(cls), {key: given[key]})
-        except OmegaConfBaseException:
-            return key
-    return ""
-
-
-def _freeze(value: Any) -> Any:
-    """Lists as tuples, also inside one another."""
-    if isinstance(value, list | tuple):
-        return tuple(_freeze(v) for v in value)
-    return value
 
 
 def to_dict(config: Any) -> dict[str, Any]:

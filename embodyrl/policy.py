@@ -271,6 +271,21 @@ class DrawsNoise(Protocol):
     def imitation_noise(self) -> int: ...  # noqa: D102
 
 
+class ImitatesFromBefore(Protocol):
+    """Imitates chunks that begin before what it sees, where demonstrations hold those actions.
+
+    Its imitation loss then takes actions and mask (B, past + C), the oldest action first.
+    """
+
+    @property
+    def past(self) -> int: ...  # noqa: D102
+
+    @property
+    def without_last(self) -> int:
+        """Frames at the end of every episode at which no chunk begins."""
+        ...
+
+
 class ExportsToLeRobot(Protocol):
     """Can be written for another program: ``embodyrl export``."""
 
@@ -326,6 +341,14 @@ def missing_methods(policy: object, ability: type) -> list[str]:
     """The names that an ability asks for and ``policy`` lacks, in alphabetical order."""
     names = getattr(ability, "__protocol_attrs__", set())
     return sorted(name for name in names if not hasattr(policy, name))
+
+
+def imitated_rows(policy: object) -> tuple[int, int]:
+    """Actions before the observation that are imitated, and last frames that are left out."""
+    if not has_ability(policy, ImitatesFromBefore):
+        return 0, 0
+    early = cast("ImitatesFromBefore", policy)
+    return early.past, early.without_last
 
 
 def imitation_noise(policy: object, actions: Tensor, generator: Generators) -> tuple[Tensor, ...]:

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from embodyrl.build import make_env
-from embodyrl.data.demonstrations import Demonstrations
+from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.world_models.config import WorldModelConfig, WorldTrainConfig
 from embodyrl.world_models.env import WorldModelEnv
 from embodyrl.world_models.train import train_world
@@ -51,7 +51,7 @@ def main() -> None:
     config = WorldModelConfig(model=str(model), num_envs=1, device="cpu")
     dream = WorldModelEnv(config)
     real = make_env(replace(config.for_evaluation("train"), terminate_on_success=False))
-    data = Demonstrations.load(OUT / "pictures", horizon=5, keep="all")
+    data = load_demonstrations(OUT / "pictures", horizon=5, keep="all")
     seen = real.reset(init=[int(data.init[0])])
     imagined = dream.dream_from(seen)
 

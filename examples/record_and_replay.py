@@ -18,7 +18,7 @@ from PIL import Image
 from embodyrl.build import make_env
 from embodyrl.config import env_config
 from embodyrl.data.collect import collect_dataset
-from embodyrl.data.demonstrations import Demonstrations
+from embodyrl.data.load_demonstrations import load_demonstrations
 
 OUT = Path("runs/examples")
 EPISODES = 16 if "--quick" in sys.argv else 60
@@ -34,7 +34,7 @@ def main() -> None:
         collect_dataset(config, OUT / "pictures", num_episodes=EPISODES, **options)
 
     # Frames of all episodes lie one after the other; ``end`` tells them apart.
-    data = Demonstrations.load(OUT / "pictures", horizon=1, keep="all")
+    data = load_demonstrations(OUT / "pictures", horizon=1, keep="all")
     ends = data.end.unique().tolist()
     solved = int(data.success[[end - 1 for end in ends]].sum())
     print(f"{data.num_episodes} episodes, {solved} of them solved, {len(data)} frames")

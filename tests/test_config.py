@@ -9,17 +9,9 @@ from pathlib import Path
 import pytest
 
 from embodyrl import registry
-from embodyrl.config import (
-    Config,
-    RunConfig,
-    build_section,
-    compose,
-    env_config,
-    resolve,
-    to_dict,
-    to_yaml,
-)
+from embodyrl.config import Config, RunConfig, compose, env_config, resolve, to_dict, to_yaml
 from embodyrl.errors import UserError
+from embodyrl.storage.config_section import build_section
 
 RAW = {"env": {"name": "mujoco"}, "policy": {"name": "flow_vla"}, "algorithm": {"name": "ppo"}}
 

@@ -12,11 +12,12 @@ import pytest
 
 from embodyrl import registry
 from embodyrl.build import make_env, make_policy
-from embodyrl.config import Config, DataConfig, RunConfig, build_section, resolve
+from embodyrl.config import Config, DataConfig, RunConfig, resolve
 from embodyrl.dreams.loop_config import LoopConfig
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError
 from embodyrl.ranges import Choice, DeviceName, Positive, Range, field_types, rules
+from embodyrl.storage.config_section import build_section
 from embodyrl.world_models.config import WorldTrainConfig
 
 RAW = {"env": {"name": "mujoco"}, "policy": {"name": "flow_vla"}, "algorithm": {"name": "ppo"}}

@@ -28,9 +28,10 @@ from typing import Any
 
 import torch
 
-from embodyrl.config import build_section, env_config, resolve
+from embodyrl.config import env_config, resolve
 from embodyrl.data.collect import collect_dataset
 from embodyrl.storage import checkpoint
+from embodyrl.storage.config_section import build_section
 from embodyrl.storage.loggers import read_metrics
 from embodyrl.training.run_folder import finished
 from embodyrl.training.runner import train

@@ -29,6 +29,7 @@ from embodyrl.policy import (
     Imitates,
     Policy,
     has_ability,
+    imitated_rows,
     imitation_noise,
 )
 from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Positive, Range, Share
@@ -218,10 +219,15 @@ class SFT(Algorithm):
     def _draw(
         self, batch: Demonstrations, generator: torch.Generator
     ) -> tuple[Obs, Tensor, Tensor]:
-        """Observations, actions (B, H, A) and their mask (B, H), on the policy's device."""
+        """Observations, actions (B, H, A) and their mask (B, H), on the policy's device.
+
+        Where the policy imitates actions before the observation as well, H counts them.
+        """
         c = self.config
         device = self.parameters[0].device
-        obs, actions, mask = batch.batch(batch.draw(c.batch_size, generator))
+        before, without_last = imitated_rows(self.policy)
+        frames = batch.draw(c.batch_size, generator, without_last=without_last)
+        obs, actions, mask = batch.batch(frames, before=before)
         obs = obs.to(device)
         images = {name: random_shift(x, c.shift, generator) for name, x in obs.images.items()}
         return replace(obs, images=images), actions.to(device), mask.to(device)

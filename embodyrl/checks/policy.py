@@ -22,6 +22,7 @@ from embodyrl.policy import (
     ScoresPaths,
     Steerable,
     Steps,
+    imitated_rows,
     imitation_noise,
     missing_methods,
     num_executed,
@@ -236,13 +237,17 @@ def _check_choosing(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> N
 
 
 def _check_imitation(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> None:
-    actions = torch.zeros(len(obs), policy.config.horizon, spec.action_dim)
-    actions = actions.to(obs.proprio.device)
-    mask = torch.ones_like(actions[..., 0], dtype=torch.bool)
-    noise = imitation_noise(policy, actions, torch.Generator().manual_seed(0))
-    loss = policy.imitation_loss(obs, actions, mask, *noise)
-    require(loss.ndim == 0 and bool(torch.isfinite(loss)), "imitation_loss is no finite scalar.")
-    require(loss.requires_grad, "imitation_loss carries no gradient.")
+    # Chunks from the observation on, and with the actions before it.
+    before, _ = imitated_rows(policy)
+    for early in sorted({0, before}):
+        actions = torch.zeros(len(obs), early + policy.config.horizon, spec.action_dim)
+        actions = actions.to(obs.proprio.device)
+        mask = torch.ones_like(actions[..., 0], dtype=torch.bool)
+        noise = imitation_noise(policy, actions, torch.Generator().manual_seed(0))
+        loss = policy.imitation_loss(obs, actions, mask, *noise)
+        finite = loss.ndim == 0 and bool(torch.isfinite(loss))
+        require(finite, "imitation_loss is no finite scalar.")
+        require(loss.requires_grad, "imitation_loss carries no gradient.")
 
 
 def _check_fitting(policy: Any, obs: Obs, spec: EnvSpec) -> None:

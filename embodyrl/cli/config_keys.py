@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from embodyrl import registry
-from embodyrl.config import SECTIONS, DataConfig, RunConfig, compose, to_dict
+from embodyrl.config import DataConfig, RunConfig, compose, to_dict
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.ranges import field_types, rules
+from embodyrl.storage.preset_files import SECTIONS
 
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 

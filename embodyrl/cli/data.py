@@ -164,8 +164,10 @@ def _data(a: argparse.Namespace) -> int:
 
 def _env_and_options(name: str, overrides: list[str]) -> tuple[Any, dict[str, Any]]:
     """The env that data are held against, if one is named, and what the user says of the data."""
-    from embodyrl.config import DataConfig, apply_overrides, build_section, env_config
+    from embodyrl.config import DataConfig, env_config
     from embodyrl.data.env_check import data_options
+    from embodyrl.storage.config_section import build_section
+    from embodyrl.storage.preset_files import apply_overrides
 
     # Overrides may stand where the env would.
     words = [name, *overrides] if "=" in name else overrides

@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         whole_process = argv is None
         with starting.stoppable() if whole_process else contextlib.nullcontext():
             if arguments.command in ("train", "sweep"):
-                from embodyrl.config import read_preset
+                from embodyrl.storage.preset_files import read_preset
 
                 read_preset(arguments.preset)  # a mistyped name is told at once
             if arguments.torch:

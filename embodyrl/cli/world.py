@@ -153,7 +153,8 @@ def _add_loop(verb: Verb) -> None:
 
 
 def _train(a: argparse.Namespace) -> int:
-    from embodyrl.config import apply_overrides, build_section
+    from embodyrl.storage.config_section import build_section
+    from embodyrl.storage.preset_files import apply_overrides
     from embodyrl.world_models.config import WorldTrainConfig
     from embodyrl.world_models.train import train_world
 

@@ -21,6 +21,7 @@ from embodyrl.config import env_from_dict
 from embodyrl.data.conventions import convention_override
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.lerobot_read import ORIGIN
+from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.data.picture_check import (
     ALIKE,
     SEVERAL,
@@ -78,7 +79,7 @@ class EnvCheck:
 
 
 def data_options(data: Any) -> dict[str, Any]:
-    """The arguments of ``Demonstrations.load`` that the section ``data`` of a config gives."""
+    """The arguments of ``load_demonstrations`` that the section ``data`` of a config gives."""
     return {
         "cameras": data.cameras or None,
         "profile": data.profile,
@@ -146,10 +147,10 @@ def _first_episodes(
 ) -> Demonstrations:
     # As many as there are, up to those that are compared.
     with contextlib.suppress(UserError):
-        return Demonstrations.load(
+        return load_demonstrations(
             path, 1, spec=env.spec, keep="all", episodes=PICTURES, revision=revision, **options
         )
-    return Demonstrations.load(path, 1, spec=env.spec, keep="all", revision=revision, **options)
+    return load_demonstrations(path, 1, spec=env.spec, keep="all", revision=revision, **options)
 
 
 @dataclass(frozen=True)

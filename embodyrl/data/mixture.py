@@ -54,19 +54,20 @@ class Mixture:
     def __len__(self) -> int:
         return int(self.offsets[-1])
 
-    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+    def draw(self, count: int, generator: torch.Generator, *, without_last: int = 0) -> Tensor:
         """Numbers (B,) of frames: first a data set is drawn by weight, then a frame of it."""
         # Which data set each frame comes from; then each draws its frames.
         which = torch.multinomial(self.weights, count, replacement=True, generator=generator)
         out = torch.empty_like(which)
         for k, part in enumerate(self.parts):
             rows = (which == k).nonzero().flatten()
-            out[rows] = part.draw(len(rows), generator) + self.offsets[k]
+            drawn = part.draw(len(rows), generator, without_last=without_last)
+            out[rows] = drawn + self.offsets[k]
         return out
 
-    def batch(self, indices: Tensor) -> tuple[Obs, Tensor, Tensor]:
+    def batch(self, indices: Tensor, *, before: int = 0) -> tuple[Obs, Tensor, Tensor]:
         """See ``Demonstrations.batch``."""
-        found, back = self._of_parts(indices, lambda part, rows: part.batch(rows))
+        found, back = self._of_parts(indices, lambda part, rows: part.batch(rows, before=before))
         obs, actions, mask = zip(*found, strict=True)
         return Obs.cat(list(obs))[back], torch.cat(actions)[back], torch.cat(mask)[back]
 

@@ -1,6 +1,6 @@
 """What the tables of a LeRobotDataset v3 say, held against one another: the cheap part of a check.
 
-``Demonstrations.load`` asks this before anything is learned; ``verify`` decodes the pictures too.
+``load_demonstrations`` asks this before anything is learned; ``verify`` decodes the pictures too.
 A check yields a sentence for each fault, with the file, the episode and the row.
 """
 

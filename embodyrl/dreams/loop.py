@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.build import limit_num_envs, make_env
-from embodyrl.config import apply_overrides, build_section, compose, env_config
+from embodyrl.config import compose, env_config
 from embodyrl.data.collect import collect_dataset
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.dreams.loop_config import LoopConfig, claim_folder, imitates
@@ -36,7 +36,9 @@ from embodyrl.dreams.loop_record import (
 from embodyrl.dreams.score import score_policy
 from embodyrl.env import EnvConfig
 from embodyrl.functional.intervals import format_rate
+from embodyrl.storage.config_section import build_section
 from embodyrl.storage.folder_lock import locked
+from embodyrl.storage.preset_files import apply_overrides
 from embodyrl.training.run_folder import finished
 from embodyrl.training.runner import train
 from embodyrl.world_models.config import WorldTrainConfig

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from embodyrl.config import apply_overrides, build_section, compose, read_preset
+from embodyrl.config import compose
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.ranges import Count, CountOrZero, NotNegative, Range, Seed, Share
 from embodyrl.registry import preset_names
 from embodyrl.storage.atomic_files import write_json
+from embodyrl.storage.config_section import build_section
 from embodyrl.storage.inputs import contents_of, listed, sort_changes
 from embodyrl.storage.paths import expand_home, path_setting
 from embodyrl.storage.plain_data import ANYTHING, TEXT, read_json
+from embodyrl.storage.preset_files import apply_overrides, read_preset
 
 LOOP_FILE = {"inputs?": {...: TEXT}, ...: ANYTHING}
 """Structure of ``loop_config.json``."""

@@ -47,7 +47,7 @@ def build_safety(file: str, section: dict[str, Any]) -> SafetyConfig:
     Raises:
         UserError: an unknown key, a bad value, or no workspace.
     """
-    from embodyrl.config import build_section
+    from embodyrl.storage.config_section import build_section
 
     if not {"box_low", "box_high"} <= set(section):
         raise UserError(

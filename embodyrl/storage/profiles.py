@@ -63,6 +63,13 @@ PROFILES = {
         rate=20.0,
         conventions=Conventions("mirrored", "rgb", "pad", HAND, "delta", OSC, (1.0, -1.0)),
     ),
+    "libero_rlds": Profile(
+        "LIBERO's RLDS files that OpenVLA and Octo are trained on, as the files hold it",
+        "moojink/rlds_dataset_builder; openvla/openvla: experiments/robot/libero/",
+        {"agentview": ("image",), "wrist": ("wrist_image",)},
+        rate=20.0,
+        conventions=Conventions("mirrored", "rgb", "", HAND, "delta", OSC, (1.0, -1.0)),
+    ),
     "libero_openvla": Profile(
         "OpenVLA's and OpenVLA-OFT's LIBERO: the RLDS data as their loader hands them on",
         "openvla/openvla: experiments/robot/, prismatic/vla/datasets/rlds/oxe/transforms.py",

@@ -54,14 +54,14 @@ def load_demos(
             "This algorithm learns from demonstrations: give data.path=FOLDER (see `embodyrl "
             "collect --help`)."
         )
-    from embodyrl.data.demonstrations import Demonstrations
     from embodyrl.data.env_check import data_options
+    from embodyrl.data.load_demonstrations import load_demonstrations
     from embodyrl.data.mixture import Mixture
 
     require_data_sets(config)
     parts = []
     for path in (data.path, *data.more):
-        part = Demonstrations.load(
+        part = load_demonstrations(
             path,
             algorithm.policy.config.horizon,
             execute=num_executed(algorithm.policy.config),

@@ -12,6 +12,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from embodyrl.data.demonstrations import Demonstrations
+from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.errors import UserError
 from embodyrl.storage.env_spec import spec_from_json
 from embodyrl.types import EnvSpec
@@ -78,7 +79,7 @@ class Clips:
         """
         if not paths:
             raise UserError("A world model learns from recorded episodes: give data=[FOLDER, ...].")
-        parts = [Demonstrations.load(path, 1, spec=spec, keep="all") for path in paths]
+        parts = [load_demonstrations(path, 1, spec=spec, keep="all") for path in paths]
         _check_alike(paths, parts)
         first = parts[0]
         # Frames are numbered through all data sets: where each episode starts and ends.

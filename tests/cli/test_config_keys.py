@@ -12,8 +12,10 @@ import pytest
 
 from embodyrl.cli.config_keys import as_override, config_classes, find_keys, keys_of
 from embodyrl.cli.main import main
-from embodyrl.config import apply_overrides, build_section, compose
+from embodyrl.config import compose
 from embodyrl.errors import UserError
+from embodyrl.storage.config_section import build_section
+from embodyrl.storage.preset_files import apply_overrides
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,8 +6,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from embodyrl.cli.main import build_parser, main
-from embodyrl.config import build_section, compose, env_config
+from embodyrl.config import compose, env_config
 from embodyrl.dreams.loop_config import read_loop
+from embodyrl.storage.config_section import build_section
 from embodyrl.world_models.config import WorldTrainConfig
 
 

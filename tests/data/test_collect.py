@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from embodyrl.data.collect import collect_dataset, shuffled_states
-from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.data.lerobot_write import DatasetWriter
+from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.data.partial import EpisodeParts
 from embodyrl.data.record import CollectStats, record_episodes
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
@@ -61,7 +61,7 @@ def test_pictures_of_any_size_are_kept(size, tmp_path):
     env.close()
     with DatasetWriter(tmp_path / "data", env.spec) as writer:
         writer.add(episode)
-    kept = Demonstrations.load(tmp_path / "data", 1).images["front"].astype(float)
+    kept = load_demonstrations(tmp_path / "data", 1).images["front"].astype(float)
     seen = episode.images["front"][: len(kept)]
     psnr = 10 * np.log10(255**2 / ((kept - seen) ** 2).mean())
     assert psnr > {64: 40, 256: 35}[size], psnr

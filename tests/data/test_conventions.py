@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from embodyrl.config import apply_overrides
 from embodyrl.data.conventions import convention_override
 from embodyrl.errors import UserError
 from embodyrl.functional.rotations import rotation_matrices, rotation_vectors
 from embodyrl.storage.env_spec import conventions_from_json
+from embodyrl.storage.preset_files import apply_overrides
 from embodyrl.storage.profiles import PROFILES, profile_named
 from embodyrl.storage.translation import translate
 from embodyrl.types import Conventions, EnvSpec

@@ -13,10 +13,11 @@ import torch
 from embodyrl.algorithms.sft import SFT
 from embodyrl.build import make_policy
 from embodyrl.config import resolve
-from embodyrl.data.demonstrations import Demonstrations, Statistics
+from embodyrl.data.demonstrations import Statistics
 from embodyrl.data.frames import decode_camera
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.data.lerobot_write import DatasetWriter, write_dataset
+from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.data.record import record_episodes
 from embodyrl.errors import UserError
 from embodyrl.policies.flow_mlp import FlowMLP
@@ -44,7 +45,7 @@ def dataset(spec_and_recordings, tmp_path_factory):
 
 def test_what_is_read_is_what_was_recorded(dataset, spec_and_recordings):
     spec, recordings = spec_and_recordings
-    demos = Demonstrations.load(dataset, 5, spec=spec, keep="all")
+    demos = load_demonstrations(dataset, 5, spec=spec, keep="all")
     assert demos.num_episodes == 8 and len(demos) == sum(map(len, recordings))
     np.testing.assert_allclose(
         demos.actions.numpy(), np.concatenate([r.actions for r in recordings])
@@ -126,7 +127,7 @@ def test_a_policy_that_reads_instructions_needs_them(dataset, spec_and_recording
     demos, said = load(skip=silent)
     assert demos.num_episodes == 8 - len(silent) > 0 and "(data.skip)" in said[0]
     # A policy that reads none takes all.
-    assert Demonstrations.load(folder, 1, keep="all").num_episodes == 8
+    assert load_demonstrations(folder, 1, keep="all").num_episodes == 8
     assert FlowMLP.reads_instructions is False
 
 
@@ -148,7 +149,7 @@ def test_lerobot_reads_the_same_frames(dataset):
     from lerobot.utils.feature_utils import dataset_to_policy_features
 
     theirs = LeRobotDataset("local/demo", root=dataset, video_backend="pyav", return_uint8=True)
-    ours = Demonstrations.load(dataset, 1, keep="all")
+    ours = load_demonstrations(dataset, 1, keep="all")
     assert len(theirs) == len(ours) and theirs.num_episodes == 8
     seen = [k for k in dataset_to_policy_features(theirs.meta.features) if k != "action"]
     assert all(
@@ -168,7 +169,7 @@ def test_lerobot_reads_the_same_frames(dataset):
 
 def test_chunks_stop_at_the_end_of_an_episode(dataset, spec_and_recordings):
     _, recordings = spec_and_recordings
-    demos = Demonstrations.load(dataset, 6, keep="all")
+    demos = load_demonstrations(dataset, 6, keep="all")
     first = len(recordings[0])
     _, actions, mask = demos.batch(torch.tensor([0, first - 2, first]))
     assert actions.shape == (3, 6, 4) and mask.tolist() == [
@@ -184,17 +185,17 @@ def test_chunks_stop_at_the_end_of_an_episode(dataset, spec_and_recordings):
 def test_failures_and_the_number_of_episodes(dataset, spec_and_recordings):
     _, recordings = spec_and_recordings
     solved = [r for r in recordings if r.success]
-    demos = Demonstrations.load(dataset, 4)
+    demos = load_demonstrations(dataset, 4)
     assert (
         demos.num_episodes == len(solved)
         and len(demos) == sum(map(len, solved))
         and bool(demos.success.all())
     )
-    two = Demonstrations.load(dataset, 4, episodes=2)
+    two = load_demonstrations(dataset, 4, episodes=2)
     assert len(two) == len(solved[0]) + len(solved[1])
     assert (two.images["front"] == demos.images["front"][: len(two)]).all()
     with pytest.raises(UserError, match=f"only {len(solved)} of that kind"):
-        Demonstrations.load(dataset, 4, episodes=8)
+        load_demonstrations(dataset, 4, episodes=8)
 
 
 def test_a_mapped_file_holds_the_same_frames(dataset):
@@ -210,7 +211,7 @@ def test_a_mapped_file_holds_the_same_frames(dataset):
     assert (again == in_memory).all() and [
         f.stat().st_mtime_ns for f in (dataset / ".cache").iterdir()
     ] == [stamp]
-    demos = Demonstrations.load(dataset, 3, memory_limit=0)
+    demos = load_demonstrations(dataset, 3, memory_limit=0)
     obs, _, _ = demos.batch(torch.tensor([1, 5]))
     obs.images["front"] += 1  # a batch is a copy, also of a mapped file
 
@@ -274,7 +275,7 @@ def foreign(tmp_path_factory):
 
 def test_someone_elses_data_set_with_other_cameras(foreign, spec_and_recordings):
     spec, _ = spec_and_recordings
-    demos = Demonstrations.load(
+    demos = load_demonstrations(
         foreign, 2, state="state", cameras={"front": "observation.images.top", "wrist": "image2"}
     )
     assert demos.images["front"].shape == (15, 96, 128, 3) and demos.images["wrist"].shape == (
@@ -292,7 +293,7 @@ def test_someone_elses_data_set_with_other_cameras(foreign, spec_and_recordings)
         and bool(demos.success.all())
     )
     with pytest.raises(UserError, match="3 proprio dims, but mujoco"):
-        Demonstrations.load(
+        load_demonstrations(
             foreign, 2, state="state", spec=spec, cameras={"front": "top", "wrist": "image2"}
         )
 
@@ -303,7 +304,7 @@ def test_pictures_take_the_size_of_the_specs_cameras(foreign, spec_and_recording
     spec = replace(
         spec_and_recordings[0], proprio_dim=3, cameras={"front": (32, 32), "wrist": (48, 48)}
     )
-    demos = Demonstrations.load(
+    demos = load_demonstrations(
         foreign, 2, state="state", spec=spec, cameras={"front": "top", "wrist": "image2"}
     )
     assert {n: x.shape[1:3] for n, x in demos.images.items()} == spec.cameras
@@ -312,13 +313,13 @@ def test_pictures_take_the_size_of_the_specs_cameras(foreign, spec_and_recording
 def test_wrong_keys_are_named_with_the_nearest(foreign, dataset, spec_and_recordings):
     spec, _ = spec_and_recordings
     with pytest.raises(UserError, match=r"no 'observation.state'.*It holds: .*state"):
-        Demonstrations.load(foreign, 2)
+        load_demonstrations(foreign, 2)
     with pytest.raises(UserError, match=r"no 'actoin'.*Did you mean 'action'"):
-        Demonstrations.load(dataset, 2, action="actoin")
+        load_demonstrations(dataset, 2, action="actoin")
     with pytest.raises(UserError, match=r"has the camera 'front', but the data set .*'top'"):
-        Demonstrations.load(foreign, 2, state="state", spec=spec)
+        load_demonstrations(foreign, 2, state="state", spec=spec)
     with pytest.raises(UserError, match="Did you mean 'top'"):
-        Demonstrations.load(foreign, 2, state="state", cameras={"front": "tob"})
+        load_demonstrations(foreign, 2, state="state", cameras={"front": "tob"})
 
 
 def test_data_of_another_kind_is_refused(dataset, spec_and_recordings, tmp_path):
@@ -326,8 +327,8 @@ def test_data_of_another_kind_is_refused(dataset, spec_and_recordings, tmp_path)
 
     spec, _ = spec_and_recordings
     with pytest.raises(UserError, match=r"ee_delta_pos; .* takes joint_delta"):
-        Demonstrations.load(dataset, 2, spec=replace(spec, control_mode="joint_delta"))
-    demos = Demonstrations.load(dataset, 2, spec=spec)
+        load_demonstrations(dataset, 2, spec=replace(spec, control_mode="joint_delta"))
+    demos = load_demonstrations(dataset, 2, spec=spec)
     demos.actions[3, 1] = 7.0
     with pytest.raises(UserError, match=r"reach 7, but .*\[-1, 1\]"):
         demos.check(spec)
@@ -335,11 +336,11 @@ def test_data_of_another_kind_is_refused(dataset, spec_and_recordings, tmp_path)
     with pytest.raises(UserError, match="NaN"):
         demos.check(spec)
     with pytest.raises(UserError, match="no LeRobot data set"):
-        Demonstrations.load(tmp_path, 2)
+        load_demonstrations(tmp_path, 2)
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta" / "info.json").write_text(json.dumps({"codebase_version": "v1.6"}))
     with pytest.raises(UserError, match=r"v1\.6; embodyrl reads v2\.0, v2\.1 and v3\.0"):
-        Demonstrations.load(tmp_path, 2)
+        load_demonstrations(tmp_path, 2)
 
 
 def test_data_sets_whose_states_mean_something_else_are_not_mixed(dataset, tmp_path):

@@ -25,6 +25,7 @@ from embodyrl.config import Config, compose, env_config
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.env_check import check_with_env
 from embodyrl.data.lerobot_write import write_dataset
+from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.data.record import record_episodes
 from embodyrl.errors import UserError
 from embodyrl.sims.mujoco.env import MujocoEnv
@@ -103,12 +104,12 @@ def test_what_is_translated_is_what_was_recorded(
     spec_and_good: tuple[EnvSpec, Path], tmp_path: Path
 ) -> None:
     spec, good = spec_and_good
-    ours = Demonstrations.load(good, 3, spec=spec)
+    ours = load_demonstrations(good, 3, spec=spec)
     copy = faulty_copy(good, tmp_path / "copy", FAULTS["gripper in 1 to 0"])
     FAULTS["pictures turned by 180 degrees"].inject(copy)
     FAULTS["red and blue exchanged"].inject(copy)
     told = {"orientation": "turned_180", "channels": "bgr", "gripper": (1.0, 0.0)}
-    theirs = Demonstrations.load(copy, 3, spec=spec, convention=told)
+    theirs = load_demonstrations(copy, 3, spec=spec, convention=told)
     np.testing.assert_allclose(theirs.actions, ours.actions, atol=1e-6)
     for name in ours.images:
         off = np.abs(theirs.images[name].astype(int) - ours.images[name]).mean()
@@ -120,9 +121,9 @@ def test_absolute_targets_become_the_changes_that_they_were(
     spec_and_good: tuple[EnvSpec, Path], tmp_path: Path
 ) -> None:
     spec, good = spec_and_good
-    ours = Demonstrations.load(good, 3, spec=spec)
+    ours = load_demonstrations(good, 3, spec=spec)
     copy = faulty_copy(good, tmp_path / "copy", FAULTS["absolute targets"])
-    theirs = Demonstrations.load(copy, 3, spec=spec, convention={"actions": "absolute"})
+    theirs = load_demonstrations(copy, 3, spec=spec, convention={"actions": "absolute"})
     np.testing.assert_allclose(theirs.actions, ours.actions, atol=1e-4)
     assert "absolute targets become changes" in theirs.remarks[-1]
     # A target that an action does not reach is cut; many of them are other units.
@@ -134,11 +135,11 @@ def test_absolute_targets_become_the_changes_that_they_were(
 
         change_rows("action", far)(copy)
         if words:
-            cut = Demonstrations.load(copy, 3, spec=spec, convention={"actions": "absolute"})
+            cut = load_demonstrations(copy, 3, spec=spec, convention={"actions": "absolute"})
             assert words in cut.remarks[-1] and cut.actions.abs().max() <= 1
         else:
             with pytest.raises(UserError, match="the units differ"):
-                Demonstrations.load(copy, 3, spec=spec, convention={"actions": "absolute"})
+                load_demonstrations(copy, 3, spec=spec, convention={"actions": "absolute"})
 
 
 def config_with(path: Path, *overrides: str) -> Config:

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.data.lerobot_write import write_dataset
+from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.data.recording import Recording
 from embodyrl.data.verify import verify_dataset
 from embodyrl.errors import UserError
@@ -86,7 +86,7 @@ def test_it_is_sound_and_the_same_as_v3(both):
     _, old = both
     verdict = verify_dataset(old)
     assert verdict.faults == [] and (verdict.episodes, verdict.frames) == (3, 18)
-    expected, found = (Demonstrations.load(f, 4, spec=SPEC) for f in both)
+    expected, found = (load_demonstrations(f, 4, spec=SPEC) for f in both)
     for name in ("proprio", "actions", "end", "init", "success", "solved"):
         assert torch.equal(getattr(found, name), getattr(expected, name))
     assert np.abs(found.images["front"].astype(int) - expected.images["front"]).max() <= 2
@@ -102,11 +102,11 @@ def test_damage_is_named_and_the_other_episodes_are_usable(copy):
     place = table.schema.get_field_index("action")
     pq.write_table(table.set_column(place, "action", pa.array(rows, pa.list_(pa.float32()))), file)
     with pytest.raises(UserError, match=r"frame 3 of episode 2 .*data\.skip=\[2\]"):
-        Demonstrations.load(copy, 2)
+        load_demonstrations(copy, 2)
     (copy / f"videos/chunk-001/{KEY}/episode_000002.mp4").unlink()
-    assert Demonstrations.load(copy, 2, skip=[2]).num_episodes == 2
+    assert load_demonstrations(copy, 2, skip=[2]).num_episodes == 2
     with pytest.raises(UserError, match="Episode 3 shall be left out"):
-        Demonstrations.load(copy, 2, skip=[2, 3])
+        load_demonstrations(copy, 2, skip=[2, 3])
 
 
 def test_a_missing_file_and_broken_lines_are_named(copy):

@@ -6,8 +6,8 @@ from bound_by_rights import run
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 from embodyrl.data.collect import collect_dataset
-from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.lerobot_write import LEAST, require_recordable, write_dataset
+from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.data.recording import Recording
 from embodyrl.data.verify import verify_dataset
 from embodyrl.errors import UserError
@@ -50,7 +50,7 @@ def test_what_was_recorded_comes_back(tmp_path, lengths, height, width):
     recordings = [recording(k, n, height, width) for k, n in enumerate(lengths)]
     path = write_dataset(tmp_path / "set", recordings, spec_of(height, width))
     assert verify_dataset(path).faults == []
-    demos = Demonstrations.load(path, 2, spec=spec_of(height, width))
+    demos = load_demonstrations(path, 2, spec=spec_of(height, width))
     assert demos.num_episodes == len(lengths) and len(demos) == sum(lengths)
     true = np.concatenate([r.images["front"] for r in recordings]).astype(int)
     assert np.abs(demos.images["front"].astype(int) - true).max() <= 6

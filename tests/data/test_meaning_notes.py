@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.lerobot_write import write_dataset
+from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.data.meaning_notes import correlation
 from embodyrl.data.recording import Recording
 from embodyrl.data.verify import verify_dataset
@@ -116,7 +116,7 @@ def test_each_kind_is_named_by_verify_and_before_training(theirs: Path, change: 
     assert not verdict.faults
     found = [note for note in verdict.notes if re.search(PATTERN, note)]
     assert len(found) == 1 and KINDS[change] in found[0]
-    assert Demonstrations.load(theirs, 4, spec=SPEC).remarks == [f"{theirs}: {found[0]}"]
+    assert load_demonstrations(theirs, 4, spec=SPEC).remarks == [f"{theirs}: {found[0]}"]
 
 
 def test_actions_of_an_env_that_takes_no_changes_are_not_compared(
@@ -126,15 +126,15 @@ def test_actions_of_an_env_that_takes_no_changes_are_not_compared(
     folder = write_dataset(tmp_path / "set", [arm(0), arm(1)], spec)
     change_actions(folder, absolute)
     assert verify_dataset(folder).notes == ["It has no camera images."]
-    assert Demonstrations.load(folder, 4, spec=spec).remarks == []
+    assert load_demonstrations(folder, 4, spec=spec).remarks == []
 
 
 def test_an_env_of_another_rate_or_name_is_named(own: Path) -> None:
     fast = EnvSpec("test/other", 1, 3, 4, "ee_delta_pos", 25.0, 40, {})
-    rate, env = Demonstrations.load(own, 4, spec=fast).remarks
+    rate, env = load_demonstrations(own, 4, spec=fast).remarks
     assert "10 actions per second, and test/other takes 25" in rate
     assert "recorded in test/arm, and this run is in test/other" in env
-    assert Demonstrations.load(own, 4, spec=SPEC).remarks == []
+    assert load_demonstrations(own, 4, spec=SPEC).remarks == []
 
 
 def test_correlation_is_pearsons_and_0_for_what_does_not_vary() -> None:
@@ -167,7 +167,7 @@ def test_a_camera_that_nobody_named_is_named(tmp_path: Path) -> None:
     episode.images = {"top": np.zeros((STEPS, 64, 64, 3), np.uint8)}
     folder = write_dataset(tmp_path / "set", [episode], replace(SPEC, cameras={"top": (64, 64)}))
     spec = replace(SPEC, cameras={"front": (64, 64)})
-    (remark,) = Demonstrations.load(folder, 4, spec=spec).remarks
+    (remark,) = load_demonstrations(folder, 4, spec=spec).remarks
     assert "camera 'top' of" in remark and "is taken as 'front' of test/arm" in remark
-    given = Demonstrations.load(folder, 4, spec=spec, cameras={"front": "top"})
+    given = load_demonstrations(folder, 4, spec=spec, cameras={"front": "top"})
     assert given.remarks == []

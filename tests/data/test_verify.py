@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from embodyrl.cli.main import main
-from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.lerobot_write import write_dataset
+from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.data.recording import Recording
 from embodyrl.data.verify import verify_dataset
 from embodyrl.errors import UserError
@@ -307,13 +307,13 @@ def test_every_damage_is_named(copy, kind, capsys):
 def test_training_refuses_it_in_words(copy, kind):
     DAMAGE[kind][0](copy)
     with pytest.raises(UserError):
-        Demonstrations.load(copy, 2, keep="all")
+        load_demonstrations(copy, 2, keep="all")
 
 
 def test_success_as_text_is_read_as_what_it_says(copy):
     as_text(copy, "success", ["True"] * 5 + ["False"] * 6 + ["True"] * 7)
     assert verify_dataset(copy).faults == []
-    assert Demonstrations.load(copy, 2).num_episodes == 2
+    assert load_demonstrations(copy, 2).num_episodes == 2
 
 
 def test_random_changes_of_the_tables_never_end_in_a_traceback(sound, tmp_path):
@@ -339,7 +339,7 @@ def test_random_changes_of_the_tables_never_end_in_a_traceback(sound, tmp_path):
         pq.write_table(table, folder / name)
         change(folder / name, key, values)
         try:
-            Demonstrations.load(folder, 2, keep="all")
+            load_demonstrations(folder, 2, keep="all")
         except UserError as error:
             named += 1
             assert len(str(error)) < 2000
@@ -359,7 +359,7 @@ def test_an_empty_instruction_is_said(copy):
     (note,) = verdict.notes
     assert not verdict.faults and "lerobot-edit-dataset" in note
     assert note.startswith(f"{copy} has no instruction in 3 of its 3 episodes, the first of")
-    assert Demonstrations.load(copy, 2).no_instruction == note
+    assert load_demonstrations(copy, 2).no_instruction == note
 
 
 @pytest.mark.parametrize("numbers", ["anew", "of a part"])
@@ -372,7 +372,7 @@ def test_numbers_that_do_not_count_all_frames_are_put_right(sound, copy, numbers
         change(copy / EPISODES, name, rows)
     verdict = verify_dataset(copy)
     assert verdict.faults == [] and "'index'" in verdict.notes[0]
-    expected, found = (Demonstrations.load(f, 2, keep="all") for f in (sound, copy))
+    expected, found = (load_demonstrations(f, 2, keep="all") for f in (sound, copy))
     assert found.num_episodes == 3 and "'episode_index' and 'frame_index'" in found.remarks[0]
     for name in ("proprio", "actions", "end", "init"):
         assert torch.equal(getattr(found, name), getattr(expected, name))
@@ -399,9 +399,9 @@ def test_the_other_episodes_are_usable(sound, copy, kind):
     """What is wrong with an episode says how to go on without it, and then no more is said."""
     DAMAGE[kind][0](copy)
     with pytest.raises(UserError, match=rf"data\.skip=\[{SKIPPED[kind]}\]"):
-        Demonstrations.load(copy, 2, keep="all")
-    found = Demonstrations.load(copy, 2, keep="all", skip=[SKIPPED[kind]])
-    expected = Demonstrations.load(sound, 2, keep="all", skip=[SKIPPED[kind]])
+        load_demonstrations(copy, 2, keep="all")
+    found = load_demonstrations(copy, 2, keep="all", skip=[SKIPPED[kind]])
+    expected = load_demonstrations(sound, 2, keep="all", skip=[SKIPPED[kind]])
     assert found.num_episodes == 2
     assert found.remarks == [f"Left out of {copy}: the episodes {SKIPPED[kind]} (data.skip)."]
     for name in ("proprio", "actions", "end", "init", "solved"):
@@ -411,11 +411,11 @@ def test_the_other_episodes_are_usable(sound, copy, kind):
 
 def test_what_is_left_out_must_be_there_and_something_must_remain(sound):
     with pytest.raises(UserError, match=r"Episode 7 shall be left out .* It has 3"):
-        Demonstrations.load(sound, 2, skip=[1, 7])
+        load_demonstrations(sound, 2, skip=[1, 7])
     with pytest.raises(UserError, match=r"data\.skip leaves out all 3 episodes"):
-        Demonstrations.load(sound, 2, skip=[0, 1, 2])
+        load_demonstrations(sound, 2, skip=[0, 1, 2])
     # Failed episodes are left out too, and that is said.
-    demos = Demonstrations.load(sound, 2, skip=[0])
+    demos = load_demonstrations(sound, 2, skip=[0])
     assert demos.num_episodes == 1 and len(demos.remarks) == 2
     assert "1 of 3 episodes, which failed (data.keep=success)" in demos.remarks[1]
 
@@ -442,7 +442,7 @@ def test_pictures_in_tables_go_with_their_frames_in_any_order(tmp_path, monkeypa
     content = json.loads((folder / "meta" / "info.json").read_text())
     content["features"]["observation.images.front"]["dtype"] = "image"
     info(folder, **content)
-    demos = Demonstrations.load(folder, 2)
+    demos = load_demonstrations(folder, 2)
     assert np.array_equal(demos.images["front"], recording.images["front"])
     assert verify_dataset(folder).faults == []
 
@@ -461,7 +461,7 @@ def test_depth_is_left_aside_with_a_word(copy, feature):
     content["features"]["observation.images.front"] |= feature
     info(copy, **content)
     assert verify_dataset(copy).cameras == {}
-    demos = Demonstrations.load(copy, 2, keep="all")
+    demos = load_demonstrations(copy, 2, keep="all")
     assert demos.images == {} and "left aside" in demos.remarks[0]
 
 

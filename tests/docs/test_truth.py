@@ -25,8 +25,9 @@ from docs_text import (
 
 from embodyrl import registry
 from embodyrl.cli.main import build_parser
-from embodyrl.config import apply_overrides, env_config, read_preset, resolve
+from embodyrl.config import env_config, resolve
 from embodyrl.errors import UserError
+from embodyrl.storage.preset_files import apply_overrides, read_preset
 
 PAGES = documents()
 TEXTS = PAGES + help_texts()

@@ -164,13 +164,23 @@ def _build_small(cls, config):
 
 
 class Dot(SteppedVecEnv):
-    """A dot in a picture; the first two action dims say where it is."""
+    """A dot in a picture; an action touches it that is closer than ``reach``, whatever came before."""
 
-    def __init__(self, num_envs=4):
+    def __init__(self, num_envs=4, *, steps=4, reach=0.4, num_init_states=None):
         spec = EnvSpec(
-            "test/dot", num_envs, 2, 3, "point", 10.0, 4, {"eye": (16, 16)}, privileged_dim=2
+            "test/dot",
+            num_envs,
+            2,
+            3,
+            "point",
+            10.0,
+            steps,
+            {"eye": (16, 16)},
+            privileged_dim=2,
+            num_init_states=num_init_states,
         )
         super().__init__(spec, EnvConfig(num_envs=num_envs))
+        self.reach = reach
         self.place = torch.zeros(num_envs, 2)
 
     def _reset(self, env_ids, inits):
@@ -182,7 +192,7 @@ class Dot(SteppedVecEnv):
     def _step(self, actions, active):
         distance = (actions - self.place).norm(dim=1)
         never = torch.zeros(self.spec.num_envs, dtype=torch.bool)
-        return Tick(-distance, never, distance < 0.4, never.clone())
+        return Tick(-distance, never, distance < self.reach, never.clone())
 
     def _observe(self, env_ids):
         n = self.spec.num_envs

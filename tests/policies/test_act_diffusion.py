@@ -18,11 +18,16 @@ from vla_models import (
 )
 
 from embodyrl import registry
+from embodyrl.algorithms.sft import SFT, SFTConfig
 from embodyrl.build import load_config, load_policy, load_spec, make_env, make_policy
 from embodyrl.checks import check_policy
 from embodyrl.cli.main import main
+from embodyrl.data.lerobot_write import write_dataset
+from embodyrl.data.load_demonstrations import load_demonstrations
+from embodyrl.data.recording import Recording
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import randn
+from embodyrl.policy import imitated_rows
 from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy
 from embodyrl.rollouts.collect import Player
 from embodyrl.rollouts.history_env import HistoryEnv
@@ -56,6 +61,7 @@ SMALL = {
         "use_group_norm": True,
         "noise_scheduler_type": "DDIM",
         "num_inference_steps": 5,
+        "drop_n_last_frames": 0,
     },
 }
 TWICE = {"n_obs_steps": 2, "horizon": CHUNK, "n_action_steps": RUN}
@@ -252,6 +258,75 @@ def test_diffusion_s_loss_is_lerobots(tmp_path, predicts, frames, masked, monkey
     monkeypatch.undo()
     loss = policy.imitation_loss(obs, actions, mask, noise)
     torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_it_imitates_the_rows_that_lerobot_does(tmp_path, masked, monkeypatch):
+    """A data set of LeRobot's, read by LeRobot and by us: the same chunks, the same loss."""
+    from lerobot.datasets.factory import resolve_delta_timestamps
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+    from lerobot.datasets.sampler import EpisodeAwareSampler
+
+    lengths, last = (9, 12, 3), 4
+    rng = np.random.default_rng(0)
+    episodes = [
+        Recording(
+            images={"front": np.full((n, *SPEC.cameras["front"], 3), 40 * n % 256, np.uint8)},
+            proprio=rng.normal(size=(n, SPEC.proprio_dim)).astype(np.float32),
+            actions=rng.uniform(-1, 1, size=(n, SPEC.action_dim)).astype(np.float32),
+            reward=np.zeros(n, np.float32),
+            solved=np.arange(n) == n - 1,
+            init=-1,
+            task="go",
+            instruction="go",
+        )
+        for n in lengths
+    ]
+    spec = dataclasses.replace(SPEC, privileged_dim=0)
+    data = write_dataset(tmp_path / "data", episodes, spec)
+    settings = {"do_mask_loss_for_padding": masked, "drop_n_last_frames": last}
+    policy = make("diffusion", write(tmp_path / "dp", "diffusion", **TWICE, **settings), PAIR)
+    assert imitated_rows(policy) == (1, last)
+    theirs, pre, _ = lerobot_from(tmp_path / "dp")
+    whole = LeRobotDataset("local/rows", root=data)
+    times = resolve_delta_timestamps(theirs.config, whole.meta)
+    rows = LeRobotDataset("local/rows", root=data, delta_timestamps=times, video_backend="pyav")
+    demos = load_demonstrations(data, policy.config.horizon, spec=PAIR)
+    # Both begin chunks at the same frames, and at each of these the chunk is the same.
+    places = whole.meta.episodes
+    sampler = EpisodeAwareSampler(
+        places["dataset_from_index"], places["dataset_to_index"], drop_n_last_frames=last
+    )
+    drawn = demos.draw(500, gen(), without_last=last)
+    assert set(drawn.tolist()) == set(sampler.indices) == {*range(5), *range(9, 17)}
+    frames = torch.tensor(sampler.indices)
+    obs, actions, mask = demos.batch(frames, before=policy.past)
+    items = torch.utils.data.default_collate([rows[i] for i in frames.tolist()])
+    assert torch.equal(actions, items["action"])
+    assert torch.equal(mask, ~items["action_is_pad"])
+    assert not mask[0, 0] and mask[1, 0] and not mask[4, -1]
+    # With the same noise and times the losses are the same.
+    noise = torch.randn(len(frames), policy.imitation_noise, generator=gen(6))
+    index = (torch.special.ndtr(noise[:, -1]) * 100).long()
+    same_draws(monkeypatch, policy, noise, index)
+    expected, _ = theirs.forward(pre(items))
+    monkeypatch.undo()
+    loss = policy.imitation_loss(obs, actions, mask, noise)
+    torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-4)
+    # So does fine-tuning.
+    sft = SFT(SFTConfig(steps_per_iteration=1, batch_size=4, shift=0), policy)
+    seen = []
+    monkeypatch.setattr(type(policy), "imitation_loss", lambda p, *a: seen.append(a) or loss)
+    monkeypatch.setattr(sft.microbatches, "backward", lambda rows, of: (of(rows)[0].detach(), {}))
+    sft.update(demos, progress=0.0, generator=gen())
+    ((_, chunks, _, _),) = seen
+    assert chunks.shape == (4, *policy.flow_shape)
+
+
+def test_episodes_shorter_than_what_is_left_out_are_refused(tmp_path):
+    policy = make("diffusion", write(tmp_path / "dp", "diffusion", drop_n_last_frames=7))
+    with pytest.raises(UserError, match="No episode is longer than 7 frames"):
+        SFT(SFTConfig(), policy).update(demonstrations(CHUNK), progress=0.0, generator=gen())
 
 
 def test_of_two_observations_it_acts_as_lerobot_does(pair):

@@ -1,23 +1,20 @@
 """LeRobot evaluates our checkpoint in our env: with the same noise every episode is the same."""
 
-import dataclasses
 import json
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
-from vla_models import gen, lerobot_from, stir
+from vla_models import Dot, gen, lerobot_from, stir
 
 from embodyrl.build import make_policy
-from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
 from embodyrl.errors import UserError
 from embodyrl.functional.intervals import wilson
 from embodyrl.policies.vla.make_small import make_small_smolvla
 from embodyrl.policies.vla.policy import VLAConfig
 from embodyrl.rollouts.evaluation import evaluate
-from embodyrl.types import ActionSample, EnvSpec, Obs
+from embodyrl.types import ActionSample
 
 pytest.importorskip("lerobot.policies", reason="the extra vla is not installed")
 pytest.importorskip("num2words", reason="the extra vla is not installed")
@@ -34,45 +31,9 @@ TINY = {
 EPISODES, BATCH = 24, 8
 
 
-class Dot(SteppedVecEnv):
-    """A dot in a picture; it is touched by an action close to its place, whatever came before."""
-
-    def __init__(self, num_envs):
-        spec = EnvSpec(
-            "test/dot",
-            num_envs,
-            2,
-            3,
-            "point",
-            10.0,
-            7,
-            {"eye": (16, 16)},
-            num_init_states=EPISODES,
-        )
-        super().__init__(spec, EnvConfig(num_envs=num_envs))
-        self.place = torch.zeros(num_envs, 2)
-
-    def _reset(self, env_ids, inits):
-        for k, init in zip(env_ids, inits, strict=True):
-            self.place[k] = torch.from_numpy(
-                np.random.default_rng(init).uniform(-0.8, 0.8, 2).astype(np.float32)
-            )
-
-    def _step(self, actions, active):
-        distance = (actions - self.place).norm(dim=1)
-        never = torch.zeros(self.spec.num_envs, dtype=torch.bool)
-        return Tick(-distance, never, distance < 0.3, never.clone())
-
-    def _observe(self, env_ids):
-        n = self.spec.num_envs
-        picture = torch.zeros(n, 16, 16, 3, dtype=torch.uint8)
-        at = ((self.place + 1) * 7.5).round().long()
-        picture[torch.arange(n), at[:, 0], at[:, 1]] = 255
-        return Obs(
-            {"eye": picture},
-            torch.cat([self.place, self.place[:, :1]], dim=1),
-            ["touch the dot"] * n,
-        )
+def dots(num_envs):
+    """Long episodes of a small dot, from few initial states."""
+    return Dot(num_envs, steps=7, reach=0.3, num_init_states=EPISODES)
 
 
 class Still:
@@ -99,7 +60,7 @@ def both(tmp_path_factory):
         "num_denoise_steps": 3,
         "random_weights": True,
     }
-    policy = make_policy(VLAConfig(**settings), dataclasses.replace(Dot(1).spec), 0)
+    policy = make_policy(VLAConfig(**settings), dots(1).spec, 0)
     stir(policy, gen(1))
     policy.fit_inputs(
         torch.rand(200, 3, generator=gen(2)) * 2 - 1, torch.rand(200, 2, generator=gen(3)) * 2 - 1
@@ -118,13 +79,13 @@ def theirs(folder, noise=None) -> dict:
     if noise is not None:
         policy.model.sample_noise = noise
     none = PolicyProcessorPipeline(steps=[])
-    env = LeRobotVectorEnv(Dot(BATCH))
+    env = LeRobotVectorEnv(dots(BATCH))
     return eval_policy(env, policy, none, none, pre, post, EPISODES, start_seed=0)
 
 
 def test_with_the_same_noise_every_episode_is_the_same(both):
     policy, folder = both
-    ours = evaluate(Dot(BATCH), Still(policy), range(EPISODES)).episodes
+    ours = evaluate(dots(BATCH), Still(policy), range(EPISODES)).episodes
     found = theirs(folder, lambda shape, device: torch.zeros(shape, device=device))["per_episode"]
     assert [e["seed"] for e in found] == [e.init for e in ours]
     assert [e["success"] for e in found] == [e.success for e in ours]
@@ -136,7 +97,7 @@ def test_with_the_same_noise_every_episode_is_the_same(both):
 
 def test_with_noise_of_their_own_the_rates_agree(both):
     policy, folder = both
-    ours = evaluate(Dot(BATCH), policy, range(EPISODES)).successes
+    ours = evaluate(dots(BATCH), policy, range(EPISODES)).successes
     torch.manual_seed(0)
     found = sum(e["success"] for e in theirs(folder)["per_episode"])
     low, high = wilson(ours, EPISODES)
@@ -147,7 +108,7 @@ def test_more_episodes_than_there_are_states_are_refused():
     from embodyrl.sims.lerobot_plugin import LeRobotVectorEnv
 
     with pytest.raises(UserError, match="has 24 initial states, and the seed 24 asks for another"):
-        LeRobotVectorEnv(Dot(2)).reset(seed=[23, 24])
+        LeRobotVectorEnv(dots(2)).reset(seed=[23, 24])
 
 
 @pytest.mark.slow

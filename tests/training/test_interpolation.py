@@ -9,12 +9,13 @@ import pytest
 
 import embodyrl
 from embodyrl.build import load_config
-from embodyrl.config import apply_overrides, compose, env_from_dict, read_preset, resolve, to_dict
+from embodyrl.config import compose, env_from_dict, resolve, to_dict
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.errors import UserError
 from embodyrl.real_robot.robot_file import read_sections
 from embodyrl.report.read import read_run
 from embodyrl.storage import checkpoint
+from embodyrl.storage.preset_files import apply_overrides, read_preset
 from embodyrl.training.hub import push
 from embodyrl.training.resume_check import check_folder
 
@@ -92,7 +93,7 @@ def test_an_ordinary_dollar_is_a_text(tmp_path):
     assert resolve(to_dict(config)) == config
 
 
-def test_only_two_files_know_omegaconf_and_only_one_knows_yaml():
+def test_few_files_know_omegaconf_and_only_one_knows_yaml():
     root = Path(embodyrl.__file__).parent
     using = {
         name: {
@@ -103,7 +104,12 @@ def test_only_two_files_know_omegaconf_and_only_one_knows_yaml():
         for name in ("omegaconf", "yaml")
     }
     assert using == {
-        "omegaconf": {"config.py", "storage/plain_data.py"},
+        "omegaconf": {
+            "config.py",
+            "storage/config_section.py",
+            "storage/plain_data.py",
+            "storage/preset_files.py",
+        },
         "yaml": {"storage/plain_data.py"},
     }
     for name in using["omegaconf"]:

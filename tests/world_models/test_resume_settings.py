@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from embodyrl.config import build_section
 from embodyrl.dreams.loop_config import LoopConfig, claim_folder
 from embodyrl.errors import UserError
+from embodyrl.storage.config_section import build_section
 from embodyrl.storage.inputs import contents_of
 from embodyrl.world_models.config import WorldTrainConfig
 from embodyrl.world_models.train import _check_folder

@@ -14,7 +14,7 @@ What they mean differs, and is brought to what this project's envs mean:
 - LIBERO's tool wrote each observation after its action: it belongs to the next action.
 - LIBERO's pictures are OpenGL's, with the lowest row first (``macros_image_convention``).
 - Actions stay as they are, the sign of the gripper too: this project's LIBERO and ManiSkill envs
-  take those of their simulators.
+  take those of their simulators. What robosuite's controllers clip is clipped.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import numpy as np
 from embodyrl.data.importers.hdf5_parts import (
     Episodes,
     array_of,
+    as_executed,
     concatenated,
     controller_of,
     each_episode,
@@ -188,13 +189,14 @@ def _robomimic(
     shaped = bool(options.get("reward_shaping"))
     if shaped:
         say(f"{file} has shaped rewards, which do not say success: every episode counts as solved.")
+    executed = as_executed(file, data, names, options, say)
 
     def read(name: str) -> Recording:
         demo = data[name]
         return recording_of(
             images={camera: array_of(demo, f"obs/{key}") for key, camera in cameras.items()},
             proprio=concatenated(demo, [f"obs/{key}" for key in state]),
-            actions=array_of(demo, "actions"),
+            actions=executed(array_of(demo, "actions")),
             reward=array_of(demo, "rewards"),
             solved=None if shaped else array_of(demo, "rewards") > 0,
             task=args.get("env_name", file.stem),
@@ -230,6 +232,7 @@ def _libero(
         control_hz=rate_of(options.get("control_freq"), hz, str(file)),
         max_episode_steps=longest(data, names),
     )
+    executed = as_executed(file, data, names, options, say)
     # OpenGL's first row is the lowest.
     turned = text_of(data.attrs.get("macros_image_convention", "opengl")) == "opengl"
     say(
@@ -241,7 +244,7 @@ def _libero(
         demo = data[name]
         images = {camera: array_of(demo, f"obs/{key}") for key, camera in cameras.items()}
         proprio = concatenated(demo, [f"obs/{key}" for key in state])
-        actions, reward = array_of(demo, "actions"), array_of(demo, "rewards")
+        actions, reward = executed(array_of(demo, "actions")), array_of(demo, "rewards")
         for what, values in {**images, "state": proprio, "rewards": reward}.items():
             if len(values) != len(actions):
                 raise UnusableEpisodeError(

@@ -61,15 +61,48 @@ def controller_of(options: dict[str, Any]) -> tuple[str, Conventions]:
 
     Both are empty where the settings name no controller.
     """
+    controller = _controller(options)
+    kind = str(controller.get("type", "")).lower()
+    return kind, Conventions(actions="absolute") if kind and _absolute(
+        controller
+    ) else Conventions()
+
+
+def as_executed(
+    file: Path, data: Any, names: list[str], options: dict[str, Any], say: Say
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Recorded actions (T, A) -> as robosuite executes them.
+
+    Its controllers clip changes to their input range (``Controller.scale_action``), and people's
+    devices reach beyond it. Targets are not clipped, nor is anything whose controller is not known.
+    """
+    controller = _controller(options)
+    low, high = controller.get("input_min", -1), controller.get("input_max", 1)
+    plain = all(isinstance(limit, int | float) for limit in (low, high))
+    if not controller.get("type") or _absolute(controller) or not plain:
+        return lambda actions: actions
+    # Said once for a file.
+    rows = [array_of(data[name], "actions") for name in names if "actions" in data[name]]
+    beyond = [((a < low) | (a > high)).any(axis=1).sum() for a in rows if a.ndim == 2]
+    if sum(beyond):
+        say(
+            f"{file.name}: {sum(beyond)} of {sum(map(len, rows))} actions reach beyond "
+            f"[{low:g}, {high:g}] and are clipped, as {controller['type']} does."
+        )
+    return lambda actions: np.clip(actions, low, high)
+
+
+def _controller(options: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the controller; empty where none is named."""
     controller = options.get("controller_configs") or {}
     # From robosuite 1.5 on, each arm has its own.
     if parts := controller.get("body_parts"):
         controller = next(iter(parts.values()))
-    kind = str(controller.get("type", "")).lower()
-    absolute = (
-        not controller.get("control_delta", True) or controller.get("input_type") == "absolute"
-    )
-    return kind, Conventions(actions="absolute") if kind and absolute else Conventions()
+    return controller
+
+
+def _absolute(controller: dict[str, Any]) -> bool:
+    return not controller.get("control_delta", True) or controller.get("input_type") == "absolute"
 
 
 def in_order(group: Any) -> list[str]:
@@ -85,7 +118,7 @@ def first_obs(data: Any, names: list[str], file: Path) -> dict[str, Any]:
     if "obs" not in data[names[0]]:
         raise UserError(
             f"{file} holds states of the simulator but no observations. Add them with robomimic's "
-            "dataset_states_to_obs.py."
+            "dataset_states_to_obs.py (after convert_robosuite.py, if robosuite wrote the file)."
         )
     return dict(leaves_of(data[names[0]]["obs"]))
 

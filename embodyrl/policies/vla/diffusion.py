@@ -9,7 +9,9 @@ the heads are those of every denoising policy (``flow_base.py``). PPO on the noi
 (arXiv:2409.00588).
 
 LeRobot plans from the oldest of the n observations that it sees. Here the flow's state begins with
-the present action; the n - 1 earlier ones stand at its end, and are not executed.
+the present action; the n - 1 earlier ones stand at its end, and are not executed. Imitation takes
+them from the demonstrations, as LeRobot's does (``action_delta_indices`` of its config), and like it
+leaves out the last frames of every episode (``drop_n_last_frames``).
 """
 
 from __future__ import annotations
@@ -145,6 +147,7 @@ class DiffusionPolicy(FlowPolicy):
         self.processors = loaded.processors
         self.normalize_action = ActionNormalizer(loaded.processors)
         self.past = theirs.n_obs_steps - 1
+        self.without_last = theirs.drop_n_last_frames
         self.register_buffer("timesteps", torch.tensor(times), persistent=False)
         self.register_buffer("alphas", torch.tensor(all_alphas), persistent=False)
         block = self.net.unet.down_modules[0][0]
@@ -211,9 +214,11 @@ class DiffusionPolicy(FlowPolicy):
     ) -> Tensor:
         """LeRobot's loss: the squared error of the prediction at a random time.
 
-        Where actions are fewer than C nobody knows the rest, so it is the policy's own plan; it has
-        no loss. Beyond the end of an episode the last action is repeated, which is learned unless
-        the checkpoint says ``do_mask_loss_for_padding``.
+        Actions (B, past + C) begin before the observation, as in LeRobot's batches. Others begin
+        with the present one: a copy of it stands for the earlier ones. Where they are fewer than C
+        nobody knows the rest, so it is the policy's own plan; it has no loss. Beyond the ends of an
+        episode the action there is repeated, which is learned unless the checkpoint says
+        ``do_mask_loss_for_padding``.
         """
         if not self.lerobot.config.do_mask_loss_for_padding:
             mask = torch.ones_like(mask)
@@ -236,13 +241,16 @@ class DiffusionPolicy(FlowPolicy):
     ) -> tuple[Tensor, Tensor]:
         """Normalised actions and their mask, as long as the flow's state."""
         given = self.normalize_action(actions)
+        # LeRobot's order, in which the earlier actions come first.
+        if actions.shape[1] == self.flow_shape[0]:
+            return given.roll(-self.past, dims=1), mask.roll(-self.past, dims=1)
         rest = self.config.horizon - actions.shape[1]
         if rest:
             with torch.no_grad():
                 plan = integrate(partial(self.step_inputs, context), self.transition, start)
             given = torch.cat([given, plan[:, actions.shape[1] : self.config.horizon]], dim=1)
         mask = nn.functional.pad(mask, (0, rest))
-        # The earlier actions are copies of the first, as at the start of an episode.
+        # Copies of the first stand for the earlier actions, as at the start of an episode.
         given = torch.cat([given, given[:, :1].expand(-1, self.past, -1)], dim=1)
         return given, torch.cat([mask, mask[:, :1].expand(-1, self.past)], dim=1)
 

@@ -63,7 +63,7 @@ def load_arm(file: str) -> tuple[Franka, SafetyConfig]:
     Raises:
         UserError: no such file, an unknown key, or no workspace.
     """
-    from embodyrl.config import build_section
+    from embodyrl.storage.config_section import build_section
 
     if not file:
         # franka-sim does not promise to run in real time, and has a hand only in the scene. The

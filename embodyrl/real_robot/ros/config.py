@@ -126,7 +126,7 @@ def load_robot(file: str) -> tuple[Topics, SafetyConfig]:
         UserError: no such file or preset, an unknown key, no workspace, or a limit of the force and
             no topic of the wrench.
     """
-    from embodyrl.config import build_section
+    from embodyrl.storage.config_section import build_section
 
     if not file:
         return PRESETS["twin"], SafetyConfig(**SAFETY["twin"])

@@ -14,9 +14,9 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from embodyrl.config import build_section
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.storage.atomic_files import replacing_folder, write_json
+from embodyrl.storage.config_section import build_section
 from embodyrl.storage.paths import require_readable
 from embodyrl.storage.plain_data import ANYTHING, TEXT, first_line, read_json
 from embodyrl.world_models.reflectors.base import Reflector

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from embodyrl.data.demonstrations import Demonstrations
+from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.errors import UserError
 from embodyrl.world_models.reflectors.base import window_rows
 
@@ -151,7 +152,7 @@ def load_episodes(path: str | Path, cameras: Sequence[str] = (), tail: int = 0) 
     Raises:
         UserError: no such data set or camera, no camera at all, or no label.
     """
-    demos = Demonstrations.load(
+    demos = load_demonstrations(
         path, 1, keep="all", cameras={name: name for name in cameras} or None
     )
     if not demos.images:

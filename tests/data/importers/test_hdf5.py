@@ -8,10 +8,11 @@ import h5py
 import numpy as np
 import pytest
 
+from benchmarks.published_layouts import add_observations, robosuite_demonstrations
 from embodyrl.cli.main import main
-from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.importers.hdf5 import import_hdf5
 from embodyrl.data.lerobot_read import open_dataset
+from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.data.verify import verify_dataset
 from embodyrl.errors import UserError
 from embodyrl.functional.rotations import rotation_matrices, rotation_vectors
@@ -137,7 +138,7 @@ def test_libero(tmp_path, capsys):
     # What this project's env wants.
     size = (SIZE, SIZE)
     env = spec("libero/libero_object", "osc_pose", {"agentview": size, "wrist": size}, 8, 7)
-    demos = Demonstrations.load(tmp_path / "set", 4, spec=env)
+    demos = load_demonstrations(tmp_path / "set", 4, spec=env)
     assert demos.remarks == [] and demos.sentences == ["pick it up"]
     assert len(demos) == sum(LENGTHS) - len(LENGTHS)
     # Each observation stands beside the action after the one that led to it.
@@ -157,7 +158,7 @@ def test_libero(tmp_path, capsys):
 def test_libero_pictures_that_stand_upright_stay_so(tmp_path):
     write_libero(tmp_path / "a.hdf5", convention="opencv")
     import_hdf5(tmp_path / "a.hdf5", tmp_path / "set", say=lambda text: None)
-    column = Demonstrations.load(tmp_path / "set", 1).images["agentview"][0, :, 5, 0].astype(int)
+    column = load_demonstrations(tmp_path / "set", 1).images["agentview"][0, :, 5, 0].astype(int)
     assert column[0] < 40 < 200 < column[-1]
 
 
@@ -177,7 +178,7 @@ def test_absolute_targets_of_a_controller_become_changes(tmp_path):
     import_hdf5(file, tmp_path / "set", say=lambda text: None)
     size = (SIZE, SIZE)
     env = spec("libero/libero_object", "osc_pose", {"agentview": size, "wrist": size}, 8, 7)
-    demos = Demonstrations.load(tmp_path / "set", 1, spec=replace(env, conventions=CONVENTIONS))
+    demos = load_demonstrations(tmp_path / "set", 1, spec=replace(env, conventions=CONVENTIONS))
     with h5py.File(file) as f:
         changes = np.concatenate([f[f"data/demo_{i}/changes"][()] for i in range(len(LENGTHS))])
     np.testing.assert_allclose(demos.actions, changes, atol=1e-4)
@@ -198,7 +199,7 @@ def test_robomimic(tmp_path):
     assert said == ["lift.hdf5: left aside are object."]
     assert verify_dataset(tmp_path / "set").faults == []
     env = spec("robomimic/Lift", "osc_pose", {"agentview": (SIZE, SIZE)}, 9, 7)
-    demos = Demonstrations.load(tmp_path / "set", 4, spec=env, keep="all")
+    demos = load_demonstrations(tmp_path / "set", 4, spec=env, keep="all")
     assert demos.sentences == ["lift it"] and demos.remarks == []
     with h5py.File(tmp_path / "lift.hdf5") as f:
         np.testing.assert_allclose(demos.actions[:6], f["data/demo_0/actions"][()], rtol=1e-6)
@@ -221,7 +222,7 @@ def test_maniskill(tmp_path, mode):
     cameras = {"base_camera": (SIZE, SIZE)} if mode == "rgb" else {}
     dims = 26 if mode == "rgb" else 12
     env = spec("maniskill/PushCube-v1", "pd_ee_delta_pos", cameras, dims, 4)
-    demos = Demonstrations.load(tmp_path / "set", 4, spec=env)
+    demos = load_demonstrations(tmp_path / "set", 4, spec=env)
     assert len(demos) == 6 and "1 of 2 episodes, which failed" in demos.remarks[0]
     with h5py.File(path) as f:
         obs = f["traj_0/obs"]
@@ -289,6 +290,48 @@ def test_what_a_file_does_not_say_is_asked_for(tmp_path):
     assert not (tmp_path / "set").exists()
 
 
+def test_actions_are_clipped_where_the_controller_clips_them(tmp_path):
+    file = tmp_path / "lift.hdf5"
+    for changes, clipped in (
+        ({}, True),
+        ({"controller_configs": {"type": "OSC_POSE", "control_delta": False}}, False),
+        ({"controller_configs": {}}, False),
+    ):
+        write_robomimic(file, **changes)
+        with h5py.File(file, "a") as f:
+            f["data/demo_0/actions"][2, :3] = [3.75, -3.75, 0.5]
+        said = []
+        out = tmp_path / f"set{len(list(tmp_path.iterdir()))}"
+        import_hdf5(file, out, instruction="lift it", say=said.append)
+        wanted = [1.0, -1.0, 0.5] if clipped else [3.75, -3.75, 0.5]
+        assert load_demonstrations(out, 1).actions[2, :3].tolist() == wanted
+        words = "1 of 15 actions reach beyond [-1, 1] and are clipped, as OSC_POSE does"
+        assert any(words in text for text in said) == clipped
+
+
+def test_what_people_did_in_robosuite(tmp_path):
+    """Files that robosuite ships: refused as they are, imported once they hold observations."""
+    pytest.importorskip("robosuite", reason="the extra libero is not installed")
+    file = robosuite_demonstrations()
+    with pytest.raises(UserError, match=r"no observations.*convert_robosuite\.py"):
+        import_hdf5(file, tmp_path / "set", instruction="lift it")
+    add_observations(file, tmp_path / "low_dim.hdf5")
+    said = []
+    written = import_hdf5(
+        tmp_path / "low_dim.hdf5", tmp_path / "set", instruction="lift it", say=said.append
+    )
+    assert written == {"episodes": 3, "frames": 1384, "solved": 3, "left_out": 0}
+    assert "actions reach beyond [-1, 1] and are clipped" in said[-1]
+    demos = load_demonstrations(tmp_path / "set", 4, spec=spec("Lift", "osc_pose", {}, 9, 7))
+    with h5py.File(file) as f:
+        actions = np.concatenate([f[f"data/demo_{n}/actions"][()] for n in (1, 2, 3)])
+    assert actions.max() > 3
+    np.testing.assert_allclose(demos.actions, actions.clip(-1, 1), rtol=1e-6)
+    # The hand goes down, and comes up with the cube between the fingers, which are 4 cm apart.
+    height, width = demos.proprio[:, 2], demos.proprio[:, 7] - demos.proprio[:, 8]
+    assert height[0] > 1 > height[-1] > 0.84 and abs(width[-1] - 0.04) < 0.005
+
+
 def test_actions_of_an_unknown_meaning_stay_unknown(tmp_path):
     write_robomimic(tmp_path / "lift.hdf5", controller_configs={})
     out = tmp_path / "set"
@@ -320,7 +363,7 @@ def test_what_maniskill_records_itself_fits_this_projects_env(tmp_path):
     assert import_hdf5(tmp_path / "pushed.h5", tmp_path / "set", **quiet)["frames"] == 8
     ours = make_env(env_config("maniskill", ["env.task=PushCube-v1", "env.num_envs=1"]), "cpu")
     try:
-        demos = Demonstrations.load(tmp_path / "set", 2, spec=ours.spec, keep="all")
+        demos = load_demonstrations(tmp_path / "set", 2, spec=ours.spec, keep="all")
     finally:
         ours.close()
     assert demos.remarks == []

@@ -1,19 +1,18 @@
-"""RLDS's TFRecord files, written here by the protobuf library and an own checksum."""
+"""RLDS's TFRecord files, written by the protobuf library and an own checksum."""
 
 import io
-import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from PIL import Image
 
+from benchmarks.published_layouts import crc32c, write_records
 from embodyrl.cli.main import main
-from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.importers.rlds import import_rlds
 from embodyrl.data.importers.tfrecord import read_examples
 from embodyrl.data.lerobot_read import open_dataset
+from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.data.verify import verify_dataset
 from embodyrl.errors import UserError
 from embodyrl.types import EnvSpec
@@ -22,87 +21,8 @@ SIZE = 32
 FILE = "toy_set-train.tfrecord-0000{}-of-00002"
 
 
-def example_class():
-    """tf.train.Example, described as in TensorFlow's example.proto and feature.proto."""
-    field = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="t", syntax="proto3")
-    kinds = {
-        "BytesList": field.TYPE_BYTES,
-        "FloatList": field.TYPE_FLOAT,
-        "Int64List": field.TYPE_INT64,
-    }
-    for name, kind in kinds.items():
-        message = file.message_type.add(name=name)
-        message.field.add(name="value", number=1, type=kind, label=field.LABEL_REPEATED)
-    feature = file.message_type.add(name="Feature")
-    feature.oneof_decl.add(name="kind")
-    for number, name in enumerate(kinds, start=1):
-        feature.field.add(
-            name=name.lower(), number=number, type=field.TYPE_MESSAGE, type_name=f".t.{name}",
-            label=field.LABEL_OPTIONAL, oneof_index=0,
-        )  # fmt: skip
-    features = file.message_type.add(name="Features")
-    entry = features.nested_type.add(name="FeatureEntry")
-    entry.options.map_entry = True
-    entry.field.add(name="key", number=1, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
-    entry.field.add(
-        name="value", number=2, type=field.TYPE_MESSAGE, type_name=".t.Feature",
-        label=field.LABEL_OPTIONAL,
-    )  # fmt: skip
-    features.field.add(
-        name="feature", number=1, type=field.TYPE_MESSAGE, label=field.LABEL_REPEATED,
-        type_name=".t.Features.FeatureEntry",
-    )  # fmt: skip
-    example = file.message_type.add(name="Example")
-    example.field.add(
-        name="features", number=1, type=field.TYPE_MESSAGE, type_name=".t.Features",
-        label=field.LABEL_OPTIONAL,
-    )  # fmt: skip
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("t.Example"))
-
-
-def encoded(values: dict) -> bytes:
-    message = example_class()()
-    for key, value in values.items():
-        feature = message.features.feature[key]
-        if isinstance(value, list):
-            feature.byteslist.value.extend(value)
-        elif value.dtype.kind == "f":
-            feature.floatlist.value.extend(value.reshape(-1).tolist())
-        else:
-            feature.int64list.value.extend(value.reshape(-1).tolist())
-    return message.SerializeToString()
-
-
-def crc32c(data: bytes) -> int:
-    table = []
-    for n in range(256):
-        for _ in range(8):
-            n = n >> 1 ^ 0x82F63B78 if n & 1 else n >> 1
-        table.append(n)
-    crc = 2**32 - 1
-    for byte in data:
-        crc = table[(crc ^ byte) & 255] ^ crc >> 8
-    return crc ^ 2**32 - 1
-
-
 def test_the_checksum_of_these_tests():
     assert crc32c(b"123456789") == 0xE3069283  # CRC-32C's check value
-
-
-def masked(data: bytes) -> bytes:
-    crc = crc32c(data)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32)
-
-
-def write_records(file: Path, episodes: list[dict]) -> None:
-    with file.open("wb") as stream:
-        for episode in episodes:
-            data = encoded(episode)
-            length = struct.pack("<Q", len(data))
-            stream.write(length + masked(length) + data + b"\0\0\0\0")
 
 
 def picture(value: int, kind: str = "PNG", mode: str = "RGB") -> bytes:
@@ -168,7 +88,7 @@ def test_rlds(folder, tmp_path, capsys):
     assert any("does not say its control mode" in text for text in verdict.notes)
     size = (SIZE, SIZE)
     spec = EnvSpec("arm", 1, 7, 8, "x", 10.0, 50, {"image": size, "wrist_image": size})
-    demos = Demonstrations.load(out, 3, spec=spec, keep="all")
+    demos = load_demonstrations(out, 3, spec=spec, keep="all")
     assert demos.sentences == ["put it down"] and demos.success.tolist() == [
         *[True] * 5, *[False] * 6, *[True] * 4,
     ]  # fmt: skip
@@ -186,7 +106,7 @@ def test_rlds(folder, tmp_path, capsys):
 def test_the_state_may_be_made_of_other_keys(folder, tmp_path):
     options = {"hz": 10.0, "say": lambda text: None}
     import_rlds(folder, tmp_path / "set", state=["joint_state", "state"], **options)
-    assert Demonstrations.load(tmp_path / "set", 1).proprio.shape[1] == 15
+    assert load_demonstrations(tmp_path / "set", 1).proprio.shape[1] == 15
 
 
 def test_an_episode_that_cannot_be_used_is_left_out_with_a_word(tmp_path):

@@ -20,7 +20,7 @@ from websockets.sync.client import connect
 from embodyrl.build import make_policy
 from embodyrl.cli.main import main
 from embodyrl.config import compose
-from embodyrl.data.demonstrations import Demonstrations
+from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.errors import UserError
 from embodyrl.real_robot.env.robot_env import RobotConfig, RobotEnv
 from embodyrl.real_robot.logs.export import export_logs
@@ -63,7 +63,7 @@ def test_corrections_become_demonstrations(tmp_path: Path) -> None:
     assert written["episodes"] == 2 and written["left_out"] == 0
     assert written["frames"] - written["human_frames"] == 6
     env = RobotEnv(RobotConfig(**SETTINGS))  # type: ignore[arg-type]
-    demos = Demonstrations.load(tmp_path / "data", 5, spec=env.spec)
+    demos = load_demonstrations(tmp_path / "data", 5, spec=env.spec)
     env.close()
     n = len(people)
     assert len(demos) == written["frames"] and demos.intervention[:n].tolist() == people
@@ -153,7 +153,7 @@ def test_what_was_corrected_on_the_arm_is_learned_by_the_commands(tmp_path: Path
     assert sum(m["human"] for m in taken) >= 5 and sum(not m["human"] for m in taken) >= 5
     assert main(["data", "from-logs", str(logs), "--out", str(data)]) == 0
     assert main(["data", "verify", str(data)]) == 0
-    demos = Demonstrations.load(data, 5)
+    demos = load_demonstrations(data, 5)
     assert demos.intervention.tolist() == [m["human"] for m in taken] and bool(demos.success.all())
     told = [
         f"data.path={data}",
@@ -195,5 +195,5 @@ def test_episodes_of_one_action_and_odd_pictures_are_exported(tmp_path: Path) ->
     played(tmp_path / "logs", 3, max_episode_steps=1, corrector=0, image_size=33)
     written = export_logs(tmp_path / "logs", tmp_path / "data", keep_failures=True)
     assert (written["episodes"], written["frames"]) == (3, 3)
-    demos = Demonstrations.load(tmp_path / "data", 2, keep="all")
+    demos = load_demonstrations(tmp_path / "data", 2, keep="all")
     assert len(demos) == 3 and demos.images["front"].shape[1:] == (33, 33, 3)
