@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -279,3 +280,23 @@ def test_robosuite_opens_no_log_file_which_another_user_may_have_made():
         "assert kinds == ['StreamHandler'], kinds\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_scenes_of_an_installation_that_is_reached_by_a_link_are_kept_apart(tmp_path):
+    """Scenes name their meshes by path, and the link may go while the installation stays."""
+    link = tmp_path / "environment"
+    link.symlink_to(sys.prefix)
+    code = (
+        "from embodyrl.sims.libero import blueprint, suites;"
+        "print(suites.assets_folder(), blueprint.key(suites.load_suite('libero_object')[0]))"
+    )
+
+    def place_and_key(prefix):
+        python = Path(prefix) / "bin" / "python"
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+        return done.stdout.split()[-2:]
+
+    place, key = place_and_key(sys.prefix)
+    linked_place, linked_key = place_and_key(link)
+    assert linked_place.startswith(str(link)) and not place.startswith(str(link))
+    assert linked_key != key

@@ -27,7 +27,7 @@ import numpy as np
 from embodyrl.errors import UserError
 from embodyrl.sims.libero.cache import cache_dir
 from embodyrl.sims.libero.scene import Scene, Start
-from embodyrl.sims.libero.suites import Task
+from embodyrl.sims.libero.suites import Task, assets_folder
 from embodyrl.storage.atomic_files import rename_folder, replacing
 
 FORMAT = 2  # of the files on disk: raise it when their content changes
@@ -128,8 +128,9 @@ def load_blueprint(task: Task, scene: Callable[[], Scene]) -> tuple[Blueprint, A
 def key(task: Task) -> str:
     """Name of a task's folder in the cache: new for every version of what the scene is made of."""
     parts = [f"{name}=={importlib.metadata.version(name)}" for name in _PACKAGES]
-    # Scenes name their meshes by path, so another installation is another scene.
-    parts += [str(FORMAT), str(task.bddl_file), task.bddl_file.read_text()]
+    # Scenes name their meshes by path, so another installation is another scene; so is one that is
+    # reached by a link, which may go while the installation stays.
+    parts += [str(FORMAT), assets_folder(), str(task.bddl_file), task.bddl_file.read_text()]
     return f"{task.name[:60]}_{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
 
 

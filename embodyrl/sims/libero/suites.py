@@ -156,6 +156,13 @@ def max_episode_steps(suite: str) -> int:
     return MAX_EPISODE_STEPS[max(base, key=len)] if base else 400
 
 
+def assets_folder() -> str:
+    """Where LIBERO's meshes and textures are, by the path that scenes name them with."""
+    from libero.libero import get_libero_path
+
+    return get_libero_path("assets")
+
+
 def _files(kind: str) -> Path:
     from libero.libero import get_libero_path
 
