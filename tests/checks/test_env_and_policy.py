@@ -16,6 +16,7 @@ from embodyrl.env import EnvConfig, SteppedVecEnv, Tick, split_index
 from embodyrl.errors import UserError
 from embodyrl.policies.vla.fixed_size import FixedSizeConfig
 from embodyrl.policies.vla.openvla import PrismaticConfig
+from embodyrl.policies.vla.pi0_fast import Pi0FastConfig
 from embodyrl.policies.vla.policy import VLAConfig
 from embodyrl.sims.mujoco import tasks
 from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
@@ -57,7 +58,7 @@ def test_policies_keep_their_promises() -> None:
                 with pytest.raises(UserError, match="neither pictures nor instructions"):
                     cls(cls.Config(), env.spec)
                 continue
-            kinds = VLAConfig | FixedSizeConfig | PrismaticConfig
+            kinds = VLAConfig | FixedSizeConfig | PrismaticConfig | Pi0FastConfig
             if name == "token_vla" or issubclass(cls.Config, kinds):
                 with pytest.raises(UserError, match=r"needs policy\.(pretrained|vlm)"):
                     cls(cls.Config(), env.spec)
