@@ -15,7 +15,7 @@ from embodyrl import registry
 from embodyrl.build import make_env
 from embodyrl.checks import check_env
 from embodyrl.data.collect import collect_dataset
-from embodyrl.data.demonstrations import Demonstrations
+from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.errors import UserError
 from embodyrl.sims.metaworld.config import CAMERAS, MetaWorldConfig
 from embodyrl.sims.metaworld.env import MetaWorldEnv
@@ -144,7 +144,7 @@ def test_scripted_policies_solve(name):
 def test_demonstrations_become_a_data_set(tmp_path):
     config = MetaWorldConfig(task="reach-v3,window-close-v3", num_envs=2)
     collect_dataset(config, tmp_path / "demos", num_episodes=4, noise=0.1)
-    data = Demonstrations.load(tmp_path / "demos", 5, spec=make_env(config).spec)
+    data = load_demonstrations(tmp_path / "demos", 5, spec=make_env(config).spec)
     assert data.num_episodes == 4 and data.success.all()
     assert set(data.sentences) == {"reach the goal", "push the window closed"}
 

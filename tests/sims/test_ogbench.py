@@ -15,7 +15,7 @@ from embodyrl import registry
 from embodyrl.build import make_env
 from embodyrl.checks import check_env
 from embodyrl.data.collect import collect_dataset
-from embodyrl.data.demonstrations import Demonstrations
+from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.errors import UserError
 from embodyrl.sims.ogbench.config import OGBenchConfig
 from embodyrl.sims.ogbench.env import OGBenchEnv
@@ -145,14 +145,14 @@ def test_oracles_solve_every_goal(task, expert):
 def test_demonstrations_and_play_become_data_sets(tmp_path):
     config = OGBenchConfig(num_envs=2, goals=(1, 2))
     collect_dataset(config, tmp_path / "solved", num_episodes=2, noise=0.1)
-    data = Demonstrations.load(tmp_path / "solved", 5, spec=make_env(config).spec)
+    data = load_demonstrations(tmp_path / "solved", 5, spec=make_env(config).spec)
     assert data.num_episodes == 2 and data.success.all() and data.reward.sum() == 2
     # Play has failures; its reward is that of the task, however it came about.
     play = OGBenchConfig(
         num_envs=2, expert="play", reward="unsolved", max_episode_steps=40, goals=(1,)
     )
     collect_dataset(play, tmp_path / "played", num_episodes=2, keep_failures=True)
-    data = Demonstrations.load(tmp_path / "played", 5, keep="all", spec=make_env(play).spec)
+    data = load_demonstrations(tmp_path / "played", 5, keep="all", spec=make_env(play).spec)
     assert len(data) == 80 and not data.success.any()
     assert data.reward.tolist() == [-1.0] * 80
     assert data.proprio[:, 19:22].std() > 0.01  # the cube was moved
