@@ -198,7 +198,7 @@ def _import_torch(fork: bool) -> None:
 def _add_quickstart(verb: Verb) -> None:
     text = (
         "Trains a policy from camera images: demonstrations, imitation, reinforcement learning. "
-        "It took 21 minutes on two CPU cores; each stage says how much is left."
+        "It took 14 to 17 minutes on one shared CPU core; each stage says how much is left."
     )
     sub = verb("quickstart", _quickstart, text, QUICKSTART_HELP, torch="workers")
     sub.add_argument(
