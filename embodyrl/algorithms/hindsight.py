@@ -62,7 +62,7 @@ class Hindsight:
             stats.add(painting_loss=sum(losses))
 
     def fit(self, steps: int, generator: torch.Generator, stats: Means) -> None:
-        """Learns where solved episodes ended.
+        """Learns where solved episodes led.
 
         Raises:
             UserError: no episode was solved, neither an own one nor one of the demonstrations.
@@ -80,22 +80,22 @@ class Hindsight:
         own = BATCH if self.demos is None else BATCH // 2 if len(solved) else 0
         for step in range(steps):
             self.optimizer.lr = LR * _one_cycle(step, steps)
-            # What was seen on the way to a success, and how that ended.
+            # What was seen on the way to a success, and where that led.
             parts = []
             if own:
                 pick = self.buffer.draw(own, generator, solved)
                 parts.append((self.buffer.rows(pick).obs, data["places"][pick]))
             if self.demos is not None:
                 frames = self.demos.draw(BATCH - own, generator)
-                ends, solved_ones = self.demos.later_proprio(frames, ENDS, ON_THE_WAY)
+                places, solved_ones = self.demos.later_proprio(frames, ENDS, ON_THE_WAY)
                 obs, _, _ = self.demos.batch(frames[solved_ones])
-                parts.append((obs.to(self.buffer.device), ends[solved_ones]))
+                parts.append((obs.to(self.buffer.device), places[solved_ones]))
             obs = Obs.cat([o for o, _ in parts])
-            ends = torch.cat([e.to(self.buffer.device) for _, e in parts])
-            # Where it ended must be told, and may not move from chunk to chunk.
+            places = torch.cat([p.to(self.buffer.device) for _, p in parts])
+            # Where it led must be told, and where it ends may not move from chunk to chunk.
             pairs = self.buffer.rows(self.buffer.draw(PAIRS, generator))
             losses = [
-                partial(self.localiser.hindsight_loss, obs, ends),
+                partial(self.localiser.hindsight_loss, obs, places),
                 partial(self._disagreement, pairs),
             ]
             loss, _ = _step(self.optimizer, losses, self.buffer.device)

@@ -133,14 +133,14 @@ class Localiser(nn.Module):
             len(proprio), PLACES, proprio.shape[-1]
         )
 
-    def hindsight_loss(self, obs: Obs, ends: Float[Tensor, "b j p"]) -> Tensor:
+    def hindsight_loss(self, obs: Obs, places: Float[Tensor, "b j p"]) -> Tensor:
         """Huber loss of the places of B observations.
 
         Args:
             obs: of solved episodes.
-            ends: proprioception in J later observations of each one's episode, the last first.
+            places: proprioception in J later observations of each one's episode, the last first.
         """
-        wanted = self.normalize_proprio(ends)
+        wanted = self.normalize_proprio(places)
         return F.smooth_l1_loss(self(obs), wanted, beta=SMALL_ERROR)
 
     def difference(self, obs: Obs, later: Obs) -> Tensor:

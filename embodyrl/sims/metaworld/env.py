@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from embodyrl.env import SteppedVecEnv, Tick, VecEnv, env_index, split_index
-from embodyrl.errors import try_each
 from embodyrl.registry import EnvFactory
 from embodyrl.sims.metaworld.config import MetaWorldConfig, check_config
 from embodyrl.sims.metaworld.simulation import (
@@ -22,8 +21,8 @@ from embodyrl.sims.metaworld.simulation import (
     start,
 )
 from embodyrl.sims.metaworld.tasks import SENTENCES, SPLITS, chosen_tasks
+from embodyrl.sims.one_by_one import step_one_by_one
 from embodyrl.sims.opengl import Renderer
-from embodyrl.sims.silent_reset import was_reset_silently
 from embodyrl.sims.workers.pool import PooledVecEnv
 from embodyrl.types import Conventions, EnvSpec, Obs
 
@@ -130,29 +129,17 @@ class MetaWorldEnv(SteppedVecEnv):
         self._moved |= set(env_ids)
 
     def _step(self, actions: Tensor, active: Tensor) -> Tick:
-        n = self.spec.num_envs
-        reward = torch.zeros(n)
-        success = torch.zeros(n, dtype=torch.bool)
-        fault = torch.zeros(n, dtype=torch.bool)
         numbers = actions.double().cpu().numpy()
+        self._moved |= set(active.nonzero().flatten().tolist())
 
-        def step_one(k: int) -> None:
+        def step_one(k: int) -> tuple[float, bool, Any]:
             simulation = self._simulations[k]
             # MetaWorld never terminates; the env API does, at success.
             self.states[k], dense, _, _, info = simulation.step(numbers[k])
-            success[k] = bool(info["success"])
-            reward[k] = float(info["success"] if self.config.reward == "sparse" else dense)
-            if was_reset_silently(simulation.data):
-                fault[k] = True
-                self.fault_texts[k] = "MuJoCo found NaN or infinity, and reset the simulation"
+            reward = info["success"] if self.config.reward == "sparse" else dense
+            return float(reward), bool(info["success"]), simulation.data
 
-        stepped = active.nonzero().flatten().tolist()
-        self._moved |= set(stepped)
-        failed = try_each(stepped, step_one)
-        self.fault_texts |= failed
-        fault[list(failed)] = True
-        success &= ~fault
-        return Tick(*(x.to(self.device) for x in (reward, success.clone(), success, fault)))
+        return step_one_by_one(self, active, step_one)
 
     def _observe(self, env_ids: list[int] | None) -> Obs:
         self._draw()

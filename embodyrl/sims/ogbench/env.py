@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from embodyrl.env import SteppedVecEnv, Tick, VecEnv, split_index
-from embodyrl.errors import try_each
 from embodyrl.registry import EnvFactory
 from embodyrl.sims.ogbench.config import OGBenchConfig, check_config
 from embodyrl.sims.ogbench.experts import OracleExpert
@@ -20,8 +21,8 @@ from embodyrl.sims.ogbench.simulation import (
     part_successes,
 )
 from embodyrl.sims.ogbench.tasks import instruction, task_name
+from embodyrl.sims.one_by_one import step_one_by_one
 from embodyrl.sims.opengl import Renderer
-from embodyrl.sims.silent_reset import was_reset_silently
 from embodyrl.sims.workers.pool import PooledVecEnv
 from embodyrl.types import Conventions, EnvSpec, Obs
 
@@ -112,32 +113,20 @@ class OGBenchEnv(SteppedVecEnv):
         self._moved |= set(env_ids)
 
     def _step(self, actions: Tensor, active: Tensor) -> Tick:
-        n = self.spec.num_envs
-        reward = torch.zeros(n)
-        success = torch.zeros(n, dtype=torch.bool)
-        fault = torch.zeros(n, dtype=torch.bool)
         numbers = actions.double().cpu().numpy()
+        self._moved |= set(active.nonzero().flatten().tolist())
 
-        def step_one(k: int) -> None:
+        def step_one(k: int) -> tuple[float, bool, Any]:
             simulation = self.simulations[k]
             state = simulation.step(numbers[k])[0]
             # OGBench's single tasks are judged before the action; here what it brought about is.
             parts = part_successes(simulation)
-            success[k] = all(parts)
-            solved = self.config.reward == "sparse"
-            reward[k] = float(success[k]) if solved else float(sum(parts) - len(parts))
             self._states[k][: len(state)] = state
-            if was_reset_silently(simulation.data):
-                fault[k] = True
-                self.fault_texts[k] = "MuJoCo found NaN or infinity, and reset the simulation"
+            sparse = self.config.reward == "sparse"
+            reward = all(parts) if sparse else sum(parts) - len(parts)
+            return float(reward), all(parts), simulation.data
 
-        stepped = active.nonzero().flatten().tolist()
-        self._moved |= set(stepped)
-        failed = try_each(stepped, step_one)
-        self.fault_texts |= failed
-        fault[list(failed)] = True
-        success &= ~fault
-        return Tick(*(x.to(self.device) for x in (reward, success.clone(), success, fault)))
+        return step_one_by_one(self, active, step_one)
 
     def _observe(self, env_ids: list[int] | None) -> Obs:
         self._draw()

@@ -67,8 +67,9 @@ def goal_infos(scene: SceneInfo) -> Sequence[dict[str, Any]]:
 class _Repeatable:
     """Changes OGBench's env so that the same seed and actions give the same episode.
 
-    OGBench plays a few random actions in each reset, to settle the scene in its goal, and draws them
-    without a seed. Contacts and the solver's start are left over from them. Here these actions are the same each time.
+    OGBench plays a few random actions in each reset, to settle the scene in its goal. It draws them
+    without a seed, and contacts and the solver's start are left over from them. Here they are the
+    same each time.
     It also leaves out what nobody reads: the ``info`` of a step.
     """
 
@@ -89,7 +90,8 @@ class _Repeatable:
 def make_simulations(scene: SceneInfo, pixels: bool, count: int) -> list[Any]:
     """OGBench's env objects, each for all goals of a scene.
 
-    Only the first is built, which takes seconds. The others are copies of it with a model and data of their own.
+    Only the first is built, which takes seconds. The others are copies of it with a model and data
+    of their own.
 
     Args:
         scene: which.
