@@ -15,6 +15,14 @@ def rotation_matrices(vectors: np.ndarray) -> np.ndarray:
     return np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * (cross @ cross)
 
 
+def quaternion_matrices(quaternions: np.ndarray) -> np.ndarray:
+    """Rotation matrices (..., 3, 3) of unit quaternions (..., 4), the real part first."""
+    real, imaginary = quaternions[..., 0].astype(np.float64), quaternions[..., 1:]
+    angle = 2 * np.arctan2(np.linalg.norm(imaginary, axis=-1), real)
+    length = np.maximum(np.linalg.norm(imaginary, axis=-1), 1e-12)
+    return rotation_matrices(imaginary * (angle / length)[..., None])
+
+
 def rotation_vectors(matrices: np.ndarray) -> np.ndarray:
     """Rotation vectors (..., 3) of rotation matrices (..., 3, 3), of angles from 0 to pi."""
     m = np.asarray(matrices, dtype=np.float64)

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from embodyrl.functional.rotations import rotation_matrices, rotation_vectors
+from embodyrl.functional.rotations import (
+    quaternion_matrices,
+    rotation_matrices,
+    rotation_vectors,
+)
 
 AXES = np.random.default_rng(0).normal(size=(40, 3))
 AXES = np.concatenate([AXES, np.eye(3), -np.eye(3)])
@@ -26,3 +30,13 @@ def test_both_ways_are_scipys(angle: float) -> None:
 def test_batches_of_any_shape() -> None:
     vectors = 0.5 * AXES[:24].reshape(2, 3, 4, 3)
     np.testing.assert_allclose(rotation_vectors(rotation_matrices(vectors)), vectors, atol=1e-9)
+
+
+def test_quaternions_are_scipys() -> None:
+    drawn = np.random.default_rng(1).normal(size=(3, 20, 4))
+    drawn /= np.linalg.norm(drawn, axis=-1, keepdims=True)
+    drawn[0, :4] = [[1, 0, 0, 0], [-1, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0]]
+    wanted = Rotation.from_quat(drawn.reshape(-1, 4), scalar_first=True).as_matrix()
+    found = quaternion_matrices(drawn)
+    assert found.shape == (3, 20, 3, 3)
+    np.testing.assert_allclose(found.reshape(-1, 3, 3), wanted, atol=1e-9)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+import weakref
 from pathlib import Path
 
 import gymnasium
@@ -13,8 +14,10 @@ import torch
 
 from embodyrl.env import VecEnv
 from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.functional.rotations import quaternion_matrices, rotation_vectors
 from embodyrl.sims.maniskill import base_env, fast_step, tasks
 from embodyrl.sims.maniskill.config import ManiSkillConfig
+from embodyrl.sims.maniskill.cpu import COLLECT_EVERY
 from embodyrl.sims.maniskill.env import make_env
 from embodyrl.sims.workers.pool import PooledVecEnv
 
@@ -241,7 +244,7 @@ def test_the_gpu_engine_does_what_the_cpu_engine_does():
             assert a.reward == b.reward and a.success == b.success and not b.fault
         assert torch.equal(one.observe()[0], many.observe()[0])
         assert np.array_equal(one.tool(), many.tool()) and np.array_equal(
-            one.position("cube"), many.position("cube")
+            one.pose("cube"), many.pose("cube")
         )
         last = many.observe()[0]
         many.step(actions[:1], ~active)
@@ -301,6 +304,42 @@ def test_experts_that_release(task, monkeypatch):
     test_experts(task, 0.9, monkeypatch)
 
 
+def test_a_peg_is_turned_to_its_hole_and_inserted():
+    env = make(task="PegInsertionSide-v1", num_envs=8, control_mode="pd_ee_delta_pose")
+    expert = env.make_expert()
+    env.reset(init=list(range(8)))
+    expert.reset()
+    solved = torch.zeros(8, dtype=torch.bool)
+    for _ in range(25):
+        solved |= env.rollout(expert.act, 4)[0].success
+    assert solved.sum() >= 7
+    env.close()
+
+
+def test_turns_have_the_sign_and_size_that_the_conventions_say():
+    env = make(num_envs=1, control_mode="pd_ee_delta_pose")
+    env.reset(init=[0])
+    before = quaternion_matrices(env.engine.tool()[:, 3:])
+    actions = torch.zeros(1, 10, 7)
+    actions[:, :, 5] = 0.5
+    env.step(actions)
+    turn = rotation_vectors(quaternion_matrices(env.engine.tool()[:, 3:]) @ before.swapaxes(1, 2))
+    asked = 10 * 0.5 * env.spec.conventions.scale[5]
+    # The arm lags, so it has not made all of the turn.
+    assert 0.3 < turn[0, 2] / asked < 1.01 and np.abs(turn[0, :2]).max() < 0.1 * abs(asked)
+    env.close()
+
+
+def test_scenes_that_are_built_anew_do_not_pile_up():
+    env = make(task="PegInsertionSide-v1", num_envs=1, control_mode="pd_ee_delta_pose")
+    kept = []
+    for _ in range(3 * COLLECT_EVERY):
+        env.reset()
+        kept.append(weakref.ref(env.engine.base.scene))
+    assert len({id(scene()) for scene in kept if scene() is not None}) <= COLLECT_EVERY + 1
+    env.close()
+
+
 def test_an_episode_does_not_depend_on_a_grasp_before_it():
     env = make(num_envs=1)
     expert = env.make_expert()
@@ -346,13 +385,13 @@ def test_the_layout_says_where_hand_and_objects_are(task, rgb):
     for kind, start, numbers in env.spec.layout:
         assert numbers == (7 if kind in ("hand", "object") else 3)
         found.setdefault(kind, []).append(body[:, start : start + 3].numpy())
-    assert all(np.allclose(hand, env.engine.tool(), atol=1e-6) for hand in found["hand"])
+    assert all(np.allclose(hand, env.engine.tool()[:, :3], atol=1e-6) for hand in found["hand"])
     names = {"PushCube-v1": ["obj"], "PickCube-v1": ["cube"], "StackCube-v1": ["cubeA", "cubeB"]}[
         task
     ]
     objects = found["object"][: len(names)]
     assert all(
-        np.array_equal(p, env.engine.position(n)) for p, n in zip(objects, names, strict=True)
+        np.array_equal(p, env.engine.pose(n)[:, :3]) for p, n in zip(objects, names, strict=True)
     )
     assert len(found["hand"]) == 2 and len(found["object"]) == (
         len(names) if rgb else 2 * len(names)

@@ -10,6 +10,8 @@ ManiSkill's own code on the same numbers, so states, successes and rewards are b
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +25,8 @@ from embodyrl.sims.maniskill.actions import split_action
 from embodyrl.sims.maniskill.base_env import make_base_env
 from embodyrl.sims.maniskill.config import ManiSkillConfig
 from embodyrl.sims.maniskill.observations import choose_cameras, draw, visual_proprio
+
+COLLECT_EVERY = 16  # resets of an env
 
 
 class CpuEngine:
@@ -45,11 +49,8 @@ class CpuEngine:
             "render_backend": "cpu" if self.rgb else "none",
         }
         self.envs: list[SingleEnv] = []
-        try:
-            for _ in range(config.num_envs):
-                # ManiSkill collects garbage for every scene that it builds. With all of PyTorch's
-                # objects to search, that takes longer than the building, so they are left out.
-                gc.freeze()
+        for _ in range(config.num_envs):
+            with nothing_to_collect():
                 try:
                     base = make_base_env(config.task, **make)
                 except AttributeError:
@@ -58,9 +59,7 @@ class CpuEngine:
                         raise
                     make["render_backend"] = "cpu"
                     base = make_base_env(config.task, **make)
-                self.envs.append(SingleEnv(base, config.task, config.reward))
-        finally:
-            gc.unfreeze()
+            self.envs.append(SingleEnv(base, config.task, config.reward))
         self.base = self.envs[0].base
         self.cameras = choose_cameras(config, self.base) if self.rgb else []
         # Observations of all envs, and the envs whose rows are out of date.
@@ -115,11 +114,12 @@ class CpuEngine:
 
     def tool(self) -> np.ndarray:
         """See ``engine.Engine``."""
-        return np.stack([env.base.agent.tcp._objs[0].entity_pose.p for env in self.envs])
+        return np.stack([_numbers(env.base.agent.tcp._objs[0].entity_pose) for env in self.envs])
 
-    def position(self, actor: str) -> np.ndarray:
+    def pose(self, name: str) -> np.ndarray:
         """See ``engine.Engine``."""
-        return np.stack([getattr(env.base, actor)._objs[0].pose.p for env in self.envs])
+        found = [getattr(env.base, name) for env in self.envs]
+        return np.stack([_numbers(x._objs[0].pose if hasattr(x, "_objs") else x.sp) for x in found])
 
     def close(self) -> None:
         """Frees the scenes."""
@@ -157,6 +157,7 @@ class SingleEnv:
         self.reward = reward
         self._info: dict[str, Any] | None = None
         self.rebuild = False
+        self._resets = 0
         self._agent: object = None
         self._controller: fast_step.EEDeltaPosController | None = None
 
@@ -164,7 +165,10 @@ class SingleEnv:
         """Puts the env into the initial state of ``seed``, whatever ran before."""
         put_to_sleep(self.base)
         # A scene that held NaN is not trusted to be clean again: it is built anew.
-        self.base.reset(seed=seed, options={"reconfigure": True} if self.rebuild else None)
+        # Now and then it may, so that scenes which a task built anew do not pile up.
+        self._resets += 1
+        with nothing_to_collect() if self._resets % COLLECT_EVERY else nullcontext():
+            self.base.reset(seed=seed, options={"reconfigure": True} if self.rebuild else None)
         renew_physics(self.base)
         self.rebuild = False
         self._info = None
@@ -238,6 +242,25 @@ class SingleEnv:
         info = self._info or self.base.get_info()
         self._info = info
         return info
+
+
+def _numbers(pose: Any) -> np.ndarray:
+    """(7,) of a pose of SAPIEN's."""
+    return np.concatenate([pose.p, pose.q])
+
+
+@contextmanager
+def nothing_to_collect() -> Iterator[None]:
+    """Hides from ManiSkill's own garbage collection what is there already.
+
+    ManiSkill collects for every scene that it builds. With all of PyTorch's objects to search, that
+    takes longer than the building. An old scene waits for a later collection.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def put_to_sleep(base: Any) -> None:

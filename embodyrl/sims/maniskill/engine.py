@@ -39,11 +39,11 @@ class Engine(Protocol):
         ...
 
     def tool(self) -> np.ndarray:
-        """(N, 3) position of the tool between the fingers, in metres."""
+        """(N, 7) pose of the tool between the fingers: metres, and a quaternion, real part first."""
         ...
 
-    def position(self, actor: str) -> np.ndarray:
-        """(N, 3) position in metres of an actor, by its attribute's name in ManiSkill's env."""
+    def pose(self, name: str) -> np.ndarray:
+        """(N, 7) of an actor, or a pose, by its attribute's name in ManiSkill's env."""
         ...
 
     def close(self) -> None:

@@ -22,7 +22,8 @@ from embodyrl.types import Conventions, EnvSpec, Obs
 
 SCALES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "pd_ee_delta_pos": ((0.1,) * 3, (-1.0, 1.0)),
-    "pd_ee_delta_pose": ((0.1,) * 6, (-1.0, 1.0)),
+    # ManiSkill multiplies turns with the lower bound of its range.
+    "pd_ee_delta_pose": ((0.1, 0.1, 0.1, -0.1, -0.1, -0.1), (-1.0, 1.0)),
 }
 """Control mode of the Panda -> metres and radians of an action of 1, and what closes and opens."""
 

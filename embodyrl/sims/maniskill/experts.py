@@ -16,22 +16,38 @@ from torch import Tensor
 
 from embodyrl.env import env_index
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.functional.rotations import quaternion_matrices, rotation_vectors
 from embodyrl.sims.maniskill.config import ManiSkillConfig
 from embodyrl.sims.maniskill.engine import Engine
 from embodyrl.types import EnvSpec
 
 Array = NDArray[np.float32]
 _UP = np.array([0.0, 0.0, 0.05], np.float32)
-REACH = 0.1  # metres that a full action of pd_ee_delta_pos asks for
+REACH = np.array([0.1, 0.1, 0.1, -0.1, -0.1, -0.1])
+"""Metres, and radians about the base's axes, that a full action asks for: ManiSkill's
+``pd_ee_delta_pose`` multiplies turns with its lower bound."""
+DOWN = np.array([0.0, 0.0, -1.0])
+ON_AXIS = 0.003  # metres beside the axis of a hole from which a peg goes in
+SLIPPED = 0.04  # metres from the fingers at which an object is no longer held
 
 
 @dataclass(frozen=True)
 class View:
-    """Positions (n, 3) in metres: the tool, the object to move, and where it belongs."""
+    """Positions (n, 3) in metres: the tool, the object to move, and where it belongs.
+
+    Attributes:
+        tool_axes: (n, 3, 3), the tool's axes as columns: fingers close along the second, and reach
+            along the third.
+        thing_axes: of the object.
+        goal_axes: of the object where it belongs.
+    """
 
     tool: Array
     thing: Array
     goal: Array
+    tool_axes: Array
+    thing_axes: Array
+    goal_axes: Array
 
 
 @dataclass(frozen=True)
@@ -47,6 +63,8 @@ class Waypoint:
         speed: largest part of a full action.
         holding: whether the object must be between the fingers; if it is not, the list starts
             again.
+        turn: gives the turn (n, 3) that the tool must still make, as rotation vectors in radians.
+        turn_tolerance: radians within which that is made.
     """
 
     target: Callable[[View], Array]
@@ -55,6 +73,8 @@ class Waypoint:
     dwell: int = 0
     speed: float = 1.0
     holding: bool = False
+    turn: Callable[[View], Array] | None = None
+    turn_tolerance: float = 0.03
 
 
 @dataclass(frozen=True)
@@ -65,11 +85,15 @@ class Program:
         thing: the attribute of ManiSkill's env that holds the object.
         goal: the attribute that holds the goal.
         waypoints: where the tool goes, in order.
+        held_at: the point of the object that is between the fingers.
+        control_mode: of the actions; ``pd_ee_delta_pose`` turns the tool.
     """
 
     thing: str
     goal: str
     waypoints: Sequence[Waypoint]
+    held_at: Callable[[View], Array] = lambda v: v.thing
+    control_mode: str = "pd_ee_delta_pos"
 
 
 def _at_thing(x: float = 0.0, z: float = 0.0) -> Callable[[View], Array]:
@@ -120,6 +144,60 @@ def _put_down(above: float, rest: float) -> tuple[Waypoint, ...]:
     )
 
 
+def _tail(v: View) -> Array:
+    """The point of a peg where it is held, 7 cm behind its middle."""
+    return v.thing - 0.07 * v.thing_axes[:, :, 0]
+
+
+def _across(v: View) -> Array:
+    """The turn after which the tool points down and the fingers close across the peg."""
+    # Either end of the peg may be left: the nearer turn.
+    along = v.thing_axes[:, :, 0] * [1, 1, 0]
+    along /= np.maximum(np.linalg.norm(along, axis=1, keepdims=True), 1e-9)
+    side = np.where((along * v.tool_axes[:, :, 0]).sum(1, keepdims=True) < 0, -1.0, 1.0)
+    along = along * side
+    down = np.broadcast_to(DOWN, along.shape)
+    wanted = np.stack([along, np.cross(down, along), down], axis=2)
+    return rotation_vectors(wanted @ v.tool_axes.swapaxes(1, 2))
+
+
+def _align(v: View) -> Array:
+    """The turn after which the held object lies as it does at the goal."""
+    return rotation_vectors(v.goal_axes @ v.thing_axes.swapaxes(1, 2))
+
+
+def _before_goal(v: View, distance: Array | float) -> Array:
+    """Where the tool must be for the held object to be aligned, and that far before the goal."""
+    turn = v.goal_axes @ v.thing_axes.swapaxes(1, 2)
+    arm = (turn @ (v.tool - v.thing)[:, :, None])[:, :, 0]
+    return v.goal - distance * v.goal_axes[:, :, 0] + arm
+
+
+def _further_in(v: View) -> Array:
+    """The same 2 cm further along the hole, where the object is on its axis; else where it is."""
+    behind = (v.goal_axes.swapaxes(1, 2) @ (v.goal - v.thing)[:, :, None])[:, :, 0]
+    on_axis = np.linalg.norm(behind[:, 1:], axis=1) < ON_AXIS
+    distance = np.maximum(behind[:, 0] - np.where(on_axis, 0.02, 0.0), -0.03)
+    # The arm hangs under what it holds: towards the axis it is asked for more than is missing.
+    beside = (v.goal_axes[:, :, 1:] @ behind[:, 1:, None])[:, :, 0]
+    return _before_goal(v, distance[:, None]) + 2.0 * beside
+
+
+_INSERT_PEG = (
+    Waypoint(lambda v: _tail(v) + 2 * _UP, tolerance=0.02, turn=_across),
+    Waypoint(_tail, tolerance=0.006, turn=_across),
+    Waypoint(_tail, closed=True, tolerance=0.05, dwell=2),
+    Waypoint(
+        lambda v: _before_goal(v, 0.15),
+        closed=True,
+        tolerance=0.01,
+        dwell=1,
+        holding=True,
+        turn=_align,
+    ),
+    Waypoint(_further_in, closed=True, holding=True, turn=_align),
+)
+
 PROGRAMS = {
     "PickCube-v1": Program(
         "cube", "goal_site", (*_grasp(0.07), Waypoint(_carry(), closed=True, holding=True))
@@ -128,6 +206,9 @@ PROGRAMS = {
     "PullCube-v1": Program("obj", "goal_region", _slide(0.06, 0.0)),
     "StackCube-v1": Program("cubeA", "cubeB", (*_grasp(0.07), *_put_down(0.12, 0.04))),
     "PlaceSphere-v1": Program("obj", "bin", (*_grasp(0.07), *_put_down(0.10, 0.026))),
+    "PegInsertionSide-v1": Program(
+        "peg", "goal_pose", _INSERT_PEG, held_at=_tail, control_mode="pd_ee_delta_pose"
+    ),
 }
 
 
@@ -144,7 +225,7 @@ class ScriptedExpert:
     """Demonstrates a task, one control step at a time, in the process that simulates it.
 
     Args:
-        env: the env whose simulator state is read; its control mode must be ``pd_ee_delta_pos``.
+        env: the env whose simulator state is read; its control mode must be the program's.
         noise: standard deviation of Gaussian noise on the motion (not on the gripper), in units of
             the action. Noisy demonstrations hold recoveries and, at large values, failures.
         seed: of that noise; env k draws from seed + k.
@@ -159,13 +240,15 @@ class ScriptedExpert:
             raise UserError(
                 f"There is no scripted expert for {task}. {did_you_mean(task, PROGRAMS)}"
             )
-        if env.spec.control_mode != "pd_ee_delta_pos" or env.spec.action_dim != 4:
+        self.program = PROGRAMS[task]
+        # A gripper, and three or six numbers that move the tool.
+        mode, self._moves = self.program.control_mode, env.spec.action_dim - 1
+        if env.spec.control_mode != mode or self._moves != (3 if mode.endswith("pos") else 6):
             raise UserError(
-                "The scripted experts act in pd_ee_delta_pos with one arm, not in "
-                f"{env.spec.control_mode}."
+                f"The scripted expert of {task} acts in {mode} with one arm, not in "
+                f"{env.spec.control_mode}. Set env.control_mode={mode}."
             )
         self.env = env
-        self.program = PROGRAMS[task]
         self.noise = noise
         # The waypoints' settings as arrays, to be indexed by each env's phase.
         points = self.program.waypoints
@@ -173,6 +256,7 @@ class ScriptedExpert:
             np.array([getattr(p, key) for p in points])
             for key in ("closed", "tolerance", "dwell", "speed", "holding")
         )
+        self._turn_tolerance = np.array([p.turn_tolerance for p in points])
         self._rngs = [np.random.default_rng(seed + k) for k in range(env.spec.num_envs)]
         self._phase = np.zeros(env.spec.num_envs, dtype=np.int64)
         self._dwell = np.zeros(env.spec.num_envs, dtype=np.int64)
@@ -183,34 +267,40 @@ class ScriptedExpert:
         self._phase[ids] = self._dwell[ids] = 0
 
     def act(self) -> Tensor:
-        """The next action of every env, (N, 4) float32 in [-1, 1]."""
-        engine = self.env.engine
-        view = View(
-            engine.tool(), engine.position(self.program.thing), engine.position(self.program.goal)
-        )
+        """The next action of every env, (N, 4) or, where the tool turns, (N, 7), in [-1, 1]."""
+        view = self._look()
         # An object that is no longer between the fingers: start again.
-        slipped = self._holding[self._phase] & (
-            np.linalg.norm(view.thing - view.tool, axis=1) > 0.04
-        )
+        away = np.linalg.norm(self.program.held_at(view) - view.tool, axis=1)
+        slipped = self._holding[self._phase] & (away > SLIPPED)
         self._phase[slipped] = self._dwell[slipped] = 0
         # An env that is at its waypoint, and has stayed long enough, goes on to the next.
         every = np.arange(len(view.tool))
-        targets = np.stack([point.target(view) for point in self.program.waypoints])
-        there = (
-            np.linalg.norm(targets[self._phase, every] - view.tool, axis=1)
-            < self._tolerance[self._phase]
-        )
+        points = self.program.waypoints
+        motions = np.stack([point.target(view) - view.tool for point in points])
+        turns = np.stack([point.turn(view) if point.turn else 0 * view.tool for point in points])
+        there = np.linalg.norm(motions[self._phase, every], axis=1) < self._tolerance[self._phase]
+        angle = np.linalg.norm(turns[self._phase, every], axis=1)
+        there &= angle < self._turn_tolerance[self._phase]
         self._dwell = np.where(there, self._dwell + 1, 0)
-        done = (self._dwell > self._dwell_for[self._phase]) & (self._phase < len(targets) - 1)
+        done = (self._dwell > self._dwell_for[self._phase]) & (self._phase < len(points) - 1)
         self._phase += done
         self._dwell[done] = 0
         # Towards the waypoint. The motion is scaled as a whole and not clipped axis by axis, so
         # that the tool moves in a straight line.
-        motion = (targets[self._phase, every] - view.tool) / REACH
+        both = np.concatenate([motions, turns], axis=2)[self._phase, every]
+        motion = (both / REACH)[:, : self._moves]
         largest = np.maximum(np.abs(motion).max(axis=1), 1e-9)
         motion *= np.minimum(1.0, self._speed[self._phase] / largest)[:, None]
         if self.noise:
-            motion += self.noise * np.stack([rng.standard_normal(3) for rng in self._rngs])
+            drawn = [rng.standard_normal(self._moves) for rng in self._rngs]
+            motion += self.noise * np.stack(drawn)
         gripper = np.where(self._closed[self._phase], -1.0, 1.0)
         action = np.concatenate([motion, gripper[:, None]], axis=1).clip(-1.0, 1.0)
         return torch.from_numpy(action.astype(np.float32)).to(self.env.device)
+
+    def _look(self) -> View:
+        """Where everything is."""
+        engine, program = self.env.engine, self.program
+        poses = [engine.tool(), engine.pose(program.thing), engine.pose(program.goal)]
+        positions = [pose[:, :3] for pose in poses]
+        return View(*positions, *(quaternion_matrices(pose[:, 3:]) for pose in poses))

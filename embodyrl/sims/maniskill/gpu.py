@@ -129,11 +129,12 @@ class GpuEngine:
 
     def tool(self) -> np.ndarray:
         """See ``engine.Engine``."""
-        return self.base.agent.tcp.pose.p.cpu().numpy()
+        return self.base.agent.tcp.pose.raw_pose.cpu().numpy()
 
-    def position(self, actor: str) -> np.ndarray:
+    def pose(self, name: str) -> np.ndarray:
         """See ``engine.Engine``."""
-        return getattr(self.base, actor).pose.p.cpu().numpy()
+        found = getattr(self.base, name)
+        return getattr(found, "pose", found).raw_pose.cpu().numpy()
 
     def close(self) -> None:
         """Frees the scenes."""
