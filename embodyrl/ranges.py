@@ -197,7 +197,9 @@ def join_names(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """``given`` with text in place of the lists that fields of the type ``Names`` were given."""
     hints = field_types(cls)
     return {
-        key: ",".join(value) if isinstance(value, list) and _is_names(hints.get(key), value) else value
+        key: ",".join(value)
+        if isinstance(value, list) and _is_names(hints.get(key), value)
+        else value
         for key, value in given.items()
     }
 

@@ -77,7 +77,7 @@ def test_equals_gymnasium_bit_by_bit(task, reward):
             assert torch.equal(step.obs.privileged[0], states[t + 1]), f"control step {t}"
             assert step.reward[0, 0] == rewards[t]
             assert bool(step.success[0]) == successes[t]
-    assert env.engine.envs[0]._controller is not None, "the fast controller gave up"
+    assert env.scenes.engines[0].envs[0]._controller is not None, "the fast controller gave up"
     env.close()
 
 
@@ -86,7 +86,7 @@ def test_other_control_modes_equal_gymnasium(mode):
     env = make(num_envs=1, control_mode=mode, max_episode_steps=20)
     actions = busy_actions(12, dim=env.spec.action_dim)
     states, _, _ = reference(
-        "PickCube-v1", 0, env._native(torch.from_numpy(actions)).numpy(), control_mode=mode
+        "PickCube-v1", 0, env.scenes.native[0](torch.from_numpy(actions)).numpy(), control_mode=mode
     )
     env.reset(init=[0])
     step = env.step(torch.from_numpy(actions)[None])
@@ -162,7 +162,7 @@ def test_a_simulation_that_is_not_finite_is_a_fault_and_recovers(pick):
 
     pick.reset(init=[1, 2])
     good = pick._last_obs.privileged.clone()
-    cube = pick.engine.envs[0].base.cube._objs[0]
+    cube = pick.scenes.engines[0].envs[0].base.cube._objs[0]
     cube.pose = sapien.Pose([float("nan")] * 3)
     step = pick.step(torch.zeros(2, 2, 4))
     assert step.fault.tolist() == [True, False]
@@ -229,7 +229,7 @@ def test_the_gpu_engine_does_what_the_cpu_engine_does():
     from embodyrl.sims.maniskill.gpu import GpuEngine
 
     config = ManiSkillConfig(num_envs=1, backend="cpu", reward="dense")
-    one, many = CpuEngine(config), GpuEngine(config, "cpu")
+    one, many = CpuEngine(config, config.task, 1), GpuEngine(config, config.task, "cpu")
     actions = torch.from_numpy(busy_actions(15, seed=1))
     active = torch.ones(1, dtype=torch.bool)
     for seed in (11, 12, 11):
@@ -313,7 +313,7 @@ def test_an_episode_does_not_depend_on_a_grasp_before_it():
     first = episode(3, 6)
     episode(4, 6)
     assert (
-        env.engine.envs[0].base.get_info()["is_grasped"].item()
+        env.scenes.engines[0].envs[0].base.get_info()["is_grasped"].item()
     )  # it ends with a cube between the fingers
     assert all(torch.equal(a, b) for a, b in zip(first, episode(3, 6), strict=True))
     env.close()
@@ -346,13 +346,14 @@ def test_the_layout_says_where_hand_and_objects_are(task, rgb):
     for kind, start, numbers in env.spec.layout:
         assert numbers == (7 if kind in ("hand", "object") else 3)
         found.setdefault(kind, []).append(body[:, start : start + 3].numpy())
-    assert all(np.allclose(hand, env.engine.tool(), atol=1e-6) for hand in found["hand"])
+    assert all(np.allclose(hand, env.scenes.engines[0].tool(), atol=1e-6) for hand in found["hand"])
     names = {"PushCube-v1": ["obj"], "PickCube-v1": ["cube"], "StackCube-v1": ["cubeA", "cubeB"]}[
         task
     ]
     objects = found["object"][: len(names)]
     assert all(
-        np.array_equal(p, env.engine.position(n)) for p, n in zip(objects, names, strict=True)
+        np.array_equal(p, env.scenes.engines[0].position(n))
+        for p, n in zip(objects, names, strict=True)
     )
     assert len(found["hand"]) == 2 and len(found["object"]) == (
         len(names) if rgb else 2 * len(names)

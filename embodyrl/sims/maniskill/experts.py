@@ -16,8 +16,8 @@ from torch import Tensor
 
 from embodyrl.env import env_index
 from embodyrl.errors import UserError, did_you_mean
-from embodyrl.sims.maniskill.config import ManiSkillConfig
 from embodyrl.sims.maniskill.engine import Engine
+from embodyrl.sims.maniskill.scenes import TaskScenes
 from embodyrl.types import EnvSpec
 
 Array = NDArray[np.float32]
@@ -134,14 +134,13 @@ PROGRAMS = {
 class ReadableEnv(Protocol):
     """What the expert reads of a ``ManiSkillEnv``."""
 
-    config: ManiSkillConfig
     spec: EnvSpec
-    engine: Engine
+    scenes: TaskScenes
     device: torch.device
 
 
 class ScriptedExpert:
-    """Demonstrates a task, one control step at a time, in the process that simulates it.
+    """Demonstrates the tasks, one control step at a time, in the process that simulates them.
 
     Args:
         env: the env whose simulator state is read; its control mode must be ``pd_ee_delta_pos``.
@@ -150,29 +149,23 @@ class ScriptedExpert:
         seed: of that noise; env k draws from seed + k.
 
     Raises:
-        UserError: there is no expert for this task or control mode.
+        UserError: there is no expert for a task or the control mode.
     """
 
     def __init__(self, env: ReadableEnv, noise: float = 0.0, seed: int = 0) -> None:
-        task = env.config.task
-        if task not in PROGRAMS:
-            raise UserError(
-                f"There is no scripted expert for {task}. {did_you_mean(task, PROGRAMS)}"
-            )
+        for task in env.spec.tasks:
+            if task not in PROGRAMS:
+                raise UserError(
+                    f"There is no scripted expert for {task}. {did_you_mean(task, PROGRAMS)}"
+                )
         if env.spec.control_mode != "pd_ee_delta_pos" or env.spec.action_dim != 4:
             raise UserError(
                 "The scripted experts act in pd_ee_delta_pos with one arm, not in "
                 f"{env.spec.control_mode}."
             )
         self.env = env
-        self.program = PROGRAMS[task]
+        self.programs = [PROGRAMS[task] for task in env.spec.tasks]
         self.noise = noise
-        # The waypoints' settings as arrays, to be indexed by each env's phase.
-        points = self.program.waypoints
-        self._closed, self._tolerance, self._dwell_for, self._speed, self._holding = (
-            np.array([getattr(p, key) for p in points])
-            for key in ("closed", "tolerance", "dwell", "speed", "holding")
-        )
         self._rngs = [np.random.default_rng(seed + k) for k in range(env.spec.num_envs)]
         self._phase = np.zeros(env.spec.num_envs, dtype=np.int64)
         self._dwell = np.zeros(env.spec.num_envs, dtype=np.int64)
@@ -183,34 +176,55 @@ class ScriptedExpert:
         self._phase[ids] = self._dwell[ids] = 0
 
     def act(self) -> Tensor:
-        """The next action of every env, (N, 4) float32 in [-1, 1]."""
-        engine = self.env.engine
-        view = View(
-            engine.tool(), engine.position(self.program.thing), engine.position(self.program.goal)
+        """The next action of every env, (N, 4) float32 in [-1, 1]; zero before a first reset."""
+        n = self.env.spec.num_envs
+        motion = np.zeros((n, 3), np.float32)
+        gripper = np.zeros((n, 1), np.float32)
+        scenes = self.env.scenes
+        for task, program in enumerate(self.programs):
+            envs, places = scenes.members(task)
+            if len(envs):
+                motion[envs], gripper[envs, 0] = self._follow(
+                    program, envs, _look(scenes.engines[task], program, places)
+                )
+        if self.noise:
+            motion = motion + self.noise * np.stack([rng.standard_normal(3) for rng in self._rngs])
+        action = np.concatenate([motion, gripper], axis=1).clip(-1.0, 1.0)
+        return torch.from_numpy(action.astype(np.float32)).to(self.env.device)
+
+    def _follow(self, program: Program, envs: NDArray[np.int64], view: View) -> tuple[Array, Array]:
+        """Motion (n, 3) and gripper (n,) of the n ``envs``, which are in one task."""
+        closed, tolerance, dwell_for, speed, holding = (
+            np.array([getattr(point, key) for point in program.waypoints])
+            for key in ("closed", "tolerance", "dwell", "speed", "holding")
         )
+        phase = self._phase[envs]
+        dwell = self._dwell[envs]
         # An object that is no longer between the fingers: start again.
-        slipped = self._holding[self._phase] & (
-            np.linalg.norm(view.thing - view.tool, axis=1) > 0.04
-        )
-        self._phase[slipped] = self._dwell[slipped] = 0
+        slipped = holding[phase] & (np.linalg.norm(view.thing - view.tool, axis=1) > 0.04)
+        phase[slipped] = dwell[slipped] = 0
         # An env that is at its waypoint, and has stayed long enough, goes on to the next.
-        every = np.arange(len(view.tool))
-        targets = np.stack([point.target(view) for point in self.program.waypoints])
-        there = (
-            np.linalg.norm(targets[self._phase, every] - view.tool, axis=1)
-            < self._tolerance[self._phase]
-        )
-        self._dwell = np.where(there, self._dwell + 1, 0)
-        done = (self._dwell > self._dwell_for[self._phase]) & (self._phase < len(targets) - 1)
-        self._phase += done
-        self._dwell[done] = 0
+        every = np.arange(len(envs))
+        targets = np.stack([point.target(view) for point in program.waypoints])
+        there = np.linalg.norm(targets[phase, every] - view.tool, axis=1) < tolerance[phase]
+        dwell = np.where(there, dwell + 1, 0)
+        done = (dwell > dwell_for[phase]) & (phase < len(targets) - 1)
+        phase += done
+        dwell[done] = 0
+        self._phase[envs] = phase
+        self._dwell[envs] = dwell
         # Towards the waypoint. The motion is scaled as a whole and not clipped axis by axis, so
         # that the tool moves in a straight line.
-        motion = (targets[self._phase, every] - view.tool) / REACH
+        motion = (targets[phase, every] - view.tool) / REACH
         largest = np.maximum(np.abs(motion).max(axis=1), 1e-9)
-        motion *= np.minimum(1.0, self._speed[self._phase] / largest)[:, None]
-        if self.noise:
-            motion += self.noise * np.stack([rng.standard_normal(3) for rng in self._rngs])
-        gripper = np.where(self._closed[self._phase], -1.0, 1.0)
-        action = np.concatenate([motion, gripper[:, None]], axis=1).clip(-1.0, 1.0)
-        return torch.from_numpy(action.astype(np.float32)).to(self.env.device)
+        motion *= np.minimum(1.0, speed[phase] / largest)[:, None]
+        return motion, np.where(closed[phase], -1.0, 1.0)
+
+
+def _look(engine: Engine, program: Program, places: NDArray[np.int64]) -> View:
+    """What the program reads of the scenes at ``places``."""
+    return View(
+        engine.tool()[places],
+        engine.position(program.thing)[places],
+        engine.position(program.goal)[places],
+    )
