@@ -289,7 +289,8 @@ def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTabl
             if run.ranks is not None:
                 at.minutes, interrupt.asked = run.ranks.agree(at.minutes, interrupt.asked)
             metrics.write(row)
-            table.update(row, at.tasks)
+            tasks = run.envs.spec.tasks
+            table.update(row, {task: at.tasks[task] for task in tasks if task in at.tasks})
     except Interrupted:
         # What raises it stands before or between the updates, so the weights are those of
         # at.iteration.
