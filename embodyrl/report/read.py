@@ -222,7 +222,9 @@ Played = tuple[float | None, float | None]
 def _by_task(rows: list[dict[str, Any]]) -> dict[str, list[Played]]:
     """Task -> its episodes in each iteration, from the metrics that have both."""
     success, episodes = BY_TASK
-    names = {key.removeprefix(success): None for row in rows for key in row if key.startswith(success)}
+    names = {
+        key.removeprefix(success): None for row in rows for key in row if key.startswith(success)
+    }
     return {
         name: [(row.get(success + name), row.get(episodes + name)) for row in rows]
         for name in names

@@ -67,7 +67,9 @@ def test_states_are_drawn_by_the_odds_of_their_task_and_evenly_in_it(limit):
         # 11 states of 3 tasks: the last task has one fewer. Within a task all are as likely.
         counts = Counter(drawn)
         assert sorted(counts) == list(range(11))
-        assert [counts[i] / share["always"] for i in (2, 5, 8)] == pytest.approx([1 / 3] * 3, abs=0.05)
+        assert [counts[i] / share["always"] for i in (2, 5, 8)] == pytest.approx(
+            [1 / 3] * 3, abs=0.05
+        )
         assert [counts[i] / share["half"] for i in (1, 4, 7, 10)] == pytest.approx(
             [1 / 4] * 4, abs=0.03
         )
@@ -80,7 +82,11 @@ def test_without_odds_states_are_drawn_as_ever():
 
 
 def test_the_figures_of_an_iteration_are_those_of_its_tasks():
-    played = [*episodes("half", 2, 2), *episodes("always", 3, 0), *episodes("half", 9, 0, person=True)]
+    played = [
+        *episodes("half", 2, 2),
+        *episodes("always", 3, 0),
+        *episodes("half", 9, 0, person=True),
+    ]
     assert task_figures(TASKS, played) == {
         "task_success/half": 0.5,
         "task_episodes/half": 4,

@@ -46,7 +46,7 @@ def whole(tmp_path_factory):
 
 
 def test_a_run_goes_on_with_the_same_tasks_that_it_would_have_drawn(whole, tmp_path):
-    config, folder = whole
+    folder = whole[1]
     shutil.copytree(folder, tmp_path / "run")
     newest = sorted((folder / "checkpoints").iterdir())[-1].name
     shutil.rmtree(tmp_path / "run" / "checkpoints" / newest)
@@ -57,7 +57,9 @@ def test_a_run_goes_on_with_the_same_tasks_that_it_would_have_drawn(whole, tmp_p
     # The record decides what is drawn: without it, other tasks are.
     meta = json.loads((tmp_path / "run" / "config.yaml").with_name("meta.json").read_text())
     assert meta["finished"]
-    drawn = [{k: v for k, v in row.items() if k.startswith("task_episodes/")} for row in rows(folder)]
+    drawn = [
+        {k: v for k, v in row.items() if k.startswith("task_episodes/")} for row in rows(folder)
+    ]
     even = train(make(tmp_path / "even", TASKS, algorithm=GRPO))
     assert drawn != [
         {k: v for k, v in row.items() if k.startswith("task_episodes/")} for row in rows(even)

@@ -62,7 +62,7 @@ function tasks(run) {
         node(
           "td",
           { class: "num", title: t ? `the newest ${t.n} of ${t.all} training episodes` : null },
-          t ? scoreText(t) : total ? "" : "–",
+          t ? [scoreText(t), node("span", { class: "muted" }, ` of ${t.n}`)] : total ? "" : "–",
         ),
         node("td", { class: "slim" }, t && slices(t)),
       ],
