@@ -202,8 +202,8 @@ def _tasks(
     trained = _by_task(rows)
     # A run of one task has no metrics by task: its episodes are all of that task.
     if len(names) == 1 and not trained:
-        keys = ("train_success", "train_episodes")
-        trained = {next(iter(names)): [tuple(row.get(key) for key in keys) for row in rows]}
+        counts = [(row.get("train_success"), row.get("train_episodes")) for row in rows]
+        trained = {next(iter(names)): counts}
     return [
         {
             "task": name,

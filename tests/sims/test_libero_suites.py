@@ -52,7 +52,7 @@ def test_task_ids_count_on_through_the_suites_and_what_is_ambiguous_is_refused()
     assert [task.suite for task in chosen] == ["libero_spatial", "libero_object", "libero_object"]
     assert chosen[1:] == [choose_tasks(suites_in("libero_object"), ())[i] for i in (0, 9)]
     # Whoever means task 0 of each suite learns that these are all of the first one.
-    with pytest.raises(UserError, match="no task of libero_object.*are 10 to 19"):
+    with pytest.raises(UserError, match=r"no task of libero_object.*are 10 to 19"):
         choose_tasks(suites, (0, 1))
     assert len(choose_tasks(suites_in("libero_130"), (0, 1))) == 2  # it is one name
     for ids, says in (((0, 20), "no task 20: it has 20"), ((3, 3, 10), "task 3 twice")):

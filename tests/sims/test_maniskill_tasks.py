@@ -157,7 +157,7 @@ def test_tasks_may_be_a_list_and_must_fit_together():
         make(task="PickCube-v1,StackCub-v1")
     with pytest.raises(UserError, match="names PickCube-v1 twice"):
         make(task="PickCube-v1,PickCube-v1")
-    with pytest.raises(UserError, match="PickCube-v1 has 4 action dims, and Two.* has 8"):
+    with pytest.raises(UserError, match=r"PickCube-v1 has 4 action dims, and Two.* has 8"):
         make(task="PickCube-v1,TwoRobotPickCube-v1")
     env = make(task="PickCube-v1,RollBall-v1")
     with pytest.raises(UserError, match="no scripted expert for RollBall-v1"):

@@ -7,7 +7,6 @@ import pytest
 from scale_runs import ENV, PPO, RUN, rows
 
 from embodyrl.config import resolve
-
 from embodyrl.errors import UserError
 from embodyrl.functional.by_task import tasks_in_words
 from embodyrl.storage import checkpoint
