@@ -11,7 +11,7 @@ from embodyrl.sims.maniskill.config import ManiSkillConfig
 from embodyrl.sims.maniskill.cpu import CpuEngine
 from embodyrl.sims.maniskill.env import make_env
 from embodyrl.sims.maniskill.gpu import GpuEngine
-from embodyrl.sims.maniskill.layout import Columns, Entry
+from embodyrl.sims.maniskill.layout import Entry, SharedColumns
 from embodyrl.sims.maniskill.scenes import TaskScenes
 from embodyrl.sims.workers.pool import PooledVecEnv
 
@@ -36,7 +36,7 @@ def test_numbers_of_the_same_name_stand_in_the_same_columns():
     joints, cube, goal, other = (
         Entry(name, n) for name, n in (("qpos", 2), ("cube_pose", 7), ("goal", 3), ("b_pose", 7))
     )
-    columns = Columns([(joints, cube, goal), (joints, other, goal, Entry("cube_pose", 3))])
+    columns = SharedColumns([(joints, cube, goal), (joints, other, goal, Entry("cube_pose", 3))])
     assert columns.size == 2 + 7 + 3 + 7 + 3
     assert columns.of[0].tolist() == list(range(12))
     assert columns.of[1].tolist() == [0, 1, *range(12, 19), 9, 10, 11, 19, 20, 21]

@@ -30,7 +30,7 @@ SCALES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 class ManiSkillEnv(SteppedVecEnv):
     """N episodes of one or several ManiSkill tasks, in this process; see ``make_env`` for several.
 
-    Several tasks show their states in one vector (``layout.Columns``), and take turns: initial
+    Several tasks show their states in one vector (``layout.SharedColumns``), and take turns: initial
     state i is of task i % M.
 
     Args:

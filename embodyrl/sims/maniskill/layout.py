@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     numbers: int
 
 
-class Columns:
+class SharedColumns:
     """Where the numbers of several tasks stand in one vector.
 
     What has the same name and size in several tasks, such as the joints or the goal's place, stands
@@ -82,7 +82,7 @@ def named_entries(base: Any, rgb: bool) -> tuple[tuple[Entry, ...], tuple[Entry,
     return found[0], found[1]
 
 
-def layout(proprio: Columns, state: Columns) -> tuple[Place, ...]:
+def layout(proprio: SharedColumns, state: SharedColumns) -> tuple[Place, ...]:
     """What ``EnvSpec.layout`` says of proprio and the task state: what every task has.
 
     Returns:

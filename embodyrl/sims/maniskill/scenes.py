@@ -2,7 +2,7 @@
 
 An env that begins an episode of another task moves to a scene of that task. On the CPU as many
 scenes are built as are needed at once; on the GPU every task has one for each env, and a task
-without an episode is not stepped. All tasks show their states in the same columns (``layout.Columns``).
+without an episode is not stepped. All tasks show their states in the same columns (``layout.SharedColumns``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from embodyrl.errors import UserError, did_you_mean
 from embodyrl.sims.maniskill.actions import NativeActions
 from embodyrl.sims.maniskill.config import ManiSkillConfig
 from embodyrl.sims.maniskill.engine import Engine
-from embodyrl.sims.maniskill.layout import Columns, Entry, named_entries
+from embodyrl.sims.maniskill.layout import Entry, SharedColumns, named_entries
 
 Ids = NDArray[np.int64]
 
@@ -73,8 +73,8 @@ class TaskScenes:
             proprio, state = named_entries(engine.base, config.obs == "rgb")
             proprios.append(proprio)
             states.append(state)
-        self.state = Columns(states)
-        self.proprio = Columns(proprios)
+        self.state = SharedColumns(states)
+        self.proprio = SharedColumns(proprios)
         self.fault_texts: dict[int, str] = {}
         # The task of each env, and its place among the scenes of that task; -1 before a reset.
         self._task = np.full(n, -1)
