@@ -105,6 +105,10 @@ class RunConfig:
         name: the run writes into the folder ``out/name``.
         out: parent folder of all runs.
         seed: of the policy's initial weights, the noise and the order of the data.
+        task_sampling: how training draws the tasks of its episodes, where the env has several.
+            ``uniform`` draws all alike, ``difficulty`` more often those that are neither never nor
+            always solved: task i by p_i (1 - p_i) of its recent success rate p_i, and a fifth of
+            the episodes evenly. Evaluations are not affected.
         iterations: updates of the algorithm.
         minutes: end the run after this much training time, in minutes; 0 means no limit.
         init_checkpoint: start from the policy of this checkpoint. A run's folder means its newest
@@ -137,6 +141,7 @@ class RunConfig:
     name: str = "run"
     out: str = "runs"
     seed: Seed = 0
+    task_sampling: Annotated[str, Choice("uniform", "difficulty")] = "uniform"
     iterations: Count = 100
     minutes: NotNegative = 0.0
     init_checkpoint: str = path_setting()

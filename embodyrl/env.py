@@ -192,6 +192,7 @@ class SteppedVecEnv(ABC):
         self.device = config.place()
         self._rngs = [np.random.default_rng(config.seed + k) for k in range(spec.num_envs)]
         self._elapsed = torch.zeros(spec.num_envs, dtype=torch.long, device=self.device)
+        self._limit = torch.full_like(self._elapsed, spec.max_episode_steps)
         self._running = torch.zeros(spec.num_envs, dtype=torch.bool, device=self.device)
         self._last_obs: Obs | None = None
         self._ignore_success = not config.terminate_on_success
@@ -233,6 +234,8 @@ class SteppedVecEnv(ABC):
                 self.fault_texts.pop(k, None)
             self._reset(ids, inits)
             self._elapsed[ids] = 0
+            limits = [self.spec.steps_of(init) for init in inits]
+            self._limit[ids] = torch.tensor(limits, device=self.device)
             self._running[ids] = True
         self._last_obs = self._observe(None if len(ids) == self.spec.num_envs else ids)
         return self._last_obs
@@ -296,7 +299,7 @@ class SteppedVecEnv(ABC):
             # Does the episode end here? The task's own end comes before the time limit.
             terminated |= tick.terminated & active & ~(tick.success & self._ignore_success)
             self._elapsed += active
-            truncated |= active & (self._elapsed >= self.spec.max_episode_steps)
+            truncated |= active & (self._elapsed >= self._limit)
             if tick.truncated is not None:
                 truncated |= active & tick.truncated
             truncated &= ~terminated

@@ -124,6 +124,13 @@ class DeviceName:
         return _listed([*(["auto"] if self.auto else []), "cpu", "cuda", "cuda:N (GPU N, from 0)"])
 
 
+@dataclass(frozen=True)
+class Several:
+    """Marks a text that holds several names: a config may give them as a list, too."""
+
+
+Names = Annotated[str, Several()]
+"""Names separated by commas; ``names_in`` takes them apart."""
 Seed = Annotated[int, Range(0, 2**31 - 1)]
 """Of random numbers: what NumPy, PyTorch and every simulator take."""
 Count = Annotated[int, Range(1, LARGEST)]
@@ -167,6 +174,40 @@ def check_values(section: str, cls: type, values: Mapping[str, Any]) -> None:
 def check_config(section: str, config: Any) -> None:
     """``check_values`` of a config that was built directly, in Python."""
     check_values(section, type(config), vars(config))
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """The names that a setting of the type ``Names`` holds, in its order.
+
+    Raises:
+        UserError: one of them is empty, or stands there twice.
+    """
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if not name:
+            raise UserError(
+                f"{text!r} has an empty name. Separate names by single commas, as in a,b."
+            )
+        if names.count(name) > 1:
+            raise UserError(f"{text!r} names {name} twice. Name each one once.")
+    return names
+
+
+def join_names(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` with text in place of the lists that fields of the type ``Names`` were given."""
+    hints = field_types(cls)
+    return {
+        key: ",".join(value)
+        if isinstance(value, list) and _is_names(hints.get(key), value)
+        else value
+        for key, value in given.items()
+    }
+
+
+def _is_names(hint: Any, value: list[Any]) -> bool:
+    """Whether a field takes several names, and these are some."""
+    named = get_origin(hint) is Annotated and Several() in get_args(hint)
+    return named and bool(value) and all(isinstance(name, str) for name in value)
 
 
 @functools.cache

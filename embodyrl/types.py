@@ -264,10 +264,12 @@ class EnvSpec:
         control_mode: the meaning of an action, e.g. ``"ee_delta_pos"``; envs with different modes
             are never combined.
         control_hz: actions per second.
-        max_episode_steps: number of actions after which an episode is truncated.
+        max_episode_steps: number of actions after which an episode is truncated; where the tasks
+            differ in it, the largest.
         cameras: camera name -> (height, width).
         privileged_dim: S, or 0.
         tasks: task names. Initial state i is the (i // len(tasks))-th state of task i % len(tasks).
+        task_steps: the time limit of each of ``tasks``; empty where all have ``max_episode_steps``.
         num_init_states: number of initial states in all; None if every non-negative number is one.
         reports_success: whether the env says which episodes are solved. If not, ``Step.success`` is
             always False, and scores are mean returns.
@@ -293,6 +295,7 @@ class EnvSpec:
     cameras: dict[str, tuple[int, int]]
     privileged_dim: int = 0
     tasks: tuple[str, ...] = ("task",)
+    task_steps: tuple[int, ...] = ()
     num_init_states: int | None = None
     reports_success: bool = True
     layout: tuple[tuple[str, int, int], ...] = ()
@@ -302,3 +305,9 @@ class EnvSpec:
     def task_of(self, init: int) -> str:
         """The task that initial state ``init`` belongs to."""
         return self.tasks[init % len(self.tasks)]
+
+    def steps_of(self, init: int) -> int:
+        """The time limit of the episodes of initial state ``init``."""
+        if not self.task_steps:
+            return self.max_episode_steps
+        return self.task_steps[init % len(self.tasks)]

@@ -1,11 +1,15 @@
 """A chunk of single control steps: what belongs to which env, in an env whose outcome is a table."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
+from embodyrl.errors import UserError
 from embodyrl.rollouts.episodes import start_episodes
+from embodyrl.storage.env_spec import spec_from_json, spec_to_json
 from embodyrl.types import EnvSpec, Obs
 
 NEVER = 99
@@ -54,6 +58,25 @@ def test_success_end_reward_and_time_are_each_envs_own():
     assert step.valid.tolist() == [[0, 0, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0]]
     assert step.truncated.tolist() == [False, True, False, False]
     assert not step.terminated.any() and not step.success.any() and not step.success_once.any()
+
+
+def test_every_episode_has_the_time_limit_of_its_task():
+    env = Table([NEVER, NEVER, NEVER], limit=5)
+    env.spec = dataclasses.replace(env.spec, tasks=("short", "long"), task_steps=(2, 5))
+    env.reset(init=[4, 3, 0])  # state 2 of the first task, 1 of the second, 0 of the first
+    step = chunk(env, 4)
+    assert step.valid.sum(1).tolist() == [2, 4, 2]
+    assert step.truncated.tolist() == [True, False, True]
+    # An env that goes over to another task takes over its limit.
+    env.reset([0], init=[5])
+    step = chunk(env, 4)
+    assert step.valid.sum(1).tolist() == [4, 1, 0]
+    assert chunk(env, 4).truncated.tolist() == [True, False, False]
+    # The limits are a part of the spec that is saved, one for each task.
+    saved = spec_to_json(env.spec)
+    assert spec_from_json(saved) == env.spec
+    with pytest.raises(UserError, match="one number for each of tasks"):
+        spec_from_json({**saved, "task_steps": [2]})
 
 
 def test_success_at_the_end_and_success_once_differ_where_an_episode_goes_on():

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from embodyrl import registry
 from embodyrl.config import DataConfig, RunConfig, compose, to_dict
 from embodyrl.errors import UserError, did_you_mean
-from embodyrl.ranges import field_types, rules
+from embodyrl.ranges import Several, field_types, rules
 from embodyrl.storage.preset_files import SECTIONS
 
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
@@ -105,6 +105,8 @@ def type_words(hint: Any) -> str:
     """A type in words, without its range."""
     origin = get_origin(hint)
     if origin is Annotated:
+        if Several() in get_args(hint):
+            return "names separated by commas, or a list of them"
         return type_words(get_args(hint)[0])
     if origin in (Union, types.UnionType):
         parts = [type_words(a) for a in get_args(hint) if a is not type(None)]

@@ -18,7 +18,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -163,6 +163,7 @@ class FsdpRanks:
         generator: torch.Generator,
         device: torch.device,
         between: Between = lambda: None,
+        odds: Sequence[float] | None = None,
     ) -> Any:
         """See ``Rollouts``: what all processes played.
 
@@ -173,6 +174,7 @@ class FsdpRanks:
         for p in self._critic:
             dist.broadcast(p.data, 0)
         self._shard.act_for(algorithm)
+        self._shard.odds = odds
         with self.whole(algorithm.policy):
             piece = self._shard.play(iteration)
         pieces = self.exchange({"batch": piece.batch, "generator": piece.generator})

@@ -16,6 +16,12 @@ from embodyrl.storage.run_files import read_evaluations, read_meta
 
 MAX_POINTS = 1000
 """The most points of a curve; more would not be visible."""
+RECENT = 50
+"""Newest training episodes of a task over which its training success is shown."""
+SLICES = 24
+"""Parts of a training whose success by task is drawn side by side."""
+BY_TASK = ("task_success/", "task_episodes/")
+"""Beginnings of the names of metrics that the runner writes for each task."""
 VIDEO_ORDER = {
     "fixed": 0,
     "better": 0,
@@ -39,7 +45,8 @@ def read_run(folder: Path) -> dict[str, Any]:
             f"{folder} is no run's folder: it holds neither config.yaml nor metrics.jsonl."
         )
     # Curves of training, and evaluations with their scores.
-    curves = _curves(read_metrics(folder / "metrics.jsonl"))
+    rows = read_metrics(folder / "metrics.jsonl")
+    curves = _curves(rows)
     evals = _read_evals(folder)
     # Whether the env reports success. The newest evaluation says it; without one the curves do.
     if evals:
@@ -57,7 +64,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         "evals": [{key: value for key, value in e.items() if key != "episodes"} for e in evals],
         "before": before and before["name"],
         "after": after and after["name"],
-        "tasks": _tasks(before, after, reports),
+        "tasks": _tasks(before, after, reports, rows),
         "episodes": _pairs(before, after, reports),
     }
 
@@ -178,8 +185,13 @@ def _ends(evals: list[dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str,
 
 
 def _tasks(
-    before: dict[str, Any] | None, after: dict[str, Any] | None, reports_success: bool
+    before: dict[str, Any] | None,
+    after: dict[str, Any] | None,
+    reports_success: bool,
+    rows: list[dict[str, Any]],
 ) -> list[dict[str, Any]]:
+    """One row per task: its scores before and after training, and its success in training."""
+
     def scored(evaluation: dict[str, Any] | None, task: str) -> dict[str, Any] | None:
         if evaluation is None:
             return None
@@ -187,10 +199,72 @@ def _tasks(
         return score_episodes(episodes, reports_success) if episodes else None
 
     names = dict.fromkeys(e["task"] for part in (before, after) if part for e in part["episodes"])
+    trained = _by_task(rows)
+    # A run of one task has no metrics by task: its episodes are all of that task.
+    if len(names) == 1 and not trained:
+        counts = [(row.get("train_success"), row.get("train_episodes")) for row in rows]
+        trained = {next(iter(names)): counts}
     return [
-        {"task": name, "before": scored(before, name), "after": scored(after, name)}
-        for name in names
+        {
+            "task": name,
+            "before": scored(before, name),
+            "after": scored(after, name),
+            "training": training_success(trained.get(name, [])),
+        }
+        for name in {**names, **dict.fromkeys(trained)}
     ]
+
+
+Played = tuple[float | None, float | None]
+"""Success rate and number of a task's episodes in one iteration."""
+
+
+def _by_task(rows: list[dict[str, Any]]) -> dict[str, list[Played]]:
+    """Task -> its episodes in each iteration, from the metrics that have both."""
+    success, episodes = BY_TASK
+    names = {
+        key.removeprefix(success): None for row in rows for key in row if key.startswith(success)
+    }
+    return {
+        name: [(row.get(success + name), row.get(episodes + name)) for row in rows]
+        for name in names
+    }
+
+
+def training_success(played: list[Played]) -> dict[str, Any] | None:
+    """The success of a task in training; None if none of its episodes was scored.
+
+    Args:
+        played: in each iteration.
+
+    Returns:
+        ``k`` of ``n`` with Wilson's interval over the newest iterations that have ``RECENT``
+        episodes together; ``all``, how many there were in the whole training; and ``slices``, the
+        rates in equally long parts of it, None for one without an episode.
+    """
+    counts = [(round((rate or 0.0) * (n or 0)), int(n or 0)) for rate, n in played]
+    total = sum(n for _, n in counts)
+    if not total:
+        return None
+    k = n = 0
+    for solved, episodes in reversed(counts):
+        if n >= RECENT:
+            break
+        k += solved
+        n += episodes
+    width = -(-len(counts) // SLICES)
+    parts = [counts[i : i + width] for i in range(0, len(counts), width)]
+    sums = [(sum(s for s, _ in part), sum(e for _, e in part)) for part in parts]
+    low, high = wilson(k, n)
+    return {
+        "k": k,
+        "n": n,
+        "value": k / n,
+        "lo": low,
+        "hi": high,
+        "all": total,
+        "slices": [s / e if e else None for s, e in sums],
+    }
 
 
 def _pairs(
@@ -239,6 +313,9 @@ def _curves(rows: list[dict[str, Any]]) -> dict[str, list[float | None]]:
     stride = -(-len(rows) // MAX_POINTS) or 1
     thin = [row for k, row in enumerate(rows) if k % stride == 0 or k == len(rows) - 1]
     names = dict.fromkeys(
-        key for row in thin for key, value in row.items() if isinstance(value, (int, float))
+        key
+        for row in thin
+        for key, value in row.items()
+        if isinstance(value, (int, float)) and not key.startswith(BY_TASK)
     )
     return {name: [finite(row.get(name)) for row in thin] for name in names}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -63,6 +63,7 @@ class Rollouts(Protocol):
         generator: torch.Generator,
         device: torch.device,
         between: Callable[[], None],
+        odds: Sequence[float] | None = None,
     ) -> Any:
         """What ``algorithm.collect`` gives for an iteration.
 
@@ -72,6 +73,7 @@ class Rollouts(Protocol):
             generator: of the policy's noise, and then of the update.
             device: where the batch goes.
             between: called before every chunk, or while waiting; may raise, to give it up.
+            odds: the probability of each task (``task_sampling``); None for all alike.
         """
         ...
 
@@ -88,8 +90,8 @@ class Player:
     """Plays a run's training episodes, or a shard of them, in this process; see ``Rollouts``.
 
     The episodes that begin in an iteration take initial states that depend on (seed, iteration,
-    shard) alone. So a rollout is a function of these and the parameters: a resumed run repeats it
-    bit for bit, and no simulator state needs to be saved.
+    shard) and the tasks' odds alone. So a rollout is a function of these and the parameters: a
+    resumed run repeats it bit for bit, and no simulator state needs to be saved.
     """
 
     restarts = 0
@@ -109,9 +111,9 @@ class Player:
         """Of its envs."""
         return self.env.spec
 
-    def begin(self, iteration: int) -> None:
-        """From now on episodes take the initial states of ``iteration``."""
-        self.states = init_states(self.env.spec, self.seed, iteration, self.shard)
+    def begin(self, iteration: int, odds: Sequence[float] | None = None) -> None:
+        """From now on episodes take the initial states of ``iteration``, by the tasks' ``odds``."""
+        self.states = init_states(self.env.spec, self.seed, iteration, self.shard, odds)
         self.first_id = first_episode_id(iteration, self.shard)
 
     def new_episodes(self) -> EpisodeStream:
@@ -134,9 +136,10 @@ class Player:
         generator: torch.Generator,
         device: torch.device | str = "cpu",
         between: Callable[[], None] = lambda: None,
+        odds: Sequence[float] | None = None,
     ) -> Any:
         """See ``Rollouts``; the batch is on the player's own device."""
-        self.begin(iteration)
+        self.begin(iteration, odds)
         return algorithm.collect(self, generator=generator, between=between)
 
     def restart_episodes(self) -> None:

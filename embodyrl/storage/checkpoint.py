@@ -44,7 +44,12 @@ REMEDY = "Use an earlier one, or a copy of it."
 RUN_META = {
     "spec": {...: ANYTHING},
     "config?": {...: {...: ANYTHING}},
-    "position?": {"iteration": COUNT, "env_steps": COUNT, "minutes": NUMBER},
+    "position?": {
+        "iteration": COUNT,
+        "env_steps": COUNT,
+        "minutes": NUMBER,
+        "tasks?": {...: [NUMBER]},
+    },
 }
 """Structure of the ``meta.json`` of a run's checkpoint."""
 

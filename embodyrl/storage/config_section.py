@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from embodyrl.errors import UserError, did_you_mean
-from embodyrl.ranges import check_values
+from embodyrl.ranges import check_values, join_names
 from embodyrl.storage.paths import expand_home
 from embodyrl.storage.plain_data import require_plain
 
@@ -27,6 +27,7 @@ def build_section[T](section: str, cls: type[T], given: DictConfig | dict[str, A
         UserError: a key that ``cls`` does not have, or a value of the wrong type or out of its range.
     """
     require_plain(plain(given), f"The section {section!r}")
+    given = join_names(cls, cast(dict[str, Any], plain(given)))
     # OmegaConf checks keys and types. Its errors become sentences that name the key.
     try:
         merged = OmegaConf.merge(OmegaConf.structured(cls), given)

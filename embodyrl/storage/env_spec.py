@@ -66,6 +66,7 @@ SPEC = {
     "cameras": {...: [PIXELS]},
     "privileged_dim?": SIZE,
     "tasks?": [TEXT],
+    "task_steps?": [COUNT],
     "num_init_states?": (COUNT, None),
     "reports_success?": FLAG,
     "layout?": [ANYTHING],
@@ -105,6 +106,9 @@ def spec_from_json(data: Mapping[str, Any]) -> EnvSpec:
             name: (height, width) for name, (height, width) in data["cameras"].items()
         }
         values["tasks"] = tuple(data.get("tasks", EnvSpec.tasks))
+        values["task_steps"] = tuple(data.get("task_steps", ()))
+        if values["task_steps"] and len(values["task_steps"]) != len(values["tasks"]):
+            raise ValueError("task_steps must be one number for each of tasks")
         values["layout"] = tuple(
             (kind, int(start), int(numbers)) for kind, start, numbers in data.get("layout", ())
         )

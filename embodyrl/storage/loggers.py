@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
+from embodyrl.functional.by_task import tasks_in_words
 from embodyrl.functional.intervals import format_number, format_rate
 from embodyrl.storage.atomic_files import write_text
 from embodyrl.storage.paths import no_access
@@ -293,6 +294,8 @@ class LiveTable:
         self._first_minutes = 0.0
         self._last_printed = -math.inf
         self._evals: list[str] = []
+        self._tasks = ""
+        self._evaluated_tasks = ""
         self._activity = ""
         self._live: Live | None = None
 
@@ -311,9 +314,16 @@ class LiveTable:
             self._live.stop()
             self._live = None
 
-    def update(self, row: Row) -> None:
-        """Shows the metrics of an iteration."""
+    def update(self, row: Row, tasks: Mapping[str, Sequence[float]] | None = None) -> None:
+        """Shows the metrics of an iteration.
+
+        Args:
+            row: of the iteration.
+            tasks: task -> how many of its recent training episodes were solved, and how many there
+                were.
+        """
         self._activity = ""
+        self._tasks = tasks_in_words(tasks or {})
         if self._busy_minutes is None and "minutes" in row:
             # The first iteration is slow, because kernels are compiled. The remaining time is
             # estimated from the iterations after it.
@@ -337,15 +347,18 @@ class LiveTable:
             self._last_printed = now
             self.console.print(f"{self.name}  {self._activity}", highlight=False, markup=False)
 
-    def evaluated(self, score: str) -> None:
-        """Shows the result of an evaluation."""
+    def evaluated(self, score: str, tasks: str = "") -> None:
+        """Shows the result of an evaluation, of all episodes and by task."""
         self._activity = ""
+        self._evaluated_tasks = tasks
         # The table keeps the first result and the last four.
         self._evals.append(score)
         self._evals = [self._evals[0], *self._evals[1:][-4:]]
         if self._live is None:
             text = f"{self.name}  evaluation after iteration {self.row['iteration']}: {score}"
             self.console.print(text, highlight=False, markup=False)
+            if tasks:
+                self.console.print(f"{self.name}  by task: {tasks}", highlight=False, markup=False)
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
@@ -382,6 +395,8 @@ class LiveTable:
             else:
                 episodes = f"{count} episodes" if count > 1 else "1 episode"
                 out.append(("train return", f"{format_number(row['train_return'])} ({episodes})"))
+        if self._tasks:
+            out.append(("by task", self._tasks))
         if row.get("person_episodes"):
             out.append(("with a person", f"{row['person_episodes']} episodes, not counted"))
         for key, (label, format_spec) in SHOWN_METRICS.items():
@@ -408,6 +423,8 @@ class LiveTable:
             body.add_row(
                 Text("evaluation", style="dim"), Text("  →  ".join(self._evals), style="bold")
             )
+        if self._evaluated_tasks:
+            body.add_row(Text("", style="dim"), Text(self._evaluated_tasks))
         if self._activity:
             body.add_row(Text("now", style="dim"), Text(self._activity))
         return Group(head, body)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.storage.paths import files_of
-from embodyrl.storage.plain_data import COUNT, FLAG, NUMBER, TEXT, Kind, inside, read_json
+from embodyrl.storage.plain_data import ANYTHING, COUNT, FLAG, NUMBER, TEXT, Kind, inside, read_json
 
 INDEX = Kind("a whole number", lambda value: type(value) is int and abs(value) < 2**53)
 EPISODE = {
@@ -28,6 +28,7 @@ EVALUATION = {
     "execute?": COUNT,
     "horizon?": COUNT,
     "faults?": COUNT,
+    "tasks?": {...: {...: ANYTHING}},
     "episodes": [EPISODE],
 }
 """Structure of an evaluation's file."""

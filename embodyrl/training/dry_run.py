@@ -22,10 +22,11 @@ from embodyrl.storage import checkpoint
 from embodyrl.storage.env_spec import check_compatible
 from embodyrl.storage.loggers import require_loggers
 from embodyrl.storage.profiles import profile_named
+from embodyrl.training.evaluate import first_inits, missed_tasks
 from embodyrl.training.load_demos import load_demos
 from embodyrl.training.memory_estimate import check_memory, on_meta
 from embodyrl.training.resume_check import check_folder
-from embodyrl.training.runner import check_episodes_end
+from embodyrl.training.run_checks import check_episodes_end, check_task_sampling
 from embodyrl.training.shards import check_sharing
 from embodyrl.types import EnvSpec
 
@@ -68,6 +69,10 @@ def try_run(config: Config) -> tuple[list[str], EnvSpec | None]:
     if algorithm is None:
         lines.append(f"algorithm: {config.algorithm.name} cannot be tried without data")
         return lines, played
+    check_task_sampling(config, algorithm, played)
+    if evaluated is not None:
+        inits = first_inits(evaluated, run.eval_episodes)
+        lines += filter(None, [missed_tasks(evaluated, inits)])
     if algorithm.continues_episodes:
         check_episodes_end(config, num_executed(policy.config), played.max_episode_steps)
     demos = load_demos(config, algorithm, played, pictures=False, say=lines.append)

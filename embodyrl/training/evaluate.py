@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from embodyrl.build import (
 )
 from embodyrl.devices import use_device
 from embodyrl.errors import UserError
+from embodyrl.functional.by_task import tasks_in_words
 from embodyrl.functional.intervals import (
     format_rate,
     format_return,
@@ -99,6 +101,8 @@ def evaluate_checkpoint(
         # The same states in every evaluation, so that two can be compared in pairs.
         inits = first_inits(env.spec, episodes)
         film = inits_to_film(env.spec, inits, config.run.videos) if video else []
+        if note := missed_tasks(env.spec, inits):
+            say(note)
         progress = partial(_tell, say, len(inits), [time.monotonic()])
         result = evaluate(
             env, policy, inits, seed=seed, film=film, device=device, progress=progress
@@ -116,7 +120,6 @@ def evaluate_checkpoint(
         env.close()
     # Films, and the figures by task.
     films = write_films(result, env.spec, Path(video)) if video else {}
-    tasks = {name: [e for e in result.episodes if e.task == name] for name in env.spec.tasks}
     return {
         "checkpoint": str(path),
         "env": env.spec.name,
@@ -127,7 +130,7 @@ def evaluate_checkpoint(
         "faults": result.faults,
         **_summary(result.episodes),
         **_attempts(solved, attempts),
-        "tasks": {name: _summary(part) for name, part in tasks.items() if part},
+        "tasks": score_tasks(env.spec, result.episodes),
         "results": [
             {**dataclasses.asdict(e), **({"video": films[e.init]} if e.init in films else {})}
             for e in result.episodes
@@ -257,6 +260,34 @@ def not_counted(total: int, person: int, faults: int) -> str:
     return said
 
 
+def score_tasks(spec: EnvSpec, episodes: Sequence[Episode]) -> dict[str, dict[str, Any]]:
+    """Task -> the score of its episodes, as ``evaluate_checkpoint`` gives it; of those played."""
+    parts = {name: [e for e in episodes if e.task == name] for name in spec.tasks}
+    return {name: _summary(part) for name, part in parts.items() if part}
+
+
+def tasks_text(episodes: Sequence[Episode]) -> str:
+    """The success rates of the tasks in a few words; empty for a single one."""
+    counted = by_policy(episodes)
+    return tasks_in_words(
+        {
+            task: (sum(e.success for e in counted if e.task == task), played)
+            for task, played in Counter(e.task for e in counted).items()
+        }
+    )
+
+
+def missed_tasks(spec: EnvSpec, inits: Sequence[int]) -> str:
+    """What to say where an evaluation leaves tasks out; mostly nothing."""
+    played = {spec.task_of(init) for init in inits}
+    if len(played) == len(spec.tasks):
+        return ""
+    return (
+        f"{len(inits)} evaluation episodes play {len(played)} of the {len(spec.tasks)} tasks, and "
+        f"say nothing of the others. {len(spec.tasks)} or more play them all."
+    )
+
+
 def _summary(episodes: list[Episode]) -> dict[str, Any]:
     counted = by_policy(episodes)
     n = len(counted)
@@ -287,8 +318,10 @@ def print_evaluation(result: dict[str, Any]) -> None:
     chunk = executed_text(result["execute"], result["horizon"])
     print(f"{result['env']}, split {result['split']}: {text} ({chunk})")
     if len(result["tasks"]) > 1:
+        width = max(map(len, result["tasks"]))
         for name in result["tasks"]:
-            print(f"  {name}: {score_text([e for e in episodes if e.task == name], reports)}")
+            own = score_text([e for e in episodes if e.task == name], reports)
+            print(f"  {name:<{width}}  {own}")
     for k, (share, low, high) in enumerate(result.get("pass_at", ()), start=1):
         print(
             f"  solved at least once in {k} attempt{'s' * (k > 1)}: {share:.0%} "

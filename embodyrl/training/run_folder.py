@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from embodyrl.config import Config
 from embodyrl.policy import num_executed
 from embodyrl.rollouts.evaluation import Evaluation
+from embodyrl.rollouts.task_sampling import Record
 from embodyrl.storage import checkpoint
 from embodyrl.storage.atomic_files import write_json
 from embodyrl.storage.paths import files_of
 from embodyrl.storage.run_files import read_evaluation, read_evaluations, read_meta
 from embodyrl.storage.video import write_video
+from embodyrl.training.evaluate import score_tasks
 from embodyrl.types import EnvSpec
 
 
 @dataclass
 class Position:
-    """How far a run has come. Minutes are those of training, evaluations not counted."""
+    """How far a run has come.
+
+    Attributes:
+        iteration: how many are done.
+        env_steps: actions executed in training.
+        minutes: of training, evaluations not counted.
+        tasks: success of recent training episodes by task (``task_sampling.Record``).
+    """
 
     iteration: int = 0
     env_steps: int = 0
     minutes: float = 0.0
+    tasks: Record = field(default_factory=dict)
 
 
 def finished(folder: Path) -> bool:
@@ -76,6 +86,7 @@ def save_evaluation(
         "execute": num_executed(policy),
         "horizon": policy.horizon,
         "faults": result.faults,
+        "tasks": score_tasks(spec, result.episodes),
         "episodes": rows,
     }
     write_json(folder / "evals" / f"{name}.json", payload, indent=None)

@@ -1,9 +1,9 @@
 """The training loop: rollout or demonstrations -> algorithm -> checkpoint and evaluation.
 
 All randomness of iteration i is drawn from generators seeded by (seed, i) and every rollout starts
-from fresh initial states, so parameters, optimiser and the number i are all that an exact resume
-needs. Off-policy rollouts are shorter than an episode and go on where the last one stopped, but
-start afresh after every checkpoint: so it holds for them too.
+from fresh initial states, so parameters, optimiser, the number i and the recent success of the
+tasks are all that an exact resume needs. Off-policy rollouts are shorter than an episode and go on
+where the last one stopped, but start afresh after every checkpoint: so it holds for them too.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from embodyrl.algorithm import Algorithm
 from embodyrl.build import described_by
 from embodyrl.config import Config, to_yaml
 from embodyrl.devices import use_device
-from embodyrl.errors import UserError
 from embodyrl.interrupt import Interrupt, Interrupted
 from embodyrl.policy import num_executed
 from embodyrl.rollouts.batches import Episode, by_policy, mean_return, success_rate
 from embodyrl.rollouts.collect import Player, Rollouts
 from embodyrl.rollouts.evaluation import Evaluation, evaluate
 from embodyrl.rollouts.seeding import seeded
+from embodyrl.rollouts.task_sampling import difficulty_odds, task_figures, updated
 from embodyrl.storage import checkpoint
 from embodyrl.storage.atomic_files import remove_unfinished, write_text
 from embodyrl.storage.env_spec import check_compatible, spec_to_json
@@ -40,9 +40,20 @@ from embodyrl.storage.loggers import LiveTable, MetricsWriter, require_loggers
 from embodyrl.storage.paths import require_writable
 from embodyrl.storage.provenance import describe_run, finish_run
 from embodyrl.storage.run_files import read_meta
-from embodyrl.training.evaluate import executed_text, first_inits, score_text
+from embodyrl.training.evaluate import (
+    executed_text,
+    first_inits,
+    missed_tasks,
+    score_text,
+    tasks_text,
+)
 from embodyrl.training.load_demos import load_demos, require_data_sets
 from embodyrl.training.resume_check import check_folder, run_inputs
+from embodyrl.training.run_checks import (
+    check_episodes_end,
+    check_task_sampling,
+    short_rollout,
+)
 from embodyrl.training.run_folder import (
     Position,
     close,
@@ -204,6 +215,7 @@ def prepare(run: Run) -> None:
     if algorithm.continues_episodes:
         executed = num_executed(algorithm.policy.config)
         check_episodes_end(config, executed, envs.spec.max_episode_steps)
+    check_task_sampling(config, algorithm, envs.spec)
     with starting.step("reading the demonstrations"):
         first = run.ranks is None or run.ranks.first
         say = print if first else lambda text: None
@@ -245,8 +257,11 @@ def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTabl
     """Iterations, checkpoints and evaluations until the run is over or interrupted."""
     at = run.at
     saved = run.at.iteration
-    if note := short_rollout(run):
-        table.say(note)
+    inits = first_inits(run.envs.spec, run.config.run.eval_episodes)
+    short = short_rollout(run.config, run.algorithm, run.envs.spec)
+    for note in (short, missed_tasks(run.envs.spec, inits)):
+        if note:
+            table.say(note)
     try:
         while True:
             due = run.evaluation_due
@@ -262,7 +277,8 @@ def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTabl
                 save_evaluation(run.folder, due, at, result, run.envs.spec, policy)
                 text = score_text(result.episodes, run.envs.spec.reports_success, result.faults)
                 chunk = executed_text(num_executed(policy), policy.horizon)
-                table.evaluated(f"{text} ({chunk})")
+                by_task = tasks_text(result.episodes) if run.envs.spec.reports_success else ""
+                table.evaluated(f"{text} ({chunk})", by_task)
                 if due != "after" and stalled(run.folder, run.config.run.patience):
                     close(run.folder, due)
                     due = "after"
@@ -273,7 +289,8 @@ def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTabl
             if run.ranks is not None:
                 at.minutes, interrupt.asked = run.ranks.agree(at.minutes, interrupt.asked)
             metrics.write(row)
-            table.update(row)
+            tasks = run.envs.spec.tasks
+            table.update(row, {task: at.tasks[task] for task in tasks if task in at.tasks})
     except Interrupted:
         # What raises it stands before or between the updates, so the weights are those of
         # at.iteration.
@@ -305,12 +322,19 @@ def iterate(run: Run, between: Callable[[], None]) -> dict[str, Any]:
         row = algorithm.update(run.demos, **options)
     else:
         batch = rollouts.collect(
-            algorithm, at.iteration, generator=generator, device=run.device, between=between
+            algorithm,
+            at.iteration,
+            generator=generator,
+            device=run.device,
+            between=between,
+            odds=task_odds(run),
         )
         episodes = batch.episodes
         rollout_seconds = time.monotonic() - began
         row = algorithm.update(batch, **options)
         at.env_steps += batch.env_steps
+        if run.envs.spec.reports_success and len(run.envs.spec.tasks) > 1:
+            at.tasks = updated(at.tasks, episodes)
         row |= {
             **_success_figures(run, episodes),
             "train_return": mean_return(episodes),
@@ -333,7 +357,15 @@ def _success_figures(run: Run, episodes: list[Episode]) -> dict[str, float]:
         figures["train_success"] = success_rate(episodes)
         if not run.config.env.terminate_on_success:
             figures["train_success_once"] = success_rate(episodes, once=True)
+        figures |= task_figures(run.envs.spec.tasks, episodes)
     return figures
+
+
+def task_odds(run: Run) -> list[float] | None:
+    """The probability of each task in the next iteration; None where all are drawn alike."""
+    if run.config.run.task_sampling == "uniform":
+        return None
+    return difficulty_odds(run.at.tasks, run.envs.spec.tasks)
 
 
 def score(run: Run, name: str, interrupt: Interrupt, table: LiveTable) -> Evaluation:
@@ -383,7 +415,8 @@ def resume(run: Run) -> Position:
     with described_by(newest):
         run.algorithm.result.load_state_dict(states["policy"])
         run.algorithm.load_state_dict(states["algorithm"])
-    return Position(**{f.name: meta["position"][f.name] for f in dataclasses.fields(Position)})
+    known = [f.name for f in dataclasses.fields(Position)]  # an older version wrote fewer
+    return Position(**{name: value for name, value in meta["position"].items() if name in known})
 
 
 def save_checkpoint(run: Run) -> None:
@@ -405,42 +438,3 @@ def save_checkpoint(run: Run) -> None:
     }
     path = run.folder / "checkpoints" / f"step_{run.at.iteration:06d}"
     checkpoint.save(path, states, meta, keep_last=run.config.run.keep_checkpoints)
-
-
-def short_rollout(run: Run) -> str | None:
-    """What to say where an episode may be longer than a rollout.
-
-    Episodes that succeed (or fall) early end within it, and others may not: a rate over them would
-    be biased, so there is none (``EpisodeStream.scored``).
-    """
-    algorithm = run.algorithm
-    if not algorithm.plays or algorithm.continues_episodes or algorithm.whole_episodes:
-        return None
-    steps = run.config.algorithm.num_chunks * num_executed(algorithm.policy.config)
-    most = run.envs.spec.max_episode_steps
-    if steps >= most:
-        return None
-    what = "success" if run.envs.spec.reports_success else "return"
-    return (
-        f"A rollout has {steps} actions and an episode up to {most}, so there is no train {what}: "
-        "only short episodes end in a rollout. The evaluations score all."
-    )
-
-
-def check_episodes_end(config: Config, executed: int, max_episode_steps: int) -> None:
-    """Refuses an off-policy run whose episodes would never come to an end.
-
-    They begin anew after every checkpoint and evaluation; ``executed`` is H.
-    """
-    every = min(
-        n
-        for n in (config.run.checkpoint_every, config.run.eval_every or config.run.iterations)
-        if n
-    )
-    steps = every * config.algorithm.num_chunks * executed
-    if steps < max_episode_steps:
-        raise UserError(
-            f"Episodes begin anew after every checkpoint and evaluation, here after {steps} steps, "
-            f"so no episode of {max_episode_steps} steps would ever end. Raise "
-            "run.checkpoint_every and run.eval_every."
-        )

@@ -1,6 +1,6 @@
 """A run's envs in shards, each with a replica of the policy.
 
-What a shard plays is a function of (weights, iteration, shard) alone, like every rollout here. So
+What a shard plays is a function of (weights and odds, iteration, shard) alone, like every rollout here. So
 it does not matter where it is computed, in which order, or how often: shards in this process and in
 Ray's actors give the same bits, and so does a worker that died and plays its shard anew. One shard
 gives what the plain training loop gives. Off-policy algorithms go on with the episodes of the
@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
@@ -38,6 +38,8 @@ State = dict[str, Any]
 Between = Callable[[], None]
 ACTING = "acting/"
 """Prefix of what an algorithm needs for acting beside the policy's weights."""
+ODDS = "task_odds"
+"""The probability of each task, where there are odds, among the weights that are published."""
 
 
 @dataclasses.dataclass
@@ -114,6 +116,7 @@ class Shard:
         self._algorithm: Algorithm | None = None
         self._player: Player | None = None
         self._next = 0
+        self.odds: Sequence[float] | None = None
 
     @property
     def spec(self) -> EnvSpec:
@@ -126,7 +129,10 @@ class Shard:
         return self._algorithm is not None
 
     def load(self, weights: State) -> None:
-        """Takes weights, at first all of them."""
+        """Takes weights, at first all of them; and the tasks' odds, if there are any."""
+        odds = weights.get(ODDS)
+        self.odds = None if odds is None else odds.tolist()
+        weights = {name: value for name, value in weights.items() if name != ODDS}
         fresh = self._algorithm is None
         if self._algorithm is None:
             self._algorithm = build_algorithm(self.config, self.envs, self.device)
@@ -154,7 +160,7 @@ class Shard:
         self._next = iteration + 1
         generator = seeded(run.seed, iteration, self.shard)
         batch = self._player.collect(
-            self._algorithm, iteration, generator=generator, between=between
+            self._algorithm, iteration, generator=generator, between=between, odds=self.odds
         )
         return Piece(batch.to("cpu"), generator.get_state())
 
@@ -230,6 +236,7 @@ class ShardedRollouts:
         generator: torch.Generator,
         device: torch.device,
         between: Between,
+        odds: Sequence[float] | None = None,
     ) -> Any:
         """See ``Rollouts``; ``generator`` goes on where the first shard's stopped.
 
@@ -240,7 +247,10 @@ class ShardedRollouts:
         # Ask for all iterations that are to be played with these weights.
         last = min(iteration + self.config.run.max_lag, self.config.run.iterations - 1)
         if new := [j for j in range(iteration, last + 1) if self._weights_of(j) == iteration]:
-            weights = self.pool.publish(*_split(algorithm))
+            frozen, moving = _split(algorithm)
+            if odds is not None:
+                moving |= {ODDS: torch.tensor(odds, dtype=torch.float64)}
+            weights = self.pool.publish(frozen, moving)
             for j in new:
                 self._jobs[j] = [
                     self.pool.submit(k, weights, j) for k in range(self.config.run.workers)

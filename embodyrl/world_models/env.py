@@ -63,6 +63,7 @@ class WorldModelEnv:
             max_episode_steps=config.max_episode_steps or self.model.spec.max_episode_steps,
             privileged_dim=self.model.state_dim,
             tasks=("dream",),
+            task_steps=(),
             num_init_states=len(self._keys["age"]),
         )
         self._rngs = [np.random.default_rng(config.seed + k) for k in range(n)]

@@ -65,6 +65,8 @@ def make_run(folder: Path, env: MujocoEnv, seed: int, noises: dict[str, tuple[in
                 }
                 | {
                     "train_episodes": 20,
+                    "task_success/pick": i / 10,
+                    "task_episodes/pick": 10,
                     "policy_loss": -0.01 * i,
                     "value_loss": 1 / i,
                     "approx_kl": 0.01,

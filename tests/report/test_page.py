@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 
 from embodyrl.report import build_report
@@ -75,9 +78,48 @@ def test_headline_curves_and_table(open_page, runs):
     page.wait_for_selector("#curves svg path")
     assert "min" in page.locator(".chart.wide svg").text_content() and "min" not in steps
     assert page.locator("#tasks tbody tr").count() == 3  # two tasks and all
+    # Of pick there are training episodes, 10 in each of 10 iterations; of push there is none.
+    rows = page.locator("#tasks tbody tr").all_inner_texts()
+    assert ["80% [67, 89] of 50" in row for row in rows] == [True, False, False]
+    assert page.locator("#tasks .slices rect").count() == 10
     box = page.locator(".chart.wide svg").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.98, box["y"] + box["height"] / 2)
     assert after in page.locator(".chart.wide .tip").inner_text()
+
+
+def test_forty_tasks_can_be_put_in_order(open_page, runs, tmp_path):
+    folder = tmp_path / "forty"
+    shutil.copytree(runs[0], folder)
+    for name in ("before", "after"):
+        path = folder / "evals" / f"{name}.json"
+        page = json.loads(path.read_text())
+        # Task 7 is lost by training, task 30 is won, and the others stay unsolved.
+        page["episodes"] = [
+            {
+                "init": i,
+                "task": f"suite_{i // 20}/{'put_the_bowl_on_the_plate_' * 3}{i}",
+                "success": i == {"before": 7, "after": 30}[name],
+                "length": 9,
+                "return": 0.0,
+            }
+            for i in range(40)
+        ]
+        path.write_text(json.dumps(page))
+    page = open_page([folder])
+    rows = page.locator("#tasks tbody tr")
+
+    def order():
+        return [row.split("\t")[0].split()[-1] for row in rows.all_inner_texts()]
+
+    listed = order()
+    assert len(listed) == 42  # pick of the training, and all
+    assert listed[:3] == ["0", "1", "2"]
+    page.get_by_role("button", name="Largest change").click()
+    assert set(order()[:2]) == {"7", "30"}
+    page.get_by_role("button", name="Lowest first").click()
+    assert order()[0] == "0" and order()[-3:-1] == ["pick", "30"]
+    assert rows.nth(0).locator("span").first.inner_text() == "suite_0"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_a_run_without_success_shows_its_return(open_page, pendulum):

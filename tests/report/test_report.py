@@ -7,7 +7,7 @@ import pytest
 from embodyrl.errors import UserError
 from embodyrl.functional.intervals import mean_interval, wilson
 from embodyrl.report import build_report
-from embodyrl.report.read import read_run
+from embodyrl.report.read import read_run, training_success
 
 
 def data_of(page):
@@ -199,3 +199,16 @@ def test_what_is_no_run_is_refused_in_words(runs, tmp_path):
     with pytest.raises(UserError, match=r"after\.json is damaged"):
         build_report([bad], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
+
+
+def test_success_in_training_is_that_of_the_newest_episodes():
+    # In 40 iterations: none of 100 is solved, nothing is scored, all of 40 are solved, half of 4.
+    played = [(0.0, 5)] * 20 + [(None, None)] * 10 + [(1.0, 5)] * 8 + [(0.5, 4), (None, 0)]
+    found = training_success(played)
+    assert found is not None
+    # The newest 44 are too few, so two more iterations are taken.
+    assert (found["k"], found["n"], found["all"]) == (42, 54, 144)
+    assert (found["lo"], found["hi"]) == wilson(found["k"], found["n"])
+    assert found["slices"][:10] == [0.0] * 10 and found["slices"][10:15] == [None] * 5
+    assert found["slices"][15:19] == [1.0] * 4 and found["slices"][19] == 0.5
+    assert training_success([(None, None), (None, 0)]) is None

@@ -80,7 +80,7 @@ def test_equals_gymnasium_bit_by_bit(task, reward):
             assert torch.equal(step.obs.privileged[0], states[t + 1]), f"control step {t}"
             assert step.reward[0, 0] == rewards[t]
             assert bool(step.success[0]) == successes[t]
-    assert env.engine.envs[0]._controller is not None, "the fast controller gave up"
+    assert env.scenes.engines[0].envs[0]._controller is not None, "the fast controller gave up"
     env.close()
 
 
@@ -89,7 +89,7 @@ def test_other_control_modes_equal_gymnasium(mode):
     env = make(num_envs=1, control_mode=mode, max_episode_steps=20)
     actions = busy_actions(12, dim=env.spec.action_dim)
     states, _, _ = reference(
-        "PickCube-v1", 0, env._native(torch.from_numpy(actions)).numpy(), control_mode=mode
+        "PickCube-v1", 0, env.scenes.native[0](torch.from_numpy(actions)).numpy(), control_mode=mode
     )
     env.reset(init=[0])
     step = env.step(torch.from_numpy(actions)[None])
@@ -165,7 +165,7 @@ def test_a_simulation_that_is_not_finite_is_a_fault_and_recovers(pick):
 
     pick.reset(init=[1, 2])
     good = pick._last_obs.privileged.clone()
-    cube = pick.engine.envs[0].base.cube._objs[0]
+    cube = pick.scenes.engines[0].envs[0].base.cube._objs[0]
     cube.pose = sapien.Pose([float("nan")] * 3)
     step = pick.step(torch.zeros(2, 2, 4))
     assert step.fault.tolist() == [True, False]
@@ -232,7 +232,7 @@ def test_the_gpu_engine_does_what_the_cpu_engine_does():
     from embodyrl.sims.maniskill.gpu import GpuEngine
 
     config = ManiSkillConfig(num_envs=1, backend="cpu", reward="dense")
-    one, many = CpuEngine(config), GpuEngine(config, "cpu")
+    one, many = CpuEngine(config, config.task, 1), GpuEngine(config, config.task, "cpu")
     actions = torch.from_numpy(busy_actions(15, seed=1))
     active = torch.ones(1, dtype=torch.bool)
     for seed in (11, 12, 11):
@@ -319,11 +319,13 @@ def test_a_peg_is_turned_to_its_hole_and_inserted():
 def test_turns_have_the_sign_and_size_that_the_conventions_say():
     env = make(num_envs=1, control_mode="pd_ee_delta_pose")
     env.reset(init=[0])
-    before = quaternion_matrices(env.engine.tool()[:, 3:])
+    before = quaternion_matrices(env.scenes.engines[0].tool()[:, 3:])
     actions = torch.zeros(1, 10, 7)
     actions[:, :, 5] = 0.5
     env.step(actions)
-    turn = rotation_vectors(quaternion_matrices(env.engine.tool()[:, 3:]) @ before.swapaxes(1, 2))
+    turn = rotation_vectors(
+        quaternion_matrices(env.scenes.engines[0].tool()[:, 3:]) @ before.swapaxes(1, 2)
+    )
     asked = 10 * 0.5 * env.spec.conventions.scale[5]
     # The arm lags, so it has not made all of the turn.
     assert 0.3 < turn[0, 2] / asked < 1.01 and np.abs(turn[0, :2]).max() < 0.1 * abs(asked)
@@ -335,7 +337,7 @@ def test_scenes_that_are_built_anew_do_not_pile_up():
     kept = []
     for _ in range(3 * COLLECT_EVERY):
         env.reset()
-        kept.append(weakref.ref(env.engine.base.scene))
+        kept.append(weakref.ref(env.scenes.engines[0].base.scene))
     assert len({id(scene()) for scene in kept if scene() is not None}) <= COLLECT_EVERY + 1
     env.close()
 
@@ -352,7 +354,7 @@ def test_an_episode_does_not_depend_on_a_grasp_before_it():
     first = episode(3, 6)
     episode(4, 6)
     assert (
-        env.engine.envs[0].base.get_info()["is_grasped"].item()
+        env.scenes.engines[0].envs[0].base.get_info()["is_grasped"].item()
     )  # it ends with a cube between the fingers
     assert all(torch.equal(a, b) for a, b in zip(first, episode(3, 6), strict=True))
     env.close()
@@ -385,13 +387,15 @@ def test_the_layout_says_where_hand_and_objects_are(task, rgb):
     for kind, start, numbers in env.spec.layout:
         assert numbers == (7 if kind in ("hand", "object") else 3)
         found.setdefault(kind, []).append(body[:, start : start + 3].numpy())
-    assert all(np.allclose(hand, env.engine.tool()[:, :3], atol=1e-6) for hand in found["hand"])
+    tool = env.scenes.engines[0].tool()[:, :3]
+    assert all(np.allclose(hand, tool, atol=1e-6) for hand in found["hand"])
     names = {"PushCube-v1": ["obj"], "PickCube-v1": ["cube"], "StackCube-v1": ["cubeA", "cubeB"]}[
         task
     ]
     objects = found["object"][: len(names)]
     assert all(
-        np.array_equal(p, env.engine.pose(n)[:, :3]) for p, n in zip(objects, names, strict=True)
+        np.array_equal(p, env.scenes.engines[0].pose(n)[:, :3])
+        for p, n in zip(objects, names, strict=True)
     )
     assert len(found["hand"]) == 2 and len(found["object"]) == (
         len(names) if rgb else 2 * len(names)

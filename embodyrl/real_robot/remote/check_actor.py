@@ -82,6 +82,8 @@ def check_spec(message: Any) -> EnvSpec:
     need(1 <= len(spec.tasks) <= 1000, "spec.tasks must be 1 to 1000 names")
     for task in spec.tasks:
         text(task, "spec.tasks")
+    for steps in spec.task_steps:
+        whole(steps, 1, spec.max_episode_steps, "spec.task_steps")
     meaning = spec.conventions
     need(max(len(meaning.state), len(meaning.scale)) <= 1000, "spec.conventions has a long list")
     for part in meaning.state:

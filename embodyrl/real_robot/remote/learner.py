@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -93,6 +93,11 @@ class RemoteActor:
                 f"embodyrl act plays on a robot, but the run's env is {config.env.name}. Set "
                 "env.name=robot."
             )
+        if config.run.task_sampling != "uniform":
+            raise UserError(
+                f"run.task_sampling={config.run.task_sampling} draws tasks by their success, but the "
+                "actor at the robot chooses what it plays. Leave run.task_sampling at uniform."
+            )
         self._env = config.env
         self._limits = config.env.max_reward, algorithm.max_choice
         self._executed = 0  # H, once there is a policy to play with
@@ -142,6 +147,7 @@ class RemoteActor:
         generator: torch.Generator,
         device: torch.device,
         between: Callable[[], None],
+        odds: Sequence[float] | None = None,
     ) -> TransitionBatch:
         """All chunks that came since the last call, at least ``num_chunks`` of them.
 
@@ -151,6 +157,7 @@ class RemoteActor:
             generator: see above.
             device: where the chunks go.
             between: called while waiting; may raise.
+            odds: None, because the constructor refuses a run that has some.
         """
         self._publish(algorithm)
         with self._news:

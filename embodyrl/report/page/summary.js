@@ -91,7 +91,8 @@ function facts(run) {
   const steps = last(run.curves.env_steps);
   add(
     "Environment",
-    [setting(run, "env.name"), setting(run, "env.task"), setting(run, "env.id")]
+    ["env.name", "env.suite", "env.task", "env.id"]
+      .map((key) => setting(run, key))
       .filter(Boolean)
       .join(" / "),
   );

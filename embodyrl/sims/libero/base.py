@@ -14,6 +14,7 @@ from embodyrl.sims.libero.config import LiberoConfig
 from embodyrl.sims.libero.experts import ScriptedExpert
 from embodyrl.sims.libero.render import CAMERAS
 from embodyrl.sims.libero.scene import LAYOUT, PRIVILEGED_DIM, PROPRIO_DIM, Scene, Start
+from embodyrl.sims.libero.selection import choose_tasks, unique_names
 from embodyrl.types import Conventions, EnvSpec
 
 if TYPE_CHECKING:
@@ -52,35 +53,29 @@ class LiberoEnv(SteppedVecEnv):
             raise UserError(
                 f"LIBERO has no camera {unknown[0]!r}. {did_you_mean(unknown[0], CAMERAS)}"
             )
-        # Splits named ood_X play the suite's perturbed version, which is a suite of its own.
-        self.suite = config.suite
-        if config.split.startswith("ood_"):
-            self.suite = f"{config.suite}_{config.split.removeprefix('ood_')}"
-        elif config.split not in _SEED_OF_SPLIT:
+        if not config.split.startswith("ood_") and config.split not in _SEED_OF_SPLIT:
             raise UserError(
                 f"LIBERO has no split {config.split!r}: use train, eval, or ood_ and a suite's "
                 "ending."
             )
-        tasks = suites.load_suite(self.suite)
-        if out_of_range := [i for i in config.task_ids if not 0 <= i < len(tasks)]:
-            raise UserError(
-                f"{self.suite} has no task {out_of_range[0]}: it has {len(tasks)}, numbered from 0."
-            )
-        self.tasks = [tasks[i] for i in config.task_ids] if config.task_ids else tasks
+        self.tasks = choose_tasks(config.suites, config.task_ids)
         self._official = [suites.official_states(task) for task in self.tasks]
         # Every task gets the same number of states, so that numbers alternate between the tasks.
         num_states = len(self.tasks) * min(len(states) for states in self._official)
+        limits = tuple(suites.max_episode_steps(task.suite) for task in self.tasks)
+        differ = not config.max_episode_steps and len(set(limits)) > 1
         spec = EnvSpec(
-            name=f"libero/{self.suite}",
+            name=f"libero/{','.join(dict.fromkeys(config.suites.values()))}",
             num_envs=config.num_envs,
             action_dim=7,
             proprio_dim=PROPRIO_DIM,
             control_mode="osc_pose",
             control_hz=20.0,
-            max_episode_steps=config.max_episode_steps or suites.max_episode_steps(self.suite),
+            max_episode_steps=config.max_episode_steps or max(limits),
             cameras=dict.fromkeys(config.cameras, (config.image_size, config.image_size)),
             privileged_dim=PRIVILEGED_DIM,
-            tasks=tuple(task.name for task in self.tasks),
+            tasks=unique_names(self.tasks),
+            task_steps=limits if differ else (),
             num_init_states=None if config.split == "train" else num_states,
             layout=LAYOUT,
             conventions=CONVENTIONS,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from embodyrl.env import EnvConfig
-from embodyrl.ranges import Count, CountOrZero, Pixels, Processes, Range, Threads
+from embodyrl.ranges import Count, CountOrZero, Names, Pixels, Processes, Range, Threads
 from embodyrl.storage.paths import machine_setting
 
 PERTURBED = {
@@ -24,10 +24,11 @@ class LiberoConfig(EnvConfig):
 
     Attributes:
         suite: ``libero_spatial``, ``libero_object``, ``libero_goal``, ``libero_10``, ``libero_90``,
-            or one of LIBERO-PRO's. ``split="ood_swap"`` is short for the suite of that ending
-            (``_swap``, ``_lan``, ``_task``, ``_object``, ``_with_mug`` ...) with its official
-            initial states.
-        task_ids: numbers of the suite's tasks; empty means all.
+            ``libero_100`` (90 and 10), ``libero_130`` (all five) or one of LIBERO-PRO's; or several
+            of them. ``split="ood_swap"`` is short for the suite of that ending (``_swap``,
+            ``_lan``, ``_task``, ``_object``, ``_with_mug`` ...) with its official initial states.
+        task_ids: numbers of the suite's tasks; empty means all. With several suites they count on
+            through them: of two suites with ten tasks, 10 is the first of the second.
         cameras: any of ``agentview`` and ``wrist``.
         image_size: height and width of the pictures.
         backend: ``native`` steps MuJoCo with a compiled controller and draws with mujoco-warp.
@@ -37,7 +38,7 @@ class LiberoConfig(EnvConfig):
             on ``device``.
         num_threads: of each process of the native backend; 0 means as many as torch uses there.
         max_episode_steps: control steps of 1/20 s until truncation; 0 means what published results
-            use for the suite.
+            use for each task's suite.
         settle_steps: control steps with the gripper open at the start of every episode, while
             objects fall into place.
         max_models: scenes with their visual geometry that each process keeps. One takes about .4 GB
@@ -47,7 +48,7 @@ class LiberoConfig(EnvConfig):
 
     name: str = "libero"
     backend: str = "native"
-    suite: str = "libero_spatial"
+    suite: Names = "libero_spatial"
     task_ids: tuple[Annotated[int, Range(0, 1000)], ...] = ()
     cameras: tuple[str, ...] = ("agentview", "wrist")
     image_size: Pixels = 128
@@ -62,15 +63,26 @@ class LiberoConfig(EnvConfig):
         """See ``EnvConfig``; physics with ``backend="warp"`` and the cameras of all backends do."""
         return self.backend == "warp" or bool(self.cameras)
 
+    @property
+    def suites(self) -> dict[str, str]:
+        """The suites of the split: those of ``suite``, or LIBERO-PRO's version of each.
+
+        They are the keys; each value is how ``suite`` names it.
+        """
+        from embodyrl.sims.libero.selection import suites_in
+
+        ood = self.split.startswith("ood_")
+        return suites_in(self.suite, self.split.removeprefix("ood") if ood else "")
+
     def ood_splits(self) -> dict[str, str]:
-        """See ``EnvConfig``; LIBERO-PRO's four perturbations, where the package has the suite."""
+        """See ``EnvConfig``; LIBERO-PRO's four perturbations, where the package has the suites."""
         from embodyrl.sims.libero.suites import suite_names
 
         known = set(suite_names())
         return {
             f"ood_{ending}": about
             for ending, about in PERTURBED.items()
-            if f"{self.suite}_{ending}" in known
+            if all(name in known for name in replace(self, split=f"ood_{ending}").suites)
         }
 
     def without_pictures(self) -> EnvConfig:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from embodyrl.env import Tick, check_actions
 from embodyrl.errors import try_each
-from embodyrl.sims.libero import suites
 from embodyrl.sims.libero.blueprint import Blueprint
 from embodyrl.sims.libero.cache import announce_first_compile
 from embodyrl.sims.libero.compiled_env import CompiledEnv
@@ -23,6 +22,7 @@ from embodyrl.sims.libero.config import LiberoConfig
 from embodyrl.sims.libero.native import Simulation
 from embodyrl.sims.libero.pictures import Pictures, View
 from embodyrl.sims.libero.scene import PRIVILEGED_DIM, PROPRIO_DIM
+from embodyrl.sims.libero.selection import choose_tasks
 from embodyrl.types import Obs, Step
 
 
@@ -92,7 +92,7 @@ class NativeEnv(CompiledEnv):
         """
         actions = check_actions(actions.to(self.device), self.spec, self._running)
         # ``_chunk`` then asks ``_step`` for one result after the other.
-        steps_left = self.spec.max_episode_steps - self._elapsed
+        steps_left = self._limit - self._elapsed
         self._chunk_ticks = iter(self._run(actions, self._running, steps_left))
         try:
             return self._chunk(actions.shape[1], lambda h: actions[:, h])
@@ -199,7 +199,7 @@ def warm_up(config: LiberoConfig | None = None) -> float:
     """
     started = time.perf_counter()
     config = config or LiberoConfig(task_ids=(0,))
-    num_tasks = len(config.task_ids) or len(suites.load_suite(config.suite))
+    num_tasks = len(choose_tasks(config.suites, config.task_ids))
     env = NativeEnv(dataclasses.replace(config, num_envs=num_tasks, num_workers=1, split="eval"))
     env.reset(init=range(num_tasks))
     env.close()

@@ -8,7 +8,7 @@ from typing import Annotated
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.machine import usable_cores
-from embodyrl.ranges import CountOrZero, Pixels, Range
+from embodyrl.ranges import CountOrZero, Names, Pixels, Range, names_in
 from embodyrl.sims.maniskill.base_env import REWARDS
 from embodyrl.sims.maniskill.tasks import SPLITS
 from embodyrl.storage.paths import machine_setting
@@ -21,15 +21,17 @@ class ManiSkillConfig(EnvConfig):
     """Settings of ``ManiSkillEnv``.
 
     Attributes:
-        task: registered id, e.g. ``"PickCube-v1"``; ``tasks.list_tasks()`` names them all.
+        task: registered id, e.g. ``"PickCube-v1"``, or several; ``tasks.list_tasks()`` names them
+            all. Several must agree in what an action is. On a GPU each task takes the memory of
+            ``num_envs`` scenes.
         obs: ``"state"`` (proprio is the flat task state, no cameras) or ``"rgb"`` (camera images,
             and proprio what ManiSkill gives to a policy with cameras). Privileged is the flat task
             state in both.
-        cameras: the task's cameras to draw; empty for all.
+        cameras: the task's cameras to draw; empty for all, or those that several tasks share.
         image_size: side of the square images in pixels.
         control_mode: what an action means, one of the robot's; empty for its default.
         reward: ``"sparse"`` (1 at success, -1 at failure), ``"dense"`` or ``"normalized_dense"``.
-        max_episode_steps: control steps until truncation; 0 for the task's own number.
+        max_episode_steps: control steps until truncation; 0 for each task's own number.
         robot: robot id; empty for the task's own.
         backend: ``"gpu"`` steps and draws all scenes at once on the GPU that ``device`` names;
             ``"cpu"`` steps and draws them one by one on the CPU, wherever the tensors go;
@@ -39,7 +41,7 @@ class ManiSkillConfig(EnvConfig):
     """
 
     name: str = "maniskill"
-    task: str = "PickCube-v1"
+    task: Names = "PickCube-v1"
     obs: str = "state"
     cameras: tuple[str, ...] = ()
     image_size: Pixels = 64
@@ -49,6 +51,11 @@ class ManiSkillConfig(EnvConfig):
     robot: str = ""
     backend: str = "auto"
     num_workers: Annotated[int, Range(0, 1024)] = machine_setting(0)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that ``task`` names."""
+        return names_in(self.task)
 
     @property
     def pool_size(self) -> int:

@@ -1,4 +1,4 @@
-"""ManiSkill on the CPU: N envs of one episode each, stepped in a loop and observed once a chunk.
+"""ManiSkill on the CPU: N scenes of one episode each, stepped in a loop and observed once a chunk.
 
 ``BaseEnv.step`` computes observation and reward on tensors of one env in every control step, which
 costs far more than the physics. Here a control step drives the controller and the scene, asks
@@ -24,7 +24,7 @@ from embodyrl.sims.maniskill import fast_step
 from embodyrl.sims.maniskill.actions import split_action
 from embodyrl.sims.maniskill.base_env import make_base_env
 from embodyrl.sims.maniskill.config import ManiSkillConfig
-from embodyrl.sims.maniskill.observations import choose_cameras, draw, visual_proprio
+from embodyrl.sims.maniskill.observations import draw, visual_proprio
 
 COLLECT_EVERY = 16  # resets of an env
 
@@ -34,12 +34,16 @@ class CpuEngine:
 
     Args:
         config: of the env.
+        task: registered id.
+        count: scenes at first.
     """
 
-    def __init__(self, config: ManiSkillConfig) -> None:
+    def __init__(self, config: ManiSkillConfig, task: str, count: int) -> None:
+        self.task = task
+        self.reward = config.reward
         self.rgb = config.obs == "rgb"
         self.fault_texts: dict[int, str] = {}  # why envs broke in the last step
-        make = {
+        self._make: dict[str, Any] = {
             "control_mode": config.control_mode,
             "reward": config.reward,
             "image_size": config.image_size if self.rgb else 0,
@@ -49,31 +53,51 @@ class CpuEngine:
             "render_backend": "cpu" if self.rgb else "none",
         }
         self.envs: list[SingleEnv] = []
-        for _ in range(config.num_envs):
+        self.cameras: list[str] = []
+        # Observations of all scenes, and the scenes whose rows are out of date.
+        self._stale: set[int] = set()
+        self._rows: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None
+        self.grow(count)
+        self.base = self.envs[0].base
+
+    @property
+    def size(self) -> int:
+        """See ``engine.Engine``."""
+        return len(self.envs)
+
+    def grow(self, count: int) -> None:
+        """See ``engine.Engine``."""
+        make = self._make
+        for _ in range(count):
             with nothing_to_collect():
                 try:
-                    base = make_base_env(config.task, **make)
+                    base = make_base_env(self.task, **make)
                 except AttributeError:
                     # A few tasks (PushT) paint things while they build, also without cameras.
                     if make["render_backend"] == "cpu":
                         raise
                     make["render_backend"] = "cpu"
-                    base = make_base_env(config.task, **make)
-            self.envs.append(SingleEnv(base, config.task, config.reward))
-        self.base = self.envs[0].base
-        self.cameras = choose_cameras(config, self.base) if self.rgb else []
-        # Observations of all envs, and the envs whose rows are out of date.
-        self._stale = set(range(config.num_envs))
-        self._rows: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None
+                    base = make_base_env(self.task, **make)
+            self._stale.add(len(self.envs))
+            self.envs.append(SingleEnv(base, self.task, self.reward))
+        # The new scenes get rows like the first one's, until they are looked at.
+        if self._rows is not None:
+            states, proprios, pictures = self._rows
+            more = {
+                name: torch.cat([x, x[:1].expand(count, *x.shape[1:])])
+                for name, x in pictures.items()
+            }
+            wider = (torch.cat([x, x[:1].expand(count, -1)]) for x in (states, proprios))
+            self._rows = (*wider, more)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def reset(self, env_ids: list[int], seeds: list[int]) -> None:
-        """Puts those envs into the initial states of those seeds."""
-        for k, seed in zip(env_ids, seeds, strict=True):
+    def reset(self, ids: list[int], seeds: list[int]) -> None:
+        """Puts those scenes into the initial states of those seeds."""
+        for k, seed in zip(ids, seeds, strict=True):
             self.envs[k].reset(seed)
-        self._stale.update(env_ids)
+        self._stale.update(ids)
 
     def step(self, actions: Tensor, active: Tensor) -> Tick:
-        """One control step of the active envs."""
+        """One control step of the active scenes."""
         n = len(self.envs)
         reward = torch.zeros(n)
         terminated, success, fault = (torch.zeros(n, dtype=torch.bool) for _ in range(3))
@@ -91,8 +115,8 @@ class CpuEngine:
         return Tick(reward.to(to), terminated.to(to), success.to(to), fault.to(to))
 
     def observe(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """State, proprio and images; only envs that moved since the last call are observed anew."""
-        # Env 0 tells the sizes.
+        """State, proprio and images; only scenes that moved since then are observed anew."""
+        # Scene 0 tells the sizes.
         if self._rows is None:
             state, proprio, images = self._look(0)
             n = len(self.envs)

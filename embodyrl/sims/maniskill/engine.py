@@ -11,18 +11,29 @@ from embodyrl.env import Tick
 
 
 class Engine(Protocol):
-    """N ManiSkill envs: one by one on the CPU (``cpu.py``) or all at once on the GPU (``gpu.py``).
+    """N scenes of a task: one by one on the CPU (``cpu.py``) or all at once on the GPU (``gpu.py``).
 
     Attributes:
         base: ManiSkill's env object; on the CPU the first of the N.
-        fault_texts: env number -> what it raised in the last step.
+        cameras: those that ``observe`` draws.
+        fault_texts: number of a scene -> what it raised in the last step.
     """
 
     base: Any
+    cameras: list[str]
     fault_texts: dict[int, str]
 
-    def reset(self, env_ids: list[int], seeds: list[int]) -> None:
-        """Puts those envs into the initial states of those seeds."""
+    @property
+    def size(self) -> int:
+        """N."""
+        ...
+
+    def grow(self, count: int) -> None:
+        """Builds ``count`` more scenes."""
+        ...
+
+    def reset(self, ids: list[int], seeds: list[int]) -> None:
+        """Puts those scenes into the initial states of those seeds."""
         ...
 
     def step(self, actions: Tensor, active: Tensor) -> Tick:
@@ -30,7 +41,7 @@ class Engine(Protocol):
 
         Args:
             actions: (N, A) in the controller's own units.
-            active: (N,) bool; the outcome of the other envs means nothing.
+            active: (N,) bool; the outcome of the other scenes means nothing.
         """
         ...
 

@@ -9,13 +9,13 @@ from torch import Tensor
 from embodyrl.env import SteppedVecEnv, Tick, VecEnv
 from embodyrl.errors import UserError
 from embodyrl.registry import EnvFactory
-from embodyrl.sims.maniskill.actions import NativeActions
 from embodyrl.sims.maniskill.config import ManiSkillConfig, check_config
 from embodyrl.sims.maniskill.cpu import CpuEngine
 from embodyrl.sims.maniskill.engine import Engine
 from embodyrl.sims.maniskill.experts import ScriptedExpert
 from embodyrl.sims.maniskill.gpu import GpuEngine
 from embodyrl.sims.maniskill.layout import layout
+from embodyrl.sims.maniskill.scenes import TaskScenes
 from embodyrl.sims.maniskill.tasks import SPLITS, require_task
 from embodyrl.sims.workers.pool import PooledVecEnv
 from embodyrl.types import Conventions, EnvSpec, Obs
@@ -29,14 +29,17 @@ SCALES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 
 class ManiSkillEnv(SteppedVecEnv):
-    """N episodes of one ManiSkill task, in this process; see ``make_env`` for several.
+    """N episodes of one or several ManiSkill tasks, in this process; see ``make_env`` for several.
+
+    Several tasks show their states in one vector (``layout.SharedColumns``), and take turns: initial
+    state i is of task i % M.
 
     Args:
         config: see ``ManiSkillConfig``.
 
     Raises:
-        UserError: a key has a value that this task does not know; the message names the nearest
-            ones.
+        UserError: a key has a value that a task does not know, and the message names the nearest
+            ones; or the tasks' actions differ.
         MissingDependencyError: ManiSkill, a Vulkan driver (for images) or the task's assets are
             missing.
     """
@@ -45,67 +48,70 @@ class ManiSkillEnv(SteppedVecEnv):
 
     def __init__(self, config: ManiSkillConfig) -> None:
         check_config(config)
-        task = require_task(config.task)
+        self.tasks = [require_task(name) for name in config.tasks]
         self.config = config
-        self.instruction = task.instruction
-        self.engine = _make_engine(config)
-        self._native = NativeActions(self.engine.base)
-        # Sizes of observations are known only from a first observation.
-        self.engine.reset([0], [0])
-        state, proprio, images = self.engine.observe()
+        self.scenes = TaskScenes(config, config.tasks, lambda task: _make_engine(config, task))
+        base = self.scenes.engines[0].base
+        native = self.scenes.native[0]
+        limits = tuple(task.max_episode_steps for task in self.tasks)
+        differ = not config.max_episode_steps and len(set(limits)) > 1
         spec = EnvSpec(
             name=f"maniskill/{config.task}",
             num_envs=config.num_envs,
-            action_dim=self._native.dim,
-            proprio_dim=proprio.shape[1],
-            control_mode=config.control_mode or self._native.mode,
-            control_hz=float(self.engine.base.control_freq),
-            max_episode_steps=config.max_episode_steps or task.max_episode_steps,
-            cameras={name: (image.shape[1], image.shape[2]) for name, image in images.items()},
-            privileged_dim=state.shape[1],
-            tasks=(config.task,),
-            layout=layout(self.engine.base, config.obs == "rgb"),
-            conventions=_conventions(self.engine.base, self._native.mode, bool(images)),
+            action_dim=native.dim,
+            proprio_dim=self.scenes.proprio.size,
+            control_mode=config.control_mode or native.mode,
+            control_hz=float(base.control_freq),
+            max_episode_steps=config.max_episode_steps or max(limits),
+            cameras=self.scenes.cameras,
+            privileged_dim=self.scenes.state.size,
+            tasks=config.tasks,
+            task_steps=limits if differ else (),
+            layout=layout(self.scenes.proprio, self.scenes.state),
+            conventions=_conventions(base, native.mode, bool(self.scenes.cameras)),
         )
         super().__init__(spec, config)
 
     def make_expert(self, noise: float = 0.0, seed: int = 0) -> ScriptedExpert:
-        """The task's scripted expert, acting in this env; see ``experts.ScriptedExpert``."""
+        """The tasks' scripted expert, acting in this env; see ``experts.ScriptedExpert``."""
         return ScriptedExpert(self, noise, seed)
 
     def close(self) -> None:
         """Frees the scenes."""
-        self.engine.close()
+        self.scenes.close()
 
     def _reset(self, env_ids: list[int], inits: list[int]) -> None:
         # Seeds alternate between the splits (train even, eval odd), so the splits share no state.
         offset = list(SPLITS).index(self.config.split)
-        self.engine.reset(env_ids, [(len(SPLITS) * init + offset) % 2**32 for init in inits])
+        count = len(self.tasks)
+        seeds = [(len(SPLITS) * (init // count) + offset) % 2**32 for init in inits]
+        self.scenes.reset(env_ids, [init % count for init in inits], seeds)
 
     def _step(self, actions: Tensor, active: Tensor) -> Tick:
-        tick = self.engine.step(self._native(actions), active)
-        self.fault_texts |= self.engine.fault_texts
+        tick = self.scenes.step(actions, active)
+        self.fault_texts |= self.scenes.fault_texts
         return tick
 
     def _observe(self, env_ids: list[int] | None) -> Obs:
-        state, proprio, images = self.engine.observe()
+        state, proprio, images = self.scenes.observe()
         return Obs(
             images={name: image.to(self.device) for name, image in images.items()},
             proprio=proprio.to(self.device),
-            instruction=[self.instruction] * self.spec.num_envs,
+            instruction=[self.tasks[init % len(self.tasks)].instruction for init in self.init],
             privileged=state.to(self.device),
         )
 
 
-def _make_engine(config: ManiSkillConfig) -> Engine:
+def _make_engine(config: ManiSkillConfig, task: str) -> Engine:
     if config.on_gpu:
-        return GpuEngine(config, f"cuda:{config.place().index}")
+        return GpuEngine(config, task, f"cuda:{config.place().index}")
     if config.backend == "gpu":
         raise UserError(
             f"env.backend=gpu needs a GPU, but env.device={config.device} is the CPU here. Use "
             "env.backend=auto, or run where PyTorch sees a GPU."
         )
-    return CpuEngine(config)
+    # Scenes of several tasks are built as they are needed.
+    return CpuEngine(config, task, config.num_envs if len(config.tasks) == 1 else 1)
 
 
 def make_env(config: ManiSkillConfig) -> VecEnv:
@@ -117,7 +123,8 @@ def make_env(config: ManiSkillConfig) -> VecEnv:
     """
     # Looked at here, so that a mistake is reported before any process starts.
     check_config(config)
-    require_task(config.task)
+    for name in config.tasks:
+        require_task(name)
     if config.pool_size > 1:
         return PooledVecEnv("maniskill", config, num_workers=config.pool_size)
     return ManiSkillEnv(config)

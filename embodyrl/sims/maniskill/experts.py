@@ -17,8 +17,8 @@ from torch import Tensor
 from embodyrl.env import env_index
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.functional.rotations import quaternion_matrices, rotation_vectors
-from embodyrl.sims.maniskill.config import ManiSkillConfig
 from embodyrl.sims.maniskill.engine import Engine
+from embodyrl.sims.maniskill.scenes import TaskScenes
 from embodyrl.types import EnvSpec
 
 Array = NDArray[np.float32]
@@ -215,14 +215,13 @@ PROGRAMS = {
 class ReadableEnv(Protocol):
     """What the expert reads of a ``ManiSkillEnv``."""
 
-    config: ManiSkillConfig
     spec: EnvSpec
-    engine: Engine
+    scenes: TaskScenes
     device: torch.device
 
 
 class ScriptedExpert:
-    """Demonstrates a task, one control step at a time, in the process that simulates it.
+    """Demonstrates the tasks, one control step at a time, in the process that simulates them.
 
     Args:
         env: the env whose simulator state is read; its control mode must be the program's.
@@ -231,32 +230,26 @@ class ScriptedExpert:
         seed: of that noise; env k draws from seed + k.
 
     Raises:
-        UserError: there is no expert for this task or control mode.
+        UserError: there is no expert for a task or the control mode.
     """
 
     def __init__(self, env: ReadableEnv, noise: float = 0.0, seed: int = 0) -> None:
-        task = env.config.task
-        if task not in PROGRAMS:
-            raise UserError(
-                f"There is no scripted expert for {task}. {did_you_mean(task, PROGRAMS)}"
-            )
-        self.program = PROGRAMS[task]
-        # A gripper, and three or six numbers that move the tool.
-        mode, self._moves = self.program.control_mode, env.spec.action_dim - 1
+        for task in env.spec.tasks:
+            if task not in PROGRAMS:
+                raise UserError(
+                    f"There is no scripted expert for {task}. {did_you_mean(task, PROGRAMS)}"
+                )
+        # A gripper, and three or six numbers that move the tool. All tasks of an env have one mode.
+        task, self._moves = env.spec.tasks[0], env.spec.action_dim - 1
+        mode = PROGRAMS[task].control_mode
         if env.spec.control_mode != mode or self._moves != (3 if mode.endswith("pos") else 6):
             raise UserError(
                 f"The scripted expert of {task} acts in {mode} with one arm, not in "
                 f"{env.spec.control_mode}. Set env.control_mode={mode}."
             )
         self.env = env
+        self.programs = [PROGRAMS[task] for task in env.spec.tasks]
         self.noise = noise
-        # The waypoints' settings as arrays, to be indexed by each env's phase.
-        points = self.program.waypoints
-        self._closed, self._tolerance, self._dwell_for, self._speed, self._holding = (
-            np.array([getattr(p, key) for p in points])
-            for key in ("closed", "tolerance", "dwell", "speed", "holding")
-        )
-        self._turn_tolerance = np.array([p.turn_tolerance for p in points])
         self._rngs = [np.random.default_rng(seed + k) for k in range(env.spec.num_envs)]
         self._phase = np.zeros(env.spec.num_envs, dtype=np.int64)
         self._dwell = np.zeros(env.spec.num_envs, dtype=np.int64)
@@ -267,40 +260,62 @@ class ScriptedExpert:
         self._phase[ids] = self._dwell[ids] = 0
 
     def act(self) -> Tensor:
-        """The next action of every env, (N, 4) or, where the tool turns, (N, 7), in [-1, 1]."""
-        view = self._look()
-        # An object that is no longer between the fingers: start again.
-        away = np.linalg.norm(self.program.held_at(view) - view.tool, axis=1)
-        slipped = self._holding[self._phase] & (away > SLIPPED)
-        self._phase[slipped] = self._dwell[slipped] = 0
-        # An env that is at its waypoint, and has stayed long enough, goes on to the next.
-        every = np.arange(len(view.tool))
-        points = self.program.waypoints
-        motions = np.stack([point.target(view) - view.tool for point in points])
-        turns = np.stack([point.turn(view) if point.turn else 0 * view.tool for point in points])
-        there = np.linalg.norm(motions[self._phase, every], axis=1) < self._tolerance[self._phase]
-        angle = np.linalg.norm(turns[self._phase, every], axis=1)
-        there &= angle < self._turn_tolerance[self._phase]
-        self._dwell = np.where(there, self._dwell + 1, 0)
-        done = (self._dwell > self._dwell_for[self._phase]) & (self._phase < len(points) - 1)
-        self._phase += done
-        self._dwell[done] = 0
-        # Towards the waypoint. The motion is scaled as a whole and not clipped axis by axis, so
-        # that the tool moves in a straight line.
-        both = np.concatenate([motions, turns], axis=2)[self._phase, every]
-        motion = (both / REACH)[:, : self._moves]
-        largest = np.maximum(np.abs(motion).max(axis=1), 1e-9)
-        motion *= np.minimum(1.0, self._speed[self._phase] / largest)[:, None]
+        """The next action of every env, in [-1, 1]; zero before a first reset.
+
+        (N, 4) float32, or (N, 7) where the tool turns.
+        """
+        n = self.env.spec.num_envs
+        motion = np.zeros((n, self._moves))
+        gripper = np.zeros((n, 1))
+        scenes = self.env.scenes
+        for task, program in enumerate(self.programs):
+            envs, places = scenes.members(task)
+            if len(envs):
+                view = _look(scenes.engines[task], program, places)
+                motion[envs], gripper[envs, 0] = self._follow(program, envs, view)
         if self.noise:
             drawn = [rng.standard_normal(self._moves) for rng in self._rngs]
-            motion += self.noise * np.stack(drawn)
-        gripper = np.where(self._closed[self._phase], -1.0, 1.0)
-        action = np.concatenate([motion, gripper[:, None]], axis=1).clip(-1.0, 1.0)
+            motion = motion + self.noise * np.stack(drawn)
+        action = np.concatenate([motion, gripper], axis=1).clip(-1.0, 1.0)
         return torch.from_numpy(action.astype(np.float32)).to(self.env.device)
 
-    def _look(self) -> View:
-        """Where everything is."""
-        engine, program = self.env.engine, self.program
-        poses = [engine.tool(), engine.pose(program.thing), engine.pose(program.goal)]
-        positions = [pose[:, :3] for pose in poses]
-        return View(*positions, *(quaternion_matrices(pose[:, 3:]) for pose in poses))
+    def _follow(self, program: Program, envs: NDArray[np.int64], view: View) -> tuple[Array, Array]:
+        """Motion (n, 3 or 6) and gripper (n,) of the n ``envs``, which are in one task."""
+        points = program.waypoints
+        closed, tolerance, turn_tolerance, dwell_for, speed, holding = (
+            np.array([getattr(point, key) for point in points])
+            for key in ("closed", "tolerance", "turn_tolerance", "dwell", "speed", "holding")
+        )
+        phase = self._phase[envs]
+        dwell = self._dwell[envs]
+        # An object that is no longer between the fingers: start again.
+        away = np.linalg.norm(program.held_at(view) - view.tool, axis=1)
+        slipped = holding[phase] & (away > SLIPPED)
+        phase[slipped] = dwell[slipped] = 0
+        # An env that is at its waypoint, and has stayed long enough, goes on to the next.
+        every = np.arange(len(envs))
+        motions = np.stack([point.target(view) - view.tool for point in points])
+        turns = np.stack([point.turn(view) if point.turn else 0 * view.tool for point in points])
+        there = np.linalg.norm(motions[phase, every], axis=1) < tolerance[phase]
+        there &= np.linalg.norm(turns[phase, every], axis=1) < turn_tolerance[phase]
+        dwell = np.where(there, dwell + 1, 0)
+        done = (dwell > dwell_for[phase]) & (phase < len(points) - 1)
+        phase += done
+        dwell[done] = 0
+        self._phase[envs] = phase
+        self._dwell[envs] = dwell
+        # Towards the waypoint. The motion is scaled as a whole and not clipped axis by axis, so
+        # that the tool moves in a straight line.
+        both = np.concatenate([motions, turns], axis=2)[phase, every]
+        motion = (both / REACH)[:, : self._moves]
+        largest = np.maximum(np.abs(motion).max(axis=1), 1e-9)
+        motion *= np.minimum(1.0, speed[phase] / largest)[:, None]
+        return motion, np.where(closed[phase], -1.0, 1.0)
+
+
+def _look(engine: Engine, program: Program, places: NDArray[np.int64]) -> View:
+    """What the program reads of the scenes at ``places``."""
+    poses = [engine.tool(), engine.pose(program.thing), engine.pose(program.goal)]
+    poses = [pose[places] for pose in poses]
+    positions = [pose[:, :3] for pose in poses]
+    return View(*positions, *(quaternion_matrices(pose[:, 3:]) for pose in poses))

@@ -14,7 +14,7 @@ from embodyrl.errors import UserError
 from embodyrl.sims.maniskill.actions import split_action
 from embodyrl.sims.maniskill.base_env import make_base_env
 from embodyrl.sims.maniskill.config import ManiSkillConfig
-from embodyrl.sims.maniskill.observations import choose_cameras, draw, visual_proprio
+from embodyrl.sims.maniskill.observations import draw, visual_proprio
 
 Rows = tuple[Tensor, Tensor, dict[str, Tensor]]
 
@@ -27,6 +27,7 @@ class GpuEngine:
 
     Args:
         config: the env's.
+        task: registered id.
         device: ``"cuda:N"`` of PhysX and the renderer; with one env ``"cpu"`` runs the same code
             without a GPU.
 
@@ -34,12 +35,12 @@ class GpuEngine:
         UserError: the task builds other shapes for each episode, which a scene on the GPU cannot.
     """
 
-    def __init__(self, config: ManiSkillConfig, device: str) -> None:
+    def __init__(self, config: ManiSkillConfig, task: str, device: str) -> None:
         self.fault_texts: dict[int, str] = {}
         self.rgb = config.obs == "rgb"
         self.reward = config.reward
         self.base = make_base_env(
-            config.task,
+            task,
             control_mode=config.control_mode,
             reward=config.reward,
             image_size=config.image_size if self.rgb else 0,
@@ -50,39 +51,48 @@ class GpuEngine:
         )
         if "reconfiguration_freq" in inspect.signature(type(self.base).__init__).parameters:
             raise UserError(
-                f"{config.task} builds other shapes for each episode, but a scene on the GPU keeps "
+                f"{task} builds other shapes for each episode, but a scene on the GPU keeps "
                 "its shapes, so an initial state would not be the same twice. Run it with "
                 "backend=cpu."
             )
-        self.cameras = choose_cameras(config, self.base) if self.rgb else []
+        self.cameras: list[str] = []
         self._active = torch.zeros(config.num_envs, dtype=torch.bool, device=self.base.device)
         self._kept_mask = torch.zeros_like(self._active)
         self._kept: Rows | None = None
 
-    def reset(self, env_ids: list[int], seeds: list[int]) -> None:
-        """Puts those envs into the initial states of those seeds.
+    @property
+    def size(self) -> int:
+        """See ``engine.Engine``."""
+        return self.base.num_envs
+
+    def grow(self, count: int) -> None:
+        """Never called: there is a scene for every env from the start."""
+        raise RuntimeError("The scenes of a GPU are all built at once.")
+
+    def reset(self, ids: list[int], seeds: list[int]) -> None:
+        """Puts those scenes into the initial states of those seeds.
 
         Each is set up by itself, so that its state does not depend on which others are reset. The
         steps are those of ``BaseEnv.reset``.
         """
         base = self.base
-        ids = torch.tensor(env_ids, device=base.device)
+        rows = torch.tensor(ids, device=base.device)
         # Stop everything that moves in these scenes.
-        base.scene._reset_mask = _mask(ids, base)
-        base._elapsed_steps[ids] = 0
+        base.scene._reset_mask = _mask(rows, base)
+        base._elapsed_steps[rows] = 0
         base._clear_sim_state()
         base.agent.reset()
         # Draw each env's initial state from its own seed, and leave torch's random stream alone.
         cuda = [base.device] if base.device.type == "cuda" else []
         with torch.random.fork_rng(devices=cuda):
-            for k, seed in zip(env_ids, seeds, strict=True):
+            for k, seed in zip(ids, seeds, strict=True):
                 one = torch.tensor([k], device=base.device)
                 base.scene._reset_mask = _mask(one, base)
                 base._set_episode_rng([seed] * base.num_envs, one)
                 torch.manual_seed(seed)
                 base._initialize_episode(one, {})
         # Write the new states to the GPU, and read back what follows from them.
-        base.scene._reset_mask = _mask(ids, base)
+        base.scene._reset_mask = _mask(rows, base)
         if base.gpu_sim_enabled:
             base.scene._gpu_apply_all()
             base.scene.px.gpu_update_articulation_kinematics()
@@ -93,8 +103,8 @@ class GpuEngine:
             controller.reset()
         base.scene._reset_mask = torch.ones(base.num_envs, dtype=torch.bool, device=base.device)
         # These envs run again: what was kept of them is out of date.
-        self._active[ids] = True
-        self._kept_mask[ids] = False
+        self._active[rows] = True
+        self._kept_mask[rows] = False
 
     def step(self, actions: Tensor, active: Tensor) -> Tick:
         """One control step of all scenes; the outcome of those not active means nothing."""

@@ -7,9 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodyrl.errors import UserError, did_you_mean
-from embodyrl.sims.maniskill.config import ManiSkillConfig
-
 
 def visual_proprio(base: Any, info: dict[str, Any]) -> Tensor:
     """(N, P) ``visual_state`` as one vector for each env."""
@@ -44,20 +41,6 @@ def draw(base: Any, cameras: list[str]) -> dict[str, Tensor]:
         sensor.capture()
         out[name] = sensor.get_obs(rgb=True, depth=False, position=False, segmentation=False)["rgb"]
     return out
-
-
-def choose_cameras(config: ManiSkillConfig, base: Any) -> list[str]:
-    """The cameras that the config asks for; all where it names none.
-
-    Raises:
-        UserError: the task has no such camera.
-    """
-    known = list(base.scene.sensors)
-    if unknown := [name for name in config.cameras if name not in known]:
-        raise UserError(
-            f"{config.task} has no camera {unknown[0]!r}. {did_you_mean(unknown[0], known)}"
-        )
-    return list(config.cameras) or known
 
 
 def _flatten(tree: Any, rows: int) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
-from embodyrl.ranges import Count, CountOrZero, Pixels, Processes
+from embodyrl.ranges import Count, CountOrZero, Names, Pixels, Processes
 from embodyrl.sims.metaworld.tasks import SPLITS, chosen_tasks
 from embodyrl.storage.paths import machine_setting
 
@@ -20,7 +20,7 @@ class MetaWorldConfig(EnvConfig):
 
     Attributes:
         suite: ``mt10``, ``mt25`` or ``mt50``.
-        task: names of the suite's tasks, separated by commas; empty for all.
+        task: names of the suite's tasks; empty for all.
         cameras: any of MetaWorld's: ``corner2``, ``topview``, ``gripperPOV`` ... Without, proprio
             is MetaWorld's state of 39 numbers, the goal among them; with cameras it is the hand's
             place and opening, 4 numbers.
@@ -34,7 +34,7 @@ class MetaWorldConfig(EnvConfig):
 
     name: str = "metaworld"
     suite: str = "mt50"
-    task: str = ""
+    task: Names = ""
     cameras: tuple[str, ...] = ()
     image_size: Pixels = 64
     reward: str = "sparse"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.ranges import names_in
 from embodyrl.registry import TaskInfo
 
 SPLITS = {"train": "resets with even seeds", "eval": "resets with odd seeds"}
@@ -109,7 +110,7 @@ def chosen_tasks(suite: str, task: str) -> tuple[str, ...]:
         raise UserError(f"MetaWorld has no suite {suite!r}. {did_you_mean(suite, SUITES)}")
     if not task:
         return SUITES[suite]
-    names = tuple(name.strip() for name in task.split(","))
+    names = names_in(task)
     for name in names:
         if name not in SENTENCES:
             hint = did_you_mean(name, SENTENCES)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean, refuse_unread
-from embodyrl.ranges import Count, CountOrZero, Pixels, Range, Threads
+from embodyrl.ranges import Count, CountOrZero, Names, Pixels, Range, Threads, names_in
 from embodyrl.sims.mujoco import tasks
 from embodyrl.sims.mujoco.physics import BACKENDS
 from embodyrl.storage.paths import machine_setting
@@ -25,7 +25,7 @@ class MujocoConfig(EnvConfig):
     """Settings of ``MujocoEnv``.
 
     Attributes:
-        task: a name from ``embodyrl.sims.mujoco.tasks.TASKS``, or several joined by commas.
+        task: a name from ``embodyrl.sims.mujoco.tasks.TASKS``, or several.
         cameras: any of ``"front"`` and ``"wrist"``; empty for states only. The privileged state is
             then appended to proprio, because the policy has nothing else to see.
         image_size: edge of the square pictures in pixels.
@@ -36,7 +36,7 @@ class MujocoConfig(EnvConfig):
             drx, dry, drz, gripper); gripper > 0 opens and <= 0 closes.
         reward: ``"sparse"`` (1 on success) or ``"dense"`` (that plus the change of a potential in
             [0, 1]).
-        max_episode_steps: control steps until truncation; 0 takes the longest of the tasks' own.
+        max_episode_steps: control steps until truncation; 0 takes each task's own.
         min_blocks: fewest blocks on the table in tasks that draw their number; 0 takes the task's
             own.
         max_blocks: most blocks; 0 takes the task's own.
@@ -45,7 +45,7 @@ class MujocoConfig(EnvConfig):
     """
 
     name: str = "mujoco"
-    task: str = "pick"
+    task: Names = "pick"
     cameras: tuple[str, ...] = ("front",)
     image_size: Pixels = 64
     backend: str = "native"
@@ -90,9 +90,9 @@ def block_range(task: tasks.Task, config: MujocoConfig) -> tuple[int, int]:
     return min(config.min_blocks or low, high), high
 
 
-def task_names(config: MujocoConfig) -> list[str]:
+def task_names(config: MujocoConfig) -> tuple[str, ...]:
     """The tasks that ``config.task`` names."""
-    return [name.strip() for name in config.task.split(",")]
+    return names_in(config.task)
 
 
 def check_config(config: MujocoConfig) -> None:

@@ -98,6 +98,8 @@ class MujocoEnv(SteppedVecEnv):
         if not cameras:
             proprio_dim += privileged.DIM
             parts += (f"privileged:{privileged.DIM}",)
+        limits = tuple(task.steps for task in self.tasks)
+        differ = not config.max_episode_steps and len(set(limits)) > 1
         return EnvSpec(
             name=f"mujoco/{config.task}",
             num_envs=config.num_envs,
@@ -105,10 +107,11 @@ class MujocoEnv(SteppedVecEnv):
             proprio_dim=proprio_dim,
             control_mode=config.control_mode,
             control_hz=1.0 / (SUBSTEPS * self.model.opt.timestep),
-            max_episode_steps=config.max_episode_steps or max(task.steps for task in self.tasks),
+            max_episode_steps=config.max_episode_steps or max(limits),
             cameras={name: (config.image_size, config.image_size) for name in cameras},
             privileged_dim=privileged.DIM,
             tasks=tuple(task.name for task in self.tasks),
+            task_steps=limits if differ else (),
             layout=privileged.layout(
                 start=proprio_dim,
                 fewest_blocks=min(fewest for fewest, _ in self._block_range),
