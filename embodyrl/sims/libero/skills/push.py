@@ -1,4 +1,4 @@
-"""Pushes something flat along the table, by the inside of its rim."""
+"""Pushes something flat along the table, with a finger on either side of the way."""
 
 from __future__ import annotations
 
@@ -6,66 +6,71 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embodyrl.sims.libero.skills.plan import CLOSE, UP, Attempt, Skill
+from embodyrl.sims.libero.skills.plan import OPEN, UP, Attempt, Skill
 from embodyrl.sims.libero.skills.workspace import DOWN, Workspace
 
 FLAT = 0.04  # metres; what is lower, and wider than 0.1, is pushed to a region of the table
 WIDE = 0.1
+ROOM = 0.012  # metres between the item and where the hand comes down behind it
+HALF_OPENING = 0.05  # metres from the middle of the open fingers to the middle of each
+LEAN = 0.6
+TIPS = 0.008  # metres above the table
 
 
 @dataclass(kw_only=True)
 class Push(Attempt):
-    """Above, come, drag, rise: closed fingers lean on the inside of the rim that goes ahead.
+    """Above, come, push, rise: open fingers lean on the item's rim from behind, so it stays ahead.
 
     Attributes:
-        ahead: how far in metres from the item's middle the fingers are.
+        behind: metres from the item's middle to the hand when it touches.
         height: of the finger tips.
+        start_way: (2,) in which the item was pushed first; one that has gone past is left alone.
     """
 
-    ahead: float
+    behind: float
     height: float
+    start_way: np.ndarray
 
     def _way(self, space: Workspace) -> np.ndarray:
         """(2,) from the item's middle to the place."""
         return (space.position(self.skill.place) - space.position(self.skill.item))[:2]
 
-    def _point(self, space: Workspace, height: float) -> np.ndarray:
-        """(3,) inside the rim that goes ahead."""
+    def _rear(self, space: Workspace, distance: float) -> np.ndarray:
+        """(3,) that far behind the item on its way to the place."""
         way = self._way(space)
-        way *= self.ahead / max(1e-6, np.linalg.norm(way))
-        return np.array([*space.position(self.skill.item)[:2] + way, height])
+        way *= distance / max(1e-6, np.linalg.norm(way))
+        return np.array([*(space.position(self.skill.item)[:2] - way), self.height])
 
     def above(self, space: Workspace) -> np.ndarray:
-        """Goes over the item, at a safe height."""
-        target = self._point(space, self.safe_height)
-        if np.linalg.norm(space.hand()[:2] - target[:2]) < 0.01 and self.turned(space):
+        """Goes over a point behind the item, at a safe height."""
+        target = self._rear(space, self.behind + ROOM)
+        near = np.linalg.norm(space.hand()[:2] - target[:2]) < 0.015
+        if (near and self.turned(space)) or self.steps > 50:
             self.begin("come")
-        return self.fly(space, target, CLOSE)
+        return self.fly(space, target, OPEN)
 
     def come(self, space: Workspace) -> np.ndarray:
-        """Goes down into the item."""
-        target = self._point(space, self.height)
+        """Goes down to the table."""
         if abs(space.hand()[2] - self.height) < 0.006 or self.steps > 30:
-            self.begin("drag")
-        return self.move(space, target, CLOSE)
+            self.begin("push")
+        return self.move(space, self._rear(space, self.behind + ROOM), OPEN)
 
-    def drag(self, space: Workspace) -> np.ndarray:
-        """Moves on towards the place, at most as far ahead of the item as its rim is."""
+    def push(self, space: Workspace) -> np.ndarray:
+        """Moves on slowly; a hand that has left the line goes back to it before it pushes on."""
         way = self._way(space)
-        distance = np.linalg.norm(way)
-        if distance < 0.01 or self.steps > 120:
+        distance = float(np.linalg.norm(way))
+        if distance < 0.015 or way @ self.start_way < 0 or self.steps > 150:
             self.begin("rise")
-        target = space.hand()
-        target[:2] += way * min(1.0, 0.05 / max(1e-6, distance))
-        target[2] = self.height
-        return self.move(space, target, CLOSE)
+        ahead = space.position(self.skill.item)[:2] - space.hand()[:2]
+        aligned = ahead @ way > 0.93 * np.linalg.norm(ahead) * distance
+        return self.move(space, self._rear(space, self.behind + (-0.025 if aligned else 0.0)), OPEN)
 
     def rise(self, space: Workspace) -> np.ndarray:
         """Goes up."""
         self.over = self.steps > 15
-        return self.move(space, space.hand() + UP, CLOSE)
+        return self.move(space, space.hand() + UP, OPEN)
 
-    phases = {"above": above, "come": come, "drag": drag, "rise": rise}
+    phases = {"above": above, "come": come, "push": push, "rise": rise}
 
 
 def is_pushed(space: Workspace, item: str, place: str) -> bool:
@@ -75,16 +80,20 @@ def is_pushed(space: Workspace, item: str, place: str) -> bool:
 
 
 def plan_push(space: Workspace, skill: Skill, tries: int) -> Push:
-    """An attempt; each after a failed one presses a little further down."""
+    """An attempt; each after a failed one has the finger tips a little lower."""
     points = space.points(skill.item)
-    low = points[:, 2].min()
-    top = points[:, 2].max()
-    radius = np.linalg.norm(points[:, :2] - space.position(skill.item)[:2], axis=1).max()
+    middle = space.position(skill.item)
+    radius = float(np.linalg.norm((points - middle)[:, :2], axis=1).max())
+    way = (space.position(skill.place) - middle) * [1.0, 1.0, 0.0]
+    way /= np.linalg.norm(way)
     return Push(
         skill=skill,
-        mat=space.pointing(DOWN, np.array([0.0, 1.0, 0.0])),
-        safe_height=top + 0.15,
+        # The hand leans over the item, away from what may stand behind it.
+        mat=space.pointing(DOWN - LEAN * way, np.cross(way, DOWN)),
+        safe_height=float(points[:, 2].max()) + 0.15,
         phase="above",
-        ahead=0.6 * radius,
-        height=low + 0.012 - 0.002 * tries,
+        # Two fingers touch a round rim at a chord, which is nearer than the rim.
+        behind=float(np.sqrt(max(0.0, radius**2 - HALF_OPENING**2))) + 0.01,
+        height=float(points[:, 2].min()) + max(0.002, TIPS - 0.002 * tries),
+        start_way=way[:2],
     )
