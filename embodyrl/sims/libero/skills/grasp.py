@@ -11,8 +11,9 @@ import numpy as np
 
 from embodyrl.sims.libero.skills.workspace import Workspace, vertical_rotation
 
-MAX_WIDTH = 0.072  # metres; what is wider does not fit between the open fingers
+MAX_WIDTH = 0.068  # metres; what is wider does not fit between the open fingers
 FINGER_DEPTH = 0.03  # how far below an object's top the fingers reach at most
+KNOB = 0.017  # metres of a knob that stick out on top
 PALM = 0.085  # height of the palm above the finger tips
 YAWS = np.deg2rad(np.arange(-90, 90, 5))
 
@@ -83,6 +84,7 @@ def _holds(space: Workspace, points: np.ndarray) -> list[_Hold]:
     upper = points[points[:, 2] > top - 0.04]
     middle = (points[:, :2].max(0) + points[:, :2].min(0)) / 2
     height = max(top - FINGER_DEPTH, points[:, 2].min() + 0.012)
+    knob = points[points[:, 2] > top - KNOB]
     out = []
     for yaw in YAWS:
         axis = space.finger_axis(yaw)
@@ -93,6 +95,11 @@ def _holds(space: Workspace, points: np.ndarray) -> list[_Hold]:
             centre = axis * (along.max() + along.min()) / 2 + across * (middle @ across)
             out.append(_Hold(np.array([*centre, height]), yaw, 10 * width))
         else:
+            # A knob on top.
+            along = knob[:, :2] @ axis
+            if np.ptp(along) < MAX_WIDTH / 2 and np.ptp(knob[:, :2] @ across) < MAX_WIDTH / 2:
+                centre = (knob[:, :2].max(0) + knob[:, :2].min(0)) / 2
+                out.append(_Hold(np.array([*centre, top - KNOB / 2]), yaw, 1.0))
             # The rim: one finger inside, one outside.
             rim = points[points[:, 2] > top - 0.01]
             for side in (1.0, -1.0):
