@@ -113,9 +113,7 @@ def _in_the_way(space: Workspace, hold: _Hold, obstacles: np.ndarray) -> float:
     """The cost of obstacles (M, 3) where fingers or palm would be."""
     along, across = _beside(space, hold.position[:2], hold.yaw, obstacles)
     height = hold.position[2]
-    fingers = (
-        (np.abs(along - 0.045) < 0.02) & (across < 0.02) & (obstacles[:, 2] > height - 0.012)
-    )
+    fingers = (np.abs(along - 0.045) < 0.02) & (across < 0.02) & (obstacles[:, 2] > height - 0.012)
     palm = (along < 0.12) & (across < 0.05) & (obstacles[:, 2] > height + PALM)
     return 1.0 * min(5, fingers.sum()) + 1.0 * min(5, palm.sum())
 

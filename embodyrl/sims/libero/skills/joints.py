@@ -9,6 +9,7 @@ joint, which is read from the simulation.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -115,7 +116,7 @@ class Drive(Attempt):
         self.over = space.hand()[2] > self.safe_height - 0.03 or self.steps > 30
         return self.move(space, space.hand() + UP, self._before)
 
-    phases = {
+    phases: ClassVar = {
         "above": above,
         "come": come,
         "touch": touch,
@@ -185,10 +186,9 @@ def _front(space: Workspace, joint: Joint, push: np.ndarray) -> _Way:
 def _outermost(space: Workspace, joint: Joint, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The part of a drawer that sticks out furthest: its middle, and its outer side."""
     parts = [
-        geom_points(space.model, space.data, geom)
-        for geom in body_geoms(space.model, [joint.body])
+        geom_points(space.model, space.data, geom) for geom in body_geoms(space.model, [joint.body])
     ]
-    part = max(parts, key=lambda points: float((points.mean(0) @ out)))
+    part = max(parts, key=lambda points: float(points.mean(0) @ out))
     centre = part.mean(0)
     return centre, centre + out * ((part - centre) @ out).max()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -50,7 +51,7 @@ class PickPlace(Attempt):
         if distance < 0.005 and space.speed() < 0.03 and self.turned(space):
             self.begin("descend")
         if distance <= 0.03:
-            return self.move(space, target + [0.0, 0.0, 0.06], OPEN)
+            return self.move(space, target + np.array([0.0, 0.0, 0.06]), OPEN)
         return self.fly(space, target, OPEN)
 
     def descend(self, space: Workspace) -> np.ndarray:
@@ -107,7 +108,7 @@ class PickPlace(Attempt):
         self.over = self.steps > 20
         return self.move(space, space.hand() + UP, OPEN)
 
-    phases = {
+    phases: ClassVar = {
         "above": above,
         "descend": descend,
         "close": close,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -70,7 +71,7 @@ class Push(Attempt):
         self.over = self.steps > 15
         return self.move(space, space.hand() + UP, OPEN)
 
-    phases = {"above": above, "come": come, "push": push, "rise": rise}
+    phases: ClassVar = {"above": above, "come": come, "push": push, "rise": rise}
 
 
 def is_pushed(space: Workspace, item: str, place: str) -> bool:
