@@ -50,6 +50,7 @@ def test_expert_solves_official_states(suite, task_ids):
     assert all(success(suite, task_ids, states=1))
 
 
+@pytest.mark.slow
 def test_joints_are_the_same_in_robosuites_scene():
     assert all(success("libero_goal", (7,), states=1, backend="robosuite"))
 
