@@ -11,6 +11,8 @@ from embodyrl.sims.libero.skills.grasp import Grasp, plan_grasp
 from embodyrl.sims.libero.skills.plan import CLOSE, OPEN, UP, Attempt, Skill
 from embodyrl.sims.libero.skills.workspace import Workspace
 
+SPREAD = 0.6  # of a region's half size: how far out the ends of a row of items are
+
 
 @dataclass(kw_only=True)
 class PickPlace(Attempt):
@@ -18,10 +20,12 @@ class PickPlace(Attempt):
 
     Attributes:
         grasp: how to hold the item.
+        spot: (3,) from the middle of the place to where the item belongs.
         offset: (3,) gripper minus item in the hand's frame, when the fingers have closed.
     """
 
     grasp: Grasp
+    spot: np.ndarray
     offset: np.ndarray | None = None
 
     def next_action(self, space: Workspace) -> np.ndarray:
@@ -42,7 +46,7 @@ class PickPlace(Attempt):
     def _hand_at_place(self, space: Workspace) -> np.ndarray:
         """Where the hand must be for the item in it to be at the place."""
         place = space.position(self.skill.place)
-        return place + (space.hand() - space.position(self.skill.item))
+        return place + self.spot + (space.hand() - space.position(self.skill.item))
 
     def above(self, space: Workspace) -> np.ndarray:
         """Goes to a point above the grasp, at a safe height, and turns the hand."""
@@ -131,4 +135,21 @@ def plan_pick_place(space: Workspace, skill: Skill, tries: int) -> PickPlace:
         safe_height=max(grasp.position[2] + 0.10, top + hanging + 0.04),
         phase="above",
         grasp=grasp,
+        spot=_spot(space, skill),
     )
+
+
+def _spot(space: Workspace, skill: Skill) -> np.ndarray:
+    """(3,) from the middle of a region to an item's share of it, where several belong on it.
+
+    They stand in a row, along the axis in which the item is narrow.
+    """
+    spot = np.zeros(3)
+    half_size = space.half_size(skill.place)
+    together = [goal[1] for goal in space.scene.goals() if goal[0::2] == ("on", skill.place)]
+    if half_size is None or len(together) < 2:
+        return spot
+    axis = int(np.ptp(space.points(skill.item)[:, :2], axis=0).argmin())
+    share = 2 * together.index(skill.item) / (len(together) - 1) - 1
+    spot[axis] = SPREAD * share * half_size[axis]
+    return spot
