@@ -1,7 +1,12 @@
-"""How often the experts of OGBench and MetaWorld solve each task, on states that training never sees.
+"""How often the experts of OGBench, MetaWorld and LIBERO solve each task.
+
+The initial states are those that training never sees; LIBERO's are the official ones.
 
     python benchmarks/expert_rates.py                    # all, into benchmarks/expert_rates.json
     python benchmarks/expert_rates.py cube-single mt10   # some; the others stay in the file
+    python benchmarks/expert_rates.py libero_goal:3,5 --episodes 10     # two tasks of a suite
+
+LIBERO's tasks are written one by one: name those that a measurement that stopped has left.
 
 An expert below a few dozen percent is a poor start for imitation.
 """
@@ -17,6 +22,8 @@ import torch
 
 from embodyrl.build import make_env
 from embodyrl.env import EnvConfig
+from embodyrl.functional.intervals import wilson
+from embodyrl.sims.libero.config import LiberoConfig
 from embodyrl.sims.metaworld.config import MetaWorldConfig
 from embodyrl.sims.metaworld.tasks import SUITES
 from embodyrl.sims.ogbench.config import OGBenchConfig
@@ -25,6 +32,7 @@ from embodyrl.storage.provenance import git_commit, hardware, versions
 
 OUT = Path(__file__).with_suffix(".json")
 CHUNK = 10
+LIBERO = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
 
 
 def rates(config: EnvConfig, episodes: int) -> dict[str, dict[str, float]]:
@@ -55,17 +63,40 @@ def rates(config: EnvConfig, episodes: int) -> dict[str, dict[str, float]]:
     return found
 
 
+def libero_rates(suite: str, task: int, episodes: int) -> dict[str, Any]:
+    """Number of a task in its suite -> its name, ``rates`` and Wilson's 95% interval."""
+    config = LiberoConfig(
+        suite=suite, task_ids=(task,), split="eval", num_envs=episodes, cameras=()
+    )
+    [(name, row)] = rates(config, episodes).items()
+    low, high = wilson(int(row["solved"]), int(row["episodes"]))
+    return {str(task): {"task": name, **row, "wilson": [round(low, 3), round(high, 3)]}}
+
+
+def save(result: dict[str, Any]) -> None:
+    """Writes what has been measured so far."""
+    about = {"commit": git_commit(), "versions": versions(), "hardware": hardware()}
+    OUT.write_text(json.dumps(result | about, indent=1))
+
+
 def main() -> None:
     """Measures and writes JSON after each scene and each task."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", default=[*SCENES, "mt50"])
+    parser.add_argument("names", nargs="*", default=[*SCENES, "mt50", *LIBERO])
     parser.add_argument("--episodes", type=int, default=20, help="of each task")
     arguments = parser.parse_args()
     result: dict[str, Any] = json.loads(OUT.read_text()) if OUT.exists() else {}
     for name in arguments.names:
-        if name in SCENES:
+        suite, _, numbers = name.partition(":")
+        if suite in LIBERO:
+            for task in map(int, numbers.split(",") if numbers else range(10)):
+                measured = libero_rates(suite, task, arguments.episodes)
+                result.setdefault(suite, {}).update(measured)
+                save(result)
+                print(measured, flush=True)
+        elif name in SCENES:
             for expert in ("markov", "plan"):
                 config = OGBenchConfig(task=name, expert=expert, split="eval", num_envs=5)
                 key = f"ogbench {expert}"
@@ -74,8 +105,7 @@ def main() -> None:
             for task in SUITES[name]:
                 config = MetaWorldConfig(task=task, split="eval", num_envs=1)
                 result.setdefault("metaworld", {}).update(rates(config, arguments.episodes))
-        about = {"commit": git_commit(), "versions": versions(), "hardware": hardware()}
-        OUT.write_text(json.dumps(result | about, indent=1))
+        save(result)
         print(f"{name} done", flush=True)
 
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from embodyrl.errors import UserError
 from embodyrl.sims.libero.cache import cache_dir
+from embodyrl.sims.libero.robosuite_build import joint_limits
 from embodyrl.sims.libero.scene import Scene, Start
 from embodyrl.sims.libero.suites import Task, assets_folder
 from embodyrl.storage.atomic_files import rename_folder, replacing
@@ -225,7 +226,7 @@ def _extract_item(scene: Scene, model: Any, name: str) -> Item:
             parent=parent,
             geoms=[],
             joints=addresses(thing.joints or []),
-            limits=_limits(env.get_object(parent) if parent else None),
+            limits=joint_limits(env.get_object(parent) if parent else None),
         )
     # Some of an object's geoms are visual only, and not in the physics model.
     kind = mujoco.mjtObj.mjOBJ_GEOM
@@ -237,7 +238,7 @@ def _extract_item(scene: Scene, model: Any, name: str) -> Item:
         parent="",
         geoms=[geom for geom in geoms if geom >= 0],
         joints=addresses(thing.joints),
-        limits=_limits(thing),
+        limits=joint_limits(thing),
     )
 
 
@@ -263,32 +264,6 @@ def _extract_robot(scene: Scene, model: Any) -> dict[str, Any]:
         "gripper_weight": scene.gripper_weight.tolist(),
         "rest": np.asarray(controller.initial_joint, float).tolist(),
     }
-
-
-def _limits(owner: Any) -> dict[str, tuple[float, float]]:
-    """``Item.limits`` of an articulated object; empty for any other.
-
-    LIBERO's classes hold the ranges as data, but the direction only as code. So the code is tried
-    at both ends of a range.
-    """
-    articulation = getattr(owner, "object_properties", {}).get("articulation", {})
-    out = {}
-    for what, key, method in (
-        ("open", "default_open_ranges", "is_open"),
-        ("close", "default_close_ranges", "is_close"),
-        ("turnon", "default_turnon_ranges", "turn_on"),
-        ("turnoff", "default_turnoff_ranges", "turn_off"),
-    ):
-        if not articulation.get(key) or not hasattr(owner, method):
-            continue
-        ask = getattr(owner, method)
-        direction = 1.0 if ask(1e6) else -1.0
-        low = min(articulation[key])
-        high = max(articulation[key])
-        # The threshold is the end at which the answer changes.
-        thresholds = [end for end in (low, high) if ask(end - 1e-9) != ask(end + 1e-9)]
-        out[what] = (direction, float(thresholds[0]))
-    return out
 
 
 def _inertia_addresses(model: Any, dofs: list[int]) -> list[list[int]]:

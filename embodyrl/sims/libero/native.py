@@ -220,6 +220,10 @@ class Simulation:
         """The body of an object, or of what a region belongs to; -1 for a region of the table."""
         return self._items[name].body
 
+    def articulation(self, name: str) -> tuple[list[int], dict[str, tuple[float, float]]]:
+        """Addresses in qpos of an item's joints, and ``Item.limits``."""
+        return self._items[name].joints, self._items[name].limits
+
     def goals(self) -> list[tuple[str, ...]]:
         """The conjunction of predicates that is the task's goal."""
         return [tuple(goal) for goal in self.blueprint.goals]

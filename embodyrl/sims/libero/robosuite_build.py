@@ -104,3 +104,29 @@ def place_anew(env: Any) -> None:
         raise RuntimeError(
             f"LIBERO's samplers found no placement for {env.bddl_file_name} in 1000 tries."
         )
+
+
+def joint_limits(owner: Any) -> dict[str, tuple[float, float]]:
+    """``blueprint.Item.limits`` of an articulated object; empty for any other.
+
+    LIBERO's classes hold the ranges as data, but the direction only as code. So the code is tried
+    at both ends of a range.
+    """
+    articulation = getattr(owner, "object_properties", {}).get("articulation", {})
+    out = {}
+    for what, key, method in (
+        ("open", "default_open_ranges", "is_open"),
+        ("close", "default_close_ranges", "is_close"),
+        ("turnon", "default_turnon_ranges", "turn_on"),
+        ("turnoff", "default_turnoff_ranges", "turn_off"),
+    ):
+        if not articulation.get(key) or not hasattr(owner, method):
+            continue
+        ask = getattr(owner, method)
+        direction = 1.0 if ask(1e6) else -1.0
+        low = min(articulation[key])
+        high = max(articulation[key])
+        # The threshold is the end at which the answer changes.
+        thresholds = [end for end in (low, high) if ask(end - 1e-9) != ask(end + 1e-9)]
+        out[what] = (direction, float(thresholds[0]))
+    return out

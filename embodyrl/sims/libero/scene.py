@@ -19,7 +19,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from embodyrl.sims.libero.robosuite_build import build, place_anew
+from embodyrl.sims.libero.robosuite_build import build, joint_limits, place_anew
 from embodyrl.sims.libero.suites import Task, quiet
 from embodyrl.sims.numpy_stream import private_numpy_stream
 
@@ -304,6 +304,14 @@ class Scene:
         state = self.env.object_states_dict[name]
         owner = state.parent_name if state.object_state_type == "site" else name
         return self.env.obj_body_id.get(owner, -1)
+
+    def articulation(self, name: str) -> tuple[list[int], dict[str, tuple[float, float]]]:
+        """Addresses in qpos of an item's joints, and ``Item.limits``."""
+        state = self.env.object_states_dict[name]
+        owner = state.parent_name if state.object_state_type == "site" else name
+        joints = self.env.get_object(name).joints or []
+        addresses = [int(self.model.jnt_qposadr[self.model.joint(joint).id]) for joint in joints]
+        return addresses, joint_limits(self.env.get_object(owner) if owner else None)
 
     def goals(self) -> list[tuple[str, ...]]:
         """Predicates that must all hold, e.g. ``("on", "akita_black_bowl_1", "plate_1")``."""
