@@ -3,7 +3,7 @@
     when            what is called                              for
     start           ``needs`` is compared with the policy       a clear refusal
                     ``__init__(config, policy)``                optimisers, critics, buffers
-                    ``add_demos(demos)``                        where ``wants_demos``
+                    ``add_demos(demos)``                        where ``takes_demos``
     resume          ``load_state_dict(state)``                  an exact continuation
     iteration       ``collect(player, ...)``                    a batch, where ``plays``
                     ``update(batch, ...)``                      gradient steps; returns metrics
@@ -168,8 +168,13 @@ class Algorithm(ABC):
         """Whether the run's ``data`` section is needed."""
         return not self.plays
 
-    def add_demos(self, demos: Any) -> None:  # noqa: B027 - only where demos are wanted
-        """Takes the demonstrations of the run, before the first update, where ``wants_demos``."""
+    @property
+    def takes_demos(self) -> bool:
+        """Whether the ``data`` section is read where there is one; always where ``wants_demos``."""
+        return self.wants_demos
+
+    def add_demos(self, demos: Any) -> None:  # noqa: B027 - only where demos are taken
+        """Takes the demonstrations of the run, if it has any, before the first update."""
 
     # Checkpoints.
 

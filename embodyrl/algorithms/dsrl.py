@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
+from embodyrl.algorithms.sac_flow import Following, SACFlow, SACFlowConfig
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import complete_noise, randn
 from embodyrl.policy import HasFeatures, Steerable, num_executed
@@ -68,13 +68,14 @@ class DSRL(SACFlow):
     def _actor_parameters(self) -> list[nn.Parameter]:
         return list(self.policy.steer.parameters())
 
-    def _sample_choice(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    def _sample_choice(
+        self, obs: Obs, generator: torch.Generator, seen: Tensor | None = None
+    ) -> Following:
         # The choice is the noise; no gradient goes through the flow.
         with torch.no_grad():
             context = self.policy.encode(obs)
-            features = self._critic_features(obs, context)
         noise, logprob = self.policy.steer.sample(self.policy.features(context), generator)
-        return noise, logprob, features
+        return noise, logprob, self._seen(obs, context, seen)
 
     def act(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """See ``rollouts.collect.Act``: it chooses the noise, and the flow makes actions of it."""

@@ -8,36 +8,44 @@ So a gradient step of the critics reads features alone, and hindsight has its la
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embodyrl.errors import UserError
 from embodyrl.functional.hindsight import later_steps
 from embodyrl.functional.returns import discounted_returns
-from embodyrl.policies.chooser import ChooserEncoder
+from embodyrl.policies.found_features import FoundFeatures
 from embodyrl.policies.localiser import ENDS, ON_THE_WAY, PLACES
 from embodyrl.rollouts.batches import Transitions
-from embodyrl.rollouts.replay_buffer import ReplayBuffer
+from embodyrl.rollouts.replay_buffer import ONLINE, ReplayBuffer
 from embodyrl.types import EnvSpec
 
 ENCODED_AT_ONCE = 512
+FEATURES = ("features", "next_features")
+"""Columns of what critics see, before and after a chunk."""
+NO_EPISODE = -1
+"""In place of the number of an episode, for chunks of a data set."""
 
 
 class EpisodeBuffer(ReplayBuffer):
     """See the module's docstring.
 
-    Beyond a transition it keeps for each chunk: ``features`` and ``next_features``; ``next_choice``,
-    which the algorithm fills; its ``episode``; whether that is ``solved`` so far, and ``over``. Of
-    one that is over also the ``return`` from the chunk on, and ``places`` (J, P), where it led.
+    Beyond a transition it keeps for each chunk: ``features`` and ``next_features``; its
+    ``episode``; whether that is ``solved`` so far, and ``over``. Of one that is over also the
+    ``return`` from the chunk on, and ``places`` (J, P), where it led. Chunks of a data set belong to
+    no episode, and have features alone.
 
     Args:
         capacity: chunks.
         spec: of the env.
         horizon: H.
-        encoder: makes features of observations.
+        encoder: makes features of observations; None keeps none.
         gamma: discount per action.
         device: where all is kept.
+        extra: see ``ReplayBuffer``.
     """
 
     def __init__(
@@ -45,49 +53,43 @@ class EpisodeBuffer(ReplayBuffer):
         capacity: int,
         spec: EnvSpec,
         horizon: int,
-        encoder: ChooserEncoder,
+        encoder: FoundFeatures | None,
         gamma: float,
         device: torch.device,
+        extra: Mapping[str, tuple[tuple[int, ...], torch.dtype]] | None = None,
     ) -> None:
-        seen = (encoder.dim,)
-        super().__init__(
-            capacity,
-            spec,
-            horizon,
-            privileged=False,
-            device=device,
-            extra={
-                "features": (seen, torch.float32),
-                "next_features": (seen, torch.float32),
-                "next_choice": ((horizon, spec.action_dim), torch.float32),
-                "episode": ((), torch.int64),
-                "solved": ((), torch.bool),
-                "return": ((), torch.float32),
-                "over": ((), torch.bool),
-                "places": ((PLACES, spec.proprio_dim), torch.float32),
-            },
-        )
+        columns: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "episode": ((), torch.int64),
+            "solved": ((), torch.bool),
+            "return": ((), torch.float32),
+            "over": ((), torch.bool),
+            "places": ((PLACES, spec.proprio_dim), torch.float32),
+            **(extra or {}),
+        }
+        if encoder is not None:
+            columns |= {name: ((encoder.dim,), torch.float32) for name in FEATURES}
+        super().__init__(capacity, spec, horizon, privileged=False, device=device, extra=columns)
         self.encoder = encoder
         self.gamma = gamma
 
-    def store(self, chunks: Transitions) -> Tensor:
+    def store(self, chunks: Transitions, source: int = ONLINE) -> Tensor:
         """Adds chunks in the order in which they were played.
+
+        Args:
+            chunks: of episodes, or of a data set.
+            source: see ``ReplayBuffer``.
 
         Returns:
             Their places, of those that fit.
-
-        Raises:
-            UserError: chunks do not say which episode they are of.
         """
         chunks = chunks[slice(max(0, len(chunks) - self.capacity), None)]
-        if chunks.episode is None or chunks.success is None:
-            raise UserError(
-                "PA-RL imitates own successes, so each chunk must name its episode and say whether "
-                "it was solved. Collect with rollouts.collect.collect_transitions."
-            )
         # The transitions, and what critics see in them.
-        rows = self.add(chunks)
-        self.data["episode"][rows] = chunks.episode
+        rows = self.add(chunks, source)
+        if chunks.episode is None or chunks.success is None:
+            self.data["episode"][rows] = NO_EPISODE
+            self.see(rows)
+            return rows
+        self.data["episode"][rows] = chunks.episode.to(self.device)
         self.see(rows)
         # Own successes: all chunks of the episodes that were solved now, and none of the others.
         solved = chunks.episode[chunks.success].to(self.device)
@@ -96,8 +98,27 @@ class EpisodeBuffer(ReplayBuffer):
             self._look_back(ended)
         return rows
 
+    def rows(self, rows: Tensor) -> Transitions:
+        """The chunks at those places, with their features."""
+        chunks = super().rows(rows)
+        if self.encoder is None:
+            return chunks
+        seen = {name: self.data[name][rows] for name in FEATURES}
+        return replace(chunks, **seen)
+
+    def solved_ones(self) -> Tensor:
+        """The places of chunks of episodes that are over and solved."""
+        data = self.data
+        solved = data["solved"][: len(self)] & data["over"][: len(self)]
+        return solved.nonzero().flatten()
+
     def see(self, rows: Tensor) -> None:
-        """What critics see before and after the chunks at those places, which were played in turn."""
+        """What critics see before and after the chunks at those places, which were played in turn.
+
+        Nothing before their first lesson in seeing.
+        """
+        if self.encoder is None or not self.encoder.fitted:
+            return
         data = self.data
         # Before each chunk.
         for part in rows.split(ENCODED_AT_ONCE):
@@ -118,7 +139,7 @@ class EpisodeBuffer(ReplayBuffer):
         first, second = rows[order[:-1]], rows[order[1:]]
         # A chunk may be missing between two that were kept.
         same = self.data["next_obs/proprio"][first] == self.data["obs/proprio"][second]
-        follows = (episode[:-1] == episode[1:]) & same.all(-1)
+        follows = (episode[:-1] == episode[1:]) & (episode[1:] != NO_EPISODE) & same.all(-1)
         return first[follows], second[follows]
 
     def _look_back(self, episode: int) -> None:

@@ -1,27 +1,31 @@
 """Hindsight: where the robot was when a task was solved is a label for all that it saw before.
 
-It trains the ``Localiser`` of the critics, on own successes and on demonstrations.
+It trains what critics see in pictures (``policies.found_features``), on own successes and on
+demonstrations. PA-RL's chooser sees that, and every critic with ``policy.critic=found``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from embodyrl.algorithms.episode_buffer import EpisodeBuffer
 from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.algorithms.side_by_side import gradient_of_sum
-from embodyrl.errors import UserError
-from embodyrl.policies.localiser import ENDS, ON_THE_WAY, Localiser
+from embodyrl.errors import UserError, refuse_unread
+from embodyrl.policies.found_features import MEDIAN_OF, FoundFeatures
+from embodyrl.policies.localiser import ENDS, ON_THE_WAY
+from embodyrl.ranges import Count, CountOrZero
 from embodyrl.types import Obs
 
 if TYPE_CHECKING:
     from embodyrl.data.demonstrations import Demonstrations
     from embodyrl.rollouts.batches import Transitions
-    from embodyrl.rollouts.replay_buffer import ReplayBuffer
 
 LR = 2e-3
 """Of the localiser: it rises to this and falls to nothing in each fit."""
@@ -34,23 +38,114 @@ AGREEMENT = 0.3
 """Weight of: two observations of one episode lead to the same place. Failed ones teach it too."""
 
 
-class Hindsight:
-    """Trains a ``Localiser`` from what a replay buffer holds, and from demonstrations.
+@dataclass(frozen=True)
+class FoundConfig:
+    """Settings of what hindsight finds, for the algorithms whose critics may see it.
 
-    Args:
-        localiser: is trained.
-        buffer: with ``extra`` ``places`` (J, P), ``solved``, ``over`` and ``episode``.
+    Attributes:
+        hindsight_steps: with ``policy.critic=found``: gradient steps in which the critics first
+            learn where things are in pictures.
+        refresh_chunks: after so many chunks they learn it further, with a third of the steps; 0
+            means never.
     """
 
-    def __init__(self, localiser: Localiser, buffer: ReplayBuffer) -> None:
-        self.localiser = localiser
+    hindsight_steps: Count = 450
+    refresh_chunks: CountOrZero = 5_000
+
+
+def check_found(config: Any, policy: Any, more: tuple[str, ...] = ()) -> FoundFeatures | None:
+    """What critics see beside the policy, where that is ``found``; None otherwise.
+
+    Args:
+        config: of the algorithm.
+        policy: that it trains.
+        more: further settings that are read for pictures alone.
+
+    Raises:
+        UserError: a changed setting that nothing would read.
+    """
+    found = getattr(policy, "found", None)
+    names = [f.name for f in fields(FoundConfig)] + list(more)
+    if found is None:
+        why = "policy.critic is not found, so the critics see nothing that hindsight has found"
+        refuse_unread(config, "algorithm", names, why)
+    elif found.localiser is None:
+        refuse_unread(config, "algorithm", names, f"{policy.spec.name} has no pictures")
+    return found
+
+
+class Hindsight:
+    """Trains ``FoundFeatures`` from what a buffer holds, and from demonstrations.
+
+    Args:
+        features: are trained.
+        buffer: of episodes.
+        steps: gradient steps of the first lesson; a later one has a third.
+        refresh_chunks: chunks from one lesson to the next; 0 means no further ones.
+
+    Attributes:
+        demos: what was shown, if anything.
+        begun: whether there was a lesson.
+        chunks: since the last lesson.
+        optimizers: of the painter and the localiser; empty where there are no pictures.
+    """
+
+    def __init__(
+        self, features: FoundFeatures, buffer: EpisodeBuffer, steps: int, refresh_chunks: int
+    ) -> None:
+        self.features = features
         self.buffer = buffer
+        self.steps = steps
+        self.refresh_chunks = refresh_chunks
         self.demos: Demonstrations | None = None
-        painters = localiser.painters()
-        ids = {id(p) for p in painters}
-        rest = [p for p in localiser.parameters() if id(p) not in ids]
-        self.painter_optimizer = GuardedAdam(painters, PAINTER_LR, 0.0, "painter")
-        self.optimizer = GuardedAdam(rest, LR, 0.0, "localiser")
+        self.begun = False
+        self.chunks = 0
+        self.optimizers: list[GuardedAdam] = []
+        if features.localiser is not None:
+            self.localiser = features.localiser
+            painters = self.localiser.painters()
+            ids = {id(p) for p in painters}
+            rest = [p for p in self.localiser.parameters() if id(p) not in ids]
+            self.painter_optimizer = GuardedAdam(painters, PAINTER_LR, 0.0, "painter")
+            self.optimizer = GuardedAdam(rest, LR, 0.0, "localiser")
+            self.optimizers = [self.painter_optimizer, self.optimizer]
+
+    @property
+    def looks(self) -> bool:
+        """Whether there are pictures to look at."""
+        return bool(self.optimizers)
+
+    def begin(self, generator: torch.Generator, stats: Means) -> None:
+        """The first lesson; the buffer's features are those after it.
+
+        Features that were taught in an earlier run keep their units, and learn further.
+        """
+        # What is usual in proprioception and pictures.
+        if not self.features.fitted:
+            rows = self.buffer.draw(MEDIAN_OF, generator)
+            self.features.fit_inputs(self.buffer.rows(rows).obs)
+            if self.looks:
+                self.fit_painter(self.steps, generator, stats)
+        if self.looks:
+            self.fit(self.steps, generator, stats)
+        self.buffer.see_all()
+        self.begun = True
+
+    def played(self, chunks: int, generator: torch.Generator, stats: Means) -> bool:
+        """Counts chunks; where a lesson is due after them, it is given.
+
+        Returns:
+            Whether there was one: the buffer's features are new then.
+        """
+        self.chunks += chunks
+        if not self.refresh_chunks or self.chunks < self.refresh_chunks:
+            return False
+        self.chunks = 0
+        if not self.looks:
+            return False
+        self.fit(max(1, self.steps // 3), generator, stats)
+        self.buffer.see_all()
+        return True
 
     def fit_painter(self, steps: int, generator: torch.Generator, stats: Means) -> None:
         """Learns what proprioception explains of a picture; it stays as it is from then on."""
@@ -67,14 +162,13 @@ class Hindsight:
         Raises:
             UserError: no episode was solved, neither an own one nor one of the demonstrations.
         """
-        data, count = self.buffer.data, len(self.buffer)
-        solved = (data["solved"][:count] & data["over"][:count]).nonzero().flatten()
+        solved = self.buffer.solved_ones()
         if not len(solved) and not self._demos_are_solved():
             raise UserError(
                 f"No episode was solved in the first {len(self.buffer)} chunks and there are no "
-                "demonstrations of success, so nothing says what matters in a picture. Start from a "
-                "better policy, raise algorithm.warmup_chunks, or set data.path and "
-                "algorithm.bc_coef=0.1."
+                "demonstrations of success, so nothing says what matters in a picture. Give "
+                "demonstrations (data.path=FOLDER), start from a better policy, or play more first "
+                "(algorithm.warmup_chunks or algorithm.num_chunks)."
             )
         # Own successes and demonstrations in equal parts, where there are both.
         own = BATCH if self.demos is None else BATCH // 2 if len(solved) else 0
@@ -84,7 +178,7 @@ class Hindsight:
             parts = []
             if own:
                 pick = self.buffer.draw(own, generator, solved)
-                parts.append((self.buffer.rows(pick).obs, data["places"][pick]))
+                parts.append((self.buffer.rows(pick).obs, self.buffer.data["places"][pick]))
             if self.demos is not None:
                 frames = self.demos.draw(BATCH - own, generator)
                 places, solved_ones = self.demos.later_proprio(frames, ENDS, ON_THE_WAY)
@@ -100,6 +194,21 @@ class Hindsight:
             ]
             loss, _ = _step(self.optimizer, losses, self.buffer.device)
             stats.add(hindsight_loss=loss)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimisers and counters; the weights are the policy's."""
+        return {
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "begun": self.begun,
+            "chunks": self.chunks,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state_dict``."""
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.begun = bool(state["begun"])
+        self.chunks = int(state["chunks"])
 
     def _demos_are_solved(self) -> bool:
         """Whether any demonstration is."""

@@ -38,8 +38,6 @@ from embodyrl.types import Obs
 if TYPE_CHECKING:
     from embodyrl.data.demonstrations import Demonstrations
 
-MEDIAN_OF = 400
-"""Observations by which inputs are normalised."""
 TD_COLUMNS = ("next_features", "next_choice", "reward", "valid", "terminated", "truncated")
 FOR_PICTURES = ("shift", "hindsight_steps", "refresh_chunks")
 Ratio = Annotated[float, Range(0, 1000, open_low=True)]
@@ -74,8 +72,8 @@ class PARLConfig:
         critic_lr: of the critics (Adam).
         tau: share by which target critics follow at each step.
         success_coef: so many own chunks of solved episodes are imitated per choice.
-        bc_coef: so many chunks of the demonstrations of ``data.path`` are imitated per choice. They
-            also teach where things are in pictures.
+        bc_coef: so many chunks of the demonstrations of ``data.path`` are imitated per choice. With
+            0 they only teach where things are in pictures.
         hindsight_steps: gradient steps in which that is learned first, after the warm-up. Read
             where there are pictures.
         refresh_chunks: after so many chunks it is learned further, with a third of the steps; 0
@@ -146,16 +144,19 @@ class PARL(OffPolicy):
         self.device = next(policy.parameters()).device
         self.chooser = policy.chooser
         self.target = copy.deepcopy(self.chooser.critics).requires_grad_(False)
+        horizon = num_executed(policy.config)
         self.buffer = EpisodeBuffer(
             c.capacity,
             policy.spec,
-            num_executed(policy.config),
+            horizon,
             self.chooser.encoder,
             c.gamma,
             self.device,
+            extra={"next_choice": ((horizon, policy.spec.action_dim), torch.float32)},
         )
-        localiser = self.chooser.encoder.localiser
-        self.hindsight = None if localiser is None else Hindsight(localiser, self.buffer)
+        self.hindsight = Hindsight(
+            self.chooser.encoder, self.buffer, c.hindsight_steps, getattr(c, "refresh_chunks", 0)
+        )
         self.actor = ChoiceActor(c, policy, self.buffer)
         self.critic_optimizer = GuardedAdam(
             self.chooser.critics.parameters(), c.critic_lr, c.max_grad_norm, "critics"
@@ -168,7 +169,6 @@ class PARL(OffPolicy):
         self.critic_steps = 0
         self.pending_critic = 0.0  # steps that the chunks collected so far still ask for
         self.pending_actor = 0.0
-        self.chunks_since_refresh = 0
 
     # Demonstrations.
 
@@ -177,11 +177,16 @@ class PARL(OffPolicy):
         """Whether the run's data set is read."""
         return self.config.bc_coef > 0
 
+    @property
+    def takes_demos(self) -> bool:
+        """See ``Algorithm``: also to learn where things are in pictures."""
+        return self.wants_demos or self.hindsight.looks
+
     def add_demos(self, demos: Demonstrations) -> None:
-        """Demonstrations to imitate."""
-        self.actor.demos = demos
-        if self.hindsight is not None:
-            self.hindsight.demos = demos
+        """Demonstrations to imitate, and to learn where things are from."""
+        if self.wants_demos:
+            self.actor.demos = demos
+        self.hindsight.demos = demos
 
     # Acting.
 
@@ -214,9 +219,7 @@ class PARL(OffPolicy):
         if len(self.buffer) >= min(c.warmup_chunks, c.capacity):
             if not self.chooser.ready:
                 self._warm_up(generator, stats)
-            self.chunks_since_refresh += len(batch.chunks)
-            if c.refresh_chunks and self.chunks_since_refresh >= c.refresh_chunks:
-                self._look_again(generator, stats)
+            self.hindsight.played(len(batch.chunks), generator, stats)
             self.pending_critic += c.critic_utd * len(batch.chunks)
         while self.pending_critic >= 1:
             self.pending_critic -= 1
@@ -235,7 +238,16 @@ class PARL(OffPolicy):
         }
 
     def _store(self, chunks: Transitions, generator: torch.Generator) -> None:
-        """Adds chunks to the buffer, with what was chosen after each."""
+        """Adds chunks to the buffer, with what was chosen after each.
+
+        Raises:
+            UserError: chunks do not say which episode they are of.
+        """
+        if chunks.episode is None or chunks.success is None:
+            raise UserError(
+                "PA-RL imitates own successes, so each chunk must name its episode and say whether "
+                "it was solved. Collect with rollouts.collect.collect_transitions."
+            )
         self._note_choices(self.buffer.store(chunks), generator)
 
     def _note_choices(self, rows: Tensor, generator: torch.Generator) -> None:
@@ -250,23 +262,10 @@ class PARL(OffPolicy):
 
     def _warm_up(self, generator: torch.Generator, stats: Means) -> None:
         """Learns to see, and then the first steps of the critics, which judge the policy as it is."""
-        # What is usual in proprioception and pictures.
-        rows = self.buffer.draw(MEDIAN_OF, generator)
-        self.chooser.encoder.fit_inputs(self.buffer.rows(rows).obs)
-        if self.hindsight is not None:
-            self.hindsight.fit_painter(self.config.hindsight_steps, generator, stats)
-            self.hindsight.fit(self.config.hindsight_steps, generator, stats)
-        self.buffer.see_all()
+        self.hindsight.begin(generator, stats)
         while self.critic_steps < self.config.critic_warmup:
             self._update_critics(generator, stats)
         self.chooser.ready.fill_(True)
-
-    def _look_again(self, generator: torch.Generator, stats: Means) -> None:
-        """Learns to see with what was played since, and what the buffer holds is seen anew."""
-        self.chunks_since_refresh = 0
-        if self.hindsight is not None:
-            self.hindsight.fit(max(1, self.config.hindsight_steps // 3), generator, stats)
-            self.buffer.see_all()
 
     def _return_batch(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Places of chunks of episodes that are over, and the discounted return from each on."""
@@ -336,8 +335,7 @@ class PARL(OffPolicy):
         return self.config.save_replay
 
     def _optimizers(self) -> list[GuardedAdam]:
-        seeing = self.hindsight
-        more = [] if seeing is None else [seeing.painter_optimizer, seeing.optimizer]
+        more = self.hindsight.optimizers
         editing = [] if self.editor_optimizer is None else [self.editor_optimizer]
         return [self.actor.optimizer, self.critic_optimizer, *editing, *more]
 
@@ -347,7 +345,7 @@ class PARL(OffPolicy):
             "target": self.target.state_dict(),
             "trained": self.actor.average.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers()],
-            "steps": [self.critic_steps, self.actor.steps, self.chunks_since_refresh],
+            "steps": [self.critic_steps, self.actor.steps, self.hindsight.chunks],
             "pending": [self.pending_critic, self.pending_actor],
             "replay": self.buffer.state_dict() if self._saves_replay else None,
         }
@@ -359,7 +357,7 @@ class PARL(OffPolicy):
         for optimizer, saved in zip(self._optimizers(), state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         steps = (int(x) for x in state["steps"])
-        self.critic_steps, self.actor.steps, self.chunks_since_refresh = steps
+        self.critic_steps, self.actor.steps, self.hindsight.chunks = steps
         self.pending_critic, self.pending_actor = (float(x) for x in state["pending"])
         if state["replay"] is not None:
             self.buffer.load_state_dict(state["replay"])

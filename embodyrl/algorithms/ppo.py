@@ -12,25 +12,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from embodyrl.algorithm import Algorithm, MemoryPlan, SharesGradients
 from embodyrl.algorithms.clipped_actor import ActorConfig, ClippedActor, on_policy_memory
+from embodyrl.algorithms.episode_buffer import EpisodeBuffer
+from embodyrl.algorithms.hindsight import FoundConfig, Hindsight, check_found
 from embodyrl.algorithms.optim import GuardedAdam, Means, minibatches
 from embodyrl.functional.losses import value_loss
 from embodyrl.functional.returns import chunk_rewards, gae, masked_whiten
-from embodyrl.policy import ActorCriticPolicy, HasValue, ScoresPaths
+from embodyrl.policies.found_features import FoundFeatures
+from embodyrl.policy import ActorCriticPolicy, HasValue, ScoresPaths, num_executed
 from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Share
 from embodyrl.rollouts.batches import RolloutBatch
 from embodyrl.rollouts.collect import Player, collect_rollout
 from embodyrl.types import EnvSpec
 
+if TYPE_CHECKING:
+    from embodyrl.data.demonstrations import Demonstrations
+
 
 @dataclass(frozen=True)
-class PPOConfig(ActorConfig):
+class PPOConfig(FoundConfig, ActorConfig):
     """Settings of PPO; those of the actor's updates are in ``ActorConfig``.
 
     Attributes:
@@ -42,6 +48,8 @@ class PPOConfig(ActorConfig):
         critic_lr: of the critic (Adam).
         value_clip: clips the critic's change per iteration; 0 means none.
         huber_delta: of the value loss.
+        seen_chunks: with ``policy.critic=found``: the last chunks, of which hindsight learns where
+            things are in pictures; checkpoints hold them.
     """
 
     name: str = "ppo"
@@ -53,6 +61,7 @@ class PPOConfig(ActorConfig):
     critic_lr: Positive = 1e-3
     value_clip: NotNegative = 0.0
     huber_delta: Positive = 10.0
+    seen_chunks: Count = 4_096
 
 
 class PPO(Algorithm):
@@ -70,6 +79,29 @@ class PPO(Algorithm):
             policy.critic_parameters(), config.critic_lr, config.max_grad_norm, "critic", eps=1e-5
         )
         self.iteration = 0
+        # What the critic sees of pictures is learned from the episodes that were played last.
+        found = check_found(config, policy, ("seen_chunks",))
+        self.hindsight: Hindsight | None = None
+        if found is not None and found.localiser is not None:
+            self.hindsight = self._make_hindsight(found)
+
+    def _make_hindsight(self, found: FoundFeatures) -> Hindsight:
+        c = self.config
+        spec = self.policy.spec
+        device = next(self.policy.parameters()).device
+        horizon = num_executed(self.policy.config)
+        buffer = EpisodeBuffer(c.seen_chunks, spec, horizon, None, c.gamma, device)
+        return Hindsight(found, buffer, c.hindsight_steps, c.refresh_chunks)
+
+    @property
+    def takes_demos(self) -> bool:
+        """See ``Algorithm``: to learn where things are in pictures."""
+        return self.hindsight is not None
+
+    def add_demos(self, demos: Demonstrations) -> None:
+        """Demonstrations to learn where things are from."""
+        if self.hindsight is not None:
+            self.hindsight.demos = demos
 
     def collect(
         self,
@@ -85,13 +117,17 @@ class PPO(Algorithm):
             self.config.num_chunks,
             generator=generator,
             between=between,
+            keep_chunks=self.hindsight is not None,
         )
 
     def update(
         self, batch: RolloutBatch, *, progress: float, generator: torch.Generator
     ) -> dict[str, float]:
         """One iteration on one rollout: returns, then the critic's epochs, then the actor's."""
-        if self.iteration == 0:
+        seeing = Means()
+        if self.hindsight is not None:
+            self._look(self.hindsight, batch, generator, seeing)
+        elif self.iteration == 0:
             # A fresh critic says zero everywhere, so fitting its inputs now changes no value.
             self.policy.fit_critic_inputs(batch.obs)
 
@@ -122,12 +158,23 @@ class PPO(Algorithm):
         skipped = self.actor.optimizer.skipped + self.critic_optimizer.skipped
         return {
             "actor_epochs": 0.0,
+            **seeing.means(),
             **stats,
             "explained_variance": float(1.0 - error / spread),
             "return": float(returns[mask].mean()),
             "value": float(old_value[mask].mean()),
             "skipped_steps": float(skipped),
         }
+
+    def _look(
+        self, hindsight: Hindsight, batch: RolloutBatch, generator: torch.Generator, stats: Means
+    ) -> None:
+        """The critic's lessons in seeing that are due with this rollout."""
+        assert batch.chunks is not None, "collect keeps them where hindsight learns"
+        hindsight.buffer.store(batch.chunks)
+        if not hindsight.begun:
+            hindsight.begin(generator, stats)
+        hindsight.played(len(batch.chunks), generator, stats)
 
     def _advantages(self, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
         """Generalised advantage estimates and returns, (T, N) each."""
@@ -156,7 +203,7 @@ class PPO(Algorithm):
         """The critic's epochs: regression on the returns."""
         c = self.config
         stats = Means()
-        # What the critic sees has no parameters that it trains: once is enough for all epochs.
+        # The critic's loss does not train what it sees: once is enough for all epochs.
         everything = torch.arange(len(batch.obs), device=rows.device)
         features = self.actor.microbatches.forward(
             everything, lambda i: self.policy.critic_features(batch.obs[i]), c.minibatch_size
@@ -181,6 +228,15 @@ class PPO(Algorithm):
             "actor": self.actor.state_dict(),
             "critic": self.critic_optimizer.state_dict(),
             "iteration": self.iteration,
+            **self._seen_state(),
+        }
+
+    def _seen_state(self) -> dict[str, Any]:
+        if self.hindsight is None:
+            return {}
+        return {
+            "hindsight": self.hindsight.state_dict(),
+            "seen": self.hindsight.buffer.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -188,6 +244,9 @@ class PPO(Algorithm):
         self.actor.load_state_dict(state["actor"])
         self.critic_optimizer.load_state_dict(state["critic"])
         self.iteration = int(state["iteration"])
+        if self.hindsight is not None:
+            self.hindsight.load_state_dict(state["hindsight"])
+            self.hindsight.buffer.load_state_dict(state["seen"])
 
     @classmethod
     def tolerates_lag(cls, config: PPOConfig) -> bool:

@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from torch import Tensor
 
+from embodyrl.algorithms.episode_buffer import EpisodeBuffer
+from embodyrl.algorithms.hindsight import Hindsight
+from embodyrl.algorithms.optim import Means
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.errors import UserError
-from embodyrl.policy import FlowCriticPolicy, num_executed
+from embodyrl.policy import FlowCriticPolicy
 from embodyrl.ranges import CountOrZero, Range
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
 from embodyrl.rollouts.replay_buffer import DEMO, INTERVENTION, ReplayBuffer
@@ -71,7 +74,7 @@ class RLPD(SACFlow):
         if self.privileged:
             raise UserError(
                 "RLPD's critics learn from demonstrations, which have no privileged state: leave "
-                "algorithm.shared_critic at true."
+                "algorithm.shared_critic at true, or set it to false and policy.critic=found."
             )
         self.prior: ReplayBuffer | None = None
         self.intervention_weight = 1.0
@@ -86,16 +89,14 @@ class RLPD(SACFlow):
         super().add_demos(demos)
         self.intervention_weight = demos.intervention_weight
         room = len(demos) + self.config.intervention_capacity
-        spec = self.policy.spec
-        horizon = num_executed(self.policy.config)
-        self.prior = ReplayBuffer(room, spec, horizon, privileged=False, device=self.device)
+        self.prior = self._make_buffer(room)
         for chunks in demos.transitions():
-            self.prior.add(chunks, DEMO)
+            self._store(self.prior, chunks, DEMO)
 
     def add_interventions(self, chunks: Transitions) -> None:
         """A human's corrections: they count as demonstrations and as online experience."""
         self._add_corrections(chunks)
-        self.buffer.add(chunks, INTERVENTION)
+        self._store(self.buffer, chunks, INTERVENTION)
 
     def update(
         self, batch: TransitionBatch, *, progress: float, generator: torch.Generator
@@ -112,7 +113,18 @@ class RLPD(SACFlow):
     def _add_corrections(self, chunks: Transitions) -> None:
         """Corrections are drawn as often as those that the data set holds."""
         weight = torch.full((len(chunks),), self.intervention_weight)
-        self._prior.add(replace(chunks, weight=weight), INTERVENTION)
+        # Weighed as a data set is: without the episodes that they were part of.
+        chunks = replace(chunks, weight=weight, episode=None, success=None)
+        self._store(self._prior, chunks, INTERVENTION)
+
+    def _look(
+        self, hindsight: Hindsight, chunks: int, generator: torch.Generator, stats: Means
+    ) -> bool:
+        """As SAC-Flow's; what was shown is seen anew too."""
+        taught = super()._look(hindsight, chunks, generator, stats)
+        if taught and isinstance(self._prior, EpisodeBuffer):
+            self._prior.see_all()
+        return taught
 
     @property
     def _prior(self) -> ReplayBuffer:
@@ -148,3 +160,5 @@ class RLPD(SACFlow):
         super().load_state_dict(state)
         if state["prior"] is not None:
             self._prior.load_state_dict(state["prior"])
+        elif isinstance(self._prior, EpisodeBuffer):
+            self._prior.see_all()  # with the weights that came back

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from embodyrl.algorithms.episode_buffer import EpisodeBuffer
+from embodyrl.algorithms.hindsight import Hindsight, check_found
 from embodyrl.algorithms.off_policy import OffPolicy, shifted
 from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.algorithms.sac_flow_config import SACFlowConfig
@@ -39,7 +41,7 @@ from embodyrl.policies.critics import Critics
 from embodyrl.policies.sample_path import sample_path
 from embodyrl.policy import FlowCriticPolicy, HasFeatures, HasFlow, num_executed
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
-from embodyrl.rollouts.replay_buffer import ReplayBuffer
+from embodyrl.rollouts.replay_buffer import ONLINE, ReplayBuffer
 from embodyrl.types import Obs
 
 if TYPE_CHECKING:
@@ -65,13 +67,11 @@ class SACFlow(OffPolicy):
         self.device = next(policy.parameters()).device
         self._check_actor()
         self._make_critics()
-        self.buffer = ReplayBuffer(
-            c.capacity,
-            policy.spec,
-            num_executed(policy.config),
-            privileged=self.privileged,
-            device=self.device,
-        )
+        self.buffer = self._make_buffer(c.capacity)
+        self.hindsight: Hindsight | None = None
+        if self.found is not None and isinstance(self.buffer, EpisodeBuffer):
+            steps, every = c.hindsight_steps, c.refresh_chunks
+            self.hindsight = Hindsight(self.found, self.buffer, steps, every)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(c.alpha), device=self.device))
         self.target_entropy = c.target_entropy * self._decision_size()
         self.actor_optimizer = GuardedAdam(self._actor_parameters(), c.lr, c.max_grad_norm, "actor")
@@ -92,7 +92,14 @@ class SACFlow(OffPolicy):
         policy = self.policy
         # Critics see the actor's features, those of their own encoder, or what the policy's value
         # head sees.
+        self.found = check_found(c, policy)
         self.sees_features = c.shared_critic or c.own_encoder
+        if self.found is not None and self.sees_features:
+            key = "shared_critic" if c.shared_critic else "own_encoder"
+            raise UserError(
+                f"policy.critic=found and algorithm.{key}=true say two things about what the critics "
+                f"see. Set algorithm.{key}=false, or another policy.critic."
+            )
         self.privileged = getattr(policy, "reads_privileged", False) and not self.sees_features
         features = policy.features_dim if self.sees_features else policy.critic_features_dim
         size = num_executed(policy.config) * policy.spec.action_dim
@@ -104,6 +111,15 @@ class SACFlow(OffPolicy):
         self.target = None
         if c.critic_norm != "batch":
             self.target = copy.deepcopy(self.critics).requires_grad_(False)
+
+    def _make_buffer(self, capacity: int) -> ReplayBuffer:
+        """A replay buffer of what the critics need; with ``found`` it keeps what they see."""
+        spec = self.policy.spec
+        horizon = num_executed(self.policy.config)
+        if self.found is not None:
+            gamma = self.config.gamma
+            return EpisodeBuffer(capacity, spec, horizon, self.found, gamma, self.device)
+        return ReplayBuffer(capacity, spec, horizon, privileged=self.privileged, device=self.device)
 
     def _critic_parameters(self) -> list[nn.Parameter]:
         encoder = [] if self.encoder is None else list(self.encoder.parameters())
@@ -150,8 +166,15 @@ class SACFlow(OffPolicy):
     def _actor_parameters(self) -> list[nn.Parameter]:
         return list(self.policy.actor_parameters())
 
-    def _sample_choice(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    def _sample_choice(
+        self, obs: Obs, generator: torch.Generator, seen: Tensor | None = None
+    ) -> Following:
         """Samples from the actor, so that gradients flow through the sample.
+
+        Args:
+            obs: B observations.
+            generator: of noise.
+            seen: what the critics see of obs, where the buffer keeps it.
 
         Returns:
             The choice (B, H, A), its log-density (B,), and what the critics see of obs (B, F).
@@ -166,9 +189,14 @@ class SACFlow(OffPolicy):
         choice = policy.normalize_action.inverse(end).clamp(-1.0, 1.0)
         logprob = path.logprob.sum(1) if self.config.entropy == "path" else path.logprob[:, -1]
         logprob = logprob - policy.normalize_action.log_det(end)
+        return choice, logprob, self._seen(obs, context, seen)
+
+    def _seen(self, obs: Obs, context: Any, kept: Tensor | None) -> Tensor:
+        """What the critics see of obs without gradients: ``kept``, where the buffer keeps it."""
+        if kept is not None:
+            return kept
         with torch.no_grad():
-            features = self._critic_features(obs, context)
-        return choice, logprob, features
+            return self._critic_features(obs, context)
 
     def act(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """See ``rollouts.collect.Act``: the noisy policy.
@@ -190,9 +218,16 @@ class SACFlow(OffPolicy):
         """Whether ``add_demos`` must be called before the first update."""
         return self.config.bc_coef > 0
 
+    @property
+    def takes_demos(self) -> bool:
+        """See ``Algorithm``: also to learn where things are in pictures."""
+        return self.wants_demos or (self.hindsight is not None and self.hindsight.looks)
+
     def add_demos(self, demos: Demonstrations) -> None:
-        """Demonstrations for the flow matching term."""
+        """Demonstrations for the flow matching term, and to learn where things are from."""
         self.demos = demos
+        if self.hindsight is not None:
+            self.hindsight.demos = demos
 
     def _batch(self, generator: torch.Generator) -> Transitions:
         return self.buffer.sample(self.config.batch_size, generator)[0].to(self.device)
@@ -208,13 +243,15 @@ class SACFlow(OffPolicy):
     ) -> dict[str, float]:
         """Stores the chunks, then takes ``utd`` gradient steps for each after the warm-up."""
         c = self.config
-        self.buffer.add(batch.chunks)
+        self._store(self.buffer, batch.chunks)
         self.collected += len(batch.chunks)
         stats = Means()
         if len(self.buffer) >= min(c.warmup_chunks, c.capacity):
             if self.gradient_steps == 0 and self.privileged:
                 rows = torch.arange(min(len(self.buffer), 4096), device=self.device)
                 self.policy.fit_critic_inputs(self.buffer.rows(rows).obs)
+            if self.hindsight is not None:
+                self._look(self.hindsight, len(batch.chunks), generator, stats)
             self.pending_steps += c.utd * len(batch.chunks)
         while self.pending_steps >= 1:
             self._gradient_steps(int(self.pending_steps), generator, stats)
@@ -226,6 +263,22 @@ class SACFlow(OffPolicy):
             "replay_gib": self.buffer.nbytes / 2**30,
             "gradient_steps": float(self.gradient_steps),
         }
+
+    def _store(self, buffer: ReplayBuffer, chunks: Transitions, source: int = ONLINE) -> None:
+        """Adds chunks to a buffer, with what the critics see where it keeps that."""
+        if isinstance(buffer, EpisodeBuffer):
+            buffer.store(chunks, source)
+        else:
+            buffer.add(chunks, source)
+
+    def _look(
+        self, hindsight: Hindsight, chunks: int, generator: torch.Generator, stats: Means
+    ) -> bool:
+        """The critics' lessons in seeing that are due; whether there was one."""
+        first = not hindsight.begun
+        if first:
+            hindsight.begin(generator, stats)
+        return hindsight.played(chunks, generator, stats) or first
 
     def _gradient_steps(self, most: int, generator: torch.Generator, stats: Means) -> None:
         """At most so many steps of the critics, up to the next step of the actor, and that one.
@@ -244,7 +297,8 @@ class SACFlow(OffPolicy):
             self.gradient_steps += 1
             self.pending_steps -= 1
         if self.gradient_steps > c.critic_warmup and self.gradient_steps % c.policy_delay == 0:
-            self._update_actor(drawn[-1][0].obs, generator, stats)
+            last = drawn[-1][0]
+            self._update_actor(last.obs, generator, stats, last.features)
 
     def _draw(self, generator: torch.Generator) -> tuple[Transitions, Following | None]:
         """A batch, and the choices that follow it.
@@ -258,7 +312,8 @@ class SACFlow(OffPolicy):
     @torch.no_grad()
     def _following(self, batch: Transitions, generator: torch.Generator) -> Following:
         """The current policy's choice after each chunk; see ``_sample_choice``."""
-        return self._sample_choice(self._shifted(batch.next_obs, generator), generator)
+        obs = self._shifted(batch.next_obs, generator)
+        return self._sample_choice(obs, generator, batch.next_features)
 
     def _update_critics(
         self,
@@ -268,7 +323,9 @@ class SACFlow(OffPolicy):
         following: Following | None = None,
     ) -> None:
         c = self.config
-        features = self._critic_features(self._shifted(batch.obs, generator))
+        features = batch.features
+        if features is None:
+            features = self._critic_features(self._shifted(batch.obs, generator))
         # The next action, from the current policy.
         next_choice, next_logprob, next_features = following or self._following(batch, generator)
         # Q of the chunk, and of what comes after it.
@@ -300,10 +357,14 @@ class SACFlow(OffPolicy):
         q, next_q = both.split(len(choice), dim=1)
         return q, next_q.detach()
 
-    def _update_actor(self, obs: Obs, generator: torch.Generator, stats: Means) -> None:
+    def _update_actor(
+        self, obs: Obs, generator: torch.Generator, stats: Means, seen: Tensor | None = None
+    ) -> None:
         c = self.config
         # Two losses, the second where imitation of the demonstrations is asked for.
-        pieces: list[Callable[[], Gradient]] = [partial(self._improvement, obs, fork(generator))]
+        pieces: list[Callable[[], Gradient]] = [
+            partial(self._improvement, obs, fork(generator), seen)
+        ]
         if c.bc_coef:
             pieces.append(partial(self._imitation_gradient, fork(generator)))
         found = side_by_side(pieces, self.device)
@@ -326,9 +387,11 @@ class SACFlow(OffPolicy):
         if c.bc_coef:
             stats.add(bc_loss=found[1][0] / c.bc_coef)
 
-    def _improvement(self, obs: Obs, generator: torch.Generator) -> Gradient:
+    def _improvement(
+        self, obs: Obs, generator: torch.Generator, seen: Tensor | None = None
+    ) -> Gradient:
         """SAC's loss of the actor at ``obs``, through critics that stay as they are."""
-        choice, logprob, features = self._sample_choice(obs, generator)
+        choice, logprob, features = self._sample_choice(obs, generator, seen)
         self.critics.requires_grad_(False).eval()
         q = self.critics(features.detach(), choice)
         self.critics.requires_grad_(True).train()
@@ -379,6 +442,7 @@ class SACFlow(OffPolicy):
             "log_alpha": self.log_alpha.detach(),
             "optimizers": [o.state_dict() for o in self._guarded()],
             "counters": [self.collected, self.gradient_steps, self.pending_steps],
+            "hindsight": None if self.hindsight is None else self.hindsight.state_dict(),
             "replay": self.buffer.state_dict() if self.config.save_replay else None,
         }
 
@@ -397,6 +461,8 @@ class SACFlow(OffPolicy):
         self.collected = int(collected)
         self.gradient_steps = int(gradient_steps)
         self.pending_steps = float(pending_steps)  # a fraction of a step may be left
+        if self.hindsight is not None:
+            self.hindsight.load_state_dict(state["hindsight"])
         if state["replay"] is not None:
             self.buffer.load_state_dict(state["replay"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from embodyrl.algorithms.hindsight import FoundConfig
 from embodyrl.errors import refuse_unread
 from embodyrl.policies.critics import NORMS
 from embodyrl.ranges import Choice, Count, CountOrZero, Discount, NotNegative, Positive, Range
@@ -13,7 +14,7 @@ ENTROPIES = ("action", "path")
 
 
 @dataclass(frozen=True)
-class SACFlowConfig:
+class SACFlowConfig(FoundConfig):
     """Settings of SAC-Flow.
 
     Attributes:
@@ -45,9 +46,11 @@ class SACFlowConfig:
             (offline-to-online).
         num_critics: E; a target is the smaller value of two of them, drawn for every step (REDQ,
             arXiv:2101.05982).
-        shared_critic: critics see the actor's features, also where ``policy.critic`` is privileged.
-        own_encoder: critics see the features of an encoder of their own instead, whatever
-            ``policy.critic`` is: a copy of the actor's that their loss trains further.
+        shared_critic: critics see the actor's features, also where ``policy.critic`` is privileged;
+            must be false where it is found.
+        own_encoder: critics see the features of an encoder of their own instead, where
+            ``policy.critic`` is privileged or shared: a copy of the actor's that their loss trains
+            further.
         critic_shift: pixels, at most, by which pictures are shifted at random before it sees them
             (DrQ, arXiv: 2004.13649).
         critic_width: of their hidden layers.

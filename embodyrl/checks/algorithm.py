@@ -82,7 +82,7 @@ def _train(
 ) -> list[dict[str, float]]:
     """The metrics of each iteration, played and learned as the runner does."""
     player = Player(env)
-    if algorithm.plays and algorithm.wants_demos and not iterations.start:
+    if algorithm.plays and algorithm.takes_demos and demos is not None and not iterations.start:
         algorithm.add_demos(demos)
     rows = []
     for i in iterations:
@@ -140,7 +140,7 @@ def _check_resume(
 ) -> None:
     """A fresh algorithm with the saved state goes on as the one that was saved."""
     resumed = make()
-    if resumed.plays and resumed.wants_demos:
+    if resumed.plays and resumed.takes_demos and demos is not None:
         resumed.add_demos(demos)
     state = copy.deepcopy(done.state_dict())
     try:

@@ -132,6 +132,8 @@ class ActionExpert(nn.Module):
         tokens = self.embed(x.reshape(n, k, h // self.patch, self.patch * a)) + self.position
         # Time and observation give one modulation (N, K, 1 or P, 6 d), which all blocks share.
         t = t[..., None] if t.ndim == 2 else t
+        # Times that all observations share (a tensor that was expanded) are embedded once.
+        t = t[:1] if t.stride(0) == 0 else t
         condition = self.time(sinusoid(t, tokens.shape[-1])) + context.pooled[:, None, None]
         modulation = self.modulate(F.silu(condition))
         for i, block in enumerate(self.blocks):

@@ -4,17 +4,15 @@ Best-of-N sampling: the policy proposes N chunks, the critics take the best. Not
 differentiated through the policy, so any policy that can be sampled will do. PA-RL
 (arXiv:2412.06685) trains the critics and imitates what they chose.
 
-    obs --ChooserEncoder--> features (B, F) --+
-    proposals (B, N, H, A) -------------------+--> Critics --mean of E--> values (B, N)
+    obs --FoundFeatures--> features (B, F) --+
+    proposals (B, N, H, A) ------------------+--> Critics --mean of E--> values (B, N)
 
 Two options go a little further than the proposals. An ``Editor`` changes each of them within a
 bound, and the critics choose among both (EXPO, arXiv:2507.07986; with a frozen policy it is a
 residual policy, as ResFiT's, arXiv:2509.19301). Gradient ascent moves the chosen chunk
 (the local step of PA-RL).
 
-The critics' encoder sees what a real robot sees: proprioception, pictures and the instruction, but no
-state of a simulator. Hindsight trains it (``policies.localiser``), the critics' loss does not. So
-features are computed once for each observation, and a gradient step of the critics is cheap.
+The critics see what a real robot sees, and no state of a simulator (``policies.found_features``).
 """
 
 from __future__ import annotations
@@ -28,9 +26,7 @@ from torch import Tensor, nn
 
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.policies.critics import Critics
-from embodyrl.policies.localiser import PLACES, TEXT_WIDTH, Localiser
-from embodyrl.policies.normalize import Normalizer
-from embodyrl.policies.text import TextEncoder
+from embodyrl.policies.found_features import FoundFeatures
 from embodyrl.ranges import Count, CountOrZero, NotNegative, Range
 from embodyrl.types import EnvSpec, Obs
 
@@ -78,46 +74,6 @@ def check_chooser(config: Any) -> None:
         refuse_unread(config, "policy", ("ascent_steps",), "ascent_rate=0 takes no step")
 
 
-class ChooserEncoder(nn.Module):
-    """Normalised proprioception, the instruction, and where the task leads.
-
-    Pictures are read as the places of a ``Localiser``, also as seen from where the robot is now.
-    Envs without pictures that have one task have one instruction, so it is left out.
-    """
-
-    def __init__(self, spec: EnvSpec) -> None:
-        super().__init__()
-        self.normalize_proprio = Normalizer(spec.proprio_dim)
-        self.dim = spec.proprio_dim
-        self.localiser: Localiser | None = None
-        self.text: TextEncoder | None = None
-        if spec.cameras:
-            self.localiser = Localiser(spec)
-            self.dim += TEXT_WIDTH + 2 * PLACES * spec.proprio_dim
-        elif len(spec.tasks) > 1:
-            self.text = TextEncoder(TEXT_WIDTH, 0, 1).requires_grad_(False)  # tells tasks apart
-            self.dim += TEXT_WIDTH
-
-    @torch.no_grad()
-    def forward(self, obs: Obs) -> Float[Tensor, "b f"]:
-        """The features of B observations."""
-        parts = [self.normalize_proprio(obs.proprio)]
-        if self.localiser is not None:
-            parts.append(self.localiser.text(obs.instruction)[2])
-            places = self.localiser(obs)
-            parts += [places.flatten(1), (places - parts[0][:, None]).flatten(1)]
-        if self.text is not None:
-            parts.append(self.text(obs.instruction)[2])
-        return torch.cat(parts, dim=-1)
-
-    @torch.no_grad()
-    def fit_inputs(self, obs: Obs) -> None:
-        """Normalises what it sees, by many observations."""
-        self.normalize_proprio.fit(obs.proprio)
-        if self.localiser is not None:
-            self.localiser.fit_inputs(obs)
-
-
 class Editor(nn.Module):
     """A change of a proposal, at most ``scale`` for each action; none before it is trained."""
 
@@ -163,7 +119,7 @@ class Chooser(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self.encoder = ChooserEncoder(spec)
+        self.encoder = FoundFeatures(spec)
         self.register_buffer("ready", torch.tensor(False))
         # LayerNorm bounds the values of chunks that nobody tried.
         size, width = horizon * spec.action_dim, config.chooser_width

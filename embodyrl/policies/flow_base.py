@@ -28,6 +28,7 @@ from embodyrl.functional.flow import (
     timesteps,
 )
 from embodyrl.policies.chooser import Chooser, check_chooser
+from embodyrl.policies.found_features import FoundFeatures
 from embodyrl.policies.noise_policy import NoisePolicy, initial_noise
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.sample_path import integrate, with_executed
@@ -36,8 +37,14 @@ from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEva
 
 TRANSITIONS = ("flow_sde", "flow_cps", "flow_noise")
 TRAINED_STEPS = ("all", "one")
-CRITICS = ("privileged", "shared")
+CRITICS = ("privileged", "shared", "found")
 """What ``transition``, ``trained_steps`` and ``critic`` of a flow policy may be."""
+BELONGS_TO = {
+    "critic": ("critic.", "normalize_privileged.", "found."),
+    "chooser_width": ("chooser.",),
+    "edit_scale": ("chooser.editor.",),
+}
+"""Config key -> parts that keep their fresh weights if the initial checkpoint has another value."""
 
 
 def check_sampler(config: Any) -> None:
@@ -95,18 +102,26 @@ class ActorCritic(nn.Module):
             features: F, width of ``features``.
             critic: the value head's net; None builds one whose value is zero at the start.
         """
-        # The value head reads the simulator's privileged state, or the actor's features.
+        # The value head reads the simulator's privileged state, what hindsight finds in pictures,
+        # or the actor's features.
         c = self.config
+        reads = getattr(c, "critic", "shared")
         self.features_dim = features
-        self.reads_privileged = getattr(c, "critic", "shared") == "privileged"
-        self.critic_features_dim = self.spec.privileged_dim if self.reads_privileged else features
+        self.critic_features_dim = features
+        self.reads_privileged = reads == "privileged"
+        self.found: FoundFeatures | None = None
         if self.reads_privileged:
             if not self.spec.privileged_dim:
                 raise UserError(
                     f"{self.spec.name} gives no privileged state for the critic. Set "
+                    "policy.critic=found to let it see what hindsight finds in pictures, or "
                     "policy.critic=shared to let it see the actor's features."
                 )
+            self.critic_features_dim = self.spec.privileged_dim
             self.normalize_privileged = Normalizer(self.critic_features_dim)
+        elif reads == "found":
+            self.found = FoundFeatures(self.spec)
+            self.critic_features_dim = self.found.dim
         self.critic = critic or _value_head(self.critic_features_dim, c.critic_width)
         # The noise policy chooses the initial noise of the flow (DSRL).
         self.steer = None
@@ -137,9 +152,9 @@ class ActorCritic(nn.Module):
         return self.chooser.best(obs, self.propose(obs, self.config.proposals, generator))
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """Everything but the value head, the noise policy and the chooser."""
+        """Everything but the value head and what it sees, the noise policy and the chooser."""
         others = set(self.critic.parameters())
-        for part in (self.steer, self.chooser):
+        for part in (self.found, self.steer, self.chooser):
             if part is not None:
                 others.update(part.parameters())
         return [p for p in self.parameters() if p not in others]
@@ -158,10 +173,13 @@ class ActorCritic(nn.Module):
         return self.value_of(self.critic_features(obs, context))
 
     def critic_features(self, obs: Obs, context: Any = None) -> Float[Tensor, "n f"]:
-        """What the value head sees of obs: the privileged state, or ``features``.
+        """What the value head sees of obs: the privileged state, ``found``, or ``features``.
 
-        No gradient goes into them. They change only when the actor changes.
+        No gradient goes into them. They change only when the actor changes, or when hindsight has
+        taught ``found`` more.
         """
+        if self.found is not None:
+            return self.found(obs)
         if self.reads_privileged:
             assert obs.privileged is not None
             return self.normalize_privileged(obs.privileged)
@@ -179,10 +197,12 @@ class ActorCritic(nn.Module):
         return context.pooled.detach()
 
     def fit_critic_inputs(self, obs: Obs) -> None:
-        """Sets the statistics that normalise the privileged state, from a first rollout.
+        """Sets the statistics that normalise what the value head sees, from a first rollout.
 
         A value head that was trained before keeps the statistics it was trained with.
         """
+        if self.found is not None and not self.found.fitted:
+            self.found.fit_inputs(obs)
         if self.reads_privileged and not self.normalize_privileged.fitted:
             assert obs.privileged is not None
             self.normalize_privileged.fit(obs.privileged)

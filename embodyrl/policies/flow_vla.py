@@ -16,7 +16,7 @@ The config sets the size, from under 1 M to over 100 M parameters.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
@@ -28,6 +28,7 @@ from embodyrl.policies.action_expert import ActionExpert, Context
 from embodyrl.policies.chooser import ChooserConfig
 from embodyrl.policies.efficientnet import EfficientNetEncoder
 from embodyrl.policies.flow_base import (
+    BELONGS_TO,
     CRITICS,
     TRAINED_STEPS,
     TRANSITIONS,
@@ -74,7 +75,8 @@ class FlowVLAConfig(ChooserConfig):
             depend on K. The defaults cover the noise of ``flow_sde`` at eta .5.
         noise_max: see ``noise_min``.
         trained_steps: ``all`` steps draw noise and are trained, or ``one`` drawn at random per env.
-        critic: what the value head sees: ``privileged`` simulator state, or ``shared`` features of
+        critic: what the value head sees: ``privileged`` simulator state, what hindsight has
+            ``found`` in pictures beside proprioception and instruction, or ``shared`` features of
             the actor (no gradient into them).
         critic_width: of the value head's two hidden layers.
         steer_width: hidden width of the noise policy, which DSRL trains; 0 for none.
@@ -137,15 +139,7 @@ class FlowVLA(FlowPolicy):
 
     They then keep their fresh weights. A fresh std of the noise is in the middle of its range.
     """
-    belongs_to: ClassVar = {
-        "critic": ("critic.", "normalize_privileged."),
-        "chooser_width": ("chooser.",),
-        "edit_scale": ("chooser.editor.",),
-    }
-    """Config key -> parts that depend on it.
-
-    If the initial checkpoint has another value of the key, these parts keep their fresh weights.
-    """
+    belongs_to = BELONGS_TO
 
     def __init__(self, config: FlowVLAConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec, config.eta, config.trained_steps)

@@ -82,6 +82,7 @@ class RolloutBatch(Movable):
         terminated, truncated: (T, N).
         episodes: whose time limit passed during the rollout (``EpisodeStream.scored``).
         env_steps: actions executed.
+        chunks: the same as loose transitions, where hindsight learns from them; otherwise None.
     """
 
     obs: Obs
@@ -95,6 +96,7 @@ class RolloutBatch(Movable):
     truncated: Bool[Tensor, "t n"]
     episodes: list[Episode] = field(default_factory=list)
     env_steps: int = 0
+    chunks: Transitions | None = None
 
     @property
     def success_rate(self) -> float:
@@ -112,6 +114,7 @@ class RolloutBatch(Movable):
             before += part.value.numel()
         rows = torch.cat(numbers, dim=1).flatten()
         per_env = ("value", "next_value", "reward", "valid", "terminated", "truncated")
+        chunks = [part.chunks for part in parts if part.chunks is not None]
         return cls(
             obs=Obs.cat([part.obs for part in parts])[rows],
             trace=DenoisingTrace.cat([part.trace for part in parts])[rows],
@@ -119,6 +122,7 @@ class RolloutBatch(Movable):
             **{name: torch.cat([getattr(part, name) for part in parts], dim=1) for name in per_env},
             episodes=[episode for part in parts for episode in part.episodes],
             env_steps=sum(part.env_steps for part in parts),
+            chunks=Transitions.cat(chunks) if chunks else None,
         )
 
 
@@ -137,6 +141,8 @@ class Transitions(TensorData):
             for chunks of a data set.
         success: (B,) whether the task was solved in this chunk; None with ``episode``.
         weight: (B,) how often a buffer draws it, compared with others; None means 1.
+        features, next_features: (B, F) what critics see of obs and next_obs, where a buffer keeps
+            it; otherwise None.
     """
 
     obs: Obs
@@ -150,6 +156,8 @@ class Transitions(TensorData):
     episode: Int[Tensor, " b"] | None = None
     success: Bool[Tensor, " b"] | None = None
     weight: Float[Tensor, " b"] | None = None
+    features: Float[Tensor, "b f"] | None = None
+    next_features: Float[Tensor, "b f"] | None = None
 
     def __len__(self) -> int:
         return len(self.reward)

@@ -158,6 +158,7 @@ def collect_rollout(
     *,
     generator: torch.Generator,
     between: Callable[[], None] = lambda: None,
+    keep_chunks: bool = False,
 ) -> RolloutBatch:
     """Steps every env for ``num_chunks`` chunks, starting a new episode wherever one ended.
 
@@ -167,6 +168,7 @@ def collect_rollout(
         num_chunks: T.
         generator: source of the policy's noise.
         between: called before every chunk; may raise, to give the rollout up.
+        keep_chunks: whether ``RolloutBatch.chunks`` is wanted too.
 
     Raises:
         UserError: the policy gives no log-probability or no value.
@@ -176,6 +178,7 @@ def collect_rollout(
     steps: list[Step] = []
     next_values: list[Tensor] = []
     episodes: list[Episode] = []
+    chunks: list[Transitions] = []
     for _ in range(num_chunks):
         between()
         # The policy chooses a chunk for every env.
@@ -185,12 +188,18 @@ def collect_rollout(
                 f"{type(policy).__name__} gives no trace, log-probability or value, which a "
                 "rollout needs."
             )
-        all_obs.append(stream.obs)
+        obs = stream.obs
+        episode = stream.episode_ids()
+        all_obs.append(obs)
         samples.append(sample)
         # The envs execute it. The value after the chunk is that before any reset.
         step = stream.env.step(sample.actions)
         stream.advance(step)
         steps.append(step)
+        if keep_chunks:
+            after = replace(step, obs=stream.obs).to(stream.device)
+            number = episode.to(stream.device)
+            chunks.append(_transitions(obs, sample.actions, sample.actions, after, number))
         next_values.append(policy.value(stream.obs))
         episodes += stream.scored()
         stream.fill()
@@ -207,6 +216,7 @@ def collect_rollout(
         truncated=torch.stack([s.truncated for s in steps]).to(device),
         episodes=episodes,
         env_steps=sum(int(s.valid.sum()) for s in steps),
+        chunks=Transitions.cat(chunks) if chunks else None,
     )
 
 

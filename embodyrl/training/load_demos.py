@@ -44,12 +44,16 @@ def load_demos(
             or they mean something else than the env does (``data.env_check``).
     """
     data = config.data
-    if not algorithm.wants_demos:
+    if not algorithm.takes_demos:
         keys = [field.name for field in dataclasses.fields(data)]
         why = f"{config.algorithm.name} with these settings reads no demonstrations"
         refuse_unread(data, "data", keys, why)
         return None
     if not data.path:
+        if not algorithm.wants_demos:
+            keys = [field.name for field in dataclasses.fields(data)]
+            refuse_unread(data, "data", keys, "data.path names no demonstrations")
+            return None
         raise UserError(
             "This algorithm learns from demonstrations: give data.path=FOLDER (see `embodyrl "
             "collect --help`)."

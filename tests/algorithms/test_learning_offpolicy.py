@@ -21,10 +21,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 class Flipped(SACFlow):
     """Acts against its critics."""
 
-    def _update_actor(self, obs, generator, stats):
+    def _update_actor(self, obs, generator, stats, seen=None):
         with torch.no_grad():
             self.critics.weights[-1].neg_(), self.critics.biases[-1].neg_()
-        super()._update_actor(obs, generator, stats)
+        super()._update_actor(obs, generator, stats, seen)
         with torch.no_grad():
             self.critics.weights[-1].neg_(), self.critics.biases[-1].neg_()
 

@@ -112,3 +112,16 @@ def test_what_an_algorithm_does_not_read_is_refused(name, field):
     )
     with pytest.raises(UserError, match=rf"data\.{field.name} is .*reads no demonstrations"):
         load_demos(changed, learner, SPEC)
+
+
+def test_demonstrations_that_only_help_are_read_where_they_are_given(monkeypatch):
+    """Without a path there are none; what says how to read them is then refused."""
+    config, learner = algorithm("wsrl")
+    monkeypatch.setattr(type(learner), "takes_demos", True)
+    assert load_demos(config, learner, SPEC) is None
+    changed = dataclasses.replace(config, data=dataclasses.replace(config.data, episodes=3))
+    with pytest.raises(UserError, match=r"data\.episodes is .*names no demonstrations"):
+        load_demos(changed, learner, SPEC)
+    given = dataclasses.replace(config, data=dataclasses.replace(config.data, path="/no/such"))
+    with pytest.raises(UserError, match="no data set /no/such"):
+        load_demos(given, learner, SPEC)

@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -30,7 +30,13 @@ from torch import Tensor, nn
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.diffusion import DiffusionTransition
 from embodyrl.policies.chooser import check_chooser
-from embodyrl.policies.flow_base import CRITICS, TRAINED_STEPS, FlowPolicy, check_executed
+from embodyrl.policies.flow_base import (
+    BELONGS_TO,
+    CRITICS,
+    TRAINED_STEPS,
+    FlowPolicy,
+    check_executed,
+)
 from embodyrl.policies.sample_path import integrate
 from embodyrl.policies.vla.fixed_size import FixedSizeConfig, read_fixed_size
 from embodyrl.policies.vla.lerobot_io import write_checkpoint
@@ -49,7 +55,7 @@ class DiffusionConfig(FixedSizeConfig):
         noise_min: smallest std of such a step, in normalised units (DPPO).
         trained_steps: ``all`` steps draw noise and are trained, or ``one`` drawn at random per env.
         critic: what the value head sees: ``shared``, the encoded observation (no gradient into it),
-            or ``privileged`` simulator state.
+            what hindsight has ``found`` in pictures, or ``privileged`` simulator state.
         critic_width: of the value head's two hidden layers.
         steer_width: hidden width of the noise policy, which DSRL trains; 0 for none.
         steer_bound: the noise policy chooses noise in [-steer_bound, steer_bound].
@@ -92,12 +98,7 @@ class DiffusionPolicy(FlowPolicy):
     Config = DiffusionConfig
     reads_instructions = False
     starts_fresh = ("steer.",)
-    belongs_to: ClassVar = {
-        "critic": ("critic.", "normalize_privileged."),
-        "chooser_width": ("chooser.",),
-        "edit_scale": ("chooser.editor.",),
-    }
-    """Config key -> parts that keep their fresh weights if the initial checkpoint has another."""
+    belongs_to = BELONGS_TO
     transition: DiffusionTransition  # pyright: ignore[reportIncompatibleVariableOverride]
     timesteps: Tensor
     alphas: Tensor

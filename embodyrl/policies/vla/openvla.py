@@ -90,8 +90,8 @@ class OpenVLAConfig(PrismaticConfig, ChooserConfig):
     Attributes:
         name: registry name.
         temperature: of sampling when training; evaluation takes the most likely token.
-        critic: what the value head sees: ``shared`` (the prompt's mean token) or ``privileged``
-            simulator state.
+        critic: what the value head sees: ``shared`` (the prompt's mean token), what
+            hindsight has ``found`` in pictures, or ``privileged`` simulator state.
         critic_width: of the value head's two hidden layers.
     """
 

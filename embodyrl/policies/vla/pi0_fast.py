@@ -72,8 +72,8 @@ class Pi0FastConfig(ChooserConfig):
             the projector; 0 trains the weights.
         precision: ``float32``, or ``bfloat16``: everything is computed and frozen weights are
             stored in bfloat16. Trained weights stay float32.
-        critic: what the value head sees: ``shared`` (the prompt's mean token) or ``privileged``
-            simulator state.
+        critic: what the value head sees: ``shared`` (the prompt's mean token), what
+            hindsight has ``found`` in pictures, or ``privileged`` simulator state.
         critic_width: of the value head's two hidden layers.
     """
 

@@ -28,6 +28,7 @@ from embodyrl.errors import UserError
 from embodyrl.functional.flow import squash_log_std
 from embodyrl.policies.chooser import ChooserConfig
 from embodyrl.policies.flow_base import (
+    BELONGS_TO,
     CRITICS,
     TRAINED_STEPS,
     TRANSITIONS,
@@ -85,7 +86,8 @@ class VLAConfig(ChooserConfig):
         noise_max: see ``noise_min``.
         trained_steps: ``all`` steps draw noise and are trained, or ``one`` drawn at random per env.
         critic: what the value head sees: ``shared``, the language model's mean token and
-            proprioception (no gradient into them), or ``privileged`` simulator state.
+            proprioception (no gradient into them), what hindsight has ``found`` in pictures, or
+            ``privileged`` simulator state.
         critic_width: of the value head's two hidden layers.
         steer_width: hidden width of the noise policy, which DSRL trains; 0 for none.
         steer_bound: the noise policy chooses noise in [-steer_bound, steer_bound].
@@ -154,8 +156,7 @@ class VLA(SharesFrozenWeights, FlowPolicy):
     Config: ClassVar[type[VLAConfig]] = VLAConfig
     starts_fresh = ("noise.", "steer.")
     """Parts that may be missing in an initial checkpoint. They then keep their fresh weights."""
-    belongs_to: ClassVar = {"chooser_width": ("chooser.",), "edit_scale": ("chooser.editor.",)}
-    """Config key -> parts that keep their fresh weights if the initial checkpoint has another."""
+    belongs_to = BELONGS_TO
 
     def __init__(self, config: VLAConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec, config.eta, config.trained_steps)

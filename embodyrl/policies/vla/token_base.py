@@ -17,7 +17,7 @@ replaces ``num_places``, ``actions_of`` and ``imitation_loss``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from embodyrl.functional.flow import Generators, randn
 from embodyrl.functional.losses import masked_mean
-from embodyrl.policies.flow_base import ActorCritic
+from embodyrl.policies.flow_base import BELONGS_TO, ActorCritic
 from embodyrl.policies.vla.nets import copy_cache
 from embodyrl.policy import Mode, num_executed
 from embodyrl.types import ActionSample, DenoisingTrace, Obs, PolicyEval
@@ -73,8 +73,7 @@ class TokenPolicy(ActorCritic):
         normalize_action: actions to bin numbers, with ``inverse``.
     """
 
-    belongs_to: ClassVar = {"chooser_width": ("chooser.",), "edit_scale": ("chooser.editor.",)}
-    """Config key -> parts that keep their fresh weights if the initial checkpoint has another."""
+    belongs_to = BELONGS_TO
     transition: TokenTransition
     autoregressive: bool
     end: int | None = None

@@ -49,8 +49,8 @@ class TokenVLAConfig(ChooserConfig):
         bins: tokens per dim of an action.
         temperature: of sampling when training; evaluation takes the most likely token.
         train_vision: whether the image encoder is trained too.
-        critic: what the value head sees: ``shared`` (the prompt's mean token) or ``privileged``
-            simulator state.
+        critic: what the value head sees: ``shared`` (the prompt's mean token), what
+            hindsight has ``found`` in pictures, or ``privileged`` simulator state.
         critic_width: of the value head's two hidden layers.
     """
 
