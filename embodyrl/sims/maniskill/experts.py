@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from embodyrl.sims.maniskill.engine import Engine
 from embodyrl.sims.maniskill.scenes import TaskScenes
 from embodyrl.types import EnvSpec
 
-Array = NDArray[np.float32]
+Array = NDArray[np.floating[Any]]
 _UP = np.array([0.0, 0.0, 0.05], np.float32)
 REACH = np.array([0.1, 0.1, 0.1, -0.1, -0.1, -0.1])
 """Metres, and radians about the base's axes, that a full action asks for: ManiSkill's
