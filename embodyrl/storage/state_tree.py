@@ -116,14 +116,24 @@ def load_optimizer(optimizer: Optimizer, state: Any) -> None:
         state: what its ``state_dict`` returned.
 
     Raises:
-        ValueError: what is kept for a parameter has another shape, or a setting is of another type.
+        ValueError: parameters are numbered otherwise, what is kept for one has another shape, or a
+            setting is of another type.
     """
     before = [{key: type(value) for key, value in g.items()} for g in optimizer.param_groups]
+    betas = [[type(beta) for beta in g.get("betas", ())] for g in optimizer.param_groups]
+    numbers = [group["params"] for group in optimizer.state_dict()["param_groups"]]
+    if [group.get("params") for group in state["param_groups"]] != numbers:
+        raise ValueError("the optimiser's parameters are numbered otherwise")
+    # Either nothing is kept, before the first step, or something for each parameter with a gradient.
+    if not set(state["state"]) <= {number for group in numbers for number in group}:
+        raise ValueError("the optimiser keeps something for a parameter that is not there")
     optimizer.load_state_dict(state)
     for group, kinds in zip(optimizer.param_groups, before, strict=True):
         for key, kind in kinds.items():
             if key not in group or (kind in (float, bool, list) and type(group[key]) is not kind):
                 raise ValueError(f"the optimiser's setting {key!r} is no {kind.__name__}")
+    if [[type(beta) for beta in g.get("betas", ())] for g in optimizer.param_groups] != betas:
+        raise ValueError("the optimiser's setting 'betas' is not two numbers")
     for parameter, kept in optimizer.state.items():
         for name, value in kept.items():
             if isinstance(value, Tensor) and value.ndim and value.shape != parameter.shape:

@@ -65,10 +65,10 @@ EXPECTED = {
         seeds("quickstart", "after"),
         steps("quickstart"),
     ),
-    "libero_object": (
-        single("libero_object", "before"),
-        single("libero_object", "after"),
-        steps("libero_object"),
+    "libero_object_pa_rl": (
+        seeds("libero_object_pa_rl", "before"),
+        seeds("libero_object_pa_rl", "after"),
+        steps("libero_object_pa_rl"),
     ),
     "libero_smolvla": (
         single("libero_smolvla", "before"),

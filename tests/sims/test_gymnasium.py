@@ -153,6 +153,7 @@ def test_its_checkpoint_is_scored_by_its_return(cheetah, capsys):
 
 def test_only_what_is_deprecated_in_gymnasiums_xml_is_not_said(capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it stands
+    mujoco.set_mju_user_warning(None)  # dm_control's, which OGBench imports, is another one
     body = '<body><freejoint/><geom size="1"/></body>'
     xml = f'<mujoco><compiler settotalmass="14"/><worldbody>{body}</worldbody></mujoco>'
     make_env(GymnasiumConfig(id="HalfCheetah-v5", num_envs=2)).close()
