@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml requirements/all.txt requirements/uv.txt scripts/setup.
 	@scripts/setup.sh
 	@touch $@
 
-quickstart: setup ## from nothing to a policy that RL made good, in about half an hour
+quickstart: setup ## from nothing to a policy that RL made good, in about five minutes on two idle cores
 	$(BIN)/embodyrl quickstart
 
 lint: setup ## formatting, style, types, import rules, and a scan for secrets and packages without a hash
