@@ -147,6 +147,7 @@ def test_the_pick_task_of_the_simulator(tmp_path, capsys):
         num_envs=32, task="pick", max_blocks=2, image_size=64, terminate_on_success=False
     )
     collect_dataset(config, tmp_path / "data", num_episodes=500, noise=1.0, keep_failures=True)
+    capsys.readouterr()  # what the collection said
     data, out = str(tmp_path / "data"), str(tmp_path / "reflector")
     given = parser().parse_args(
         ["reflect", "train", data, "--out", out, "--json", "--device", "cpu"]
