@@ -24,6 +24,7 @@ from embodyrl.build import make_env
 from embodyrl.env import EnvConfig
 from embodyrl.functional.intervals import wilson
 from embodyrl.sims.libero.config import LiberoConfig
+from embodyrl.sims.libero.suites import load_suite
 from embodyrl.sims.metaworld.config import MetaWorldConfig
 from embodyrl.sims.metaworld.tasks import SUITES
 from embodyrl.sims.ogbench.config import OGBenchConfig
@@ -69,8 +70,8 @@ def libero_rates(suite: str, task: int, episodes: int) -> dict[str, Any]:
         suite=suite, task_ids=(task,), split="eval", num_envs=episodes, cameras=()
     )
     [(name, row)] = rates(config, episodes).items()
-    low, high = wilson(int(row["solved"]), int(row["episodes"]))
-    return {str(task): {"task": name, **row, "wilson": [round(low, 3), round(high, 3)]}}
+    interval = wilson(int(row["solved"]), int(row["episodes"]))
+    return {str(task): {"task": name, **row, "wilson": [round(x, 3) for x in interval]}}
 
 
 def save(result: dict[str, Any]) -> None:
@@ -90,8 +91,9 @@ def main() -> None:
     result: dict[str, Any] = json.loads(OUT.read_text()) if OUT.exists() else {}
     for name in arguments.names:
         suite, _, numbers = name.partition(":")
-        if suite in LIBERO:
-            for task in map(int, numbers.split(",") if numbers else range(10)):
+        if suite.startswith("libero_"):
+            every = range(len(load_suite(suite)))
+            for task in map(int, numbers.split(",")) if numbers else every:
                 measured = libero_rates(suite, task, arguments.episodes)
                 result.setdefault(suite, {}).update(measured)
                 save(result)

@@ -4,8 +4,8 @@
 
 At the quickstart's sizes (its preset, 64x64 pictures) and on ManiSkill's PickCube-v1 from state.
 Observations, chunks and demonstrations are random numbers of the right shape: a step takes as long.
-``wall`` is the shortest of several tries, for a machine that others use too; ``cpu`` the CPU time of
-all threads in the shortest one. A critic step of SAC-Flow is one of the two between two steps of the
+``wall`` is the shortest of several tries, and ``cpu`` the least CPU time of all threads; ``load`` is
+that of the machine before and after. A critic step of SAC-Flow is one of the two between two steps of the
 actor, whose next actions are drawn side by side.
 """
 
@@ -178,7 +178,6 @@ def main() -> None:
         "ms": times,
         "threads": args.threads,
         "tries": args.tries,
-        "note": "The machine was shared with other programs: the shortest of the tries counts.",
         "load": [load_before, os.getloadavg()[0]],
         "commit": git_commit(),
         "versions": versions(),

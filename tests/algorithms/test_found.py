@@ -93,12 +93,13 @@ def play(algorithm, env, iterations=1, first=0):
     return row
 
 
-@pytest.mark.parametrize("shown", [True, False])
-@pytest.mark.parametrize("name", ALGORITHMS)
+WITH_AND_WITHOUT = [(name, shown) for name in ALGORITHMS for shown in (True, False)]
+WITH_AND_WITHOUT.remove(("rlpd", False))  # RLPD always has demonstrations
+
+
+@pytest.mark.parametrize(("name", "shown"), WITH_AND_WITHOUT)
 def test_it_learns_saves_and_resumes_bit_for_bit(name, shown):
     """From demonstrations too, and from own successes alone."""
-    if name == "rlpd" and not shown:
-        pytest.skip("RLPD always has demonstrations")
     env = ReachSquare(near=0.7)
     demos = demonstrations(6, H) if shown else None
     check_algorithm(lambda: make(name, env), env, demos=demos)
