@@ -32,6 +32,7 @@ from typing import Any
 
 import gpu_vla
 import torch
+from gpu_algorithms import ALGORITHM_SIZES, algorithms
 from gpu_placement import placement
 from gpu_vla import seconds
 from gpu_world import WORLD_SIZES, world
@@ -78,7 +79,7 @@ SIZES = {
         mujoco=("native", "warp", "mjx"),
         mujoco_envs=(1, 64, 1024, 4096),
         libero=("env.device=cuda",),
-        libero_envs={"native": (16, 64), "warp": (1, 16, 64, 256, 1024, 2048, 4096)},
+        libero_envs={"native": (16, 64, 256), "warp": (1, 64, 256, 1024, 4096)},
         playground_envs=(1, 64, 1024, 4096),
         chunks=20,
         training=(
@@ -326,10 +327,12 @@ def main() -> int:
         *(f"libero_{backend}" for backend in SIZES["cuda"].libero_envs),
         "playground",
         "training",
+        "algorithms",
         "vla",
         "world",
     )
     parser.add_argument("--only", nargs="*", choices=parts, default=[])
+    parser.add_argument("--env", nargs="*", default=[], help="settings of the part `algorithms`")
     parser.add_argument("--playground", type=Path, help="folder of MuJoCo Playground, see above")
     a = parser.parse_args()
     size, device = SIZES[a.device], torch.device(a.device)
@@ -350,6 +353,9 @@ def main() -> int:
             **{f"libero_{b}": lambda b=b: libero(size, b) for b in size.libero_envs},
             "playground": lambda: playground(size, a.playground),
             "training": lambda: training(size, folder),
+            "algorithms": lambda: algorithms(
+                ALGORITHM_SIZES[a.device], a.device, folder, tuple(a.env)
+            ),
             "vla": lambda: vla(size, device, folder),
             "world": lambda: world(WORLD_SIZES[a.device], device, size.repeats),
         }

@@ -73,6 +73,16 @@ LIBERO_OBJECT = (
     "--noise",
     "0.1",
 )
+LIBERO_SPATIAL = (
+    "libero",
+    "env.suite=libero_spatial",
+    "env.image_size=64",
+    "env.num_envs=40",
+    "--episodes",
+    "100",
+    "--noise",
+    "0.1",
+)
 PUSH = ("mujoco", "env.task=push", "--episodes", "100", "--noise", "0.15")
 JOBS = {
     "mujoco_push_pa_rl": Job(
@@ -87,6 +97,13 @@ JOBS = {
         LIBERO_OBJECT,
         sft="libero_object_sft",
         rl="libero_object_pa_rl",
+        rl_reads_demos=True,
+    ),
+    "libero_spatial_pa_rl": Job(
+        "LIBERO-Spatial, ten tasks, two 64x64 cameras, no privileged critic; PA-RL",
+        LIBERO_SPATIAL,
+        sft="libero_spatial_sft",
+        rl="libero_spatial_pa_rl",
         rl_reads_demos=True,
     ),
     "quickstart_sac_flow": Job(
