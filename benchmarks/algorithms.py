@@ -84,6 +84,7 @@ OFF_POLICY = {
     "entropy_backup": False,
     "save_replay": False,
 }
+FOUND = {"critic": "found"}
 LEARNED_NOISE = {"transition": "flow_noise", "noise_min": 0.1, "noise_max": 0.5}
 # Without demonstrations in its loss the actor runs off after critics that have learned for 300
 # steps alone.
@@ -131,6 +132,43 @@ ALGORITHMS = {
     "dsrl": Algorithm(
         "DSRL", {"name": "dsrl", **OFF_POLICY, "alpha": 0.01}, 1280, {"steer_width": 128}
     ),
+    # No hidden state: critics see what hindsight finds in pictures, or what the policy sees.
+    "pa_rl": Algorithm(
+        "PA-RL",
+        {"name": "pa_rl", "ema": 0.0, "critic_utd": 0.6, "bc_coef": 0.1, "save_replay": False},
+        1280,
+        {"critic": "shared", "chooser_width": 256, "proposals": 16},
+        demos=True,
+    ),
+    "sac_flow_found": Algorithm(
+        "SAC-Flow, with demonstrations",
+        {"name": "sac_flow", **SAC, **HELD, "random_warmup": False, "critic_norm": "layer"},
+        1280,
+        {**LEARNED_NOISE, **FOUND},
+        demos=True,
+    ),
+    "wsrl_found": Algorithm(
+        "WSRL", {"name": "wsrl", **SAC}, 1280, {**LEARNED_NOISE, **FOUND}, demos=True
+    ),
+    "rlpd_found": Algorithm(
+        "RLPD",
+        {"name": "rlpd", **SAC, **HELD, "shared_critic": False},
+        1280,
+        {**LEARNED_NOISE, **FOUND},
+        demos=True,
+    ),
+    "dsrl_found": Algorithm(
+        "DSRL",
+        {"name": "dsrl", **OFF_POLICY, "alpha": 0.01},
+        1280,
+        {"steer_width": 128, **FOUND},
+        demos=True,
+    ),
+    "ppo_found": Algorithm("PPO, Flow-SDE", PPO, 4900, FOUND, demos=True),
+    "ppo_shared": Algorithm(
+        "PPO, Flow-SDE, critic on the policy's features", PPO, 4900, {"critic": "shared"}
+    ),
+    "fpo_found": Algorithm("FPO", {**PPO, "name": "fpo"}, 4900, FOUND, demos=True),
 }
 
 
