@@ -99,6 +99,13 @@ JOBS = {
         rl="libero_object_pa_rl",
         rl_reads_demos=True,
     ),
+    "mujoco_pick_pa_rl": Job(
+        "The quickstart's task, pixels, no privileged critic; PA-RL",
+        PICK,
+        sft="mujoco_pick_sft",
+        rl="mujoco_pick_pa_rl",
+        rl_reads_demos=True,
+    ),
     "libero_spatial_pa_rl": Job(
         "LIBERO-Spatial, ten tasks, two 64x64 cameras, no privileged critic; PA-RL",
         LIBERO_SPATIAL,
@@ -171,24 +178,26 @@ def run(name: str, seed: int, extra: list[str]) -> Path:
     if name == "quickstart":
         embodyrl(folder, "quickstart", "--seed", str(seed), "--out", str(folder))
         return folder
-    common = [f"run.out={folder}", f"run.seed={seed}", f"env.seed={seed}"]
-    if not (folder / "demos").exists():
-        embodyrl(
-            folder,
-            "collect",
-            *JOBS[name].collect,
-            "--seed",
-            str(seed),
-            "--out",
-            str(folder / "demos"),
-        )
-    sft = JOBS[name].sft or f"{name}_sft"
-    embodyrl(folder, "train", sft, *common, "run.name=sft", f"data.path={folder / 'demos'}")
+    common = imitate(name, seed)
     rl = ["run.name=rl", f"run.init_checkpoint={folder / 'sft'}", *extra]
     if JOBS[name].rl_reads_demos:
         rl.append(f"data.path={folder / 'demos'}")
     embodyrl(folder, "train", JOBS[name].rl or f"{name}_ppo", *common, *rl)
     return folder
+
+
+def imitate(name: str, seed: int) -> list[str]:
+    """The demonstrations and the imitation policy of one seed; returns what all its runs are given."""
+    folder = Path("runs/bench") / name / str(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    common = [f"run.out={folder}", f"run.seed={seed}", f"env.seed={seed}"]
+    if not (folder / "demos").exists():
+        collect = ("collect", *JOBS[name].collect, "--seed", str(seed))
+        embodyrl(folder, *collect, "--out", str(folder / "demos"))
+    if not finished(folder / "sft"):
+        sft = JOBS[name].sft or f"{name}_sft"
+        embodyrl(folder, "train", sft, *common, "run.name=sft", f"data.path={folder / 'demos'}")
+    return common
 
 
 def chooses(folder: Path) -> bool:

@@ -60,12 +60,22 @@ def check_sampler(config: Any) -> None:
         )
     unread = ("eta",) if config.transition == "flow_noise" else ("noise_min", "noise_max")
     refuse_unread(config, "policy", unread, f"transition={config.transition} does not read it")
-    if not config.steer_width:
-        refuse_unread(
-            config, "policy", ("steer_bound",), "steer_width=0 leaves the initial noise as it is"
-        )
+    check_start(config)
     check_chooser(config)
     check_executed(config)
+
+
+def check_start(config: Any) -> None:
+    """Refuses a changed setting of the initial noise that nothing would read.
+
+    Raises:
+        UserError: naming it.
+    """
+    if config.steer_width:
+        refuse_unread(config, "policy", ("start_noise",), "the noise policy chooses that noise")
+    else:
+        why = "steer_width=0 leaves the initial noise as it is"
+        refuse_unread(config, "policy", ("steer_bound",), why)
 
 
 def check_executed(config: Any) -> None:
@@ -286,6 +296,11 @@ class FlowPolicy(ActorCritic):
         raise NotImplementedError
 
     @property
+    def start_noise(self) -> float:
+        """Standard deviation of the initial noise of noise-free chunks."""
+        return getattr(self.config, "start_noise", 1.0)
+
+    @property
     def flow_shape(self) -> tuple[int, int]:
         """(C, D), the shape of the flow's state."""
         return self.config.horizon, self.spec.action_dim
@@ -311,7 +326,7 @@ class FlowPolicy(ActorCritic):
         context = self.encode(obs)
         shape = (len(obs), *self.flow_shape)
         draws = [randn(shape, generator, obs.proprio.device) for _ in range(count)]
-        x = torch.stack(draws, dim=1)
+        x = self.start_noise * torch.stack(draws, dim=1)
         # All proposals of an observation share its context: they are K points of its flow.
         for k, t in enumerate(timesteps(self.transition.num_steps, x.device)):
             velocity = self.step_inputs(context, x, t.expand(len(obs), count))[0]
@@ -328,7 +343,7 @@ class FlowPolicy(ActorCritic):
         # Encode the observation once, and draw the initial noise of the path.
         context = self.encode(obs)
         features = self.features(context)
-        noise = initial_noise(self.steer, features, self.flow_shape, generator, mode)
+        noise = initial_noise(self, features, generator, mode)
         if mode == "eval":
             return ActionSample(self.decode(context, noise))
 

@@ -21,10 +21,10 @@ from torch import Tensor
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import LEARNED_STD, squash_log_std
 from embodyrl.policies.chooser import ChooserConfig, check_chooser
-from embodyrl.policies.flow_base import FlowPolicy, check_executed
+from embodyrl.policies.flow_base import FlowPolicy, check_executed, check_start
 from embodyrl.policies.mlp_velocities import VELOCITIES, mlp
 from embodyrl.policies.normalize import Normalizer, TanhSquash
-from embodyrl.ranges import Choice, Count, CountOrZero, Positive
+from embodyrl.ranges import Choice, Count, CountOrZero, Positive, Share
 from embodyrl.types import EnvSpec, Obs
 
 
@@ -49,6 +49,9 @@ class FlowMLPConfig(ChooserConfig):
         squash: True: actions are tanh of the path's end. False: they are the path's end in the
             data's units, clipped.
         critic_width: of the value head's two hidden layers, for PPO. (SAC brings its own critics.)
+        start_noise: standard deviation of the initial noise of noise-free chunks: in evaluation, on
+            a robot, and of proposals. The flow has learned from 1; less makes the policy more
+            decided.
         steer_width: hidden width of the noise policy, which DSRL trains; 0 for none.
         steer_bound: the noise policy chooses noise in [-steer_bound, steer_bound].
     """
@@ -65,6 +68,7 @@ class FlowMLPConfig(ChooserConfig):
     noise_max: Positive = 1.0
     squash: bool = True
     critic_width: Count = 256
+    start_noise: Share = 1.0
     steer_width: CountOrZero = 0
     steer_bound: Positive = 1.5
 
@@ -74,10 +78,7 @@ class FlowMLPConfig(ChooserConfig):
                 f"policy.noise_min is {self.noise_min}; it must not be above policy.noise_max, "
                 f"which is {self.noise_max}."
             )
-        if not self.steer_width:
-            refuse_unread(
-                self, "policy", ("steer_bound",), "steer_width=0 leaves the initial noise as it is"
-            )
+        check_start(self)
         check_chooser(self)
         check_executed(self)
         if self.velocity == "gaussian" and (
@@ -87,6 +88,9 @@ class FlowMLPConfig(ChooserConfig):
                 "policy.velocity=gaussian is one step from noise to a Gaussian around the mean: "
                 "set policy.num_denoise_steps=1 and policy.transition=flow_noise as well."
             )
+        if self.velocity == "gaussian":
+            why = "velocity=gaussian acts by its mean, whatever the initial noise"
+            refuse_unread(self, "policy", ("start_noise",), why)
 
 
 class FlowMLP(FlowPolicy):

@@ -38,7 +38,7 @@ from embodyrl.policies.flow_base import (
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.text import TextEncoder
 from embodyrl.policies.vision import FilmCNN
-from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Positive
+from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Positive, Share
 from embodyrl.types import EnvSpec, Obs
 
 VISION_ENCODERS = ("film_cnn", "efficientnet_lite0")
@@ -79,6 +79,9 @@ class FlowVLAConfig(ChooserConfig):
             ``found`` in pictures beside proprioception and instruction, or ``shared`` features of
             the actor (no gradient into them).
         critic_width: of the value head's two hidden layers.
+        start_noise: standard deviation of the initial noise of noise-free chunks: in evaluation, on
+            a robot, and of proposals. The flow has learned from 1; less makes the policy more
+            decided.
         steer_width: hidden width of the noise policy, which DSRL trains; 0 for none.
         steer_bound: the noise policy chooses noise in [-steer_bound, steer_bound].
     """
@@ -104,6 +107,7 @@ class FlowVLAConfig(ChooserConfig):
     trained_steps: Annotated[str, Choice(*TRAINED_STEPS)] = "all"
     critic: Annotated[str, Choice(*CRITICS)] = "privileged"
     critic_width: Count = 256
+    start_noise: Share = 1.0
     steer_width: CountOrZero = 0
     steer_bound: Positive = 1.5
 

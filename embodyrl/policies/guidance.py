@@ -107,6 +107,6 @@ class GuidedPolicy:
 
         # From here on as FlowPolicy.sample, with the mixed velocity.
         features = policy.features(context)
-        noise = initial_noise(policy.steer, features, policy.flow_shape, generator, mode)
+        noise = initial_noise(policy, features, generator, mode)
         end = integrate(mixed, policy.transition, noise)
         return ActionSample(policy.normalize_action.inverse(policy.executed(end)).clamp(-1.0, 1.0))

@@ -6,6 +6,7 @@ DSRL trains it while the flow policy itself stays frozen.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -76,26 +77,23 @@ class NoisePolicy(nn.Module):
         return self.bound * torch.tanh(self._gaussian(features)[0])
 
 
-def initial_noise(
-    steer: NoisePolicy | None,
-    features: Tensor,
-    shape: tuple[int, int],
-    generator: Generators,
-    mode: str,
-) -> Tensor:
-    """The initial noise of the path: from N(0, I), or chosen by the noise policy.
+def initial_noise(policy: Any, features: Tensor, generator: Generators, mode: str) -> Tensor:
+    """The initial noise of the path: Gaussian, or chosen by the noise policy.
 
     Args:
-        steer: the noise policy, or None.
-        features: (N, F), input of the noise policy.
-        shape: (C, D) of the flow's state.
+        policy: a flow policy.
+        features: (N, F), input of its noise policy.
         generator: of the noise.
-        mode: ``"eval"`` takes the noise policy's mean, ``"train"`` samples from it.
+        mode: ``"train"`` draws from N(0, I), or samples from the noise policy. ``"eval"`` draws with
+            the standard deviation ``start_noise``, or takes the noise policy's mean.
 
     Returns:
         (N, C, D).
     """
-    if steer is None:
-        return randn((len(features), *shape), generator, features.device)
-    chosen = steer.mean(features) if mode == "eval" else steer.sample(features, generator)[0]
-    return complete_noise(chosen, shape, generator)
+    if policy.steer is None:
+        std = policy.start_noise if mode == "eval" else 1.0
+        return std * randn((len(features), *policy.flow_shape), generator, features.device)
+    chosen = policy.steer.mean(features)
+    if mode != "eval":
+        chosen = policy.steer.sample(features, generator)[0]
+    return complete_noise(chosen, policy.flow_shape, generator)

@@ -26,6 +26,7 @@ class Config:
     num_denoise_steps: int = 3
     transition: str = "flow_noise"
     critic_width: int = 4
+    start_noise: float = 1.0
 
 
 class Linear(FlowPolicy):

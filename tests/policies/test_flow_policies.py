@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from linear_policy import OLD, Linear, observed
 from torch.utils.flop_counter import FlopCounterMode
 
 from embodyrl.algorithms.sft import imitation_loss
@@ -347,6 +348,7 @@ def test_weights_depend_on_the_seed_alone():
             {"transition": "flow_noise", "noise_min": 1.5},
             "policy.noise_min is 1.5; it must not be above policy.noise_max",
         ),
+        ({"steer_width": 8, "start_noise": 0.5}, "policy.start_noise is 0.5, but the noise policy"),
         ({"horizon": 5, "execute": 6}, "policy.execute is 6, but a chunk has 5 actions"),
         ({"horizon": 6}, "policy.action_patch 5 does not divide policy.horizon 6"),
         ({"width": 30}, "policy.width 30 is not an even multiple of policy.heads"),
@@ -363,3 +365,21 @@ def test_wrong_settings_are_refused_in_words(settings, words):
 def test_an_env_without_privileged_state_is_refused_in_words():
     with pytest.raises(UserError, match=r"gives no privileged state.*policy.critic=shared"):
         FlowVLA(FlowVLAConfig(), dataclasses.replace(BLIND, privileged_dim=0))
+
+
+def test_less_initial_noise_makes_the_noise_free_policy_more_decided():
+    """Through a linear flow chunks are as wide as the noise they start from; training is not touched."""
+    wide, narrow, none = (Linear(OLD, start_noise=std) for std in (0.2, 0.1, 0.0))
+    obs = observed(32)
+
+    def drawn(policy, mode):
+        return policy.sample(obs, generator=torch.Generator().manual_seed(7), mode=mode).actions
+
+    full = drawn(wide, "eval")
+    assert full.std() > 0.02 and full.abs().max() < 1.0  # nothing is clipped
+    torch.testing.assert_close(drawn(narrow, "eval"), 0.5 * full)
+    assert not drawn(none, "eval").any()
+    torch.testing.assert_close(drawn(narrow, "train"), drawn(wide, "train"))
+    # So are the proposals that a critic or a dream chooses from.
+    proposals = [p.propose(obs, 3, torch.Generator().manual_seed(7)) for p in (wide, narrow)]
+    torch.testing.assert_close(proposals[1], 0.5 * proposals[0])

@@ -36,6 +36,7 @@ from embodyrl.policies.flow_base import (
     TRAINED_STEPS,
     FlowPolicy,
     check_executed,
+    check_start,
 )
 from embodyrl.policies.sample_path import integrate
 from embodyrl.policies.vla.fixed_size import FixedSizeConfig, read_fixed_size
@@ -57,6 +58,9 @@ class DiffusionConfig(FixedSizeConfig):
         critic: what the value head sees: ``shared``, the encoded observation (no gradient into it),
             what hindsight has ``found`` in pictures, or ``privileged`` simulator state.
         critic_width: of the value head's two hidden layers.
+        start_noise: standard deviation of the initial noise of noise-free chunks: in evaluation, on
+            a robot, and of proposals. The flow has learned from 1; less makes the policy more
+            decided.
         steer_width: hidden width of the noise policy, which DSRL trains; 0 for none.
         steer_bound: the noise policy chooses noise in [-steer_bound, steer_bound].
     """
@@ -68,15 +72,14 @@ class DiffusionConfig(FixedSizeConfig):
     trained_steps: Annotated[str, Choice(*TRAINED_STEPS)] = "all"
     critic: Annotated[str, Choice(*CRITICS)] = "shared"
     critic_width: Count = 256
+    start_noise: Share = 1.0
     steer_width: CountOrZero = 0
     steer_bound: Positive = 1.5
 
     def __post_init__(self) -> None:
         if not self.eta:
             refuse_unread(self, "policy", ("noise_min",), "eta=0 draws no noise")
-        if not self.steer_width:
-            why = "steer_width=0 leaves the initial noise as it is"
-            refuse_unread(self, "policy", ("steer_bound",), why)
+        check_start(self)
         check_chooser(self)
         check_executed(self)
 

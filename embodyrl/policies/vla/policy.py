@@ -41,7 +41,7 @@ from embodyrl.policies.vla.lora import add_adapters, without_adapters
 from embodyrl.policies.vla.nets import NETS, Prefix
 from embodyrl.policies.vla.prefix_cache import PrefixCache
 from embodyrl.policies.vla.processors import ActionNormalizer
-from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Positive
+from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Positive, Share
 from embodyrl.storage.paths import path_setting
 from embodyrl.types import EnvSpec, Obs
 
@@ -89,6 +89,9 @@ class VLAConfig(ChooserConfig):
             proprioception (no gradient into them), what hindsight has ``found`` in pictures, or
             ``privileged`` simulator state.
         critic_width: of the value head's two hidden layers.
+        start_noise: standard deviation of the initial noise of noise-free chunks: in evaluation, on
+            a robot, and of proposals. The flow has learned from 1; less makes the policy more
+            decided.
         steer_width: hidden width of the noise policy, which DSRL trains; 0 for none.
         steer_bound: the noise policy chooses noise in [-steer_bound, steer_bound].
     """
@@ -115,6 +118,7 @@ class VLAConfig(ChooserConfig):
     trained_steps: Annotated[str, Choice(*TRAINED_STEPS)] = "all"
     critic: Annotated[str, Choice(*CRITICS)] = "shared"
     critic_width: Count = 256
+    start_noise: Share = 1.0
     steer_width: CountOrZero = 0
     steer_bound: Positive = 1.5
 

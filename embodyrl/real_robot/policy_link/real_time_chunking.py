@@ -60,7 +60,7 @@ def sample_after(
     context = policy.encode(obs)
     shape = policy.flow_shape
     # Integrate the flow from noise to data, with the first ``delay`` actions given.
-    start = initial_noise(policy.steer, policy.features(context), shape, generator, "eval")
+    start = initial_noise(policy, policy.features(context), generator, "eval")
     goal = pad(policy.normalize_action(previous), shape)
     end = integrate_after(
         partial(policy.velocity, context), policy.config.num_denoise_steps, start, goal, delay
@@ -103,7 +103,7 @@ def sample_guided(
     with torch.no_grad():
         context = policy.encode(obs)
         features = policy.features(context)
-        x = initial_noise(policy.steer, features, policy.flow_shape, generator, "eval")
+        x = initial_noise(policy, features, generator, "eval")
         goal = policy.normalize_action(previous)
     for k in range(steps):
         t = 1.0 - k / steps
