@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from doc_numbers import PAGES, DocTable, missing, printed, tables
+from doc_numbers import OTHERS, PAGES, DocTable, missing, printed, tables
 
 TABLES = [table for page in PAGES for table in tables(page)]
 
@@ -17,6 +17,13 @@ def made_up(mark: str, *row: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_numbers_are_held_by_their_source(page):
     wrong = [f"{t.name}: {text}" for t in tables(page) for text in missing(t)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_marked_tables_of_other_pages_are_held_too():
+    marked = [t for page in OTHERS for t in tables(page) if t.mark]
+    assert len(marked) > 10
+    wrong = [f"{t.name}: {text}" for t in marked for text in missing(t)]
     assert not wrong, "\n".join(wrong)
 
 

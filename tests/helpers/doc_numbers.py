@@ -12,7 +12,11 @@ A table of measured numbers has a mark above it, an HTML comment:
 
 The first column says what a row is about, and is not read; nor is what stands in backticks. A number
 is held if a value of the file rounds to what is printed, as a share or as percent, or if a mean or
-a sum of values over seeds or over the elements of a list does.
+a sum of values over seeds or over the elements of a list does; of rates that stand beside one
+another also their number, and how many are 1.
+
+Pages about results and algorithms need a mark above each table with numbers. On other pages a mark
+is checked where there is one.
 """
 
 from __future__ import annotations
@@ -33,6 +37,11 @@ PAGES = (
     ROOT / "docs" / "index.md",
     *sorted((ROOT / "docs" / "algorithms").glob("*.md")),
     *(p for p in sorted((ROOT / "docs" / "results").glob("*.md")) if p.name != "runs.md"),
+)
+OTHERS = tuple(
+    page
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    if page not in PAGES and page.name != "runs.md" and "notebook" not in page.parts
 )
 MARK = re.compile(r"^<!-- (from: .*|notebook|settings) -->$")
 FILE = re.compile(r"(\w+)\.json")
@@ -138,6 +147,11 @@ def values(rows: Iterable[dict]) -> set[float]:
         for key in ("value", "x", "index", "successes", "episodes", "low", "high"):
             if row[key] is not None:
                 found.add(float(row[key]))
+        parts = row["run"].split("/")
+        if row["successes"] is not None:
+            for key in ("successes", "episodes"):
+                groups["beside", *parts[:-1], key].append(row[key])
+            groups["all of them", *parts[:-1]].append(float(row["value"] == 1))
         name = (row["run"], row["metric"])
         if row["seed"] is None:
             groups["list", *name].append(row["value"])
@@ -145,7 +159,6 @@ def values(rows: Iterable[dict]) -> set[float]:
             # Of a curve the first point and the last one.
             ends.setdefault((*name, row["seed"], "first"), row["value"])
             ends[*name, row["seed"], "last"] = row["value"]
-        parts = row["run"].split("/")
         for at in (at for at, part in enumerate(parts) if part.isdigit()):
             run = "/".join([*parts[:at], "*", *parts[at + 1 :]])
             groups["list", run, row["metric"], row["seed"]].append(row["value"])
@@ -154,6 +167,7 @@ def values(rows: Iterable[dict]) -> set[float]:
         groups["seeds", run, metric, end].append(value)
     for group in groups.values():
         found |= {sum(group), sum(group) / len(group)}
+    found |= {float(len(group)) for name, group in groups.items() if name[0] == "all of them"}
     return found
 
 
