@@ -179,43 +179,41 @@ def notebook() -> tuple[frozenset[float], ...]:
     return tuple(frozenset(n.value for n in printed(entry)) for entry in entries)
 
 
-def fewest(part: list[Printed], scopes: Iterable[Iterable[float]]) -> list[str]:
+def fewest(part: list[Printed], sets: Iterable[Iterable[float]]) -> list[str]:
     """Those of the numbers that are not held, by the scope that holds most of them."""
-    lost = ([n.text for n in part if not n.held(known)] for known in scopes)
+    lost = ([n.text for n in part if not n.held(known)] for known in sets)
     return min(lost, key=len, default=[n.text for n in part])
 
 
 def missing(table: DocTable) -> list[str]:
     """What is wrong with a table: numbers that its source does not hold, or no source at all."""
-    numbers = [[printed(c, any("%" in c for c in row)) for c in row[1:]] for row in table.rows]
+    cells = [cell for row in table.rows for cell in row[1:]]
     if not table.mark:
-        return ["it has numbers and no mark above it"] if any(any(row) for row in numbers) else []
+        return ["it has numbers and no mark above it"] if any(map(printed, cells)) else []
     if table.mark == "settings":
-        cells = (cell for row in table.rows for cell in row[1:])
         return [f"{c!r}: a setting in %" for c in cells if "%" in c.replace("95%", "")]
-    if table.mark == "notebook":
-        flat = [[n for cell in row for n in cell] for row in numbers]
-        lost = [
-            (row[0], fewest(part, notebook())) for row, part in zip(table.rows, flat, strict=True)
-        ]
-        return [
-            f"{text}: not in one entry of the notebook ({row})"
-            for row, texts in lost
-            for text in texts
-        ]
     source, _, scope = table.mark.removeprefix("from: ").partition("; ")
-    names = FILE.findall(source)
-    lost: list[str] = []
-    if scope == "each column: seed":
-        parts = [[n for row in numbers for n in row[at]] for at in range(len(numbers[0]))]
-    else:
-        parts = [[n for cell in row for n in cell] for row in numbers]
-    for row, part in zip([*table.rows, *table.rows], parts, strict=False):
-        files = FILE.findall(" ".join(row)) if source == "the row's files" else names
-        held = [r for name in files for r in runs(name)]
-        best = fewest(part, scopes(held, scope))
-        lost += [f"{text}: not in {', '.join(files) or 'any file'} ({row[0]})" for text in best]
+    lost = []
+    for row, part in parts(table, by_column=scope == "each column: seed"):
+        if source == "notebook":
+            name, held = "one entry of the notebook", iter(notebook())
+        else:
+            files = FILE.findall(" ".join(row) if source == "the row's files" else source)
+            name = ", ".join(files) or "any file"
+            held = scopes([line for file in files for line in runs(file)], scope)
+        lost += [f"{text}: not in {name} ({row[0]})" for text in fewest(part, held)]
     return lost
+
+
+def parts(table: DocTable, by_column: bool) -> Iterator[tuple[tuple[str, ...], list[Printed]]]:
+    """The rows or columns of a table, each with its numbers."""
+    numbers = [[printed(c, any("%" in c for c in row)) for c in row[1:]] for row in table.rows]
+    if by_column:
+        for at, column in enumerate(zip(*numbers, strict=True), 1):
+            yield (f"column {at}",), [n for cell in column for n in cell]
+    else:
+        for row, found in zip(table.rows, numbers, strict=True):
+            yield row, [n for cell in found for n in cell]
 
 
 def scopes(rows: list[dict], scope: str) -> Iterator[set[float]]:
