@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PURELIB = 'import sysconfig; print(sysconfig.get_path("purelib"))'
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 2
 
-.PHONY: help setup quickstart test test-all test-robot mutants lint docs faults bench lock wheel
+.PHONY: help setup quickstart test test-all test-robot mutants lint docs faults bench results results-list lock wheel
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -58,6 +58,15 @@ docs: setup ## the documentation as a web site, in site/
 
 bench: setup ## steps per second of every simulator
 	$(BIN)/embodyrl bench
+
+results: setup ## the table of all measured numbers, the page that lists the runs, and the figures
+	$(BIN)/python benchmarks/results.py build
+
+results-list: setup ## names of the benchmarks, their minutes and cores; make results-NAME measures one again
+	$(BIN)/python benchmarks/results.py list
+
+results-%: setup
+	$(BIN)/python benchmarks/results.py run $*
 
 wheel: setup ## wheel and sdist, in dist/, and the wheel for a robot's computer
 	$(BIN)/python -m hatchling build

@@ -5,7 +5,7 @@
 
 Each run has one thread and ends after ``--env-steps`` or ``--minutes`` of training, whichever is
 first. Runs go to ``runs/bench/algorithms`` and can be interrupted and resumed; what is finished
-goes into ``benchmarks/algorithms.json`` and ``.png``. Success is of the noise-free policy on
+goes into ``benchmarks/algorithms.json`` and ``docs/images/algorithms.png``. Success is of the noise-free policy on
 initial states never trained on. The interval is of the interquartile mean over seeds of the RL; all
 of them start from one checkpoint.
 """
@@ -19,10 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from figures import draw_json
 from shared import HERE, complete, gathered, write
 
 from embodyrl.config import compose, resolve
@@ -257,53 +254,8 @@ def summarise(settings: dict) -> dict:
             }
     write("algorithms", {"settings": settings, "tasks": tasks, "runs": runs})
     if tasks:
-        plot(tasks, runs, HERE / "algorithms.png")
+        draw_json(HERE / "algorithms.json", "algorithms")
     return tasks
-
-
-def plot(tasks: dict, runs: dict, path: Path) -> None:
-    """Interquartile mean over seeds with its bootstrap interval, against env steps and against minutes."""
-    figure, axes = plt.subplots(
-        len(tasks), 2, figsize=(11, 4.2 * len(tasks)), squeeze=False, sharey=True
-    )
-    colours = dict(zip(ALGORITHMS, plt.get_cmap("tab20").colors, strict=False))  # type: ignore[attr-defined]
-    for row, (task, algorithms) in zip(axes, tasks.items(), strict=True):
-        for axis, (key, unit, label) in zip(
-            row,
-            (("env_steps", 1000, "env steps (thousands)"), ("minutes", 1, "minutes on one core")),
-            strict=True,
-        ):
-            for name, entry in algorithms.items():
-                curves = [
-                    run["evaluations"]
-                    for key, run in runs.items()
-                    if key.startswith(f"{task}/{name}/")
-                ]
-                points = range(min(map(len, curves)))
-                x = [sum(c[i][key] for c in curves) / len(curves) / unit for i in points]
-                y = [
-                    [100 * v for v in bootstrap_iqm([c[i]["success"] for c in curves])]
-                    for i in points
-                ]
-                axis.plot(
-                    x,
-                    [p[0] for p in y],
-                    marker="o",
-                    markersize=3,
-                    color=colours[name],
-                    label=entry["title"],
-                )
-                axis.fill_between(
-                    x, [p[1] for p in y], [p[2] for p in y], color=colours[name], alpha=0.1
-                )
-            axis.set_xlabel(label)
-            axis.grid(alpha=0.3)
-            axis.set_title(TASKS[task].title, fontsize=10)
-        row[0].set_ylabel("success, held-out states (%)")
-        row[0].set_ylim(0, 100)
-        row[1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
 
 
 def main() -> None:

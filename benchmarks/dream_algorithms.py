@@ -8,7 +8,8 @@ Every run starts from the imitated policy of ``--worlds``/SEED, in dreams of the
 the loop trained there, has one thread, and ends after ``--minutes`` of training. Success is of the
 noise-free policy in the simulator, on initial states that neither policy nor world model has seen.
 Runs go to ``runs/bench/dream_algorithms``, can be interrupted and resumed; what is finished goes
-into ``benchmarks/dream_algorithms.json`` and ``.png``.
+into ``benchmarks/dream_algorithms.json`` and
+``docs/images/dream_algorithms.png``.
 """
 
 from __future__ import annotations
@@ -18,10 +19,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from figures import draw_json
 from shared import HERE, complete, gathered, write
 
 from embodyrl.config import compose
@@ -105,35 +103,8 @@ def summarise(settings: dict) -> dict:
         }
     write("dream_algorithms", {"settings": settings, "algorithms": algorithms, "runs": runs})
     if algorithms:
-        plot(runs, HERE / "dream_algorithms.png")
+        draw_json(HERE / "dream_algorithms.json", "dreams")
     return algorithms
-
-
-def plot(runs: dict, path: Path) -> None:
-    """Success in the simulator by dreamt actions and by minutes, a line a run."""
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True)
-    units = (
-        ("env_steps", 1000, "actions, dreamt or real (thousands)"),
-        ("minutes", 1, "minutes on one core"),
-    )
-    for axis, (key, unit, label) in zip(axes, units, strict=True):
-        for number, (name, algorithm) in enumerate(ALGORITHMS.items()):
-            curves = [
-                run["evaluations"]
-                for run_key, run in runs.items()
-                if run_key.rsplit("/", 1)[0] == name
-            ]
-            for seed, curve in enumerate(curves):
-                axis.plot(
-                    [e[key] / unit for e in curve], [100 * e["success"] for e in curve], marker="o", markersize=3,
-                    color=f"C{number}", label=algorithm.title if seed == 0 else None,
-                )  # fmt: skip
-        axis.set_xlabel(label)
-        axis.grid(alpha=0.3)
-    axes[0].set(ylabel="success in the simulator,\nheld-out states (%)", ylim=(0, 100))
-    axes[1].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
 
 
 def main() -> None:

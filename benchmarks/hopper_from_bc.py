@@ -5,7 +5,8 @@
 ReinFlow clones D4RL's hopper-medium-v2, which no package ships, so a half-trained SAC makes the
 like here: it stops at the first evaluation above ``MEDIUM``, and its noisy rollouts are the data.
 Then flow matching on chunks of four, then PPO with Flow-Noise. Runs go to ``runs/bench/hopper`` and
-can be interrupted and resumed; the result is ``benchmarks/hopper_from_bc.json`` and ``.png``.
+can be interrupted and resumed; the result is ``benchmarks/hopper_from_bc.json`` and
+``docs/images/hopper_from_bc.png``.
 Returns are of the noise-free policy on resets never trained on.
 """
 
@@ -18,10 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from figures import draw_json
 from shared import HERE, complete, evaluations, write
 
 from embodyrl.config import resolve
@@ -155,22 +153,7 @@ def summarise(seeds: list[int]) -> None:
     }
     write("hopper_from_bc", result)
     print(json.dumps({k: result[k] for k in ("before", "after", "env_steps_to_published_return")}))
-    figure, axis = plt.subplots(figsize=(6, 3.6))
-    for seed, rows in curves.items():
-        axis.plot(
-            [r["env_steps"] / 1e6 for r in rows], [r["return"] for r in rows], label=f"seed {seed}"
-        )
-    axis.axhline(PUBLISHED["after"], color="grey", linestyle="--", linewidth=1)
-    axis.text(0, PUBLISHED["after"] + 30, "ReinFlow after 80 M env steps", color="grey", fontsize=8)
-    axis.set(
-        xlabel="env steps (millions)",
-        ylabel="return",
-        title="Hopper-v5: PPO with Flow-Noise from behaviour cloning",
-    )
-    axis.grid(alpha=0.3)
-    axis.legend()
-    figure.tight_layout()
-    figure.savefig(HERE / "hopper_from_bc.png", dpi=130)
+    draw_json(HERE / "hopper_from_bc.json", "hopper")
 
 
 def main() -> None:

@@ -11,7 +11,8 @@ Each seed: demonstrations and imitation (as in the quickstart); a noisy expert's
 the world model's measures on episodes of its own; and, from the same imitated policy, SAC-Flow in
 the simulator with as many real steps as the loop took in all, and with as many minutes. Everything
 goes to ``OUT/TASK/SEED``, can be interrupted and goes on with the same command; the result is
-``benchmarks/imagination_TASK.json`` and ``.png``. Seeds that are in that file already stay in it,
+``benchmarks/imagination_TASK.json`` and
+``docs/images/imagination_TASK.png``. Seeds that are in that file already stay in it,
 so they may be run one after the other or side by side, on several machines too.
 """
 
@@ -26,11 +27,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
+from figures import draw_json
 
 from embodyrl.config import compose
 from embodyrl.data.lerobot_read import open_dataset
@@ -320,56 +318,6 @@ def rates(result: dict) -> dict[str, float]:
     return {name: x["solved"] / x["episodes"] for name, x in found.items()}
 
 
-def plot(seeds: list[dict], path: Path) -> None:
-    """Real success by real steps, pictures by depth, and policies in the dream against the real env."""
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), width_ratios=(1.5, 1, 1))
-    for number, result in enumerate(seeds):
-        ends, loop = rates(result), result["loop"]
-        last = {"loop": (loop["real_steps"] + loop["eval_steps"], ends["dream"])}
-        last |= {name: (run["real_steps"], ends[name]) for name, run in result["simulator"].items()}
-        for (name, way), line in zip(
-            result["by_real_steps"].items(), ("o-", "--", ":", "-."), strict=False
-        ):
-            label = f"{'dream' if name == 'loop' else 'simulator, ' + name.replace('_', ' ')}, seed {result['seed']}"
-            steps, share = (
-                [x / 1000 for x, _ in way],
-                [100 * y for _, y in way],
-            )  # none where no episode ended
-            axes[0].plot(
-                steps, share, line, color=f"C{number}", markersize=3, linewidth=1, label=label
-            )
-            axes[0].plot(
-                last[name][0] / 1000, 100 * last[name][1], "*", color=f"C{number}", markersize=9
-            )
-        depth = result["deep"]["by_depth"]
-        axes[1].plot(
-            [d["steps"] for d in depth], [d["psnr"] for d in depth], label=f"seed {result['seed']}"
-        )
-        axes[1].plot(
-            [d["steps"] for d in depth],
-            [d["psnr_still"] for d in depth],
-            color="grey",
-            linewidth=0.8,
-        )
-        rows = result["world"]["as_evaluator"]["policies"]
-        axes[2].scatter([100 * r["imagined"] for r in rows], [100 * r["real"] for r in rows], s=16)
-    axes[0].set(
-        xlabel="real env steps (thousands); stars: held-out states",
-        ylabel="real success (%)",
-        ylim=(0, 100),
-    )
-    axes[1].set(xlabel="steps into the dream", ylabel="PSNR (dB); grey: a still picture")
-    axes[2].plot([0, 100], [0, 100], color="grey", linewidth=0.8)
-    axes[2].set(
-        xlabel="success in the dream (%)", ylabel="real success (%)", xlim=(0, 100), ylim=(0, 100)
-    )
-    for axis in axes:
-        axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=6)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-
-
 def table(seeds: list[dict]) -> str:
     """What the JSON says, a column a seed, in Markdown."""
     rows: dict[str, list[str]] = {}
@@ -467,7 +415,7 @@ def publish(done: dict, task: str, dreams: Path, where: Path) -> None:
     }
     title = f"Better by what is imagined: {TASKS[task].title}"
     path.write_text(json.dumps({"title": title, "iqm": iqm, "seeds": seeds}, indent=1))
-    plot(seeds, path.with_suffix(".png"))
+    draw_json(path, "imagination")
     if done is seeds[0]:
         shutil.copy(dreams, where / f"imagination_{task}_dreams.png")
     print(table(seeds))

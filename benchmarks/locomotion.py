@@ -6,7 +6,8 @@
 
 Variants have equal width and settings. ``published`` leaves -log(std) out of the path's density, as
 the authors' Flow-T does; it exists here alone. Runs go to ``runs/bench/locomotion`` and can be
-interrupted and resumed; what is finished goes into ``benchmarks/locomotion.json`` and ``.png``.
+interrupted and resumed; what is finished goes into ``benchmarks/locomotion.json`` and
+``docs/images/locomotion.png``.
 Returns are of the noise-free policy, undiscounted, on resets never trained on.
 """
 
@@ -22,11 +23,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import torch
+from figures import draw_json
 from shared import HERE, complete, gathered, write
 
 from embodyrl import registry
@@ -194,33 +192,7 @@ def summarise(settings: dict) -> None:
     write("locomotion", {"settings": settings, "final_return": final, "runs": runs})
     print(json.dumps(final, indent=1))
     if curves:
-        plot(curves, HERE / "locomotion.png")
-
-
-def plot(curves: dict, path: Path) -> None:
-    """Interquartile mean over seeds with its bootstrap interval, against env steps."""
-    figure, axes = plt.subplots(1, len(curves), figsize=(4.5 * len(curves), 3.6), squeeze=False)
-    shown: dict = {}
-    for axis, (env, variants) in zip(axes[0], curves.items(), strict=True):
-        for variant, runs in variants.items():
-            points = [
-                bootstrap_iqm([r[i]["return"] for r in runs]) for i in range(min(map(len, runs)))
-            ]
-            steps = [row["env_steps"] for row in runs[0]][: len(points)]
-            title, colour = VARIANTS[variant][0], f"C{list(VARIANTS).index(variant)}"
-            (shown[title],) = axis.plot(steps, [p[0] for p in points], color=colour)
-            axis.fill_between(
-                steps, [p[1] for p in points], [p[2] for p in points], color=colour, alpha=0.15
-            )
-        axis.set_title(env)
-        axis.set_xlabel("env steps")
-        axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("return")
-    figure.legend(
-        shown.values(), shown, loc="lower center", ncols=len(shown), frameon=False, fontsize=8
-    )
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
-    figure.savefig(path, dpi=130)
+        draw_json(HERE / "locomotion.json", "locomotion")
 
 
 def main() -> None:

@@ -4,7 +4,7 @@
     python benchmarks/post_train.py maniskill_pickcube --seeds 0 1 2
 
 Runs go to ``runs/bench/NAME/SEED`` and can be interrupted and resumed; the result is
-``benchmarks/NAME.json`` and ``.png``. Success is of the noise-free policy on initial states never
+``benchmarks/NAME.json`` and ``docs/images/NAME.png``. Success is of the noise-free policy on initial states never
 trained on.
 """
 
@@ -19,11 +19,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import yaml
+from figures import draw_json
 from shared import HERE, evaluations, write
 
 from embodyrl.functional.intervals import bootstrap_iqm, wilson
@@ -119,6 +116,12 @@ JOBS = {
         sft="mujoco_pick_sft",
         rl="mujoco_pick_sac_flow",
         rl_reads_demos=True,
+    ),
+    "quickstart_ppo": Job(
+        "Quickstart: pick up the named block, pixels",
+        PICK,
+        sft="mujoco_pick_sft",
+        rl="mujoco_pick_ppo",
     ),
     "maniskill_pickcube": Job("ManiSkill PickCube-v1, state", PICKCUBE),
     "maniskill_pickcube_pa_rl": Job(
@@ -263,29 +266,6 @@ def read(folder: Path, seed: int) -> dict:
     }
 
 
-def plot(title: str, seeds: list[dict], path: Path) -> None:
-    """Success against env steps and against minutes of RL, one line per seed."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True)
-    columns = (("env_steps", 1000, "env steps (thousands)"), ("minutes", 1, "minutes of RL"))
-    for axis, (key, unit, label) in zip(axes, columns, strict=True):
-        for result in seeds:
-            rates = [100 * e["successes"] / e["episodes"] for e in result["evals"]]
-            bands = [wilson(e["successes"], e["episodes"]) for e in result["evals"]]
-            x = [e[key] / unit for e in result["evals"]]
-            axis.plot(x, rates, marker="o", markersize=3, label=f"seed {result['seed']}")
-            axis.fill_between(
-                x, [100 * b[0] for b in bands], [100 * b[1] for b in bands], alpha=0.15
-            )
-        axis.set_xlabel(label)
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("success, held-out states (%)")
-    axes[0].set_ylim(0, 100)
-    axes[0].legend()
-    figure.suptitle(title)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-
-
 def main() -> None:
     """Runs all seeds, then writes JSON and figure."""
     parser = argparse.ArgumentParser(
@@ -309,7 +289,7 @@ def main() -> None:
             / 2**20,
         }
         write(arguments.name, result)
-        plot(title, seeds, HERE / f"{arguments.name}.png")
+        draw_json(HERE / f"{arguments.name}.json", "training")
         print(json.dumps({k: result[k] for k in ("title", "iqm")}), flush=True)
 
 

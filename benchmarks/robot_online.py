@@ -10,7 +10,8 @@ successes of the policy alone on held-out initial states. The simulated arm's ti
 as the machine can; the code is what drives a real one. The person lets the policy act
 ``--patience`` times in each episode and then ends it; the control is the same run without them.
 HIL-SERL (arXiv:2410.21845) reports nearly perfect policies after 1 to 2.5 hours on real arms. Runs
-go to ``runs/bench/robot_online`` and can be interrupted and resumed. Writes a PNG beside the JSON.
+go to ``runs/bench/robot_online`` and can be interrupted and resumed. Draws
+``docs/images/robot_online.png``.
 """
 
 from __future__ import annotations
@@ -21,10 +22,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from figures import draw_json
 from shared import complete
 
 from embodyrl.config import Config, compose, resolve
@@ -93,7 +91,7 @@ def main() -> None:
     result |= {"hardware": hardware(), "versions": versions()}
     if a.out:
         a.out.write_text(json.dumps(result, indent=1) + "\n")
-        draw(rows, a.out.with_suffix(".png"))
+        draw_json(a.out, "online")
 
 
 def from_states(a: argparse.Namespace, corrector: int, run: dict[str, Any]) -> Config:
@@ -171,26 +169,6 @@ def points(config: Config) -> list[dict[str, Any]]:
             row | {"success": round(solved / played, 3), "interval": wilson(solved, played)}
         )
     return sorted(rows, key=lambda row: row["iteration"])
-
-
-def draw(rows: list[dict[str, Any]], file: Path) -> None:
-    figure, axis = plt.subplots(figsize=(6, 3.6))
-    for person, colour in ((True, "tab:blue"), (False, "tab:grey")):
-        for seed in sorted({row["seed"] for row in rows}):
-            found = [row for row in rows if row["seed"] == seed and row["person"] == person]
-            x, y = [row["arm_minutes"] for row in found], [100 * row["success"] for row in found]
-            low, high = ([100 * row["interval"][k] for row in found] for k in (0, 1))
-            name = "a person takes over" if person else "alone"
-            axis.plot(
-                x, y, "o-", color=colour, label=name if seed == rows[0]["seed"] and found else None
-            )
-            axis.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
-    axis.set(
-        xlabel="minutes of the arm's time", ylabel="success of the policy alone (%)", ylim=(0, 102)
-    )
-    axis.legend()
-    figure.tight_layout()
-    figure.savefig(file, dpi=120)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """How long a command is silent, and how long it takes until it works: before and after, cold and warm.
 
     git worktree add /tmp/before COMMIT && (cd /tmp/before && make setup)
-    python -m benchmarks.starts --before /tmp/before          writes benchmarks/starts.json and starts.png
-    python -m benchmarks.starts --repeats 1 --only train      one command, this checkout alone
+    python benchmarks/starts.py --before /tmp/before          writes starts.json, draws starts.png
+    python benchmarks/starts.py --repeats 1 --only train      one command, this checkout alone
 
 Both checkouts are measured in turn, in one run. With ``--cold`` they are also measured once with the
 machine's page cache emptied before each command (needs root): then every file, of Python, of PyTorch and
@@ -23,6 +23,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from figures import draw_json
 
 from embodyrl.storage.provenance import git_commit, hardware, versions
 
@@ -135,30 +137,6 @@ def _commit_of(checkout: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
-    """Bars: seconds until the first work, by command, before and after."""
-    import matplotlib.pyplot as plt
-
-    fig, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True)
-    for axis, key, title in zip(
-        axes, ("first_line", "first_work"), ("First line", "First work done"), strict=True
-    ):
-        for offset, which in ((0.2, "before"), (-0.2, "after")):
-            names = [n for n in result if which in result[n]["warm"]]
-            seconds = [result[n]["warm"][which]["median"][key] for n in names]
-            axis.barh(
-                [list(result).index(n) + offset for n in names], seconds, height=0.38, label=which
-            )
-        axis.set_title(title)
-        axis.set_xlabel("seconds")
-        axis.grid(axis="x", alpha=0.3)
-    axes[0].set_yticks(range(len(result)), list(result))
-    axes[0].invert_yaxis()
-    axes[1].legend()
-    fig.tight_layout()
-    fig.savefig(path, dpi=130)
-
-
 def main() -> None:
     """Measures, writes the JSON and draws it."""
     parser = argparse.ArgumentParser(
@@ -192,7 +170,7 @@ def main() -> None:
         "seconds": found,
     }
     Path(a.out).write_text(json.dumps(payload, indent=1) + "\n")
-    draw(found, Path(a.out).with_suffix(".png"))
+    draw_json(Path(a.out), "starts")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,8 @@ def run(name: str, tries: int, seed: int) -> dict[str, Any]:
 def write(found: dict[str, Any]) -> None:
     """The JSON, and the table of the docs."""
     (HERE / "faults.json").write_text(json.dumps(found, indent=1) + "\n")
-    lines = ["| Piece | One try | Tries | Survived | Seconds |", "| --- | --- | --- | --- | --- |"]
+    lines = ["<!-- from: benchmarks/faults.json -->", ""]
+    lines += ["| Piece | One try | Tries | Survived | Seconds |", "| --- | --- | --- | --- | --- |"]
     for name in (name for name in PIECES if name in found["pieces"]):
         row = found["pieces"][name]
         cells = (name, row["one try"], f"{row['tries']:,}", f"{row['survived']:,}", row["seconds"])

@@ -380,6 +380,8 @@ def test_targets_and_extras_exist() -> None:
 
 def wrong_targets_and_extras(document: Document) -> Iterator[str]:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    benchmarks = ("NAME", *(path.stem for path in (ROOT / "benchmarks").glob("*.json")))
+    targets |= {f"results-{name}" for name in benchmarks}
     commands = [c for c in command_lines(document) if c[0] == "make"]
     commands += [word.split() for word in document.words() if word.startswith("make ")]
     for word in (word for command in commands for word in command[1:]):
