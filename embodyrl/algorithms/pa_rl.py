@@ -27,7 +27,7 @@ from embodyrl.algorithms.episode_buffer import EpisodeBuffer, without
 from embodyrl.algorithms.hindsight import Hindsight
 from embodyrl.algorithms.off_policy import OffPolicy
 from embodyrl.algorithms.optim import GuardedAdam, Means
-from embodyrl.algorithms.pa_rl_config import PARLConfig, check_policy
+from embodyrl.algorithms.pa_rl_config import PARLConfig, check_can_choose
 from embodyrl.errors import UserError
 from embodyrl.functional.losses import td_loss
 from embodyrl.functional.returns import chunk_td_target
@@ -52,7 +52,7 @@ class PARL(OffPolicy):
     def __init__(self, config: PARLConfig, policy: ChoosingPolicy) -> None:
         super().__init__(config, policy)
         c = config
-        check_policy(c, policy, self.actor_steps)
+        check_can_choose(c, policy, self.actor_steps)
         self.device = next(policy.parameters()).device
         self.chooser = policy.chooser
         self.target = copy.deepcopy(self.chooser.critics).requires_grad_(False)

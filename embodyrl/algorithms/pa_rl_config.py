@@ -87,7 +87,7 @@ class PARLConfig(EditConfig):
             )
 
 
-def check_policy(config: Any, policy: Any, actor_steps: str) -> None:
+def check_can_choose(config: Any, policy: Any, actor_steps: str) -> None:
     """Refuses a policy that cannot choose, and settings that do not go with it.
 
     Args:
