@@ -104,10 +104,11 @@ class EditActor:
         features = self.buffer.data["features"][rows]
         reference = self.buffer.data["reference"][rows]
         # Reference dropout: a whole chunk is told or not.
-        told = reference
+        kept = torch.ones(len(rows))
         if c.edit_dropout:
             kept = torch.rand(len(rows), generator=generator) >= c.edit_dropout
-            told = reference * kept.to(reference)[:, None, None]
+        kept = kept.to(reference)
+        told = reference * kept[:, None, None]
         # What is edited is to be worth more, and stay near the reference.
         edited = self.editor(features, told)
         distance = (edited - reference).square().mean()
@@ -117,7 +118,9 @@ class EditActor:
         self.optimizer.zero_grad()
         loss.backward(inputs=self.optimizer.parameters)
         self.optimizer.step(loss)
-        stats.add(edit=(edited.detach() - reference).abs().mean())
+        # How far it goes where it knows the reference, as in an episode.
+        change = (edited.detach() - reference).abs().mean((1, 2))
+        stats.add(edit=(change * kept).sum() / kept.sum().clamp_min(1))
 
     def _propose(self, obs: Obs, generator: torch.Generator) -> Tensor:
         return self.policy.propose(obs, 1, generator)[:, 0]

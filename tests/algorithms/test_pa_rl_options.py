@@ -258,11 +258,18 @@ def test_reference_dropout_hides_whole_chunks_and_the_anchor_remains_the_referen
     algorithm.chooser.editor.register_forward_pre_hook(lambda _, given: told.append(given[1]))
     generator = gen()
     for _ in range(400):
-        algorithm.edits.step(rows, generator, Means())
+        stats = Means()
+        algorithm.edits.step(rows, generator, stats)
     hidden = torch.stack(told).flatten(2).eq(0).all(-1)
     assert 0.45 < hidden.float().mean() < 0.55
     kept = torch.stack(told)[~hidden]
     assert torch.equal(kept, reference.expand(400, -1, -1, -1)[~hidden])
+    # The log says how far it goes where it knows the reference.
+    known = ~hidden[-1]
+    change = (algorithm.chooser.editor(data["features"][rows], reference) - reference).detach()
+    assert 0 < known.sum() < len(rows)
+    found = stats.means()["edit"]
+    assert found == pytest.approx(float(change[known].abs().mean()), abs=2e-3)
     # From features alone it finds what it was not told, and it leaves alone what it was told.
     features = data["features"][rows]
     for given in (torch.zeros_like(reference), reference):
