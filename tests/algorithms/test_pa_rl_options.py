@@ -293,6 +293,9 @@ def test_a_step_of_the_editor_moves_the_editor_alone():
 
 def test_references_are_proposals_and_the_next_chunks_reference_is_that_after_this_one():
     algorithm = make_small({"edit_scale": 0.5}, warmup_chunks=1000)
+    with torch.no_grad():
+        for parameter in algorithm.policy.actor_parameters():  # so that observations matter
+            parameter += torch.randn(parameter.shape, generator=gen())
     first, second = played(2, over=False), played(2, seed=1)
     second = dataclasses.replace(second, obs=first.next_obs)
     rows = algorithm.buffer.add(Transitions.cat([first, second]))
