@@ -1,4 +1,6 @@
-"""What PA-RL's options do on PickCube-v1 from state: frozen policies, edits, gradient ascent.
+"""What PA-RL's options do on PickCube-v1 from state.
+
+Frozen policies, edits, residuals, RLT's small actor, gradient ascent, values after each action.
 
     python benchmarks/post_train.py maniskill_pickcube_pa_rl      PA-RL as it is, first
     python benchmarks/pa_rl_options.py --seeds 0 1 2
@@ -26,7 +28,18 @@ VARIANTS = {
     "frozen": ("algorithm.actor_utd=0",),
     "frozen_edit": ("algorithm.actor_utd=0", "policy.edit_scale=0.1"),
     "edit": ("policy.edit_scale=0.1",),
+    "residual": ("algorithm.actor_utd=0", "policy.edit_scale=0.1", "policy.edit_only=true"),
+    "rlt": (
+        "algorithm.actor_utd=0",
+        "policy.chooser_sees=shared",
+        "policy.edit_scale=2",
+        "policy.edit_only=true",
+        "algorithm.edit_bc_coef=1",
+        "algorithm.edit_dropout=0.5",
+    ),
     "ascent": ("policy.ascent_rate=0.01",),
+    "prefixes": ("policy.chooser_prefixes=true",),
+    "frozen_prefixes": ("algorithm.actor_utd=0", "policy.chooser_prefixes=true"),
 }
 
 

@@ -19,6 +19,7 @@ from embodyrl.functional.hindsight import later_steps
 from embodyrl.functional.returns import discounted_returns
 from embodyrl.policies.found_features import FoundFeatures
 from embodyrl.policies.localiser import ENDS, ON_THE_WAY, PLACES
+from embodyrl.policies.shared_features import SharedFeatures
 from embodyrl.rollouts.batches import Transitions
 from embodyrl.rollouts.replay_buffer import ONLINE, ReplayBuffer
 from embodyrl.types import EnvSpec
@@ -53,7 +54,7 @@ class EpisodeBuffer(ReplayBuffer):
         capacity: int,
         spec: EnvSpec,
         horizon: int,
-        encoder: FoundFeatures | None,
+        encoder: FoundFeatures | SharedFeatures | None,
         gamma: float,
         device: torch.device,
         extra: Mapping[str, tuple[tuple[int, ...], torch.dtype]] | None = None,

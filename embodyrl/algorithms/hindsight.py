@@ -20,6 +20,7 @@ from embodyrl.algorithms.side_by_side import gradient_of_sum
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.policies.found_features import MEDIAN_OF, FoundFeatures
 from embodyrl.policies.localiser import ENDS, ON_THE_WAY
+from embodyrl.policies.shared_features import SharedFeatures
 from embodyrl.ranges import Count, CountOrZero
 from embodyrl.types import Obs
 
@@ -78,7 +79,7 @@ class Hindsight:
     """Trains ``FoundFeatures`` from what a buffer holds, and from demonstrations.
 
     Args:
-        features: are trained.
+        features: are trained; of ``SharedFeatures`` only the units are found.
         buffer: of episodes.
         steps: gradient steps of the first lesson; a later one has a third.
         refresh_chunks: chunks from one lesson to the next; 0 means no further ones.
@@ -91,7 +92,11 @@ class Hindsight:
     """
 
     def __init__(
-        self, features: FoundFeatures, buffer: EpisodeBuffer, steps: int, refresh_chunks: int
+        self,
+        features: FoundFeatures | SharedFeatures,
+        buffer: EpisodeBuffer,
+        steps: int,
+        refresh_chunks: int,
     ) -> None:
         self.features = features
         self.buffer = buffer

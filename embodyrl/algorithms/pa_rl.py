@@ -16,103 +16,29 @@ they see as features.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from embodyrl.algorithms.choice_actor import ChoiceActor
+from embodyrl.algorithms.edit_actor import EditActor, reference_columns
 from embodyrl.algorithms.episode_buffer import EpisodeBuffer, without
 from embodyrl.algorithms.hindsight import Hindsight
 from embodyrl.algorithms.off_policy import OffPolicy
 from embodyrl.algorithms.optim import GuardedAdam, Means
-from embodyrl.errors import UserError, refuse_unread
+from embodyrl.algorithms.pa_rl_config import PARLConfig, check_can_choose
+from embodyrl.errors import UserError
 from embodyrl.functional.losses import td_loss
 from embodyrl.functional.returns import chunk_td_target
-from embodyrl.policy import Chooses, ChoosingPolicy, HasFlow, Imitates, has_ability, num_executed
-from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range
+from embodyrl.policy import Chooses, ChoosingPolicy, num_executed
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
 from embodyrl.types import Obs
 
 if TYPE_CHECKING:
     from embodyrl.data.demonstrations import Demonstrations
 
-TD_COLUMNS = ("next_features", "next_choice", "reward", "valid", "terminated", "truncated")
-FOR_PICTURES = ("shift", "hindsight_steps", "refresh_chunks")
-Ratio = Annotated[float, Range(0, 1000, open_low=True)]
-
-
-@dataclass(frozen=True)
-class PARLConfig:
-    """Settings of PA-RL.
-
-    Attributes:
-        name: registry name.
-        num_chunks: T, chunks per env and iteration.
-        capacity: chunks in the replay buffer, allocated at the start.
-        save_replay: whether checkpoints hold the buffer; without it a resumed run collects
-            ``warmup_chunks`` anew.
-        warmup_chunks: collected with the policy itself before the critics learn.
-        critic_warmup: gradient steps of the critics, the first ones, before anything is chosen.
-        mc_steps: of these, the first ones, which fit Monte Carlo returns: TD errors pass a sparse
-            reward back by one chunk at a time.
-        critic_utd: gradient steps of the critics per chunk collected.
-        actor_utd: gradient steps of the actor per chunk collected; 0 leaves the policy as it is, and
-            only what chooses and edits is trained.
-        batch_size: chunks per gradient step of the critics.
-        actor_batch_size: states per gradient step of the actor, each with N proposals.
-        gamma: discount per action.
-        bootstrap_timeouts: whether an episode that ran out of time is valued as if it went on.
-            False counts it as failed, with nothing to come: the way for tasks that are solved or
-            not. Dense rewards need True.
-        lr: of the actor (Adam).
-        ema: decay of the averaged weights, by which the policy proposes and which are evaluated and
-            saved.
-        critic_lr: of the critics (Adam).
-        tau: share by which target critics follow at each step.
-        success_coef: so many own chunks of solved episodes are imitated per choice.
-        bc_coef: so many chunks of the demonstrations of ``data.path`` are imitated per choice. With
-            0 they only teach where things are in pictures.
-        hindsight_steps: gradient steps in which that is learned first, after the warm-up. Read
-            where there are pictures.
-        refresh_chunks: after so many chunks it is learned further, with a third of the steps; 0
-            means never.
-        shift: pixels, at most, by which pictures are shifted at random before the actor sees them.
-        max_grad_norm: of the actor and of the critics, each; 0 means no bound.
-    """
-
-    name: str = "pa_rl"
-    num_chunks: Count = 4
-    capacity: Count = 50_000
-    save_replay: bool = True
-    warmup_chunks: CountOrZero = 2_000
-    critic_warmup: CountOrZero = 1_000
-    mc_steps: CountOrZero = 150
-    critic_utd: Ratio = 0.3
-    actor_utd: Annotated[float, Range(0, 1000)] = 0.05
-    batch_size: Count = 256
-    actor_batch_size: Count = 64
-    gamma: Discount = 0.99
-    bootstrap_timeouts: bool = False
-    lr: Positive = 2e-4
-    ema: Annotated[float, Range(0, 1, open_high=True)] = 0.98
-    critic_lr: Positive = 3e-4
-    tau: Discount = 0.01
-    success_coef: NotNegative = 0.5
-    bc_coef: NotNegative = 0.0
-    hindsight_steps: Count = 450
-    refresh_chunks: CountOrZero = 5_000
-    shift: CountOrZero = 0
-    max_grad_norm: NotNegative = 10.0
-
-    def __post_init__(self) -> None:
-        if self.mc_steps > self.critic_warmup:
-            raise UserError(
-                f"algorithm.mc_steps is {self.mc_steps}, more than algorithm.critic_warmup="
-                f"{self.critic_warmup}, of which they are the first ones. Lower it, or raise the "
-                "other."
-            )
+TD_COLUMNS = ("next_features", "reward", "valid", "terminated", "truncated")
 
 
 class PARL(OffPolicy):
@@ -120,31 +46,22 @@ class PARL(OffPolicy):
 
     Config = PARLConfig
     needs = (Chooses,)
+    actor_steps: ClassVar = "actor_utd"
+    """Setting that is 0 where the policy is frozen."""
 
     def __init__(self, config: PARLConfig, policy: ChoosingPolicy) -> None:
         super().__init__(config, policy)
         c = config
-        if not (has_ability(policy, HasFlow) or has_ability(policy, Imitates)):
-            raise UserError(
-                "PA-RL imitates what was chosen, so it needs a policy with the ability HasFlow, or "
-                f"Imitates, and {type(policy).__name__} has neither. See embodyrl/policy.py."
-            )
-        if policy.chooser is None:
-            raise UserError(
-                "PA-RL trains critics that choose among the policy's proposals, and this policy "
-                "has none. Set policy.chooser_width (256 is plenty)."
-            )
-        if policy.config.proposals < 2:
-            raise UserError(
-                "policy.proposals is 1, so there is nothing to choose from. Set it to 2 or more (8)."
-            )
-        if not policy.spec.cameras:
-            names = [name for name in FOR_PICTURES if hasattr(c, name)]
-            refuse_unread(c, "algorithm", names, f"{policy.spec.name} has no pictures")
+        check_can_choose(c, policy, self.actor_steps)
         self.device = next(policy.parameters()).device
         self.chooser = policy.chooser
         self.target = copy.deepcopy(self.chooser.critics).requires_grad_(False)
         horizon = num_executed(policy.config)
+        columns: dict[str, Any] = {
+            "next_choice": ((horizon, policy.spec.action_dim), torch.float32)
+        }
+        if self.chooser.editor is not None:
+            columns |= reference_columns(policy.spec, horizon)
         self.buffer = EpisodeBuffer(
             c.capacity,
             policy.spec,
@@ -152,7 +69,7 @@ class PARL(OffPolicy):
             self.chooser.encoder,
             c.gamma,
             self.device,
-            extra={"next_choice": ((horizon, policy.spec.action_dim), torch.float32)},
+            extra=columns,
         )
         self.hindsight = Hindsight(
             self.chooser.encoder, self.buffer, c.hindsight_steps, getattr(c, "refresh_chunks", 0)
@@ -162,10 +79,9 @@ class PARL(OffPolicy):
             self.chooser.critics.parameters(), c.critic_lr, c.max_grad_norm, "critics"
         )
         # Only with policy.edit_scale.
-        editor = self.chooser.editor
-        self.editor_optimizer = editor and GuardedAdam(
-            editor.parameters(), c.critic_lr, c.max_grad_norm, "editor"
-        )
+        self.edits: EditActor | None = None
+        if self.chooser.editor is not None:
+            self.edits = EditActor(c, policy, self.buffer)
         self.critic_steps = 0
         self.pending_critic = 0.0  # steps that the chunks collected so far still ask for
         self.pending_actor = 0.0
@@ -248,7 +164,10 @@ class PARL(OffPolicy):
                 "PA-RL imitates own successes, so each chunk must name its episode and say whether "
                 "it was solved. Collect with rollouts.collect.collect_transitions."
             )
-        self._note_choices(self.buffer.store(chunks), generator)
+        rows = self.buffer.store(chunks)
+        if self.edits is not None:
+            self.edits.note_references(rows, generator)
+        self._note_choices(rows, generator)
 
     def _note_choices(self, rows: Tensor, generator: torch.Generator) -> None:
         """What is chosen after the chunks at those places, which were played in turn."""
@@ -284,7 +203,8 @@ class PARL(OffPolicy):
         data = {name: self.buffer.data[name][rows] for name in TD_COLUMNS}
         # The value after each chunk, of what was chosen there.
         with torch.no_grad():
-            next_value = self.target(data["next_features"], data["next_choice"]).mean(0)
+            next_choice = self._next_choices(rows)
+            next_value = self.target(data["next_features"], next_choice).mean(0)
         # Nothing comes after a solved episode, nor after one that failed because its time was over.
         over = data["terminated"]
         if not self.config.bootstrap_timeouts:
@@ -292,41 +212,50 @@ class PARL(OffPolicy):
         gamma = self.config.gamma
         return rows, chunk_td_target(data["reward"], data["valid"], next_value, over, gamma)
 
+    def _next_choices(self, rows: Tensor) -> Tensor:
+        """What is chosen after the chunks at those places (B, H, A).
+
+        A policy that is always edited does there what its editor makes of a proposal by now.
+        """
+        data = self.buffer.data
+        if not self.chooser.config.edit_only:
+            return data["next_choice"][rows]
+        return self.chooser.best_of(
+            data["next_features"][rows], data["next_reference"][rows][:, None]
+        )
+
     def _update_critics(self, generator: torch.Generator, stats: Means) -> None:
         c = self.config
         if self.critic_steps < c.mc_steps:
             rows, target = self._return_batch(generator)
         else:
             rows, target = self._td_batch(generator)
-        self._fit_critics(rows, target, stats)
+        self._fit_critics(rows, target, generator, stats)
         # The target nets follow.
         self.target.follow(self.chooser.critics, c.tau)
 
-    def _fit_critics(self, rows: Tensor, target: Tensor, stats: Means) -> None:
+    def _fit_critics(
+        self, rows: Tensor, target: Tensor, generator: torch.Generator, stats: Means
+    ) -> None:
         """One gradient step of the critics towards targets of the chunks at those places."""
-        # Loss, backward pass and optimiser step.
         features, choice = self.buffer.data["features"][rows], self.buffer.data["choice"][rows]
-        q = self.chooser.critics(features, choice)
-        loss = td_loss(q, target)
+        critics = self.chooser.critics
+        if self.chooser.config.chooser_prefixes:
+            # Nothing is seen inside a chunk, so all of its prefixes have the same target.
+            each = critics.after_each_action(features, choice)
+            loss = td_loss(each.flatten(1), target.repeat_interleave(each.shape[-1]))
+            q = each[..., -1]
+        else:
+            q = critics(features, choice)
+            loss = td_loss(q, target)
+        # Backward pass and optimiser step.
         self.critic_optimizer.zero_grad()
         loss.backward()
         norm = self.critic_optimizer.step(loss)
         self.critic_steps += 1
         stats.add(critic_loss=loss, critic_grad_norm=norm, q=q.mean(), td_target=target.mean())
-        self._edit(rows, stats)
-
-    def _edit(self, rows: Tensor, stats: Means) -> None:
-        """One gradient step of the editor: what was chosen, edited, is to be worth more."""
-        editor, optimizer = self.chooser.editor, self.editor_optimizer
-        if editor is None or optimizer is None:
-            return
-        features, choice = self.buffer.data["features"][rows], self.buffer.data["choice"][rows]
-        edited = editor(features, choice)
-        loss = -self.chooser.critics(features, edited).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step(loss)
-        stats.add(edit=(edited.detach() - choice).abs().mean())
+        if self.edits is not None:
+            self.edits.step(rows, generator, stats)
 
     # Checkpoints.
 
@@ -336,7 +265,7 @@ class PARL(OffPolicy):
 
     def _optimizers(self) -> list[GuardedAdam]:
         more = self.hindsight.optimizers
-        editing = [] if self.editor_optimizer is None else [self.editor_optimizer]
+        editing = [] if self.edits is None else [self.edits.optimizer]
         return [self.actor.optimizer, self.critic_optimizer, *editing, *more]
 
     def state_dict(self) -> dict[str, Any]:

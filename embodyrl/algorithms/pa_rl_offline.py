@@ -13,11 +13,12 @@ so). PA-RL goes on from the checkpoint, whose critics are ready (arXiv:2412.0668
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from embodyrl.algorithms.edit_actor import EditConfig
 from embodyrl.algorithms.optim import Means
 from embodyrl.algorithms.pa_rl import PARL
 from embodyrl.errors import UserError
@@ -33,7 +34,7 @@ JUDGED = 256
 
 
 @dataclass(frozen=True)
-class PARLOfflineConfig:
+class PARLOfflineConfig(EditConfig):
     """Settings of PA-RL on recorded episodes.
 
     Attributes:
@@ -79,6 +80,7 @@ class PARLOffline(PARL):
     Batch = None
     plays = False
     continues_episodes = False
+    actor_steps: ClassVar = "actor_share"
 
     config: Any
     _saved: dict[str, Tensor] | None = None
@@ -153,7 +155,7 @@ class PARLOffline(PARL):
             self._saved = None
 
     def _update_critics(self, generator: torch.Generator, stats: Means) -> None:
-        self._fit_critics(*self._return_batch(generator), stats)
+        self._fit_critics(*self._return_batch(generator), generator, stats)
 
     def _note_choices(self, rows: Tensor, generator: torch.Generator) -> None:
         """Returns need no choice."""

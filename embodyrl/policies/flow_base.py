@@ -27,11 +27,12 @@ from embodyrl.functional.flow import (
     randn,
     timesteps,
 )
-from embodyrl.policies.chooser import Chooser, check_chooser
+from embodyrl.policies.chooser import CHOOSER_PARTS, Chooser, check_chooser
 from embodyrl.policies.found_features import FoundFeatures
 from embodyrl.policies.noise_policy import NoisePolicy, initial_noise
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.sample_path import integrate, with_executed
+from embodyrl.policies.shared_features import SharedFeatures
 from embodyrl.policy import Mode, num_executed
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
 
@@ -39,11 +40,7 @@ TRANSITIONS = ("flow_sde", "flow_cps", "flow_noise")
 TRAINED_STEPS = ("all", "one")
 CRITICS = ("privileged", "shared", "found")
 """What ``transition``, ``trained_steps`` and ``critic`` of a flow policy may be."""
-BELONGS_TO = {
-    "critic": ("critic.", "normalize_privileged.", "found."),
-    "chooser_width": ("chooser.",),
-    "edit_scale": ("chooser.editor.",),
-}
+BELONGS_TO = {"critic": ("critic.", "normalize_privileged.", "found."), **CHOOSER_PARTS}
 """Config key -> parts that keep their fresh weights if the initial checkpoint has another value."""
 
 
@@ -142,7 +139,8 @@ class ActorCritic(nn.Module):
         # The chooser takes the best of several proposals (PA-RL).
         self.chooser: Chooser | None = None
         if getattr(c, "chooser_width", 0):
-            self.chooser = Chooser(self.spec, num_executed(c), c)
+            shared = SharedFeatures(self, features) if c.chooser_sees == "shared" else None
+            self.chooser = Chooser(self.spec, num_executed(c), c, shared)
 
     @property
     def chooses(self) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import LEARNED_STD, squash_log_std
-from embodyrl.policies.chooser import ChooserConfig, check_chooser
+from embodyrl.policies.chooser import CHOOSER_PARTS, ChooserConfig, check_chooser
 from embodyrl.policies.flow_base import FlowPolicy, check_executed, check_start
 from embodyrl.policies.mlp_velocities import VELOCITIES, mlp
 from embodyrl.policies.normalize import Normalizer, TanhSquash
@@ -100,7 +100,7 @@ class FlowMLP(FlowPolicy):
     starts_fresh = ("steer.",)
     reads_instructions = False
     """Parts that may be missing in an initial checkpoint. They then keep their fresh weights."""
-    belongs_to: ClassVar = {"chooser_width": ("chooser.",), "edit_scale": ("chooser.editor.",)}
+    belongs_to: ClassVar = CHOOSER_PARTS
     """Config key -> parts that keep their fresh weights if the initial checkpoint has another."""
 
     def __init__(self, config: FlowMLPConfig, spec: EnvSpec) -> None:

@@ -132,11 +132,13 @@ def test_an_editor_raises_the_value_within_its_bound():
     chooser.critics = Near(torch.full((H, 2), 9.0))
     chooser.critics.weight = torch.nn.Parameter(torch.zeros(()))
     rows = algorithm.buffer.add(played(list(range(8))))
+    reference = played(list(range(8)), seed=1).choice
     algorithm.buffer.data["features"][rows] = features[:8]
+    algorithm.buffer.data["reference"][rows] = reference
     for _ in range(60):
-        algorithm._edit(rows, Means())
-    edited = chooser.editor(features[:8], algorithm.buffer.data["choice"][rows])
-    wanted = (algorithm.buffer.data["choice"][rows] + scale).clamp(-1, 1)
+        algorithm.edits.step(rows, gen(), Means())
+    edited = chooser.editor(features[:8], reference)
+    wanted = (reference + scale).clamp(-1, 1)
     torch.testing.assert_close(edited, wanted, atol=0.01, rtol=0)
     best = chooser.best_of(features, proposals)
     change = (best[:, None] - proposals).abs().flatten(2).amax(2).amin(1)

@@ -351,6 +351,40 @@ def test_every_algorithm_trains_it_unchanged(small, name):
     algorithm.load_state_dict(algorithm.state_dict())
 
 
+def test_a_small_actor_learns_beside_the_frozen_vla_from_its_mean_token(small):
+    """RLT: what is kept of an observation is what the language model says of it."""
+    env, generator = Dot(), gen()
+    settings = {"random_weights": True, "horizon": 3, "execute": 2, "keep_prefixes": 64}
+    edits = {"edit_scale": 2.0, "edit_only": True, "chooser_sees": "shared"}
+    policy = make(small, env.spec, **settings, **edits, **PARTS["pa_rl"])
+    frozen = {"actor_utd": 0.0, "edit_bc_coef": 1.0, "edit_dropout": 0.5}
+    train = {k: v for k, v in ALGORITHMS["pa_rl"].items() if k != "hindsight_steps"}
+    cls = registry.load("algorithms", "pa_rl")
+    algorithm = cls(cls.Config(**train | frozen), policy)
+    before = {n: p.detach().clone() for n, p in policy.named_parameters()}
+    player = Player(env)
+    for iteration in range(3):
+        batch = player.collect(algorithm, iteration, generator=generator)
+        row = algorithm.update(batch, progress=0.0, generator=generator)
+    assert row["gradient_steps"] > 1 and row["edit"] > 0 and row["actor_steps"] == 0
+    moved = {n for n, p in policy.named_parameters() if not torch.equal(p, before[n])}
+    assert {n for n in moved if n.startswith("chooser.editor.")}
+    assert all(n.startswith("chooser.") for n in moved)
+    # The buffer holds the mean token, the state beside it, and proprioception.
+    obs = batch.chunks.obs
+    raw = torch.cat([policy.features(policy.encode(obs)), obs.proprio], dim=-1)
+    kept = algorithm.buffer.data["features"]
+    assert kept.shape[1] == policy.features_dim + env.spec.proprio_dim
+    wanted = policy.chooser.encoder.normalize(raw)
+    assert all((kept - w).abs().amax(1).amin() < 1e-4 for w in wanted)
+    # What is executed is edited, and goes into a checkpoint as any chooser.
+    check_policy(policy, obs[:3], env.spec)
+    acted = policy.sample(obs, generator=gen(5), mode="eval").actions
+    proposals = policy.propose(obs, 3, gen(5))
+    assert not any(torch.allclose(acted, proposals[:, i]) for i in range(3))
+    torch.testing.assert_close(acted, policy.chooser.best(obs, proposals))
+
+
 def test_refusals(small, trained, tmp_path):
     def refused(match, folder=trained, **settings):
         with pytest.raises(UserError, match=match):

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import Generators, randn
-from embodyrl.policies.chooser import Chooser, check_chooser
+from embodyrl.policies.chooser import CHOOSER_PARTS, Chooser, check_chooser
 from embodyrl.policies.flow_base import check_executed
 from embodyrl.policies.vla.fixed_size import FixedSizeConfig, read_fixed_size
 from embodyrl.policies.vla.lerobot_io import write_checkpoint
@@ -64,7 +64,7 @@ class ACT(nn.Module):
 
     Config = ACTConfig
     reads_instructions = False
-    belongs_to: ClassVar = {"chooser_width": ("chooser.",), "edit_scale": ("chooser.editor.",)}
+    belongs_to: ClassVar = CHOOSER_PARTS
     """Config key -> parts that keep their fresh weights if the initial checkpoint has another."""
 
     def __init__(self, config: ACTConfig, spec: EnvSpec) -> None:
