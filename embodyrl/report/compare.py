@@ -36,7 +36,7 @@ EVAL = {
 
 OF_THE_MACHINE = (
     *("num_envs", "num_threads", "num_workers", "render_batch", "max_models"),
-    *("device", "seed", "split"),
+    *("device", "seed", "split", "randomise"),
 )
 """Settings of an env that leave an evaluation as it is."""
 
