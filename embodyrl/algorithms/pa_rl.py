@@ -31,7 +31,7 @@ from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.losses import td_loss
 from embodyrl.functional.returns import chunk_td_target
 from embodyrl.policy import Chooses, ChoosingPolicy, HasFlow, Imitates, has_ability, num_executed
-from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range
+from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range, Share
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
 from embodyrl.types import Obs
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from embodyrl.data.demonstrations import Demonstrations
 
 TD_COLUMNS = ("next_features", "next_choice", "reward", "valid", "terminated", "truncated")
-FOR_PICTURES = ("shift", "hindsight_steps", "refresh_chunks")
+FOR_PICTURES = ("shift", "jitter", "hindsight_steps", "refresh_chunks")
 Ratio = Annotated[float, Range(0, 1000, open_low=True)]
 
 
@@ -79,6 +79,8 @@ class PARLConfig:
         refresh_chunks: after so many chunks it is learned further, with a third of the steps; 0
             means never.
         shift: pixels, at most, by which pictures are shifted at random before the actor sees them.
+        jitter: share by which their brightness, contrast and saturation are changed then, at most;
+            hue is changed a little. .2 is usual.
         max_grad_norm: of the actor and of the critics, each; 0 means no bound.
     """
 
@@ -104,6 +106,7 @@ class PARLConfig:
     hindsight_steps: Count = 450
     refresh_chunks: CountOrZero = 5_000
     shift: CountOrZero = 0
+    jitter: Share = 0.0
     max_grad_norm: NotNegative = 10.0
 
     def __post_init__(self) -> None:
