@@ -61,6 +61,7 @@ def fit_curves(compute: Array, rates: Array, weights: Array) -> Curves:
         rates: (S, n) success rates.
         weights: (S, n) one over their variances; 0 leaves an evaluation out.
     """
+    # The grid, flat, and the share of the rise that each of its points has done when.
     middles, slopes = (
         x.ravel() for x in np.meshgrid(MIDDLES * compute.max(), SLOPES, indexing="ij")
     )
@@ -125,6 +126,7 @@ def extrapolate(
         (compute, success, lower, upper) up to the first multiple.
     """
     last = float(compute.max(initial=0.0))
+    # Too little to fit anything to.
     most = max((int((runs == run).sum()) for run in np.unique(runs)), default=0)
     if last <= 0:
         return {"last": last, "refused": "no evaluation after the start"}
@@ -144,7 +146,7 @@ def extrapolate(
     rises = many.at(np.array([last]))[:, 0] - many.start
     if np.quantile(rises, (1 - confidence) / 2) <= 0:
         return {"last": last, "refused": "success does not rise"}
-    speed = np.diff(many.at(np.linspace(0, last, 41)), axis=1)
+    speed = np.diff(many.at(last * np.arange(41.0) / 40), axis=1)
     if (speed[:, -1] <= 0.5 * speed.max(axis=1)).mean() < BENT:
         return {"last": last, "refused": "no bend yet: it may still rise far or end soon"}
 

@@ -65,6 +65,7 @@ def colour_jitter(
     """
     if strength == 0:
         return images
+    # Four numbers in [-1, 1] for each image; all colours are changed by one matrix.
     draws = 2 * torch.rand(len(images), 4, generator=generator) - 1
     brightness, contrast, saturation = (1 + strength * draws[:, :3]).unbind(1)
     matrix = _turned(saturation, 2 * math.pi * HUE * strength * draws[:, 3])

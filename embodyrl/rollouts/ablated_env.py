@@ -53,6 +53,7 @@ class AblatedEnv:
         if init is None:
             raise RuntimeError("AblatedEnv.reset needs the initial states.")
         obs = self.env.reset(env_ids, seed=seed, init=init)
+        # What was really there at the start, once for each initial state.
         for k, state in zip(env_index(env_ids, self.spec.num_envs), init, strict=True):
             self._init[k] = state
             if state not in self.first:
@@ -73,5 +74,6 @@ class AblatedEnv:
         """Every frame of ``obs``, changed."""
         if self.change is None:
             return obs
+        # Policies with a history see changed frames alone.
         earlier = None if obs.previous is None else self._shown(obs.previous)
         return replace(self.change(obs, self._init), previous=earlier)

@@ -147,6 +147,7 @@ def _compared(before: list[Episode], after: list[Episode], success: bool) -> dic
         {e.init: float(e.success) if success else e.reward for e in by_policy(episodes)}
         for episodes in (before, after)
     ]
+    # Episodes that a person took over are left out of both.
     both = sorted(values[0].keys() & values[1].keys())
     if len(both) < 2:
         raise UserError("A person acted in nearly all episodes: of the policy they say nothing.")
@@ -160,6 +161,7 @@ def _low(episodes: list[Episode]) -> float:
 
 
 def _verdict(of: dict[str, Any], success: bool, could_fall: bool) -> str:
+    # A change that the test shows, for the worse or for the better.
     if of["p"] <= 1 - CONFIDENCE and of["difference"] < 0:
         return "uses"
     if of["p"] <= 1 - CONFIDENCE and of["difference"] > 0:

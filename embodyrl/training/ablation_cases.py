@@ -71,6 +71,7 @@ def _cameras(
         cases[f"camera {name}"] = Case(
             f"this camera shows {blank}", f"the camera {name}", partial(_blank, {name: colour})
         )
+    # Where one camera is enough, none may still be too few.
     if len(colours) > 1:
         cases["all cameras"] = Case(
             f"every camera shows {blank}", "its cameras", partial(_blank, colours)
@@ -86,6 +87,7 @@ def _cameras(
         )
     else:
         left_out["other picture"] = "only one initial state is played"
+    # Whether the policy looks again after the start.
     cases["still picture"] = Case(
         "the first pictures of its own episode, all along",
         "the pictures after the first",
@@ -118,6 +120,7 @@ def _instructions(
         left_out["other instruction"] = (
             f"every episode has the instruction {next(iter(said.values()))!r}"
         )
+    # A sentence that says nothing, rather than another one.
     cases["no instruction"] = Case(
         "an empty instruction", "the instruction", partial(_told, dict.fromkeys(first, ""))
     )

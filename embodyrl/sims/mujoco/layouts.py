@@ -65,7 +65,7 @@ class Colours:
 
 
 @dataclass(frozen=True)
-class Light:
+class Lamp:
     """The lamp, whose light comes from any side.
 
     Attributes:
@@ -84,7 +84,7 @@ class Light:
 
 
 @dataclass(frozen=True)
-class Camera:
+class Viewpoint:
     """The front camera.
 
     Attributes:
@@ -100,7 +100,7 @@ class Camera:
     roll: float
 
 
-Look = Colours | Light | Camera
+Look = Colours | Lamp | Viewpoint
 USUAL = Places((0.37, -0.16), (0.59, 0.16), False, (0.11, 0.15), 0.10)
 """Of ``train``, ``eval`` and the splits that vary something else."""
 PLACES = (
@@ -114,12 +114,12 @@ LOOKS: dict[str, tuple[Look, Look]] = {
         Colours((0.25, 0.4), (0.2, 0.8), 0.08),
     ),
     "lighting": (
-        Light((0.43, 0.9), (0.5, 0.8), 0.85, (0.4, 0.5), 0.9),
-        Light((0.8, 0.6), (0.3, 0.9), 0.75, (0.15, 0.35), 0.85),
+        Lamp((0.43, 0.9), (0.5, 0.8), 0.85, (0.4, 0.5), 0.9),
+        Lamp((0.8, 0.6), (0.3, 0.9), 0.75, (0.15, 0.35), 0.85),
     ),
     "camera": (
-        Camera((-0.025, -0.06, -0.03), (0.04, 0.06, 0.05), 0.015, 0.04),
-        Camera((-0.05, -0.12, -0.06), (0.08, 0.12, 0.10), 0.03, 0.08),
+        Viewpoint((-0.025, -0.06, -0.03), (0.04, 0.06, 0.05), 0.015, 0.04),
+        Viewpoint((-0.05, -0.12, -0.06), (0.08, 0.12, 0.10), 0.03, 0.08),
     ),
 }
 """What only pictures show: the ranges of ``train`` if it randomises it, and of its ``ood_`` split."""
@@ -174,6 +174,7 @@ def sample(
     # A random stream for each task, split and number. The order of the draws below must not change:
     # the number of an initial state stands for it in every result.
     rng = _stream(f"{task.name}/{split}", init)
+    # Other splits ignore what training randomises.
     randomise = randomise if split == "train" else ()
     places = PLACES[0] if "position" in randomise else USUAL
     places = PLACES[1] if split == "ood_position" else places
@@ -258,7 +259,8 @@ def _restyle(layout: Layout, ranges: Look, rng: np.random.Generator) -> None:
         )
         tint = (-ranges.tint, ranges.tint, 3)
         layout.table_rgb = np.clip(rng.uniform(*ranges.table) + rng.uniform(*tint), 0, 1)
-    elif isinstance(ranges, Light):
+    elif isinstance(ranges, Lamp):
+        # From any side, at one height; then how bright and of what colour.
         side = rng.uniform(0, 2 * np.pi)
         across, down = ranges.slope
         direction = np.array([across * np.cos(side), across * np.sin(side), -down])
@@ -266,6 +268,7 @@ def _restyle(layout: Layout, ranges: Look, rng: np.random.Generator) -> None:
         layout.diffuse = rng.uniform(*ranges.diffuse) * rng.uniform(ranges.diffuse_tint, 1.0, 3)
         layout.ambient = rng.uniform(*ranges.ambient) * rng.uniform(ranges.ambient_tint, 1.0, 3)
     else:
+        # Moved first, then turned towards a point near the usual one, and tilted.
         layout.camera_pos = scene.CAMERA_POS + rng.uniform(ranges.low, ranges.high)
         look = scene.CAMERA_LOOK_AT + rng.uniform(-ranges.look, ranges.look, 3)
         layout.camera_quat = scene.look_at(
