@@ -161,11 +161,12 @@ def test_without_pictures_places_are_still_randomised():
 
 def test_it_costs_next_to_nothing():
     def seconds(env: MujocoEnv) -> float:
-        began = time.perf_counter()
-        for start in range(0, 320, 32):
+        began = time.process_time()
+        for start in range(0, 64, 32):
             env.reset(init=range(start, start + 32))
-            env.step(torch.zeros(32, 5, 4))
-        return time.perf_counter() - began
+            for _ in range(8):  # an episode that is never solved
+                env.step(torch.zeros(32, 5, 4))
+        return time.process_time() - began
 
     envs = [
         MujocoEnv(MujocoConfig(num_envs=32, max_blocks=2, num_threads=1, randomise=names))
@@ -175,5 +176,4 @@ def test_it_costs_next_to_nothing():
     for env in envs:
         env.close()
     plain, randomised = np.min(times, axis=0)
-    # Resets at every chunk, far more often than in training; a busy machine is given room.
-    assert randomised < 1.15 * plain
+    assert randomised < 1.06 * plain
