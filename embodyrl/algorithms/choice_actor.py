@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from embodyrl.algorithms.episode_buffer import EpisodeBuffer
-from embodyrl.algorithms.off_policy import shifted
 from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.algorithms.side_by_side import fork, gradient_of_sum, side_by_side
 from embodyrl.algorithms.weight_average import WeightAverage
 from embodyrl.errors import UserError
+from embodyrl.policies.augment import augmented
 from embodyrl.policy import Imitates, has_ability, imitation_noise
 from embodyrl.types import Obs
 
@@ -133,7 +133,9 @@ class ChoiceActor:
         self, parts: list[tuple[Obs, Tensor, Tensor]], generator: torch.Generator
     ) -> Tensor:
         """The imitation loss of observations, chunks (B, H, A) and masks (B, H)."""
-        obs = shifted(Obs.cat([o for o, _, _ in parts]), self.config.shift, generator)
+        obs = Obs.cat([o for o, _, _ in parts])
+        c = self.config
+        obs = augmented(obs, generator, shift=c.shift, jitter=c.jitter)
         actions, mask = torch.cat([a for _, a, _ in parts]), torch.cat([m for _, _, m in parts])
         if has_ability(self.policy, Imitates):
             noise = imitation_noise(self.policy, actions, generator)

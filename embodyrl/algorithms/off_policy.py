@@ -5,14 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from embodyrl.algorithm import Algorithm
-from embodyrl.policies.vision import random_shift
 from embodyrl.rollouts.batches import TransitionBatch
 from embodyrl.rollouts.collect import Player, collect_transitions
 from embodyrl.types import Obs
@@ -56,11 +54,3 @@ class OffPolicy(Algorithm):
     def worker_config(cls, config: Any, count: int) -> Any:
         """See ``Algorithm``: the learner alone has a replay buffer."""
         return replace(config, capacity=1)
-
-
-def shifted(obs: Obs, pixels: int, generator: torch.Generator) -> Obs:
-    """``obs`` with pictures that are shifted at random by up to ``pixels`` (DrQ)."""
-    if not pixels or not obs.images:
-        return obs
-    shift = partial(random_shift, pixels=pixels, generator=generator)
-    return replace(obs, images={name: shift(image) for name, image in obs.images.items()})

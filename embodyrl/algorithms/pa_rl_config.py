@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from embodyrl.algorithms.edit_actor import EditConfig, check_edit
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.policy import HasFlow, Imitates, has_ability
-from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range
+from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range, Share
 
 FOR_HINDSIGHT = ("hindsight_steps", "refresh_chunks")
-FOR_PICTURES = ("shift", *FOR_HINDSIGHT)
+FOR_PICTURES = ("shift", "jitter", *FOR_HINDSIGHT)
 Ratio = Annotated[float, Range(0, 1000, open_low=True)]
 
 
@@ -51,6 +51,8 @@ class PARLConfig(EditConfig):
         refresh_chunks: after so many chunks it is learned further, with a third of the steps; 0
             means never.
         shift: pixels, at most, by which pictures are shifted at random before the actor sees them.
+        jitter: share by which their brightness, contrast and saturation are changed then, at most;
+            hue is changed a little. .2 is usual.
         max_grad_norm: of the actor and of the critics, each; 0 means no bound.
     """
 
@@ -76,6 +78,7 @@ class PARLConfig(EditConfig):
     hindsight_steps: Count = 450
     refresh_chunks: CountOrZero = 5_000
     shift: CountOrZero = 0
+    jitter: Share = 0.0
     max_grad_norm: NotNegative = 10.0
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ from embodyrl.algorithms.edit_actor import EditConfig
 from embodyrl.algorithms.optim import Means
 from embodyrl.algorithms.pa_rl import PARL
 from embodyrl.errors import UserError
-from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range
+from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range, Share
 
 if TYPE_CHECKING:
     from embodyrl.data.demonstrations import Demonstrations
@@ -53,6 +53,8 @@ class PARLOfflineConfig(EditConfig):
         success_coef: so many chunks of solved episodes are imitated per choice.
         hindsight_steps: gradient steps in which the critics learn where things are in pictures.
         shift: pixels, at most, by which pictures are shifted at random before the actor sees them.
+        jitter: share by which their brightness, contrast and saturation are changed then, at most;
+            hue is changed a little. .2 is usual.
         max_grad_norm: of the actor and of the critics, each; 0 means no bound.
     """
 
@@ -70,6 +72,7 @@ class PARLOfflineConfig(EditConfig):
     success_coef: NotNegative = 0.5
     hindsight_steps: Count = 450
     shift: CountOrZero = 0
+    jitter: Share = 0.0
     max_grad_norm: NotNegative = 10.0
 
 

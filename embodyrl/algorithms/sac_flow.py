@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from embodyrl.algorithms.episode_buffer import EpisodeBuffer
 from embodyrl.algorithms.hindsight import Hindsight, check_found
-from embodyrl.algorithms.off_policy import OffPolicy, shifted
+from embodyrl.algorithms.off_policy import OffPolicy
 from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.algorithms.sac_flow_config import SACFlowConfig
 from embodyrl.algorithms.sft import imitation_loss
@@ -37,6 +37,7 @@ from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import LEARNED_STD, LOG_2PI, randn
 from embodyrl.functional.losses import sac_actor_loss, td_loss, temperature_loss
 from embodyrl.functional.returns import chunk_td_target
+from embodyrl.policies.augment import augmented
 from embodyrl.policies.critics import Critics
 from embodyrl.policies.sample_path import sample_path
 from embodyrl.policy import FlowCriticPolicy, HasFeatures, HasFlow, num_executed
@@ -234,7 +235,9 @@ class SACFlow(OffPolicy):
 
     def _shifted(self, obs: Obs, generator: torch.Generator) -> Obs:
         """Randomly shifted images, as the critics' own encoder learns from them."""
-        return obs if self.encoder is None else shifted(obs, self.config.critic_shift, generator)
+        if self.encoder is None:
+            return obs
+        return augmented(obs, generator, shift=self.config.critic_shift)
 
     # The loop.
 

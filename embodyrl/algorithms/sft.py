@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from embodyrl.algorithm import Algorithm, MemoryPlan, SharesGradients
 from embodyrl.algorithms.optim import Figures, Microbatches, clip_gradient
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import flow_matching_pair, randn, sample_training_time
 from embodyrl.functional.losses import flow_matching_loss
+from embodyrl.policies.augment import augmented
 from embodyrl.policies.flow_base import pad
 from embodyrl.policies.sample_path import given_prefix
-from embodyrl.policies.vision import random_shift
 from embodyrl.policy import (
     FlowPolicyProtocol,
     HasFlow,
@@ -57,6 +57,8 @@ class SFTConfig:
         max_grad_norm: of all gradients together.
         ema: decay of the averaged weights, which are what is evaluated and saved.
         shift: images are shifted by up to that many pixels.
+        jitter: brightness, contrast and saturation of images are changed by up to that share, and
+            hue a little; .2 is usual.
         time: how training times are drawn: ``uniform`` or ``beta`` (more weight near the noise, as
             pi0).
     """
@@ -71,6 +73,7 @@ class SFTConfig:
     max_grad_norm: NotNegative = 1.0
     ema: Annotated[float, Range(0, 1, open_high=True)] = 0.99
     shift: CountOrZero = 2
+    jitter: Share = 0.0
     time: Annotated[str, Choice("uniform", "beta")] = "uniform"
 
 
@@ -163,6 +166,9 @@ class SFT(Algorithm):
                 f"imitation_loss of its own), and {type(policy).__name__} has neither. See "
                 "embodyrl/policy.py."
             )
+        if not policy.spec.cameras:
+            why = f"{policy.spec.name} has no pictures"
+            refuse_unread(config, "algorithm", ("jitter",), why)
         self.parameters = list(policy.actor_parameters())
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.lr, weight_decay=config.weight_decay
@@ -228,9 +234,8 @@ class SFT(Algorithm):
         before, without_last = imitated_rows(self.policy)
         frames = batch.draw(c.batch_size, generator, without_last=without_last)
         obs, actions, mask = batch.batch(frames, before=before)
-        obs = obs.to(device)
-        images = {name: random_shift(x, c.shift, generator) for name, x in obs.images.items()}
-        return replace(obs, images=images), actions.to(device), mask.to(device)
+        obs = augmented(obs.to(device), generator, shift=c.shift, jitter=c.jitter)
+        return obs, actions.to(device), mask.to(device)
 
     def _loss_of(
         self, obs: Obs, actions: Tensor, mask: Tensor, generator: torch.Generator

@@ -68,6 +68,8 @@ def _print(found: dict[str, Any]) -> None:
 def _print_pair(
     pair: dict[str, Any], names: tuple[str, str], confidence: float, success: bool
 ) -> None:
+    from embodyrl.functional.comparison import range_text
+
     a, b = names
     print(f"{b} less {a}, in {pair['episodes']:,} initial states: {_apart(pair, names, success)}")
     if pair["verdict"] == "undecided" and pair["needed"] > pair["episodes"]:
@@ -83,7 +85,7 @@ def _print_pair(
     if (training := pair["training"]) is None:
         return
     how = "runs of the same seed are paired" if training["paired_by_seed"] else "runs not paired"
-    print(f"  trained anew ({how}): {_range(training, success)}{_said(training, names)}")
+    print(f"  trained anew ({how}): {range_text(training, success)}{_said(training, names)}")
     if adastop := training.get("adastop"):
         print(f"  AdaStop, at most {1 - confidence:.0%} errors over all looks: {_looks(adastop)}")
 
@@ -98,18 +100,12 @@ def _looks(adastop: dict[str, Any]) -> str:
 
 
 def _apart(of: dict[str, Any], names: tuple[str, str], success: bool) -> str:
-    p = "p < 0.0001" if of["p"] < 1e-4 else f"p = {of['p']:.2g}"
-    return f"{_range(of, success)}, {p}{_said(of, names)}"
+    from embodyrl.functional.comparison import difference_text
+
+    return f"{difference_text(of, success)}{_said(of, names)}"
 
 
 def _said(of: dict[str, Any], names: tuple[str, str]) -> str:
     a, b = names
     said = {"undecided": "no difference is shown", "a": f"{a} is better", "b": f"{b} is better"}
     return f": {said[of['verdict']]}"
-
-
-def _range(of: dict[str, Any], success: bool) -> str:
-    middle, low, high = of["difference"], *of["interval"]
-    if success:
-        return f"{100 * middle:+.1f} points [{100 * low:.1f}, {100 * high:.1f}]"
-    return f"{middle:+.4g} [{low:.4g}, {high:.4g}]"

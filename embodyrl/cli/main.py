@@ -43,6 +43,7 @@ The exit status is 1 if something that every user needs does not work.
 REPORT_HELP = """examples:
   embodyrl report runs/mujoco_pick_ppo                  writes runs/mujoco_pick_ppo/report.html
   embodyrl report runs/seed0 runs/seed1 --out both.html     several runs, or seeds, on one page
+  embodyrl report runs/seed0 runs/seed1 --extrapolate       how far success may still rise
 """
 BENCH_HELP = """examples:
   embodyrl bench                                  every environment with its default settings
@@ -232,6 +233,8 @@ def _add_report(verb: Verb) -> None:
     sub.add_argument("runs", nargs="+", help="folders of runs")
     text = "the file to write (default: report.html in the first run's folder)"
     sub.add_argument("--out", default="", metavar="FILE", help=text)
+    text = "continue the curves of success to two and four times the compute, and print them"
+    sub.add_argument("--extrapolate", action="store_true", help=text)
 
 
 def _add_bench(verb: Verb) -> None:
@@ -303,10 +306,15 @@ def _report(a: argparse.Namespace) -> int:
     from pathlib import Path
 
     from embodyrl.report import build_report
+    from embodyrl.report.extrapolate import fit_runs, print_fits
+    from embodyrl.report.read import read_run
 
-    runs = [Path(r) for r in a.runs]
-    out = build_report(runs, Path(a.out) if a.out else runs[0] / "report.html")
-    print(f"Wrote {out}")
+    folders = [Path(r) for r in a.runs]
+    out = Path(a.out) if a.out else folders[0] / "report.html"
+    print(f"Wrote {build_report(folders, out, extrapolate=a.extrapolate)}")
+    if a.extrapolate:
+        runs = [read_run(folder) for folder in folders]
+        print_fits(runs, fit_runs(runs))
     return 0
 
 

@@ -37,6 +37,8 @@ EVAL_HELP = """examples:
   embodyrl eval runs/mujoco_pick_ppo --episodes 500 --json
   embodyrl eval runs/mujoco_pick_ppo --ood
       a table of all splits out of the training distribution
+  embodyrl eval runs/mujoco_pick_ppo --ablate
+      which inputs it uses: each camera blank, another instruction, ...
   embodyrl eval runs/mujoco_pick_ppo --attempts 8
       how many states are solved at least once in 1 to 8 attempts
   embodyrl eval runs/mujoco_pick_ppo --video films run.videos=4
@@ -165,32 +167,42 @@ def add_eval_verb(verb: Verb) -> None:
     sub.add_argument("--attempts", type=int, default=1, metavar="K", help=text)
     text = "score every split out of the training distribution, too"
     sub.add_argument("--ood", action="store_true", help=text)
+    text = (
+        "which inputs the policy uses: also score it with each camera blank, with pictures and "
+        "instruction of another episode, without instruction, and with proprioception that stands "
+        "still"
+    )
+    sub.add_argument("--ablate", action="store_true", help=text)
     text = "also film the first run.videos episodes, as files of this folder"
     sub.add_argument("--video", default="", metavar="FOLDER", help=text)
     sub.add_argument("--json", action="store_true", help=JSON)
 
 
 def _eval(a: argparse.Namespace) -> int:
-    from embodyrl.training.evaluate import (
-        evaluate_checkpoint,
-        evaluate_ood,
-        print_evaluation,
-        print_ood,
-    )
+    from embodyrl.training.ablate import ablate_inputs, print_ablation
+    from embodyrl.training.evaluate import evaluate_checkpoint, print_evaluation
+    from embodyrl.training.ood import evaluate_ood, print_ood
 
     if a.guidance != 1.0 and not a.base:
         raise UserError(
             "--guidance moves away from another policy: name its checkpoint with --base."
         )
-    options: dict[str, Any] = {"base": a.base, "guidance": a.guidance, "video": a.video}
-    options |= {"episodes": a.episodes, "seed": a.seed, "attempts": a.attempts, "say": starting.say}
-    # All splits, or one.
+    options: dict[str, Any] = {"base": a.base, "guidance": a.guidance}
+    options |= {"episodes": a.episodes, "seed": a.seed, "say": starting.say}
+    tables = {"--ood": a.ood, "--ablate": a.ablate}
+    chosen = [name for name, given in tables.items() if given]
+    if len(chosen) > 1:
+        raise UserError("--ood and --ablate are two tables: ask for one of them.")
+    if chosen and (a.video or a.attempts != 1):
+        raise UserError(
+            f"{chosen[0]} takes neither --video nor --attempts: score one split for those."
+        )
+    # All splits, all inputs, or one score.
     if a.ood:
-        if a.video or a.attempts != 1:
-            raise UserError(
-                "--ood takes neither --video nor --attempts: score one split for those."
-            )
         print_as(a, evaluate_ood(a.checkpoint, a.overrides, **options), print_ood)
+    elif a.ablate:
+        print_as(a, ablate_inputs(a.checkpoint, a.overrides, **options), print_ablation)
     else:
+        options |= {"video": a.video, "attempts": a.attempts}
         print_as(a, evaluate_checkpoint(a.checkpoint, a.overrides, **options), print_evaluation)
     return 0

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -126,6 +127,57 @@ def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
 
 def _share_as_large(sums: np.ndarray, seen: float) -> float:
     return float((np.abs(sums) >= abs(seen) - 1e-9).mean())
+
+
+def paired_difference(
+    a: np.ndarray, b: np.ndarray, confidence: float = 0.95, success: bool = True
+) -> dict[str, Any]:
+    """How far apart two policies are in the same initial states, B less A.
+
+    Args:
+        a: (runs, episodes), a score of each: 1 for a solved episode and 0 for another; or a return.
+        b: likewise, with the same episodes.
+        confidence: of the interval; 1 less the error for which ``needed`` is computed.
+        success: whether the scores are successes.
+
+    Returns:
+        ``episodes``, ``means`` (of A and B), ``difference`` with its ``interval``, ``p``, and
+        ``needed`` pairs, see ``pairs_needed`` (0 where that is not known).
+    """
+    n = a.shape[1]
+    found: dict[str, Any] = {"episodes": n, "means": [float(a.mean()), float(b.mean())]}
+    # One run of each side: a pair is solved by A alone, by B alone, by both or by none.
+    if success and len(a) == len(b) == 1:
+        only_a, only_b = int((a > b).sum()), int((b > a).sum())
+        return found | {
+            "difference": (only_b - only_a) / n,
+            "interval": paired_interval(only_a, only_b, n, confidence),
+            "p": mcnemar(only_a, only_b),
+            "needed": pairs_needed(only_a, only_b, n, 1 - confidence),
+        }
+    # Several runs of a side: their mean in each initial state.
+    apart = (b.mean(axis=0) - a.mean(axis=0)).tolist()
+    mean, low, high = mean_interval(apart, confidence)
+    return found | {
+        "difference": mean,
+        "interval": (low, high),
+        "p": sign_flip(apart),
+        "needed": 0,
+    }
+
+
+def difference_text(of: dict[str, Any], success: bool = True) -> str:
+    """What ``paired_difference`` found, e.g. ``"+57.8 points [50.8, 64.2], p < 0.0001"``."""
+    p = "p < 0.0001" if of["p"] < 1e-4 else f"p = {of['p']:.2g}"
+    return f"{range_text(of, success)}, {p}"
+
+
+def range_text(of: dict[str, Any], success: bool = True) -> str:
+    """A difference with its interval, in points where scores are successes."""
+    middle, low, high = of["difference"], *of["interval"]
+    if success:
+        return f"{100 * middle:+.1f} points [{100 * low:.1f}, {100 * high:.1f}]"
+    return f"{middle:+.4g} [{low:.4g}, {high:.4g}]"
 
 
 def runs_interval(

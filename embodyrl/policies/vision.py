@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from torch import Tensor, nn
 
 
@@ -84,22 +84,3 @@ def spatial_softmax(x: Float[Tensor, "b k h w"]) -> Float[Tensor, "b k2"]:
 def as_sequence(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b hw c"]:
     """A feature map as a sequence of its h * w positions."""
     return x.permute(0, 2, 3, 1).flatten(1, 2)
-
-
-def random_shift(
-    images: UInt8[Tensor, "b h w 3"], pixels: int, generator: torch.Generator
-) -> UInt8[Tensor, "b h w 3"]:
-    """Random-shift augmentation (DrQ, arXiv:2004.13649).
-
-    Every image is shifted by up to ``pixels`` in both directions; border pixels are repeated.
-    """
-    if pixels == 0:
-        return images
-    batch, height, width, _ = images.shape
-    device = images.device
-    offsets = torch.randint(-pixels, pixels + 1, (2, batch, 1), generator=generator).to(device)
-    # The source row and column of each pixel; clamping repeats the border.
-    rows = (torch.arange(height, device=device) + offsets[0]).clamp(0, height - 1)
-    columns = (torch.arange(width, device=device) + offsets[1]).clamp(0, width - 1)
-    index = torch.arange(batch, device=device)[:, None, None]
-    return images[index, rows[:, :, None], columns[:, None, :]]

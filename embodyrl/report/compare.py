@@ -16,16 +16,7 @@ from typing import Any
 import numpy as np
 
 from embodyrl.errors import UserError
-from embodyrl.functional.comparison import (
-    adastop,
-    holm,
-    mcnemar,
-    paired_interval,
-    pairs_needed,
-    runs_interval,
-    sign_flip,
-)
-from embodyrl.functional.intervals import mean_interval
+from embodyrl.functional.comparison import adastop, holm, paired_difference, runs_interval
 from embodyrl.storage.paths import require_readable
 from embodyrl.storage.plain_data import COUNT, FLAG, TEXT, read_json, read_yaml
 from embodyrl.storage.run_files import EPISODE, read_evaluation, read_evaluations, read_meta
@@ -45,7 +36,7 @@ EVAL = {
 
 OF_THE_MACHINE = (
     *("num_envs", "num_threads", "num_workers", "render_batch", "max_models"),
-    *("device", "seed", "split"),
+    *("device", "seed", "split", "randomise"),
 )
 """Settings of an env that leave an evaluation as it is."""
 
@@ -250,40 +241,16 @@ def _pair(
     # By task, where there are several.
     rows = {task: [t == task for _, t in starts] for task in sorted({t for _, t in starts})}
     tasks = {
-        task: _difference(table[a][:, these], table[b][:, these], confidence, success)
+        task: paired_difference(table[a][:, these], table[b][:, these], confidence, success)
         for task, these in rows.items()
         if len(rows) > 1
     }
     return {
         "a": a,
         "b": b,
-        **_difference(table[a], table[b], confidence, success),
+        **paired_difference(table[a], table[b], confidence, success),
         "tasks": tasks,
         "training": _training(a, b, table, read, confidence, groups),
-    }
-
-
-def _difference(a: np.ndarray, b: np.ndarray, confidence: float, success: bool) -> dict[str, Any]:
-    """Of two tables (runs, episodes) of the same initial states."""
-    n = a.shape[1]
-    found: dict[str, Any] = {"episodes": n, "means": [float(a.mean()), float(b.mean())]}
-    # One run of each side: a pair is solved by A alone, by B alone, by both or by none.
-    if success and len(a) == len(b) == 1:
-        only_a, only_b = int((a > b).sum()), int((b > a).sum())
-        return found | {
-            "difference": (only_b - only_a) / n,
-            "interval": paired_interval(only_a, only_b, n, confidence),
-            "p": mcnemar(only_a, only_b),
-            "needed": pairs_needed(only_a, only_b, n, 1 - confidence),
-        }
-    # Several runs of a side: their mean in each initial state.
-    apart = (b.mean(axis=0) - a.mean(axis=0)).tolist()
-    mean, low, high = mean_interval(apart, confidence)
-    return found | {
-        "difference": mean,
-        "interval": (low, high),
-        "p": sign_flip(apart),
-        "needed": 0,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,13 @@ def read_run(folder: Path) -> dict[str, Any]:
         "tasks": _tasks(before, after, reports, rows),
         "episodes": _pairs(before, after, reports),
     }
+
+
+def same_but_seeds(runs: Sequence[dict[str, Any]]) -> bool:
+    """Whether these are several runs that differ only in what seeds of one experiment differ in."""
+    own = ("run.seed", "run.name", "run.out", "run.init_checkpoint", "data.path", "env.seed")
+    configs = [[pair for pair in run["config"] if pair[0] not in own] for run in runs]
+    return len(runs) > 1 and all(config == configs[0] for config in configs)
 
 
 def score_episodes(episodes: list[dict[str, Any]], reports_success: bool) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from typing import Any
 from embodyrl import __version__
 from embodyrl.errors import UserError
 from embodyrl.functional.intervals import bootstrap_iqm
-from embodyrl.report.read import embed_videos, finite, read_run
+from embodyrl.report.extrapolate import fit_runs
+from embodyrl.report.read import embed_videos, finite, read_run, same_but_seeds
 from embodyrl.storage.atomic_files import write_text
 from embodyrl.storage.paths import require_writable
 
@@ -24,7 +25,11 @@ SCRIPTS = ("charts.js", "summary.js", "curves.js", "episodes.js", "report.js")
 
 
 def build_report(
-    run_dirs: Sequence[str | Path], out: str | Path, *, max_video_mb: float = 60.0
+    run_dirs: Sequence[str | Path],
+    out: str | Path,
+    *,
+    max_video_mb: float = 60.0,
+    extrapolate: bool = False,
 ) -> Path:
     """Writes one self-contained HTML file about one or more runs.
 
@@ -36,6 +41,7 @@ def build_report(
         run_dirs: folders of runs; the first is shown first.
         out: the file to write.
         max_video_mb: total size of the videos; the others are left out, and the page says so.
+        extrapolate: continue the curves of success (``fit_runs``).
 
     Raises:
         UserError: a folder that holds no run, or a damaged file.
@@ -51,7 +57,9 @@ def build_report(
     budget = int(max_video_mb * 2**20)
     for number, (folder, run) in enumerate(zip(folders, runs, strict=True)):
         budget -= embed_videos(folder, run, budget // (len(runs) - number))
-    page = render({"version": __version__, "runs": runs, "across": _across(runs)})
+    fits = fit_runs(runs) if extrapolate else []
+    across = _across(runs)
+    page = render({"version": __version__, "runs": runs, "across": across, "fits": fits})
     out = Path(out)
     write_text(out, page)
     return out
@@ -103,14 +111,10 @@ def _across(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
 
     Runs that have not come equally far are compared at the last evaluation that all of them have.
     """
-    # Settings that seeds of one experiment may differ in.
-    own = ("run.seed", "run.name", "run.out", "run.init_checkpoint", "data.path", "env.seed")
-    configs = [[pair for pair in run["config"] if pair[0] not in own] for run in runs]
-    alike = all(config == configs[0] for config in configs)
     scores = [_by_iteration(run["evals"]) for run in runs]
     # The last point of training that all seeds have reached.
     common = sorted(set.intersection(*(set(s) for s in scores)))
-    if len(runs) < 2 or not alike or not common:
+    if not same_but_seeds(runs) or not common:
         return None
     mean, low, high = bootstrap_iqm([s[common[-1]] for s in scores])
     return {"runs": len(runs), "iteration": common[-1], "iqm": mean, "lo": low, "hi": high}

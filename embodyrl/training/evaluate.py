@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ from embodyrl.build import (
     load_policy,
     make_env,
 )
+from embodyrl.config import Config
 from embodyrl.devices import use_device
+from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
 from embodyrl.functional.by_task import tasks_in_words
 from embodyrl.functional.intervals import (
@@ -38,6 +42,60 @@ from embodyrl.types import EnvSpec
 
 PACE = 10.0
 """Seconds between two words about an evaluation under way."""
+
+
+@dataclass
+class OpenCheckpoint:
+    """A checkpoint in its env, ready to be scored.
+
+    Attributes:
+        config: of the run, on the split that is scored.
+        env: of that split.
+        policy: with the checkpoint's weights, on ``device``.
+        device: of the policy.
+        inits: the initial states; the same in every evaluation, so that two can be compared in
+            pairs.
+    """
+
+    config: Config
+    env: VecEnv
+    policy: Any
+    device: torch.device
+    inits: list[int]
+
+
+@contextlib.contextmanager
+def open_checkpoint(
+    path: str,
+    overrides: Sequence[str] = (),
+    *,
+    episodes: int = 0,
+    base: str = "",
+    guidance: float = 1.0,
+    say: Callable[[str], None] = lambda text: None,
+) -> Iterator[OpenCheckpoint]:
+    """Builds env and policy of a checkpoint; the env is closed behind the block.
+
+    The arguments are those of ``evaluate_checkpoint``.
+    """
+    # The run's own config, on the split that it never trained on.
+    config = load_config(path, overrides)
+    if not any(o.startswith("env.split=") for o in overrides):
+        config = dataclasses.replace(config, env=config.env.for_evaluation(config.run.eval_split))
+    device = use_device(config.run.device)
+    episodes = episodes or config.run.eval_episodes
+    with described_by(path):
+        env = make_env(limit_num_envs(config.env, episodes), config.run.device)
+    try:
+        policy: Any = load_policy(path, config.policy, env.spec, config.run.seed, device)
+        if base:
+            policy = GuidedPolicy(policy, _base_policy(base, env.spec, device), guidance)
+        inits = first_inits(env.spec, episodes)
+        if note := missed_tasks(env.spec, inits):
+            say(note)
+        yield OpenCheckpoint(config, env, policy, device, inits)
+    finally:
+        env.close()
 
 
 def evaluate_checkpoint(
@@ -84,26 +142,14 @@ def evaluate_checkpoint(
     """
     if attempts < 1:
         raise UserError(f"attempts is {attempts}; it must be 1 or more.")
-    # The run's own config, on the split that it never trained on.
-    config = load_config(path, overrides)
-    if not any(o.startswith("env.split=") for o in overrides):
-        config = dataclasses.replace(config, env=config.env.for_evaluation(config.run.eval_split))
-    device = use_device(config.run.device)
-    episodes = episodes or config.run.eval_episodes
-    with described_by(path):
-        env = make_env(limit_num_envs(config.env, episodes), config.run.device)
-    try:
+    with open_checkpoint(
+        path, overrides, episodes=episodes, base=base, guidance=guidance, say=say
+    ) as run:
+        env, policy, inits, device = run.env, run.policy, run.inits, run.device
         if attempts > 1:
             _require_success(env.spec)
-        policy: Any = load_policy(path, config.policy, env.spec, config.run.seed, device)
-        if base:
-            policy = GuidedPolicy(policy, _base_policy(base, env.spec, device), guidance)
-        # The same states in every evaluation, so that two can be compared in pairs.
-        inits = first_inits(env.spec, episodes)
-        film = inits_to_film(env.spec, inits, config.run.videos) if video else []
-        if note := missed_tasks(env.spec, inits):
-            say(note)
-        progress = partial(_tell, say, len(inits), [time.monotonic()])
+        film = inits_to_film(env.spec, inits, run.config.run.videos) if video else []
+        progress = partial(tell_progress, say, len(inits), [time.monotonic()])
         result = evaluate(
             env, policy, inits, seed=seed, film=film, device=device, progress=progress
         )
@@ -116,19 +162,17 @@ def evaluate_checkpoint(
             )
             for e in again.episodes:
                 solved[e.init] += int(e.success)
-    finally:
-        env.close()
     # Films, and the figures by task.
     films = write_films(result, env.spec, Path(video)) if video else {}
     return {
         "checkpoint": str(path),
         "env": env.spec.name,
-        "split": config.env.split,
+        "split": run.config.env.split,
         "execute": num_executed(policy.config),
         "horizon": policy.config.horizon,
         "reports_success": env.spec.reports_success,
         "faults": result.faults,
-        **_summary(result.episodes),
+        **score_summary(result.episodes),
         **_attempts(solved, attempts),
         "tasks": score_tasks(env.spec, result.episodes),
         "results": [
@@ -136,57 +180,6 @@ def evaluate_checkpoint(
             for e in result.episodes
         ],
     }
-
-
-def evaluate_ood(
-    path: str,
-    overrides: Sequence[str] = (),
-    *,
-    say: Callable[[str], None] = lambda text: None,
-    **options: Any,
-) -> dict[str, Any]:
-    """Scores a checkpoint on the run's evaluation split, and on every split out of distribution.
-
-    Args:
-        path: as in ``evaluate_checkpoint``.
-        overrides: likewise, without ``env.split``.
-        say: likewise.
-        options: the others of ``evaluate_checkpoint``.
-
-    Returns:
-        Split -> what ``evaluate_checkpoint`` returns, with ``about``, how it differs, in words.
-
-    Raises:
-        UserError: the env has no such splits, or ``env.split`` is overridden.
-    """
-    if given := [o for o in overrides if o.startswith("env.split=")]:
-        raise UserError(f"All splits are scored, so {given[0]} has no effect. Leave it out.")
-    config = load_config(path, overrides)
-    env = config.env.for_evaluation(config.run.eval_split)
-    if not (shifted := env.ood_splits()):
-        raise UserError(
-            f"{env.name} has no splits out of the training distribution: only train and eval."
-        )
-    # One split after the other, each as `eval` would score it alone.
-    found = {}
-    for split, about in {config.run.eval_split: "as in training, other states", **shifted}.items():
-        say(f"scoring {split}")
-        given = [*overrides, f"env.split={split}"]
-        found[split] = {"about": about, **evaluate_checkpoint(path, given, say=say, **options)}
-    return found
-
-
-def print_ood(found: dict[str, Any]) -> None:
-    """The figures of ``evaluate_ood`` as a table."""
-    width = max(map(len, found))
-    for split, result in found.items():
-        score = (
-            format_rate(result["successes"], result["episodes"])
-            if result["reports_success"]
-            else f"return {format_return([row['reward'] for row in result['results']])}"
-        )
-        print(f"{split:<{width}}  {score:<26}  {result['about']}")
-    print(executed_text(*(next(iter(found.values()))[key] for key in ("execute", "horizon"))))
 
 
 def executed_text(execute: int, horizon: int) -> str:
@@ -210,7 +203,7 @@ def _attempts(solved: dict[int, int], attempts: int) -> dict[str, Any]:
     }
 
 
-def _tell(
+def tell_progress(
     say: Callable[[str], None], total: int, last: list[float], done: int, scored: list[Episode]
 ) -> None:
     """Says how far an evaluation has come, unless it did so just before (``last``)."""
@@ -263,7 +256,7 @@ def not_counted(total: int, person: int, faults: int) -> str:
 def score_tasks(spec: EnvSpec, episodes: Sequence[Episode]) -> dict[str, dict[str, Any]]:
     """Task -> the score of its episodes, as ``evaluate_checkpoint`` gives it; of those played."""
     parts = {name: [e for e in episodes if e.task == name] for name in spec.tasks}
-    return {name: _summary(part) for name, part in parts.items() if part}
+    return {name: score_summary(part) for name, part in parts.items() if part}
 
 
 def tasks_text(episodes: Sequence[Episode]) -> str:
@@ -288,7 +281,8 @@ def missed_tasks(spec: EnvSpec, inits: Sequence[int]) -> str:
     )
 
 
-def _summary(episodes: list[Episode]) -> dict[str, Any]:
+def score_summary(episodes: list[Episode]) -> dict[str, Any]:
+    """The scores of some episodes, as ``evaluate_checkpoint`` gives them."""
     counted = by_policy(episodes)
     n = len(counted)
     solved = sum(e.success for e in counted)

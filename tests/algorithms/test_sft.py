@@ -93,16 +93,17 @@ def test_the_result_is_an_average_without_gradients():
     torch.testing.assert_close(sft.result.normalize_proprio.std, demos.proprio.std(0, correction=0))
 
 
-def test_images_are_shifted_by_the_generator_of_the_iteration():
+def test_images_are_changed_by_the_generator_of_the_iteration():
     demos = demonstrations(4, cameras=CAMERAS)
     states = []
-    for shift in (2, 2, 0):
-        sft = make_sft(SEEING, shift=shift, steps_per_iteration=2, batch_size=16)
+    for settings in ({}, {}, {"shift": 0}, {"jitter": 0.2}):
+        sft = make_sft(SEEING, steps_per_iteration=2, batch_size=16, **settings)
         run(sft, demos, range(1), 1)
         states.append(sft.policy.state_dict())
     assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
     seen = [k for k in states[0] if k.startswith("vision.") and k.endswith("weight")]
-    assert seen and not any(torch.equal(states[0][k], states[2][k]) for k in seen)
+    for other in states[2:]:
+        assert seen and not any(torch.equal(states[0][k], other[k]) for k in seen)
 
 
 def test_the_learning_rate_rises_and_falls():

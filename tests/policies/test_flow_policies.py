@@ -15,7 +15,6 @@ from embodyrl.functional.losses import ppo_policy_loss
 from embodyrl.policies.flow_vla import FlowVLA, FlowVLAConfig
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.text import TextEncoder
-from embodyrl.policies.vision import random_shift
 from embodyrl.policy import num_executed
 from embodyrl.types import EnvSpec, Obs
 
@@ -285,29 +284,6 @@ def test_the_order_of_words_and_the_colour_matter():
     for i in range(4):
         for j in range(i):
             assert (pooled[i] - pooled[j]).abs().max() > 1e-4
-
-
-def test_random_shift_is_a_crop_of_the_image_with_its_border_repeated():
-    generator, pixels = torch.Generator().manual_seed(0), 2
-    images = torch.randint(0, 256, (64, 6, 8, 3), generator=generator, dtype=torch.uint8)
-    shifted = random_shift(images, pixels, torch.Generator().manual_seed(1))
-    assert torch.equal(shifted, random_shift(images, pixels, torch.Generator().manual_seed(1)))
-    assert torch.equal(random_shift(images, 0, generator), images)
-    padded = torch.nn.functional.pad(
-        images.permute(0, 3, 1, 2).float(), [pixels] * 4, mode="replicate"
-    )
-    padded = padded.permute(0, 2, 3, 1).to(torch.uint8)
-    used = set()
-    for image, wide in zip(shifted, padded, strict=True):
-        fits = [
-            (dy, dx)
-            for dy in range(2 * pixels + 1)
-            for dx in range(2 * pixels + 1)
-            if torch.equal(image, wide[dy : dy + 6, dx : dx + 8])
-        ]
-        assert len(fits) == 1
-        used.add(fits[0])
-    assert len(used) > 15  # of 25
 
 
 def test_normalizer_standardises_inverts_and_bounds():

@@ -6,8 +6,10 @@ And one of a short training in an env that reports no success.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from embodyrl.config import resolve
@@ -95,6 +97,30 @@ def runs(tmp_path_factory) -> list[Path]:
     noises = {"before": (0, 1.6), "iter_000005": (5, 1.2), "after": (10, 0.6)}
     made = [make_run(root / f"seed{seed}", env, seed, noises) for seed in (0, 1)]
     env.close()
+    return made
+
+
+@pytest.fixture(scope="session")
+def rising(runs, tmp_path_factory) -> list[Path]:
+    """Two seeds with evaluations as of a known curve: .2 to .9, half of it after 2,000 steps."""
+    rng = np.random.default_rng(0)
+    made = []
+    for seed in (0, 1):
+        folder = tmp_path_factory.mktemp("rising") / f"seed{seed}"
+        shutil.copytree(runs[seed], folder)
+        shutil.rmtree(folder / "evals")
+        (folder / "evals").mkdir()
+        for iteration in range(0, 13, 2):
+            rate = 0.2 + 0.7 * iteration**2 / (iteration**2 + 2**2)
+            rows = [
+                {"init": i, "task": "pick", "success": bool(solved), "length": 9}
+                | {"return": float(solved), "video": None}
+                for i, solved in enumerate(rng.random(400) < rate)
+            ]
+            text = {"env_steps": 1000 * iteration, "minutes": 0.1 * iteration}
+            text |= {"iteration": iteration, "episodes": rows}
+            (folder / "evals" / f"iter_{iteration:06d}.json").write_text(json.dumps(text))
+        made.append(folder)
     return made
 
 

@@ -34,8 +34,8 @@ def open_page(chromium, tmp_path):
     wrong: list[str] = []
     contexts = []
 
-    def go(folders, width=1280, scheme="light"):
-        file = build_report(folders, tmp_path / "report.html")
+    def go(folders, width=1280, scheme="light", extrapolate=False):
+        file = build_report(folders, tmp_path / "report.html", extrapolate=extrapolate)
         contexts.append(
             chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
         )
@@ -85,6 +85,24 @@ def test_headline_curves_and_table(open_page, runs):
     box = page.locator(".chart.wide svg").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.98, box["y"] + box["height"] / 2)
     assert after in page.locator(".chart.wide .tip").inner_text()
+
+
+def test_fitted_curves_are_dashed_and_told(open_page, rising):
+    page = open_page(rising, extrapolate=True)
+    dashed = "paths => paths.filter(p => p.style.strokeDasharray.startsWith('2')).length"
+    assert page.locator(".chart.wide svg path").evaluate_all(dashed) == 1
+    row = page.locator("#fits tbody tr")
+    assert row.count() == 1 and "2 seeds together" in row.inner_text()
+    assert "12k" in row.inner_text()
+    # The axis reaches as far as the curve, twice what was trained.
+    assert "20k" in page.locator(".chart.wide svg").text_content()
+    page.get_by_role("button", name="Minutes").click()
+    page.wait_for_selector("#curves svg path")
+    assert "1.2 min" in page.locator("#fits tbody tr").inner_text()
+    # Iterations are no compute.
+    page.get_by_role("button", name="Iterations").click()
+    page.wait_for_selector("#curves svg path")
+    assert page.locator("#fits").count() == 0
 
 
 def test_forty_tasks_can_be_put_in_order(open_page, runs, tmp_path):

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from embodyrl.cli.main import main
 from embodyrl.errors import UserError
 from embodyrl.functional.intervals import mean_interval, wilson
 from embodyrl.report import build_report
@@ -91,6 +92,27 @@ def test_several_runs_have_an_interquartile_mean(runs, tmp_path):
     assert [run["name"] for run in data["runs"]] == ["seed0", "seed1"]
     same = data_of(build_report([runs[0], runs[0]], tmp_path / "report.html"))
     assert all(run["name"].endswith("/seed0") for run in same["runs"])
+
+
+def test_curves_of_success_are_continued(rising, runs, pendulum, tmp_path, capsys):
+    out = tmp_path / "report.html"
+    assert data_of(build_report(rising, out))["fits"] == []
+    (fit,) = data_of(build_report(rising, out, extrapolate=True))["fits"]
+    assert fit["runs"] == [0, 1]  # seeds of one experiment
+    for axis, last in (("env_steps", 12_000), ("minutes", 1.2)):
+        found = fit[axis]
+        assert found["last"] == pytest.approx(last) and found["refused"] == ""
+        assert found["asymptote"][0] == pytest.approx(0.9, abs=0.03)
+        assert found["ahead"]["2"][0] == pytest.approx(0.2 + 0.7 * 24**2 / (24**2 + 2**2), abs=0.03)
+        assert found["curve"][-1][0] == pytest.approx(2 * last)
+    # Too few evaluations, and no success at all.
+    assert main(["report", str(runs[0]), str(pendulum), "--extrapolate", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "by env steps  no curve: 3 evaluations, and the curve takes 4 of a run" in said
+    assert "by minutes    no curve: the env reports no success" in said
+    assert [fit["runs"] for fit in data_of(out)["fits"]] == [[0], [1]]
+    assert main(["report", *map(str, rising), "--extrapolate", "--out", str(out)]) == 0
+    assert "seed0, seed1: fitted together" in capsys.readouterr().out
 
 
 def test_seeds_are_averaged_where_all_of_them_have_come_to(runs, tmp_path):

@@ -10,7 +10,7 @@ import torch
 from embodyrl.checks import check_env
 from embodyrl.env import InvalidActionError
 from embodyrl.errors import UserError
-from embodyrl.sims.mujoco import kinematics, scene, tasks
+from embodyrl.sims.mujoco import kinematics, layouts, scene, tasks
 from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 
 ALL_TASKS = ",".join(tasks.TASKS)
@@ -149,14 +149,14 @@ def test_splits_share_no_states_and_repeat_themselves():
 
 def test_out_of_distribution_positions_lie_outside_the_training_region():
     for init in range(50):
-        spots = tasks.sample(tasks.TASKS["pick"], "ood_position", init, 3, 2, 3).blocks
+        spots = layouts.sample(tasks.TASKS["pick"], "ood_position", init, 3, 2, 3).blocks
         spots = spots[spots[:, 0] > 0, :2]
-        assert not ((spots > tasks.TABLE_LOW) & (spots < tasks.TABLE_HIGH)).all(axis=1).any()
+        assert not ((spots > layouts.USUAL.low) & (spots < layouts.USUAL.high)).all(axis=1).any()
 
 
 def test_instructions_name_the_target_and_are_paraphrased_out_of_distribution():
-    train = tasks.sample(tasks.TASKS["pick"], "train", 3, 3, 2, 3)
-    other = tasks.sample(tasks.TASKS["pick"], "ood_language", 3, 3, 2, 3)
+    train = layouts.sample(tasks.TASKS["pick"], "train", 3, 3, 2, 3)
+    other = layouts.sample(tasks.TASKS["pick"], "ood_language", 3, 3, 2, 3)
     assert train.instruction == f"pick up the {train.colours[0]} block"
     assert other.instruction == f"grasp the {other.colours[0]} cube and raise it"
 
@@ -164,7 +164,7 @@ def test_instructions_name_the_target_and_are_paraphrased_out_of_distribution():
 def test_every_named_colour_is_asked_for():
     env = state_env(64)
     asked = set(env.reset(init=range(64)).instruction)
-    assert asked == {f"pick up the {colour} block" for colour in tasks.PALETTE}
+    assert asked == {f"pick up the {colour} block" for colour in layouts.PALETTE}
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1e9])

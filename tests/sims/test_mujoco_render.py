@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodyrl.sims.mujoco import scene, tasks
+from embodyrl.sims.mujoco import layouts, scene
 from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
 
 
@@ -41,8 +41,8 @@ def test_blocks_appear_where_they_are_in_their_colour(env):
             row, column = project(np.array([x, y, z + scene.BLOCK_HALF]), 64)
             pixel = image[k, row, column].numpy() / 255.0
             seen += int(
-                np.argmax([pixel @ c / np.linalg.norm(c) for c in tasks.PALETTE.values()])
-            ) == int(np.argmax([rgb @ c / np.linalg.norm(c) for c in tasks.PALETTE.values()]))
+                np.argmax([pixel @ c / np.linalg.norm(c) for c in layouts.PALETTE.values()])
+            ) == int(np.argmax([rgb @ c / np.linalg.norm(c) for c in layouts.PALETTE.values()]))
             seen_pixels = (image[k].numpy() / 255.0 - pixel) ** 2
             assert (seen_pixels.sum(-1) < 0.05).sum() >= 12, "a block should be several pixels wide"
     blocks = sum(int((layout.blocks[:, 0] > 0).sum()) for layout in env.layouts)

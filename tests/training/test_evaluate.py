@@ -10,7 +10,7 @@ from embodyrl.errors import UserError
 from embodyrl.functional.flow import randn
 from embodyrl.rollouts.evaluation import evaluate
 from embodyrl.sims.mujoco.env import MujocoConfig, MujocoEnv
-from embodyrl.training.evaluate import PACE, _tell, first_inits
+from embodyrl.training.evaluate import PACE, first_inits, tell_progress
 from embodyrl.types import ActionSample
 
 GAP = slice(18, 21)
@@ -142,11 +142,13 @@ def test_an_evaluation_says_how_far_it_is_but_not_at_every_episode():
     often: list[str] = []
     seldom: list[str] = []
     long_ago = [time.monotonic() - PACE]
-    evaluate(make_env(2), Chaser(), INITS, progress=partial(_tell, seldom.append, 11, long_ago))
+    evaluate(
+        make_env(2), Chaser(), INITS, progress=partial(tell_progress, seldom.append, 11, long_ago)
+    )
     assert len(seldom) == 1
 
     def always(done, scored):
-        _tell(often.append, 11, [-PACE], done, scored)
+        tell_progress(often.append, 11, [-PACE], done, scored)
 
     evaluate(make_env(2), Chaser(), INITS, progress=always)
     assert often[-1] == "11 of 11 episodes"

@@ -16,18 +16,15 @@ import pytest
 import torch
 
 from embodyrl.build import load_config
+from embodyrl.cli.main import main
 from embodyrl.config import Config, compose, env_config, resolve, to_yaml
 from embodyrl.errors import UserError
 from embodyrl.interrupt import Interrupt, Interrupted
 from embodyrl.rollouts.seeding import init_states
 from embodyrl.storage import checkpoint
 from embodyrl.storage.loggers import read_metrics
-from embodyrl.training.evaluate import (
-    evaluate_checkpoint,
-    evaluate_ood,
-    print_evaluation,
-    print_ood,
-)
+from embodyrl.training.evaluate import evaluate_checkpoint, print_evaluation
+from embodyrl.training.ood import evaluate_ood, print_ood
 from embodyrl.training.run_folder import finished
 from embodyrl.training.runner import train
 from embodyrl.types import EnvSpec
@@ -429,6 +426,20 @@ def test_all_splits_out_of_distribution_are_scored_by_one_call(straight, capsys)
     assert "ood_language" in said and "paraphrased instructions" in said and "executing" in said
     with pytest.raises(UserError, match=r"env\.split=eval has no effect"):
         evaluate_ood(str(straight), ["env.split=eval"])
+
+
+def test_the_inputs_of_a_checkpoint_are_ablated_by_one_command(straight, capsys):
+    assert main(["eval", str(straight), "--ablate", "--json", "--episodes", "6"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    one = json.loads(json.dumps(evaluate_checkpoint(str(straight), episodes=6)))
+    assert found["split"] == "eval" and found["execute"] == one["execute"]
+    assert {key: one[key] for key in found["as_is"]} == found["as_is"]
+    # All that a policy of states sees is in proprio.
+    assert set(found["cases"]) == {"no instruction", "proprio"}
+    assert found["not_applicable"]["camera"] == "the env has no cameras"
+    for more in ("--ood", "--attempts=2", "--video=films"):
+        assert main(["eval", str(straight), "--ablate", more]) == 1
+        assert "--ablate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ function ticks(low, high, count) {
   return out;
 }
 
-// series: [{label, color, points: [[x, y, lo, hi], ...], faint, dots}]; y null leaves a gap.
+// series: [{label, color, points: [[x, y, lo, hi], ...], faint, dots, dashed}]; y null leaves a gap.
 function drawChart(box, series, options) {
   const plot = node("svg", { role: "img", "aria-label": options.title });
   const tip = node("div", { class: "tip", hidden: true });
@@ -132,6 +132,7 @@ function paintSeries(plot, s, X, Y) {
     opacity: s.faint ? 0.5 : 1,
     strokeLinejoin: "round",
     strokeLinecap: "round",
+    strokeDasharray: s.dashed ? "2 6" : "none",
   };
   plot.append(node("path", { d, style: look }));
   if (s.dots) {

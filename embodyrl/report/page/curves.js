@@ -113,6 +113,13 @@ function scores(reports, along, xFormat) {
       series.push({ label: `${name}held out`, color: color(k), points: held, dots: true });
     if (RUNS.length > 1) key(run.name, color(k));
   });
+  const fits = reports ? DATA.fits.filter((fit) => fit[state.axis]) : [];
+  for (const fit of fits) {
+    const found = fit[state.axis];
+    if (found.refused) continue;
+    const tint = fit.runs.length > 1 ? "var(--muted)" : color(fit.runs[0]);
+    series.push({ label: "fitted curve", color: tint, points: found.curve, dashed: true });
+  }
   if (RUNS.length === 1)
     key("held-out states, without exploration noise, with 95% intervals", color(0));
   if (series.some((s) => s.faint))
@@ -140,5 +147,43 @@ function scores(reports, along, xFormat) {
       xFormat,
     });
   else card.append(node("p", { class: "empty" }, "Nothing has been measured yet."));
+  if (fits.length) card.append(fitted(fits, xFormat));
   return card;
+}
+
+// What the fitted curves say of more compute, as a table.
+function fitted(fits, xFormat) {
+  const bounds = ([value, low, high]) =>
+    `${percent(value)} [${(100 * low).toFixed(0)}, ${(100 * high).toFixed(0)}]`;
+  const row = (fit) => {
+    const found = fit[state.axis];
+    const name = fit.runs.length > 1 ? `${fit.runs.length} seeds together` : RUNS[fit.runs[0]].name;
+    if (found.refused)
+      return node("tr", {}, node("td", {}, name), node("td", { colspan: 5 }, `no curve: ${found.refused}`));
+    const cells = [
+      xFormat(found.last),
+      bounds(found.ahead["2"]),
+      bounds(found.ahead["4"]),
+      bounds(found.asymptote),
+      xFormat(found.middle[0]),
+    ];
+    return node("tr", {}, node("td", {}, name), cells.map((text) => node("td", { class: "num" }, text)));
+  };
+  const head = ["Fitted curve", "So far", "At twice that", "At four times", "At the end", "Half of the rise"];
+  return node(
+    "div",
+    { class: "scroll", id: "fits" },
+    node(
+      "table",
+      {},
+      node("thead", {}, node("tr", {}, head.map((t, k) => node("th", { class: k ? "num" : "" }, t)))),
+      node("tbody", {}, fits.map(row)),
+    ),
+    node(
+      "p",
+      { class: "muted small" },
+      "Dashed: R_0 + (A - R_0) / (1 + (C_mid / C)^B), with 95% bootstrap intervals of the curve. " +
+        "It supposes that nothing but compute changes; a learning rate that falls to its end does.",
+    ),
+  );
 }

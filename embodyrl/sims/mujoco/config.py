@@ -9,10 +9,10 @@ from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean, refuse_unread
 from embodyrl.ranges import Count, CountOrZero, Names, Pixels, Range, Threads, names_in
 from embodyrl.sims.mujoco import tasks
+from embodyrl.sims.mujoco.layouts import LOOKS, MAX_BLOCKS, VARIATIONS
 from embodyrl.sims.mujoco.physics import BACKENDS
 from embodyrl.storage.paths import machine_setting
 
-MAX_BLOCKS = 4
 CONTROL_DIMS = {"ee_delta_pos": 4, "ee_delta_pose": 7}
 POS_SCALE = 0.035
 """Metres that the commanded hand moves at action 1."""
@@ -40,6 +40,8 @@ class MujocoConfig(EnvConfig):
         min_blocks: fewest blocks on the table in tasks that draw their number; 0 takes the task's
             own.
         max_blocks: most blocks; 0 takes the task's own.
+        randomise: what the split ``train`` draws from wider ranges: any of ``position``,
+            ``clutter``, ``colour``, ``lighting`` and ``camera``; other splits are not affected.
         num_threads: for physics and drawing; 0 uses every core this process may use.
         render_batch: envs drawn by one launch.
     """
@@ -55,6 +57,7 @@ class MujocoConfig(EnvConfig):
     max_episode_steps: CountOrZero = 0
     min_blocks: Annotated[int, Range(0, MAX_BLOCKS)] = 0
     max_blocks: Annotated[int, Range(0, MAX_BLOCKS)] = 0
+    randomise: tuple[str, ...] = ()
     num_threads: Threads = machine_setting(0)
     render_batch: Count = machine_setting(16)
 
@@ -67,7 +70,9 @@ class MujocoConfig(EnvConfig):
         """See ``EnvConfig``; those that change something in these tasks and for these cameras."""
         clutter = any(tasks.TASKS[name].clutter for name in task_names(self))
         left_out = set() if clutter else {"ood_clutter"}
-        left_out |= set() if self.cameras else {"ood_colour", "ood_lighting", "ood_camera"}
+        seen = self.cameras if self.renderer != "none" else ()
+        left_out |= set() if seen else {"ood_colour", "ood_lighting"}
+        left_out |= set() if "front" in seen else {"ood_camera"}  # the wrist's never moves
         return {
             name: about
             for name, about in tasks.SPLITS.items()
@@ -76,7 +81,8 @@ class MujocoConfig(EnvConfig):
 
     def without_pictures(self) -> EnvConfig:
         """See ``EnvConfig``."""
-        return replace(self, cameras=(), render_batch=MujocoConfig.render_batch)
+        seen = tuple(name for name in self.randomise if name not in LOOKS)
+        return replace(self, cameras=(), randomise=seen, render_batch=MujocoConfig.render_batch)
 
 
 def block_range(task: tasks.Task, config: MujocoConfig) -> tuple[int, int]:
@@ -84,10 +90,12 @@ def block_range(task: tasks.Task, config: MujocoConfig) -> tuple[int, int]:
     low, high = task.blocks
     if config.split == "ood_clutter" and task.clutter:
         return MAX_BLOCKS, MAX_BLOCKS
-    if low == high:
-        return low, high
-    high = config.max_blocks or high
-    return min(config.min_blocks or low, high), high
+    if low != high:
+        high = config.max_blocks or high
+        low = min(config.min_blocks or low, high)
+    if task.clutter and config.split == "train" and "clutter" in config.randomise:
+        high = min(high + 1, MAX_BLOCKS)
+    return low, high
 
 
 def task_names(config: MujocoConfig) -> tuple[str, ...]:
@@ -107,10 +115,16 @@ def check_config(config: MujocoConfig) -> None:
         (config.control_mode, CONTROL_DIMS, "control mode"),
         (config.reward, ("sparse", "dense"), "reward"),
         *((camera, ("front", "wrist"), "camera") for camera in config.cameras),
+        *((name, VARIATIONS, "variation") for name in config.randomise),
     ):
         if value not in valid:
             raise UserError(f"MuJoCo has no {what} {value!r}. {did_you_mean(value, valid)}")
     # Settings that this env would not read.
+    if unread := [n for n in config.randomise if f"ood_{n}" not in config.ood_splits()]:
+        raise UserError(
+            f"env.randomise names {unread[0]!r}, which changes nothing in these tasks and for "
+            "these cameras. Leave it out."
+        )
     if config.renderer != "warp" or not config.cameras:
         what = f"renderer={config.renderer}" if config.cameras else "an env without cameras"
         refuse_unread(config, "env", ("render_batch",), f"{what} draws no batches")

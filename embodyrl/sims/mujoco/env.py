@@ -11,7 +11,7 @@ from torch import Tensor
 
 from embodyrl.env import SteppedVecEnv, Tick
 from embodyrl.machine import usable_cores
-from embodyrl.sims.mujoco import kinematics, physics, privileged, render, scene, tasks
+from embodyrl.sims.mujoco import kinematics, layouts, physics, privileged, render, scene, tasks
 from embodyrl.sims.mujoco.config import (
     CONTROL_DIMS,
     POS_SCALE,
@@ -148,7 +148,7 @@ class MujocoEnv(SteppedVecEnv):
         self._task_id = np.zeros(num, dtype=np.int64)
         self._ball_or_zone = np.zeros((num, 3))
         self.instructions = [""] * num
-        self.layouts: list[tasks.Layout | None] = [None] * num
+        self.layouts: list[layouts.Layout | None] = [None] * num
         # What pictures are drawn from.
         self._frame = render.Frame(
             qpos=np.tile(model.qpos0, (num, 1)),
@@ -164,18 +164,19 @@ class MujocoEnv(SteppedVecEnv):
     def _reset(self, env_ids: list[int], inits: list[int]) -> None:
         ids = np.array(env_ids)
         task_ids = [init % len(self.tasks) for init in inits]
-        layouts = [
-            tasks.sample(
+        drawn = [
+            layouts.sample(
                 self.tasks[t],
                 self.config.split,
                 init // len(self.tasks),
                 self._num_blocks,
                 *self._block_range[t],
+                self.config.randomise,
             )
             for t, init in zip(task_ids, inits, strict=True)
         ]
         # The arm: at rest, its hand where the layout wants it, pointing down, fingers open.
-        start = np.array([layout.ee for layout in layouts])
+        start = np.array([layout.ee for layout in drawn])
         down = np.broadcast_to(kinematics.DOWN, (len(ids), 3, 3))
         q = kinematics.solve(start, down, iterations=10)
         self._state[ids] = 0.0
@@ -187,7 +188,7 @@ class MujocoEnv(SteppedVecEnv):
         self._target[ids] = self._ee[ids]
         self._target_rot[ids] = down
         # Everything else, env by env.
-        for k, t, layout in zip(env_ids, task_ids, layouts, strict=True):
+        for k, t, layout in zip(env_ids, task_ids, drawn, strict=True):
             self._task_id[k] = t
             self._arrange(k, self.tasks[t], layout)
             self._style(k, layout)
@@ -195,7 +196,7 @@ class MujocoEnv(SteppedVecEnv):
         if self.config.reward == "dense":
             self._potential[ids] = self._per_task("progress", ids)
 
-    def _arrange(self, k: int, task: tasks.Task, layout: tasks.Layout) -> None:
+    def _arrange(self, k: int, task: tasks.Task, layout: layouts.Layout) -> None:
         """Puts blocks, markers and cabinet of env k where the layout has them."""
         self.layouts[k] = layout
         self.instructions[k] = layout.instruction
@@ -208,7 +209,7 @@ class MujocoEnv(SteppedVecEnv):
         places = [layout.ball, layout.zone, layout.cabinet]
         self._frame.mocap_pos[k] = places[: self.model.nmocap]
 
-    def _style(self, k: int, layout: tasks.Layout) -> None:
+    def _style(self, k: int, layout: layouts.Layout) -> None:
         """Gives env k the layout's colours, camera and light."""
         frame = self._frame
         frame.geom_rgba[k, self._block_geoms, :3] = layout.block_rgb[: self._num_blocks]

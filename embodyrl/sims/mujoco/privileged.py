@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.sims.mujoco.config import MAX_BLOCKS
+from embodyrl.sims.mujoco.layouts import MAX_BLOCKS
 from embodyrl.sims.mujoco.tasks import TASKS, View
 
 Array = NDArray[np.float64]
