@@ -31,6 +31,8 @@ MASK_WEIGHT = 0.02
 """Weight of the foreground mask beside the reconstruction error."""
 CHANGED = 0.5
 """Change over the chunk from which on a latent cell counts as changed."""
+PROSPECT_NOISE = 0.05
+"""Noise on the states that prospects are learned from, in standard deviations of the data."""
 CHANGE_WEIGHT = 5.0
 """Weight of a changed cell; an unchanged one has 1."""
 
@@ -263,7 +265,24 @@ def state_loss(
     logits = model.state.verdicts(after, words[clips.sentence[rows]].to(device))
     solved = clips.solved[rows + 1].float().to(device).expand_as(logits)
     success = len(logits) * F.binary_cross_entropy_with_logits(logits, solved)
-    return dynamics + success, {"state": dynamics, "state_success": success}
+    losses = {"state": dynamics, "state_success": success}
+    if len(model.state.prospects):
+        losses["prospect"] = _prospect_loss(model, clips, words, rows + 1, generator)
+    return torch.stack(list(losses.values())).sum(), losses
+
+
+def _prospect_loss(
+    model: WorldModel, clips: Clips, words: Tensor, rows: Tensor, generator: torch.Generator
+) -> Tensor:
+    """The loss of: from here the episode was solved. It is learned from noisy states, too."""
+    assert model.state is not None and clips.succeeded is not None
+    device = model.device
+    state = _full_state(clips, rows, device)
+    gaussian = torch.randn(state.shape, generator=generator).to(device)
+    state = state + PROSPECT_NOISE * gaussian * model.state.std
+    logits = model.state.prospect_logits(state, words[clips.sentence[rows]].to(device))
+    succeeded = clips.succeeded[rows].float().to(device).expand_as(logits)
+    return len(logits) * F.binary_cross_entropy_with_logits(logits, succeeded)
 
 
 def _pushforward_state(
