@@ -35,6 +35,8 @@ from embodyrl.rollouts.batches import Episode, by_policy
 from embodyrl.rollouts.evaluation import evaluate
 from embodyrl.training.films import inits_to_film, write_films
 from embodyrl.types import EnvSpec
+from embodyrl.world_models.dream_chooser import DreamChooser
+from embodyrl.world_models.model import WorldModel
 
 PACE = 10.0
 """Seconds between two words about an evaluation under way."""
@@ -48,6 +50,9 @@ def evaluate_checkpoint(
     seed: int = 0,
     base: str = "",
     guidance: float = 1.0,
+    dream: str = "",
+    proposals: int = 8,
+    margin: float = 0.0,
     attempts: int = 1,
     video: str = "",
     say: Callable[[str], None] = lambda text: None,
@@ -63,6 +68,10 @@ def evaluate_checkpoint(
         seed: of the policy's noise.
         base: a checkpoint whose velocity is mixed in (``policies.guidance``); none by default.
         guidance: 0 acts as ``base``, 1 as the checkpoint itself, more goes further.
+        dream: folder of a world model that chooses among the policy's proposals
+            (``world_models.dream_chooser``); none by default.
+        proposals: so many.
+        margin: in probability, by which another one must promise more than the policy's first.
         attempts: K, how often each initial state is tried, every time with other noise. The other
             figures are of the first attempt.
         video: folder for videos of the first ``run.videos`` episodes; empty films none.
@@ -98,6 +107,8 @@ def evaluate_checkpoint(
         policy: Any = load_policy(path, config.policy, env.spec, config.run.seed, device)
         if base:
             policy = GuidedPolicy(policy, _base_policy(base, env.spec, device), guidance)
+        if dream:
+            policy = DreamChooser(policy, WorldModel.load(dream, device), proposals, margin)
         # The same states in every evaluation, so that two can be compared in pairs.
         inits = first_inits(env.spec, episodes)
         film = inits_to_film(env.spec, inits, config.run.videos) if video else []
