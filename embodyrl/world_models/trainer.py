@@ -31,13 +31,13 @@ from embodyrl.world_models.init import fit_linear
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.precision import use_bf16
 from embodyrl.world_models.stage import Stage
+from embodyrl.world_models.state_losses import state_loss
 from embodyrl.world_models.training_losses import (
     codec_loss,
     colour_weights,
     dynamics_loss,
     inverse_loss,
     sample_clips,
-    state_loss,
 )
 
 STATE_BATCH = 256
