@@ -81,11 +81,13 @@ class DreamChooser:
         """
         if mode != "eval":
             raise UserError("A dream chooses in evaluation and on a robot, not in training.")
+        # Propose, dream, choose.
         return ActionSample(self.choose(obs, self.policy.propose(obs, self.proposals, generator)))
 
     def choose(self, obs: Obs, proposals: Float[Tensor, "b n h a"]) -> Float[Tensor, "b h a"]:
         """The best of the proposals, or the first where none is better by more than the margin."""
         promised = promises(self.model, obs, proposals[:, :, : self.executed])
+        # Of equal ones the first is taken.
         best = promised.argmax(1)
         every = torch.arange(len(best), device=best.device)
         better = promised[every, best] - promised[:, 0] > self.margin
@@ -117,6 +119,7 @@ def promises(
     state = torch.cat([obs.proprio, known], dim=1).repeat_interleave(n, 0)
     words = embed_sentences(obs.instruction).to(model.device).repeat_interleave(n, 0)
     chunks = proposals.flatten(0, 1).to(model.device)
+    # Dream of each, and ask how it will end.
     steps = torch.full((count * n,), chunks.shape[1], device=model.device)
     after, spread = model.state.roll(state, chunks, steps)
     promised = model.state.prospect_logits(after, words).sigmoid().mean(0)

@@ -132,6 +132,7 @@ def what_state(config: WorldTrainConfig, clips: Clips) -> tuple[bool, bool]:
     """
     if config.init:
         return _state_of_init(config, clips)
+    # The simulator's, where the data hold it; otherwise one is found.
     read = config.state
     if read is None:
         read = not (config.wan or config.found) and clips.privileged is not None
@@ -154,6 +155,7 @@ def _state_of_init(config: WorldTrainConfig, clips: Clips) -> tuple[bool, bool]:
     """``what_state`` of a model whose training continues."""
     has_found = (Path(config.init) / "finder").exists()
     has_read = (Path(config.init) / "state").exists() and not has_found
+    # What kind of state it has cannot change.
     if has_read and config.state is False:
         raise UserError(
             f"{config.init} predicts the simulator's state: leave state=false out, or train "

@@ -67,6 +67,7 @@ class CheckpointPolicy:
         self.device = use_device(device, "--device")
         self.policy: Any = load_policy(path, self.config.policy, self.spec, 0, self.device)
         self.policy.eval()
+        # It dreams of the executed actions, so it is built before the plan is sent whole.
         self._dream: DreamChooser | None = None
         if dream.dream:
             model = WorldModel.load(dream.dream, self.device)

@@ -298,6 +298,7 @@ class StateModel(SavedNetwork):
         """From the robot to the found places: in standard deviations of its numbers, and larger."""
         if not self.found:
             return []
+        # A grasp is decided by millimetres, so they are seen large, too.
         robot = state[..., : self.robot_dim]
         places = state[..., self.robot_dim :].unflatten(-1, (self.found, self.robot_dim))
         apart = (places - robot[..., None, :]) / self.std[: self.robot_dim]
