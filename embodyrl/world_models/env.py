@@ -61,7 +61,7 @@ class WorldModelEnv:
             name=f"dream of {self.model.spec.name}",
             num_envs=n,
             max_episode_steps=config.max_episode_steps or self.model.spec.max_episode_steps,
-            privileged_dim=self.model.state_dim,
+            privileged_dim=0 if self.model.finder else self.model.state_dim,
             tasks=("dream",),
             task_steps=(),
             num_init_states=len(self._keys["age"]),

@@ -291,8 +291,10 @@ class WorldModel(nn.Module):
         return {name: pixels[:, view] for view, name in enumerate(self.spec.cameras)}
 
     def privileged(self, dream: Dream) -> Float[Tensor, "n s"] | None:
-        """The simulator's state, for critics only."""
-        return None if dream.full_state is None else dream.full_state[:, self.spec.proprio_dim :]
+        """The simulator's state, for critics only; a found one is none, and the real env has it not."""
+        if dream.full_state is None or self.finder is not None:
+            return None
+        return dream.full_state[:, self.spec.proprio_dim :]
 
     def proprio(self, dream: Dream) -> Float[Tensor, "n p"]:
         """In the env's units."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from reach_square import LIMIT, SPEED, ReachSquare, pictures
+from reach_square import CHUNK, LIMIT, REACHED, SPEED, ReachSquare, reaches
 from squares import SETTINGS
 
 from embodyrl.dreams.ranking import rank_proposals, score_ranking, verdict
@@ -24,45 +24,6 @@ from embodyrl.world_models.nets.state import StateModel
 from embodyrl.world_models.train import WorldTrainConfig, train_world
 
 SPEC = ReachSquare(1).spec
-NEAR = 0.3
-CHUNK = 3
-
-
-def reaches(episodes: int, seed: int) -> Clips:
-    """The hand goes to the square in half of the episodes, and astray in the others."""
-    rng = np.random.default_rng(seed)
-    frames, hands, actions, solved = [], [], [], []
-    for _ in range(episodes):
-        square = rng.uniform(-1, 1, 2)
-        goal = square if rng.random() < 0.5 else rng.uniform(-1, 1, 2)
-        hand = np.zeros(2)
-        for _ in range(LIMIT + 1):
-            action = np.clip((goal - hand) / SPEED, -1, 1) + 0.2 * rng.standard_normal(2)
-            action = action.clip(-1, 1)
-            place = torch.tensor(np.array([square, hand]), dtype=torch.float32)
-            frames.append(pictures(place[:1], place[1:]).numpy()[0])
-            hands.append(hand)
-            actions.append(action)
-            solved.append(np.linalg.norm(hand - square) < NEAR)
-            hand = (hand + SPEED * action).clip(-1, 1)
-    number = torch.arange(len(hands))
-    start = number // (LIMIT + 1) * (LIMIT + 1)
-    return Clips(
-        {"front": np.stack(frames)},
-        torch.tensor(np.array(hands), dtype=torch.float32),
-        torch.tensor(np.array(actions), dtype=torch.float32),
-        torch.tensor(np.array(solved)),
-        start,
-        start + LIMIT + 1,
-        torch.zeros(len(number), dtype=torch.long),
-        ["go to it"],
-        number // (LIMIT + 1),
-        SPEC,
-        {"name": "test"},
-        torch.ones(len(number), dtype=torch.long),
-    )
-
-
 QUICK = SETTINGS | {"codec_steps": 2, "steps": 2, "inverse_steps": 2}
 
 
@@ -122,12 +83,15 @@ def test_what_was_found_rests_in_a_dream_and_a_dream_may_begin_from_pictures_alo
     dream = WorldModelEnv(WorldModelConfig(model=str(tmp_path / "model"), num_envs=8))
     seen = clips.obs(clips.starts)
     assert seen.privileged is None
-    assert torch.allclose(dream.dream_from(seen).privileged, state[:, 2:], atol=1e-4)
-    assert dream.step(chunk).obs.privileged.shape == (8, ENDS * 2)
+    # Critics get no such state, because the real env has none like it.
+    assert dream.dream_from(seen).privileged is None and dream.spec.privileged_dim == 0
+    assert torch.allclose(dream._dream.full_state, state, atol=1e-4)
+    dream.step(chunk)
+    assert torch.allclose(dream._dream.full_state[:, 2:], state[:, 2:], atol=1e-4)
 
 
 def test_a_dream_promises_more_of_a_chunk_that_leads_there(model) -> None:
-    env = ReachSquare(64, near=NEAR)
+    env = ReachSquare(64, near=REACHED)
     obs = env.reset(init=list(range(64)))
     far = env.square.norm(dim=-1) > 0.6
     both = torch.cat([towards(obs, env.square, s) for s in (-1.0, 1.0)], dim=1)
@@ -160,7 +124,7 @@ def test_letting_it_choose_solves_more_and_the_gate_says_so(model) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def solves(policy) -> int:
-        env = ReachSquare(64, near=NEAR)
+        env = ReachSquare(64, near=REACHED)
         obs = env.reset(init=list(range(1000, 1064)))
         solved = torch.zeros(64, dtype=torch.bool)
         for _ in range(LIMIT // CHUNK + 1):
@@ -169,7 +133,7 @@ def test_letting_it_choose_solves_more_and_the_gate_says_so(model) -> None:
         return int(solved.sum())
 
     assert solves(DreamChooser(Guesses(), model)) > solves(Guesses()) + 10
-    found = rank_proposals(model, Guesses(), ReachSquare(64, near=NEAR), states=60)
+    found = rank_proposals(model, Guesses(), ReachSquare(64, near=REACHED), states=60)
     assert found["auroc"] > 0.7 and found["mean"] < found["chosen"] <= found["best"]
     assert found["verdict"].startswith("passes") and found["states"] >= 50
 
@@ -245,7 +209,7 @@ def test_what_cannot_choose_is_refused(model, monkeypatch) -> None:
 
 
 def test_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: reaches(30, 2)))
+    monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: reaches(40, 2)))
     monkeypatch.setattr(training, "calibrate_success_head", lambda m, *_: (m.calibration, {}))
     given = QUICK | {"found_steps": 4, "state_steps": 4}
     whole = WorldTrainConfig(**given, out=str(tmp_path / "whole"), checkpoint_every=3)
