@@ -10,6 +10,7 @@ propose several chunks will do.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -117,7 +118,8 @@ def promises(
     count, n = proposals.shape[:2]
     # Every proposal from the state of its observation.
     state = torch.cat([obs.proprio, known], dim=1).repeat_interleave(n, 0)
-    words = embed_sentences(obs.instruction).to(model.device).repeat_interleave(n, 0)
+    words = torch.stack([_embedded(sentence) for sentence in obs.instruction])
+    words = words.to(model.device).repeat_interleave(n, 0)
     chunks = proposals.flatten(0, 1).to(model.device)
     # Dream of each, and ask how it will end.
     steps = torch.full((count * n,), chunks.shape[1], device=model.device)
@@ -126,6 +128,12 @@ def promises(
     if model.max_spread:
         promised = torch.where(spread > model.max_spread, 0.0, promised)
     return promised.view(count, n).to(proposals.device)
+
+
+@functools.lru_cache(maxsize=1024)
+def _embedded(sentence: str) -> Tensor:
+    """(E,); reading the table anew for every chunk would take longer than the dream."""
+    return embed_sentences([sentence])[0]
 
 
 def require_ranking(model: WorldModel) -> None:

@@ -445,7 +445,7 @@ def test_judges_that_learned_with_noise_are_sure_of_less() -> None:
             loss, figures = state_loss(model, clips, embedded, some, 0, 0.0, noise, generator)
             loss.backward()
             adam.step()
-            assert set(figures) == {"state", "state_success"}
+            assert set(figures) == {"state", "state_success", "prospect"}
         words = embedded[clips.sentence[rows]]
         sure.append(float(model.state.logit(clips.full_state(rows), words).detach().abs().mean()))
     assert 0 < sure[1] < 0.6 * sure[0]
