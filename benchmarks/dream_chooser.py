@@ -33,9 +33,16 @@ STATES = {"found": ["found=true"], "read": ["found=false"]}
 """Where the state comes from -> settings of the world model."""
 TASK = ("mujoco", "env.task=pick", "env.max_blocks=2")
 FULL = {"demos": 100, "tried": 320, "nudged": 240, "held_out": 70, "states": 128, "episodes": 256}
-TINY = {"demos": 6, "tried": 20, "nudged": 8, "held_out": 20, "states": 8, "episodes": 8}
+TINY = {"demos": 6, "tried": 20, "nudged": 20, "held_out": 20, "states": 8, "episodes": 8}
 TINY_SFT = ["run.iterations=1", "run.eval_episodes=8", "algorithm.steps_per_iteration=20"]
-TINY_WORLD = ["codec_steps=2", "steps=2", "inverse_steps=2", "state_steps=4", "found_steps=2"]
+TINY_WORLD = [
+    "codec_steps=2",
+    "steps=2",
+    "inverse_steps=2",
+    "state_steps=4",
+    "found_steps=2",
+    "held_out=0.3",
+]
 
 
 def collect(folder: Path, name: str, count: int, *how: str) -> Path:
@@ -67,7 +74,8 @@ def run(folder: Path, seed: int, size: dict[str, int], tiny: bool) -> dict[str, 
     failing = ("--keep-failures", "--past-success", "5")
     own = (*failing, "--policy", str(sft), "--derail", "0.4")
     tried = collect(folder, "tried", size["tried"], *own, "--seed", str(100 + seed))
-    again = (*failing, "--replay", str(tried), "--seed", str(200 + seed))
+    # A tiny policy solves nothing, so there the demonstrations are replayed.
+    again = (*failing, "--replay", str(demos if tiny else tried), "--seed", str(200 + seed))
     nudged = collect(folder, "nudged", size["nudged"], *again)
     held_out = collect(folder, "held_out", size["held_out"], *own, "--seed", str(300 + seed))
     data = f"data=[{demos},{tried},{nudged}]"
