@@ -72,7 +72,7 @@ class WorldTrainConfig:
             about twice the time. Dreams of many actions become more accurate, most of all where
             hands touch things, and hardly need ``state_noise``.
         prospects: networks of the state model that say whether the task will be solved, by which
-            proposals are ranked (``embodyrl eval --dream``).
+            proposals are ranked (``world_models.dream_chooser``).
         judges: networks of the state model that say whether the task is solved; the least sure of
             them counts (``StateModel``).
         judge_noise: noise on the states that the judges learn from, in standard deviations of the
