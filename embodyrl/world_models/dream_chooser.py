@@ -150,5 +150,5 @@ def require_ranking(model: WorldModel) -> None:
     if not len(model.state.prospects):
         raise UserError(
             "This world model does not say whether a task will be solved: it was trained by an "
-            "older version, or with prospects=0. Train it again."
+            "older version. Train it again."
         )
