@@ -39,7 +39,7 @@ TINY_WORLD = [
     "codec_steps=2",
     "steps=2",
     "inverse_steps=2",
-    "state_steps=4",
+    "state_steps=200",
     "found_steps=2",
     "held_out=0.3",
 ]
