@@ -13,7 +13,7 @@ from embodyrl import starting
 from embodyrl.cli.verbs import CHECKPOINT, JSON, OVERRIDES, Verb, print_as
 from embodyrl.errors import UserError
 from embodyrl.interrupt import INTERRUPTED
-from embodyrl.real_robot.cli import robot_commands
+from embodyrl.real_robot.cli import add_dream_options, robot_commands
 
 TRAIN_HELP = """examples:
   embodyrl train mujoco_pick_sft data.path=data/pick
@@ -43,6 +43,7 @@ EVAL_HELP = """examples:
       how many states are solved at least once in 1 to 8 attempts
   embodyrl eval runs/mujoco_pick_ppo --video films run.videos=4
       films the first four episodes: films/0000_pick_success.mp4 ...
+  embodyrl eval runs/mujoco_pick_sft --dream runs/world/model
   embodyrl eval runs/mujoco_pick_ppo --base runs/mujoco_pick_sft --guidance 1.5
       moves 1.5 times as far from the base policy as the training did
 The score is the success rate; if the environment reports no success, it is the mean return. --json
@@ -163,6 +164,7 @@ def add_eval_verb(verb: Verb) -> None:
         "goes further (default: %(default)s)"
     )
     sub.add_argument("--guidance", type=float, default=1.0, metavar="W", help=text)
+    add_dream_options(sub)
     text = "try each initial state so often, with other noise every time (default: %(default)s)"
     sub.add_argument("--attempts", type=int, default=1, metavar="K", help=text)
     text = "score every split out of the training distribution, too"
@@ -178,6 +180,13 @@ def add_eval_verb(verb: Verb) -> None:
     sub.add_argument("--json", action="store_true", help=JSON)
 
 
+def _refuse_dream_options(a: argparse.Namespace) -> None:
+    """Refuses --proposals and --margin without a world model to rank."""
+    for name in ("proposals", "margin"):
+        if not a.dream and getattr(a, name) != a.parser.get_default(name):
+            raise UserError(f"--{name} is read with --dream MODEL alone. Leave it out.")
+
+
 def _eval(a: argparse.Namespace) -> int:
     from embodyrl.training.ablate import ablate_inputs, print_ablation
     from embodyrl.training.evaluate import evaluate_checkpoint, print_evaluation
@@ -187,7 +196,9 @@ def _eval(a: argparse.Namespace) -> int:
         raise UserError(
             "--guidance moves away from another policy: name its checkpoint with --base."
         )
-    options: dict[str, Any] = {"base": a.base, "guidance": a.guidance}
+    _refuse_dream_options(a)
+    options: dict[str, Any] = {"dream": a.dream, "proposals": a.proposals, "margin": a.margin}
+    options |= {"base": a.base, "guidance": a.guidance}
     options |= {"episodes": a.episodes, "seed": a.seed, "say": starting.say}
     tables = {"--ood": a.ood, "--ablate": a.ablate}
     chosen = [name for name, given in tables.items() if given]

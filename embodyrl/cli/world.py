@@ -26,6 +26,7 @@ The data sets must hold failures too (`embodyrl collect --policy RUN --derail 0.
 """
 EVAL_HELP = """examples:
   embodyrl world eval runs/world/model --data data/held_out
+  embodyrl world eval runs/world/model --data data/held_out --rank runs/sft
   embodyrl world eval runs/world/model --data data/held_out --policies runs/sft runs/a runs/b --json
 """
 PLAY_HELP = """examples:
@@ -100,6 +101,18 @@ def _add_eval(verb: Verb) -> None:
         help="at least three checkpoints or runs to score in the dream and in the real env",
     )
     sub.add_argument("--episodes", type=int, default=256, help="per policy (default: %(default)s)")
+    sub.add_argument(
+        "--rank",
+        default="",
+        metavar="RUN",
+        help="a checkpoint or run: does the dream know which of its proposals is better?",
+    )
+    sub.add_argument(
+        "--states",
+        type=int,
+        default=128,
+        help="real states in which proposals are ranked (default: %(default)s)",
+    )
     sub.add_argument(
         "--reflector",
         default="",
@@ -177,6 +190,8 @@ def _eval(a: argparse.Namespace) -> int:
         episodes=a.episodes,
         reflector=a.reflector,
         pictures=a.pictures,
+        rank=a.rank,
+        states=a.states,
     )
     if a.json:
         print(json.dumps(result))

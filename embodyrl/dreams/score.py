@@ -11,6 +11,7 @@ from torch import Tensor
 
 from embodyrl.build import load_config, load_policy, make_env
 from embodyrl.dreams.pictures import draw_dreams
+from embodyrl.dreams.ranking import print_ranking, rank_proposals
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
 from embodyrl.rollouts.evaluation import Evaluation, evaluate
@@ -22,6 +23,7 @@ from embodyrl.world_models.config import WorldModelConfig
 from embodyrl.world_models.dream_metrics import mmrv, pearson, spearman
 from embodyrl.world_models.encode import encode
 from embodyrl.world_models.env import WorldModelEnv
+from embodyrl.world_models.found_state import find_states
 from embodyrl.world_models.judge_scores import score_judges
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.open_loop import (
@@ -33,6 +35,8 @@ from embodyrl.world_models.open_loop import (
 from embodyrl.world_models.reflectors.folder import load_reflector
 from embodyrl.world_models.replay import replay_success, solved_after
 
+RANKED_AT_ONCE = 64
+"""Envs in which proposals are carried out."""
 START_CHUNKS = (0, 2)
 """Chunks of a real episode after which the dreams begin that ``verify_dreams`` checks."""
 
@@ -46,6 +50,8 @@ def evaluate_world(
     episodes: int = 256,
     reflector: str = "",
     pictures: str = "",
+    rank: str = "",
+    states: int = 128,
 ) -> dict[str, Any]:
     """All measures of a world model.
 
@@ -57,6 +63,8 @@ def evaluate_world(
         episodes: per policy.
         reflector: folder of a reflector to score beside the model's own success head.
         pictures: file for a picture of some episodes beside their dreams; empty draws none.
+        rank: a checkpoint or run, whose proposals the dream ranks; empty ranks none.
+        states: in which they are ranked.
 
     Raises:
         UserError: no world model, no data or no reflector there, or the cameras differ.
@@ -69,6 +77,8 @@ def evaluate_world(
     if held_out:
         starts = starts[clips.held_out(held_out)[starts]]
     clips.latents = encode(model, clips)
+    if model.finder is not None:
+        clips.privileged = find_states(model, clips)
     if pictures:
         draw_dreams(model, clips, starts, pictures)
     # The same episodes dreamt again.
@@ -98,6 +108,9 @@ def evaluate_world(
     # Policies, in the dream and in the real env.
     if policies:
         result["as_evaluator"] = as_evaluator(path, policies, real, episodes=episodes)
+    # The proposals of one policy, ranked in the dream and carried out in the real env.
+    if rank:
+        result["ranking"] = _ranking(model, rank, real, states)
     result["speed"] = measure_speed(model)
     return result
 
@@ -159,6 +172,14 @@ def as_evaluator(
         "mmrv": mmrv(imagined, truth),
         "mean_error": float((imagined - truth).abs().mean()),
     }
+
+
+def _ranking(model: WorldModel, path: str, real: EnvConfig, states: int) -> dict[str, Any]:
+    world = make_env(dataclasses.replace(real, num_envs=RANKED_AT_ONCE))
+    try:
+        return rank_proposals(model, load_for_env(path, world), world, states=states)
+    finally:
+        world.close()
 
 
 def load_for_env(path: str, env: VecEnv, seed: int = 0) -> Any:
@@ -294,6 +315,8 @@ def print_world(result: dict[str, Any]) -> None:
     )
     if comparison := result.get("as_evaluator"):
         _print_policies(comparison)
+    if ranking := result.get("ranking"):
+        print_ranking(ranking)
     for row in result["speed"]:
         print(
             f"{row['dreams']:>4} dreams, {row['sampling_steps']} sampling steps: "

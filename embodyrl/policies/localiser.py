@@ -167,6 +167,20 @@ class Localiser(nn.Module):
         """What ``painting_loss`` trains; ``hindsight_loss`` trains the others."""
         return [p for _, eye in self._each() for p in eye.painter.parameters()]
 
+    def each_painter(self) -> list[Painter]:
+        """The painter of each camera."""
+        return [eye.painter for _, eye in self._each()]
+
+    def parts_but_painters(self) -> list[nn.Module]:
+        """The modules that ``hindsight_loss`` trains."""
+        eyes = [
+            part
+            for _, eye in self._each()
+            for name, part in eye.named_children()
+            if name != "painter"
+        ]
+        return [self.text, *eyes, self.head]
+
     def _each(self) -> list[tuple[str, Eye]]:
         """The eye of each camera."""
         return [(name, cast(Eye, eye)) for name, eye in self.eyes.items()]

@@ -28,6 +28,7 @@ Ctrl-C stops the arm within its limits, then the program.
 SERVE_HELP = """examples:
   embodyrl serve runs/ppo                                    on this machine alone
   embodyrl serve runs/ppo --host 0.0.0.0 --token-file token  for a robot that knows the token
+  embodyrl serve runs/ppo --dream runs/world/model           what a dream likes best
 It speaks openpi's websocket protocol; `GET /healthz` says OK.
 """
 ACT_HELP = """examples:
@@ -110,6 +111,7 @@ def add_serve_options(sub: argparse.ArgumentParser) -> None:
     add("--reflector", default="", help=text)
     text = "share of an episode that is long (default: %(default)s)"
     add("--overdue", type=float, default=0.7, help=text)
+    add_dream_options(sub)
 
 
 def add_deploy_options(sub: argparse.ArgumentParser) -> None:
@@ -142,7 +144,25 @@ def add_deploy_options(sub: argparse.ArgumentParser) -> None:
     add("--record", action="store_true", help=text)
     add("--out", default="runs/deploy", help="folder of the logs (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the policy's noise")
+    add_dream_options(sub)
     add("--json", action="store_true")
+
+
+def add_dream_options(sub: argparse.ArgumentParser) -> None:
+    """How a world model chooses among a policy's proposals."""
+    add = sub.add_argument
+    text = "a world model's folder: it ranks what the policy proposes, and the best is done"
+    add("--dream", default="", metavar="MODEL", help=text)
+    text = "chunks that it ranks (default: %(default)s)"
+    add("--proposals", type=int, default=8, metavar="N", help=text)
+    text = "keep the policy's first unless another promises more by this (default: %(default)s)"
+    add("--margin", type=float, default=0.0, metavar="P", help=text)
+
+
+def _dream(a: argparse.Namespace) -> Any:
+    from embodyrl.real_robot.policy_link.dream_options import DreamOptions
+
+    return DreamOptions(a.dream, a.proposals, a.margin)
 
 
 def add_act_options(sub: argparse.ArgumentParser) -> None:
@@ -195,6 +215,7 @@ def deploy(a: argparse.Namespace) -> int:
         record=a.record,
         out=a.out,
         seed=a.seed,
+        dream=_dream(a),
     )
     if a.json:
         print(json.dumps(result))
@@ -215,6 +236,7 @@ def _serve(a: argparse.Namespace) -> int:
         a.monitor,
         a.reflector,
         a.overdue,
+        _dream(a),
     )
     return 0
 

@@ -54,7 +54,7 @@ def ablate_inputs(
         overrides: likewise.
         seed: likewise.
         say: likewise.
-        options: ``episodes``, ``base`` and ``guidance`` of ``evaluate_checkpoint``.
+        options: those of ``open_checkpoint``.
 
     Returns:
         ``checkpoint``, ``env``, ``split``, ``execute``, ``horizon`` and ``reports_success``;

@@ -39,6 +39,8 @@ from embodyrl.rollouts.batches import Episode, by_policy
 from embodyrl.rollouts.evaluation import evaluate
 from embodyrl.training.films import inits_to_film, write_films
 from embodyrl.types import EnvSpec
+from embodyrl.world_models.dream_chooser import DreamChooser
+from embodyrl.world_models.model import WorldModel
 
 PACE = 10.0
 """Seconds between two words about an evaluation under way."""
@@ -72,6 +74,9 @@ def open_checkpoint(
     episodes: int = 0,
     base: str = "",
     guidance: float = 1.0,
+    dream: str = "",
+    proposals: int = 8,
+    margin: float = 0.0,
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[OpenCheckpoint]:
     """Builds env and policy of a checkpoint; the env is closed behind the block.
@@ -90,6 +95,8 @@ def open_checkpoint(
         policy: Any = load_policy(path, config.policy, env.spec, config.run.seed, device)
         if base:
             policy = GuidedPolicy(policy, _base_policy(base, env.spec, device), guidance)
+        if dream:
+            policy = DreamChooser(policy, WorldModel.load(dream, device), proposals, margin)
         inits = first_inits(env.spec, episodes)
         if note := missed_tasks(env.spec, inits):
             say(note)
@@ -106,6 +113,9 @@ def evaluate_checkpoint(
     seed: int = 0,
     base: str = "",
     guidance: float = 1.0,
+    dream: str = "",
+    proposals: int = 8,
+    margin: float = 0.0,
     attempts: int = 1,
     video: str = "",
     say: Callable[[str], None] = lambda text: None,
@@ -121,6 +131,10 @@ def evaluate_checkpoint(
         seed: of the policy's noise.
         base: a checkpoint whose velocity is mixed in (``policies.guidance``); none by default.
         guidance: 0 acts as ``base``, 1 as the checkpoint itself, more goes further.
+        dream: folder of a world model that chooses among the policy's proposals
+            (``world_models.dream_chooser``); none by default.
+        proposals: so many.
+        margin: in probability, by which another one must promise more than the policy's first.
         attempts: K, how often each initial state is tried, every time with other noise. The other
             figures are of the first attempt.
         video: folder for videos of the first ``run.videos`` episodes; empty films none.
@@ -142,9 +156,9 @@ def evaluate_checkpoint(
     """
     if attempts < 1:
         raise UserError(f"attempts is {attempts}; it must be 1 or more.")
-    with open_checkpoint(
-        path, overrides, episodes=episodes, base=base, guidance=guidance, say=say
-    ) as run:
+    actor: dict[str, Any] = {"base": base, "guidance": guidance}
+    actor |= {"dream": dream, "proposals": proposals, "margin": margin}
+    with open_checkpoint(path, overrides, episodes=episodes, say=say, **actor) as run:
         env, policy, inits, device = run.env, run.policy, run.inits, run.device
         if attempts > 1:
             _require_success(env.spec)

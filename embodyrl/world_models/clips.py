@@ -15,7 +15,7 @@ from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.errors import UserError
 from embodyrl.storage.env_spec import spec_from_json
-from embodyrl.types import EnvSpec
+from embodyrl.types import EnvSpec, Obs
 
 
 @dataclass
@@ -37,10 +37,12 @@ class Clips:
         env: that env's config as plain data; empty for data that embodyrl did not record.
         weight: (F,) how often each frame counts in training.
         latents: (F, V, c, y, x) half, once they have been computed.
-        privileged: (F, S) the simulator's state; None if a data set does not hold it.
+        privileged: (F, S) the simulator's state; None if a data set does not hold it. Where the
+            model finds its state in pictures (``Finder``), the places that it found.
         picture: (F,) the row of ``images`` of each frame; None if that is its own number.
         colours: (F, 2, 3) gain and offset of red, green and blue, in units of their range; None
             leaves the colours unchanged.
+        succeeded: (F,) bool, the episode was solved in the end; None takes it from ``solved``.
     """
 
     images: dict[str, np.ndarray]
@@ -59,6 +61,13 @@ class Clips:
     privileged: Tensor | None = None
     picture: Tensor | None = None
     colours: Tensor | None = None
+    succeeded: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.succeeded is None:
+            counts = torch.diff(self.starts, append=torch.tensor([len(self)]))
+            ever = [part.any() for part in self.solved.split(counts.tolist())]
+            self.succeeded = torch.tensor(ever).repeat_interleave(counts)
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -113,6 +122,7 @@ class Clips:
                 [torch.full((len(p),), w) for p, w in zip(parts, counts, strict=True)]
             ),
             privileged=torch.cat(states) if len(states) == len(parts) else None,
+            succeeded=torch.cat([part.success for part in parts]),
         )
 
     @property
@@ -146,6 +156,13 @@ class Clips:
             return frames
         gain, offset = self.colours[rows].view(-1, 2, 1, 1, 1, 3).unbind(1)
         return (frames * gain + 255.0 * offset).round().clamp(0, 255).to(torch.uint8)
+
+    def obs(self, rows: Tensor) -> Obs:
+        """What a policy would see in ``rows``, without the simulator's state."""
+        frames = self.frames(rows)
+        images = {name: frames[:, view] for view, name in enumerate(self.images)}
+        sentences = [self.sentences[i] for i in self.sentence[rows].tolist()]
+        return Obs(images, self.proprio[rows], sentences)
 
     def full_state(self, rows: Tensor) -> Tensor | None:
         """(..., P + S): proprio and the simulator's state; None if the data do not hold it."""

@@ -49,6 +49,13 @@ class WorldTrainConfig:
         state: also predict the simulator's state (``StateModel``). Frames and success then follow
             it, and critics in the dream may see it. None means yes if all data hold the state;
             with ``init``, if that model predicts it.
+        found: where it reads no simulator's state, find one in the pictures (``Finder``): where
+            the robot ends in episodes that are solved. None means yes, if the data do not hold the
+            simulator's state, ``state`` is not false and there is no ``wan``; with ``init``, if
+            that model does. Zeros of ``state_unroll``, ``state_noise`` and ``judge_noise`` then
+            mean 8, 0.02 and 0.1.
+        found_steps: of the training that finds it, in pictures, and as many of what
+            proprioception explains of them.
         stochastic: also learn to sample one of several possible next moments (see
             ``ChunkTransformer``). A dream in which two samples differ too much is in doubt.
         batch_size: frames or clips in a minibatch.
@@ -64,6 +71,8 @@ class WorldTrainConfig:
             (pushforward). The number grows from 0 over the first half of ``state_steps``. It takes
             about twice the time. Dreams of many actions become more accurate, most of all where
             hands touch things, and hardly need ``state_noise``.
+        prospects: networks of the state model that say whether the task will be solved, by which
+            proposals are ranked (``world_models.dream_chooser``).
         judges: networks of the state model that say whether the task is solved; the least sure of
             them counts (``StateModel``).
         judge_noise: noise on the states that the judges learn from, in standard deviations of the
@@ -104,6 +113,8 @@ class WorldTrainConfig:
     layers: Count = 5
     heads: Count = 4
     state: bool | None = None
+    found: bool | None = None
+    found_steps: Count = 900
     stochastic: bool = False
     batch_size: Count = 64
     codec_steps: Count = 1200
@@ -112,6 +123,7 @@ class WorldTrainConfig:
     state_members: Count = 1
     state_noise: NotNegative = 0.0
     state_unroll: CountOrZero = 0
+    prospects: Count = 3
     judges: Count = 1
     judge_noise: NotNegative = 0.0
     inverse_steps: Count = 600
@@ -135,11 +147,26 @@ class WorldTrainConfig:
             raise UserError(
                 "A Wan's frames cannot follow a state model: leave out state=true or wan=."
             )
+        if self.found and (self.state or self.wan):
+            raise UserError(
+                "found=true finds a state in pictures, and reads no simulator's; and a Wan's "
+                "frames cannot follow it: leave out state=true and wan=."
+            )
         if self.weights and len(self.weights) != len(self.data):
             raise UserError(
                 f"weights is {self.weights}; it takes one number, 1 or more, for each of "
                 f"{self.data}."
             )
+
+
+def with_found_defaults(config: WorldTrainConfig) -> WorldTrainConfig:
+    """The settings for a state that is found in pictures, which is less sure than a simulator's."""
+    return dataclasses.replace(
+        config,
+        state_unroll=config.state_unroll or 8,
+        state_noise=config.state_noise or 0.02,
+        judge_noise=config.judge_noise or 0.1,
+    )
 
 
 @dataclass(frozen=True)

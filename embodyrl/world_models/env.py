@@ -61,7 +61,7 @@ class WorldModelEnv:
             name=f"dream of {self.model.spec.name}",
             num_envs=n,
             max_episode_steps=config.max_episode_steps or self.model.spec.max_episode_steps,
-            privileged_dim=self.model.state_dim,
+            privileged_dim=0 if self.model.finder else self.model.state_dim,
             tasks=("dream",),
             task_steps=(),
             num_init_states=len(self._keys["age"]),
@@ -147,12 +147,12 @@ class WorldModelEnv:
         ]
         latents = [self.model.codec.encode(frame.to(self.device)).float() for frame in frames]
         # Begin the dreams there.
-        state = None if obs.privileged is None else obs.privileged.to(self.device)
+        obs = obs.to(self.device)
         self._dream = self.model.begin(
             torch.stack(latents, dim=1),
-            obs.proprio.to(self.device),
+            obs.proprio,
             embed_sentences(obs.instruction).to(self.device),
-            state,
+            self.model.state_of(obs),
         )
         self._sentences = list(obs.instruction)
         every = torch.arange(self.spec.num_envs, device=self.device)

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from embodyrl.devices import keep_random_state
 from embodyrl.errors import UserError
+from embodyrl.policies.found_features import MEDIAN_OF
 from embodyrl.storage.env_spec import check_compatible
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.config import WorldTrainConfig
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.nets.backbone import ChunkTransformer
 from embodyrl.world_models.nets.codec import FrameCodec
+from embodyrl.world_models.nets.finder import PLACES, Finder
 from embodyrl.world_models.nets.inverse import InverseDynamics
 from embodyrl.world_models.nets.state import StateModel
 from embodyrl.world_models.nets.success import SuccessHead
@@ -28,7 +30,7 @@ def build_model(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> WorldMo
     """A model with fresh weights for data like ``clips``.
 
     Args:
-        config: the settings; ``state`` must be decided (``wants_state``).
+        config: the settings; ``state`` and ``found`` must be decided (``what_state``).
         clips: the data.
         rows: frames whose statistics normalise proprio and give the codec's background.
     """
@@ -40,8 +42,10 @@ def build_model(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> WorldMo
             latent_channels=codec.latent_shape[0],
             proprio_dim=clips.spec.proprio_dim,
         )
-        state = _state_model(config, clips, rows) if config.state else None
+        state = _state_model(config, clips, rows) if config.state or config.found else None
         model = WorldModel(codec, backbone, success, clips.spec, state)
+        if config.found:
+            model.finder = new_finder(clips, rows)
         model.inverse = _inverse_dynamics(model)
     model.env = clips.env
     model.proprio_mean.copy_(clips.proprio[rows].mean(0))
@@ -78,7 +82,7 @@ def _codec_and_backbone(
         layers=config.layers,
         heads=config.heads,
         stochastic=config.stochastic,
-        body_dim=_full_state_dim(clips) if config.state else 0,
+        body_dim=_full_state_dim(clips, config) if config.state or config.found else 0,
         **dims,
     )
     return codec, backbone
@@ -94,7 +98,8 @@ def continue_model(config: WorldTrainConfig, clips: Clips) -> WorldModel:
     """
     model = WorldModel.load(config.init)
     check_compatible(model.spec, clips.spec)
-    if model.state is not None and model.spec.layout != clips.spec.layout:
+    read = model.state is not None and model.finder is None
+    if read and model.spec.layout != clips.spec.layout:
         raise UserError(
             f"{config.init} and the data disagree on which numbers of the simulator's state are "
             "hand and objects (EnvSpec.layout): one of them is of an older version. Collect the "
@@ -108,7 +113,7 @@ def continue_model(config: WorldTrainConfig, clips: Clips) -> WorldModel:
         if config.state and model.state is None:
             frames = torch.arange(len(clips))[~clips.held_out(config.held_out)]
             model.state = _state_model(config, clips, frames)
-            new_settings["body_dim"] = _full_state_dim(clips)
+            new_settings["body_dim"] = _full_state_dim(clips, config)
         model.inverse = model.inverse or _inverse_dynamics(model)
         if new_settings:
             old = model.backbone
@@ -118,46 +123,89 @@ def continue_model(config: WorldTrainConfig, clips: Clips) -> WorldModel:
     return model.train()
 
 
-def wants_state(config: WorldTrainConfig, clips: Clips) -> bool:
-    """Whether the model is to predict the simulator's state.
+def what_state(config: WorldTrainConfig, clips: Clips) -> tuple[bool, bool]:
+    """Whether the model is to predict the simulator's state, and whether one that it finds.
 
     Raises:
-        UserError: it is, but the data do not hold the state; or ``state=false``, but the model of
-            ``init`` predicts it.
+        UserError: it is to predict the simulator's, but the data do not hold it; or the model of
+            ``init`` has another kind of state.
     """
-    has = bool(config.init) and (Path(config.init) / "state").exists()
-    if has and config.state is False:
+    if config.init:
+        return _state_of_init(config, clips)
+    # The simulator's, where the data hold it; otherwise one is found.
+    read = config.state
+    if read is None:
+        read = not (config.wan or config.found) and clips.privileged is not None
+    if read and clips.privileged is None:
+        raise UserError(NO_STATE)
+    found = config.found
+    if found is None:
+        found = not read and not config.wan and config.state is not False
+    return read, found
+
+
+NO_STATE = (
+    "Not all frames of the data hold the simulator's state, so a world model cannot learn to "
+    "predict it. `embodyrl collect` records it in simulators that give one. Without it, train a "
+    "new model that finds one in the pictures (leave state out), or one with none (state=false)."
+)
+
+
+def _state_of_init(config: WorldTrainConfig, clips: Clips) -> tuple[bool, bool]:
+    """``what_state`` of a model whose training continues."""
+    has_found = (Path(config.init) / "finder").exists()
+    has_read = (Path(config.init) / "state").exists() and not has_found
+    # What kind of state it has cannot change.
+    if has_read and config.state is False:
         raise UserError(
             f"{config.init} predicts the simulator's state: leave state=false out, or train "
             "without init."
         )
-    if config.state is None:
-        wanted = not (config.init or config.wan) and clips.privileged is not None
-    else:
-        wanted = config.state
-    if (has or wanted) and clips.privileged is None:
+    if (has_found and (config.state is not None or config.found is False)) or (
+        config.found and not has_found
+    ):
+        kind = "a state that it finds in pictures" if has_found else "no state found in pictures"
         raise UserError(
-            "Not all frames of the data hold the simulator's state, so a world model cannot learn "
-            "to predict it. `embodyrl collect` records it in simulators that give one. Without "
-            "it, train a new model with state=false."
+            f"{config.init} has {kind}, and that stays so: leave state and found out, or train "
+            "without init."
         )
-    return has or wanted
+    read = has_read or bool(config.state)
+    if read and clips.privileged is None:
+        raise UserError(NO_STATE)
+    return read, has_found
+
+
+def new_finder(clips: Clips, rows: Tensor) -> Finder:
+    """A finder with fresh weights, which knows what is usual in proprioception and pictures."""
+    finder = Finder(clips.spec.proprio_dim, clips.spec.cameras)
+    finder.localiser.fit_inputs(clips.obs(rows[:: max(1, len(rows) // MEDIAN_OF)]))
+    return finder
 
 
 def _state_model(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> StateModel:
+    """A fresh state model; where the state is yet to be found, its linear part is fitted later."""
+    state = StateModel(
+        _full_state_dim(clips, config),
+        clips.spec.action_dim,
+        members=config.state_members,
+        layout=() if config.found else clips.spec.layout,
+        judges=config.judges,
+        found=PLACES if config.found else 0,
+        prospects=config.prospects,
+    )
+    if not config.found:
+        fit_linear(state, clips, rows)
+    return state
+
+
+def fit_linear(state: StateModel, clips: Clips, rows: Tensor) -> None:
+    """Fits normalisation and linear part of a state model to those of ``rows`` with a next one."""
     rows = rows[rows + 1 < clips.end[rows]]
     before = clips.full_state(rows)
     after = clips.full_state(rows + 1)
     assert before is not None and after is not None
-    state = StateModel(
-        _full_state_dim(clips),
-        clips.spec.action_dim,
-        members=config.state_members,
-        layout=clips.spec.layout,
-        judges=config.judges,
-    )
-    state.fit_linear(before, clips.actions[rows], after)
-    return state
+    device = state.mean.device
+    state.fit_linear(before.to(device), clips.actions[rows].to(device), after.to(device))
 
 
 def _inverse_dynamics(model: WorldModel) -> InverseDynamics:
@@ -166,6 +214,8 @@ def _inverse_dynamics(model: WorldModel) -> InverseDynamics:
     return InverseDynamics(views, channels, rows, columns, model.spec.action_dim)
 
 
-def _full_state_dim(clips: Clips) -> int:
+def _full_state_dim(clips: Clips, config: WorldTrainConfig) -> int:
+    if config.found:
+        return clips.spec.proprio_dim * (1 + PLACES)
     state_dim = 0 if clips.privileged is None else clips.privileged.shape[1]
     return clips.spec.proprio_dim + state_dim

@@ -5,6 +5,8 @@
 
 A model with a state model also predicts the simulator's state. Then the backbone draws the frames
 for that state, and the state model says whether the task is solved.
+
+Where no simulator gives a state, a finder reads one off the pictures: where the task leads.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ from torch import Tensor, nn
 from embodyrl.build import described_by
 from embodyrl.errors import UserError
 from embodyrl.storage.env_spec import spec_from_json, spec_to_json
-from embodyrl.types import EnvSpec
+from embodyrl.types import EnvSpec, Obs
 from embodyrl.world_models import model_files
 from embodyrl.world_models.dream import ChunkInputs, Dream
 from embodyrl.world_models.nets.backbone import ChunkTransformer, FlowMap
 from embodyrl.world_models.nets.codec import FrameCodec
+from embodyrl.world_models.nets.finder import Finder
 from embodyrl.world_models.nets.inverse import InverseDynamics
 from embodyrl.world_models.nets.state import StateModel
 from embodyrl.world_models.nets.success import SuccessHead
@@ -56,6 +59,7 @@ class WorldModel(nn.Module):
         max_spread: how far the networks of the state model may differ (``Dream.spread``): 9 of 10
             held-out successes stay below it. 0 for a single network.
         inverse: infers actions from pictures (``InverseDynamics``); None in an older model.
+        finder: finds the state in pictures; None reads the simulator's, if there is a state model.
         max_action_error: how far pictures may be from showing the commanded actions
             (``InverseDynamics.error``): 9 of 10 held-out successes stay below it.
         keyframes: real moments that a dream can start from: ``context`` (M, 3, V, c, y, x) half
@@ -77,6 +81,7 @@ class WorldModel(nn.Module):
         spec: EnvSpec,
         state: StateModel | None = None,
         inverse: InverseDynamics | None = None,
+        finder: Finder | None = None,
     ) -> None:
         super().__init__()
         self.codec = codec
@@ -84,6 +89,7 @@ class WorldModel(nn.Module):
         self.success = success
         self.state = state
         self.inverse = inverse
+        self.finder = finder
         self.spec = spec
         self.env = {}
         self.calibration = Calibration()
@@ -248,6 +254,10 @@ class WorldModel(nn.Module):
 
     # ---- What can be read off a dream. ----
 
+    def state_of(self, obs: Obs) -> Float[Tensor, "n s"] | None:
+        """What the state model knows of N observations beside proprio: found, or the simulator's."""
+        return obs.privileged if self.finder is None else self.finder(obs)
+
     def success_probability(self, dream: Dream) -> Float[Tensor, " n"]:
         """The probability that the task is solved now, not calibrated."""
         if self.state is not None and dream.full_state is not None:
@@ -281,8 +291,10 @@ class WorldModel(nn.Module):
         return {name: pixels[:, view] for view, name in enumerate(self.spec.cameras)}
 
     def privileged(self, dream: Dream) -> Float[Tensor, "n s"] | None:
-        """The simulator's state, for critics only."""
-        return None if dream.full_state is None else dream.full_state[:, self.spec.proprio_dim :]
+        """The simulator's state, for critics only; a found one is none, and the real env has it not."""
+        if dream.full_state is None or self.finder is not None:
+            return None
+        return dream.full_state[:, self.spec.proprio_dim :]
 
     def proprio(self, dream: Dream) -> Float[Tensor, "n p"]:
         """In the env's units."""

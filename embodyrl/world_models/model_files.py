@@ -30,9 +30,10 @@ PARTS = {
     "success": {"SuccessHead": "embodyrl.world_models.nets.success"},
     "state": {"StateModel": "embodyrl.world_models.nets.state"},
     "inverse": {"InverseDynamics": "embodyrl.world_models.nets.inverse"},
+    "finder": {"Finder": "embodyrl.world_models.nets.finder"},
 }
 """Subfolder -> the classes it may hold -> the module of each."""
-OPTIONAL = ("state", "inverse")
+OPTIONAL = ("state", "inverse", "finder")
 """Subfolders that may be missing."""
 META = "world.json"
 WORLD = {

@@ -1,13 +1,15 @@
 """``train_world``: trains a world model from recorded episodes.
 
     1. codec: autoencoding of single frames; then every frame's latent is computed once.
-    2. state model, if the data hold the simulator's state: what one action does to it; and inverse
-       dynamics: which actions lead from one picture to another.
-    3. dynamics and success head: from a moment and 1 to H actions to the moment after them, in
+    2. finder, if they do not hold the simulator's state: where solved episodes led, seen in
+       pictures. The places that it finds are their state.
+    3. state model: what one action does to the state; and inverse dynamics: which actions lead from
+       one picture to another.
+    4. dynamics and success head: from a moment and 1 to H actions to the moment after them, in
        latents. In the last part of training the start is a moment that the model imagined itself,
        over up to ``max_unroll`` chunks (pushforward, arXiv:2202.03376). So the model learns to
        continue from its own mistakes, and the success head what success looks like in dreams.
-    4. calibration: the success threshold, from dreams that replay the actions of held-out
+    5. calibration: the success threshold, from dreams that replay the actions of held-out
        episodes.
 
 The prediction is deterministic by default. In a world without hidden chance this is far better
@@ -43,8 +45,9 @@ from embodyrl.world_models.calibrate import (
 )
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.colour_jitter import jitter_colours
-from embodyrl.world_models.config import WorldTrainConfig
-from embodyrl.world_models.init import build_model, continue_model, wants_state
+from embodyrl.world_models.config import WorldTrainConfig, with_found_defaults
+from embodyrl.world_models.found_state import frames_on_the_way
+from embodyrl.world_models.init import build_model, continue_model, what_state
 from embodyrl.world_models.keyframes import add_keyframes
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.reflectors.calibration import Calibration
@@ -83,7 +86,11 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
     rows = (~held_out).nonzero().flatten()
     rows = rows.repeat_interleave(clips.weight[rows])
     # The model: fresh, or the one of ``init``.
-    config_for_model = dataclasses.replace(config, state=wants_state(config, clips))
+    reads_state, finds_state = what_state(config, clips)
+    config_for_model = dataclasses.replace(config, state=reads_state, found=finds_state)
+    if finds_state:
+        clips.privileged = None  # what a simulator may have recorded is not read
+        frames_on_the_way(clips, rows)  # refuses data before any time is spent
     if config_for_model.state and not clips.spec.layout:
         print(
             "The data do not say which numbers of the simulator's state are objects "
@@ -105,17 +112,20 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
             device=device,
             inputs=contents_of(config),
         )
+        training = with_found_defaults(config) if finds_state else config
         # The same episodes in other lights are further frames to learn from.
         jittered = jitter_colours(clips, config.styles, config.seed) if config.styles else clips
         rows = torch.cat([rows + copy * len(clips) for copy in range(config.styles + 1)])
         try:
             with Interrupt() as interrupt:
-                WorldTrainer(config, folder, model, jittered, rows, interrupt.check).run()
+                WorldTrainer(training, folder, model, jittered, rows, interrupt.check).run()
         except Interrupted:
             print("Stopped. The same command continues from here.")
             return None
         assert jittered.latents is not None
         clips.latents = jittered.latents[: len(clips)]
+        if jittered.privileged is not None:
+            clips.privileged = jittered.privileged[: len(clips)]
         finish_model(config, folder, model, clips, held_out)
         finish_run(folder / "meta.json")
     return folder / "model"

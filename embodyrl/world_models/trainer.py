@@ -18,20 +18,32 @@ from embodyrl.word_embeddings import embed_sentences
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.config import WorldTrainConfig
 from embodyrl.world_models.encode import encode, set_latent_scale
+from embodyrl.world_models.found_state import (
+    BATCH,
+    PAINTED,
+    PAIRS,
+    find_states,
+    frames_on_the_way,
+    hindsight_loss,
+    painting_loss,
+)
+from embodyrl.world_models.init import fit_linear
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.precision import use_bf16
 from embodyrl.world_models.stage import Stage
+from embodyrl.world_models.state_losses import state_loss
 from embodyrl.world_models.training_losses import (
     codec_loss,
     colour_weights,
     dynamics_loss,
     inverse_loss,
     sample_clips,
-    state_loss,
 )
 
 STATE_BATCH = 256
 STATE_LR = 3e-3
+PAINTER_LR = 5e-3
+FINDER_LR = 2e-3
 INVERSE_BATCH = 128
 INVERSE_LR = 2e-3
 LOG_EVERY = 20
@@ -98,15 +110,28 @@ class WorldTrainer:
                 if new_codec and self.stages["dynamics"].done == 0:
                     set_latent_scale(self.model, self.clips, self.rows)
                 self.clips.latents = encode(self.model, self.clips)
-                # 2. What actions do to the simulator's state, and what actions pictures show.
+                # 2. The state, where it is to be found in the pictures.
+                if self.model.finder is not None:
+                    self._find_state()
+                # 3. What actions do to the state, and what actions pictures show.
                 if "state_model" in self.stages:
                     self._run_stage("state_model", "state model", self._state_loss)
                 self._run_stage("inverse", "inverse dynamics", self._inverse_loss)
-                # 3. Dynamics and success head, in latents.
+                # 4. Dynamics and success head, in latents.
                 self._run_stage("dynamics", "dynamics", self._dynamics_loss)
             except Interrupted:
                 self._save_checkpoint()
                 raise
+
+    def _find_state(self) -> None:
+        """Teaches the finder; what it finds in the data is then their state."""
+        self.on_the_way = frames_on_the_way(self.clips, self.rows)
+        self._run_stage("painter", "painter", self._painting_loss)
+        self._run_stage("finder", "found state", self._hindsight_loss)
+        self.clips.privileged = find_states(self.model, self.clips)
+        if self.stages["state_model"].done == 0 and not self.config.init:
+            assert self.model.state is not None
+            fit_linear(self.model.state, self.clips, self.rows)
 
     def _run_stage(self, name: str, title: str, loss_of: Callable[[int], Losses]) -> None:
         """Takes the steps of one stage that are left.
@@ -149,6 +174,19 @@ class WorldTrainer:
         generator = _generator(self.config.seed, 1, step)
         drawn = torch.randint(len(self.rows), (self.config.batch_size,), generator=generator)
         return codec_loss(self.model, self.clips, self.rows[drawn], self.colours), {}
+
+    def _painting_loss(self, step: int) -> Losses:
+        generator = _generator(self.config.seed, 5, step)
+        drawn = torch.randint(len(self.rows), (PAINTED,), generator=generator)
+        return painting_loss(self.model, self.clips, self.rows[drawn]), {}
+
+    def _hindsight_loss(self, step: int) -> Losses:
+        generator = _generator(self.config.seed, 6, step)
+        drawn = torch.randint(len(self.on_the_way), (BATCH,), generator=generator)
+        pairs = torch.randint(len(self.rows), (PAIRS,), generator=generator)
+        rows = self.on_the_way[drawn]
+        loss = hindsight_loss(self.model, self.clips, rows, self.rows[pairs])
+        return loss, {"hindsight": loss}
 
     def _state_loss(self, step: int) -> Losses:
         config = self.config
@@ -269,6 +307,12 @@ def _make_stages(config: WorldTrainConfig, model: WorldModel) -> dict[str, Stage
     dynamics_nets = nn.ModuleList([model.backbone, model.success])
     dynamics = Stage(dynamics_nets, matrices, (config.muon_lr, config.lr), config.steps)
     stages = {"codec": codec, "dynamics": dynamics}
+    if model.finder is not None:
+        localiser = model.finder.localiser
+        painters = nn.ModuleList(localiser.each_painter())
+        seeing = nn.ModuleList(localiser.parts_but_painters())
+        stages["painter"] = Stage(painters, [], (0.0, PAINTER_LR), config.found_steps)
+        stages["finder"] = Stage(seeing, [], (0.0, FINDER_LR), config.found_steps)
     if model.state is not None:
         stages["state_model"] = Stage(model.state, [], (0.0, STATE_LR), config.state_steps)
     stages["inverse"] = Stage(model.inverse, [], (0.0, INVERSE_LR), config.inverse_steps)

@@ -1,7 +1,6 @@
 """What the parts of a world model are trained to do.
 
 codec_loss      frames -> latents -> the same frames
-state_loss      a full state and one action -> the next full state
 inverse_loss    two moments -> the actions between them
 dynamics_loss   a moment and 1 to H actions -> the moment after them, and whether it is solved
 """
@@ -18,6 +17,7 @@ from embodyrl.world_models.dream import ChunkInputs, Dream
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.nets.backbone import FlowMap
 from embodyrl.world_models.nets.codec import FrameCodec, brightness
+from embodyrl.world_models.state_losses import full_state
 
 OFF_BACKGROUND = 0.08
 """Brightness by which a pixel must differ from the background to be part of the foreground."""
@@ -214,72 +214,7 @@ def noisy_change(change: Tensor, generator: torch.Generator) -> tuple[Tensor, Te
     return ((1 - t) * change + t * noise) * (t > 0), time
 
 
-# ---- The state model and the inverse dynamics. ----
-
-
-def state_loss(
-    model: WorldModel,
-    clips: Clips,
-    words: Tensor,
-    rows: Tensor,
-    unroll: int,
-    noise: float,
-    judge_noise: float,
-    generator: torch.Generator,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of the state model, on B frames that have a next one.
-
-    The state model starts from full states that it predicted itself, over up to ``unroll`` actions
-    (pushforward, arXiv:2202.03376), with added noise. It is to reach the true next state from
-    there, so that errors do not grow from action to action (arXiv:2002.09405).
-
-    Args:
-        model: to be trained.
-        clips: with the simulator's state.
-        words: (sentences, E).
-        rows: (B,) frames.
-        unroll: the most actions of the pushforward.
-        noise: the most noise on the states it starts from, in standard deviations of the data.
-        judge_noise: noise on the states that success is learned from, in the same unit. It keeps
-            regions between the data from counting as solved.
-        generator: of all that is random.
-    """
-    assert model.state is not None
-    device = model.device
-    current = _full_state(clips, rows, device)
-    after = _full_state(clips, rows + 1, device)
-    # Start from predicted states, with noise.
-    start = _pushforward_state(model, clips, rows, unroll, generator) if unroll else current
-    if noise:
-        size = noise * torch.rand((len(current), 1), generator=generator)
-        gaussian = torch.randn(current.shape, generator=generator)
-        start = start + (size * gaussian).to(device) * model.state.std
-    # One action to the true next state.
-    dynamics = model.state.loss(start, current, clips.actions[rows].to(device), after)
-    # Success, learned from noisy states; every judge has a loss of its own.
-    if judge_noise:
-        gaussian = torch.randn(after.shape, generator=generator).to(device)
-        after = after + judge_noise * gaussian * model.state.std
-    logits = model.state.verdicts(after, words[clips.sentence[rows]].to(device))
-    solved = clips.solved[rows + 1].float().to(device).expand_as(logits)
-    success = len(logits) * F.binary_cross_entropy_with_logits(logits, solved)
-    return dynamics + success, {"state": dynamics, "state_success": success}
-
-
-def _pushforward_state(
-    model: WorldModel, clips: Clips, rows: Tensor, unroll: int, generator: torch.Generator
-) -> Tensor:
-    """The states at ``rows`` as predicted from up to ``unroll`` actions before."""
-    assert model.state is not None
-    back = int(torch.randint(unroll + 1, (1,), generator=generator))
-    if not back:
-        return _full_state(clips, rows, model.device)
-    first = torch.maximum(clips.start[rows], rows - back)
-    actions = clips.chunk(first, back).to(model.device)
-    count = (rows - first).to(model.device)
-    with torch.no_grad():
-        predicted, _ = model.state.roll(_full_state(clips, first, model.device), actions, count)
-    return predicted
+# ---- The inverse dynamics. ----
 
 
 def inverse_loss(model: WorldModel, clips: Clips, rows: Tensor, count: Tensor) -> Tensor:
@@ -335,15 +270,9 @@ def _latents(clips: Clips, index: Tensor, device: torch.device) -> Tensor:
     return clips.latents[index].to(device).float()
 
 
-def _full_state(clips: Clips, rows: Tensor, device: torch.device) -> Tensor:
-    full_state = clips.full_state(rows)
-    assert full_state is not None
-    return full_state.to(device)
-
-
 def _full_state_if_known(model: WorldModel, clips: Clips, rows: Tensor) -> Tensor | None:
     """The real full state: in training the frames follow it, not the state model's prediction."""
-    return None if model.state is None else _full_state(clips, rows, model.device)
+    return None if model.state is None else full_state(clips, rows, model.device)
 
 
 def _proprio(model: WorldModel, clips: Clips, rows: Tensor) -> Tensor:

@@ -6,11 +6,15 @@ import torch
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.env import EnvConfig, SteppedVecEnv, Tick
 from embodyrl.types import EnvSpec, Obs
+from embodyrl.world_models.clips import Clips
 
 SIZE = 32
 LIMIT = 8
 NEAR = 0.5
 SPEED = 0.25
+REACHED = 0.3
+"""How near a hand of ``reaches`` must come."""
+CHUNK = 3
 
 
 def pictures(square, hand):
@@ -70,4 +74,39 @@ def demonstrations(episodes, horizon, *, solved=True, cameras=True):
         torch.zeros(len(hand), dtype=torch.long),
         ["go to it"],
         torch.full((len(hand),), solved),
+    )
+
+
+def reaches(episodes: int, seed: int) -> Clips:
+    """The hand goes to the square in half of the episodes, and astray in the others."""
+    rng = np.random.default_rng(seed)
+    frames, hands, actions, solved = [], [], [], []
+    for _ in range(episodes):
+        square = rng.uniform(-1, 1, 2)
+        goal = square if rng.random() < 0.5 else rng.uniform(-1, 1, 2)
+        hand = np.zeros(2)
+        for _ in range(LIMIT + 1):
+            action = np.clip((goal - hand) / SPEED, -1, 1) + 0.2 * rng.standard_normal(2)
+            action = action.clip(-1, 1)
+            place = torch.tensor(np.array([square, hand]), dtype=torch.float32)
+            frames.append(pictures(place[:1], place[1:]).numpy()[0])
+            hands.append(hand)
+            actions.append(action)
+            solved.append(np.linalg.norm(hand - square) < REACHED)
+            hand = (hand + SPEED * action).clip(-1, 1)
+    number = torch.arange(len(hands))
+    start = number // (LIMIT + 1) * (LIMIT + 1)
+    return Clips(
+        {"front": np.stack(frames)},
+        torch.tensor(np.array(hands), dtype=torch.float32),
+        torch.tensor(np.array(actions), dtype=torch.float32),
+        torch.tensor(np.array(solved)),
+        start,
+        start + LIMIT + 1,
+        torch.zeros(len(number), dtype=torch.long),
+        ["go to it"],
+        number // (LIMIT + 1),
+        ReachSquare(1).spec,
+        {"name": "test"},
+        torch.ones(len(number), dtype=torch.long),
     )

@@ -59,6 +59,7 @@ SETTINGS = {
     "layers": 2,
     "latent_channels": 8,
     "inverse_steps": 100,
+    "state": False,
 }
 
 

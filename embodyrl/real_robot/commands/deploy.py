@@ -34,8 +34,11 @@ from embodyrl.real_robot.logs.mcap_log import RunLog
 from embodyrl.real_robot.operator.device_operator import open_operator
 from embodyrl.real_robot.policy_link.client import PolicyClient
 from embodyrl.real_robot.policy_link.connect_policy import serve_apart, serve_elsewhere, serve_here
+from embodyrl.real_robot.policy_link.dream_options import DreamOptions
 from embodyrl.real_robot.policy_link.metadata import camera_sizes
 from embodyrl.storage.atomic_files import write_json
+
+NO_DREAM = DreamOptions()
 
 
 def deploy_checkpoint(
@@ -58,6 +61,7 @@ def deploy_checkpoint(
     record: bool = False,
     out: str = "runs/deploy",
     seed: int = 0,
+    dream: DreamOptions = NO_DREAM,
 ) -> dict[str, Any]:
     """Runs a policy on a robot: policy server, client, executor, safety filter, robot.
 
@@ -88,6 +92,7 @@ def deploy_checkpoint(
         record: also log what the policy sees, so that ``export.export_logs`` can make a data set.
         out: folder of the logs and of ``result.json``.
         seed: of the policy's noise.
+        dream: lets a world model choose among the policy's proposals.
 
     Returns:
         ``execute`` (actions executed of each chunk) of ``horizon`` (planned), ``episodes``
@@ -100,6 +105,8 @@ def deploy_checkpoint(
         UserError: the pre-flight check failed, or the policy does not fit the robot.
     """
     _check_arguments(path, robot, robot_file, episodes, speed)
+    if path.startswith("ws://") and dream.dream:
+        raise UserError(f"{path} is served already: give --dream to `embodyrl serve` there.")
     settings = {
         "checkpoint": str(path),
         "robot": robot,
@@ -107,6 +114,7 @@ def deploy_checkpoint(
         "speed": speed,
         "dry_run": dry_run,
         "record": record,
+        "dream": dream.dream,
     }
     latency_of = (lambda took: latency) if latency >= 0 else float
     results: list[dict[str, Any]] = []
@@ -114,11 +122,11 @@ def deploy_checkpoint(
     with ExitStack() as opened:
         # 1. Connect to the policy, the robot and the person.
         if robot == "twin":
-            client, connected = _open_twin(opened, path, overrides, seed)
+            client, connected = _open_twin(opened, path, overrides, seed, dream)
         else:
             in_scene = robot == "libfranka" and not robot_file
             _refuse_twin_options(() if in_scene else overrides, latency)
-            client = _open_policy(opened, path, token_file, seed)
+            client = _open_policy(opened, path, token_file, seed, dream)
             connected = _open_robot(
                 opened, robot, address, robot_file, prompt, client.metadata,
                 scene=(path, overrides) if in_scene else None,
@@ -189,7 +197,7 @@ def _refuse_twin_options(overrides: Sequence[str], latency: float) -> None:
 
 
 def _open_twin(
-    opened: ExitStack, path: str, overrides: Sequence[str], seed: int
+    opened: ExitStack, path: str, overrides: Sequence[str], seed: int, dream: DreamOptions
 ) -> tuple[PolicyClient, ConnectedRobot]:
     """The policy and the simulated arm, both in this process."""
     from embodyrl import starting  # a robot's computer has neither this module nor torch
@@ -201,7 +209,8 @@ def _open_twin(
     from embodyrl.storage.env_spec import check_compatible
 
     config = twin_config(path, overrides)
-    policy = CheckpointPolicy(path, load_config(path, overrides).run.device, seed)
+    device = load_config(path, overrides).run.device
+    policy = CheckpointPolicy(path, device, seed, dream=dream)
     connected = opened.enter_context(simulated_robot(config))
     # The overrides may have changed the task into one that the policy does not fit.
     spec = connected.robot.spec  # type: ignore[attr-defined]
@@ -209,11 +218,13 @@ def _open_twin(
     return opened.enter_context(serve_here(policy)), connected
 
 
-def _open_policy(opened: ExitStack, path: str, token_file: str, seed: int) -> PolicyClient:
+def _open_policy(
+    opened: ExitStack, path: str, token_file: str, seed: int, dream: DreamOptions
+) -> PolicyClient:
     """The policy on another machine, or in a process of its own."""
     if path.startswith("ws://"):
         return opened.enter_context(serve_elsewhere(path, read_token(token_file)))
-    return opened.enter_context(serve_apart(path, seed=seed))
+    return opened.enter_context(serve_apart(path, seed=seed, options=dream.words))
 
 
 def _open_robot(

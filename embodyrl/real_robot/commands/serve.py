@@ -5,7 +5,10 @@ from __future__ import annotations
 from embodyrl.errors import UserError
 from embodyrl.real_robot.commands.signals import sigterm_is_ctrl_c
 from embodyrl.real_robot.commands.tokens import read_token
+from embodyrl.real_robot.policy_link.dream_options import DreamOptions
 from embodyrl.real_robot.policy_link.server import PolicyServer
+
+NO_DREAM = DreamOptions()
 
 
 def serve_checkpoint(
@@ -18,6 +21,7 @@ def serve_checkpoint(
     monitor: str = "",
     reflector: str = "",
     overdue: float = 0.7,
+    dream: DreamOptions = NO_DREAM,
 ) -> None:
     """Serves a checkpoint's policy until interrupted.
 
@@ -32,6 +36,7 @@ def serve_checkpoint(
         reflector: a reflector's folder; a person is asked for when it has not seen the task solved
             for too long.
         overdue: share of an episode that is too long.
+        dream: lets a world model choose among the policy's proposals.
 
     Raises:
         UserError: no such checkpoint, an empty token file, or an address that may not be used.
@@ -40,7 +45,7 @@ def serve_checkpoint(
     from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy, load_monitor
 
     token = read_token(token_file)
-    policy = CheckpointPolicy(path, device, seed, load_monitor(monitor))
+    policy = CheckpointPolicy(path, device, seed, load_monitor(monitor), dream)
     if reflector:
         from embodyrl.real_robot.env.reflector_judge import OverdueMonitor
         from embodyrl.world_models.reflectors.folder import load_reflector

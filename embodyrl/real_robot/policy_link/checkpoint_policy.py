@@ -15,6 +15,7 @@ from embodyrl.build import load_config, load_policy, load_spec
 from embodyrl.devices import use_device
 from embodyrl.errors import UserError
 from embodyrl.policy import num_executed
+from embodyrl.real_robot.policy_link.dream_options import DreamOptions
 from embodyrl.real_robot.policy_link.metadata import policy_facts
 from embodyrl.real_robot.policy_link.real_time_chunking import (
     rtc_weights,
@@ -22,7 +23,10 @@ from embodyrl.real_robot.policy_link.real_time_chunking import (
     sample_guided,
 )
 from embodyrl.types import Obs
+from embodyrl.world_models.dream_chooser import DreamChooser
+from embodyrl.world_models.model import WorldModel
 
+NO_DREAM = DreamOptions()
 Monitor = Callable[[dict[str, Any], NDArray[np.float32]], str]
 """(observation, chunk (H, A) that answers it) -> why a person is needed; empty while none is."""
 
@@ -36,6 +40,7 @@ class CheckpointPolicy:
         seed: of the noise that flow policies start from.
         monitor: looks at every chunk and may ask for a person; the answer then has the reason as
             ``ask``.
+        dream: lets a world model choose among several proposals.
 
     Attributes:
         metadata: what a server tells its clients about the policy. ``horizon`` is the number of
@@ -43,7 +48,12 @@ class CheckpointPolicy:
     """
 
     def __init__(
-        self, path: str, device: str = "auto", seed: int = 0, monitor: Monitor | None = None
+        self,
+        path: str,
+        device: str = "auto",
+        seed: int = 0,
+        monitor: Monitor | None = None,
+        dream: DreamOptions = NO_DREAM,
     ) -> None:
         self.monitor = monitor
         # The checkpoint says which policy it is, and the env that it was made for.
@@ -57,6 +67,11 @@ class CheckpointPolicy:
         self.device = use_device(device, "--device")
         self.policy: Any = load_policy(path, self.config.policy, self.spec, 0, self.device)
         self.policy.eval()
+        # It dreams of the executed actions, so it is built before the plan is sent whole.
+        self._dream: DreamChooser | None = None
+        if dream.dream:
+            model = WorldModel.load(dream.dream, self.device)
+            self._dream = DreamChooser(self.policy, model, dream.proposals, dream.margin)
         self._generator = torch.Generator().manual_seed(seed)
         execute = num_executed(self.policy.config)
         # A client gets the whole plan, also what lies beyond the actions that are to be executed:
@@ -86,15 +101,16 @@ class CheckpointPolicy:
         if "previous" in observation:
             actions = self._continued(obs, observation)
         else:
-            actions = self.policy.sample(obs, generator=self._generator, mode="eval").actions
+            actor = self._dream or self.policy
+            actions = actor.sample(obs, generator=self._generator, mode="eval").actions
         chunk = actions[0].float().cpu().numpy().astype(np.float32)
         why = self.monitor(observation, chunk) if self.monitor is not None else ""
         return {"actions": chunk, "ask": why} if why else {"actions": chunk}
 
     def _continued(self, obs: Obs, request: dict[str, Any]) -> torch.Tensor:
         """A chunk (1, H, A) that continues the previous one, by real-time chunking."""
-        # Several of them where the policy chooses among proposals.
-        count = self.policy.config.proposals if getattr(self.policy, "chooses", False) else 1
+        # Several of them where there is a choice among proposals.
+        count = self._proposals()
         many = Obs.cat([obs] * count)
         previous = torch.tensor(request["previous"])[None].to(self.device)
         previous = previous.expand(count, -1, -1)
@@ -107,9 +123,17 @@ class CheckpointPolicy:
             chunks = sample_guided(self.policy, many, previous, weights, self._generator)
         if count == 1:
             return chunks
+        if self._dream is not None:
+            return self._dream.choose(obs, chunks[None])
         # As it is: an edit would change what must be continued.
         features = self.policy.chooser.encoder(obs)
         return self.policy.chooser.choose(features, chunks[None])
+
+    def _proposals(self) -> int:
+        """N, from which a dream or the policy's own critics choose; 1 without a choice."""
+        if self._dream is not None:
+            return self._dream.proposals
+        return self.policy.config.proposals if getattr(self.policy, "chooses", False) else 1
 
 
 def load_monitor(name: str) -> Monitor | None:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,11 @@ def serve_here(policy: Any) -> Iterator[PolicyClient]:
 
 @contextmanager
 def serve_apart(
-    path: str, device: str = "auto", seed: int = 0, patience: float = 180.0
+    path: str,
+    device: str = "auto",
+    seed: int = 0,
+    patience: float = 180.0,
+    options: Sequence[str] = (),
 ) -> Iterator[PolicyClient]:
     """Serves a checkpoint's policy in a process of its own, and connects to it.
 
@@ -54,6 +58,7 @@ def serve_apart(
         device: of the policy.
         seed: of the policy's noise.
         patience: s that the process may take to start.
+        options: further ones of ``embodyrl serve``.
 
     Raises:
         UserError: it cannot be served.
@@ -64,7 +69,7 @@ def serve_apart(
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(16))
         output = Path(folder) / "output"
-        process = _start_server(path, device, seed, token, output)
+        process = _start_server(path, device, seed, token, output, options)
         try:
             address = _address_of(process, output, path, patience)
             with _connected(address, token.read_text()) as client:
@@ -79,14 +84,14 @@ def serve_apart(
 
 
 def _start_server(
-    path: str, device: str, seed: int, token: Path, output: Path
+    path: str, device: str, seed: int, token: Path, output: Path, more: Sequence[str]
 ) -> subprocess.Popen[bytes]:
     """Starts ``embodyrl serve`` at a free port."""
     options = {"--port": 0, "--token-file": token, "--device": device, "--seed": seed}
     words = [str(word) for option in options.items() for word in option]
     with output.open("wb") as out:
         return subprocess.Popen(
-            [sys.executable, "-m", "embodyrl.cli", "serve", str(path), *words],
+            [sys.executable, "-m", "embodyrl.cli", "serve", str(path), *words, *more],
             stdout=out,
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},

@@ -9,6 +9,9 @@ An object rests until it is touched, wherever in the room that is. If the layout
 are positions (``EnvSpec.layout``), each object has a network of its own, which sees positions
 relative to the object and no goals. A network that sees everything learns instead that objects
 move to goals when hands do.
+
+Where the data hold no such state, places found in pictures (``Finder``) stand in its place. They
+are where the robot's own numbers will be, so the networks also see how far the robot is from them.
 """
 
 from __future__ import annotations
@@ -31,6 +34,9 @@ STEADY = 0.03
 Without it, numbers that go together, such as a hand's position and the joint angles behind it, get
 large weights of opposite signs, and a long dream diverges.
 """
+NEAR = 5.0
+"""Distances to found places are also seen this many times larger, clipped at ``NEAR_BY``."""
+NEAR_BY = 3.0
 FAR = 5.0
 """Standard deviations at which inputs are clipped: a dream outside the data must not diverge."""
 
@@ -54,6 +60,9 @@ class StateModel(SavedNetwork):
             policy that is trained in a dream finds states that one network takes for solved by
             mistake, but seldom states that all do. If the layout names the robot's own numbers,
             the judges do not see them, because a hand can go anywhere, whatever the objects do.
+        found: J, found places after the proprio, each as many numbers as the proprio. They rest.
+            With them there is no layout.
+        prospects: networks that say whether the task will be solved; their mean counts.
     """
 
     mean: Tensor
@@ -74,8 +83,13 @@ class StateModel(SavedNetwork):
         members: int = 1,
         layout: Sequence[tuple[str, int, int]] = (),
         judges: int = 1,
+        found: int = 0,
+        prospects: int = 0,
     ) -> None:
         super().__init__()
+        # The robot's own numbers come first, and the found places behind them.
+        self.found = found
+        self.robot_dim = body_dim // (1 + found)
         # Where the layout has positions, objects, goals, and objects given relative to the hand.
         self.places = [start for kind, start, _ in layout if kind in ("hand", "object", "relative")]
         self.objects = [
@@ -90,9 +104,10 @@ class StateModel(SavedNetwork):
         ]
         # The ensemble, and for each of its members a network per object.
         inputs = body_dim + action_dim
-        self.net = _mlp(inputs, body_dim, width, layers)
+        distances = 2 * found * self.robot_dim
+        self.net = _mlp(inputs + distances, body_dim, width, layers)
         self.others = nn.ModuleList(
-            _mlp(inputs, body_dim, width, layers) for _ in range(members - 1)
+            _mlp(inputs + distances, body_dim, width, layers) for _ in range(members - 1)
         )
         self.movers = nn.ModuleList(
             _mlp(inputs, 1 + part.stop - part.start, width, layers)
@@ -100,8 +115,10 @@ class StateModel(SavedNetwork):
             for part in self.objects
         )
         # The judges, and the numbers that they see.
-        self.judge = _mlp(body_dim + word_dim, 1, 64, 2)
-        self.jury = nn.ModuleList(_mlp(body_dim + word_dim, 1, 64, 2) for _ in range(judges - 1))
+        judging = body_dim + distances + word_dim
+        self.judge = _mlp(judging, 1, 64, 2)
+        self.jury = nn.ModuleList(_mlp(judging, 1, 64, 2) for _ in range(judges - 1))
+        self.prospects = nn.ModuleList(_mlp(judging, 1, 64, 2) for _ in range(prospects))
         judged = torch.ones(body_dim)
         for kind, start, numbers in layout:
             judged[start : start + numbers] *= kind != "robot"
@@ -147,6 +164,8 @@ class StateModel(SavedNetwork):
             self.reach[i] = torch.stack(distances).clamp_min(1e-3)
         # The normal equations, with the expected effect of the noise.
         x = self._inputs(x_state, actions).double()
+        if self.found:  # a place that is uncertain by centimetres says nothing in a straight line
+            x[:, self.robot_dim : self.mean.numel()] = 0.0
         y = ((after - state) / self.std).double()
         square = x.T @ x + 1e-2 * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
         product = x.T @ y
@@ -157,6 +176,8 @@ class StateModel(SavedNetwork):
         # Objects are left to their own networks.
         for part in self.objects:
             self.linear[:, part] = 0.0
+        if self.found:
+            self.linear[:, self.robot_dim :] = 0.0
         # The unit of what is left over.
         self.scale.copy_((y - x @ self.linear.double()).std(0).clamp_min(2e-3))
 
@@ -186,14 +207,16 @@ class StateModel(SavedNetwork):
             change = ((after - state) / self.std / self.scale).abs()
         total = x.new_zeros(())
         for member, net in enumerate(self.members):
-            predicted = net(x[:, :-1]).float()
+            predicted = net(self._seen(start, x)).float()
             for i, part in enumerate(self.objects):
                 # Whether the object moves, and where to if it does.
                 movement, moves = self._object_movement(member, i, start, x)
                 moved = change[:, part].amax(-1) > RESTS
                 predicted[:, part] = torch.where(moved[:, None], movement, target[:, part])
                 total = total + F.binary_cross_entropy_with_logits(moves, moved.float())
-            total = total + F.smooth_l1_loss(predicted, target, beta=0.5)
+            # What was found rests, so there is nothing to predict.
+            moving = slice(self.robot_dim if self.found else None)
+            total = total + F.smooth_l1_loss(predicted[:, moving], target[:, moving], beta=0.5)
         return total
 
     def forward(
@@ -202,13 +225,20 @@ class StateModel(SavedNetwork):
         """The states after one action; row e is predicted by network e."""
         x = self._inputs(states, actions.expand(len(states), -1, -1))
         states = self._in_room(states)
-        predicted = torch.stack([net(xe[:, :-1]) for net, xe in zip(self.members, x, strict=True)])
+        predicted = torch.stack(
+            [
+                net(self._seen(state, xe))
+                for net, state, xe in zip(self.members, states, x, strict=True)
+            ]
+        )
         # Objects move as their own networks say, if these say that they move.
         for member, (state, xe) in enumerate(zip(states, x, strict=True)):
             for i, part in enumerate(self.objects):
                 movement, moves = self._object_movement(member, i, state, xe)
                 predicted[member, :, part] = movement * (moves > 0)[:, None]
         change = (x @ self.linear + predicted * self.scale) * self.std
+        if self.found:
+            change[..., self.robot_dim :] = 0.0
         return self._in_room(states + change, back=True)
 
     def roll(
@@ -249,9 +279,35 @@ class StateModel(SavedNetwork):
         self, state: Float[Tensor, "n d"], words: Float[Tensor, "n e"]
     ) -> Float[Tensor, "j n"]:
         """The logit of each of the judges."""
+        return self._ask([self.judge, *self.jury], state, words)
+
+    def prospect_logits(
+        self, state: Float[Tensor, "n d"], words: Float[Tensor, "n e"]
+    ) -> Float[Tensor, "k n"]:
+        """The logit, of each network for it, that the task will be solved, now or later."""
+        return self._ask(list(self.prospects), state, words)
+
+    def _ask(self, nets: list[nn.Module], state: Tensor, words: Tensor) -> Tensor:
+        """(nets, n) what networks say of a state, the instruction beside."""
         with torch.autocast(state.device.type, enabled=False):
-            x = torch.cat([self.normalize(state) * self.judged, words], dim=-1)
-            return torch.stack([judge(x)[..., 0] for judge in (self.judge, *self.jury)])
+            seen = [self.normalize(state) * self.judged, *self._distances(state), words]
+            x = torch.cat(seen, dim=-1)
+            return torch.stack([net(x)[..., 0] for net in nets])
+
+    def _distances(self, state: Tensor) -> list[Tensor]:
+        """From the robot to the found places: in standard deviations of its numbers, and larger."""
+        if not self.found:
+            return []
+        # A grasp is decided by millimetres, so they are seen large, too.
+        robot = state[..., : self.robot_dim]
+        places = state[..., self.robot_dim :].unflatten(-1, (self.found, self.robot_dim))
+        apart = (places - robot[..., None, :]) / self.std[: self.robot_dim]
+        apart = apart.flatten(-2)
+        return [apart.clamp(-FAR, FAR), (NEAR * apart).clamp(-NEAR_BY, NEAR_BY)]
+
+    def _seen(self, state: Tensor, x: Tensor) -> Tensor:
+        """What a network of the ensemble sees: ``_inputs`` but the constant, and the distances."""
+        return torch.cat([x[..., :-1], *self._distances(state)], dim=-1)
 
     def _in_room(self, state: Tensor, back: bool = False) -> Tensor:
         """Positions relative to the hand (``"relative"``) as positions in the room; or back.

@@ -28,7 +28,7 @@ def folder(tmp_path_factory) -> str:
     """Its dynamics are hardly trained, so its pictures do not follow; its inverse dynamics are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(150, 0)))
-        given = SETTINGS | {"codec_steps": 60, "steps": 3, "inverse_steps": 300}
+        given = SETTINGS | {"codec_steps": 60, "steps": 3, "inverse_steps": 300, "state": False}
         return hardly_trained(
             WorldTrainConfig(**given, out=str(tmp_path_factory.mktemp("w") / "run"))
         )

@@ -22,9 +22,9 @@ from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.nets import state as state_model
 from embodyrl.world_models.nets.state import STEADY, StateModel
 from embodyrl.world_models.replay import replay, trusted_success
+from embodyrl.world_models.state_losses import state_loss
 from embodyrl.world_models.train import WorldTrainConfig, train_world
 from embodyrl.world_models.trainer import longest_unroll
-from embodyrl.world_models.training_losses import state_loss
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_it_goes_on_from_a_simulator_and_from_nothing_else(folder) -> None:
 
 def test_a_model_without_it_learns_it(folder, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(60, 3)))
-    plain = hardly_trained(WorldTrainConfig(**SETTINGS, out=str(tmp_path / "plain")))
+    plain = hardly_trained(WorldTrainConfig(**SETTINGS, state=False, out=str(tmp_path / "plain")))
     assert WorldModel.load(plain).state is None
     env = WorldModelEnv(WorldModelConfig(model=plain, num_envs=2))
     assert env.spec.privileged_dim == 0 and env.reset().privileged is None
@@ -445,7 +445,7 @@ def test_judges_that_learned_with_noise_are_sure_of_less() -> None:
             loss, figures = state_loss(model, clips, embedded, some, 0, 0.0, noise, generator)
             loss.backward()
             adam.step()
-            assert set(figures) == {"state", "state_success"}
+            assert set(figures) == {"state", "state_success", "prospect"}
         words = embedded[clips.sentence[rows]]
         sure.append(float(model.state.logit(clips.full_state(rows), words).detach().abs().mean()))
     assert 0 < sure[1] < 0.6 * sure[0]
