@@ -98,6 +98,11 @@ class Algorithm:
     steps: int
     policy: dict[str, Any] = field(default_factory=dict)
     demos: bool = False
+    seen: bool = False  # the critic reads no hidden state
+
+    def group(self, task: str) -> str:
+        """Under which the runs of a task stand in the JSON, and in which part of the figure."""
+        return f"{task}_seen" if self.seen else task
 
 
 ALGORITHMS = {
@@ -136,6 +141,7 @@ ALGORITHMS = {
         1280,
         {"critic": "shared", "chooser_width": 256, "proposals": 16},
         demos=True,
+        seen=True,
     ),
     "sac_flow_found": Algorithm(
         "SAC-Flow, with demonstrations",
@@ -143,9 +149,10 @@ ALGORITHMS = {
         1280,
         {**LEARNED_NOISE, **FOUND},
         demos=True,
+        seen=True,
     ),
     "wsrl_found": Algorithm(
-        "WSRL", {"name": "wsrl", **SAC}, 1280, {**LEARNED_NOISE, **FOUND}, demos=True
+        "WSRL", {"name": "wsrl", **SAC}, 1280, {**LEARNED_NOISE, **FOUND}, demos=True, seen=True
     ),
     "rlpd_found": Algorithm(
         "RLPD",
@@ -153,6 +160,7 @@ ALGORITHMS = {
         1280,
         {**LEARNED_NOISE, **FOUND},
         demos=True,
+        seen=True,
     ),
     "dsrl_found": Algorithm(
         "DSRL",
@@ -160,12 +168,13 @@ ALGORITHMS = {
         1280,
         {"steer_width": 128, **FOUND},
         demos=True,
+        seen=True,
     ),
-    "ppo_found": Algorithm("PPO, Flow-SDE", PPO, 4900, FOUND, demos=True),
+    "ppo_found": Algorithm("PPO, Flow-SDE", PPO, 4900, FOUND, demos=True, seen=True),
     "ppo_shared": Algorithm(
-        "PPO, Flow-SDE, critic on the policy's features", PPO, 4900, {"critic": "shared"}
+        "PPO, Flow-SDE, critic on the policy's features", PPO, 4900, {"critic": "shared"}, seen=True
     ),
-    "fpo_found": Algorithm("FPO", {**PPO, "name": "fpo"}, 4900, FOUND, demos=True),
+    "fpo_found": Algorithm("FPO", {**PPO, "name": "fpo"}, 4900, FOUND, demos=True, seen=True),
 }
 
 
@@ -232,19 +241,23 @@ def run(task: str, name: str, seed: int, env_steps: int, minutes: float) -> None
 
 def summarise(settings: dict) -> dict:
     """JSON and figure of all runs that are finished."""
-    folders = {
-        "/".join((p.parent.name, *p.name.rsplit("_", 1))): p for p in sorted(OUT.glob("*/*_[0-9]*"))
-    }
+    folders = {}
+    for path in sorted(OUT.glob("*/*_[0-9]*")):
+        name, seed = path.name.rsplit("_", 1)
+        folders[f"{ALGORITHMS[name].group(path.parent.name)}/{name}/{seed}"] = path
     runs = gathered("algorithms", settings, folders)
     tasks: dict[str, dict] = {}
     for task in TASKS:
         for name, algorithm in ALGORITHMS.items():
+            group = algorithm.group(task)
             curves = [
-                run["evaluations"] for key, run in runs.items() if key.startswith(f"{task}/{name}/")
+                run["evaluations"]
+                for key, run in runs.items()
+                if key.startswith(f"{group}/{name}/")
             ]
             if not curves:
                 continue
-            tasks.setdefault(task, {})[name] = {
+            tasks.setdefault(group, {})[name] = {
                 "title": algorithm.title,
                 "seeds": len(curves),
                 "before": bootstrap_iqm([c[0]["success"] for c in curves]),
