@@ -29,6 +29,7 @@ SERVE_HELP = """examples:
   embodyrl serve runs/ppo                                    on this machine alone
   embodyrl serve runs/ppo --host 0.0.0.0 --token-file token  for a robot that knows the token
   embodyrl serve runs/ppo --dream runs/world/model           what a dream likes best
+  embodyrl serve runs/ppo policy.start_noise=0.3             more decided
 It speaks openpi's websocket protocol; `GET /healthz` says OK.
 """
 ACT_HELP = """examples:
@@ -100,6 +101,12 @@ def add_serve_options(sub: argparse.ArgumentParser) -> None:
     """The options of ``serve``."""
     add = sub.add_argument
     add("checkpoint", help="a checkpoint, or a run's folder: its newest")
+    add(
+        "overrides",
+        nargs="*",
+        metavar="policy.key=value",
+        help="of the config that it was trained with",
+    )
     add("--host", default="127.0.0.1", help="any other than this machine's needs a token")
     add("--port", type=int, default=8000, help="(default: %(default)s)")
     add("--token-file", default="", help="a file with the token that clients must send")
@@ -237,6 +244,7 @@ def _serve(a: argparse.Namespace) -> int:
         a.reflector,
         a.overdue,
         _dream(a),
+        a.overrides,
     )
     return 0
 

@@ -229,6 +229,35 @@ def test_a_plan_is_sent_whole_and_executed_in_part(
     assert (scored["execute"], scored["horizon"]) == (4, 5)
 
 
+def test_the_sampler_of_a_checkpoint_is_set_where_it_is_served(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy
+
+    def chunks(*overrides: str) -> list[Any]:
+        """What two servers with other noise answer to the same observation."""
+        found = []
+        for seed in (0, 1):
+            served = CheckpointPolicy(str(saved), "cpu", seed, overrides=overrides)
+            observation = {"proprio": np.zeros(served.spec.proprio_dim, np.float32), "prompt": "go"}
+            found.append(served.infer(observation)["actions"])
+        return found
+
+    one, other = chunks()
+    assert not np.allclose(one, other)
+    one, other = chunks("policy.start_noise=0")
+    assert np.array_equal(one, other)
+    # The twin in this process, a server, and one that runs already.
+    options = ["--episodes", "1", "--latency", "0.1", "--mode", "sync", "--out", str(tmp_path)]
+    assert main(["deploy", str(saved), *options, "policy.execute=2"]) == 0
+    assert "(executing 2 of 5 actions)" in capsys.readouterr().out
+    assert main(["serve", str(saved), "env.task=reach"]) == 1
+    assert "env.task=reach has no effect" in capsys.readouterr().err
+    there = ["deploy", "ws://127.0.0.1:1", "--robot", "ros2", "--out", str(tmp_path)]
+    assert main([*there, "policy.start_noise=0"]) == 1
+    assert "give policy.start_noise=0 to `embodyrl serve` there" in capsys.readouterr().err
+
+
 class Moved:
     """An arm that believes its hand to be a centimetre higher, as with a longer tool."""
 
@@ -288,7 +317,7 @@ def test_serve_answers_and_ends_on_ctrl_c(saved: Path) -> None:
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "embodyrl.cli"),
-            *("serve", str(saved), "--port", "0", "--device", "cpu"),
+            *("serve", str(saved), "--port", "0", "--device", "cpu", "policy.start_noise=0"),
         ],
         stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip

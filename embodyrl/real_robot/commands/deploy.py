@@ -68,7 +68,8 @@ def deploy_checkpoint(
     Args:
         path: a checkpoint, or a run's folder; or ``ws://host:port``, where its policy is served
             already.
-        overrides: of the config that it was trained with, e.g. ``env.task=reach``.
+        overrides: of the config that it was trained with, e.g. ``env.task=reach`` or
+            ``policy.start_noise=0``.
         robot: ``"twin"``, the simulated one in this process, whose time stands still while the
             policy infers; or the transport to one in real time: ``"ros2"``, ``"rosbridge"``,
             ``"ros1"`` or ``"libfranka"``.
@@ -105,8 +106,9 @@ def deploy_checkpoint(
         UserError: the pre-flight check failed, or the policy does not fit the robot.
     """
     _check_arguments(path, robot, robot_file, episodes, speed)
-    if path.startswith("ws://") and dream.dream:
-        raise UserError(f"{path} is served already: give --dream to `embodyrl serve` there.")
+    of_policy = [o for o in overrides if o.startswith("policy.")]
+    if path.startswith("ws://") and (given := [*dream.words[:1], *of_policy]):
+        raise UserError(f"{path} is served already: give {given[0]} to `embodyrl serve` there.")
     settings = {
         "checkpoint": str(path),
         "robot": robot,
@@ -125,8 +127,10 @@ def deploy_checkpoint(
             client, connected = _open_twin(opened, path, overrides, seed, dream)
         else:
             in_scene = robot == "libfranka" and not robot_file
-            _refuse_twin_options(() if in_scene else overrides, latency)
-            client = _open_policy(opened, path, token_file, seed, dream)
+            others = [o for o in overrides if o not in of_policy]
+            _refuse_twin_options(() if in_scene else others, latency)
+            words = [*of_policy, *dream.words]
+            client = _open_policy(opened, path, token_file, seed, words)
             connected = _open_robot(
                 opened, robot, address, robot_file, prompt, client.metadata,
                 scene=(path, overrides) if in_scene else None,
@@ -210,7 +214,8 @@ def _open_twin(
 
     config = twin_config(path, overrides)
     device = load_config(path, overrides).run.device
-    policy = CheckpointPolicy(path, device, seed, dream=dream)
+    of_policy = [o for o in overrides if o.startswith("policy.")]
+    policy = CheckpointPolicy(path, device, seed, dream=dream, overrides=of_policy)
     connected = opened.enter_context(simulated_robot(config))
     # The overrides may have changed the task into one that the policy does not fit.
     spec = connected.robot.spec  # type: ignore[attr-defined]
@@ -219,12 +224,12 @@ def _open_twin(
 
 
 def _open_policy(
-    opened: ExitStack, path: str, token_file: str, seed: int, dream: DreamOptions
+    opened: ExitStack, path: str, token_file: str, seed: int, options: Sequence[str]
 ) -> PolicyClient:
     """The policy on another machine, or in a process of its own."""
     if path.startswith("ws://"):
         return opened.enter_context(serve_elsewhere(path, read_token(token_file)))
-    return opened.enter_context(serve_apart(path, seed=seed, options=dream.words))
+    return opened.enter_context(serve_apart(path, seed=seed, options=options))
 
 
 def _open_robot(

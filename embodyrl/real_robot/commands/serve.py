@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from embodyrl.errors import UserError
 from embodyrl.real_robot.commands.signals import sigterm_is_ctrl_c
 from embodyrl.real_robot.commands.tokens import read_token
@@ -22,6 +24,7 @@ def serve_checkpoint(
     reflector: str = "",
     overdue: float = 0.7,
     dream: DreamOptions = NO_DREAM,
+    overrides: Sequence[str] = (),
 ) -> None:
     """Serves a checkpoint's policy until interrupted.
 
@@ -37,15 +40,21 @@ def serve_checkpoint(
             for too long.
         overdue: share of an episode that is too long.
         dream: lets a world model choose among the policy's proposals.
+        overrides: ``policy.key=value``, of the config that it was trained with.
 
     Raises:
-        UserError: no such checkpoint, an empty token file, or an address that may not be used.
+        UserError: no such checkpoint, an override of something else than the policy, an empty
+            token file, or an address that may not be used.
     """
     # Torch is imported here: on a robot's computer there is none.
     from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy, load_monitor
 
+    if others := [o for o in overrides if not o.startswith("policy.")]:
+        raise UserError(
+            f"A server has the policy alone, so {others[0]} has no effect. Leave it out."
+        )
     token = read_token(token_file)
-    policy = CheckpointPolicy(path, device, seed, load_monitor(monitor), dream)
+    policy = CheckpointPolicy(path, device, seed, load_monitor(monitor), dream, overrides)
     if reflector:
         from embodyrl.real_robot.env.reflector_judge import OverdueMonitor
         from embodyrl.world_models.reflectors.folder import load_reflector

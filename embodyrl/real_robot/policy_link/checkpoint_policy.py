@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ class CheckpointPolicy:
         monitor: looks at every chunk and may ask for a person; the answer then has the reason as
             ``ask``.
         dream: lets a world model choose among several proposals.
+        overrides: ``policy.key=value``, of the config that it was trained with.
 
     Attributes:
         metadata: what a server tells its clients about the policy. ``horizon`` is the number of
@@ -54,10 +55,11 @@ class CheckpointPolicy:
         seed: int = 0,
         monitor: Monitor | None = None,
         dream: DreamOptions = NO_DREAM,
+        overrides: Sequence[str] = (),
     ) -> None:
         self.monitor = monitor
         # The checkpoint says which policy it is, and the env that it was made for.
-        self.config = load_config(path)
+        self.config = load_config(path, overrides)
         self.spec = load_spec(path)
         if self.spec.history > 1:
             raise UserError(
