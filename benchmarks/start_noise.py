@@ -21,7 +21,7 @@ from shared import HERE, write
 
 from embodyrl.functional.intervals import bootstrap_iqm
 
-TASKS = ("maniskill_pickcube_pa_rl", "maniskill_stackcube_pa_rl", "mujoco_pick_pa_rl")
+TASKS = ("maniskill_pickcube_pa_rl", "mujoco_pick_pa_rl")
 NOISES = (1.0, 0.7, 0.5, 0.3, 0.0)
 
 
