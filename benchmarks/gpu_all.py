@@ -8,9 +8,10 @@ batch and the MuJoCo pick task by backend and number of envs with and without pi
 MuJoCo Playground's Panda (with ``--playground DIR``), PPO on the pick task with a fresh policy, the
 evaluation of what came of it, the policy's throughput, SmolVLA and pi0 in their real sizes beside
 LeRobot's own code (``gpu_vla.py``), world models, Wan's 1.3 B parameters among them
-(``gpu_world.py``). Before all of it, where things are (``gpu_placement.py``). A part that fails
-says so in the file, and the exit status is then 1. Where a command may take some minutes only,
-``--only`` names parts; they are added to what the file has.
+(``gpu_world.py``), an iteration of every algorithm (``gpu_algorithms.py``). Before all of it, where
+things are (``gpu_placement.py``). A part that fails says so in the file, and the exit status is
+then 1. Where a command may take some minutes only, ``--only`` names parts; they are added to what
+the file has.
 
     pip install --target DIR playground brax flax ml_collections mediapy lxml orbax-checkpoint
     git clone https://github.com/google-deepmind/mujoco_menagerie

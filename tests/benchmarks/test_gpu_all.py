@@ -19,6 +19,9 @@ def run(out: Path, *arguments: str) -> dict:
 
 
 def check(found: dict) -> None:
+    rows = found["algorithms"]["result"]
+    assert set(rows) > {"sft", "ppo", "sac_flow", "pa_rl"}
+    assert all("error" not in row and row["seconds"] > 0 for row in rows.values()), rows
     assert found["maniskill"]["result"]["checked"]
     assert all(
         row["env_steps_per_s"]["median"] > 0 and row["faults"] == 0
