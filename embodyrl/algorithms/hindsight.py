@@ -19,7 +19,16 @@ from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.algorithms.side_by_side import gradient_of_sum
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.policies.found_features import MEDIAN_OF, FoundFeatures
-from embodyrl.policies.localiser import ENDS, ON_THE_WAY
+from embodyrl.policies.localiser import (
+    AGREEMENT,
+    ENDS,
+    LABELLED,
+    LOCALISER_LR,
+    ON_THE_WAY,
+    PAINTED,
+    PAINTER_LR,
+    PAIRS,
+)
 from embodyrl.policies.shared_features import SharedFeatures
 from embodyrl.ranges import Count, CountOrZero
 from embodyrl.types import Obs
@@ -27,16 +36,6 @@ from embodyrl.types import Obs
 if TYPE_CHECKING:
     from embodyrl.data.demonstrations import Demonstrations
     from embodyrl.rollouts.batches import Transitions
-
-LR = 2e-3
-"""Of the localiser: it rises to this and falls to nothing in each fit."""
-PAINTER_LR = 5e-3
-BATCH = 48
-PAINTED = 32
-PAIRS = 16
-"""Pairs of observations that must agree, in each gradient step."""
-AGREEMENT = 0.3
-"""Weight of: two observations of one episode lead to the same place. Failed ones teach it too."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class Hindsight:
             ids = {id(p) for p in painters}
             rest = [p for p in self.localiser.parameters() if id(p) not in ids]
             self.painter_optimizer = GuardedAdam(painters, PAINTER_LR, 0.0, "painter")
-            self.optimizer = GuardedAdam(rest, LR, 0.0, "localiser")
+            self.optimizer = GuardedAdam(rest, LOCALISER_LR, 0.0, "localiser")
             self.optimizers = [self.painter_optimizer, self.optimizer]
 
     @property
@@ -176,16 +175,16 @@ class Hindsight:
                 "(algorithm.warmup_chunks or algorithm.num_chunks)."
             )
         # Own successes and demonstrations in equal parts, where there are both.
-        own = BATCH if self.demos is None else BATCH // 2 if len(solved) else 0
+        own = LABELLED if self.demos is None else LABELLED // 2 if len(solved) else 0
         for step in range(steps):
-            self.optimizer.lr = LR * _one_cycle(step, steps)
+            self.optimizer.lr = LOCALISER_LR * _one_cycle(step, steps)
             # What was seen on the way to a success, and where that led.
             parts = []
             if own:
                 pick = self.buffer.draw(own, generator, solved)
                 parts.append((self.buffer.rows(pick).obs, self.buffer.data["places"][pick]))
             if self.demos is not None:
-                frames = self.demos.draw(BATCH - own, generator)
+                frames = self.demos.draw(LABELLED - own, generator)
                 places, solved_ones = self.demos.later_proprio(frames, ENDS, ON_THE_WAY)
                 obs, _, _ = self.demos.batch(frames[solved_ones])
                 parts.append((obs.to(self.buffer.device), places[solved_ones]))

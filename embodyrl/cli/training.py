@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from embodyrl import starting
 from embodyrl.cli.verbs import CHECKPOINT, JSON, OVERRIDES, Verb, print_as
 from embodyrl.errors import UserError
 from embodyrl.interrupt import INTERRUPTED
-from embodyrl.real_robot.cli import add_dream_options, robot_commands
+from embodyrl.real_robot.cli import add_dream_options, dream_options, robot_commands
 
 TRAIN_HELP = """examples:
   embodyrl train mujoco_pick_sft data.path=data/pick
@@ -180,13 +181,6 @@ def add_eval_verb(verb: Verb) -> None:
     sub.add_argument("--json", action="store_true", help=JSON)
 
 
-def _refuse_dream_options(a: argparse.Namespace) -> None:
-    """Refuses --proposals and --margin without a world model to rank."""
-    for name in ("proposals", "margin"):
-        if not a.dream and getattr(a, name) != a.parser.get_default(name):
-            raise UserError(f"--{name} is read with --dream MODEL alone. Leave it out.")
-
-
 def _eval(a: argparse.Namespace) -> int:
     from embodyrl.training.ablate import ablate_inputs, print_ablation
     from embodyrl.training.evaluate import evaluate_checkpoint, print_evaluation
@@ -196,9 +190,7 @@ def _eval(a: argparse.Namespace) -> int:
         raise UserError(
             "--guidance moves away from another policy: name its checkpoint with --base."
         )
-    _refuse_dream_options(a)
-    options: dict[str, Any] = {"dream": a.dream, "proposals": a.proposals, "margin": a.margin}
-    options |= {"base": a.base, "guidance": a.guidance}
+    options: dict[str, Any] = {**asdict(dream_options(a)), "base": a.base, "guidance": a.guidance}
     options |= {"episodes": a.episodes, "seed": a.seed, "say": starting.say}
     tables = {"--ood": a.ood, "--ablate": a.ablate}
     chosen = [name for name, given in tables.items() if given]

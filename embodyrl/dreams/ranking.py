@@ -55,7 +55,7 @@ def rank_proposals(
     Raises:
         UserError: the policy cannot propose, or the model cannot rank.
     """
-    policy = DreamChooser(policy, model, proposals).policy  # refuses what cannot choose
+    DreamChooser(policy, model, proposals)  # refuses what cannot choose
     generator = torch.Generator().manual_seed(seed)
     moments = np.random.default_rng(seed)
     at_once = env.spec.num_envs // proposals

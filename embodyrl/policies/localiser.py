@@ -41,6 +41,18 @@ PLACES = ENDS + len(ON_THE_WAY)
 SMALL_ERROR = 0.3
 """Errors below, in standard deviations of proprioception, count as squares (Huber)."""
 
+# How it is taught, for critics and for world models.
+PAINTER_LR = 5e-3
+LOCALISER_LR = 2e-3
+PAINTED = 32
+"""Pictures in a gradient step of the painters."""
+LABELLED = 48
+"""Observations with labels in a gradient step of the rest."""
+PAIRS = 16
+"""Pairs of observations of one episode in it, which must lead to the same place."""
+AGREEMENT = 0.3
+"""Weight of their disagreement. Failed episodes teach it too."""
+
 
 def half_size(image: UInt8[Tensor, "b h w 3"]) -> Float[Tensor, "b 3 h2 w2"]:
     """Pictures in [-1, 1], each two by two pixels averaged: finer than the keypoints are."""

@@ -93,7 +93,6 @@ def initial_noise(policy: Any, features: Tensor, generator: Generators, mode: st
     if policy.steer is None:
         std = policy.start_noise if mode == "eval" else 1.0
         return std * randn((len(features), *policy.flow_shape), generator, features.device)
-    chosen = policy.steer.mean(features)
-    if mode != "eval":
-        chosen = policy.steer.sample(features, generator)[0]
+    steer = policy.steer
+    chosen = steer.mean(features) if mode == "eval" else steer.sample(features, generator)[0]
     return complete_noise(chosen, policy.flow_shape, generator)

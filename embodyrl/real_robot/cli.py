@@ -166,7 +166,8 @@ def add_dream_options(sub: argparse.ArgumentParser) -> None:
     add("--margin", type=float, default=0.0, metavar="P", help=text)
 
 
-def _dream(a: argparse.Namespace) -> Any:
+def dream_options(a: argparse.Namespace) -> Any:
+    """What ``add_dream_options`` was given."""
     from embodyrl.real_robot.policy_link.dream_options import DreamOptions
 
     return DreamOptions(a.dream, a.proposals, a.margin)
@@ -222,7 +223,7 @@ def deploy(a: argparse.Namespace) -> int:
         record=a.record,
         out=a.out,
         seed=a.seed,
-        dream=_dream(a),
+        dream=dream_options(a),
     )
     if a.json:
         print(json.dumps(result))
@@ -243,7 +244,7 @@ def _serve(a: argparse.Namespace) -> int:
         a.monitor,
         a.reflector,
         a.overdue,
-        _dream(a),
+        dream_options(a),
         a.overrides,
     )
     return 0

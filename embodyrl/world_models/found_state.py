@@ -12,18 +12,10 @@ from torch import Tensor
 
 from embodyrl.errors import UserError
 from embodyrl.functional.hindsight import later_steps
-from embodyrl.policies.localiser import ENDS, ON_THE_WAY
+from embodyrl.policies.localiser import AGREEMENT, ENDS, ON_THE_WAY
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.model import WorldModel
 
-PAINTED = 32
-"""Frames by which the painter learns in a step."""
-BATCH = 48
-"""Frames that have labels, in a step."""
-PAIRS = 16
-"""Pairs of frames of one episode that must lead to the same place; failed episodes teach it too."""
-AGREEMENT = 0.3
-"""Weight of their disagreement."""
 FEWEST = 3
 """Solved episodes from which on something can be learned."""
 

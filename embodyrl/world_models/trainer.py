@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from embodyrl.build import described_by
 from embodyrl.errors import UserError
 from embodyrl.interrupt import Interrupted
+from embodyrl.policies.localiser import LABELLED, LOCALISER_LR, PAINTED, PAINTER_LR, PAIRS
 from embodyrl.storage import checkpoint
 from embodyrl.storage.loggers import LiveTable, MetricsWriter
 from embodyrl.word_embeddings import embed_sentences
@@ -19,9 +20,6 @@ from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.config import WorldTrainConfig
 from embodyrl.world_models.encode import encode, set_latent_scale
 from embodyrl.world_models.found_state import (
-    BATCH,
-    PAINTED,
-    PAIRS,
     find_states,
     frames_on_the_way,
     hindsight_loss,
@@ -42,8 +40,6 @@ from embodyrl.world_models.training_losses import (
 
 STATE_BATCH = 256
 STATE_LR = 3e-3
-PAINTER_LR = 5e-3
-FINDER_LR = 2e-3
 INVERSE_BATCH = 128
 INVERSE_LR = 2e-3
 LOG_EVERY = 20
@@ -182,7 +178,7 @@ class WorldTrainer:
 
     def _hindsight_loss(self, step: int) -> Losses:
         generator = _generator(self.config.seed, 6, step)
-        drawn = torch.randint(len(self.on_the_way), (BATCH,), generator=generator)
+        drawn = torch.randint(len(self.on_the_way), (LABELLED,), generator=generator)
         pairs = torch.randint(len(self.rows), (PAIRS,), generator=generator)
         rows = self.on_the_way[drawn]
         loss = hindsight_loss(self.model, self.clips, rows, self.rows[pairs])
@@ -312,7 +308,7 @@ def _make_stages(config: WorldTrainConfig, model: WorldModel) -> dict[str, Stage
         painters = nn.ModuleList(localiser.each_painter())
         seeing = nn.ModuleList(localiser.parts_but_painters())
         stages["painter"] = Stage(painters, [], (0.0, PAINTER_LR), config.found_steps)
-        stages["finder"] = Stage(seeing, [], (0.0, FINDER_LR), config.found_steps)
+        stages["finder"] = Stage(seeing, [], (0.0, LOCALISER_LR), config.found_steps)
     if model.state is not None:
         stages["state_model"] = Stage(model.state, [], (0.0, STATE_LR), config.state_steps)
     stages["inverse"] = Stage(model.inverse, [], (0.0, INVERSE_LR), config.inverse_steps)
