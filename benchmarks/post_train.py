@@ -58,6 +58,17 @@ STACKCUBE = (
     "--noise",
     "0.1",
 )
+PICKCUBE_RGB = (
+    "maniskill",
+    "env.task=PickCube-v1",
+    "env.obs=rgb",
+    "env.image_size=128",
+    "env.num_envs=16",
+    "--episodes",
+    "64",
+    "--noise",
+    "0.2",
+)
 PICK = ("mujoco", "env.task=pick", "env.max_blocks=2", "--episodes", "100", "--noise", "0.15")
 LIBERO_OBJECT = (
     "libero",
@@ -129,6 +140,13 @@ JOBS = {
         PICKCUBE,
         sft="maniskill_pickcube_sft",
         rl="maniskill_pickcube_pa_rl",
+    ),
+    "maniskill_pickcube_rgb_pa_rl": Job(
+        "ManiSkill PickCube-v1, a 128x128 camera, no privileged critic; PA-RL",
+        PICKCUBE_RGB,
+        sft="maniskill_pickcube_rgb_sft",
+        rl="maniskill_pickcube_rgb_pa_rl",
+        rl_reads_demos=True,
     ),
     "maniskill_pushcube": Job(
         "ManiSkill PushCube-v1, state",
