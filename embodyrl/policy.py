@@ -219,6 +219,21 @@ class HasFeatures(Protocol):
         ...
 
 
+class Summarises(Protocol):
+    """Summarises an observation with gradients, for losses that teach the policy to see.
+
+    Attributes:
+        features_dim: F of ``summary``.
+    """
+
+    @property
+    def features_dim(self) -> int: ...  # noqa: D102
+
+    def summary(self, context: Any) -> Tensor:
+        """A summary (N, F) of what ``encode`` gave."""
+        ...
+
+
 class Steerable(Protocol):
     """Lets a small policy choose the noise that the denoising starts from.
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from embodyrl.algorithm import Algorithm, MemoryPlan, SharesGradients
-from embodyrl.algorithms.optim import Figures, Microbatches, clip_gradient
+from embodyrl.algorithms.hindsight_head import HindsightHead
+from embodyrl.algorithms.optim import Figures, Means, Microbatches, clip_gradient
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import flow_matching_pair, randn, sample_training_time
 from embodyrl.functional.losses import flow_matching_loss
@@ -61,6 +62,9 @@ class SFTConfig:
             hue a little; .2 is usual.
         time: how training times are drawn: ``uniform`` or ``beta`` (more weight near the noise, as
             pi0).
+        hindsight_coef: weight of a second loss: features must tell where the robot was later in a
+            solved demonstration (``algorithms.hindsight_head``). So pictures are read better. It is
+            for policies with a flow.
     """
 
     name: str = "sft"
@@ -75,6 +79,7 @@ class SFTConfig:
     shift: CountOrZero = 2
     jitter: Share = 0.0
     time: Annotated[str, Choice("uniform", "beta")] = "uniform"
+    hindsight_coef: NotNegative = 0.0
 
 
 def imitation_loss(
@@ -175,7 +180,14 @@ class SFT(Algorithm):
         )
         # The averaged weights are what is evaluated and saved.
         self.result = copy.deepcopy(policy).requires_grad_(False)
-        self.microbatches = Microbatches(config.microbatch_size, self.parameters)
+        self.head: HindsightHead | None = None
+        if config.hindsight_coef:
+            if has_ability(policy, Imitates):
+                why = f"{type(policy).__name__} has an imitation loss of its own"
+                refuse_unread(config, "algorithm", ("hindsight_coef",), why)
+            self.head = HindsightHead(policy)
+        taught = [] if self.head is None else list(self.head.parameters())
+        self.microbatches = Microbatches(config.microbatch_size, [*self.parameters, *taught])
         self.iteration = 0
 
     def update(
@@ -185,18 +197,22 @@ class SFT(Algorithm):
         c = self.config
         if self.iteration == 0:
             self.policy.fit_inputs(batch.proprio, batch.actions)
+            if self.head is not None:
+                self.head.fit_inputs(batch)
             self.result.load_state_dict(self.policy.state_dict())
         for group in self.optimizer.param_groups:
             group["lr"] = self._scheduled_lr(progress)
         losses = []
         norms = []
+        hindsight = Means()
         for _ in range(c.steps_per_iteration):
             # Draw chunks of demonstrations, with randomly shifted images.
-            obs, actions, mask = self._draw(batch, generator)
+            frames, obs, actions, mask = self._draw(batch, generator)
             # Loss, backward pass and optimiser step.
-            loss_of = self._loss_of(obs, actions, mask, generator)
+            led = None if self.head is None else self.head.labels(batch, frames)
+            loss_of = self._loss_of(obs, actions, mask, generator, led)
             rows = torch.arange(len(mask), device=mask.device)
-            loss, _ = self.microbatches.backward(rows, loss_of)
+            loss, found = self.microbatches.backward(rows, loss_of)
             norm = clip_gradient(self.parameters, c.max_grad_norm)
             if not math.isfinite(norm):
                 raise UserError(
@@ -204,15 +220,19 @@ class SFT(Algorithm):
                     "the data."
                 )
             self.optimizer.step()
+            if self.head is not None:
+                self.head.step(loss, self.microbatches.peers)
             # The averaged weights follow.
             self._average()
             losses.append(float(loss))
             norms.append(norm)
+            hindsight.add(**found)
         self.iteration += 1
         return {
             "loss": sum(losses) / len(losses),
             "grad_norm": sum(norms) / len(norms),
             "lr": self.optimizer.param_groups[0]["lr"],
+            **hindsight.means(),
         }
 
     def _scheduled_lr(self, progress: float) -> float:
@@ -224,8 +244,8 @@ class SFT(Algorithm):
 
     def _draw(
         self, batch: Demonstrations, generator: torch.Generator
-    ) -> tuple[Obs, Tensor, Tensor]:
-        """Observations, actions (B, H, A) and their mask (B, H), on the policy's device.
+    ) -> tuple[Tensor, Obs, Tensor, Tensor]:
+        """Frames (B,), observations, actions (B, H, A) and their mask (B, H), on the policy's device.
 
         Where the policy imitates actions before the observation as well, H counts them.
         """
@@ -235,12 +255,20 @@ class SFT(Algorithm):
         frames = batch.draw(c.batch_size, generator, without_last=without_last)
         obs, actions, mask = batch.batch(frames, before=before)
         obs = augmented(obs.to(device), generator, shift=c.shift, jitter=c.jitter)
-        return obs, actions.to(device), mask.to(device)
+        return frames, obs, actions.to(device), mask.to(device)
 
     def _loss_of(
-        self, obs: Obs, actions: Tensor, mask: Tensor, generator: torch.Generator
+        self,
+        obs: Obs,
+        actions: Tensor,
+        mask: Tensor,
+        generator: torch.Generator,
+        led: tuple[Tensor, Tensor] | None = None,
     ) -> Callable[[Tensor], tuple[Tensor, Figures]]:
-        """What some rows add to the loss of a batch; all that is random is drawn here."""
+        """What some rows add to the loss of a batch; all that is random is drawn here.
+
+        ``led`` says where their episodes led, and whether they were solved (``HindsightHead``).
+        """
         policy = self.policy
         given: tuple[Tensor, ...] = (actions,)
         loss: Callable[..., Tensor]
@@ -260,8 +288,17 @@ class SFT(Algorithm):
         total = mask.sum()
 
         def share(i: Tensor) -> tuple[Tensor, Figures]:
-            own = loss(obs[i], *(x[i] for x in given), mask[i], *(x[i] for x in noise))
-            return own * (mask[i].sum() / total), {}
+            rest = (*(x[i] for x in given), mask[i], *(x[i] for x in noise))
+            if self.head is None or led is None:
+                return loss(obs[i], *rest) * (mask[i].sum() / total), {}
+            # The observations are encoded once for both losses.
+            context = policy.encode(obs[i])
+            own = _velocity_loss(policy, context, *rest) * (mask[i].sum() / total)
+            places, solved = (x[i] for x in led)
+            missed = self.head.loss(policy.summary(context), places, solved)
+            figure = missed.detach() / solved.sum().clamp_min(1)
+            missed = missed / led[1].sum().clamp_min(1)
+            return own + self.config.hindsight_coef * missed, {"hindsight_loss": figure}
 
         return share
 
@@ -277,6 +314,7 @@ class SFT(Algorithm):
             "optimizer": self.optimizer.state_dict(),
             "policy": self.policy.state_dict(),
             "iteration": self.iteration,
+            "hindsight": None if self.head is None else self.head.whole_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -284,6 +322,8 @@ class SFT(Algorithm):
         load_optimizer(self.optimizer, state["optimizer"])
         self.policy.load_state_dict(state["policy"])
         self.iteration = int(state["iteration"])
+        if self.head is not None:
+            self.head.load_whole_state(state["hindsight"])
 
     def shared_gradients(self) -> list[SharesGradients]:
         """See ``Algorithm``."""

@@ -201,8 +201,12 @@ class ActorCritic(nn.Module):
         return self.critic(features).squeeze(-1)
 
     def features(self, context: Any) -> Float[Tensor, "n f"]:
-        """A summary of the observation for small nets beside the actor, without gradient."""
-        return context.pooled.detach()
+        """The ``summary`` for small nets beside the actor, without gradient."""
+        return self.summary(context).detach()
+
+    def summary(self, context: Any) -> Float[Tensor, "n f"]:
+        """What an observation says as a whole."""
+        return context.pooled
 
     def fit_critic_inputs(self, obs: Obs) -> None:
         """Sets the statistics that normalise what the value head sees, from a first rollout.

@@ -128,8 +128,8 @@ class FlowMLP(FlowPolicy):
         """The context is the normalised proprioception itself."""
         return self.normalize_proprio(obs.proprio)
 
-    def features(self, context: Float[Tensor, "n p"]) -> Float[Tensor, "n p"]:
-        """See ``ActorCritic.features``: critics see what the actor sees."""
+    def summary(self, context: Float[Tensor, "n p"]) -> Float[Tensor, "n p"]:
+        """See ``FlowPolicy.summary``: critics see what the actor sees."""
         return context
 
     def velocity(

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from embodyrl.algorithms.hindsight_head import HindsightHead
 from embodyrl.algorithms.sft import SFT, SFTConfig, imitation_loss
 from embodyrl.build import make_policy
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
 from embodyrl.policies.flow_vla import FlowVLAConfig
+from embodyrl.policies.localiser import PLACES
 from embodyrl.storage import checkpoint
 from embodyrl.types import EnvSpec, Obs
 
@@ -48,6 +50,7 @@ def make_sft(spec: EnvSpec = SPEC, **settings) -> SFT:
         width=32, layers=1, heads=2, text_layers=0, critic_width=16, vision_width=4
     )
     settings = {"batch_size": 64, "steps_per_iteration": 50, "lr": 3e-3, "ema": 0.9, **settings}
+    torch.manual_seed(0)  # as training/setup.py does
     return SFT(SFTConfig(**settings), make_policy(config, spec, seed=0))
 
 
@@ -183,3 +186,106 @@ def test_what_nobody_executed_is_the_policys_own_plan():
     policy.flow_shape, policy.seen = (2, 3), []
     imitation_loss(policy, None, actions, mask, torch.Generator().manual_seed(0))
     assert len(policy.seen) == 1
+
+
+# Imitation that must also tell where episodes lead.
+
+SMALL_STEPS = {"steps_per_iteration": 2, "batch_size": 24, "shift": 0}
+
+
+def make_head() -> HindsightHead:
+    policy = make_policy(FlowVLAConfig(width=32, layers=1, heads=2, vision_width=4), SEEING, seed=0)
+    return HindsightHead(policy)
+
+
+def make_seeing(**settings) -> SFT:
+    return make_sft(SEEING, hindsight_coef=1.0, **{**SMALL_STEPS, **settings})
+
+
+def test_the_loss_is_the_huber_loss_of_solved_episodes_in_units_of_the_data():
+    head, demos = make_head(), demonstrations(4, cameras=CAMERAS)
+    head.fit_inputs(demos)
+    for p in head.net.parameters():
+        torch.nn.init.zeros_(p)  # it says that all places are the mean
+    places = torch.zeros(3, PLACES, 3)
+    places[0], places[1] = 0.15, 2.0  # half of .3 is squared; 2 is far out
+    summary = torch.zeros(3, 32, requires_grad=True)
+    near, far = 0.15**2 / (2 * 0.3), 2.0 - 0.3 / 2
+    all_solved = head.loss(summary, places, torch.tensor([True, True, True]))
+    torch.testing.assert_close(all_solved, torch.tensor(near + far))
+    one_failed = head.loss(summary, places, torch.tensor([True, False, True]))
+    torch.testing.assert_close(one_failed, torch.tensor(near))
+    # A label is where the robot was at the end, in standard deviations of the data.
+    labels, solved = head.labels(demos, torch.tensor([0, 13]))
+    ends = (demos.proprio[[11, 23]] - demos.proprio.mean(0)) / demos.proprio.std(0, correction=0)
+    torch.testing.assert_close(labels[:, 0], ends)
+    assert labels.shape == (2, PLACES, 3) and solved.all()
+
+
+def test_it_teaches_the_eyes_what_actions_do_not():
+    """Actions are zero; where the episode leads is drawn in the picture alone."""
+    demos = demonstrations(40, cameras=CAMERAS)
+    bright = torch.linspace(0, 1, 40).repeat_interleave(12)
+    demos.images["front"][:] = (255 * bright).to(torch.uint8)[:, None, None, None].numpy()
+    demos.actions = torch.zeros_like(demos.actions)
+    demos.proprio = torch.zeros_like(demos.proprio)
+    demos.proprio[11::12] = bright[11::12, None]  # only the last frame of an episode tells it
+    sft = make_seeing(steps_per_iteration=40, batch_size=64)
+    rows = run(sft, demos, range(4), 4)
+    assert rows[-1]["hindsight_loss"] < 0.3 * rows[0]["hindsight_loss"]
+    # Its gradient reaches the eyes of the policy.
+    before = copy.deepcopy(sft.policy.vision.state_dict())
+    led = sft.head.labels(demos, torch.arange(0, 480, 20))
+    obs, actions, mask = demos.batch(torch.arange(0, 480, 20))
+    loss_of = sft._loss_of(obs, actions, mask, torch.Generator().manual_seed(0), led)
+    sft.microbatches.backward(torch.arange(24), loss_of)
+    assert sft.policy.vision.stem.weight.grad.abs().sum() > 0
+    assert all(torch.equal(before[k], v) for k, v in sft.policy.vision.state_dict().items())
+
+
+def test_pieces_have_the_gradient_of_the_whole():
+    demos = demonstrations(6, cameras=CAMERAS)
+    demos.success = torch.arange(72) >= 24  # two episodes failed
+    found = []
+    for size in (0, 5):
+        sft = make_seeing(microbatch_size=size)
+        sft.policy.fit_inputs(demos.proprio, demos.actions)
+        sft.head.fit_inputs(demos)
+        frames = torch.arange(0, 72, 3)
+        obs, actions, mask = demos.batch(frames)
+        led = sft.head.labels(demos, frames)
+        loss_of = sft._loss_of(obs, actions, mask, torch.Generator().manual_seed(0), led)
+        loss, _ = sft.microbatches.backward(torch.arange(24), loss_of)
+        found.append([loss, *(p.grad for p in sft.microbatches.parameters)])
+    for whole, pieces in zip(*found, strict=True):
+        torch.testing.assert_close(whole, pieces, atol=1e-5, rtol=1e-4)
+
+
+def test_the_head_is_saved_beside_the_policy_and_continues_bit_for_bit(tmp_path):
+    demos = demonstrations(6, cameras=CAMERAS)
+    straight, first, second = make_seeing(), make_seeing(), make_seeing()
+    run(straight, demos, range(4), 4)
+    run(first, demos, range(2), 4)
+    states = {"policy": first.result.state_dict(), "algorithm": first.state_dict()}
+    loaded, _ = checkpoint.load(checkpoint.save(tmp_path / "step_2", states, {}))
+    second.result.load_state_dict(loaded["policy"])
+    second.load_state_dict(loaded["algorithm"])
+    run(second, demos, range(2, 4), 4)
+    for a, b in ((straight.policy, second.policy), (straight.head, second.head)):
+        assert all(torch.equal(v, b.state_dict()[k]) for k, v in a.state_dict().items())
+    # The head is no part of what is saved as the policy.
+    assert set(straight.result.state_dict()) == set(make_sft(SEEING).result.state_dict())
+
+
+def test_what_cannot_be_taught_so_is_refused_in_words():
+    with pytest.raises(
+        UserError, match=r"test/arm has no pictures\. Set algorithm\.hindsight_coef=0"
+    ):
+        make_sft(SPEC, hindsight_coef=1.0)
+    demos = demonstrations(4, cameras=CAMERAS)
+    demos.success = torch.zeros(48, dtype=torch.bool)
+    with pytest.raises(UserError, match="No demonstration was solved"):
+        run(make_seeing(), demos, range(1), 1)
+    frozen = torch.zeros(2, 32)
+    with pytest.raises(UserError, match="features of this policy are frozen"):
+        make_head().loss(frozen, torch.zeros(2, PLACES, 3), torch.ones(2, dtype=torch.bool))

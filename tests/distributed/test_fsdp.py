@@ -73,13 +73,18 @@ def test_other_algorithms_on_rollouts(tmp_path, algorithm):
     assert_near(one, together(make(tmp_path / "two", algorithm=algorithm)))
 
 
+SEEING = ("env.renderer=warp", "env.image_size=32", "policy.vision_width=4")
+PLACES = {**SFT, "hindsight_coef": 1.0, "shift": 0}
+
+
 @pytest.mark.slow
-def test_imitation_in_pieces(tmp_path):
-    env = make(tmp_path, "env.max_episode_steps=25").env
+@pytest.mark.parametrize(("more", "algorithm"), [((), SFT), (SEEING, PLACES)])
+def test_imitation_in_pieces(tmp_path, more, algorithm):
+    env = make(tmp_path, "env.max_episode_steps=25", *more[:2]).env
     collect_dataset(env, tmp_path / "demos", num_episodes=4)
     data = ("policy.name=flow_vla", "policy.width=16", "policy.heads=2", "policy.action_patch=2")
     configs = [
-        make(tmp_path / name, f"data.path={tmp_path / 'demos'}", *data, algorithm=SFT)
+        make(tmp_path / name, f"data.path={tmp_path / 'demos'}", *data, *more, algorithm=algorithm)
         for name in ("one", "two")
     ]
     assert_near(train(configs[0]), together(configs[1]))

@@ -54,6 +54,11 @@ def make(vlm, **settings):
     return make_policy(config, SPEC, 0)
 
 
+def test_a_loss_that_its_imitation_does_not_read_is_refused(vlm):
+    with pytest.raises(UserError, match=r"hindsight_coef.*imitation loss of its own"):
+        SFT(SFTConfig(hindsight_coef=1.0), make(vlm))
+
+
 @pytest.mark.parametrize("decoding", ["parallel", "autoregressive"])
 def test_it_keeps_the_promises_of_a_policy(vlm, decoding):
     policy = make(vlm, decoding=decoding)
