@@ -46,7 +46,10 @@ def together(config: Config, *overrides: str) -> Path:
 
 
 def assert_near(a: Path, b: Path) -> None:
-    mine, other = states(a), states(b)
+    # The softmax of keypoints takes away their bias: its gradient is rounding, which Adam enlarges.
+    mine, other = (
+        {k: v for k, v in states(run).items() if not k.endswith("keypoints.bias")} for run in (a, b)
+    )
     assert mine.keys() == other.keys()
     for key, value in mine.items():
         torch.testing.assert_close(
