@@ -84,6 +84,8 @@ class FlowVLAConfig(ChooserConfig):
             decided.
         steer_width: hidden width of the noise policy, which DSRL trains; 0 for none.
         steer_bound: the noise policy chooses noise in [-steer_bound, steer_bound].
+        one_step_width: hidden width of the head that acts in one step, which FQL trains; 0 for
+            none.
     """
 
     name: str = "flow_vla"
@@ -110,6 +112,7 @@ class FlowVLAConfig(ChooserConfig):
     start_noise: Share = 1.0
     steer_width: CountOrZero = 0
     steer_bound: Positive = 1.5
+    one_step_width: CountOrZero = 0
 
     def __post_init__(self) -> None:
         check_sampler(self)
@@ -143,7 +146,7 @@ class FlowVLA(FlowPolicy):
 
     They then keep their fresh weights. A fresh std of the noise is in the middle of its range.
     """
-    belongs_to = BELONGS_TO
+    belongs_to = BELONGS_TO | ONE_STEP_PARTS
 
     def __init__(self, config: FlowVLAConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec, config.eta, config.trained_steps)
