@@ -36,6 +36,7 @@ from embodyrl.policies.flow_base import (
     check_sampler,
 )
 from embodyrl.policies.normalize import Normalizer
+from embodyrl.policies.one_step import ONE_STEP_PARTS
 from embodyrl.policies.text import TextEncoder
 from embodyrl.policies.vision import FilmCNN
 from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Positive, Share
