@@ -48,7 +48,7 @@ class Task:
     play_noise: float
 
 
-TASKS = {"cube-single": Task(120, 0.8, 0.3), "cube-double": Task(200, 0.6, 0.3)}
+TASKS = {"cube-single": Task(120, 0.3, 0.3), "cube-double": Task(200, 0.3, 0.3)}
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,7 @@ def test_the_head_is_held_by_the_flow_from_the_same_noise_and_moves_nothing_else
     for name, value in critics.items():
         assert torch.equal(algorithm.critics.state_dict()[name], value)
     assert all(p.grad is None for p in policy.actor_parameters())
+    assert all(p.grad is None for p in algorithm.critics.parameters())
 
 
 def test_the_flow_imitates_what_was_played_and_moves_nothing_else():
@@ -215,6 +216,14 @@ def test_the_head_acts_once_it_has_learned_and_the_flow_before():
     for mode in ("train", "eval"):
         assert torch.equal(policy.sample(obs, generator=gen(3), mode=mode).actions, head)
     assert torch.equal(algorithm.act(obs, gen(3))[0], head)
+    # What is beyond the range of actions is clamped.
+    with torch.no_grad():
+        policy.one_step.net[-1].bias.add_(50.0)
+    assert torch.equal(
+        policy.sample(obs, generator=gen(3), mode="eval").actions, torch.ones(8, H, 2)
+    )
+    with torch.no_grad():
+        policy.one_step.net[-1].bias.sub_(50.0)
     # It is in the checkpoint, and the start noise of evaluation is the head's too.
     again = make_policy(dataclasses.replace(policy.config, start_noise=0.0), SPEC, 1)
     again.load_state_dict(policy.state_dict())
