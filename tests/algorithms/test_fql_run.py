@@ -7,6 +7,8 @@ import torch
 from scale_runs import ENV, POLICY
 from vla_models import SPEC, observation
 
+from embodyrl.algorithms.fql import FQL, FQLConfig
+from embodyrl.algorithms.optim import Means
 from embodyrl.build import make_env, make_policy
 from embodyrl.checks import check_policy
 from embodyrl.config import resolve
@@ -15,6 +17,7 @@ from embodyrl.errors import UserError
 from embodyrl.policies.flow_mlp import FlowMLPConfig
 from embodyrl.policies.flow_vla import FlowVLA, FlowVLAConfig
 from embodyrl.policies.guidance import GuidedPolicy
+from embodyrl.rollouts.batches import TransitionBatch, Transitions
 from embodyrl.sims.mujoco.config import MujocoConfig
 from embodyrl.storage import checkpoint
 from embodyrl.storage.loggers import read_metrics
@@ -117,3 +120,30 @@ def test_a_policy_with_pictures_and_a_longer_plan_keeps_its_promises():
     # It is no part of what imitation trains.
     head = {id(p) for p in policy.one_step.parameters()}
     assert head and not head & {id(p) for p in policy.actor_parameters()}
+
+
+def test_a_policy_with_pictures_learns():
+    """The encoder learns to imitate, and neither critics nor head reach it."""
+    config = FlowVLAConfig(
+        width=16, layers=1, heads=2, text_layers=0, horizon=3, action_patch=1,
+        one_step_width=8, critic="shared", critic_width=8, num_denoise_steps=2,
+    )  # fmt: skip
+    algorithm = FQL(
+        FQLConfig(offline_steps=0, warmup_chunks=1, batch_size=4, capacity=16, critic_width=8),
+        FlowVLA(config, SPEC),
+    )
+    n = len(observation())
+    never = torch.zeros(n, dtype=torch.bool)
+    choice = torch.rand(n, 3, SPEC.action_dim) * 2 - 1
+    whole = torch.ones(n, 3, dtype=torch.bool)
+    batch = Transitions(observation(), choice, whole.float(), whole, never, never, observation())
+    row = algorithm.update(TransitionBatch(batch), progress=0.0, generator=torch.Generator())
+    assert row["gradient_steps"] == n and algorithm.policy.acts_in_one_step
+    encoder = [p.detach().clone() for p in algorithm.policy.vision.parameters()]
+    algorithm._update_critics(batch, torch.Generator(), Means())
+    algorithm._update_head(batch.obs, torch.Generator(), Means())
+    seen = algorithm.policy.vision.parameters()
+    assert all(torch.equal(a, b) for a, b in zip(encoder, seen, strict=True))
+    algorithm._update_flow(batch, torch.Generator(), Means())
+    seen = algorithm.policy.vision.parameters()
+    assert not all(torch.equal(a, b) for a, b in zip(encoder, seen, strict=True))
