@@ -11,6 +11,7 @@ asks for nothing else, so a policy that has them can be trained by it:
     HasFeatures   summarises an observation for critics             sac_flow and kin
     Steerable     lets a small policy choose the noise              dsrl
     Chooses       proposes several chunks; critics take the best    pa_rl
+    ActsInOneStep has a small net beside the flow that acts         fql
     Imitates      has an imitation loss of its own                  sft (in place of HasFlow)
     DrawsNoise    that loss is random                               sft
 
@@ -271,6 +272,24 @@ class Chooses(Protocol):
         ...
 
 
+class ActsInOneStep(Protocol):
+    """Has a small net that makes actions of the flow's noise in one step.
+
+    Attributes:
+        one_step: the net (``policies.one_step.OneStepHead``); None where the config asks for none.
+    """
+
+    one_step: Any
+
+    def decode(self, context: Any, noise: Tensor) -> Tensor:
+        """The noise-free actions (N, H, A) that the flow makes of ``noise`` (N, C, D)."""
+        ...
+
+    def one_step_actions(self, features: Tensor, noise: Tensor) -> Tensor:
+        """Those that the net makes of features (N, F) and noise, not yet clamped to [-1, 1]."""
+        ...
+
+
 class Imitates(Protocol):
     """Has an imitation loss of its own: a regressor, or a model that says actions in tokens."""
 
@@ -338,6 +357,10 @@ class FlowCriticPolicy(Policy, HasFlow, HasFeatures, Protocol):
 
 class ChoosingPolicy(Policy, Chooses, Protocol):
     """For choosing among proposals: pa_rl."""
+
+
+class OneStepPolicy(FlowCriticPolicy, ActsInOneStep, Protocol):
+    """For a head that is distilled from the flow: fql."""
 
 
 class SteerablePolicy(FlowCriticPolicy, Steerable, Protocol):

@@ -115,6 +115,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "pa_rl": "embodyrl.algorithms.pa_rl:PARL",
         "pa_rl_offline": "embodyrl.algorithms.pa_rl_offline:PARLOffline",
         "dsrl": "embodyrl.algorithms.dsrl:DSRL",
+        "fql": "embodyrl.algorithms.fql:FQL",
     },
 }
 

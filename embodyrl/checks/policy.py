@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from embodyrl.checks.error import CheckError, require
 from embodyrl.errors import UserError
-from embodyrl.functional.flow import complete_noise
+from embodyrl.functional.flow import complete_noise, randn
 from embodyrl.policy import (
+    ActsInOneStep,
     Chooses,
     HasFeatures,
     HasFlow,
@@ -218,6 +219,20 @@ def _check_steering(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> N
     )
 
 
+def _check_one_step(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> None:
+    if policy.one_step is None:
+        return
+    context = policy.encode(obs)
+    noise = randn((len(obs), *policy.flow_shape), torch.Generator(), obs.proprio.device)
+    actions = policy.one_step_actions(policy.features(context), noise)
+    expected = tuple(policy.decode(context, noise).shape)
+    require(
+        tuple(actions.shape) == expected,
+        f"one_step_actions are {tuple(actions.shape)}, and those of decode {expected}.",
+    )
+    require(actions.requires_grad, "one_step_actions carry no gradient into the head.")
+
+
 def _check_choosing(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> None:
     n = len(obs)
     proposals = policy.propose(obs, 3, torch.Generator().manual_seed(0))
@@ -282,6 +297,7 @@ CHECKS = {
     HasFlow: _check_flow,
     HasFeatures: _check_features,
     Steerable: _check_steering,
+    ActsInOneStep: _check_one_step,
     Chooses: _check_choosing,
     Imitates: _check_imitation,
 }

@@ -165,6 +165,28 @@ def temperature_loss(
     return log_alpha.exp() * (-logprob.detach() - target_entropy).mean()
 
 
+def one_step_loss(
+    action: Float[Tensor, "b h a"],
+    target: Float[Tensor, "b h a"],
+    q: Float[Tensor, " b"],
+    alpha: float,
+    scale: Tensor | float = 1.0,
+) -> Tensor:
+    """The loss of FQL's one-step head, E[alpha |action - target|^2 / (H A) - Q / scale].
+
+    It is arXiv:2502.02538.
+
+    Args:
+        action: of the head, with gradients.
+        target: what the flow makes of the same noise; no gradient goes into it.
+        q: the critics' value of ``action``, with gradients.
+        alpha: weight of the distance.
+        scale: what values are divided by; no gradient goes into it.
+    """
+    distance = (action - target.detach()).square().mean()
+    return alpha * distance - (q / torch.as_tensor(scale).detach()).mean()
+
+
 def td_loss(q: Float[Tensor, "e b"], target: Float[Tensor, " b"]) -> Tensor:
     """Squared TD error: the mean over the batch, summed over the E critics."""
     return (q - target).square().mean(1).sum()

@@ -31,6 +31,7 @@ from embodyrl.policies.chooser import CHOOSER_PARTS, Chooser, check_chooser
 from embodyrl.policies.found_features import FoundFeatures
 from embodyrl.policies.noise_policy import NoisePolicy, initial_noise
 from embodyrl.policies.normalize import Normalizer
+from embodyrl.policies.one_step import OneStepHead, check_one_step
 from embodyrl.policies.sample_path import integrate, with_executed
 from embodyrl.policies.shared_features import SharedFeatures
 from embodyrl.policy import Mode, num_executed
@@ -63,11 +64,12 @@ def check_sampler(config: Any) -> None:
 
 
 def check_start(config: Any) -> None:
-    """Refuses a changed setting of the initial noise that nothing would read.
+    """Refuses a changed setting of the initial noise that nothing would read, and two ways to act.
 
     Raises:
         UserError: naming it.
     """
+    check_one_step(config)
     if config.steer_width:
         refuse_unread(config, "policy", ("start_noise",), "the noise policy chooses that noise")
     else:
@@ -130,6 +132,8 @@ class ActorCritic(nn.Module):
             self.found = FoundFeatures(self.spec)
             self.critic_features_dim = self.found.dim
         self.critic = critic or _value_head(self.critic_features_dim, c.critic_width)
+        # Only a flow has a one-step head.
+        self.one_step: OneStepHead | None = None
         # The noise policy chooses the initial noise of the flow (DSRL).
         self.steer = None
         if getattr(c, "steer_width", 0):
@@ -160,9 +164,9 @@ class ActorCritic(nn.Module):
         return self.chooser.best(obs, self.propose(obs, self.config.proposals, generator))
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """Everything but the value head and what it sees, the noise policy and the chooser."""
+        """Everything but the value head and what it sees, and the small nets beside the actor."""
         others = set(self.critic.parameters())
-        for part in (self.found, self.steer, self.chooser):
+        for part in (self.found, self.steer, self.chooser, self.one_step):
             if part is not None:
                 others.update(part.parameters())
         return [p for p in self.parameters() if p not in others]
@@ -322,6 +326,24 @@ class FlowPolicy(ActorCritic):
         end = integrate(partial(self.step_inputs, context), self.transition, noise)
         return self._actions(end)
 
+    def add_heads(self, features: int, critic: nn.Sequential | None = None) -> None:
+        """As ``ActorCritic.add_heads``, and the one-step head (FQL), if the config asks for it."""
+        super().add_heads(features, critic)
+        if width := getattr(self.config, "one_step_width", 0):
+            self.one_step = OneStepHead(features, self.flow_shape, self._executed_shape, width)
+
+    @property
+    def acts_in_one_step(self) -> bool:
+        """Whether the one-step head acts in place of the flow."""
+        return self.one_step is not None and bool(self.one_step.ready)
+
+    def one_step_actions(
+        self, features: Float[Tensor, "n f"], noise: Float[Tensor, "n c d"]
+    ) -> Float[Tensor, "n h a"]:
+        """What the one-step head makes of the flow's initial noise, not yet clamped."""
+        assert self.one_step is not None
+        return self.normalize_action.inverse(self.one_step(features, noise))
+
     @torch.no_grad()
     def propose(self, obs: Obs, count: int, generator: Generators) -> Float[Tensor, "n count h a"]:
         """``count`` noise-free chunks for each observation, from as many draws of initial noise."""
@@ -346,6 +368,9 @@ class FlowPolicy(ActorCritic):
         context = self.encode(obs)
         features = self.features(context)
         noise = initial_noise(self, features, generator, mode)
+        # A one-step head that has learned takes the place of the path.
+        if self.acts_in_one_step:
+            return ActionSample(self.one_step_actions(features, noise).clamp(-1.0, 1.0))
         if mode == "eval":
             return ActionSample(self.decode(context, noise))
 

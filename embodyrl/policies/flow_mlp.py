@@ -24,6 +24,7 @@ from embodyrl.policies.chooser import CHOOSER_PARTS, ChooserConfig, check_choose
 from embodyrl.policies.flow_base import FlowPolicy, check_executed, check_start
 from embodyrl.policies.mlp_velocities import VELOCITIES, mlp
 from embodyrl.policies.normalize import Normalizer, TanhSquash
+from embodyrl.policies.one_step import ONE_STEP_PARTS
 from embodyrl.ranges import Choice, Count, CountOrZero, Positive, Share
 from embodyrl.types import EnvSpec, Obs
 
@@ -54,6 +55,8 @@ class FlowMLPConfig(ChooserConfig):
             decided.
         steer_width: hidden width of the noise policy, which DSRL trains; 0 for none.
         steer_bound: the noise policy chooses noise in [-steer_bound, steer_bound].
+        one_step_width: hidden width of the head that acts in one step, which FQL trains; 0 for
+            none.
     """
 
     name: str = "flow_mlp"
@@ -71,6 +74,7 @@ class FlowMLPConfig(ChooserConfig):
     start_noise: Share = 1.0
     steer_width: CountOrZero = 0
     steer_bound: Positive = 1.5
+    one_step_width: CountOrZero = 0
 
     def __post_init__(self) -> None:
         if self.noise_min > self.noise_max:
@@ -100,7 +104,7 @@ class FlowMLP(FlowPolicy):
     starts_fresh = ("steer.",)
     reads_instructions = False
     """Parts that may be missing in an initial checkpoint. They then keep their fresh weights."""
-    belongs_to: ClassVar = CHOOSER_PARTS
+    belongs_to: ClassVar = CHOOSER_PARTS | ONE_STEP_PARTS
     """Config key -> parts that keep their fresh weights if the initial checkpoint has another."""
 
     def __init__(self, config: FlowMLPConfig, spec: EnvSpec) -> None:

@@ -36,6 +36,7 @@ from embodyrl.policies.flow_base import (
     check_sampler,
 )
 from embodyrl.policies.normalize import Normalizer
+from embodyrl.policies.one_step import ONE_STEP_PARTS
 from embodyrl.policies.text import TextEncoder
 from embodyrl.policies.vision import FilmCNN
 from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Positive, Share
@@ -84,6 +85,8 @@ class FlowVLAConfig(ChooserConfig):
             decided.
         steer_width: hidden width of the noise policy, which DSRL trains; 0 for none.
         steer_bound: the noise policy chooses noise in [-steer_bound, steer_bound].
+        one_step_width: hidden width of the head that acts in one step, which FQL trains; 0 for
+            none.
     """
 
     name: str = "flow_vla"
@@ -110,6 +113,7 @@ class FlowVLAConfig(ChooserConfig):
     start_noise: Share = 1.0
     steer_width: CountOrZero = 0
     steer_bound: Positive = 1.5
+    one_step_width: CountOrZero = 0
 
     def __post_init__(self) -> None:
         check_sampler(self)
@@ -143,7 +147,7 @@ class FlowVLA(FlowPolicy):
 
     They then keep their fresh weights. A fresh std of the noise is in the middle of its range.
     """
-    belongs_to = BELONGS_TO
+    belongs_to = BELONGS_TO | ONE_STEP_PARTS
 
     def __init__(self, config: FlowVLAConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec, config.eta, config.trained_steps)

@@ -67,6 +67,11 @@ class GuidedPolicy:
                 "The policy takes the best of several proposals, which were not guided. Set "
                 "policy.proposals=1 to guide the policy alone."
             )
+        if policy.acts_in_one_step:
+            raise UserError(
+                "The policy acts by its one-step head, which has no velocity to guide. Set "
+                "policy.one_step_width=0 to guide its flow."
+            )
         # Velocities can only be mixed if they belong to the same steps, shape and units.
         flow, base_flow = (
             (one.config.num_denoise_steps, num_executed(one.config), *one.flow_shape)

@@ -64,8 +64,8 @@ TOP_FOLDERS = (
 )
 PATH = re.compile(rf"(?<![\w/.:-])(?:{TOP_FOLDERS})/[\w./*-]+")
 PRESET = re.compile(
-    r"^(?:mujoco|maniskill|libero|dream|robot|gymnasium)_\w*\*?"
-    r"(?:sft|ppo|grpo|fpo|nft|sac_flow|rlpd|wsrl|dsrl|pa_rl|pa_rl_offline)(?:_\d+)?$"
+    r"^(?:mujoco|maniskill|libero|dream|robot|gymnasium|ogbench)_\w*\*?"
+    r"(?:sft|ppo|grpo|fpo|nft|sac_flow|rlpd|wsrl|dsrl|pa_rl|pa_rl_offline|fql)(?:_\d+)?$"
 )
 KEY = re.compile(r"^(env|policy|algorithm|run|data|safety|topics|libfranka)\.(\w+)(?:=.*)?$")
 DOTTED = re.compile(r"(?<![\w/.@-])embodyrl(?:\.\w+)+")

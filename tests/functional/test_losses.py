@@ -11,6 +11,7 @@ from embodyrl.functional.losses import (
     masked_mean,
     nft_branches,
     nft_loss,
+    one_step_loss,
     ppo_policy_loss,
     sac_actor_loss,
     td_loss,
@@ -408,3 +409,25 @@ def test_the_value_loss_is_quadratic_up_to_10():
     value, mask = torch.tensor([10.5], dtype=F64), torch.ones(1, dtype=torch.bool)
     loss, _ = value_loss(value, value, torch.zeros(1, dtype=F64), mask)
     assert float(loss) == pytest.approx(10 * (10.5 - 5))
+
+
+def test_the_gradient_of_a_one_step_head_is_that_of_distance_and_value():
+    """2 alpha (a - target) / (B H A) - dQ/da / (B scale), and nothing reaches target or scale."""
+    action = torch.randn(5, 3, 2, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    target = torch.randn(5, 3, 2, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    slope = torch.randn(5, 3, 2, generator=torch.Generator().manual_seed(2))
+    q = (slope * action).sum((1, 2))
+    scale = (action.sum() * 0 + 4.0).requires_grad_()
+    loss = one_step_loss(action, target, q, 3.0, scale)
+    wanted = 3.0 * (action - target).square().mean() - q.mean() / 4.0
+    torch.testing.assert_close(loss, wanted)
+    found = torch.autograd.grad(loss, [action, target, scale], allow_unused=True)
+    by_hand = 2 * 3.0 * (action - target) / action.numel() - slope / (5 * 4.0)
+    torch.testing.assert_close(found[0], by_hand.detach())
+    assert found[1] is None and found[2] is None
+
+
+def test_values_of_a_one_step_head_are_not_scaled_unless_asked():
+    action = torch.zeros(2, 1, 1)
+    loss = one_step_loss(action, action + 2.0, torch.tensor([1.0, 3.0]), 0.5)
+    assert float(loss) == 0.5 * 4.0 - 2.0

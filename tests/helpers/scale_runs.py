@@ -44,6 +44,8 @@ SAC = {
 }
 SAC |= {"critic_width": 16}
 DSRL = SAC | {"name": "dsrl"}
+FQL = {key: value for key, value in SAC.items() if key != "name"} | {"name": "fql"}
+FQL |= {"offline_steps": 0}
 FPO = {"name": "fpo", "num_chunks": 6, "minibatch_size": 24, "epochs": 1}
 PA_RL = {
     "name": "pa_rl",
@@ -60,6 +62,7 @@ PA_RL = {
 NEEDS = {
     "sac_flow": {"transition": "flow_noise"},
     "dsrl": {"steer_width": 16},
+    "fql": {"one_step_width": 16},
     "pa_rl": {"chooser_width": 16},
 }
 RUN = {

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from scale_runs import DSRL, FPO, GRPO, PA_RL, PPO, SAC, assert_same, make, rows
+from scale_runs import DSRL, FPO, FQL, GRPO, PA_RL, PPO, SAC, assert_same, make, rows
 
 from embodyrl.config import Config
 from embodyrl.distributed.wire import pack, unpack
@@ -28,7 +28,9 @@ def rollout(config: Config, shard: int) -> RolloutBatch:
     return batch
 
 
-@pytest.mark.parametrize("algorithm", [PPO, FPO, GRPO, SAC, DSRL, PA_RL], ids=lambda a: a["name"])
+@pytest.mark.parametrize(
+    "algorithm", [PPO, FPO, GRPO, SAC, DSRL, PA_RL, FQL], ids=lambda a: a["name"]
+)
 def test_one_shard_gives_the_bits_of_the_plain_loop(tmp_path, algorithm):
     config, plain = (make(tmp_path / where, algorithm=algorithm) for where in ("shard", "plain"))
     assert_same(train(plain), train(config, rollouts=lambda: local_rollouts(config)))
