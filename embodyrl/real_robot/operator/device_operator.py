@@ -88,6 +88,10 @@ class DeviceOperator(Operator):
         if self._page is not None:
             self._page.show(status | ({"reason": self._gone} if self._gone else {}), images)
 
+    def problem(self) -> str:
+        """What is wrong with the device; empty while all is well."""
+        return self._gone
+
     def close(self) -> None:
         """Stops reading and closes the device."""
         self._closing = True
