@@ -23,7 +23,7 @@ RARE = 4.0
 """How much larger a jump is than nearly all changes of that number in its episode."""
 SHORT = 0.25
 """Share of the median length below which an episode is short."""
-FEWEST = 5
+FEWEST = 3
 """Frames below which an episode is short, whatever the others are."""
 
 
@@ -94,7 +94,7 @@ def _stalls(number: int, shares: NDArray[np.float64], fps: float) -> list[Doubt]
             end += 1
         if end - begin >= least:
             at = begin / fps
-            why = f"the hand stands still for {(end - begin) / fps:.1f} s"
+            why = f"nothing moves for {(end - begin) / fps:.1f} s"
             found.append(Doubt(number, begin, at, "stall", why))
             begin = end
         else:
@@ -104,7 +104,7 @@ def _stalls(number: int, shares: NDArray[np.float64], fps: float) -> list[Doubt]
 
 def _jumps(number: int, shares: NDArray[np.float64], fps: float) -> list[Doubt]:
     """Changes between two frames that are far larger than the others of the episode."""
-    if len(shares) < FEWEST or not shares.shape[1]:
+    if len(shares) < 2 + FEWEST or not shares.shape[1]:
         return []
     change = np.abs(np.diff(shares, axis=0))
     usual = np.quantile(change, 0.98, axis=0, method="lower")

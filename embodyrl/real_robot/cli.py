@@ -177,9 +177,7 @@ def add_record_options(sub: argparse.ArgumentParser) -> None:
     add("--robot", default="twin", help=text)
     add("--address", default="", help="of the rosbridge server, or of the arm")
     add("--robot-file", default="", help="the robot's topics, workspace and leader arm")
-    text = (
-        "page, keyboard, gamepad or its file, spacemouse, leader, scripted (default: %(default)s)"
-    )
+    text = "page, keyboard, gamepad or its file, spacemouse, leader, lerobot:TYPE, scripted (default: page)"
     add("--teleop", default="page", metavar="DEVICE", help=text)
     add("--task", default="", help="the instruction, where no topic gives one")
     add("--episodes", type=int, default=50, help="episodes to record (default: %(default)s)")

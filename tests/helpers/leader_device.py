@@ -72,9 +72,9 @@ class LeaderDevice:
         while self.plugged:
             with contextlib.suppress(OSError):  # nothing there, or nobody at the other end
                 data += os.read(cable, 1024)
-            if len(data) >= 7 and len(data) >= 7 + struct.unpack_from("<H", data, 5)[0]:
-                os.write(cable, self._answer(data))
-                data = b""
+            if len(data) >= 7 and len(data) >= (end := 7 + struct.unpack_from("<H", data, 5)[0]):
+                os.write(cable, self._answer(data[:end]))
+                data = data[end:]
             time.sleep(0.001)
 
     def _answer(self, asked: bytes) -> bytes:

@@ -39,7 +39,7 @@ from embodyrl.real_robot.record.episode_logs import (
     require_room,
 )
 from embodyrl.real_robot.record.recorder import Progress, Recorder
-from embodyrl.real_robot.record.teleop import Teleop, open_teleop
+from embodyrl.real_robot.record.teleop import LEROBOT, Teleop, open_teleop
 from embodyrl.storage.env_spec import spec_to_json
 from embodyrl.storage.folder_lock import locked
 from embodyrl.storage.paths import settings_of
@@ -175,7 +175,7 @@ def record_demonstrations(
             raise UserError(f"--{name} is {value:g}; it must be above 0 and at most {most:g}.")
     if episodes < 1:
         raise UserError("--episodes must be at least 1.")
-    if robot == "twin" and robot_file and teleop != "leader":
+    if robot == "twin" and robot_file and not teleop.startswith(("leader", LEROBOT)):
         raise UserError(
             "The twin needs no --robot-file, except for the leader arm of --teleop leader."
         )
@@ -220,11 +220,9 @@ def _connect(
     opened: ExitStack, config: EnvConfig, robot: str, address: str, robot_file: str, task: str
 ) -> tuple[ConnectedRobot, EnvSpec, tuple[float, float, float]]:
     """The robot, the spec of what is recorded, and where the hand goes between episodes."""
-    is_robot = isinstance(config, RobotConfig)
-    if is_robot:
+    if isinstance(config, RobotConfig):
         config = replace(config, robot=robot)
         check_settings(config)
-    home = config.home if is_robot else RobotConfig().home
     if robot == "twin":
         if task:
             raise UserError(
@@ -233,8 +231,9 @@ def _connect(
             )
         connected = opened.enter_context(simulated_robot(_scene(config)))
         # A robot has no privileged state, and its logs hold none.
-        return connected, replace(connected.robot.spec, privileged_dim=0), home  # type: ignore[attr-defined]
-    if not is_robot:
+        spec = replace(connected.robot.spec, privileged_dim=0)  # type: ignore[attr-defined]
+        return connected, spec, RobotConfig().home
+    if not isinstance(config, RobotConfig):
         raise UserError(
             f"--robot {robot} records for the env `robot`, not for {config.name}: leave the env "
             "out, and say what the data shall hold, such as env.cameras=[front,wrist] "
@@ -245,8 +244,8 @@ def _connect(
     where = (address, robot_file, space, spec.cameras, task or config.prompt)
     if robot == "libfranka":
         scene = None if robot_file else task_config(config)
-        return opened.enter_context(libfranka_robot(*where, scene)), spec, home
-    return opened.enter_context(ros_robot(robot, *where)), spec, home
+        return opened.enter_context(libfranka_robot(*where, scene)), spec, config.home
+    return opened.enter_context(ros_robot(robot, *where)), spec, config.home
 
 
 def _scene(config: EnvConfig) -> Any:

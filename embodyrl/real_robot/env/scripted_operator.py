@@ -79,9 +79,8 @@ class ScriptedTeleoperator(Operator):
         """See ``Operator``: it starts, goes on after a hold, and gives up after a fault."""
         mode = self._mode
         self._mode = ""
-        return {Mode.HOLD: ["takeover"], Mode.FAULT: ["failure"], Mode.ESTOP: ["failure"]}.get(
-            mode, []
-        )
+        wish = {"hold": "takeover", "fault": "failure", "estop": "failure"}.get(mode)
+        return [wish] if wish else []
 
     def alive(self, now: float) -> bool:
         """See ``Operator``."""

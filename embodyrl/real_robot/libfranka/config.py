@@ -73,7 +73,7 @@ def load_arm(file: str) -> tuple[Franka, SafetyConfig]:
         force = {"max_force": 30.0, "max_force_repeat": None}
         return simulated, SafetyConfig(**{**TWIN_SAFETY, "robot": "fr3", **force})
     purpose = "It names the arm and its workspace; see docs/robot_libfranka.md."
-    raw = read_sections(file, ("libfranka", "safety", "leader"), purpose)
+    raw = read_sections(file, ("libfranka", "safety", "leader", "teleoperator"), purpose)
     safety = build_safety(file, raw.get("safety") or {})
     arm = build_section("libfranka", Franka, raw.get("libfranka") or {})
     safe = limits.limits_of(safety.robot).inside()

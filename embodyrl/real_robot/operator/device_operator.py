@@ -126,6 +126,8 @@ class DeviceOperator(Operator):
         """Does what a button means; "on" lets go of the arm, or lets the policy go on."""
         if name == "fingers":
             self._open = not self._open
+        elif name in ("open", "close"):
+            self._open = name == "open"
         elif name == "on":
             self._wishes.put("release" if self._has_arm else "run")
         else:

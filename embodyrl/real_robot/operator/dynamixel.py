@@ -102,7 +102,12 @@ def answer(status: bytes) -> tuple[int, bytes]:
     return servo, body[2:]
 
 
-def read_angles(port: SerialPort, servos: Sequence[int], seconds: float = 0.03) -> list[float]:
+def bits(servos: int) -> int:
+    """Bits on the cable, with start and stop bits, that asking so many servos takes."""
+    return 10 * (len(sync_read(range(servos))) + servos * (11 + PRESENT_POSITION[1]))
+
+
+def read_angles(port: SerialPort, servos: Sequence[int], seconds: float) -> list[float]:
     """The angles (rad) of servos, asked in one packet.
 
     Args:

@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +23,18 @@ from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.config_checks import require_number
 from embodyrl.real_robot.control.messages import Array, RobotState
 from embodyrl.real_robot.control.operator import Operator
-from embodyrl.real_robot.operator.dynamixel import ServoError, read_angles
+from embodyrl.real_robot.operator.dynamixel import ServoError, bits, read_angles
 from embodyrl.real_robot.operator.serial_port import BAUDS, SerialPort
 from embodyrl.real_robot.robot_file import read_sections
 
 PERIOD = 0.01
 """s between two readings."""
-ALIVE = 0.1
+ALIVE = 0.15
 """s without a reading after which the leader no longer moves the arm."""
-SECTIONS = ("leader", "preset", "topics", "libfranka", "safety")
+SECTIONS = ("leader", "teleoperator", "preset", "topics", "libfranka", "safety")
 """Sections that a robot's file may have."""
+SLACK = 0.03
+"""s that the servos and the adapter may take, besides the time of the bytes on the cable."""
 AGAIN = 0.5
 """s between two attempts to open a port that is gone."""
 
@@ -48,8 +50,8 @@ class Leader:
         signs: 1 or -1 for each joint: whether the servo turns as the robot's joint does.
         offsets: rad for each joint. The robot's angle is sign x (servo's angle - offset).
         gripper_id: number of the trigger's servo; 0 for no trigger.
-        gripper_open: rad of the trigger when it is let go.
-        gripper_closed: rad of the trigger when it is pulled.
+        gripper_open: rad of the trigger when it is let go; of a leader by LeRobot its own number.
+        gripper_closed: the same when it is pulled.
         max_difference: rad by which each joint of the leader may differ from the robot's when
             following begins.
 
@@ -117,32 +119,80 @@ def load_leader(file: str) -> Leader:
     )
 
 
+class AngleSource(Protocol):
+    """Where a leader's angles come from."""
+
+    def read(self) -> Array:
+        """Angles of the seven joints (rad), and of the trigger if there is one (in any unit).
+
+        Raises:
+            ServoError: no good answer came.
+            OSError: the leader is gone; the next call tries to reach it again.
+        """
+        ...
+
+    def close(self) -> None:
+        """Lets go of the leader."""
+        ...
+
+
+class ServoChain:
+    """Dynamixel servos at a serial port, which is opened again when it was gone.
+
+    Args:
+        config: of the leader.
+    """
+
+    def __init__(self, config: Leader) -> None:
+        self._config = config
+        self._servos = [*config.ids, *([config.gripper_id] if config.gripper_id else [])]
+        self._patience = SLACK + bits(len(self._servos)) / config.baud
+        self._port: SerialPort | None = None
+
+    def read(self) -> Array:
+        """See ``AngleSource``."""
+        try:
+            if self._port is None:
+                self._port = SerialPort(self._config.port, self._config.baud)
+            return np.array(read_angles(self._port, self._servos, self._patience))
+        except OSError as error:
+            self.close()
+            reason = error.strerror or str(error)
+            raise OSError(f"its port {self._config.port} is gone ({reason})") from error
+
+    def close(self) -> None:
+        """See ``AngleSource``."""
+        if self._port is not None:
+            self._port.close()
+            self._port = None
+
+
 class LeaderOperator(Operator):
     """A person with a leader arm, and the page for everything else.
 
     Args:
-        config: of the leader. Its port is read by a thread of its own until ``close``.
+        config: of the leader.
         page: stop, start and labels.
+        source: of its angles, read by a thread of its own until ``close``; by default its servos.
 
     Raises:
         UserError: the leader does not answer.
     """
 
-    def __init__(self, config: Leader, page: Operator) -> None:
+    def __init__(self, config: Leader, page: Operator, source: AngleSource | None = None) -> None:
         self._config = config
         self._page = page
-        self._servos = [*config.ids, *([config.gripper_id] if config.gripper_id else [])]
+        self._source = ServoChain(config) if source is None else source
         self._decoder: DeltaDecoder | None = None
         self._closing = False
         self._problem = ""
-        # The newest angles (rad) of the servos, and when they were read.
-        self._angles: Array = np.zeros(len(self._servos))
-        self._read_at = -math.inf
         try:
-            self._port: SerialPort | None = SerialPort(config.port, config.baud)
-            self._read(self._port)
+            # The newest angles, and when they were read.
+            self._angles = self._source.read()
+            self._read_at = time.monotonic()
         except (OSError, ServoError) as error:
-            raise UserError(f"The leader arm at {config.port}: {_words(error)}.") from error
+            self._source.close()
+            raise UserError(f"The leader arm: {error}.") from error
         self._thread = threading.Thread(target=self._work, name="leader", daemon=True)
         self._thread.start()
 
@@ -214,42 +264,28 @@ class LeaderOperator(Operator):
         """Stops reading and closes the port."""
         self._closing = True
         self._thread.join(timeout=2.0)
-        if self._port is not None:
-            self._port.close()
+        self._source.close()
 
     def _wants_open(self) -> bool:
         """Whether the trigger is nearer to its open end; without one the fingers stay open."""
         config = self._config
-        if not config.gripper_id:
+        if len(self._angles) < 8:
             return True
         angle = float(self._angles[7])
         return abs(angle - config.gripper_open) < abs(angle - config.gripper_closed)
 
-    def _read(self, port: SerialPort) -> None:
-        self._angles = np.array(read_angles(port, self._servos))
-        self._read_at = time.monotonic()
-        self._problem = ""
-
     def _work(self) -> None:
-        """Reads until ``close``; a port that is gone is opened again when it is back."""
+        """Reads until ``close``."""
         while not self._closing:
             try:
-                if self._port is None:
-                    self._port = SerialPort(self._config.port, self._config.baud)
-                self._read(self._port)
+                self._angles = self._source.read()
+                self._read_at = time.monotonic()
+                self._problem = ""
                 time.sleep(PERIOD)
             except ServoError as error:
                 # One answer that is damaged is not worth a word; the arm holds if more are.
                 if not self.alive(0.0):
                     self._problem = str(error)
             except OSError as error:
-                self._problem = f"its port {self._config.port} is gone ({_words(error)})"
-                if self._port is not None:
-                    self._port.close()
-                    self._port = None
+                self._problem = str(error)
                 time.sleep(AGAIN)
-
-
-def _words(error: Exception) -> str:
-    """What an error says, without its number."""
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

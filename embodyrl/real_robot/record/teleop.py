@@ -13,12 +13,21 @@ from embodyrl.real_robot.control.clocks import PacedClock
 from embodyrl.real_robot.control.messages import RobotState
 from embodyrl.real_robot.control.operator import LABELS, WISHES, Operator
 from embodyrl.real_robot.operator.device_operator import DeviceOperator
-from embodyrl.real_robot.operator.devices import open_device
+from embodyrl.real_robot.operator.devices import Device, open_device
 from embodyrl.real_robot.operator.keyboard import HELP, TerminalKeyboard
 from embodyrl.real_robot.operator.leader import LeaderOperator, load_leader
+from embodyrl.real_robot.operator.lerobot_teleop import (
+    LeRobotAngles,
+    LeRobotSteps,
+    connect_teleoperator,
+    tells_steps,
+)
 from embodyrl.real_robot.operator.page import OperatorPage
 
 TELEOPS = ("page", "keyboard", "gamepad", "spacemouse", "leader", "scripted")
+
+LEROBOT = "lerobot:"
+"""What the name of a teleoperator of LeRobot begins with."""
 
 
 @dataclass
@@ -47,7 +56,7 @@ def open_teleop(
 
     Args:
         opened: closes them in the end.
-        kind: one of ``TELEOPS``, or a gamepad's file.
+        kind: one of ``TELEOPS``, a gamepad's file, or ``lerobot:TYPE``.
         connected: the robot; a simulated one is paced to real time for a person.
         port: of the page (0: a free one).
         robot_file: has the section of the leader arm.
@@ -55,7 +64,7 @@ def open_teleop(
     Raises:
         UserError: there is no such device, or it does not fit the robot.
     """
-    if kind not in TELEOPS and not kind.startswith("/"):
+    if kind not in TELEOPS and not kind.startswith(("/", LEROBOT)):
         raise UserError(f"There is no teleoperation by {kind!r}. {did_you_mean(kind, TELEOPS)}")
     if kind == "scripted":
         return _scripted(connected)
@@ -69,13 +78,26 @@ def open_teleop(
     if kind == "page":
         return Teleop(page)
     if kind == "leader":
-        leader = LeaderOperator(load_leader(robot_file), page)
-        opened.callback(leader.close)
-        return Teleop(leader, begin=leader.begin, ready=leader.ready, problem=leader.problem)
+        return _leader(opened, LeaderOperator(load_leader(robot_file), page))
+    if kind.startswith(LEROBOT):
+        device = connect_teleoperator(kind.removeprefix(LEROBOT), robot_file)
+        if tells_steps(device):
+            return _device(opened, LeRobotSteps(device), page)
+        config = load_leader(robot_file)
+        return _leader(opened, LeaderOperator(config, page, LeRobotAngles(device)))
     device = TerminalKeyboard() if kind == "keyboard" else open_device(kind)
+    return _device(opened, device, page)
+
+
+def _device(opened: ExitStack, device: Device, page: OperatorPage) -> Teleop:
     operator = DeviceOperator(device, page)
     opened.callback(operator.close)
     return Teleop(operator, problem=operator.problem)
+
+
+def _leader(opened: ExitStack, leader: LeaderOperator) -> Teleop:
+    opened.callback(leader.close)
+    return Teleop(leader, begin=leader.begin, ready=leader.ready, problem=leader.problem)
 
 
 def _scripted(connected: ConnectedRobot) -> Teleop:
