@@ -56,23 +56,27 @@ def motion_doubts(states: Mapping[int, NDArray[np.floating]], fps: float) -> lis
     """
     if not states:
         return []
+    # The range of each number, and the usual length.
     rows = np.concatenate([np.asarray(s, np.float64) for s in states.values()])
     spread = np.ptp(rows, axis=0)
     moving = spread > 0.0
     median = float(np.median([len(s) for s in states.values()]))
     found = []
-    jumps = []
-    for number, state in states.items():
-        # Every number as a share of its range in the data set; those that never change are left out.
-        shares = np.asarray(state, np.float64)[:, moving] / spread[moving]
-        if len(shares) < max(FEWEST, SHORT * median):
-            why = f"it has {len(shares)} frames; half of the episodes have {median:g} or more"
-            found.append(Doubt(number, 0, 0.0, "short", why))
-        found += _stalls(number, shares, fps)
-        jumps += _jumps(number, shares, fps)
+    # Every number as a share of its range in the data set; those that never change are left out.
+    shares = {n: np.asarray(s, np.float64)[:, moving] / spread[moving] for n, s in states.items()}
+    far = {number: _far(here) for number, here in shares.items()}
     # What happens in most episodes is how the robot works, such as a gripper that snaps shut.
-    if len({jump.episode for jump in jumps}) <= max(1, len(states) // 2):
-        found += jumps
+    usual = sum(each.any(axis=0) for each in far.values()) > max(1, len(states) // 2)
+    for number, here in shares.items():
+        if len(here) < max(FEWEST, SHORT * median):
+            why = f"it has {len(here)} frames; half of the episodes have {median:g} or more"
+            found.append(Doubt(number, 0, 0.0, "short", why))
+        found += _stalls(number, here, fps)
+        jumps = far[number] & ~usual
+        for frame in np.flatnonzero(jumps.any(axis=1)).tolist():
+            change = np.abs(here[frame + 1] - here[frame])[jumps[frame]]
+            why = f"the state jumps by {change.max():.0%} of its range from one frame to the next"
+            found.append(Doubt(number, frame + 1, (frame + 1) / fps, "jump", why))
     return sorted(found, key=lambda doubt: (doubt.episode, doubt.frame))
 
 
@@ -92,6 +96,7 @@ def _stalls(number: int, shares: NDArray[np.float64], fps: float) -> list[Doubt]
             if shares.shape[1] and float((high - low).max()) > STILL:
                 break
             end += 1
+        # Long enough: go on behind it. Otherwise look from the next frame on.
         if end - begin >= least:
             at = begin / fps
             why = f"nothing moves for {(end - begin) / fps:.1f} s"
@@ -102,19 +107,14 @@ def _stalls(number: int, shares: NDArray[np.float64], fps: float) -> list[Doubt]
     return found
 
 
-def _jumps(number: int, shares: NDArray[np.float64], fps: float) -> list[Doubt]:
-    """Changes between two frames that are far larger than the others of the episode."""
-    if len(shares) < 2 + FEWEST or not shares.shape[1]:
-        return []
+def _far(shares: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """(T - 1, P) changes between two frames that are far larger than the others of the episode."""
     change = np.abs(np.diff(shares, axis=0))
+    if len(shares) < 2 + FEWEST:
+        return np.zeros(change.shape, bool)
+    # The 98th percentile: a gripper that takes two frames to close is usual, one jump is not.
     usual = np.quantile(change, 0.98, axis=0, method="lower")
-    far = (change > JUMP) & (change > RARE * usual)
-    found = []
-    for frame in far.any(axis=1).nonzero()[0].tolist():
-        part = float(change[frame][far[frame]].max())
-        why = f"a number of the state changes by {part:.0%} of its range from one frame to the next"
-        found.append(Doubt(number, frame + 1, (frame + 1) / fps, "jump", why))
-    return found
+    return (change > JUMP) & (change > RARE * usual)
 
 
 def print_doubts(doubts: Sequence[Mapping[str, Any]]) -> None:

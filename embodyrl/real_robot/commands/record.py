@@ -34,9 +34,9 @@ from embodyrl.real_robot.policy_link.metadata import policy_facts
 from embodyrl.real_robot.record.episode_logs import (
     EpisodeLogs,
     episode_bytes,
-    in_words,
     logs_folder,
     require_room,
+    size_in_words,
 )
 from embodyrl.real_robot.record.recorder import Progress, Recorder
 from embodyrl.real_robot.record.teleop import LEROBOT, Teleop, open_teleop
@@ -117,7 +117,7 @@ class _Session:
     def progress(self) -> Progress:
         """What the person is shown besides the state of the arm."""
         free = self.logs.free()
-        room = f"{in_words(free)} left, for about {int(free // self.expected)} episodes"
+        room = f"{size_in_words(free)} left, for about {int(free // self.expected)} episodes"
         lost = "the log cannot be written" if self.logs.failed else ""
         return Progress(f"{self.done + 1} of {self.wanted}", room, lost)
 
@@ -168,6 +168,7 @@ def record_demonstrations(
     Raises:
         UserError: a setting that cannot be, a robot that is not ready, or a disk that is too small.
     """
+    # Refuse what cannot be, before anything is opened.
     if robot not in ROBOTS:
         raise UserError(f"There is no robot {robot!r}. {did_you_mean(robot, ROBOTS)}")
     for name, value, most in (("speed", speed, 1.0), ("seconds", seconds, 3600.0)):
@@ -293,6 +294,7 @@ def _states(spec: EnvSpec, robot: str, seed: int) -> Iterator[int]:
 
 def _record_all(session: _Session, states: Iterator[int]) -> bool:
     """Records until there are enough episodes; False if the person ended the session."""
+    # Go on behind the initial states that were played.
     for _ in session.logs.kept:
         next(states)
     init = next(states)
@@ -305,11 +307,16 @@ def _record_all(session: _Session, states: Iterator[int]) -> bool:
             session.logs.discard()
             print("  Stopped: the episode that was going on is not kept.", flush=True)
             return False
+        # A log that could not be written ends the session, with the reason.
+        if session.logs.failed:
+            session.logs.finish(solved=False)
+        # Not kept: the same initial state again.
         if not frames or episode.reason == "a person said discard":
             why = "discarded" if frames else "not one frame was recorded"
             session.logs.discard()
             print(f"  episode {number}: {why}; it begins again", flush=True)
             continue
+        # Kept, whatever its label: it is data, and the person's time.
         kept = session.logs.finish(episode.solved)
         init = next(states)
         word = "kept" if episode.solved or session.keep_failures else "not counted"

@@ -43,6 +43,7 @@ def _dropped(episode: int, messages: dict[str, Any], fps: float) -> list[Doubt]:
     usual = float(np.median(np.diff(stamps))) if len(stamps) > 2 else 0.0
     found = []
     frame = 0
+    # Frames are counted as the data set has them: without those that were not seen.
     for before, (k, action) in zip([None, *actions], enumerate(actions), strict=False):
         gap = stamps[k] - stamps[k - 1] if k else 0.0
         # A pause is no gap: the mode changed in it.
@@ -71,6 +72,7 @@ def _repeated(
         pictures = [m["data"] for m in messages[topic]]
         begin = 0
         for k in range(1, len(pictures) + 1):
+            # A run of equal pictures ends with another one, or with the episode.
             if k < len(pictures) and pictures[k] == pictures[begin]:
                 continue
             way = float(np.ptp(hand[begin:k], axis=0).max()) if k <= len(hand) else 0.0

@@ -72,6 +72,7 @@ def take_packet(data: bytes) -> tuple[bytes | None, bytes]:
     data = data[start:]
     if len(data) < 7:
         return None, data
+    # The length counts what comes after it: instruction, parameters and CRC.
     end = 7 + struct.unpack_from("<H", data, 5)[0]
     return (None, data) if len(data) < end else (data[:end], data[end:])
 
@@ -83,14 +84,17 @@ def answer(status: bytes) -> tuple[int, bytes]:
         ServoError: the CRC is wrong, it is no answer, or it tells of an error.
     """
     servo = status[4]
+    # 1. It came through the cable as it was sent.
     if len(status) < 11 or crc16(status[:-2]) != struct.unpack("<H", status[-2:])[0]:
         raise ServoError(
             f"what servo {servo} answered was damaged on the way (its CRC is wrong): look at the "
             "cable"
         )
+    # 2. It is an answer.
     body = status[7:-2].replace(HEADER[:3] + b"\xfd", HEADER[:3])
     if body[0] != STATUS:
         raise ServoError(f"servo {servo} did not answer (instruction {body[0]:02X}, not 55)")
+    # 3. The servo is well.
     error = body[1]
     if error & ALERT:
         raise ServoError(
@@ -119,6 +123,7 @@ def read_angles(port: SerialPort, servos: Sequence[int], seconds: float) -> list
         ServoError: one does not answer in time, or with something else than its angle.
         OSError: the port is gone.
     """
+    # One question for all.
     port.write(sync_read(servos))
     until = time.monotonic() + seconds
     angles: dict[int, float] = {}
@@ -132,6 +137,7 @@ def read_angles(port: SerialPort, servos: Sequence[int], seconds: float) -> list
                 f"servo {silent} did not answer within {seconds * 1e3:.0f} ms{part}: is the leader "
                 "switched on, and are leader.ids and leader.baud right?"
             )
+        # Answers come one after the other, and may be cut anywhere.
         data += received
         while True:
             status, data = take_packet(data)

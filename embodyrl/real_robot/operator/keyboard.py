@@ -69,6 +69,7 @@ class TerminalKeyboard:
                 self._until[key] = time.monotonic() + HELD
             elif key in MEANING:
                 pressed.add(MEANING[key])
+        # Keys that were pressed a moment ago still count.
         motion = np.zeros(6, np.float32)
         for key, until in self._until.items():
             if time.monotonic() < until:

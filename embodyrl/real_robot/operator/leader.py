@@ -70,6 +70,7 @@ class Leader:
     max_difference: float = 0.4
 
     def __post_init__(self) -> None:
+        # One number for each joint.
         for name in ("ids", "signs", "offsets"):
             if len(getattr(self, name)) != 7:
                 raise UserError(
@@ -248,6 +249,7 @@ class LeaderOperator(Operator):
         decoder = self._decoder
         space = decoder.space
         position, rotation, _ = kinematics.forward(self.q)
+        # In units of the largest step, and no more than that: a fast leader is caught up with later.
         action = np.zeros(dims, np.float32)
         action[:3] = (position - decoder.position) / space.metres
         if dims == 7:

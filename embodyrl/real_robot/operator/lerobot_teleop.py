@@ -45,6 +45,7 @@ def connect_teleoperator(kind: str, robot_file: str) -> Any:
             f"--teleop lerobot:{kind} needs LeRobot, which is not installed here ({error}). "
             "Install it: pip install 'embodyrl[data]'."
         ) from error
+    # 1. Which teleoperators there are.
     register_third_party_plugins()
     choices = teleoperators.TeleoperatorConfig.get_known_choices()
     if kind not in choices:
@@ -55,10 +56,12 @@ def connect_teleoperator(kind: str, robot_file: str) -> Any:
                     importlib.import_module(f"{teleoperators.__name__}.{module.name}")
     if kind not in choices:
         raise UserError(f"LeRobot has no teleoperator {kind!r}. {did_you_mean(kind, choices)}")
+    # 2. Its settings.
     section: Any = {}
     if robot_file:
         purpose = "Its section teleoperator holds the settings."
         section = read_sections(robot_file, SECTIONS, purpose).get("teleoperator") or {}
+    # 3. Connect it. Calibrating asks at the terminal, which is LeRobot's own command's business.
     try:
         device = teleoperators.make_teleoperator_from_config(choices[kind](**section))
         device.connect(calibrate=False)

@@ -52,6 +52,7 @@ class SerialPort:
         Raises:
             OSError: the port is gone.
         """
+        # An answer that came too late must not be taken for the next one.
         try:
             termios.tcflush(self._file, termios.TCIFLUSH)
         except termios.error as error:

@@ -99,8 +99,10 @@ class EpisodeLogs:
             running.unlink(missing_ok=True)
             raise
         self._log = None
+        # The next number, also where a file was taken out of the folder.
         number = int(self.kept[-1].path.stem.rpartition("_")[2]) + 1 if self.kept else 0
         path = self.folder / f"episode_{number:04d}.mcap"
+        # Its name is what says that it is complete, so the content is on the disk before.
         try:
             flush_to_disk(running)
             running.rename(path)
@@ -150,14 +152,14 @@ def require_room(free: float, need: float, episodes: int, folder: Path) -> None:
     if need * episodes <= free:
         return
     raise UserError(
-        f"{episodes} more episodes may take {in_words(need * episodes)}, and the disk of {folder} "
-        f"has {in_words(free)} left beside a reserve. That is enough for "
+        f"{episodes} more episodes may take {size_in_words(need * episodes)}, and the disk of {folder} "
+        f"has {size_in_words(free)} left beside a reserve. That is enough for "
         f"{int(free // max(need, 1))}. Free some space, choose another disk (--out), fewer "
         "--episodes or fewer --seconds."
     )
 
 
-def in_words(size: float) -> str:
+def size_in_words(size: float) -> str:
     """Bytes as a person reads them."""
     units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
     number, unit = next((u for u in units if size >= u[0]), units[-1])

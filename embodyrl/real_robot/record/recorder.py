@@ -94,6 +94,7 @@ class Recorder(Operator):
     def show(self, status: dict[str, Any], images: dict[str, NDArray[np.uint8]]) -> None:
         """See ``Operator``."""
         said = self._refused or self._teleop.problem()
+        # What is wrong with the person's device says more than that its targets are stale.
         shown = {**status, "reason": said} if said else status
         # Of what the control loop knows, the person needs the time.
         self._show(shown, tuple(SAYS), status["numbers"]["time"], images)
@@ -103,6 +104,7 @@ class Recorder(Operator):
         found = []
         for wish in self._teleop.operator.wishes():
             wish = _MEANS.get(wish, wish)
+            # A leader must stand where the robot does before it is followed.
             if wish == "takeover":
                 self._refused = self._teleop.ready(self._robot.state())
                 if self._refused:

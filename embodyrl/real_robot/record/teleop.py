@@ -68,11 +68,13 @@ def open_teleop(
         raise UserError(f"There is no teleoperation by {kind!r}. {did_you_mean(kind, TELEOPS)}")
     if kind == "scripted":
         return _scripted(connected)
+    # For a person the twin's time runs as the wall clock's.
     if connected.simulated:
         connected.clock = PacedClock(connected.clock)
     page = OperatorPage(connected.clock, port, wishes=tuple(dict.fromkeys((*WISHES, *LABELS))))
     opened.callback(page.close)
     print(f"The page with the cameras and all buttons: {page.address}", flush=True)
+    # The device: the page itself, or one beside it.
     if kind == "keyboard":
         print(f"  {HELP}", flush=True)
     if kind == "page":

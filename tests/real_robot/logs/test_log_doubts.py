@@ -46,7 +46,8 @@ def film(seed: int) -> Film:
 
 
 def stall(f: Film) -> None:
-    f.proprio[20:75] = f.proprio[20]
+    p = f.proprio
+    f.proprio = np.concatenate([p[:20], np.repeat(p[20:21], 55, axis=0), p[20:65]])
 
 
 def jump(f: Film) -> None:
@@ -86,7 +87,7 @@ def cut(f: Film) -> None:
 DEFECTS: list[tuple[Callable[[Film], None] | None, list[tuple[str, int, str]]]] = [
     (None, []),
     (stall, [("stall", 20, "nothing moves for 2.2 s")]),
-    (jump, [("jump", 50, "changes by")]),
+    (jump, [("jump", 50, "the state jumps by")]),
     (drop, [("dropped", 40, "0.32 s between two actions, not 0.16")]),
     (miss, [("dropped", 30, "no fresh picture came")]),
     (pause, []),

@@ -102,6 +102,12 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state.json"
 
 
+def tell(state: Path, text: str) -> None:
+    """A new state of the device, whole or not at all."""
+    state.with_suffix(".new").write_text(text)
+    state.with_suffix(".new").rename(state)
+
+
 def robot_file(state: Path, text: str) -> str:
     file = state.with_name("arm.yaml")
     file.write_text(f"teleoperator: {{state: {state}}}\n{text}")
@@ -124,7 +130,7 @@ def opened(stack: ExitStack, kind: str, file: str) -> tuple[Teleop, ConnectedRob
 
 
 def test_a_leader_of_lerobot_is_a_leader(state: Path) -> None:
-    state.write_text(json.dumps([10.0, 20.0, 0.0, -90.0, 0.0, 90.0, 45.0, 100.0]))
+    tell(state, json.dumps([10.0, 20.0, 0.0, -90.0, 0.0, 90.0, 45.0, 100.0]))
     file = robot_file(
         state,
         "leader: {signs: [1, -1, 1, 1, 1, 1, 1], offsets: [0, 0, 0.5, 0, 0, 0, 0], "
@@ -139,28 +145,28 @@ def test_a_leader_of_lerobot_is_a_leader(state: Path) -> None:
         assert "of the leader is" in teleop.ready(robot)
         told = [math.degrees(x) for x in robot.q]
         told[1], told[2] = -told[1], told[2] + math.degrees(0.5)
-        state.write_text(json.dumps([*told, 0.0]))
+        tell(state, json.dumps([*told, 0.0]))
         until(lambda: teleop.ready(robot) == "" and teleop.operator.alive(0.0))
         # It dies: nothing moves, and the sentence is the plug-in's.
         state.unlink()
         until(lambda: not teleop.operator.alive(0.0) and "No such file" in teleop.problem())
-        state.write_text(json.dumps([*told, math.nan]))
+        tell(state, json.dumps([*told, math.nan]))
         until(lambda: "not all of it is a number" in teleop.problem())
-        state.write_text(json.dumps([*told, 0.0]))
+        tell(state, json.dumps([*told, 0.0]))
         until(lambda: teleop.problem() == "" and teleop.operator.alive(0.0))
 
 
 def test_steps_of_lerobot_move_the_hand(state: Path) -> None:
-    state.write_text("[0, 0, 0, 1]")
+    tell(state, "[0, 0, 0, 1]")
     with ExitStack() as stack:
         teleop, _ = opened(stack, "sim_steps", robot_file(state, ""))
         operator = teleop.operator
         operator.show({"mode": "human"}, {})
-        state.write_text("[1, -0.5, 0, 0]")
+        tell(state, "[1, -0.5, 0, 0]")
         until(lambda: np.allclose(operator.action(4), [0.4, -0.2, 0.0, -1.0]))
-        state.write_text("[0, 0, 0, 1]")
+        tell(state, "[0, 0, 0, 1]")
         until(lambda: np.allclose(operator.action(4), [0.0, 0.0, 0.0, -1.0]))
-        state.write_text("[0, 0, 7, 2]")
+        tell(state, "[0, 0, 7, 2]")
         until(lambda: np.allclose(operator.action(4), [0.0, 0.0, 0.4, 1.0]))
         state.unlink()
         until(lambda: "teleoperator is gone" in teleop.problem())
@@ -177,7 +183,7 @@ def test_steps_of_lerobot_move_the_hand(state: Path) -> None:
     ],
 )
 def test_what_lerobot_cannot_connect(kind: str, section: str, said: str, state: Path) -> None:
-    state.write_text("[0, 0, 0, 0, 0, 0, 0, 0]")
+    tell(state, "[0, 0, 0, 0, 0, 0, 0, 0]")
     file = state.with_name("arm.yaml")
     file.write_text(f"teleoperator: {{{section.replace('STATE', str(state))}}}")
     with pytest.raises(UserError, match=said):
@@ -185,7 +191,7 @@ def test_what_lerobot_cannot_connect(kind: str, section: str, said: str, state: 
 
 
 def test_an_arm_of_six_joints_does_not_fit(state: Path) -> None:
-    state.write_text("[0, 0, 0, 0, 0, 0, 0]")
+    tell(state, "[0, 0, 0, 0, 0, 0, 0]")
     file = state.with_name("arm.yaml")
     file.write_text(f"teleoperator: {{state: {state}, joints: 6}}")
     with pytest.raises(UserError, match="An arm with seven joints is moved by"):
