@@ -13,14 +13,8 @@ from embodyrl.data.lerobot_write import require_free, require_recordable
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.real_robot.commands.signals import ctrl_c_is_estop
-from embodyrl.real_robot.connect_robot import (
-    ROBOTS,
-    ConnectedRobot,
-    libfranka_robot,
-    ros_robot,
-    simulated_robot,
-)
-from embodyrl.real_robot.control.actions import DeltaDecoder, action_space, proprio_dim
+from embodyrl.real_robot.connect_robot import ROBOTS, ConnectedRobot
+from embodyrl.real_robot.control.actions import DeltaDecoder, action_space
 from embodyrl.real_robot.control.episode import RobotEpisode
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import Answer, Inference, Request
@@ -28,9 +22,9 @@ from embodyrl.real_robot.control.preflight import print_checks, robot_checks
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.step_driver import StepDriver
 from embodyrl.real_robot.control.ticker import INTERRUPTED, drive
-from embodyrl.real_robot.env.config import RobotConfig, check_settings, robot_spec, task_config
 from embodyrl.real_robot.logs.export import export_logs
 from embodyrl.real_robot.policy_link.metadata import policy_facts
+from embodyrl.real_robot.record.connect import connect_robot_for, scene_of
 from embodyrl.real_robot.record.episode_logs import (
     EpisodeLogs,
     episode_bytes,
@@ -118,8 +112,7 @@ class _Session:
         """What the person is shown besides the state of the arm."""
         free = self.logs.free()
         room = f"{size_in_words(free)} left, for about {int(free // self.expected)} episodes"
-        lost = "the log cannot be written" if self.logs.failed else ""
-        return Progress(f"{self.done + 1} of {self.wanted}", room, lost)
+        return Progress(f"{self.done + 1} of {self.wanted}", room)
 
 
 def record_demonstrations(
@@ -184,7 +177,7 @@ def record_demonstrations(
     with ExitStack() as opened:
         # 1. One process at a time, from the first look at the logs to the last byte.
         opened.enter_context(locked(logs_folder(out)))
-        connected, spec, home = _connect(opened, config, robot, address, robot_file, task)
+        connected, spec, home = connect_robot_for(opened, config, robot, address, robot_file, task)
         require_recordable(out, spec)
         facts = {"policy": policy_facts(spec), "robot": robot, "speed": speed}
         own = {k: v for k, v in asdict(config).items() if k not in settings_of(config, "machine")}
@@ -193,7 +186,7 @@ def record_demonstrations(
         settings = {**facts, "teleop": teleop, "split": config.split, "spec": spec_to_json(spec)}
         # A world model that learns from the data scores policies in this env: never on an arm.
         if robot == "twin":
-            settings["env_config"] = asdict(_scene(config))
+            settings["env_config"] = asdict(scene_of(config))
         session = _Session(
             connected, person, logs, spec, settings, episodes, keep_failures, speed, seconds, home
         )
@@ -215,53 +208,6 @@ def record_demonstrations(
         print(f"  Writing {out} ...", flush=True)
         written = export_logs(logs.folder, out, keep_failures=keep_failures, most=episodes)
     return {**written, "logs": str(logs.folder), "recorded": session.done, "stopped": False}
-
-
-def _connect(
-    opened: ExitStack, config: EnvConfig, robot: str, address: str, robot_file: str, task: str
-) -> tuple[ConnectedRobot, EnvSpec, tuple[float, float, float]]:
-    """The robot, the spec of what is recorded, and where the hand goes between episodes."""
-    if isinstance(config, RobotConfig):
-        config = replace(config, robot=robot)
-        check_settings(config)
-    if robot == "twin":
-        if task:
-            raise UserError(
-                "--task gives the instruction of a robot that has no topic for it. The twin's "
-                "scenes say their own: leave --task out, and choose them with env.task=..."
-            )
-        connected = opened.enter_context(simulated_robot(_scene(config)))
-        # A robot has no privileged state, and its logs hold none.
-        spec = replace(connected.robot.spec, privileged_dim=0)  # type: ignore[attr-defined]
-        return connected, spec, RobotConfig().home
-    if not isinstance(config, RobotConfig):
-        raise UserError(
-            f"--robot {robot} records for the env `robot`, not for {config.name}: leave the env "
-            "out, and say what the data shall hold, such as env.cameras=[front,wrist] "
-            "env.image_size=224."
-        )
-    space = action_space({"env": "robot", "control_mode": config.control_mode})
-    spec = robot_spec(config, proprio_dim(space))
-    where = (address, robot_file, space, spec.cameras, task or config.prompt)
-    if robot == "libfranka":
-        scene = None if robot_file else task_config(config)
-        return opened.enter_context(libfranka_robot(*where, scene)), spec, config.home
-    return opened.enter_context(ros_robot(robot, *where)), spec, config.home
-
-
-def _scene(config: EnvConfig) -> Any:
-    """The embedded task that the twin plays.
-
-    Raises:
-        UserError: the env is none of its.
-    """
-    scene = task_config(config) if isinstance(config, RobotConfig) else config
-    if scene.name != "mujoco":
-        raise UserError(
-            f"The twin plays the embedded MuJoCo tasks, not {config.name}: give mujoco or one of "
-            "its presets, or another --robot."
-        )
-    return scene
 
 
 def _require_checks(session: _Session) -> None:
@@ -338,9 +284,10 @@ def _record_one(session: _Session, init: int) -> tuple[RobotEpisode, int]:
     connected = session.connected
     safety = connected.safety
     robot = connected.robot
-    recorder = Recorder(session.teleop, robot, session.progress)
+    logs = session.logs
+    recorder = Recorder(session.teleop, robot, session.progress(), lambda: logs.failed)
     # 1. Clear the scene, and wait for the person, who arranges it.
-    if not connected.arranges and session.logs.kept:
+    if not connected.arranges and logs.kept:
         _go_home(session)
     connected.begin(init)
     if session.teleop.person:
@@ -351,7 +298,7 @@ def _record_one(session: _Session, init: int) -> tuple[RobotEpisode, int]:
     decoder = _decoder(session)
     guard = SafetyFilter(safety)
     described = {**session.settings, "init": init, "safety": asdict(safety), "record": True}
-    log = session.logs.start(described, connected.clock.now(), safety.robot)
+    log = logs.start(described, connected.clock.now(), safety.robot)
     no_policy = ExecutorConfig(1, session.spec.action_dim, session.rate, "sync")
     session.teleop.begin(decoder)
     with ctrl_c_is_estop(guard):

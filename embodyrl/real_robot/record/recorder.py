@@ -30,19 +30,17 @@ LOOK_EVERY = 0.1
 """s between two looks at the person while an episode has not begun."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Progress:
     """What the session tells the person besides the state of the arm.
 
     Attributes:
         episode: which one this is, and of how many.
-        disk: how much room is left.
-        lost: why the episode cannot be kept any more; empty while it can.
+        disk: how much room is left, before the episode.
     """
 
     episode: str = ""
     disk: str = ""
-    lost: str = ""
 
 
 class Recorder(Operator):
@@ -51,13 +49,17 @@ class Recorder(Operator):
     Args:
         teleop: the person's device.
         robot: that they move.
-        progress: asked for what is shown beside the state of the arm.
+        progress: is shown beside the state of the arm.
+        lost: whether the episode cannot be kept any more, so that going on with it is in vain.
     """
 
-    def __init__(self, teleop: Teleop, robot: Robot, progress: Callable[[], Progress]) -> None:
+    def __init__(
+        self, teleop: Teleop, robot: Robot, progress: Progress, lost: Callable[[], bool]
+    ) -> None:
         self._teleop = teleop
         self._robot = robot
         self._progress = progress
+        self._lost = lost
         self._starts = False  # the person has asked to start, before the control loop ran
         self._refused = ""  # why their last start was refused
         self.frames = 0
@@ -78,7 +80,7 @@ class Recorder(Operator):
         """See ``Operator``."""
         found = [*(["takeover"] if self._starts else []), *self._heard()]
         self._starts = False
-        if self._progress().lost:
+        if self._lost():
             found.append("discard")
         return found
 
@@ -121,12 +123,11 @@ class Recorder(Operator):
         elapsed: str,
         images: dict[str, NDArray[np.uint8]],
     ) -> None:
-        progress = self._progress()
         numbers = {
-            "episode": progress.episode,
+            "episode": self._progress.episode,
             "time": elapsed or "not begun",
             "frames": str(self.frames),
-            "disk": progress.disk,
+            "disk": self._progress.disk,
         }
         said = {"says": SAYS, "can": can, "numbers": numbers}
         self._teleop.operator.show({**status, **said}, images)

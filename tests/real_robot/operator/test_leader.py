@@ -149,7 +149,7 @@ def test_the_arm_follows_and_holds_whatever_happens_to_the_leader(device: Leader
     page, guard = Page(), SafetyFilter(SAFETY)
     leader = LeaderOperator(config_of(device), page)
     teleop = Teleop(leader, begin=leader.begin, ready=leader.ready, problem=leader.problem)
-    recorder = Recorder(teleop, twin, Progress)
+    recorder = Recorder(teleop, twin, Progress(), lambda: False)
     decoder = DeltaDecoder(SPACES["mujoco", "ee_delta_pos"], 6.25, SAFETY.box_low, SAFETY.box_high)
     leader.begin(decoder)
     found: list[Any] = []
