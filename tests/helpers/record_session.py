@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from websockets import Origin
@@ -67,7 +67,9 @@ class Page:
 
     def __init__(self, started: Session) -> None:
         at, token = started.says(r"http://(\S+)/#(\S+)").groups()
-        self.socket: ClientConnection = connect(f"ws://{at}/socket", origin=Origin(f"http://{at}"))
+        self._open = ExitStack()
+        link = connect(f"ws://{at}/socket", origin=Origin(f"http://{at}"))
+        self.socket: ClientConnection = self._open.enter_context(link)
         self.socket.send(token)
         self.status: dict[str, Any] = {}
         self.pictures = 0
@@ -115,4 +117,4 @@ class Page:
 
     def close(self) -> None:
         self._closing = True
-        self.socket.close()
+        self._open.close()

@@ -34,8 +34,8 @@ MEANING = {
 }  # fmt: skip
 """Key -> what it asks for; as on the page."""
 HELP = (
-    "Keys here and on the page: t start or go on, h pause, w s a d r f move, q e turn, space "
-    "gripper, 1 success, 0 failure, x discard, c clear a fault, Esc STOP. Ctrl-C ends the session."
+    "Keys, here and on the page: t start or go on, h pause, w s a d r f move, q e turn, space "
+    "gripper, 1 success, 0 failure, x discard, Esc STOP; c here clears it. Ctrl-C ends the session."
 )
 
 

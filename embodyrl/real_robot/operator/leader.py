@@ -31,6 +31,8 @@ PERIOD = 0.01
 """s between two readings."""
 ALIVE = 0.15
 """s without a reading after which the leader no longer moves the arm."""
+MIDDLE = np.array([0.0, 0.0, 0.0, -1.6, 0.0, 2.2, 0.0])
+"""rad, the middle of each joint's range, roughly: it is less than half a turn wide on either side."""
 SECTIONS = ("leader", "teleoperator", "preset", "topics", "libfranka", "safety")
 """Sections that a robot's file may have."""
 SLACK = 0.03
@@ -201,9 +203,9 @@ class LeaderOperator(Operator):
     def q(self) -> Array:
         """(7,) rad, what the robot's joints would be in the leader's posture."""
         turned = self._angles[:7] - np.array(self._config.offsets)
-        # A servo counts turns on, the robot's joints do not: the nearest angle within half a turn.
+        # A servo counts turns on, the robot's joints do not: within half a turn of their middle.
         q = np.array(self._config.signs) * turned
-        return (q + math.pi) % (2.0 * math.pi) - math.pi
+        return (q - MIDDLE + math.pi) % (2.0 * math.pi) - math.pi + MIDDLE
 
     def begin(self, decoder: DeltaDecoder) -> None:
         """Begins an episode.

@@ -140,6 +140,6 @@ def test_each_defect_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert verdict.faults == []
     looked = [note for note in verdict.notes if note.startswith("Look at episode")]
     assert [note.split()[3].strip(",") for note in looked] == ["1", "2", "9"], looked
-    # Two people's data are told apart: the column is for corrections of a policy.
+    # No policy acted, so nobody intervened.
     features = json.loads((data / "meta" / "info.json").read_text())["features"]
     assert "intervention" not in features

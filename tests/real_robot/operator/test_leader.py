@@ -93,7 +93,7 @@ def test_bytes_are_those_of_the_specification() -> None:
 
 
 def test_angles_become_the_robots(device: LeaderDevice) -> None:
-    q = np.array([0.1, -0.4, 0.2, -2.1, 0.3, 1.9, -0.7])
+    q = np.array([0.1, -0.4, 0.2, -2.1, 0.3, 3.5, -0.7])  # joint 6 goes beyond pi
     stand(device, q)
     device.angles[3] += 4 * math.pi  # it was turned before it was switched on
     leader = LeaderOperator(config_of(device), Page())

@@ -66,7 +66,7 @@ def test_a_person_records_on_an_arm_behind_rosbridge(port: str, tmp_path: Path) 
     assert origin["env"] == "robot/rosbridge" and origin["config"] == {}
     assert origin["spec"]["conventions"]["actions"] == "delta"
     data = open_dataset(out, ["observation.state"])
-    assert set(data.cameras) == {"front"} and data.cameras["front"] == (32, 32)
+    assert data.cameras == {"observation.images.front": (32, 32)}
     logs = [read(tmp_path / "data.logs" / f"episode_000{k}.mcap") for k in (0, 1)]
     assert {m["prompt"] for log in logs for m in log["/action"]} == {"touch the ball"}
     # Between the episodes the hand went home, and out of the person's way.
