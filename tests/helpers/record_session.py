@@ -67,6 +67,7 @@ class Page:
 
     def __init__(self, started: Session) -> None:
         at, token = started.says(r"http://(\S+)/#(\S+)").groups()
+        self.session = started
         self._open = ExitStack()
         link = connect(f"ws://{at}/socket", origin=Origin(f"http://{at}"))
         self.socket: ClientConnection = self._open.enter_context(link)
@@ -100,7 +101,10 @@ class Page:
     def until(self, holds: Callable[[dict[str, Any]], Any], seconds: float = 300.0) -> None:
         end = time.monotonic() + seconds
         while not (self.status and holds(self.status)):
-            assert time.monotonic() < end, self.status
+            assert time.monotonic() < end and self.session.process.poll() is None, (
+                self.status,
+                self.session.said,
+            )
             time.sleep(0.02)
 
     def moves(self, frames: int) -> None:

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
 
+import numpy as np
+
 from embodyrl.data.collect import shuffled_states
 from embodyrl.data.lerobot_write import require_free, require_recordable
 from embodyrl.env import EnvConfig
@@ -18,6 +20,7 @@ from embodyrl.real_robot.control.actions import DeltaDecoder, action_space
 from embodyrl.real_robot.control.episode import RobotEpisode
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import Answer, Inference, Request
+from embodyrl.real_robot.control.input_checks import AT_REST
 from embodyrl.real_robot.control.preflight import print_checks, robot_checks
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.step_driver import StepDriver
@@ -39,6 +42,8 @@ from embodyrl.storage.folder_lock import locked
 from embodyrl.storage.paths import settings_of
 from embodyrl.types import EnvSpec
 
+REST = 3.0
+"""s that the arm may take to be measured at rest after an episode."""
 MOST_TRIES = 10
 """Episodes per one that is wanted after which a scripted session gives up."""
 
@@ -286,7 +291,10 @@ def _record_one(session: _Session, init: int) -> tuple[RobotEpisode, int]:
     robot = connected.robot
     logs = session.logs
     recorder = Recorder(session.teleop, robot, session.progress(), lambda: logs.failed)
-    # 1. Clear the scene, and wait for the person, who arranges it.
+    # 1. Clear the scene, and wait for the person, who arranges it. The commands of the episode before
+    # have come to rest, and the arm follows them a moment later.
+    if not connected.simulated:
+        _wait_for_rest(connected)
     if not connected.arranges and logs.kept:
         _go_home(session)
     connected.begin(init)
@@ -307,6 +315,15 @@ def _record_one(session: _Session, init: int) -> tuple[RobotEpisode, int]:
             seconds=session.seconds, operator=recorder, record=True,
         )  # fmt: skip
     return episode, episode.human
+
+
+def _wait_for_rest(connected: ConnectedRobot) -> None:
+    """Waits until the arm is measured at rest; the safety filter says so where it never is."""
+    end = connected.clock.now() + REST
+    moving = True
+    while moving and connected.clock.now() < end:
+        connected.clock.sleep_until(connected.clock.now() + 0.05)
+        moving = float(np.abs(connected.robot.state().dq).max()) > AT_REST
 
 
 def _go_home(session: _Session) -> None:
