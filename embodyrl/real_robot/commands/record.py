@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any
-
-import numpy as np
 
 from embodyrl.data.collect import shuffled_states
 from embodyrl.data.lerobot_write import require_free, require_recordable
@@ -20,13 +18,12 @@ from embodyrl.real_robot.control.actions import DeltaDecoder, action_space
 from embodyrl.real_robot.control.episode import RobotEpisode
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import Answer, Inference, Request
-from embodyrl.real_robot.control.input_checks import AT_REST
 from embodyrl.real_robot.control.preflight import print_checks, robot_checks
 from embodyrl.real_robot.control.safety import SafetyFilter
-from embodyrl.real_robot.control.step_driver import StepDriver
 from embodyrl.real_robot.control.ticker import INTERRUPTED, drive
 from embodyrl.real_robot.logs.export import export_logs
 from embodyrl.real_robot.policy_link.metadata import policy_facts
+from embodyrl.real_robot.record.clear_scene import go_home, wait_for_rest
 from embodyrl.real_robot.record.connect import connect_robot_for, scene_of
 from embodyrl.real_robot.record.episode_logs import (
     EpisodeLogs,
@@ -42,8 +39,6 @@ from embodyrl.storage.folder_lock import locked
 from embodyrl.storage.paths import settings_of
 from embodyrl.types import EnvSpec
 
-REST = 3.0
-"""s that the arm may take to be measured at rest after an episode."""
 MOST_TRIES = 10
 """Episodes per one that is wanted after which a scripted session gives up."""
 
@@ -294,9 +289,9 @@ def _record_one(session: _Session, init: int) -> tuple[RobotEpisode, int]:
     # 1. Clear the scene, and wait for the person, who arranges it. The commands of the episode before
     # have come to rest, and the arm follows them a moment later.
     if not connected.simulated:
-        _wait_for_rest(connected)
+        wait_for_rest(connected)
     if not connected.arranges and logs.kept:
-        _go_home(session)
+        go_home(connected, _decoder(session), session.home)
     connected.begin(init)
     if session.teleop.person:
         arrange = "" if connected.arranges else "Arrange the scene. "
@@ -315,31 +310,6 @@ def _record_one(session: _Session, init: int) -> tuple[RobotEpisode, int]:
             seconds=session.seconds, operator=recorder, record=True,
         )  # fmt: skip
     return episode, episode.human
-
-
-def _wait_for_rest(connected: ConnectedRobot) -> None:
-    """Waits until the arm is measured at rest; the safety filter says so where it never is."""
-    end = connected.clock.now() + REST
-    moving = True
-    while moving and connected.clock.now() < end:
-        connected.clock.sleep_until(connected.clock.now() + 0.05)
-        moving = float(np.abs(connected.robot.state().dq).max()) > AT_REST
-
-
-def _go_home(session: _Session) -> None:
-    """Moves the hand out of the scene, with the commands of the safety filter."""
-    connected = session.connected
-    guard = SafetyFilter(replace(connected.safety, resume="fresh_target"))
-    driver = StepDriver(
-        connected.robot, connected.clock, guard, _decoder(session), not connected.simulated
-    )
-    driver.start()
-    try:
-        driver.go_home(session.home)
-    finally:
-        driver.stop()
-    if driver.broken:
-        print(f"  The arm did not come home: {driver.broken}.", flush=True)
 
 
 def _decoder(session: _Session) -> DeltaDecoder:
