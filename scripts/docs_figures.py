@@ -63,7 +63,7 @@ NUMBERS = {
     if get_origin(kind) is Annotated
 }
 """Alias of ``embodyrl.ranges`` -> the type without its range."""
-CONFIG_CLASS = re.compile(r"Config$|^Topics$|^Franka$")
+CONFIG_CLASS = re.compile(r"Config$|^Topics$|^Franka$|^Leader$")
 
 
 def on_config(config: Any) -> Any:

@@ -139,12 +139,15 @@ def _collect(a: argparse.Namespace) -> int:
 
 def _data(a: argparse.Namespace) -> int:
     if a.what == "from-logs":
+        from embodyrl.data.doubts import print_doubts
         from embodyrl.real_robot.logs.export import export_logs
 
         written = export_logs(a.path, a.out, keep_failures=a.keep_failures)
-        print(
-            json.dumps(written) if a.json else f"Wrote {written['episodes']} episodes to {a.out}."
-        )
+        if a.json:
+            print(json.dumps(written))
+        else:
+            print_doubts(written["doubts"])
+            print(f"Wrote {written['episodes']} episodes to {a.out}.")
         return 0
     if a.what in ("from-hdf5", "from-rlds"):
         return _import(a)

@@ -44,22 +44,7 @@ class EpisodeParts:
         self._paths: list[Path] = []
         while (file := self._file(len(self._paths))).exists() and _is_whole(file):
             self._paths.append(file)
-        self._check_settings(json.loads(json.dumps(settings)))
-
-    def _check_settings(self, new: dict[str, Any]) -> None:
-        """Compares the settings with those in the folder, or writes them there."""
-        path = self.folder / "settings.json"
-        if not path.exists() or not self._paths:  # nothing was collected with the old ones
-            write_json(path, new)
-            return
-        old = read_json(path, {...: ANYTHING}, "Bring back a copy of it, or give another --out.")
-        changed = [k for k in sorted(new.keys() | old.keys()) if new.get(k) != old.get(k)]
-        if changed:
-            listed = "; ".join(f"{k} was {old.get(k)!r}, now {new.get(k)!r}" for k in changed[:4])
-            raise UserError(
-                f"{self.folder} holds episodes that were collected with other settings "
-                f"({listed}). Give the same settings to continue, or another --out."
-            )
+        keep_settings(self.folder, settings, begun=bool(self._paths))
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -82,6 +67,32 @@ class EpisodeParts:
 
     def _file(self, number: int) -> Path:
         return self.folder / f"{number:06d}.npz"
+
+
+def keep_settings(folder: Path, settings: Mapping[str, Any], *, begun: bool) -> None:
+    """Compares the settings with those in ``settings.json`` of a folder, or writes them there.
+
+    Args:
+        folder: of the episodes so far.
+        settings: plain data that all its episodes have in common.
+        begun: whether there are episodes, which were made with the settings in the file.
+
+    Raises:
+        UserError: they were made with other settings.
+    """
+    new = json.loads(json.dumps(settings))
+    path = folder / "settings.json"
+    if not path.exists() or not begun:
+        write_json(path, new)
+        return
+    old = read_json(path, {...: ANYTHING}, "Bring back a copy of it, or give another --out.")
+    changed = [k for k in sorted(new.keys() | old.keys()) if new.get(k) != old.get(k)]
+    if changed:
+        listed = "; ".join(f"{k} was {old.get(k)!r}, now {new.get(k)!r}" for k in changed[:4])
+        raise UserError(
+            f"{folder} holds episodes that were collected with other settings ({listed}). Give the "
+            "same settings to continue, or another --out."
+        )
 
 
 def _load(path: Path) -> Recording:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from embodyrl.data.doubts import motion_doubts
 from embodyrl.data.frames import decode_video, videos_by_file
 from embodyrl.data.lerobot_read import (
     DatasetFiles,
@@ -24,6 +25,7 @@ from embodyrl.data.table_checks import (
     CHECKS,
     EDIT,
     as_sentence,
+    by_episode,
     first_few,
     found_by,
     instruction_fault,
@@ -260,6 +262,17 @@ def _notes(data: DatasetFiles) -> Iterator[str]:
             "its actions mean the same as your env's."
         )
     yield from motion_notes(data)
+    yield from first_few(_doubts(data), "episodes to look at")
+
+
+def _doubts(data: DatasetFiles) -> Iterator[str]:
+    """Episodes that a person should look at; see ``doubts``."""
+    if "observation.state" not in data.columns:
+        return
+    states = np.asarray(data.columns["observation.state"], np.float64)
+    episodes = {number: states[rows].reshape(len(rows), -1) for number, rows in by_episode(data)}
+    for doubt in motion_doubts(episodes, float(data.info["fps"])):
+        yield f"Look at episode {doubt.episode}, {doubt.seconds:.1f} s: {doubt.why}."
 
 
 def print_verdict(verdict: Verdict) -> None:

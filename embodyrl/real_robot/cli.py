@@ -1,4 +1,4 @@
-"""The command line of the robot: ``embodyrl serve``, ``deploy``, ``act`` and ``twin``.
+"""The command line of the robot: ``embodyrl serve``, ``deploy``, ``record``, ``act`` and ``twin``.
 
 ``deploy`` is also a program of its own, ``embodyrl-robot``, for a computer without torch.
 """
@@ -31,6 +31,15 @@ SERVE_HELP = """examples:
   embodyrl serve runs/ppo --dream runs/world/model           what a dream likes best
   embodyrl serve runs/ppo policy.start_noise=0.3             more decided
 It speaks openpi's websocket protocol; `GET /healthz` says OK.
+"""
+RECORD_HELP = """examples:
+  embodyrl record --out data/mine                          on the simulated arm, by the page
+  embodyrl record mujoco_pick_sft --teleop keyboard --out data/mine
+  embodyrl record mujoco env.task=reach --teleop scripted --episodes 5 --out data/reach
+  embodyrl record env.cameras=[front,wrist] env.image_size=224 --robot ros2 --robot-file arm.yaml \\
+      --teleop spacemouse --task "pick up the red block" --episodes 50 --out data/mine
+  embodyrl train mujoco_pick_sft data.path=data/mine       learns from it
+The same command goes on where a session ended, however it ended; no finished episode is lost.
 """
 ACT_HELP = """examples:
   embodyrl act ws://10.0.0.2:8001 --token-file token env.robot=ros2 env.robot_file=arm.yaml
@@ -91,6 +100,8 @@ def add_robot_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     )
     text = "Runs a checkpoint on a robot, behind a safety filter, after a pre-flight check."
     add_deploy_options(verb("deploy", deploy, text, DEPLOY_HELP))
+    text = "Records demonstrations on a robot by teleoperation, and writes a LeRobotDataset."
+    add_record_options(verb("record", _record, text, RECORD_HELP, torch="yes"))
     text = "Plays on this computer's robot for a learner elsewhere."
     add_act_options(verb("act", _act, text, ACT_HELP, torch="yes"))
     text = "Plays a simulated Franka as a ROS node, for deploy to drive."
@@ -153,6 +164,33 @@ def add_deploy_options(sub: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of the policy's noise")
     add_dream_options(sub)
     add("--json", action="store_true")
+
+
+def add_record_options(sub: argparse.ArgumentParser) -> None:
+    """The options of ``record``."""
+    add = sub.add_argument
+    text = "an env or a preset that the data are for (default: robot)"
+    add("env", nargs="?", default="robot", help=text)
+    text = "its settings, for example env.task=reach env.image_size=128"
+    add("overrides", nargs="*", metavar="env.key=value", help=text)
+    text = "twin (simulated, here), ros2, rosbridge, ros1, libfranka (default: %(default)s)"
+    add("--robot", default="twin", help=text)
+    add("--address", default="", help="of the rosbridge server, or of the arm")
+    add("--robot-file", default="", help="the robot's topics, workspace and leader arm")
+    text = "page, keyboard, gamepad or its file, spacemouse, leader, lerobot:TYPE, scripted (default: page)"
+    add("--teleop", default="page", metavar="DEVICE", help=text)
+    add("--task", default="", help="the instruction, where no topic gives one")
+    add("--episodes", type=int, default=50, help="episodes to record (default: %(default)s)")
+    text = "longest episode, without pauses (default: %(default)s)"
+    add("--seconds", type=float, default=60.0, help=text)
+    text = "share of the control rate of training (default: %(default)s)"
+    add("--speed", type=float, default=0.25, help=text)
+    add("--keep-failures", action="store_true", help="failed episodes count, with success=false")
+    add("--page", type=int, default=0, metavar="PORT", help="of the page (default: a free one)")
+    text = "of the order of the twin's initial states (default: %(default)s)"
+    add("--seed", type=int, default=0, help=text)
+    add("--out", required=True, help="the data set's folder")
+    add("--json", action="store_true", help="print the result as JSON at the end")
 
 
 def add_dream_options(sub: argparse.ArgumentParser) -> None:
@@ -231,6 +269,39 @@ def deploy(a: argparse.Namespace) -> int:
         score = commands.score_line(result)
         print(f"{result['env']} on {a.robot}: {score}; logs in {a.out}")
     return EXIT[result["stopped_by"]]
+
+
+def _record(a: argparse.Namespace) -> int:
+    robot_commands()  # says which package is missing
+    from embodyrl.config import env_config
+    from embodyrl.data.doubts import print_doubts
+    from embodyrl.real_robot.commands.record import record_demonstrations, session_line
+
+    # Overrides may stand where the env would.
+    named = "=" not in a.env
+    name = a.env if named else "robot"
+    overrides = a.overrides if named else [a.env, *a.overrides]
+    result = record_demonstrations(
+        env_config(name, overrides),
+        a.out,
+        robot=a.robot,
+        address=a.address,
+        robot_file=a.robot_file,
+        teleop=a.teleop,
+        task=a.task,
+        episodes=a.episodes,
+        seconds=a.seconds,
+        speed=a.speed,
+        keep_failures=a.keep_failures,
+        page=a.page,
+        seed=a.seed,
+    )
+    if a.json:
+        print(json.dumps(result))
+    else:
+        print_doubts(result.get("doubts", ()))
+        print(session_line(result, a.out))
+    return EXIT["person"] if result["stopped"] else 0
 
 
 def _serve(a: argparse.Namespace) -> int:

@@ -35,7 +35,18 @@ VERBS = (
     "deploy",
     "export",
 )
-VERBS += ("twin", "act", "world", "push", "pull", "sweep", "compare", "config", "completion")
+VERBS += (
+    "twin",
+    "record",
+    "act",
+    "world",
+    "push",
+    "pull",
+    "sweep",
+    "compare",
+    "config",
+    "completion",
+)
 PRESET = """# A preset of the tests: states only, so that nothing is drawn.
 env: {name: mujoco, task: reach, renderer: none, cameras: [], num_envs: 2}
 policy: {name: flow_vla}

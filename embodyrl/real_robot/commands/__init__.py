@@ -1,4 +1,4 @@
-"""What the robot's commands do: ``embodyrl serve``, ``deploy``, ``act`` and ``twin``."""
+"""What the robot's commands do: ``embodyrl serve``, ``deploy``, ``record``, ``act`` and ``twin``."""
 
 from embodyrl.real_robot.commands.act import act_for, remote_actor
 from embodyrl.real_robot.commands.deploy import deploy_checkpoint, score_line

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 WISHES = ("estop", "hold", "run", "takeover", "release", "rewind", "clear", "success", "failure")
 """What an operator can ask for."""
+LABELS = ("success", "failure", "discard")
+"""Wishes that end an episode. Only a recording session offers the last: it keeps no such episode."""
 
 
 class Operator(Protocol):

@@ -61,36 +61,55 @@ def preflight(
         charged: maps the s that an inference took to the s that it counts for, where the robot's
             time is simulated.
     """
-    # The software and the policy.
+    # The action space, and the robot.
+    rate = execution.control_hz
+    checks = [_check("action space", lambda: _actions(metadata, rate))]
+    if checks[0].ok:
+        checks += robot_checks(robot, metadata, safety, rate)
+    if not all(c.ok for c in checks):
+        return checks
+    # How long the policy takes.
+    decoder = DeltaDecoder(action_space(metadata), rate, safety.box_low, safety.box_high)
+    decoder.start(robot.state().stamp, robot.state())
+    checks.append(
+        _check(
+            "policy",
+            lambda: _latency(infer, robot.observe(decoder), execution, trials, charged),
+        )
+    )
+    return checks
+
+
+def robot_checks(
+    robot: Robot, metadata: Mapping[str, Any], safety: SafetyConfig, rate: float
+) -> list[Check]:
+    """The part of ``preflight`` that needs no policy: the robot, its cameras, and the stop.
+
+    Args:
+        robot: at rest.
+        metadata: of the policy, or of the data that are to be recorded: its action space, cameras
+            and proprio.
+        safety: settings of the safety filter.
+        rate: actions per second.
+    """
+    state = robot.state()
     checks = [
         _check("packages", _packages),
-        _check("action space", lambda: _actions(metadata, execution.control_hz)),
+        _check("robot state", lambda: _state(robot, safety)),
+        _check(f"joint limits ({safety.robot})", lambda: _limits(safety, state.q)),
+        _check("workspace", lambda: _workspace(safety, state.q)),
+        _check("calibration", lambda: _calibration(robot)),
     ]
-    # The robot.
-    state = robot.state()
-    checks.append(_check("robot state", lambda: _state(robot, safety)))
-    checks.append(_check(f"joint limits ({safety.robot})", lambda: _limits(safety, state.q)))
-    checks.append(_check("workspace", lambda: _workspace(safety, state.q)))
-    checks.append(_check("calibration", lambda: _calibration(robot)))
     if not all(c.ok for c in checks):
         return checks
     # The safety filter, in a simulation.
     checks.append(_check("emergency stop", lambda: _stop(safety, state.q)))
-    # What the policy sees, and how long it takes.
-    decoder = DeltaDecoder(
-        action_space(metadata), execution.control_hz, safety.box_low, safety.box_high
-    )
+    # What the policy sees.
+    decoder = DeltaDecoder(action_space(metadata), rate, safety.box_low, safety.box_high)
     decoder.start(state.stamp, state)
     checks.append(
         _check("cameras and proprio", lambda: _observation(robot.observe(decoder), metadata))
     )
-    if checks[-1].ok:
-        checks.append(
-            _check(
-                "policy",
-                lambda: _latency(infer, robot.observe(decoder), execution, trials, charged),
-            )
-        )
     return checks
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.real_robot.control import input_checks
+from embodyrl.real_robot.control import input_checks, kinematics
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.clocks import Clock
 from embodyrl.real_robot.control.episode import event_lines
@@ -124,6 +125,19 @@ class StepDriver:
             return
         while self._tick_due < stamp - 1e-9:
             self._tick()
+
+    def go_home(self, home: Sequence[float]) -> None:
+        """Moves the hand to ``home`` (3,) m with open fingers, by actions like the policy's."""
+        space = self.decoder.space
+        self.decoder.rotation = kinematics.DOWN
+        action = np.zeros(space.dims, np.float32)
+        action[-1] = 1.0
+        for _ in range(200):
+            way = (np.array(home) - self.decoder.position) / space.metres
+            if np.abs(way).max() < 0.1 or self.broken:
+                return
+            action[:3] = np.clip(way, -0.5, 0.5)
+            self.wait_until(self.act(action))
 
     def stop(self, seconds: float = 2.0) -> None:
         """Brings the arm to rest within ``seconds`` and ends the thread."""

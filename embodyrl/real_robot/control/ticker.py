@@ -17,7 +17,7 @@ from embodyrl.real_robot.control.executor import Executor
 from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
 from embodyrl.real_robot.control.limit_monitor import LimitMonitor
 from embodyrl.real_robot.control.messages import Command, Mode, RobotState, Target
-from embodyrl.real_robot.control.operator import WISHES, Operator
+from embodyrl.real_robot.control.operator import LABELS, WISHES, Operator
 from embodyrl.real_robot.control.rewind import Trail
 from embodyrl.real_robot.control.robot import NotReadyError, Robot
 from embodyrl.real_robot.control.safety import CONTACT_REASONS, Event, SafetyFilter
@@ -295,7 +295,7 @@ class _Ticker:
             guard.estop("a person pressed stop")
         elif self.phase == _Phase.ENDING:
             return
-        elif wish in ("success", "failure"):
+        elif wish in LABELS:
             self._solved = wish == "success"
             self._end(f"a person said {wish}", self._judged_by())
             guard.hold(now, self._end_reason)

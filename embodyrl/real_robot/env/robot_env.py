@@ -22,7 +22,6 @@ from embodyrl.real_robot.connect_robot import (
     ros_robot,
     simulated_robot,
 )
-from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder, proprio_dim
 from embodyrl.real_robot.control.clocks import PacedClock
 from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
@@ -162,7 +161,8 @@ class RobotEnv(SteppedVecEnv):
             # Clear the scene for the person, who then arranges it.
             if self._episodes:
                 self._begin_episode(inits[0])
-                self._go_home()
+                assert self._driver is not None
+                self._driver.go_home(self.config.home)
                 self._end_episode()
             self._ask(
                 f"Arrange the scene for episode {self._episodes + 1} (initial state {inits[0]}), "
@@ -216,20 +216,6 @@ class RobotEnv(SteppedVecEnv):
             self._log.close()
             self._log = None
         return broken
-
-    def _go_home(self) -> None:
-        """Moves the hand to ``home`` with open fingers, by actions like the policy's."""
-        driver = self._driver
-        assert driver is not None
-        driver.decoder.rotation = kinematics.DOWN
-        action = np.zeros(self._space.dims, np.float32)
-        action[-1] = 1.0
-        for _ in range(200):
-            way = (np.array(self.config.home) - driver.decoder.position) / self._space.metres
-            if np.abs(way).max() < 0.1 or driver.broken:
-                return
-            action[:3] = np.clip(way, -0.5, 0.5)
-            driver.wait_until(driver.act(action))
 
     # ---- Actions.
 

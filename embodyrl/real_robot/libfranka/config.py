@@ -57,7 +57,8 @@ def load_arm(file: str) -> tuple[Franka, SafetyConfig]:
     """An arm's settings and those of its safety filter.
 
     Args:
-        file: path of a YAML file with the keys ``libfranka`` and ``safety``; empty means franka-sim
+        file: path of a YAML file with the keys ``libfranka`` and ``safety`` (and ``leader``,
+            see ``operator.leader``); empty means franka-sim
             on this machine, in the workspace of the embedded tasks.
 
     Raises:
@@ -72,7 +73,7 @@ def load_arm(file: str) -> tuple[Franka, SafetyConfig]:
         force = {"max_force": 30.0, "max_force_repeat": None}
         return simulated, SafetyConfig(**{**TWIN_SAFETY, "robot": "fr3", **force})
     purpose = "It names the arm and its workspace; see docs/robot_libfranka.md."
-    raw = read_sections(file, ("libfranka", "safety"), purpose)
+    raw = read_sections(file, ("libfranka", "safety", "leader", "teleoperator"), purpose)
     safety = build_safety(file, raw.get("safety") or {})
     arm = build_section("libfranka", Franka, raw.get("libfranka") or {})
     safe = limits.limits_of(safety.robot).inside()

@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from embodyrl.data.doubts import Doubt, motion_doubts
 from embodyrl.data.lerobot_write import DatasetWriter, require_free
 from embodyrl.data.recording import Recording
 from embodyrl.errors import UserError
+from embodyrl.real_robot.logs.log_doubts import log_doubts
 from embodyrl.real_robot.logs.mcap_log import CAMERA, logged_picture, read
 from embodyrl.real_robot.policy_link.metadata import FACTS, camera_sizes
-from embodyrl.storage.env_spec import conventions_from_json
+from embodyrl.storage.atomic_files import write_json
+from embodyrl.storage.env_spec import conventions_from_json, spec_from_json
 from embodyrl.storage.paths import files_of
 from embodyrl.types import EnvSpec
 
+DOUBTFUL = "meta/doubtful.json"
+"""File of a data set with the episodes that a person should look at."""
+
 
 def export_logs(
-    folder: str | Path, out: str | Path, *, keep_failures: bool = False
-) -> dict[str, int]:
+    folder: str | Path, out: str | Path, *, keep_failures: bool = False, most: int | None = None
+) -> dict[str, Any]:
     """Writes one data set of all recorded episodes in a folder.
 
     A frame holds what the policy would see before an action, the action that was carried out, and
     whether a person took it (``intervention``). The frame rate is the control rate of training,
-    however slowly the robot moved.
+    however slowly the robot moved. Where no policy acted, as in ``embodyrl record``, there is
+    nothing to intervene in, and the data are those of ``embodyrl collect``.
 
     Args:
-        folder: of ``*.mcap`` files, from ``deploy --record`` or ``env.record=true``.
+        folder: of ``*.mcap`` files, from ``record``, ``deploy --record`` or ``env.record=true``.
         out: the data set's folder.
         keep_failures: also keep the episodes that were not solved, with ``success`` False.
+        most: number of episodes to keep, the first ones; None for all.
 
     Returns:
         Numbers of ``episodes``, ``frames`` and ``human_frames`` that were written, and of episodes
-        that were ``left_out``.
+        that were ``left_out``; and ``doubts``, what a person should look at (``Doubt`` as plain
+        data), which the data set keeps in ``meta/doubtful.json``.
 
     Raises:
         UserError: no logs, logs without observations or of different policies, or ``out`` exists.
@@ -46,13 +56,22 @@ def export_logs(
         raise UserError(f"There are no logs (*.mcap) in {folder}.")
     # What the first episode that is kept says about its policy; the others must agree.
     facts: dict[str, Any] | None = None
+    teleoperated = False  # whether no policy acted in them
     writer: DatasetWriter | None = None
+    doubts: list[Doubt] = []
+    states: dict[int, np.ndarray] = {}  # of each episode
     written = {"episodes": 0, "frames": 0, "human_frames": 0, "left_out": 0}
     try:
         for file in files:
+            if written["episodes"] == most:
+                break
             messages = read(file)
-            own = messages["/run"][0]["settings"].get("policy", {})
-            if facts is not None and any(own.get(k) != facts.get(k) for k in ("cameras", *FACTS)):
+            settings = messages["/run"][0]["settings"]
+            own = settings.get("policy", {})
+            if facts is not None and (
+                any(own.get(k) != facts.get(k) for k in ("cameras", *FACTS))
+                or teleoperated != ("teleop" in settings)
+            ):
                 raise UserError(
                     f"{file} is of another policy than {files[0]}: they make no one data set. Put "
                     "the logs of each policy into a folder of its own."
@@ -64,12 +83,22 @@ def export_logs(
                 continue
             if writer is None:
                 facts = own
-                writer = DatasetWriter(out, _spec(own), human=True)
-            writer.add(recording)
+                teleoperated = "teleop" in settings
+                writer = DatasetWriter(
+                    out,
+                    _spec(settings),
+                    split=settings.get("split", "train"),
+                    config=settings.get("env_config"),
+                    human=not teleoperated,
+                )
             assert recording.human is not None
+            number = written["episodes"]
+            states[number] = recording.proprio
+            doubts += log_doubts(number, messages, own["control_hz"])
             written["episodes"] += 1
             written["frames"] += len(recording)
             written["human_frames"] += int(recording.human.sum())
+            writer.add(replace(recording, human=None) if teleoperated else recording)
     except BaseException as error:
         if writer is not None:
             writer.__exit__(type(error), error, None)
@@ -79,8 +108,13 @@ def export_logs(
             f"None of the {len(files)} episodes in {folder} was solved. Keep them all: "
             "--keep-failures."
         )
+    # What a person should look at is a file of the data set.
+    assert facts is not None
+    doubts += motion_doubts(states, facts["control_hz"])
+    doubts.sort(key=lambda doubt: (doubt.episode, doubt.frame))
+    write_json(writer.partial / DOUBTFUL, [asdict(doubt) for doubt in doubts])
     writer.__exit__(None, None, None)
-    return written
+    return {**written, "doubts": [asdict(doubt) for doubt in doubts]}
 
 
 def recorded(messages: dict[str, list[dict[str, Any]]], file: Path) -> Recording | None:
@@ -141,8 +175,14 @@ def _recorded(messages: dict[str, list[dict[str, Any]]], file: Path) -> Recordin
     )
 
 
-def _spec(facts: dict[str, Any]) -> EnvSpec:
-    """The spec of the environment that the policy's metadata describe."""
+def _spec(settings: dict[str, Any]) -> EnvSpec:
+    """The spec of the environment that the data are for.
+
+    A recording session notes it; of a policy's run it follows from the policy's metadata.
+    """
+    if "spec" in settings:
+        return spec_from_json(settings["spec"])
+    facts = settings.get("policy", {})
     given = {name: facts[name] for name in FACTS}
     return EnvSpec(
         name=str(facts["env"]),

@@ -125,6 +125,11 @@ class RunLog:
         """Logs a change of mode (``kind`` is "mode") or a problem."""
         self._items.put((self._event, stamp, (kind, text)))
 
+    @property
+    def failed(self) -> bool:
+        """Whether something could not be written; ``close`` then says why."""
+        return self._error is not None
+
     def close(self) -> None:
         """Writes what is left and closes the file.
 
@@ -266,6 +271,26 @@ def read(path: str | Path) -> dict[str, list[dict[str, Any]]]:
     if not found["/run"]:
         raise UserError(f"{path} is no log of a run: it has no /run.")
     return found
+
+
+def outcome(path: str | Path) -> dict[str, Any]:
+    """How the episode of a log ended (``/episode``); reads no more of it than that.
+
+    Raises:
+        UserError: the file is no whole log.
+    """
+    try:
+        with Path(path).open("rb") as stream:
+            reader = make_reader(stream, decoder_factories=[DecoderFactory()])
+            found = [m for *_, m in reader.iter_decoded_messages(topics=["/episode"])]
+            return parse_json(found[-1].data)
+    except OSError as error:
+        raise no_access(error, path) from error
+    except Exception as error:  # as in ``read``
+        raise UserError(
+            f"{path} is no whole log ({type(error).__name__}: {str(error)[:200]}). Bring back a "
+            "copy of it, or take it out of the folder."
+        ) from error
 
 
 def _sort_in(

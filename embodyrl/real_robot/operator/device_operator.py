@@ -88,6 +88,10 @@ class DeviceOperator(Operator):
         if self._page is not None:
             self._page.show(status | ({"reason": self._gone} if self._gone else {}), images)
 
+    def problem(self) -> str:
+        """What is wrong with the device; empty while all is well."""
+        return self._gone
+
     def close(self) -> None:
         """Stops reading and closes the device."""
         self._closing = True
@@ -122,6 +126,8 @@ class DeviceOperator(Operator):
         """Does what a button means; "on" lets go of the arm, or lets the policy go on."""
         if name == "fingers":
             self._open = not self._open
+        elif name in ("open", "close"):
+            self._open = name == "open"
         elif name == "on":
             self._wishes.put("release" if self._has_arm else "run")
         else:

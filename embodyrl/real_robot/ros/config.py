@@ -119,8 +119,8 @@ def load_robot(file: str) -> tuple[Topics, SafetyConfig]:
     """A robot's topics and safety settings.
 
     Args:
-        file: path of a YAML file with the keys ``preset``, ``topics`` and ``safety``; empty means
-            the simulated robot of ``embodyrl twin``.
+        file: path of a YAML file with the keys ``preset``, ``topics`` and ``safety`` (and
+            ``leader``, see ``operator.leader``); empty means the simulated robot of ``embodyrl twin``.
 
     Raises:
         UserError: no such file or preset, an unknown key, no workspace, or a limit of the force and
@@ -131,7 +131,7 @@ def load_robot(file: str) -> tuple[Topics, SafetyConfig]:
     if not file:
         return PRESETS["twin"], SafetyConfig(**SAFETY["twin"])
     purpose = "A robot's file names its topics and its workspace; see docs/robot_ros.md."
-    raw = read_sections(file, ("preset", "topics", "safety"), purpose)
+    raw = read_sections(file, ("preset", "topics", "safety", "leader", "teleoperator"), purpose)
     preset = str(raw.get("preset", "franka_ros2"))
     if preset not in PRESETS:
         raise UserError(f"There is no preset {preset!r}. {did_you_mean(preset, PRESETS)}")

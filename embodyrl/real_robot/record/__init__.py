@@ -1,0 +1,1 @@
+"""Demonstrations that a person records by teleoperation: ``embodyrl record``."""
