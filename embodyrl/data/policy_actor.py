@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from embodyrl.build import load_config, load_policy
 from embodyrl.devices import use_device
-from embodyrl.policy import Policy
+from embodyrl.policy import Actor
 from embodyrl.types import EnvSpec, Obs
 
 PERSISTENCE = 0.8
@@ -19,6 +21,19 @@ JITTER = 0.5
 """Standard deviation of the noise on a derailed hand's motion."""
 FLIP = 0.08
 """Probability in each step that a derailed hand opens or closes."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What chooses among a policy's proposals while its episodes are recorded.
+
+    Attributes:
+        wrap: policy and device -> an actor that does the best of its proposals.
+        settings: its settings, for the record: a collection with other ones is another collection.
+    """
+
+    wrap: Callable[[Any, torch.device], Any]
+    settings: dict[str, Any]
 
 
 class PolicyActor:
@@ -32,7 +47,7 @@ class PolicyActor:
     def __init__(
         self,
         spec: EnvSpec,
-        policy: Policy,
+        policy: Actor,
         *,
         derail: float = 0.0,
         seed: int = 0,
@@ -42,7 +57,7 @@ class PolicyActor:
 
         Args:
             spec: of the env.
-            policy: sampled in ``"train"`` mode.
+            policy: sampled in ``"train"`` mode; one that chooses among proposals in ``"eval"`` mode.
             derail: share of the episodes that derail.
             seed: of all noise.
             device: of the policy.
@@ -100,13 +115,17 @@ class PolicyActor:
         return chosen.clamp(-1.0, 1.0)
 
 
-def load_actor(spec: EnvSpec, path: str, derail: float, seed: int) -> PolicyActor:
-    """The policy of a checkpoint or run, to act in an env.
+def load_actor(
+    spec: EnvSpec, path: str, derail: float, seed: int, choice: Choice | None = None
+) -> PolicyActor:
+    """The policy of a checkpoint or run, to act in an env; ``choice`` takes the best it proposes.
 
     Raises:
         UserError: it does not fit the env.
     """
     config = load_config(path)
     device = use_device(config.run.device)
-    policy = load_policy(path, config.policy, spec, seed, device)
+    policy: Any = load_policy(path, config.policy, spec, seed, device)
+    if choice is not None:
+        policy = choice.wrap(policy, device)
     return PolicyActor(spec, policy, derail=derail, seed=seed, device=device)

@@ -24,7 +24,7 @@ from embodyrl.world_models.dream_metrics import mmrv, pearson, spearman
 from embodyrl.world_models.encode import encode
 from embodyrl.world_models.env import WorldModelEnv
 from embodyrl.world_models.found_state import find_states
-from embodyrl.world_models.judge_scores import score_judges
+from embodyrl.world_models.judge_scores import score_foresight, score_judges
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.open_loop import (
     action_following,
@@ -32,6 +32,7 @@ from embodyrl.world_models.open_loop import (
     quality_by_depth,
     wrong_action_test,
 )
+from embodyrl.world_models.reflectors.base import Reflector
 from embodyrl.world_models.reflectors.folder import load_reflector
 from embodyrl.world_models.replay import replay_success, solved_after
 
@@ -70,6 +71,8 @@ def evaluate_world(
         UserError: no world model, no data or no reflector there, or the cameras differ.
     """
     model = WorldModel.load(path)
+    if policies or reflector or pictures:
+        model.require_frames()
     second_judge = load_reflector(reflector) if reflector else None
     # The episodes, and the latents of their frames.
     clips = Clips.load(data, spec=None)
@@ -79,13 +82,39 @@ def evaluate_world(
     clips.latents = encode(model, clips)
     if model.finder is not None:
         clips.privileged = find_states(model, clips)
-    if pictures:
-        draw_dreams(model, clips, starts, pictures)
-    # The same episodes dreamt again.
+    real = dataclasses.replace(
+        WorldModelConfig(model=path, device="cpu").for_evaluation("eval"),
+        num_envs=min(64, episodes),
+    )
+    result: dict[str, Any] = {"model": path}
+    if model.state is not None and len(model.state.prospects):
+        result["foresight"] = score_foresight(model, clips, starts)
+    if model.imagines_frames:
+        if pictures:
+            draw_dreams(model, clips, starts, pictures)
+        result |= _dreams_of_episodes(model, clips, starts, real, second_judge)
+    # Policies, in the dream and in the real env.
+    if policies:
+        result["as_evaluator"] = as_evaluator(path, policies, real, episodes=episodes)
+    # The proposals of one policy, ranked in the dream and carried out in the real env.
+    if rank:
+        result["ranking"] = _ranking(model, rank, real, states)
+    if model.imagines_frames:
+        result["speed"] = measure_speed(model)
+    return result
+
+
+def _dreams_of_episodes(
+    model: WorldModel,
+    clips: Clips,
+    starts: Tensor,
+    real: EnvConfig,
+    second_judge: Reflector | None,
+) -> dict[str, Any]:
+    """What becomes of held-out episodes that are dreamt again."""
     prob, lasted = replay_success(model, clips, starts)
     solved = solved_after(clips, starts, model.horizon, len(prob)) & lasted
     result: dict[str, Any] = {
-        "model": path,
         "by_depth": quality_by_depth(model, clips, starts),
         "outcomes": outcomes(model.calibration, prob, lasted, solved.any(0)),
         "judged": score_judges(model, clips, starts, second_judge),
@@ -93,10 +122,6 @@ def evaluate_world(
     if model.inverse is not None:
         result["followed"] = action_following(model, clips, starts)
     # Other episodes' actions, dreamt and in the real env.
-    real = dataclasses.replace(
-        WorldModelConfig(model=path, device="cpu").for_evaluation("eval"),
-        num_envs=min(64, episodes),
-    )
     longest = max(model.spec.max_episode_steps, int((clips.end[starts] - starts).max()))
     train_split = make_env(
         dataclasses.replace(real, split=model.env["split"]).with_time_limit(longest)
@@ -105,13 +130,6 @@ def evaluate_world(
         result["swapped_actions"] = wrong_action_test(model, clips, starts, train_split)
     finally:
         train_split.close()
-    # Policies, in the dream and in the real env.
-    if policies:
-        result["as_evaluator"] = as_evaluator(path, policies, real, episodes=episodes)
-    # The proposals of one policy, ranked in the dream and carried out in the real env.
-    if rank:
-        result["ranking"] = _ranking(model, rank, real, states)
-    result["speed"] = measure_speed(model)
     return result
 
 
@@ -298,6 +316,32 @@ def _play_dreams(
 
 def print_world(result: dict[str, Any]) -> None:
     """The figures of ``evaluate_world`` as text."""
+    if foresight := result.get("foresight"):
+        _print_foresight(foresight)
+    if "by_depth" in result:
+        _print_dreams(result)
+    if comparison := result.get("as_evaluator"):
+        _print_policies(comparison)
+    if ranking := result.get("ranking"):
+        print_ranking(ranking)
+    for row in result.get("speed", ()):
+        print(
+            f"{row['dreams']:>4} dreams, {row['sampling_steps']} sampling steps: "
+            f"{row['steps_per_second']:,.0f} imagined steps/s, {row['frames_per_second']:,.0f} "
+            "frames drawn/s"
+        )
+
+
+def _print_foresight(found: dict[str, Any]) -> None:
+    auroc = found["auroc"]
+    known = "all end alike" if auroc is None else f"AUROC {auroc:.2f}"
+    print(
+        f"half-way through {found['episodes']} held-out episodes, will it be solved? {known} "
+        f"({found['solved']} are)"
+    )
+
+
+def _print_dreams(result: dict[str, Any]) -> None:
     _print_pictures(result["by_depth"][-1])
     _print_outcomes(result["outcomes"])
     for judge, kinds in result["judged"].items():
@@ -313,16 +357,6 @@ def print_world(result: dict[str, Any]) -> None:
         f"other episodes' actions: {swapped['solved']:.0%} solved, {swapped['imagined']:.0%} in "
         "the dream"
     )
-    if comparison := result.get("as_evaluator"):
-        _print_policies(comparison)
-    if ranking := result.get("ranking"):
-        print_ranking(ranking)
-    for row in result["speed"]:
-        print(
-            f"{row['dreams']:>4} dreams, {row['sampling_steps']} sampling steps: "
-            f"{row['steps_per_second']:,.0f} imagined steps/s, {row['frames_per_second']:,.0f} "
-            "frames drawn/s"
-        )
 
 
 def _print_pictures(last: dict[str, float]) -> None:
