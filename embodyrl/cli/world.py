@@ -218,9 +218,13 @@ def _loop(a: argparse.Namespace) -> int:
         return INTERRUPTED
     before = format_rate(result["before"]["solved"], result["before"]["episodes"])
     after = format_rate(result["after"]["solved"], result["after"]["episodes"])
+    choice = ""
+    if with_choice := result.get("after_choice"):
+        rate = format_rate(with_choice["solved"], with_choice["episodes"])
+        choice = f", {rate} with the dream's choice"
     print(
-        f"Success in the real env: {before} before, {after} after. The loop learned from "
-        f"{result['real_steps']:,} real steps and took {result['eval_steps']:,} more to evaluate. "
-        f"The policy is {result['best']}."
+        f"Success in the real env: {before} before, {after} after{choice}. The loop learned from "
+        f"{result['real_steps']:,} real steps and took {result['eval_steps']:,} more to evaluate "
+        f"and {result.get('gate_steps', 0):,} for the gate. The policy is {result['best']}."
     )
     return 0

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from embodyrl.build import load_config, load_policy
 from embodyrl.devices import use_device
-from embodyrl.policy import Actor
-from embodyrl.types import EnvSpec, Obs
+from embodyrl.policy import Actor, Mode, Policy
+from embodyrl.types import ActionSample, EnvSpec, Obs
 
 PERSISTENCE = 0.8
 """How much of its last motion a derailed hand keeps."""
@@ -129,3 +129,21 @@ def load_actor(
     if choice is not None:
         policy = choice.wrap(policy, device)
     return PolicyActor(spec, policy, derail=derail, seed=seed, device=device)
+
+
+class _NoiseFree:
+    """A policy that is recorded as it is evaluated: without exploration noise."""
+
+    chooses = True
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def sample(self, obs: Obs, *, generator: Any, mode: Mode) -> ActionSample:
+        """See ``Actor.sample``."""
+        return self.policy.sample(obs, generator=generator, mode=mode)
+
+
+def noise_free() -> Choice:
+    """No choice at all: the policy acts alone, and without exploration noise."""
+    return Choice(lambda policy, device: _NoiseFree(policy), {"explores": False})

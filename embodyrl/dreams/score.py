@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from embodyrl.build import load_config, load_policy, make_env
+from embodyrl.data.policy_actor import Choice
 from embodyrl.dreams.pictures import draw_dreams
 from embodyrl.dreams.ranking import print_ranking, rank_proposals
 from embodyrl.env import EnvConfig, VecEnv
@@ -214,12 +215,16 @@ def load_for_env(path: str, env: VecEnv, seed: int = 0) -> Any:
     return load_policy(path, config, env.spec, seed)
 
 
-def score_policy(env: VecEnv, path: str, episodes: int, seed: int) -> Evaluation:
+def score_policy(
+    env: VecEnv, path: str, episodes: int, seed: int, choice: Choice | None = None
+) -> Evaluation:
     """Evaluates a checkpoint or run on the first ``episodes`` initial states of ``env``.
 
-    It may have been trained in another env.
+    It may have been trained in another env. ``choice`` takes the best of what it proposes.
     """
     policy = load_for_env(path, env, seed)
+    if choice is not None:
+        policy = choice.wrap(policy, torch.device("cpu"))
     return evaluate(env, policy, first_inits(env.spec, episodes), seed=seed)
 
 
