@@ -186,8 +186,14 @@ def claim_folder(folder: Path, config: LoopConfig) -> None:
     if path.exists():
         old = read_json(path, LOOP_FILE, "Bring back a copy of it, or give another out=FOLDER.")
         was = old.pop("inputs", {})
+        # What an older version did not know had the effect of its default.
+        defaults = json.loads(json.dumps(dataclasses.asdict(LoopConfig())))
         allowed, refused = sort_changes(
-            {key: old.get(key) for key in new}, new, free=MAY_CHANGE, was=was, now=inputs
+            {key: old.get(key, defaults[key]) for key in new},
+            new,
+            free=MAY_CHANGE,
+            was=was,
+            now=inputs,
         )
         if refused:
             raise UserError(

@@ -47,7 +47,7 @@ from embodyrl.world_models.calibrate import (
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.colour_jitter import jitter_colours
 from embodyrl.world_models.config import WorldTrainConfig, with_found_defaults
-from embodyrl.world_models.found_state import frames_on_the_way
+from embodyrl.world_models.found_state import frames_on_the_way, require_moving_pictures
 from embodyrl.world_models.init import build_model, continue_model, what_state
 from embodyrl.world_models.keyframes import add_keyframes
 from embodyrl.world_models.model import WorldModel
@@ -97,6 +97,8 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
     if finds_state:
         clips.privileged = None  # what a simulator may have recorded is not read
         frames_on_the_way(clips, rows)  # refuses data before any time is spent
+    elif config_for_model.frames is not False:
+        require_moving_pictures(clips, rows)
     if config_for_model.state and not clips.spec.layout:
         print(
             "The data do not say which numbers of the simulator's state are objects "

@@ -172,7 +172,7 @@ def test_data_that_cannot_carry_it_are_refused(tmp_path, monkeypatch) -> None:
         frames_on_the_way(few, rows)
     still = dataclasses.replace(clips, images={"front": np.zeros_like(clips.images["front"])})
     monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: still))
-    with pytest.raises(UserError, match="pictures of the solved episodes are all the same"):
+    with pytest.raises(UserError, match="pictures of the episodes are all the same"):
         train_world(WorldTrainConfig(**QUICK, out=str(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
     with pytest.raises(UserError, match="leave out state=true"):
