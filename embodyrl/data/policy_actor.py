@@ -12,8 +12,8 @@ from torch import Tensor
 
 from embodyrl.build import load_config, load_policy
 from embodyrl.devices import use_device
-from embodyrl.policy import Actor, Mode, Policy
-from embodyrl.types import ActionSample, EnvSpec, Obs
+from embodyrl.policy import Actor, Mode
+from embodyrl.types import EnvSpec, Obs
 
 PERSISTENCE = 0.8
 """How much of its last motion a derailed hand keeps."""
@@ -50,6 +50,7 @@ class PolicyActor:
         policy: Actor,
         *,
         derail: float = 0.0,
+        noise_free: bool = False,
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -57,8 +58,9 @@ class PolicyActor:
 
         Args:
             spec: of the env.
-            policy: sampled in ``"train"`` mode; one that chooses among proposals in ``"eval"`` mode.
+            policy: sampled with its exploration noise.
             derail: share of the episodes that derail.
+            noise_free: sample it without, as in evaluation and on a robot.
             seed: of all noise.
             device: of the policy.
         """
@@ -67,6 +69,9 @@ class PolicyActor:
         self._spec = spec
         self._policy = policy
         self._derail = derail
+        # A policy that chooses among proposals draws each of them anew. Others explore.
+        noise_free = noise_free or getattr(policy, "chooses", False)
+        self._mode: Mode = "eval" if noise_free else "train"
         self._device = device
         self._generator = torch.Generator().manual_seed(seed)
         self._rng = np.random.default_rng(seed)
@@ -92,10 +97,10 @@ class PolicyActor:
         """The next action of every env, (N, A) in [-1, 1], for the current observations."""
         # Ask the policy where a chunk is used up.
         if empty := [k for k, chunk in enumerate(self._chunks) if len(chunk) == 0]:
-            # A policy that chooses among proposals draws each of them anew. Others explore.
-            mode = "eval" if getattr(self._policy, "chooses", False) else "train"
             sample = self._policy.sample(
-                obs[torch.tensor(empty)].to(self._device), generator=self._generator, mode=mode
+                obs[torch.tensor(empty)].to(self._device),
+                generator=self._generator,
+                mode=self._mode,
             )
             for k, chunk in zip(empty, sample.actions.cpu(), strict=True):
                 self._chunks[k] = chunk
@@ -116,7 +121,12 @@ class PolicyActor:
 
 
 def load_actor(
-    spec: EnvSpec, path: str, derail: float, seed: int, choice: Choice | None = None
+    spec: EnvSpec,
+    path: str,
+    derail: float,
+    seed: int,
+    noise_free: bool = False,
+    choice: Choice | None = None,
 ) -> PolicyActor:
     """The policy of a checkpoint or run, to act in an env; ``choice`` takes the best it proposes.
 
@@ -128,22 +138,4 @@ def load_actor(
     policy: Any = load_policy(path, config.policy, spec, seed, device)
     if choice is not None:
         policy = choice.wrap(policy, device)
-    return PolicyActor(spec, policy, derail=derail, seed=seed, device=device)
-
-
-class _NoiseFree:
-    """A policy that is recorded as it is evaluated: without exploration noise."""
-
-    chooses = True
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-
-    def sample(self, obs: Obs, *, generator: Any, mode: Mode) -> ActionSample:
-        """See ``Actor.sample``."""
-        return self.policy.sample(obs, generator=generator, mode=mode)
-
-
-def noise_free() -> Choice:
-    """No choice at all: the policy acts alone, and without exploration noise."""
-    return Choice(lambda policy, device: _NoiseFree(policy), {"explores": False})
+    return PolicyActor(spec, policy, derail=derail, noise_free=noise_free, seed=seed, device=device)

@@ -17,7 +17,6 @@ from typing import Any
 from embodyrl.build import limit_num_envs, make_env
 from embodyrl.config import compose
 from embodyrl.data.collect import collect_dataset
-from embodyrl.data.policy_actor import noise_free
 from embodyrl.dreams.gate import episode_counts
 from embodyrl.dreams.loop_config import LoopConfig
 from embodyrl.dreams.loop_record import RealEvaluation, real_evaluations
@@ -43,12 +42,13 @@ def record_chosen(
     """
     path = folder / "chosen"
     if not path.exists():
-        choice = choice_by_dream(model, config.proposals, config.margin) if model else noise_free()
+        choice = choice_by_dream(model, config.proposals, config.margin) if model else None
         collect_dataset(
             real,
             path,
             num_episodes=config.chosen,
             policy=policy,
+            noise_free=True,
             choice=choice,
             keep_failures=True,
             seed=config.seed + 1000 * (number + 1) + 500,

@@ -11,13 +11,13 @@ import pytest
 from embodyrl.cli.main import main
 from embodyrl.config import env_config
 from embodyrl.data.collect import collect_dataset
-from embodyrl.data.policy_actor import noise_free
 from embodyrl.dreams import loop
 from embodyrl.dreams.gate import GateClosed, closed_text, episode_counts, gate_text
 from embodyrl.dreams.loop_config import LoopConfig, claim_folder, read_loop
 from embodyrl.dreams.loop_record import LoopRecord, RealEvaluation
 from embodyrl.dreams.ranking import score_ranking
 from embodyrl.errors import UserError
+from embodyrl.world_models.dream_chooser import choice_by_dream
 
 SEEN = ["mujoco_pick_seen", ["policy=x"]]
 
@@ -153,7 +153,7 @@ def test_a_warning_is_enough_for_those_who_want_it_so(tmp_path, monkeypatch, cap
     reached = staged(monkeypatch, [ranking(0.5)])
     given = ["policy=x", f"out={tmp_path}", "rounds=1", "gate=warn"]
     result = loop.run_loop(read_loop("mujoco_pick_seen", given))
-    assert reached.count("imitate_chosen") == 1 and result["best"] == "p0"
+    assert result is not None and reached.count("imitate_chosen") == 1 and result["best"] == "p0"
     assert "no better than chance" in capsys.readouterr().out
     # With one proposal nothing is chosen, so there is no model and no gate.
     del reached[:]
@@ -165,12 +165,10 @@ def test_a_warning_is_enough_for_those_who_want_it_so(tmp_path, monkeypatch, cap
     assert reached == ["record_chosen", "imitate_chosen"]
 
 
-def test_a_dream_chooses_while_episodes_are_recorded(hasty, tmp_path) -> None:
+def test_a_dream_cannot_choose_for_an_expert(tmp_path) -> None:
     with pytest.raises(UserError, match="name one with --policy RUN"):
-        collect_dataset(
-            env_config("mujoco", []), tmp_path / "x", num_episodes=1, choice=noise_free()
-        )
-    assert main(["collect", "mujoco", "--proposals", "4", "--out", str(tmp_path / "y")]) == 1
+        choice = choice_by_dream("model")
+        collect_dataset(env_config("mujoco", []), tmp_path / "x", num_episodes=1, choice=choice)
 
 
 @pytest.mark.slow

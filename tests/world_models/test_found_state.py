@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from reach_square import CHUNK, LIMIT, REACHED, SPEED, ReachSquare, reaches
 from squares import SETTINGS
 
 from embodyrl.dreams.ranking import rank_proposals, score_ranking, verdict
+from embodyrl.dreams.score import evaluate_world
 from embodyrl.errors import UserError
 from embodyrl.policies.localiser import ENDS
 from embodyrl.types import ActionSample, Obs
@@ -19,8 +21,10 @@ from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.dream_chooser import DreamChooser, promises
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
 from embodyrl.world_models.found_state import find_states, frames_on_the_way
+from embodyrl.world_models.judge_scores import score_foresight
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.nets.state import StateModel
+from embodyrl.world_models.reencode import reencode
 from embodyrl.world_models.train import WorldTrainConfig, train_world
 
 SPEC = ReachSquare(1).spec
@@ -234,3 +238,49 @@ def test_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch
     assert WorldModel.load(train_world(more)).finder is not None
     with pytest.raises(UserError, match="has a state that it finds in pictures, and that stays so"):
         train_world(dataclasses.replace(more, state=False, out=str(tmp_path / "less")))
+
+
+def test_a_model_without_frames_ranks_and_does_nothing_else(tmp_path, monkeypatch) -> None:
+    clips = reaches(40, 2)
+    monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: clips))
+    given: dict[str, Any] = {"data": ("memory",), "horizon": CHUNK, "state_members": 2}
+    few = given | {"found_steps": 3, "state_steps": 3}
+    config = WorldTrainConfig(**few, frames=False, out=str(tmp_path / "run"))
+    folder = train_world(config)
+    assert folder is not None and not (folder / "codec").exists()
+    model = WorldModel.load(folder)
+    assert model.horizon == CHUNK and model.max_spread > 0 and not model.imagines_frames
+    obs = ReachSquare(4).reset(init=[0, 1, 2, 3])
+    promised = promises(model, obs, Guesses().propose(obs, 3, torch.Generator().manual_seed(0)))
+    assert promised.shape == (4, 3) and torch.isfinite(promised).all()
+    # Its training goes on, and it stays what it is.
+    more = dataclasses.replace(config, frames=None, init=str(folder), out=str(tmp_path / "on"))
+    on = train_world(more)
+    assert on is not None and not WorldModel.load(on).imagines_frames
+    with pytest.raises(UserError, match="has no frames, and that stays so"):
+        train_world(dataclasses.replace(more, frames=True, out=str(tmp_path / "with")))
+    # Whatever shows or reads pictures of a dream says what is missing.
+    demos = SimpleNamespace(images=clips.images)
+    for reads in (
+        lambda: WorldModelEnv(WorldModelConfig(model=str(folder), num_envs=2)),
+        lambda: reencode(demos, str(folder)),
+        lambda: evaluate_world(str(folder), ["memory"], ["a", "b", "c"]),
+    ):
+        with pytest.raises(UserError, match="imagines no pictures"):
+            reads()
+    # Settings of frames are refused, and data without any state.
+    with pytest.raises(UserError, match=r"world\.steps is 5, but a model without frames"):
+        WorldTrainConfig(**given, frames=False, steps=5)
+    with pytest.raises(UserError, match="leave nothing to imagine"):
+        WorldTrainConfig(**given, frames=False, state=False)
+    with pytest.raises(UserError, match="leave found=false out"):
+        train_world(WorldTrainConfig(**few, frames=False, found=False, out=str(tmp_path / "none")))
+
+
+def test_how_an_episode_will_end_is_foreseen_better_than_by_chance(model) -> None:
+    clips = reaches(60, 99)
+    clips.privileged = find_states(model, clips)
+    found = score_foresight(model, clips, clips.starts)
+    assert found["episodes"] == 60 and 0 < found["solved"] < 60 and found["auroc"] > 0.7
+    solved = clips.starts[clips.succeeded[clips.starts]]
+    assert score_foresight(model, clips, solved)["auroc"] is None
