@@ -14,7 +14,7 @@ import numpy as np
 from embodyrl.build import make_env
 from embodyrl.data.partial import EpisodeParts, parts_folder
 from embodyrl.data.perturbed_replay import load_replays
-from embodyrl.data.policy_actor import Choice, load_actor
+from embodyrl.data.policy_actor import ProposalChoice, load_actor
 from embodyrl.data.record import CollectStats, Keep, record_episodes
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
@@ -69,7 +69,7 @@ def collect_dataset(
     policy: str = "",
     derail: float = 0.0,
     noise_free: bool = False,
-    choice: Choice | None = None,
+    choice: ProposalChoice | None = None,
     replay: str = "",
     perturb: float = 1.0,
     seed: int = 0,

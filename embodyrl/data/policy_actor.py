@@ -24,7 +24,7 @@ FLIP = 0.08
 
 
 @dataclass(frozen=True)
-class Choice:
+class ProposalChoice:
     """What chooses among a policy's proposals while its episodes are recorded.
 
     Attributes:
@@ -126,7 +126,7 @@ def load_actor(
     derail: float,
     seed: int,
     noise_free: bool = False,
-    choice: Choice | None = None,
+    choice: ProposalChoice | None = None,
 ) -> PolicyActor:
     """The policy of a checkpoint or run, to act in an env; ``choice`` takes the best it proposes.
 

@@ -42,6 +42,7 @@ def record_chosen(
     """
     path = folder / "chosen"
     if not path.exists():
+        # The dream takes the best of several proposals; without one the policy has only its own.
         choice = choice_by_dream(model, config.proposals, config.margin) if model else None
         collect_dataset(
             real,
@@ -82,12 +83,14 @@ def imitate_chosen(
     """
     run = folder / "imitation"
     solved = [path for path in chosen if episode_counts([path])[0]]
+    # How well the policy does that it starts from.
     evaluations = []
     if not evaluated_before:
         evaluations.append(_evaluate_before(config, real, policy))
     if not solved:
         print("Nothing was solved, so there is nothing to imitate in this round.")
         return evaluations
+    # Imitate the successes of all rounds, and the demonstrations beside.
     data = [config.demos, *solved] if config.demos else solved
     settings: dict[str, Any] = {
         "run.init_checkpoint": policy,

@@ -52,10 +52,12 @@ def measure_gate(config: LoopConfig, model: str, policy: str, real: EnvConfig) -
     try:
         world = WorldModel.load(model)
         actor = load_for_env(policy, env)
+        # A model that cannot rank at all is no better than one that ranks by chance.
         try:
             DreamChooser(actor, world, config.proposals)
         except UserError as error:
             return {"passes": False, "verdict": f"fails: {error}", "real_steps": 0}
+        # What it foresees of each proposal, and what really becomes of it.
         return rank_proposals(
             world,
             actor,
@@ -92,6 +94,7 @@ def _what_helps(found: dict[str, Any], config: LoopConfig, data: Sequence[str]) 
         return ["Little is left to choose for this policy: take harder initial states."]
     if found["mixed"] < FEWEST:
         return ["The policy hardly ever solves the task: imitate more demonstrations first."]
+    # What the data have little of.
     solved, failed = episode_counts(data)
     advice = []
     if solved < FEW:
@@ -105,6 +108,7 @@ def _what_helps(found: dict[str, Any], config: LoopConfig, data: Sequence[str]) 
             f"Of {solved + failed} recorded episodes {failed} failed, and most is learned from those "
             "that nearly succeed: raise near and derail."
         )
+    # Enough of both: more of everything.
     if not advice:
         advice.append(
             f"It has learned from {solved} solved and {failed} failed episodes. More episodes of this "
@@ -128,6 +132,7 @@ def episode_counts(data: Sequence[str]) -> tuple[int, int]:
     """How many recorded episodes are solved, and how many failed."""
     solved = failed = 0
     for path in data:
+        # An episode is solved if one of its actions solved the task.
         columns = open_dataset(path, ["next.success"]).columns
         ended = {}
         for episode, success in zip(

@@ -165,6 +165,7 @@ class LoopRecord:
             name: of the round.
             run: the run that was trained in dreams; of its metrics the last ``RECENT`` rows count.
         """
+        # The newest dreams alone: the policy has changed since the first ones.
         rows = [
             row
             for row in read_metrics(run / "metrics.jsonl")

@@ -148,6 +148,7 @@ def score_ranking(promised: np.ndarray, solved: np.ndarray, seed: int = 0) -> di
     # Within each state: the share of (solved, unsolved) pairs in the right order, and how many.
     shares = np.array([auroc(promised[k], solved[k]) for k in mixed])
     pairs = count[mixed] * (solved.shape[1] - count[mixed])
+    # What the dream's choice leads to.
     chosen = int(solved[np.arange(m), promised.argmax(1)].sum())
     found: dict[str, Any] = {
         "states": m,
@@ -160,6 +161,7 @@ def score_ranking(promised: np.ndarray, solved: np.ndarray, seed: int = 0) -> di
         "chosen_interval": wilson(chosen, m),
         "best": float((count > 0).mean()),
     }
+    # The interval: states are resampled, whose pairs depend on one another.
     if len(mixed):
         draws = np.random.default_rng(seed).integers(len(mixed), size=(RESAMPLES, len(mixed)))
         resampled = (shares * pairs)[draws].sum(1) / pairs[draws].sum(1)

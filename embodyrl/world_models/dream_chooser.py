@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embodyrl.data.policy_actor import Choice
+from embodyrl.data.policy_actor import ProposalChoice
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import Generators
 from embodyrl.policy import Chooses, Mode, has_ability, num_executed
@@ -99,7 +99,7 @@ class DreamChooser:
         return proposals[every, torch.where(better, best, 0)]
 
 
-def choice_by_dream(path: str, proposals: int = 8, margin: float = 0.0) -> Choice:
+def choice_by_dream(path: str, proposals: int = 8, margin: float = 0.0) -> ProposalChoice:
     """A world model's choice for the recording of episodes (``data.collect``).
 
     Args:
@@ -111,7 +111,7 @@ def choice_by_dream(path: str, proposals: int = 8, margin: float = 0.0) -> Choic
     def wrap(policy: Any, device: torch.device) -> DreamChooser:
         return DreamChooser(policy, WorldModel.load(path, device), proposals, margin)
 
-    return Choice(wrap, {"dream": path, "proposals": proposals, "margin": margin})
+    return ProposalChoice(wrap, {"dream": path, "proposals": proposals, "margin": margin})
 
 
 @torch.no_grad()

@@ -36,6 +36,7 @@ def build_model(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> WorldMo
     """
     with keep_random_state():
         torch.manual_seed(config.seed)
+        # What draws pictures, and judges them.
         codec = backbone = success = None
         if config.frames is not False:
             codec, backbone = _codec_and_backbone(config, clips, rows)
@@ -44,6 +45,7 @@ def build_model(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> WorldMo
                 latent_channels=codec.latent_shape[0],
                 proprio_dim=clips.spec.proprio_dim,
             )
+        # What predicts the state, and what finds it.
         state = _state_model(config, clips, rows) if config.state or config.found else None
         model = WorldModel(codec, backbone, success, clips.spec, state, horizon=config.horizon)
         if config.found:
@@ -101,6 +103,7 @@ def continue_model(config: WorldTrainConfig, clips: Clips) -> WorldModel:
     """
     model = WorldModel.load(config.init)
     check_compatible(model.spec, clips.spec)
+    # Whether it imagines frames cannot change.
     if config.frames is not None and config.frames != model.imagines_frames:
         raise UserError(
             f"{config.init} has {'' if model.imagines_frames else 'no '}frames, and that stays so: "

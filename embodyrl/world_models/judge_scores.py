@@ -106,10 +106,12 @@ def score_foresight(model: WorldModel, clips: Clips, starts: Tensor) -> dict[str
         ``episodes`` and ``solved``, how many of them, and ``auroc``, None where all end alike.
     """
     assert model.state is not None and clips.succeeded is not None
+    # The frame in the middle of each episode, and what the model knows of it.
     rows = (starts + clips.end[starts]) // 2
     state = clips.full_state(rows)
     assert state is not None
     words = embed_sentences(clips.sentences)[clips.sentence[rows]]
+    # Will it be solved?
     logits = model.state.prospect_logits(state.to(model.device), words.to(model.device))
     will_be = clips.succeeded[rows].numpy()
     found: dict[str, Any] = {"episodes": len(starts), "solved": int(will_be.sum()), "auroc": None}

@@ -35,7 +35,7 @@ PARTS = {
 """Subfolder -> the classes it may hold -> the module of each."""
 OPTIONAL = ("state", "inverse", "finder")
 """Subfolders that may be missing."""
-OF_FRAMES = ("codec", "backbone", "success")
+PICTURE_PARTS = ("codec", "backbone", "success")
 """Subfolders that a model without frames does not have; its ``world.json`` has ``horizon``."""
 META = "world.json"
 WORLD = {
@@ -78,13 +78,13 @@ def read_parts(folder: Path, frames: bool = True) -> dict[str, Any]:
     Raises:
         UserError: a network is missing or damaged, or its weights do not fit.
     """
-    optional = OPTIONAL if frames else (*OPTIONAL[1:], *OF_FRAMES)
+    optional = OPTIONAL if frames else (*OPTIONAL[1:], *PICTURE_PARTS)
     found = {
         name: load_part(folder / name, classes)
         for name, classes in PARTS.items()
         if name not in optional or (folder / name).exists()
     }
-    return dict.fromkeys(OF_FRAMES) | found
+    return dict.fromkeys(PICTURE_PARTS) | found
 
 
 def check_sizes(model: Any) -> None:

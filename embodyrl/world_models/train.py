@@ -88,12 +88,12 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
     rows = rows.repeat_interleave(clips.weight[rows])
     # The model: fresh, or the one of ``init``.
     reads_state, finds_state = what_state(config, clips)
-    config_for_model = dataclasses.replace(config, state=reads_state, found=finds_state)
     if config.frames is False and not (reads_state or finds_state):
         raise UserError(
             "A model without frames (frames=false) is a state model, but found=false and data without "
             "the simulator's state leave no state to learn: leave found=false out."
         )
+    config_for_model = dataclasses.replace(config, state=reads_state, found=finds_state)
     if finds_state:
         clips.privileged = None  # what a simulator may have recorded is not read
         frames_on_the_way(clips, rows)  # refuses data before any time is spent
