@@ -99,19 +99,19 @@ class DreamChooser:
         return proposals[every, torch.where(better, best, 0)]
 
 
-def choice_by_dream(path: str, proposals: int = 8, margin: float = 0.0) -> ProposalChoice:
+def choice_by_dream(dream: str, proposals: int = 8, margin: float = 0.0) -> ProposalChoice:
     """A world model's choice for the recording of episodes (``data.collect``).
 
     Args:
-        path: folder of the model.
+        dream: folder of the model.
         proposals: see ``DreamChooser``.
         margin: see there.
     """
 
     def wrap(policy: Any, device: torch.device) -> DreamChooser:
-        return DreamChooser(policy, WorldModel.load(path, device), proposals, margin)
+        return DreamChooser(policy, WorldModel.load(dream, device), proposals, margin)
 
-    return ProposalChoice(wrap, {"dream": path, "proposals": proposals, "margin": margin})
+    return ProposalChoice(wrap, {"dream": dream, "proposals": proposals, "margin": margin})
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from squares import SETTINGS
 from embodyrl.build import load_config, load_policy, make_policy
 from embodyrl.cli.main import main
 from embodyrl.config import compose
+from embodyrl.data import collect
 from embodyrl.data.policy_actor import load_actor
 from embodyrl.errors import UserError
 from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy
@@ -23,7 +24,7 @@ from embodyrl.storage import checkpoint
 from embodyrl.storage.env_spec import spec_to_json
 from embodyrl.types import Obs
 from embodyrl.world_models.config import WorldTrainConfig
-from embodyrl.world_models.dream_chooser import choice_by_dream, promises
+from embodyrl.world_models.dream_chooser import promises
 from embodyrl.world_models.found_state import find_states
 from embodyrl.world_models.init import build_model, fit_linear
 from embodyrl.world_models.model import WorldModel
@@ -86,11 +87,19 @@ def test_what_a_dream_likes_best_is_served(folders: tuple[str, str]) -> None:
     assert len(set(taken)) > 1
 
 
-def test_what_a_dream_likes_best_is_recorded(folders: tuple[str, str]) -> None:
+def test_what_a_dream_likes_best_is_recorded(
+    folders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, folder = folders
+    given = {}
+    monkeypatch.setattr(collect, "collect_dataset", lambda *_, **options: given.update(options))
+    dream = ["--policy", run, "--dream", folder, "--proposals", "6"]
+    assert main(["collect", "mujoco", *dream, "--out", str(tmp_path / "x")]) == 0
+    choice = given["choice"]
+    assert choice.settings == {"dream": folder, "proposals": 6, "margin": 0.0}
     obs = ReachSquare(3).reset(init=[0, 1, 2])
     spec = replace(SPEC, num_envs=3)
-    actor = load_actor(spec, run, 0.0, 5, choice=choice_by_dream(folder, 6))
+    actor = load_actor(spec, run, 0.0, 5, choice=choice)
     actor.reset([0, 1, 2])
     taken = torch.stack([actor.act_on(obs) for _ in range(2)], dim=1)
     policy = load_policy(run, load_config(run).policy, spec, 5, torch.device("cpu"))

@@ -1,5 +1,6 @@
 """A state found in pictures: a hand must reach a square that no number of the data tells of."""
 
+import copy
 import dataclasses
 import json
 from types import SimpleNamespace
@@ -184,6 +185,7 @@ def test_data_that_cannot_carry_it_are_refused(tmp_path, monkeypatch) -> None:
 
 
 def test_what_cannot_choose_is_refused(model, monkeypatch) -> None:
+    model = copy.deepcopy(model)  # whose parts are taken away
     policy = Guesses()
     for given, said in (((1,), "2 or more"), ((8, 1.0), "below 1")):
         with pytest.raises(UserError, match=said):
