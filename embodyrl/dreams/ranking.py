@@ -78,7 +78,8 @@ def rank_proposals(
         seen = obs[::proposals]
         chunks = policy.propose(seen, proposals, generator)
         promised.append(promises(model, seen, chunks)[~over])
-        outcome, more = _play_on(env, policy, chunks.flatten(0, 1), generator)
+        ended = over.repeat_interleave(proposals)
+        outcome, more = _play_on(env, policy, chunks.flatten(0, 1), ended, generator)
         real_steps += steps + more
         solved.append(outcome.view(at_once, proposals)[~over])
     if not solved or not len(torch.cat(solved)):
@@ -112,12 +113,15 @@ def _play_to(
 
 
 def _play_on(
-    env: VecEnv, policy: Any, chunks: Tensor, generator: torch.Generator
+    env: VecEnv, policy: Any, chunks: Tensor, ended: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, int]:
-    """(N,) which episodes are solved that go on with a chunk, then by the policy; and steps."""
+    """(N,) which episodes are solved that go on with a chunk, then by the policy; and steps.
+
+    Those that have ``ended`` (N,) before stay as they are.
+    """
     steps = 0
     solved = torch.zeros(len(chunks), dtype=torch.bool)
-    over = torch.zeros_like(solved)
+    over = ended.clone()
     actions = chunks
     while not over.all():
         step = env.step(actions)

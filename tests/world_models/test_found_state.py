@@ -143,6 +143,16 @@ def test_letting_it_choose_solves_more_and_the_gate_says_so(model) -> None:
     assert found["verdict"].startswith("passes") and found["states"] >= 50
 
 
+def test_states_whose_episode_is_over_are_left_out_of_a_ranking(model) -> None:
+    env = ReachSquare(32, near=REACHED)
+    env.spec = dataclasses.replace(env.spec, max_episode_steps=24)  # time to end before
+    found = rank_proposals(model, Guesses(), env, states=12, seed=1)
+    assert 12 <= found["states"] and found["states"] % 4  # of four at a time some were over
+    assert 0 < found["real_steps"] <= 24 * 8 * 40
+    few = rank_proposals(model, Guesses(), env, states=100, seed=1, enough=3)
+    assert 3 <= few["mixed"] <= few["states"] < 100
+
+
 def test_a_ranking_by_hand() -> None:
     solved = np.zeros((40, 4), bool)
     solved[:20, 0] = solved[:20, 1] = True  # 20 states of two solved, 20 of none
