@@ -104,7 +104,7 @@ TINY = {
     "sft": ["run.iterations=1", "run.eval_episodes=8", "algorithm.steps_per_iteration=20"],
     "loop": [
         "rounds=2", "first_episodes=8", "episodes=8", "segment=8", "segments=1", "select_episodes=8",
-        "eval_episodes=8", "near=0.5",
+        "eval_episodes=8", "near=0.5", "gate=warn", "gate_states=8",
         "world=[steps=300,codec_steps=60,state_steps=1000,inverse_steps=50,batch_size=32,width=32,layers=1,channels=32,max_false_positives=1.0,held_out=0.5]",
         "refresh=[steps=5,state_steps=200,inverse_steps=50,max_false_positives=1.0,held_out=0.5]",
         "dream_overrides=[env.num_envs=4,algorithm.num_chunks=2,algorithm.warmup_chunks=16,algorithm.batch_size=8]",
@@ -178,7 +178,9 @@ def run(folder: Path, name: str, seed: int, size: dict, beside: list[str]) -> di
     embodyrl(folder, "loop", "world", "loop", name, *how)
     book = json.loads((loop / "loop.json").read_text())
 
-    steps, minutes = book["real_steps"] + book["eval_steps"], sum(book["minutes"].values())
+    # Loops of before the gate have no steps of it.
+    steps = book["real_steps"] + book["eval_steps"] + book.get("gate_steps", 0)
+    minutes = sum(book["minutes"].values())
     preset = compose(task.simulator, [])
     an_iteration = preset.env.num_envs * preset.algorithm.num_chunks * preset.policy.horizon
     budgets = {

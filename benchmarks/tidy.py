@@ -49,7 +49,7 @@ UNITS = {
     r"(_|/|^)ms(/|$)": "ms",
     r"_mib": "MiB",
     r"_gib": "GiB",
-    r"(env|real|eval)_steps$": "env steps",
+    r"(env|real|eval|gate)_steps$": "env steps",
     r"psnr": "dB",
     r"return": "return",
     r"(success|solved|rate|before|after|alone|distilled)$|^iqm/": "share",

@@ -15,7 +15,13 @@ from typing import Any
 
 
 class UserError(Exception):
-    """Something the user can correct; the message says what is wrong, why, and what to do."""
+    """Something the user can correct; the message says what is wrong, why, and what to do.
+
+    Attributes:
+        status: exit status of the command that it ends.
+    """
+
+    status = 1
 
 
 class MissingDependencyError(UserError):

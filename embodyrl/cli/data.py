@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from embodyrl.errors import UserError
+from embodyrl.real_robot.cli import add_dream_options, dream_options
 
 COLLECT_HELP = """examples:
   embodyrl collect mujoco env.task=pick --episodes 100 --out data/pick
   embodyrl collect mujoco env.task=pick --episodes 100 --noise 0.3 --keep-failures --out data/noisy
   embodyrl collect mujoco_pick_sft --policy runs/sft --derail 0.4 --keep-failures --out data/tried
+  embodyrl collect mujoco_pick_sft --policy runs/sft --dream runs/world/model --out data/chosen
   embodyrl collect mujoco_pick_sft --replay data/tried --keep-failures --out data/near
 The same command continues an interrupted collection; no finished episode is lost.
 """
@@ -66,6 +69,7 @@ def _add_collect(verb: Callable[..., argparse.ArgumentParser]) -> None:
         default=0.0,
         help="share of the policy's episodes that leave its course at random",
     )
+    add_dream_options(sub)
     sub.add_argument(
         "--replay", default="", help="a data set whose successes are replayed, each with a nudge"
     )
@@ -121,6 +125,12 @@ def _collect(a: argparse.Namespace) -> int:
     from embodyrl.config import env_config
     from embodyrl.data.collect import collect_dataset
 
+    chosen = dream_options(a)
+    choice = None
+    if chosen.dream:
+        from embodyrl.world_models.dream_chooser import choice_by_dream
+
+        choice = choice_by_dream(**asdict(chosen))
     collect_dataset(
         env_config(a.env, a.overrides),
         a.out,
@@ -130,6 +140,7 @@ def _collect(a: argparse.Namespace) -> int:
         past_success=a.past_success,
         policy=a.policy,
         derail=a.derail,
+        choice=choice,
         replay=a.replay,
         perturb=a.perturb,
         seed=a.seed,

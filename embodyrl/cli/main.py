@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; None takes those of the process.
 
     Returns:
-        The exit status: 0, 1 for an error that the user can correct, 130 if it was interrupted.
+        The exit status: 0, 1 for an error that the user can correct (or ``UserError.status``), 130
+        if it was interrupted.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except UserError as error:
-        return _refuse(str(error))
+        return _refuse(str(error), error.status)
     except BrokenPipeError:
         # The reader of the output, such as `head`, has ended. Python must not write to it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -102,10 +103,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _refuse(text: str) -> int:
+def _refuse(text: str, status: int = 1) -> int:
     """Says in one paragraph why a command ended; returns its exit status."""
     print(f"embodyrl: {' '.join(text.split())}", file=sys.stderr)
-    return 1
+    return status
 
 
 class _Parser(argparse.ArgumentParser):

@@ -21,6 +21,8 @@ HELP = """examples:
 TRAIN_HELP = """examples:
   embodyrl world train data=[data/tried,data/shown] out=runs/world
   embodyrl world train data=[data/tried] out=runs/big width=512 layers=12 steps=100000
+  embodyrl world train data=[data/tried,data/shown] out=runs/chooser frames=false
+      enough to choose among a policy's proposals (--dream), and much faster
 The data sets must hold failures too (`embodyrl collect --policy RUN --derail 0.4
 --keep-failures`). The same command continues an interrupted run.
 """
@@ -39,10 +41,13 @@ LOOP_HELP = """examples:
   embodyrl world loop mujoco_pick policy=runs/sft demos=data/pick out=runs/loop
   embodyrl world loop mujoco_pick policy=runs/sft demos=data/pick rounds=5 episodes=100
   embodyrl world loop mujoco_pick policy=runs/sft out=runs/loop dream=dream_ppo
+  embodyrl world loop mujoco_pick_seen policy=runs/sft demos=data/pick out=runs/seen
+      from pictures alone: a dream chooses, and the policy imitates what was solved
 policy= is a run or checkpoint (`embodyrl train mujoco_pick_sft`), demos= the demonstrations that it
 was trained on (`embodyrl collect`); a dream without imitation, such as dream_ppo, needs no demos=.
 The same command continues an interrupted loop. OUT/loop.json holds its cost (real steps, minutes)
-and its result.
+and its result. Nothing is learned from a world model that cannot rank what the policy proposes: the
+exit status is 3 if that is so in all rounds.
 """
 
 
@@ -180,7 +185,8 @@ def _train(a: argparse.Namespace) -> int:
 
 
 def _eval(a: argparse.Namespace) -> int:
-    from embodyrl.dreams.score import evaluate_world, print_world
+    from embodyrl.dreams.score import evaluate_world
+    from embodyrl.dreams.score_text import print_world
 
     result = evaluate_world(
         a.model,
@@ -218,9 +224,13 @@ def _loop(a: argparse.Namespace) -> int:
         return INTERRUPTED
     before = format_rate(result["before"]["solved"], result["before"]["episodes"])
     after = format_rate(result["after"]["solved"], result["after"]["episodes"])
+    choice = ""
+    if with_choice := result.get("after_choice"):
+        rate = format_rate(with_choice["solved"], with_choice["episodes"])
+        choice = f", {rate} with the dream's choice"
     print(
-        f"Success in the real env: {before} before, {after} after. The loop learned from "
-        f"{result['real_steps']:,} real steps and took {result['eval_steps']:,} more to evaluate. "
-        f"The policy is {result['best']}."
+        f"Success in the real env: {before} before, {after} after{choice}. The loop learned from "
+        f"{result['real_steps']:,} real steps and took {result['eval_steps']:,} more to evaluate "
+        f"and {result.get('gate_steps', 0):,} for the gate. The policy is {result['best']}."
     )
     return 0

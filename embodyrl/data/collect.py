@@ -14,7 +14,7 @@ import numpy as np
 from embodyrl.build import make_env
 from embodyrl.data.partial import EpisodeParts, parts_folder
 from embodyrl.data.perturbed_replay import load_replays
-from embodyrl.data.policy_actor import load_actor
+from embodyrl.data.policy_actor import ProposalChoice, load_actor
 from embodyrl.data.record import CollectStats, Keep, record_episodes
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
@@ -68,6 +68,8 @@ def collect_dataset(
     past_success: int | None = None,
     policy: str = "",
     derail: float = 0.0,
+    noise_free: bool = False,
+    choice: ProposalChoice | None = None,
     replay: str = "",
     perturb: float = 1.0,
     seed: int = 0,
@@ -91,6 +93,8 @@ def collect_dataset(
         policy: a checkpoint or run whose policy acts instead of the expert, with its exploration
             noise.
         derail: share of the policy's episodes that leave its way at random (see ``PolicyActor``).
+        noise_free: the policy acts without its exploration noise.
+        choice: what chooses among the policy's proposals, without exploration noise (``--dream``).
         replay: a data set whose successes are replayed with a nudge (see ``ReplayActor``), instead
             of either.
         perturb: size of that nudge.
@@ -113,6 +117,10 @@ def collect_dataset(
         raise UserError("noise is the expert's; a policy acts with its own exploration noise.")
     if derail and not policy:
         raise UserError("derail needs a policy to lead astray; give the expert noise instead.")
+    if noise_free and not policy:
+        raise UserError("noise_free is a policy's; an expert has the noise that is given.")
+    if choice and not policy:
+        raise UserError("A dream chooses among a policy's proposals: name one with --policy RUN.")
     if replay and (policy or noise):
         raise UserError(
             "A replay repeats recorded actions: give neither a policy nor noise with it."
@@ -140,6 +148,8 @@ def collect_dataset(
             "seed": seed,
         }
         how |= {"replay": replay, "perturb": perturb} if replay else {}
+        how |= {"noise_free": True} if noise_free else {}
+        how |= choice.settings if choice else {}
         stack.enter_context(locked(parts_folder(out)))
         parts = EpisodeParts(out, common | how | {"policy": policy, "derail": derail})
         done = len(parts)
@@ -149,7 +159,7 @@ def collect_dataset(
             inits = expert.inits
         else:
             expert = (
-                load_actor(env.spec, policy, derail, fresh)
+                load_actor(env.spec, policy, derail, fresh, noise_free, choice)
                 if policy
                 else make_expert(env, noise, fresh)
             )

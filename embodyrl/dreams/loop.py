@@ -5,8 +5,11 @@ A policy that is trained in a dream finds the errors of the dream. So each round
 1. records what the newest policy really does, and replays of its successes with a nudge
    (``embodyrl.data.perturbed_replay``);
 2. continues the training of the world model with these episodes;
-3. trains the best policy so far in the dream. After every few updates the policy is evaluated in
-   the real env, and the round ends when that shows no progress (``run.patience``).
+3. asks whether the model knows which of the policy's proposals is better (``dreams.gate``).
+   Nothing is learned from a model that does not;
+4. trains the best policy so far in the dream; or lets the dream choose among its proposals in the
+   real env, and imitates what was solved (``dreams.choose``). After every few updates the policy is
+   evaluated in the real env, and the round ends when that shows no progress (``run.patience``).
 
 A policy that has never seen the codec's pictures solves less in dreams, whatever the dynamics. So
 an algorithm that imitates demonstrations beside RL gets half of them as the codec shows them.
@@ -26,6 +29,14 @@ from embodyrl.build import limit_num_envs, make_env
 from embodyrl.config import compose, env_config
 from embodyrl.data.collect import collect_dataset
 from embodyrl.data.lerobot_read import open_dataset
+from embodyrl.dreams.choose import imitate_chosen, record_chosen
+from embodyrl.dreams.gate import (
+    GateClosed,
+    closed_text,
+    episode_counts,
+    gate_text,
+    measure_gate,
+)
 from embodyrl.dreams.loop_config import LoopConfig, claim_folder, imitates
 from embodyrl.dreams.loop_record import (
     LoopRecord,
@@ -35,13 +46,13 @@ from embodyrl.dreams.loop_record import (
 )
 from embodyrl.dreams.score import score_policy
 from embodyrl.env import EnvConfig
-from embodyrl.functional.intervals import format_rate
 from embodyrl.storage.config_section import build_section
 from embodyrl.storage.folder_lock import locked
 from embodyrl.storage.preset_files import apply_overrides
 from embodyrl.training.run_folder import finished
 from embodyrl.training.runner import train
 from embodyrl.world_models.config import WorldTrainConfig
+from embodyrl.world_models.dream_chooser import choice_by_dream
 from embodyrl.world_models.train import train_world
 
 
@@ -49,11 +60,13 @@ def run_loop(config: LoopConfig, *, command: str = "") -> dict[str, Any] | None:
     """Runs a loop, or continues it.
 
     Returns:
-        What ``loop.json`` then holds: ``rounds``, ``real_steps``, ``eval_steps``, ``minutes`` by
-        stage, the ``best`` checkpoint, and ``before`` and ``after`` on held-out states. None when
-        it was interrupted.
+        What ``loop.json`` then holds: ``rounds``, ``gates``, ``real_steps``, ``eval_steps``,
+        ``gate_steps``, ``minutes`` by stage, the ``best`` checkpoint, and ``before`` and ``after``
+        on held-out states; with ``imitate`` also ``chosen`` by round, and ``after_choice``; with
+        ``dream`` also ``dreamt``. None when it was interrupted.
 
     Raises:
+        GateClosed: no round's model could be learned from.
         UserError: see ``collect_dataset``, ``train_world`` and ``training.runner.train``; or
             ``out`` holds another loop, or another process is working in it.
     """
@@ -67,45 +80,93 @@ def _run_rounds(folder: Path, config: LoopConfig, command: str) -> dict[str, Any
     real = env_config(config.env, config.env_overrides)
     record = LoopRecord(folder)
     best = newest = config.policy
-    best_solved = 0
+    best_solved: int | None = None  # before the first evaluation
     data = list(config.data)
-    model = ""
+    chosen: list[str] = []
+    model = passed = ""
+    found: dict[str, Any] = {}
+    acts_alone = bool(config.imitate) and config.proposals == 1
     for number in range(config.rounds):
-        round_folder = folder / f"round_{number}"
-        # 1. Record what the newest policy does.
-        with record.stage("real episodes"):
-            added = _record_episodes(config, real, newest, round_folder, number)
-        weights = [1] * len(data) + [config.newest if model else 1] * len(added)
-        data += added
-        # 2. Train the world model on all episodes.
-        with record.stage("world model"):
-            trained = _train_world(config, data, weights, model, round_folder / "world", command)
-        if trained is None:
-            return None
-        model = trained
-        # 3. Train the best policy in the dream, and evaluate it in the real env on the way.
-        with record.stage("dream"):
-            evaluations = _train_in_dream(
-                config, round_folder, model, best, command, evaluated_before=number > 0
-            )
+        name = f"round_{number}"
+        round_folder = folder / name
+        if not acts_alone:
+            # 1. Record what the newest policy does.
+            with record.stage("real episodes"):
+                added = _record_episodes(config, real, newest, round_folder, number)
+            weights = [1] * len(data) + [config.newest if model else 1] * len(added)
+            data += added
+            # 2. Train the world model on all episodes.
+            with record.stage("world model"):
+                out = round_folder / "world"
+                trained = _train_world(config, data, weights, model, out, command)
+            if trained is None:
+                return None
+            model = trained
+            # 3. Ask whether it may be learned from.
+            with record.stage("gate"):
+                found = _ask_gate(record, name, config, model, best, real, data)
+            if not found["passes"] and config.gate == "refuse":
+                continue
+            passed = model
+        # 4. Learn in the dream or by its choice, with evaluations in the real env on the way.
+        known = best_solved is not None
+        if config.imitate:
+            with record.stage("choice"):
+                chosen.append(record_chosen(config, real, best, model, round_folder, number))
+                record.add_chosen(name, best, model, episode_counts(chosen[-1:]))
+            data.append(chosen[-1])
+            with record.stage("imitation"):
+                evaluations = imitate_chosen(
+                    config, real, round_folder, best, chosen, command, evaluated_before=known
+                )
+        else:
+            with record.stage("dream"):
+                evaluations = _train_in_dream(
+                    config, round_folder, model, best, command, evaluated_before=known
+                )
         if evaluations is None:
             return None
-        record.add_round(f"round_{number}", evaluations, data)
-        rates = [format_rate(e.solved, e.episodes) for e in evaluations]
-        print(f"Round {number}: {', '.join(rates)}")
+        record.add_round(name, evaluations, data)
+        if config.dream:
+            record.add_dreamt(name, round_folder / "dream")
+        print(record.round_text(name))
+        if not evaluations:
+            continue
         # Keep the best policy.
-        best_solved = best_solved if number else evaluations[0].solved
+        best_solved = evaluations[0].solved if best_solved is None else best_solved
         newest = evaluations[-1].checkpoint
         kept = best_evaluation(evaluations, best_solved)
         if kept is not None:
             best = kept.checkpoint
             best_solved = kept.solved
+    if not acts_alone and not passed:
+        raise GateClosed(closed_text(found, config, data))
     # Evaluate the first and the best policy on held-out initial states.
     with record.stage("last evaluation"):
         for when, path in (("before", config.policy), ("after", best)):
             if not record.has_score(when, path):
                 _score(record, when, path, config, real)
+        if config.imitate and passed and not record.has_score("after_choice", best):
+            _score(record, "after_choice", best, config, real, passed)
     return record.finish(best)
+
+
+def _ask_gate(
+    record: LoopRecord,
+    name: str,
+    config: LoopConfig,
+    model: str,
+    policy: str,
+    real: EnvConfig,
+    data: list[str],
+) -> dict[str, Any]:
+    """What the gate of a round found, measured once for each ``gate_states``; it is also said."""
+    found = record.gate(name)
+    if found is None or found["most"] != config.gate_states:
+        found = measure_gate(config, model, policy, real) | {"most": config.gate_states}
+        record.add_gate(name, found)
+    print(f"Gate of {name.replace('_', ' ')}: {gate_text(found, config, data)}")
+    return found
 
 
 def _record_episodes(
@@ -216,12 +277,15 @@ def _train_in_dream(
     return real_evaluations(run, policy) if finished(run) else None
 
 
-def _score(record: LoopRecord, when: str, path: str, config: LoopConfig, real: EnvConfig) -> None:
-    """Evaluates a policy on held-out initial states."""
+def _score(
+    record: LoopRecord, when: str, path: str, config: LoopConfig, real: EnvConfig, model: str = ""
+) -> None:
+    """Evaluates a policy on held-out initial states, alone or with the choice of ``model``."""
     held_out = dataclasses.replace(real, split="eval")
     env = make_env(limit_num_envs(held_out, config.eval_episodes))
+    choice = choice_by_dream(model, config.proposals, config.margin) if model else None
     try:
-        result = score_policy(env, path, config.eval_episodes, config.seed)
+        result = score_policy(env, path, config.eval_episodes, config.seed, choice)
     finally:
         env.close()
     record.add_score(when, path, result)

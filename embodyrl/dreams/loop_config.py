@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated
 
 from embodyrl.config import compose
-from embodyrl.errors import UserError, did_you_mean
-from embodyrl.ranges import Count, CountOrZero, NotNegative, Range, Seed, Share
+from embodyrl.errors import UserError, did_you_mean, refuse_unread
+from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Range, Seed, Share
 from embodyrl.registry import preset_names
 from embodyrl.storage.atomic_files import write_json
 from embodyrl.storage.config_section import build_section
@@ -19,10 +19,14 @@ from embodyrl.storage.inputs import contents_of, listed, sort_changes
 from embodyrl.storage.paths import expand_home, path_setting
 from embodyrl.storage.plain_data import ANYTHING, TEXT, read_json
 from embodyrl.storage.preset_files import apply_overrides, read_preset
+from embodyrl.world_models.config import WorldTrainConfig
 
 LOOP_FILE = {"inputs?": {...: TEXT}, ...: ANYTHING}
 """Structure of ``loop_config.json``."""
-MAY_CHANGE = ("out", "rounds", "segments", "patience", "eval_episodes", "max_false_positives")
+MAY_CHANGE = (
+    *("out", "rounds", "segments", "patience", "eval_episodes", "max_false_positives"),
+    *("gate", "gate_states"),
+)
 """Settings that may differ when a loop continues."""
 
 
@@ -52,12 +56,26 @@ class LoopConfig:
         newest: see ``refresh``.
         max_false_positives: the largest share of failing held-out dreams that may be judged a
             success. The same command may allow more if a loop stopped because of it.
+        gate: what happens to a round whose model fails to rank the policy's proposals
+            (``dreams.gate``): ``refuse`` learns nothing in it, ``warn`` says so and goes on.
+        gate_states: the most real states in which proposals are ranked; it stops earlier when
+            enough of them have proposals that differ in their outcome.
+        proposals: chunks that are ranked in a state. With ``imitate``, 1 lets the policy act alone,
+            without a world model or a gate: what the dream's choice is to be compared with.
         demos: demonstrations of the policy's task. They are needed if the training in the dream
             imitates demonstrations beside RL; half of them are shown as the world model's codec
-            reconstructs them, so that the policy learns from the dream's pictures.
-        dream: preset of the training in the dream.
+            reconstructs them, so that the policy learns from the dream's pictures. With ``imitate``
+            they are imitated beside what was solved.
+        dream: preset of the training in the dream; empty with ``imitate``.
         dream_overrides: of it.
-        segment: updates in the dream between two evaluations in the real env.
+        imitate: preset of imitation, in place of ``dream``: the dream chooses among the policy's
+            proposals in the real env, and the policy imitates what was solved
+            (``dreams.choose``). It needs no simulator's state.
+        imitate_overrides: of it.
+        chosen: real episodes of a round in which the dream chooses.
+        margin: by which another proposal must promise more than the policy's first, in
+            probability.
+        segment: updates between two evaluations in the real env.
         segments: the most segments of a round.
         patience: evaluations in a row without a new best, after which a round is over.
         select_episodes: of each evaluation that decides.
@@ -81,9 +99,16 @@ class LoopConfig:
     refresh: tuple[str, ...] = ()
     newest: Count = 4
     max_false_positives: Share = 0.05
+    gate: Annotated[str, Choice("refuse", "warn")] = "refuse"
+    gate_states: Count = 256
+    proposals: Count = 8
     demos: str = path_setting()
     dream: str = ""
     dream_overrides: tuple[str, ...] = ()
+    imitate: str = ""
+    imitate_overrides: tuple[str, ...] = ()
+    chosen: Count = 200
+    margin: Annotated[float, Range(0, 1, open_high=True)] = 0.0
     segment: Count = 10
     segments: Count = 6
     patience: Count = 2
@@ -106,16 +131,41 @@ def read_loop(preset: str, overrides: Sequence[str]) -> LoopConfig:
     config = build_section("loop", LoopConfig, apply_overrides(read_preset(str(path)), overrides))
     if not config.policy:
         raise UserError("policy is empty: give policy=RUN.")
-    for key in ("env", "dream"):
-        if not getattr(config, key):
-            raise UserError(f"{key} is empty: the preset must name it.")
-    if not config.demos and imitates(config):
+    if not config.env:
+        raise UserError("env is empty: the preset must name it.")
+    if bool(config.dream) == bool(config.imitate):
+        raise UserError(
+            f"dream is {config.dream!r} and imitate is {config.imitate!r}: name one of them. "
+            "dream=PRESET trains in dreams by RL; imitate=PRESET imitates what was solved when the "
+            "dream chose."
+        )
+    _check_learning(config)
+    if config.dream and not config.demos and imitates(config):
         raise UserError(
             f"demos is empty, but {config.dream} imitates demonstrations beside RL: give "
             "demos=DATA, the demonstrations that the policy was trained on, or choose a dream "
             "without imitation (dream=dream_ppo)."
         )
     return config
+
+
+def _check_learning(config: LoopConfig) -> None:
+    """Refuses settings of the way of learning that is not taken, and models that cannot serve it."""
+    if config.imitate:
+        refuse_unread(
+            config, "loop", ("dream_overrides",), "with imitate= nothing is trained in dreams"
+        )
+        return
+    unread = ("imitate_overrides", "chosen", "margin")
+    refuse_unread(config, "loop", unread, "with dream= nothing is imitated after a choice")
+    if config.proposals < 2:
+        raise UserError(f"proposals is {config.proposals}; the gate ranks 2 or more.")
+    world = build_section("world", WorldTrainConfig, apply_overrides({}, config.world))
+    if world.frames is False:
+        raise UserError(
+            "world has frames=false, and a policy cannot be trained in dreams without pictures: "
+            "leave it out, or imitate what was solved (dream= imitate=PRESET)."
+        )
 
 
 def imitates(config: LoopConfig) -> bool:
@@ -136,8 +186,14 @@ def claim_folder(folder: Path, config: LoopConfig) -> None:
     if path.exists():
         old = read_json(path, LOOP_FILE, "Bring back a copy of it, or give another out=FOLDER.")
         was = old.pop("inputs", {})
+        # What an older version did not know had the effect of its default.
+        defaults = json.loads(json.dumps(dataclasses.asdict(LoopConfig())))
         allowed, refused = sort_changes(
-            {key: old.get(key) for key in new}, new, free=MAY_CHANGE, was=was, now=inputs
+            {key: old.get(key, defaults[key]) for key in new},
+            new,
+            free=MAY_CHANGE,
+            was=was,
+            now=inputs,
         )
         if refused:
             raise UserError(

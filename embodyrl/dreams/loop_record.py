@@ -12,23 +12,33 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.data.lerobot_read import open_dataset
-from embodyrl.functional.intervals import wilson
+from embodyrl.functional.intervals import format_rate, wilson
 from embodyrl.rollouts.evaluation import Evaluation
 from embodyrl.storage.atomic_files import write_json
-from embodyrl.storage.plain_data import ANYTHING, COUNT, NUMBER, TEXT, read_json
+from embodyrl.storage.loggers import read_metrics
+from embodyrl.storage.plain_data import ANYTHING, COUNT, FLAG, NUMBER, TEXT, read_json
 from embodyrl.storage.run_files import read_evaluations
 
 SCORE = {"checkpoint": TEXT, "solved": COUNT, "episodes": COUNT}
 LOOP = {
     "minutes": {...: NUMBER},
     "rounds?": {...: [SCORE | {"steps": COUNT}]},
+    "gates?": {...: {"passes": FLAG, "verdict": TEXT, "real_steps": COUNT, ...: ANYTHING}},
+    "chosen?": {...: SCORE | {"interval": [NUMBER], "model": TEXT}},
+    "dreamt?": {...: {"success": NUMBER, "episodes": COUNT}},
     "before?": SCORE | {"interval": [NUMBER]},
     "after?": SCORE | {"interval": [NUMBER]},
+    "after_choice?": SCORE | {"interval": [NUMBER]},
     "best?": TEXT,
     "real_steps?": ANYTHING,
     "eval_steps?": ANYTHING,
+    "gate_steps?": ANYTHING,
 }
 """Structure of ``loop.json``."""
+
+
+RECENT = 5
+"""Updates whose dreams count as a round's newest ones."""
 
 
 @dataclass(frozen=True)
@@ -118,12 +128,72 @@ class LoopRecord:
         self.content["eval_steps"] = sum(e["steps"] for some in rounds.values() for e in some)
         self._write()
 
+    def gate(self, name: str) -> dict[str, Any] | None:
+        """What the gate of a round found, if it has been measured."""
+        return self.content.get("gates", {}).get(name)
+
+    def add_gate(self, name: str, found: dict[str, Any]) -> None:
+        """Notes what the gate of a round found (``dreams.gate``)."""
+        gates = self.content.setdefault("gates", {})
+        gates[name] = found
+        self.content["gate_steps"] = sum(gate["real_steps"] for gate in gates.values())
+        self._write()
+
+    def add_chosen(self, name: str, policy: str, model: str, counts: tuple[int, int]) -> None:
+        """Notes a round's real episodes in which a dream chose.
+
+        Args:
+            name: of the round.
+            policy: that proposed.
+            model: that chose; empty where the policy acted alone.
+            counts: solved and failed episodes.
+        """
+        solved, failed = counts
+        self.content.setdefault("chosen", {})[name] = {
+            "checkpoint": policy,
+            "model": model,
+            "solved": solved,
+            "episodes": solved + failed,
+            "interval": wilson(solved, solved + failed),
+        }
+        self._write()
+
+    def add_dreamt(self, name: str, run: Path) -> None:
+        """Notes what share of a round's newest dreams was solved, in the dream.
+
+        Args:
+            name: of the round.
+            run: the run that was trained in dreams; of its metrics the last ``RECENT`` rows count.
+        """
+        # The newest dreams alone: the policy has changed since the first ones.
+        rows = [
+            row
+            for row in read_metrics(run / "metrics.jsonl")
+            if row.get("train_success") is not None
+        ]
+        rows = rows[-RECENT:]
+        episodes = sum(int(row["train_episodes"]) for row in rows)
+        if not episodes:
+            return
+        solved = sum(row["train_success"] * row["train_episodes"] for row in rows)
+        self.content.setdefault("dreamt", {})[name] = {
+            "success": solved / episodes,
+            "episodes": episodes,
+        }
+        self._write()
+
     def has_score(self, when: str, checkpoint: str) -> bool:
-        """Whether the policy ``when`` (``before`` or ``after``) has been scored already."""
+        """Whether the policy ``when`` has been scored already."""
         return self.content.get(when, {}).get("checkpoint") == checkpoint
 
     def add_score(self, when: str, checkpoint: str, result: Evaluation) -> None:
-        """Notes how a policy does on held-out initial states."""
+        """Notes how a policy does on held-out initial states.
+
+        Args:
+            when: ``before`` or ``after`` the loop; ``after_choice`` with the last model's choice.
+            checkpoint: of the policy.
+            result: of its evaluation.
+        """
         solved = result.successes
         count = len(result.episodes)
         self.content[when] = {
@@ -133,6 +203,20 @@ class LoopRecord:
             "interval": wilson(solved, count),
         }
         self._write()
+
+    def round_text(self, name: str) -> str:
+        """What the real env, and the dream, said of a round."""
+        looks = self.content["rounds"][name]
+        rates = ", ".join(format_rate(e["solved"], e["episodes"]) for e in looks)
+        text = f"Round {name.removeprefix('round_')}: the policy really {rates or 'not asked'}"
+        if chosen := self.content.get("chosen", {}).get(name):
+            rate = format_rate(chosen["solved"], chosen["episodes"])
+            text += (
+                f"; the dream's choice really {rate}" if chosen["model"] else f"; recorded {rate}"
+            )
+        if dreamt := self.content.get("dreamt", {}).get(name):
+            text += f"; its newest dreams {dreamt['success']:.0%}"
+        return text
 
     def finish(self, best: str) -> dict[str, Any]:
         """Notes the best checkpoint and returns the content."""

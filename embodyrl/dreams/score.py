@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from embodyrl.build import load_config, load_policy, make_env
+from embodyrl.data.policy_actor import ProposalChoice
 from embodyrl.dreams.pictures import draw_dreams
-from embodyrl.dreams.ranking import print_ranking, rank_proposals
+from embodyrl.dreams.ranking import rank_proposals
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
 from embodyrl.rollouts.evaluation import Evaluation, evaluate
@@ -24,7 +25,7 @@ from embodyrl.world_models.dream_metrics import mmrv, pearson, spearman
 from embodyrl.world_models.encode import encode
 from embodyrl.world_models.env import WorldModelEnv
 from embodyrl.world_models.found_state import find_states
-from embodyrl.world_models.judge_scores import score_judges
+from embodyrl.world_models.judge_scores import score_foresight, score_judges
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.open_loop import (
     action_following,
@@ -32,6 +33,7 @@ from embodyrl.world_models.open_loop import (
     quality_by_depth,
     wrong_action_test,
 )
+from embodyrl.world_models.reflectors.base import Reflector
 from embodyrl.world_models.reflectors.folder import load_reflector
 from embodyrl.world_models.replay import replay_success, solved_after
 
@@ -70,6 +72,8 @@ def evaluate_world(
         UserError: no world model, no data or no reflector there, or the cameras differ.
     """
     model = WorldModel.load(path)
+    if policies or reflector or pictures:
+        model.require_frames()
     second_judge = load_reflector(reflector) if reflector else None
     # The episodes, and the latents of their frames.
     clips = Clips.load(data, spec=None)
@@ -79,13 +83,39 @@ def evaluate_world(
     clips.latents = encode(model, clips)
     if model.finder is not None:
         clips.privileged = find_states(model, clips)
-    if pictures:
-        draw_dreams(model, clips, starts, pictures)
-    # The same episodes dreamt again.
+    real = dataclasses.replace(
+        WorldModelConfig(model=path, device="cpu").for_evaluation("eval"),
+        num_envs=min(64, episodes),
+    )
+    result: dict[str, Any] = {"model": path}
+    if model.state is not None and len(model.state.prospects):
+        result["foresight"] = score_foresight(model, clips, starts)
+    if model.imagines_frames:
+        if pictures:
+            draw_dreams(model, clips, starts, pictures)
+        result |= _dreams_of_episodes(model, clips, starts, real, second_judge)
+    # Policies, in the dream and in the real env.
+    if policies:
+        result["as_evaluator"] = as_evaluator(path, policies, real, episodes=episodes)
+    # The proposals of one policy, ranked in the dream and carried out in the real env.
+    if rank:
+        result["ranking"] = _ranking(model, rank, real, states)
+    if model.imagines_frames:
+        result["speed"] = measure_speed(model)
+    return result
+
+
+def _dreams_of_episodes(
+    model: WorldModel,
+    clips: Clips,
+    starts: Tensor,
+    real: EnvConfig,
+    second_judge: Reflector | None,
+) -> dict[str, Any]:
+    """What becomes of held-out episodes that are dreamt again."""
     prob, lasted = replay_success(model, clips, starts)
     solved = solved_after(clips, starts, model.horizon, len(prob)) & lasted
     result: dict[str, Any] = {
-        "model": path,
         "by_depth": quality_by_depth(model, clips, starts),
         "outcomes": outcomes(model.calibration, prob, lasted, solved.any(0)),
         "judged": score_judges(model, clips, starts, second_judge),
@@ -93,10 +123,6 @@ def evaluate_world(
     if model.inverse is not None:
         result["followed"] = action_following(model, clips, starts)
     # Other episodes' actions, dreamt and in the real env.
-    real = dataclasses.replace(
-        WorldModelConfig(model=path, device="cpu").for_evaluation("eval"),
-        num_envs=min(64, episodes),
-    )
     longest = max(model.spec.max_episode_steps, int((clips.end[starts] - starts).max()))
     train_split = make_env(
         dataclasses.replace(real, split=model.env["split"]).with_time_limit(longest)
@@ -105,13 +131,6 @@ def evaluate_world(
         result["swapped_actions"] = wrong_action_test(model, clips, starts, train_split)
     finally:
         train_split.close()
-    # Policies, in the dream and in the real env.
-    if policies:
-        result["as_evaluator"] = as_evaluator(path, policies, real, episodes=episodes)
-    # The proposals of one policy, ranked in the dream and carried out in the real env.
-    if rank:
-        result["ranking"] = _ranking(model, rank, real, states)
-    result["speed"] = measure_speed(model)
     return result
 
 
@@ -196,12 +215,16 @@ def load_for_env(path: str, env: VecEnv, seed: int = 0) -> Any:
     return load_policy(path, config, env.spec, seed)
 
 
-def score_policy(env: VecEnv, path: str, episodes: int, seed: int) -> Evaluation:
+def score_policy(
+    env: VecEnv, path: str, episodes: int, seed: int, choice: ProposalChoice | None = None
+) -> Evaluation:
     """Evaluates a checkpoint or run on the first ``episodes`` initial states of ``env``.
 
-    It may have been trained in another env.
+    It may have been trained in another env. ``choice`` takes the best of what it proposes.
     """
     policy = load_for_env(path, env, seed)
+    if choice is not None:
+        policy = choice.wrap(policy, torch.device("cpu"))
     return evaluate(env, policy, first_inits(env.spec, episodes), seed=seed)
 
 
@@ -294,77 +317,3 @@ def _play_dreams(
         solved = solved | (step.success & running)
         running = running & ~step.done
     return solved, chunks
-
-
-def print_world(result: dict[str, Any]) -> None:
-    """The figures of ``evaluate_world`` as text."""
-    _print_pictures(result["by_depth"][-1])
-    _print_outcomes(result["outcomes"])
-    for judge, kinds in result["judged"].items():
-        for kind, scores in kinds.items():
-            _print_judge(judge, kind, scores)
-    if following := result.get("followed"):
-        print(
-            f"action error of the pictures: {following['own']:.1f} for the commanded actions, "
-            f"{following['others']:.1f} for another episode's (1.0 is usual for real pictures)"
-        )
-    swapped = result["swapped_actions"]
-    print(
-        f"other episodes' actions: {swapped['solved']:.0%} solved, {swapped['imagined']:.0%} in "
-        "the dream"
-    )
-    if comparison := result.get("as_evaluator"):
-        _print_policies(comparison)
-    if ranking := result.get("ranking"):
-        print_ranking(ranking)
-    for row in result["speed"]:
-        print(
-            f"{row['dreams']:>4} dreams, {row['sampling_steps']} sampling steps: "
-            f"{row['steps_per_second']:,.0f} imagined steps/s, {row['frames_per_second']:,.0f} "
-            "frames drawn/s"
-        )
-
-
-def _print_pictures(last: dict[str, float]) -> None:
-    print(
-        f"pictures after {last['steps']} steps: {last['psnr']:.1f} dB PSNR, {last['ssim']:.3f} SSIM"
-    )
-    print(
-        f"  (a still picture has {last['psnr_still']:.1f} dB, the codec alone "
-        f"{last['psnr_codec']:.1f} dB)"
-    )
-
-
-def _print_outcomes(found: dict[str, Any]) -> None:
-    wrong = found["false_terminations"]
-    failing = "" if wrong is None else f", {wrong:.0%} false successes"
-    print(
-        f"outcomes of {found['episodes']} held-out episodes: {found['solved']:.0%} solved, "
-        f"{found['imagined']:.0%} in the dream; F1 {found['f1']:.2f}, AUROC "
-        f"{found['auroc']:.2f}{failing}"
-    )
-
-
-def _print_judge(judge: str, kind: str, scores: dict[str, Any]) -> None:
-    values = {name: scores[name.lower()]["value"] for name in ("F1", "AUROC", "ECE")}
-    known = ", ".join(f"{name} {value:.3f}" for name, value in values.items() if value is not None)
-    ended = scores["false_terminations"]
-    print(
-        f"the {judge} on {kind} moments: {known}; {ended['k']} of {ended['n']} failing episodes "
-        "ended as solved"
-    )
-
-
-def _print_policies(comparison: dict[str, Any]) -> None:
-    for row in comparison["policies"]:
-        print(f"  {row['policy']}: {row['real']:.0%} real, {row['imagined']:.0%} in the dream")
-        for dreams in row["believed"]:
-            print(
-                f"    dreams from chunk {dreams['after']} on: {dreams['imagined']} of "
-                f"{dreams['episodes']} solved, {dreams['both']} of them truly; the same actions "
-                f"solve {dreams['true']}"
-            )
-    print(
-        f"policies: Pearson {comparison['pearson']:.2f}, Spearman {comparison['spearman']:.2f}, "
-        f"MMRV {comparison['mmrv']:.3f}, mean error {comparison['mean_error']:.2f}"
-    )

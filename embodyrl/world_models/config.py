@@ -9,7 +9,7 @@ from typing import Annotated
 
 from embodyrl.config import env_from_dict
 from embodyrl.env import EnvConfig
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, refuse_unread
 from embodyrl.ranges import (
     Choice,
     Count,
@@ -25,6 +25,13 @@ from embodyrl.ranges import (
 from embodyrl.storage.paths import machine_setting, path_setting
 from embodyrl.world_models.model import WorldModel
 
+OF_FRAMES = (
+    *("wan", "latent_channels", "channels", "width", "layers", "heads", "stochastic"),
+    *("batch_size", "codec_steps", "codec_lr", "inverse_steps", "steps", "muon_lr", "lr"),
+    *("pushforward_from", "max_unroll", "unroll_growth", "context_noise", "max_false_positives"),
+)
+"""Settings of a world model that a model without frames does not read."""
+
 
 @dataclass(frozen=True)
 class WorldTrainConfig:
@@ -39,6 +46,9 @@ class WorldTrainConfig:
             transformer replace the small ones (``embodyrl.world_models.nets.pretrained.load``);
             of the sizes below only ``horizon`` and ``stochastic`` are then used.
         out: folder of the run; the model is its ``model/``.
+        frames: also imagine pictures. ``false`` trains finder and state model alone, in a fraction
+            of the time: enough to choose among proposals, not to train a policy in dreams or to
+            play. None means yes; with ``init``, if that model does.
         seed: of weights and minibatches.
         horizon: H, the most actions of one prediction.
         latent_channels: c.
@@ -105,6 +115,7 @@ class WorldTrainConfig:
     init: str = path_setting()
     wan: str = path_setting()
     out: str = "runs/world"
+    frames: bool | None = None
     seed: Seed = 0
     horizon: Count = 5
     latent_channels: Count = 16
@@ -151,6 +162,14 @@ class WorldTrainConfig:
             raise UserError(
                 "found=true finds a state in pictures, and reads no simulator's; and a Wan's "
                 "frames cannot follow it: leave out state=true and wan=."
+            )
+        if self.frames is False:
+            if self.state is False and not self.found:
+                raise UserError(
+                    "state=false and frames=false leave nothing to imagine: leave one of them out."
+                )
+            refuse_unread(
+                self, "world", OF_FRAMES, "a model without frames (frames=false) has none"
             )
         if self.weights and len(self.weights) != len(self.data):
             raise UserError(

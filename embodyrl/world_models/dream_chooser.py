@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from embodyrl.data.policy_actor import ProposalChoice
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import Generators
 from embodyrl.policy import Chooses, Mode, has_ability, num_executed
@@ -40,11 +41,14 @@ class DreamChooser:
         config: of the policy.
         spec: of the policy.
         executed: H, actions of a chunk that are dreamt. A plan may be longer.
+        chooses: True, as of a policy whose critics choose: it is recorded in ``"eval"`` mode.
 
     Raises:
         UserError: the policy cannot propose, or its own critics choose already; the model cannot
             rank, or was made for another env.
     """
+
+    chooses = True
 
     def __init__(
         self, policy: Any, model: WorldModel, proposals: int = 8, margin: float = 0.0
@@ -93,6 +97,21 @@ class DreamChooser:
         every = torch.arange(len(best), device=best.device)
         better = promised[every, best] - promised[:, 0] > self.margin
         return proposals[every, torch.where(better, best, 0)]
+
+
+def choice_by_dream(dream: str, proposals: int = 8, margin: float = 0.0) -> ProposalChoice:
+    """A world model's choice for the recording of episodes (``data.collect``).
+
+    Args:
+        dream: folder of the model.
+        proposals: see ``DreamChooser``.
+        margin: see there.
+    """
+
+    def wrap(policy: Any, device: torch.device) -> DreamChooser:
+        return DreamChooser(policy, WorldModel.load(dream, device), proposals, margin)
+
+    return ProposalChoice(wrap, {"dream": dream, "proposals": proposals, "margin": margin})
 
 
 @torch.no_grad()

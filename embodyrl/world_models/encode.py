@@ -13,7 +13,10 @@ BATCH = 256
 
 @torch.no_grad()
 def encode(model: WorldModel, clips: Clips) -> Tensor:
-    """(F, V, c, y, x) half: the latent of every frame."""
+    """(F, V, c, y, x) half: the latent of every frame, which is empty without frames."""
+    if not model.imagines_frames:
+        shape = (len(clips), len(clips.images), *model.latent_shape)
+        return torch.zeros(shape, dtype=torch.half)
     batches = torch.arange(len(clips)).split(BATCH)
     return torch.cat(
         [model.codec.encode(clips.frames(rows).to(model.device)).half().cpu() for rows in batches]

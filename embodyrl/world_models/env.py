@@ -45,12 +45,13 @@ class WorldModelEnv:
         """Loads the model.
 
         Raises:
-            UserError: no model in that folder, settings that it cannot serve, or no keyframe of
-                the split.
+            UserError: no model in that folder, one without frames, settings that it cannot serve,
+                or no keyframe of the split.
         """
         self.config = config
         self.device = config.place()
         self.model = WorldModel.load(model_folder(config), self.device)
+        self.model.require_frames()
         _check_abilities(config, self.model)
         keyframes = select_keyframes(self.model, config.split, config.starts)
         self._keys = {name: value.to(self.device) for name, value in keyframes.items()}

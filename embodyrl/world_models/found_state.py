@@ -24,7 +24,7 @@ def frames_on_the_way(clips: Clips, rows: Tensor) -> Tensor:
     """Those of ``rows`` that lead to a success, once each.
 
     Raises:
-        UserError: there are too few solved episodes, or nothing moves in their pictures.
+        UserError: there are too few solved episodes, or see ``require_moving_pictures``.
     """
     assert clips.succeeded is not None
     rows = rows.unique()
@@ -36,11 +36,7 @@ def frames_on_the_way(clips: Clips, rows: Tensor) -> Tensor:
             f"says what matters in a picture. Record {FEWEST} successes or more: demonstrations "
             "(`embodyrl collect`), or a better policy's. Or train with state=false."
         )
-    if _still(clips, solved):
-        raise UserError(
-            "The pictures of the solved episodes are all the same, so nothing can be found in "
-            "them. Is the camera running, and does it see the task? Record them again."
-        )
+    require_moving_pictures(clips, solved)
     return solved[solved <= _last_frames(clips, solved)]
 
 
@@ -112,7 +108,19 @@ def _last_frames(clips: Clips, rows: Tensor) -> Tensor:
     return torch.minimum(last, lowest)[episode[rows]]
 
 
-def _still(clips: Clips, rows: Tensor) -> bool:
-    """Whether all pictures are the same, judged by some 64 of them."""
+def require_moving_pictures(clips: Clips, rows: Tensor) -> None:
+    """Refuses data of a camera that does not run, judged by some 64 of their pictures.
+
+    Args:
+        clips: the data.
+        rows: frames of several episodes.
+
+    Raises:
+        UserError: all their pictures are the same.
+    """
     some = clips.frames(rows[:: max(1, len(rows) // 64)])
-    return bool((some == some[:1]).all())
+    if (some == some[:1]).all():
+        raise UserError(
+            "The pictures of the episodes are all the same, so nothing can be learned from them. "
+            "Is the camera running, and does it see the task? Record them again."
+        )

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from embodyrl.devices import keep_random_state
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, refuse_unread
 from embodyrl.policies.found_features import MEDIAN_OF
 from embodyrl.storage.env_spec import check_compatible
 from embodyrl.world_models.clips import Clips
-from embodyrl.world_models.config import WorldTrainConfig
+from embodyrl.world_models.config import OF_FRAMES, WorldTrainConfig
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.nets.backbone import ChunkTransformer
 from embodyrl.world_models.nets.codec import FrameCodec
@@ -36,17 +36,22 @@ def build_model(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> WorldMo
     """
     with keep_random_state():
         torch.manual_seed(config.seed)
-        codec, backbone = _codec_and_backbone(config, clips, rows)
-        success = SuccessHead(
-            num_views=len(clips.images),
-            latent_channels=codec.latent_shape[0],
-            proprio_dim=clips.spec.proprio_dim,
-        )
+        # What draws pictures, and judges them.
+        codec = backbone = success = None
+        if config.frames is not False:
+            codec, backbone = _codec_and_backbone(config, clips, rows)
+            success = SuccessHead(
+                num_views=len(clips.images),
+                latent_channels=codec.latent_shape[0],
+                proprio_dim=clips.spec.proprio_dim,
+            )
+        # What predicts the state, and what finds it.
         state = _state_model(config, clips, rows) if config.state or config.found else None
-        model = WorldModel(codec, backbone, success, clips.spec, state)
+        model = WorldModel(codec, backbone, success, clips.spec, state, horizon=config.horizon)
         if config.found:
             model.finder = new_finder(clips, rows)
-        model.inverse = _inverse_dynamics(model)
+        if model.imagines_frames:
+            model.inverse = _inverse_dynamics(model)
     model.env = clips.env
     model.proprio_mean.copy_(clips.proprio[rows].mean(0))
     model.proprio_std.copy_(clips.proprio[rows].std(0).clamp_min(1e-3))
@@ -98,6 +103,15 @@ def continue_model(config: WorldTrainConfig, clips: Clips) -> WorldModel:
     """
     model = WorldModel.load(config.init)
     check_compatible(model.spec, clips.spec)
+    # Whether it imagines frames cannot change.
+    if config.frames is not None and config.frames != model.imagines_frames:
+        raise UserError(
+            f"{config.init} has {'' if model.imagines_frames else 'no '}frames, and that stays so: "
+            "leave frames out, or train without init."
+        )
+    if not model.imagines_frames:
+        why = f"{config.init} has no frames (it was trained with frames=false)"
+        refuse_unread(config, "world", OF_FRAMES, why)
     read = model.state is not None and model.finder is None
     if read and model.spec.layout != clips.spec.layout:
         raise UserError(
@@ -114,7 +128,8 @@ def continue_model(config: WorldTrainConfig, clips: Clips) -> WorldModel:
             frames = torch.arange(len(clips))[~clips.held_out(config.held_out)]
             model.state = _state_model(config, clips, frames)
             new_settings["body_dim"] = _full_state_dim(clips, config)
-        model.inverse = model.inverse or _inverse_dynamics(model)
+        if model.imagines_frames:
+            model.inverse = model.inverse or _inverse_dynamics(model)
         if new_settings:
             old = model.backbone
             new = type(old)(**{**old.config, **new_settings})

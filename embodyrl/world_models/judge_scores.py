@@ -1,4 +1,4 @@
-"""Scores the success head, and a reflector, on held-out episodes, real and imagined."""
+"""Scores what judges dreams on held-out episodes: success head, reflector, foresight."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodyrl.word_embeddings import embed_sentences
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.reflectors.base import Reflector
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.reflectors.labelled_episodes import LabelledEpisodes
+from embodyrl.world_models.reflectors.metrics import auroc
 from embodyrl.world_models.reflectors.score import judge_episodes, score_probabilities
 from embodyrl.world_models.replay import (
     dreams_at,
@@ -85,3 +87,34 @@ def score_judges(
         prob[episodes.first_frames] = np.nan
         result["reflector"][kind] = scores(prob, reflector.calibration)
     return result
+
+
+@torch.no_grad()
+def score_foresight(model: WorldModel, clips: Clips, starts: Tensor) -> dict[str, Any]:
+    """How well the state model tells, half-way, which held-out episodes will be solved.
+
+    It asks the nets by which proposals are ranked about real moments, so it needs no simulator. But
+    it compares one episode with another, and knowing an easy start from a hard one suffices for
+    that; what counts for a choice is the order within one state (``dreams.ranking``).
+
+    Args:
+        model: with a state model that has prospects.
+        clips: with the states that it reads or finds.
+        starts: (E,) first frames.
+
+    Returns:
+        ``episodes`` and ``solved``, how many of them, and ``auroc``, None where all end alike.
+    """
+    assert model.state is not None and clips.succeeded is not None
+    # The frame in the middle of each episode, and what the model knows of it.
+    rows = (starts + clips.end[starts]) // 2
+    state = clips.full_state(rows)
+    assert state is not None
+    words = embed_sentences(clips.sentences)[clips.sentence[rows]]
+    # Will it be solved?
+    logits = model.state.prospect_logits(state.to(model.device), words.to(model.device))
+    will_be = clips.succeeded[rows].numpy()
+    found: dict[str, Any] = {"episodes": len(starts), "solved": int(will_be.sum()), "auroc": None}
+    if 0 < found["solved"] < len(starts):
+        found["auroc"] = auroc(logits.sigmoid().mean(0).cpu().numpy(), will_be)
+    return found

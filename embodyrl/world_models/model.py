@@ -7,13 +7,16 @@ A model with a state model also predicts the simulator's state. Then the backbon
 for that state, and the state model says whether the task is solved.
 
 Where no simulator gives a state, a finder reads one off the pictures: where the task leads.
+
+A model without frames is finder and state model alone. It says what becomes of a proposal, and that
+is all that a choice among several needs.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -44,12 +47,22 @@ NO_INVERSE = (
     "This world model cannot tell which actions its pictures show: it was trained by a version "
     "without inverse dynamics. Continue its training (init=FOLDER), or train it again."
 )
+NO_FRAMES = (
+    "This world model of {name} imagines no pictures, because it was trained with frames=false. It "
+    "ranks what a policy proposes (--dream), and nothing else. Train one with pictures: `embodyrl "
+    "world train` without frames=false."
+)
 
 
 class WorldModel(nn.Module):
     """See the module's docstring.
 
     Attributes:
+        codec: to latents and back; None in a model without frames, as are ``backbone``,
+            ``success`` and ``inverse``. ``require_frames`` refuses it wherever they are needed.
+        backbone: predicts latents.
+        success: judges latents.
+        state: predicts the state; None in a model of pictures alone.
         spec: of the real env that it was trained on; the cameras' order is that of the views.
         env: that env's config, as plain data.
         calibration: how the success head's probability becomes a verdict; fitted on held-out
@@ -75,18 +88,21 @@ class WorldModel(nn.Module):
 
     def __init__(
         self,
-        codec: Codec,
-        backbone: Backbone,
-        success: SuccessHead,
+        codec: Codec | None,
+        backbone: Backbone | None,
+        success: SuccessHead | None,
         spec: EnvSpec,
         state: StateModel | None = None,
         inverse: InverseDynamics | None = None,
         finder: Finder | None = None,
+        horizon: int = 0,
     ) -> None:
+        """Joins the networks; ``horizon`` is H where no backbone says it."""
         super().__init__()
-        self.codec = codec
-        self.backbone = backbone
-        self.success = success
+        self.codec = cast("Codec", codec)
+        self.backbone = cast("Backbone", backbone)
+        self.success = cast("SuccessHead", success)
+        self._horizon = horizon if backbone is None else int(backbone.config["horizon"])
         self.state = state
         self.inverse = inverse
         self.finder = finder
@@ -109,7 +125,26 @@ class WorldModel(nn.Module):
     @property
     def horizon(self) -> int:
         """H, the most actions of one prediction."""
-        return self.backbone.config["horizon"]
+        return self._horizon
+
+    @property
+    def imagines_frames(self) -> bool:
+        """Whether it predicts pictures, and not a state alone."""
+        return self.codec is not None
+
+    def require_frames(self) -> None:
+        """Refuses a model without frames.
+
+        Raises:
+            UserError: it has none.
+        """
+        if not self.imagines_frames:
+            raise UserError(NO_FRAMES.format(name=self.spec.name))
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        """(c, y, x) of a view's latent; without frames it is empty."""
+        return self.codec.latent_shape if self.imagines_frames else (0, 0, 0)
 
     @property
     def state_dim(self) -> int:
@@ -119,7 +154,7 @@ class WorldModel(nn.Module):
     @property
     def stochastic(self) -> bool:
         """Whether it can sample one of several possible next moments."""
-        return bool(self.backbone.config["stochastic"])
+        return self.imagines_frames and bool(self.backbone.config["stochastic"])
 
     # ---- The start of a dream, and its step. ----
 
@@ -181,6 +216,8 @@ class WorldModel(nn.Module):
         spread = None
         if self.state is not None and dream.full_state is not None and full_state is None:
             full_state, spread = self.state.roll(dream.full_state, actions, count)
+        if not self.imagines_frames:
+            return self._state_alone(dream, full_state, spread)
         # Predict the next latent: the mean of what may come, or one sample of it.
         inputs = ChunkInputs(dream, actions, count, noise, full_state)
         if sample is None:
@@ -191,6 +228,12 @@ class WorldModel(nn.Module):
         next_dream = self.apply_change(dream, latent_change, proprio_change, full_state)
         next_dream.spread = spread
         return next_dream
+
+    def _state_alone(self, dream: Dream, full_state: Tensor | None, spread: Tensor | None) -> Dream:
+        """The next moment of a dream without frames."""
+        assert full_state is not None
+        proprio = self._normalized(full_state[:, : self.spec.proprio_dim])
+        return Dream(dream.context, proprio, dream.words, full_state, spread)
 
     def predict_change(
         self,
@@ -315,6 +358,8 @@ class WorldModel(nn.Module):
             "strayed": self.max_action_error,
             "sentences": self.sentences,
         }
+        if not self.imagines_frames:
+            meta["horizon"] = self.horizon
         parts = {name: getattr(self, name) for name in model_files.PARTS}
         model_files.write_folder(Path(folder), parts, tensors, meta)
 
@@ -342,7 +387,8 @@ class WorldModel(nn.Module):
 
     @classmethod
     def _build(cls, folder: Path, spec: EnvSpec, meta: dict[str, Any]) -> WorldModel:
-        model = cls(spec=spec, **model_files.read_parts(folder))
+        parts = model_files.read_parts(folder, frames="horizon" not in meta)
+        model = cls(spec=spec, horizon=meta.get("horizon", 0), **parts)
         model.env = meta["env"]
         model.calibration = Calibration(**meta["calibration"])
         model.sentences = meta["sentences"]

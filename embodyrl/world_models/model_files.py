@@ -35,6 +35,8 @@ PARTS = {
 """Subfolder -> the classes it may hold -> the module of each."""
 OPTIONAL = ("state", "inverse", "finder")
 """Subfolders that may be missing."""
+PICTURE_PARTS = ("codec", "backbone", "success")
+"""Subfolders that a model without frames does not have; its ``world.json`` has ``horizon``."""
 META = "world.json"
 WORLD = {
     "spec": {...: ANYTHING},
@@ -44,6 +46,7 @@ WORLD = {
     "doubt?": NUMBER,
     "spread?": NUMBER,
     "strayed?": NUMBER,
+    "horizon?": COUNT,
 }
 """Structure of ``world.json``."""
 REMEDY = "Use another copy, or train the world model again."
@@ -69,17 +72,19 @@ def write_folder(
         (scratch / META).write_text(json.dumps(meta, indent=1))
 
 
-def read_parts(folder: Path) -> dict[str, Any]:
-    """The networks of a saved model by name.
+def read_parts(folder: Path, frames: bool = True) -> dict[str, Any]:
+    """The networks of a saved model by name; those of frames are None in one without.
 
     Raises:
         UserError: a network is missing or damaged, or its weights do not fit.
     """
-    return {
+    optional = OPTIONAL if frames else (*OPTIONAL[1:], *PICTURE_PARTS)
+    found = {
         name: load_part(folder / name, classes)
         for name, classes in PARTS.items()
-        if name not in OPTIONAL or (folder / name).exists()
+        if name not in optional or (folder / name).exists()
     }
+    return dict.fromkeys(PICTURE_PARTS) | found
 
 
 def check_sizes(model: Any) -> None:
@@ -104,7 +109,7 @@ def check_sizes(model: Any) -> None:
         return
     count = len(keys["init"])
     shapes = {
-        "context": (count, 3, views, *model.codec.latent_shape),
+        "context": (count, 3, views, *model.latent_shape),
         "proprio": (count, spec.proprio_dim),
         **dict.fromkeys(("sentence", "init", "age", "held_out"), (count,)),
         **({"privileged": (count, model.state_dim)} if model.state is not None else {}),

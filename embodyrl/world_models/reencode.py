@@ -23,9 +23,10 @@ def reencode(demos: Demonstrations, folder: str) -> Demonstrations:
         folder: of the model.
 
     Raises:
-        UserError: there is no world model, or it has other cameras.
+        UserError: there is no world model, one without frames, or it has other cameras.
     """
     model = WorldModel.load(folder)
+    model.require_frames()
     wanted = {name: tuple(size) for name, size in model.spec.cameras.items()}
     found = {name: tuple(images.shape[1:3]) for name, images in demos.images.items()}
     if found != wanted:

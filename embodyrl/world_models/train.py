@@ -1,6 +1,7 @@
 """``train_world``: trains a world model from recorded episodes.
 
-    1. codec: autoencoding of single frames; then every frame's latent is computed once.
+    1. codec: autoencoding of single frames; then every frame's latent is computed once. With
+       ``frames=false`` there are stages 2 and 3 of the state alone.
     2. finder, if they do not hold the simulator's state: where solved episodes led, seen in
        pictures. The places that it finds are their state.
     3. state model: what one action does to the state; and inverse dynamics: which actions lead from
@@ -46,7 +47,7 @@ from embodyrl.world_models.calibrate import (
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.colour_jitter import jitter_colours
 from embodyrl.world_models.config import WorldTrainConfig, with_found_defaults
-from embodyrl.world_models.found_state import frames_on_the_way
+from embodyrl.world_models.found_state import frames_on_the_way, require_moving_pictures
 from embodyrl.world_models.init import build_model, continue_model, what_state
 from embodyrl.world_models.keyframes import add_keyframes
 from embodyrl.world_models.model import WorldModel
@@ -87,10 +88,17 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
     rows = rows.repeat_interleave(clips.weight[rows])
     # The model: fresh, or the one of ``init``.
     reads_state, finds_state = what_state(config, clips)
+    if config.frames is False and not (reads_state or finds_state):
+        raise UserError(
+            "A model without frames (frames=false) is a state model, but found=false and data without "
+            "the simulator's state leave no state to learn: leave found=false out."
+        )
     config_for_model = dataclasses.replace(config, state=reads_state, found=finds_state)
     if finds_state:
         clips.privileged = None  # what a simulator may have recorded is not read
         frames_on_the_way(clips, rows)  # refuses data before any time is spent
+    elif config_for_model.frames is not False:
+        require_moving_pictures(clips, rows)
     if config_for_model.state and not clips.spec.layout:
         print(
             "The data do not say which numbers of the simulator's state are objects "
@@ -150,6 +158,11 @@ def finish_model(
         model.max_disagreement = disagreement_limit(model, clips, starts, config.seed)
     if model.state is not None and len(model.state.members) > 1:
         model.max_spread = spread_limit(model, clips, starts)
+    if not model.imagines_frames:
+        # No dream begins or ends in it: it ranks what a policy proposes.
+        model.sentences = clips.sentences
+        model.save(folder / "model")
+        return
     model.max_action_error = fit_action_error_limit(model, clips, starts)
     # Where dreams start.
     add_keyframes(model, clips, held_out, config.seed)

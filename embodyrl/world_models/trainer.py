@@ -94,17 +94,19 @@ class WorldTrainer:
             UserError: the newest checkpoint does not fit, or a loss is not finite.
         """
         self._load_newest_checkpoint()
-        trains_codec = self.stages["codec"].done < self.stages["codec"].steps
+        codec = self.stages.get("codec")
+        trains_codec = codec is not None and codec.done < codec.steps
         self.colours = torch.ones(0)
         if trains_codec:
             self.colours = colour_weights(self.model, self.clips, self.rows)
         with MetricsWriter(self.folder, (), self._steps_done()) as self.metrics:
             try:
                 # 1. The codec. Then the latent of every frame is computed once.
-                self._run_stage("codec", "codec", self._codec_loss)
-                new_codec = not (self.config.init or self.config.wan)
-                if new_codec and self.stages["dynamics"].done == 0:
-                    set_latent_scale(self.model, self.clips, self.rows)
+                if codec is not None:
+                    self._run_stage("codec", "codec", self._codec_loss)
+                    new_codec = not (self.config.init or self.config.wan)
+                    if new_codec and self.stages["dynamics"].done == 0:
+                        set_latent_scale(self.model, self.clips, self.rows)
                 self.clips.latents = encode(self.model, self.clips)
                 # 2. The state, where it is to be found in the pictures.
                 if self.model.finder is not None:
@@ -112,9 +114,10 @@ class WorldTrainer:
                 # 3. What actions do to the state, and what actions pictures show.
                 if "state_model" in self.stages:
                     self._run_stage("state_model", "state model", self._state_loss)
-                self._run_stage("inverse", "inverse dynamics", self._inverse_loss)
-                # 4. Dynamics and success head, in latents.
-                self._run_stage("dynamics", "dynamics", self._dynamics_loss)
+                if codec is not None:
+                    self._run_stage("inverse", "inverse dynamics", self._inverse_loss)
+                    # 4. Dynamics and success head, in latents.
+                    self._run_stage("dynamics", "dynamics", self._dynamics_loss)
             except Interrupted:
                 self._save_checkpoint()
                 raise
@@ -289,7 +292,20 @@ def longest_unroll(config: WorldTrainConfig, step: int) -> int:
 
 
 def _make_stages(config: WorldTrainConfig, model: WorldModel) -> dict[str, Stage]:
-    """The stages by name, with fresh optimisers."""
+    """The stages by name, with fresh optimisers; one without frames has those of its state."""
+    stages = _stages_of_frames(config, model) if model.imagines_frames else {}
+    if model.finder is not None:
+        localiser = model.finder.localiser
+        painters = nn.ModuleList(localiser.each_painter())
+        seeing = nn.ModuleList(localiser.parts_but_painters())
+        stages["painter"] = Stage(painters, [], (0.0, PAINTER_LR), config.found_steps)
+        stages["finder"] = Stage(seeing, [], (0.0, LOCALISER_LR), config.found_steps)
+    if model.state is not None:
+        stages["state_model"] = Stage(model.state, [], (0.0, STATE_LR), config.state_steps)
+    return stages
+
+
+def _stages_of_frames(config: WorldTrainConfig, model: WorldModel) -> dict[str, Stage]:
     assert model.inverse is not None
     codec = Stage(model.codec, [], (0.0, config.codec_lr), config.codec_steps)
     if config.init or config.wan:
@@ -302,17 +318,8 @@ def _make_stages(config: WorldTrainConfig, model: WorldModel) -> dict[str, Stage
     ]
     dynamics_nets = nn.ModuleList([model.backbone, model.success])
     dynamics = Stage(dynamics_nets, matrices, (config.muon_lr, config.lr), config.steps)
-    stages = {"codec": codec, "dynamics": dynamics}
-    if model.finder is not None:
-        localiser = model.finder.localiser
-        painters = nn.ModuleList(localiser.each_painter())
-        seeing = nn.ModuleList(localiser.parts_but_painters())
-        stages["painter"] = Stage(painters, [], (0.0, PAINTER_LR), config.found_steps)
-        stages["finder"] = Stage(seeing, [], (0.0, LOCALISER_LR), config.found_steps)
-    if model.state is not None:
-        stages["state_model"] = Stage(model.state, [], (0.0, STATE_LR), config.state_steps)
-    stages["inverse"] = Stage(model.inverse, [], (0.0, INVERSE_LR), config.inverse_steps)
-    return stages
+    inverse = Stage(model.inverse, [], (0.0, INVERSE_LR), config.inverse_steps)
+    return {"codec": codec, "dynamics": dynamics, "inverse": inverse}
 
 
 def _generator(seed: int, stage: int, step: int) -> torch.Generator:

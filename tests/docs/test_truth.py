@@ -153,13 +153,13 @@ def check_preset(preset: str, overrides: list[str]) -> None:
 
 
 def check_loop(preset: str, overrides: list[str]) -> None:
-    """A loop needs a policy, and demonstrations where its dream imitates."""
+    """A loop needs a policy, and demonstrations where its training in dreams imitates."""
     known = registry.preset_names("loops")
     if preset not in known:
         raise UserError(f"There is no loop {preset!r}.")
     raw = apply_overrides(read_preset(str(known[preset])), overrides)
     check_keys("loop", [f"{key}=" for key in raw])
-    imitates = read_preset(str(raw.dream)).algorithm.get("bc_coef", 0.0) > 0
+    imitates = raw.get("dream") and read_preset(str(raw.dream)).algorithm.get("bc_coef", 0.0) > 0
     for key in ("policy", "demos") if imitates else ("policy",):
         if not raw.get(key):
             raise UserError(f"{key} is empty.")

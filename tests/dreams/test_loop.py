@@ -24,7 +24,7 @@ def test_what_makes_no_sense_is_refused(tmp_path) -> None:
         ("mujoco_pick", ["policy=x", "round=2"], "has no key 'round'.*'rounds'"),
         ("mujoco_pick", ["policy=x", "near=1.0"], r"near is 1\.0"),
         ("mujoco_pick", ["policy=x", "rounds=0"], "rounds is 0"),
-        ("mujoco_pick", ["policy=x", "dream="], "dream is empty: the preset must name it"),
+        ("mujoco_pick", ["policy=x", "dream="], "dream is '' and imitate is '': name one"),
         ("mujoco_pick", ["policy=x"], "demos is empty, but dream_sac_flow imitates"),
     ):
         with pytest.raises(UserError, match=said):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +12,11 @@ import torch
 from reach_square import ReachSquare, reaches
 from squares import SETTINGS
 
-from embodyrl.build import make_policy
+from embodyrl.build import load_config, load_policy, make_policy
 from embodyrl.cli.main import main
 from embodyrl.config import compose
+from embodyrl.data import collect
+from embodyrl.data.policy_actor import load_actor
 from embodyrl.errors import UserError
 from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy
 from embodyrl.real_robot.policy_link.dream_options import DreamOptions
@@ -85,6 +87,28 @@ def test_what_a_dream_likes_best_is_served(folders: tuple[str, str]) -> None:
     assert len(set(taken)) > 1
 
 
+def test_what_a_dream_likes_best_is_recorded(
+    folders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, folder = folders
+    given = {}
+    monkeypatch.setattr(collect, "collect_dataset", lambda *_, **options: given.update(options))
+    dream = ["--policy", run, "--dream", folder, "--proposals", "6"]
+    assert main(["collect", "mujoco", *dream, "--out", str(tmp_path / "x")]) == 0
+    choice = given["choice"]
+    assert choice.settings == {"dream": folder, "proposals": 6, "margin": 0.0}
+    obs = ReachSquare(3).reset(init=[0, 1, 2])
+    spec = replace(SPEC, num_envs=3)
+    actor = load_actor(spec, run, 0.0, 5, choice=choice)
+    actor.reset([0, 1, 2])
+    taken = torch.stack([actor.act_on(obs) for _ in range(2)], dim=1)
+    policy = load_policy(run, load_config(run).policy, spec, 5, torch.device("cpu"))
+    proposals = policy.propose(obs, 6, torch.Generator().manual_seed(5))[:, :, :2]
+    best = promises(WorldModel.load(folder), obs, proposals).argmax(1)
+    assert len(best.unique()) > 1
+    assert torch.allclose(taken, proposals[torch.arange(3), best], atol=1e-5)
+
+
 def test_options_that_nothing_reads_are_refused(
     folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +118,9 @@ def test_options_that_nothing_reads_are_refused(
         assert main([*words, "--margin", "0.1"]) == 1
         assert "--margin is read with --dream MODEL alone" in capsys.readouterr().err
     assert main(["eval", folders[0], "--proposals", "4"]) == 1
+    assert "--proposals is read with --dream MODEL alone" in capsys.readouterr().err
+    out = ["--out", str(tmp_path / "recorded")]
+    assert main(["collect", "mujoco", "--proposals", "4", *out]) == 1
     assert "--proposals is read with --dream MODEL alone" in capsys.readouterr().err
     with_server = ["deploy", "ws://127.0.0.1:1", "--robot", "ros2", "--dream", folders[1]]
     assert main([*with_server, "--out", str(tmp_path)]) == 1

@@ -1,8 +1,10 @@
 """A state found in pictures: a hand must reach a square that no number of the data tells of."""
 
+import copy
 import dataclasses
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from reach_square import CHUNK, LIMIT, REACHED, SPEED, ReachSquare, reaches
 from squares import SETTINGS
 
 from embodyrl.dreams.ranking import rank_proposals, score_ranking, verdict
+from embodyrl.dreams.score import evaluate_world
 from embodyrl.errors import UserError
 from embodyrl.policies.localiser import ENDS
 from embodyrl.types import ActionSample, Obs
@@ -19,8 +22,10 @@ from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.dream_chooser import DreamChooser, promises
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
 from embodyrl.world_models.found_state import find_states, frames_on_the_way
+from embodyrl.world_models.judge_scores import score_foresight
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.nets.state import StateModel
+from embodyrl.world_models.reencode import reencode
 from embodyrl.world_models.train import WorldTrainConfig, train_world
 
 SPEC = ReachSquare(1).spec
@@ -138,6 +143,16 @@ def test_letting_it_choose_solves_more_and_the_gate_says_so(model) -> None:
     assert found["verdict"].startswith("passes") and found["states"] >= 50
 
 
+def test_states_whose_episode_is_over_are_left_out_of_a_ranking(model) -> None:
+    env = ReachSquare(32, near=REACHED)
+    env.spec = dataclasses.replace(env.spec, max_episode_steps=24)  # time to end before
+    found = rank_proposals(model, Guesses(), env, states=12, seed=1)
+    assert found["states"] >= 12 and found["states"] % 4  # of four at a time some were over
+    assert 0 < found["real_steps"] <= 24 * 8 * 40
+    few = rank_proposals(model, Guesses(), env, states=100, seed=1, enough=3)
+    assert 3 <= few["mixed"] <= few["states"] < 100
+
+
 def test_a_ranking_by_hand() -> None:
     solved = np.zeros((40, 4), bool)
     solved[:20, 0] = solved[:20, 1] = True  # 20 states of two solved, 20 of none
@@ -172,7 +187,7 @@ def test_data_that_cannot_carry_it_are_refused(tmp_path, monkeypatch) -> None:
         frames_on_the_way(few, rows)
     still = dataclasses.replace(clips, images={"front": np.zeros_like(clips.images["front"])})
     monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: still))
-    with pytest.raises(UserError, match="pictures of the solved episodes are all the same"):
+    with pytest.raises(UserError, match="pictures of the episodes are all the same"):
         train_world(WorldTrainConfig(**QUICK, out=str(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
     with pytest.raises(UserError, match="leave out state=true"):
@@ -180,6 +195,7 @@ def test_data_that_cannot_carry_it_are_refused(tmp_path, monkeypatch) -> None:
 
 
 def test_what_cannot_choose_is_refused(model, monkeypatch) -> None:
+    model = copy.deepcopy(model)  # whose parts are taken away
     policy = Guesses()
     for given, said in (((1,), "2 or more"), ((8, 1.0), "below 1")):
         with pytest.raises(UserError, match=said):
@@ -234,3 +250,49 @@ def test_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch
     assert WorldModel.load(train_world(more)).finder is not None
     with pytest.raises(UserError, match="has a state that it finds in pictures, and that stays so"):
         train_world(dataclasses.replace(more, state=False, out=str(tmp_path / "less")))
+
+
+def test_a_model_without_frames_ranks_and_does_nothing_else(tmp_path, monkeypatch) -> None:
+    clips = reaches(40, 2)
+    monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: clips))
+    given: dict[str, Any] = {"data": ("memory",), "horizon": CHUNK, "state_members": 2}
+    few = given | {"found_steps": 3, "state_steps": 3}
+    config = WorldTrainConfig(**few, frames=False, out=str(tmp_path / "run"))
+    folder = train_world(config)
+    assert folder is not None and not (folder / "codec").exists()
+    model = WorldModel.load(folder)
+    assert model.horizon == CHUNK and model.max_spread > 0 and not model.imagines_frames
+    obs = ReachSquare(4).reset(init=[0, 1, 2, 3])
+    promised = promises(model, obs, Guesses().propose(obs, 3, torch.Generator().manual_seed(0)))
+    assert promised.shape == (4, 3) and torch.isfinite(promised).all()
+    # Its training goes on, and it stays what it is.
+    more = dataclasses.replace(config, frames=None, init=str(folder), out=str(tmp_path / "on"))
+    on = train_world(more)
+    assert on is not None and not WorldModel.load(on).imagines_frames
+    with pytest.raises(UserError, match="has no frames, and that stays so"):
+        train_world(dataclasses.replace(more, frames=True, out=str(tmp_path / "with")))
+    # Whatever shows or reads pictures of a dream says what is missing.
+    demos = SimpleNamespace(images=clips.images)
+    for reads in (
+        lambda: WorldModelEnv(WorldModelConfig(model=str(folder), num_envs=2)),
+        lambda: reencode(demos, str(folder)),
+        lambda: evaluate_world(str(folder), ["memory"], ["a", "b", "c"]),
+    ):
+        with pytest.raises(UserError, match="imagines no pictures"):
+            reads()
+    # Settings of frames are refused, and data without any state.
+    with pytest.raises(UserError, match=r"world\.steps is 5, but a model without frames"):
+        WorldTrainConfig(**given, frames=False, steps=5)
+    with pytest.raises(UserError, match="leave nothing to imagine"):
+        WorldTrainConfig(**given, frames=False, state=False)
+    with pytest.raises(UserError, match="leave found=false out"):
+        train_world(WorldTrainConfig(**few, frames=False, found=False, out=str(tmp_path / "none")))
+
+
+def test_how_an_episode_will_end_is_foreseen_better_than_by_chance(model) -> None:
+    clips = reaches(60, 99)
+    clips.privileged = find_states(model, clips)
+    found = score_foresight(model, clips, clips.starts)
+    assert found["episodes"] == 60 and 0 < found["solved"] < 60 and found["auroc"] > 0.7
+    solved = clips.starts[clips.succeeded[clips.starts]]
+    assert score_foresight(model, clips, solved)["auroc"] is None

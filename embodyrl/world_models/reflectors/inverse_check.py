@@ -47,6 +47,7 @@ class ExecutableReflector:
 
     def __init__(self, config: ExecutableConfig, judge: Reflector, device: str = "cpu") -> None:
         self.model = model = WorldModel.load(config.model, device)
+        model.require_frames()
         if model.inverse is None:
             raise UserError(NO_INVERSE)
         if judge.window < 3:
