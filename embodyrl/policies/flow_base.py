@@ -38,7 +38,7 @@ from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEva
 
 TRANSITIONS = ("flow_sde", "flow_cps", "flow_noise")
 TRAINED_STEPS = ("all", "one")
-CRITICS = ("privileged", "shared", "found")
+CRITICS = ("shared", "found", "privileged")
 """What ``transition``, ``trained_steps`` and ``critic`` of a flow policy may be."""
 BELONGS_TO = {"critic": ("critic.", "normalize_privileged.", "found."), **CHOOSER_PARTS}
 """Config key -> parts that keep their fresh weights if the initial checkpoint has another value."""

@@ -75,9 +75,9 @@ class FlowVLAConfig(ChooserConfig):
             depend on K. The defaults cover the noise of ``flow_sde`` at eta .5.
         noise_max: see ``noise_min``.
         trained_steps: ``all`` steps draw noise and are trained, or ``one`` drawn at random per env.
-        critic: what the value head sees: ``privileged`` simulator state, what hindsight has
-            ``found`` in pictures beside proprioception and instruction, or ``shared`` features of
-            the actor (no gradient into them).
+        critic: what the value head sees: ``shared`` features of the actor (no gradient into them),
+            what hindsight has ``found`` in pictures beside proprioception and instruction, or
+            ``privileged`` simulator state, which no robot has.
         critic_width: of the value head's two hidden layers.
         start_noise: standard deviation of the initial noise of noise-free chunks: in evaluation, on
             a robot, and of proposals. The flow has learned from 1; less makes the policy more
@@ -105,7 +105,7 @@ class FlowVLAConfig(ChooserConfig):
     noise_min: Positive = 0.3
     noise_max: Positive = 1.0
     trained_steps: Annotated[str, Choice(*TRAINED_STEPS)] = "all"
-    critic: Annotated[str, Choice(*CRITICS)] = "privileged"
+    critic: Annotated[str, Choice(*CRITICS)] = "shared"
     critic_width: Count = 256
     start_noise: Share = 1.0
     steer_width: CountOrZero = 0
