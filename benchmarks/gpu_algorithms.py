@@ -21,17 +21,13 @@ from embodyrl.training.runner import train
 TASK = ("mujoco", "env.task=pick", "env.max_blocks=2")
 SIMPLE = ("ppo", "grpo", "nft", "fpo")
 BUFFER = ("algorithm.num_chunks=8", "algorithm.capacity=4000", "algorithm.warmup_chunks=256")
+SEEING = "algorithm.hindsight_steps=50"
 OFF_POLICY = {
-    "sac_flow": BUFFER,
-    "dsrl": BUFFER,
-    "pa_rl": (
-        *BUFFER,
-        "algorithm.critic_warmup=100",
-        "algorithm.mc_steps=50",
-        "algorithm.hindsight_steps=50",
-    ),
+    "sac_flow": (*BUFFER, SEEING),
+    "dsrl": (*BUFFER, SEEING),
+    "pa_rl": (*BUFFER, SEEING, "algorithm.critic_warmup=100", "algorithm.mc_steps=50"),
 }
-FOUND = ("policy.critic=found", "algorithm.hindsight_steps=50")
+FOUND = ("policy.critic=found", SEEING)
 
 
 @dataclass(frozen=True)
@@ -75,8 +71,7 @@ def algorithms(size: AlgorithmSize, device: str, out: str, settings: tuple[str, 
     for name in SIMPLE:
         rows[name] = _row(f"mujoco_pick_{name}", name, start)
     for name, smaller in OFF_POLICY.items():
-        given = [*start, *smaller, *(shown if name != "dsrl" else ())]
-        rows[name] = _row(f"mujoco_pick_{name}", name, given)
+        rows[name] = _row(f"mujoco_pick_{name}", name, [*start, *smaller, *shown])
     rows["ppo_found"] = _row("mujoco_pick_ppo", "ppo_found", [*start, *shown, *FOUND])
     return rows
 
