@@ -25,16 +25,10 @@ from torch import Tensor, nn
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import squash_log_std
 from embodyrl.policies.action_expert import ActionExpert, Context
+from embodyrl.policies.actor_critic import BELONGS_TO, CRITICS
 from embodyrl.policies.chooser import ChooserConfig
 from embodyrl.policies.efficientnet import EfficientNetEncoder
-from embodyrl.policies.flow_base import (
-    BELONGS_TO,
-    CRITICS,
-    TRAINED_STEPS,
-    TRANSITIONS,
-    FlowPolicy,
-    check_sampler,
-)
+from embodyrl.policies.flow_base import TRAINED_STEPS, TRANSITIONS, FlowPolicy, check_sampler
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.text import TextEncoder
 from embodyrl.policies.vision import FilmCNN
