@@ -202,7 +202,8 @@ def compose(preset: str, overrides: Sequence[str] = ()) -> Config:
 
     A preset that sets no ``run.name`` gives its own name to the run. With ``run.init_checkpoint``
     the policy section starts from the checkpoint's, so that its
-    architecture need not be repeated. Keys of the preset and the overrides win over it.
+    architecture need not be repeated. Keys of the preset and the overrides win over it. Where
+    ``policy.name`` is overridden, keys of the preset that this policy does not have are left out.
 
     Args:
         preset: a name of ``preset_names``, or a path to a YAML file.
@@ -211,7 +212,9 @@ def compose(preset: str, overrides: Sequence[str] = ()) -> Config:
     Raises:
         UserError: unknown preset, key or name, or a value of the wrong type.
     """
-    merged = apply_overrides(read_preset(preset), overrides)
+    raw = read_preset(preset)
+    _leave_out_keys_of_the_presets_policy(raw, overrides)
+    merged = apply_overrides(raw, overrides)
     initial = {
         "policy": _checkpoint_policy(merged, Path(preset).stem),
         "run": {"name": Path(preset).stem},
@@ -253,6 +256,14 @@ def _pretrained_settings(merged: DictConfig, overrides: Sequence[str]) -> dict[s
         if not policy.get("cameras"):
             found["policy"]["cameras"] = list(known.cameras)
     return found
+
+
+def _leave_out_keys_of_the_presets_policy(raw: DictConfig, overrides: Sequence[str]) -> None:
+    """Where an override names another policy: removes the preset's keys that it does not have."""
+    policy = raw.get("policy")
+    names = [o.partition("=")[2] for o in overrides if o.startswith("policy.name=")]
+    if names and isinstance(policy, DictConfig) and policy.get("name") not in (None, names[-1]):
+        _drop_keys_of_another(policy, names[-1], overrides)
 
 
 def _drop_keys_of_another(policy: DictConfig, name: str, overrides: Sequence[str]) -> None:

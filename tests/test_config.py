@@ -68,6 +68,16 @@ def test_no_critic_reads_privileged_state_by_default(name: str) -> None:
     assert fields.get("critic", "shared") == "shared"
 
 
+def test_another_policy_takes_those_keys_of_a_preset_that_it_has() -> None:
+    preset = ("mujoco_pick_sac_flow", ["policy.name=flow_mlp"])
+    policy = compose(*preset).policy  # it has no policy.critic, and learns its noise too
+    assert (policy.name, policy.noise_max) == ("flow_mlp", 0.5)
+    with pytest.raises(UserError, match=r"policy has no key 'critic'"):
+        compose(preset[0], [*preset[1], "policy.critic=found"])
+    with pytest.raises(UserError, match=r"There is no policy 'flow_vl'.*'flow_vla'"):
+        compose(preset[0], ["policy.name=flow_vl"])
+
+
 def test_sections_left_out_are_defaults() -> None:
     config = resolve(RAW)
     assert config.run == RunConfig()
