@@ -202,8 +202,7 @@ def compose(preset: str, overrides: Sequence[str] = ()) -> Config:
 
     A preset that sets no ``run.name`` gives its own name to the run. With ``run.init_checkpoint``
     the policy section starts from the checkpoint's, so that its
-    architecture need not be repeated. Keys of the preset and the overrides win over it. Where
-    ``policy.name`` is overridden, keys of the preset that this policy does not have are left out.
+    architecture need not be repeated. Keys of the preset and the overrides win over it.
 
     Args:
         preset: a name of ``preset_names``, or a path to a YAML file.
@@ -212,9 +211,7 @@ def compose(preset: str, overrides: Sequence[str] = ()) -> Config:
     Raises:
         UserError: unknown preset, key or name, or a value of the wrong type.
     """
-    raw = read_preset(preset)
-    _leave_out_keys_of_the_presets_policy(raw, overrides)
-    merged = apply_overrides(raw, overrides)
+    merged = overridden(preset, overrides)
     initial = {
         "policy": _checkpoint_policy(merged, Path(preset).stem),
         "run": {"name": Path(preset).stem},
@@ -222,6 +219,22 @@ def compose(preset: str, overrides: Sequence[str] = ()) -> Config:
     merged = cast(DictConfig, OmegaConf.merge(initial, merged))
     found = _pretrained_settings(merged, overrides)
     return resolve(cast(DictConfig, OmegaConf.merge(merged, found)))
+
+
+def overridden(preset: str, overrides: Sequence[str]) -> DictConfig:
+    """A preset with overrides on top, not yet checked.
+
+    Where an override names another policy, keys of the preset that it does not have are left out.
+
+    Raises:
+        UserError: unknown preset or policy, or an override is not of the form ``key.sub=value``.
+    """
+    raw = read_preset(preset)
+    policy = raw.get("policy")
+    names = [o.partition("=")[2] for o in overrides if o.startswith("policy.name=")]
+    if names and isinstance(policy, DictConfig) and policy.get("name") not in (None, names[-1]):
+        _drop_keys_of_another(policy, names[-1], overrides)
+    return apply_overrides(raw, overrides)
 
 
 def _pretrained_settings(merged: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
@@ -256,14 +269,6 @@ def _pretrained_settings(merged: DictConfig, overrides: Sequence[str]) -> dict[s
         if not policy.get("cameras"):
             found["policy"]["cameras"] = list(known.cameras)
     return found
-
-
-def _leave_out_keys_of_the_presets_policy(raw: DictConfig, overrides: Sequence[str]) -> None:
-    """Where an override names another policy: removes the preset's keys that it does not have."""
-    policy = raw.get("policy")
-    names = [o.partition("=")[2] for o in overrides if o.startswith("policy.name=")]
-    if names and isinstance(policy, DictConfig) and policy.get("name") not in (None, names[-1]):
-        _drop_keys_of_another(policy, names[-1], overrides)
 
 
 def _drop_keys_of_another(policy: DictConfig, name: str, overrides: Sequence[str]) -> None:
