@@ -82,6 +82,8 @@ OFF_POLICY = {
     "save_replay": False,
 }
 FOUND = {"critic": "found"}
+HIDDEN = {"critic": "privileged"}
+"""The simulator's state, which no preset reads: an upper bound."""
 LEARNED_NOISE = {"transition": "flow_noise", "noise_min": 0.1, "noise_max": 0.5}
 # Without demonstrations in its loss the actor runs off after critics that have learned for 300
 # steps alone.
@@ -98,7 +100,7 @@ class Algorithm:
     steps: int
     policy: dict[str, Any] = field(default_factory=dict)
     demos: bool = False
-    seen: bool = False  # the critic reads no hidden state
+    seen: bool = False  # the critic reads no hidden state; the policy's settings say what it sees
 
     def group(self, task: str) -> str:
         """Under which the runs of a task stand in the JSON, and in which part of the figure."""
@@ -216,7 +218,12 @@ def run(task: str, name: str, seed: int, env_steps: int, minutes: float) -> None
         resolve(
             {
                 "env": env,
-                "policy": {"name": "flow_vla", **TASKS[task].policy, **a.policy},
+                "policy": {
+                    "name": "flow_vla",
+                    **({} if a.seen else HIDDEN),
+                    **TASKS[task].policy,
+                    **a.policy,
+                },
                 "algorithm": a.algorithm,
                 "run": {
                     "name": f"{name}_{seed}",

@@ -35,6 +35,9 @@ from embodyrl.storage.provenance import git_commit, hardware, versions
 from embodyrl.training.load_demos import load_demos
 from embodyrl.training.setup import Envs, build_algorithm
 
+HIDDEN = "policy.critic=privileged"
+"""What was measured first: the quickstart of that day, whose critics read the simulator's state."""
+
 
 class Timed:
     """Stands in for ``side_by_side``: adds up what the shorter pieces would have hidden."""
@@ -56,7 +59,7 @@ class Timed:
 def measure(run: Path, repeats: int) -> dict[str, Any]:
     settings = [
         f"run.init_checkpoint={run / 'sft'}", f"data.path={run / 'demos'}", "algorithm.warmup_chunks=256",
-        "algorithm.critic_warmup=0", "algorithm.utd=0.01", "run.device=cpu",
+        "algorithm.critic_warmup=0", "algorithm.utd=0.01", "run.device=cpu", HIDDEN,
     ]  # fmt: skip
     config = compose("mujoco_pick_sac_flow", settings)
     envs = Envs(config)
@@ -110,7 +113,7 @@ def iterations(run: Path, count: int, folder: Path, warm: int = 6) -> dict[str, 
             sys.executable, "-m", "embodyrl.cli", "train", "mujoco_pick_sac_flow", f"run.init_checkpoint={run / 'sft'}",
             f"data.path={run / 'demos'}", f"run.out={folder}", f"run.name=cores_{n}", f"run.iterations={count}",
             "run.eval_every=0", "run.eval_before=false", f"run.checkpoint_every={count}", "run.videos=0",
-            "run.device=cpu",
+            "run.device=cpu", HIDDEN,
         ]  # fmt: skip
         hold = functools.partial(os.sched_setaffinity, 0, cores[:n])
         subprocess.run(command, check=True, env=environment, preexec_fn=hold)

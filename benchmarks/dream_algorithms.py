@@ -41,16 +41,20 @@ class Algorithm:
     demos: bool = False
 
 
+HIDDEN = "policy.critic=privileged"
+"""Critics read the state that the model predicts, as it learned it of the simulator: an upper bound."""
 ALGORITHMS = {
-    "sac_flow": Algorithm("SAC-Flow, with demonstrations", "dream_sac_flow", 40, demos=True),
-    "sac_flow_mixed": Algorithm(
-        "the same, 8 of 64 envs real", "dream_sac_flow", 40, ("env.real_envs=8",), demos=True
+    "sac_flow": Algorithm(
+        "SAC-Flow, with demonstrations", "dream_sac_flow", 40, (HIDDEN,), demos=True
     ),
-    "ppo": Algorithm("PPO", "dream_ppo", 10, ("policy.critic=privileged",)),
+    "sac_flow_mixed": Algorithm(
+        "the same, 8 of 64 envs real", "dream_sac_flow", 40, (HIDDEN, "env.real_envs=8"), demos=True
+    ),
+    "ppo": Algorithm("PPO", "dream_ppo", 10, (HIDDEN,)),
     "grpo": Algorithm("GRPO", "dream_grpo", 10),
     "sac_flow_follow": Algorithm(
         "SAC-Flow, dreams that stray have "
-        "failed", "dream_sac_flow", 40, ("env.follow=true",), demos=True
+        "failed", "dream_sac_flow", 40, (HIDDEN, "env.follow=true"), demos=True
     ),
 }  # fmt: skip
 

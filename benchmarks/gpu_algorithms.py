@@ -19,19 +19,16 @@ from embodyrl.storage.loggers import read_metrics
 from embodyrl.training.runner import train
 
 TASK = ("mujoco", "env.task=pick", "env.max_blocks=2")
-SIMPLE = ("ppo", "grpo", "nft", "fpo")
+SIMPLE = ("ppo", "grpo", "nft")
 BUFFER = ("algorithm.num_chunks=8", "algorithm.capacity=4000", "algorithm.warmup_chunks=256")
-OFF_POLICY = {
-    "sac_flow": BUFFER,
-    "dsrl": BUFFER,
-    "pa_rl": (
-        *BUFFER,
-        "algorithm.critic_warmup=100",
-        "algorithm.mc_steps=50",
-        "algorithm.hindsight_steps=50",
-    ),
+SEEING = "algorithm.hindsight_steps=50"
+FROM_DEMOS = {
+    "sac_flow": (*BUFFER, SEEING),
+    "dsrl": (*BUFFER, SEEING),
+    "fpo": (SEEING,),
+    "pa_rl": (*BUFFER, SEEING, "algorithm.critic_warmup=100", "algorithm.mc_steps=50"),
 }
-FOUND = ("policy.critic=found", "algorithm.hindsight_steps=50")
+FOUND = ("policy.critic=found", SEEING)
 
 
 @dataclass(frozen=True)
@@ -74,9 +71,8 @@ def algorithms(size: AlgorithmSize, device: str, out: str, settings: tuple[str, 
     ]
     for name in SIMPLE:
         rows[name] = _row(f"mujoco_pick_{name}", name, start)
-    for name, smaller in OFF_POLICY.items():
-        given = [*start, *smaller, *(shown if name != "dsrl" else ())]
-        rows[name] = _row(f"mujoco_pick_{name}", name, given)
+    for name, smaller in FROM_DEMOS.items():
+        rows[name] = _row(f"mujoco_pick_{name}", name, [*start, *smaller, *shown])
     rows["ppo_found"] = _row("mujoco_pick_ppo", "ppo_found", [*start, *shown, *FOUND])
     return rows
 

@@ -7,7 +7,8 @@
     python benchmarks/imagination.py --seeds 0 --tiny --out /tmp/tried       # the whole way in minutes, for nothing
 
 Each seed: demonstrations and imitation (as in the quickstart); a noisy expert's episodes and
-``embodyrl world loop`` (the policy's own, world model, SAC-Flow in the dream, round after round);
+``embodyrl world loop`` (the policy's own, world model, SAC-Flow in the dream, round after round;
+the model learns the simulator's state, and critics read it: an upper bound);
 the world model's measures on episodes of its own; and, from the same imitated policy, SAC-Flow in
 the simulator with as many real steps as the loop took in all, and with as many minutes. Everything
 goes to ``OUT/TASK/SEED``, can be interrupted and goes on with the same command; the result is
@@ -32,12 +33,15 @@ from figures import draw_json
 
 from embodyrl.config import compose
 from embodyrl.data.lerobot_read import open_dataset
+from embodyrl.dreams.loop_config import read_loop
 from embodyrl.functional.intervals import bootstrap_iqm, format_rate, wilson
 from embodyrl.storage.loggers import read_metrics
 from embodyrl.storage.provenance import git_commit, hardware, versions
 
 HERE = Path(__file__).parent
 TRIED = ("--keep-failures", "--past-success", "5")
+HIDDEN = "policy.critic=privileged"
+"""Critics read the simulator's state, in dreams as the model predicts it; presets do not: an upper bound."""
 DEPTH = 80
 """Actions of the longest dreams whose pictures are measured."""
 
@@ -175,6 +179,8 @@ def run(folder: Path, name: str, seed: int, size: dict, beside: list[str]) -> di
     shown = collect(folder, "shown", task, *size["env"], *TRIED, *noisy)
     how = [f"policy={sft}", f"data=[{shown}]", f"demos={demos}", f"out={loop}", f"seed={seed}"]
     how += [f"env_overrides=[{','.join(env)}]"] * bool(env) + size["loop"]
+    in_dream = [*read_loop(name, how).dream_overrides, HIDDEN]
+    how.append(f"dream_overrides=[{','.join(in_dream)}]")
     embodyrl(folder, "loop", "world", "loop", name, *how)
     book = json.loads((loop / "loop.json").read_text())
 
@@ -204,6 +210,7 @@ def run(folder: Path, name: str, seed: int, size: dict, beside: list[str]) -> di
             task.simulator,
             *common,
             *start,
+            HIDDEN,
             *budgets[budget],
             *size["simulator"],
         )
@@ -415,7 +422,7 @@ def publish(done: dict, task: str, dreams: Path, where: Path) -> None:
         for name in every[0]
         if all(name in x for x in every)
     }
-    title = f"Better by what is imagined: {TASKS[task].title}"
+    title = f"Better by what is imagined, with the simulator's state: {TASKS[task].title}"
     path.write_text(json.dumps({"title": title, "iqm": iqm, "seeds": seeds}, indent=1))
     draw_json(path, "imagination")
     if done is seeds[0]:

@@ -28,6 +28,7 @@ POLICY = {
     "width": 64,
     "layers": 1,
     "text_layers": 0,
+    "critic": "privileged",
     "critic_width": 64,
     "horizon": 4,
     "action_patch": 4,

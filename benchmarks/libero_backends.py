@@ -73,6 +73,7 @@ def time_training(
             f"env.backend={backend}", f"env.num_workers={WORKERS[backend]}", f"run.out={folder}",
             f"run.init_checkpoint={start}", f"run.iterations={iterations + 1}", "run.eval_every=0",
             "run.eval_before=false", "run.eval_episodes=1", "run.checkpoint_every=1000", "run.videos=0",
+            "policy.critic=privileged",
         ]  # fmt: skip
         rows = read_metrics(
             train(compose("libero_object_ppo", [*settings, *overrides])) / "metrics.jsonl"

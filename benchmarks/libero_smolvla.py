@@ -95,7 +95,8 @@ def main() -> None:
         seeds.append(read(run(seed, args), seed))
         scores = {when: [s[when][0] / s[when][1] for s in seeds] for when in ("before", "after")}
         result = {
-            "title": "LIBERO-Object, three tasks, two 64x64 cameras: a small SmolVLA from nothing",
+            "title": "LIBERO-Object, three tasks, two 64x64 cameras: a small SmolVLA from nothing, "
+            "privileged critic",
             "settings": {k: v for k, v in vars(args).items() if k != "seeds"},
             "iqm": {when: bootstrap_iqm(x) for when, x in scores.items()},
             "seeds": seeds,

@@ -29,13 +29,21 @@ from embodyrl.training.run_folder import finished
 
 @dataclass(frozen=True)
 class Job:
-    """How a task is demonstrated; its presets are NAME_sft and NAME_ppo, or those given."""
+    """How a task is demonstrated; its presets are NAME_sft and NAME_ppo, or those given.
+
+    ``settings`` are overrides of both presets.
+    """
 
     title: str
     collect: tuple[str, ...]
     sft: str = ""
     rl: str = ""
     rl_reads_demos: bool = False
+    settings: tuple[str, ...] = ()
+
+
+HIDDEN = ("policy.critic=privileged",)
+"""Critics read the simulator's state, which no preset does: an upper bound."""
 
 
 PICKCUBE = (
@@ -127,14 +135,18 @@ JOBS = {
         sft="mujoco_pick_sft",
         rl="mujoco_pick_sac_flow",
         rl_reads_demos=True,
+        settings=HIDDEN,
     ),
     "quickstart_ppo": Job(
-        "Quickstart: pick up the named block, pixels",
+        "The quickstart's task with a critic that reads the simulator's state; PPO",
         PICK,
         sft="mujoco_pick_sft",
         rl="mujoco_pick_ppo",
+        settings=HIDDEN,
     ),
-    "maniskill_pickcube": Job("ManiSkill PickCube-v1, state", PICKCUBE),
+    "maniskill_pickcube": Job(
+        "ManiSkill PickCube-v1, state, privileged critic; PPO", PICKCUBE, settings=HIDDEN
+    ),
     "maniskill_pickcube_pa_rl": Job(
         "ManiSkill PickCube-v1, state, no privileged critic; PA-RL",
         PICKCUBE,
@@ -149,7 +161,7 @@ JOBS = {
         rl_reads_demos=True,
     ),
     "maniskill_pushcube": Job(
-        "ManiSkill PushCube-v1, state",
+        "ManiSkill PushCube-v1, state, privileged critic; PPO",
         (
             "maniskill",
             "env.task=PushCube-v1",
@@ -160,8 +172,11 @@ JOBS = {
             "--noise",
             "0.3",
         ),
+        settings=HIDDEN,
     ),
-    "maniskill_stackcube": Job("ManiSkill StackCube-v1, state", STACKCUBE),
+    "maniskill_stackcube": Job(
+        "ManiSkill StackCube-v1, state, privileged critic; PPO", STACKCUBE, settings=HIDDEN
+    ),
     "maniskill_stackcube_pa_rl": Job(
         "ManiSkill StackCube-v1, state, no privileged critic; PA-RL",
         STACKCUBE,
@@ -169,8 +184,9 @@ JOBS = {
         rl="maniskill_stackcube_pa_rl",
     ),
     "libero_object": Job(
-        "LIBERO-Object, three tasks, two 64x64 cameras, official initial states",
+        "LIBERO-Object, three tasks, two 64x64 cameras, privileged critic; PPO",
         LIBERO_OBJECT,
+        settings=HIDDEN,
     ),
 }
 
@@ -211,7 +227,7 @@ def imitate(name: str, seed: int) -> list[str]:
     """The demonstrations and the imitation policy of one seed; returns what all its runs are given."""
     folder = Path("runs/bench") / name / str(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    common = [f"run.out={folder}", f"run.seed={seed}", f"env.seed={seed}"]
+    common = [f"run.out={folder}", f"run.seed={seed}", f"env.seed={seed}", *JOBS[name].settings]
     if not (folder / "demos").exists():
         collect = ("collect", *JOBS[name].collect, "--seed", str(seed))
         embodyrl(folder, *collect, "--out", str(folder / "demos"))

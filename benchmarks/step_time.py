@@ -51,7 +51,7 @@ PICKCUBE_SAC_FLOW = [
 PICK = EnvSpec("mujoco/pick", 64, 4, 7, "ee_delta_pos", 25.0, 40, {"front": (64, 64)}, 33)
 PICKCUBE = EnvSpec("maniskill/PickCube-v1", 64, 4, 42, "pd_ee_delta_pos", 20.0, 40, {}, 42)
 CASES: dict[str, tuple[EnvSpec, str, list[str]]] = {
-    "quickstart, SAC-Flow": (PICK, "mujoco_pick_sac_flow", []),
+    "quickstart, SAC-Flow": (PICK, "mujoco_pick_sac_flow", ["policy.critic=privileged"]),
     "quickstart, SAC-Flow, critic=found": (PICK, "mujoco_pick_sac_flow", ["policy.critic=found"]),
     "quickstart, PA-RL": (PICK, "mujoco_pick_pa_rl", ["algorithm.mc_steps=0"]),
     "PickCube, SAC-Flow": (PICKCUBE, "maniskill_pickcube_pa_rl", PICKCUBE_SAC_FLOW),

@@ -211,7 +211,7 @@ def compose(preset: str, overrides: Sequence[str] = ()) -> Config:
     Raises:
         UserError: unknown preset, key or name, or a value of the wrong type.
     """
-    merged = apply_overrides(read_preset(preset), overrides)
+    merged = overridden(preset, overrides)
     initial = {
         "policy": _checkpoint_policy(merged, Path(preset).stem),
         "run": {"name": Path(preset).stem},
@@ -219,6 +219,22 @@ def compose(preset: str, overrides: Sequence[str] = ()) -> Config:
     merged = cast(DictConfig, OmegaConf.merge(initial, merged))
     found = _pretrained_settings(merged, overrides)
     return resolve(cast(DictConfig, OmegaConf.merge(merged, found)))
+
+
+def overridden(preset: str, overrides: Sequence[str]) -> DictConfig:
+    """A preset with overrides on top, not yet checked.
+
+    Where an override names another policy, keys of the preset that it does not have are left out.
+
+    Raises:
+        UserError: unknown preset or policy, or an override is not of the form ``key.sub=value``.
+    """
+    raw = read_preset(preset)
+    policy = raw.get("policy")
+    names = [o.partition("=")[2] for o in overrides if o.startswith("policy.name=")]
+    if names and isinstance(policy, DictConfig) and policy.get("name") not in (None, names[-1]):
+        _drop_keys_of_another(policy, names[-1], overrides)
+    return apply_overrides(raw, overrides)
 
 
 def _pretrained_settings(merged: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:

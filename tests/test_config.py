@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +11,11 @@ import pytest
 
 from embodyrl import registry
 from embodyrl.config import Config, RunConfig, compose, env_config, resolve, to_dict, to_yaml
+from embodyrl.dreams.loop_config import read_loop
 from embodyrl.errors import UserError
 from embodyrl.storage.config_section import build_section
+from embodyrl.storage.preset_files import apply_overrides
+from embodyrl.world_models.config import WorldTrainConfig
 
 RAW = {"env": {"name": "mujoco"}, "policy": {"name": "flow_vla"}, "algorithm": {"name": "ppo"}}
 
@@ -26,6 +30,52 @@ def test_presets_compose_and_come_back_the_same(name: str, tmp_path: Path) -> No
     assert resolve(to_dict(config)) == config
     first = registry.preset_names()[name].read_text().split("\n")[0]
     assert first.startswith("# ") and first.endswith("."), "a preset's first line says what it is"
+
+
+@pytest.mark.parametrize("name", sorted(registry.preset_names()))
+def test_no_preset_reads_privileged_state(name: str, tmp_path: Path) -> None:
+    """Nor does it where the policy that it starts from was trained with a critic that did."""
+    policy = compose(name).policy
+    if not hasattr(policy, "critic"):
+        # Has no critic, or one that always shares what the policy sees.
+        assert policy.name in ("openvla_oft", "flow_mlp")
+        return
+    assert policy.critic in ("shared", "found")
+    # A run without its initial checkpoint is asked for the policy instead.
+    (tmp_path / "run").mkdir()
+    before = {"policy": {"name": policy.name, "critic": "privileged", "critic_width": 77}}
+    (tmp_path / "run" / "config.yaml").write_text(json.dumps(before))
+    again = compose(
+        name, [f"run.out={tmp_path}", "run.name=run", "run.init_checkpoint=runs/not_there"]
+    ).policy
+    assert (again.critic, again.critic_width) == (policy.critic, 77)
+
+
+@pytest.mark.parametrize("name", sorted(registry.preset_names("loops")))
+def test_no_loop_reads_privileged_state(name: str) -> None:
+    loop = read_loop(name, ["policy=runs/sft", "demos=data/demos"])
+    assert compose(loop.dream, loop.dream_overrides).policy.critic in ("shared", "found")
+    # What its model learns of a simulator is what its data hold: it runs on data without as well.
+    for overrides in (loop.world, loop.refresh):
+        assert (
+            build_section("world", WorldTrainConfig, apply_overrides({}, overrides)).state is None
+        )
+
+
+@pytest.mark.parametrize("name", sorted(registry.names("policies")))
+def test_no_critic_reads_privileged_state_by_default(name: str) -> None:
+    fields = {f.name: f.default for f in dataclasses.fields(registry.load("policies", name).Config)}
+    assert fields.get("critic", "shared") == "shared"
+
+
+def test_another_policy_takes_those_keys_of_a_preset_that_it_has() -> None:
+    preset = ("mujoco_pick_sac_flow", ["policy.name=flow_mlp"])
+    policy = compose(*preset).policy  # it has no policy.critic, and learns its noise too
+    assert (policy.name, policy.noise_max) == ("flow_mlp", 0.5)
+    with pytest.raises(UserError, match=r"policy has no key 'critic'"):
+        compose(preset[0], [*preset[1], "policy.critic=found"])
+    with pytest.raises(UserError, match=r"There is no policy 'flow_vl'.*'flow_vla'"):
+        compose(preset[0], ["policy.name=flow_vl"])
 
 
 def test_sections_left_out_are_defaults() -> None:

@@ -25,16 +25,10 @@ from torch import Tensor, nn
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import squash_log_std
 from embodyrl.policies.action_expert import ActionExpert, Context
+from embodyrl.policies.actor_critic import BELONGS_TO, CRITICS
 from embodyrl.policies.chooser import ChooserConfig
 from embodyrl.policies.efficientnet import EfficientNetEncoder
-from embodyrl.policies.flow_base import (
-    BELONGS_TO,
-    CRITICS,
-    TRAINED_STEPS,
-    TRANSITIONS,
-    FlowPolicy,
-    check_sampler,
-)
+from embodyrl.policies.flow_base import TRAINED_STEPS, TRANSITIONS, FlowPolicy, check_sampler
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.one_step import ONE_STEP_PARTS
 from embodyrl.policies.text import TextEncoder
@@ -76,9 +70,9 @@ class FlowVLAConfig(ChooserConfig):
             depend on K. The defaults cover the noise of ``flow_sde`` at eta .5.
         noise_max: see ``noise_min``.
         trained_steps: ``all`` steps draw noise and are trained, or ``one`` drawn at random per env.
-        critic: what the value head sees: ``privileged`` simulator state, what hindsight has
-            ``found`` in pictures beside proprioception and instruction, or ``shared`` features of
-            the actor (no gradient into them).
+        critic: what the value head sees: ``shared`` features of the actor (no gradient into them),
+            what hindsight has ``found`` in pictures beside proprioception and instruction, or
+            ``privileged`` simulator state, which no robot has.
         critic_width: of the value head's two hidden layers.
         start_noise: standard deviation of the initial noise of noise-free chunks: in evaluation, on
             a robot, and of proposals. The flow has learned from 1; less makes the policy more
@@ -108,7 +102,7 @@ class FlowVLAConfig(ChooserConfig):
     noise_min: Positive = 0.3
     noise_max: Positive = 1.0
     trained_steps: Annotated[str, Choice(*TRAINED_STEPS)] = "all"
-    critic: Annotated[str, Choice(*CRITICS)] = "privileged"
+    critic: Annotated[str, Choice(*CRITICS)] = "shared"
     critic_width: Count = 256
     start_noise: Share = 1.0
     steer_width: CountOrZero = 0

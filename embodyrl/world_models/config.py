@@ -62,8 +62,7 @@ class WorldTrainConfig:
         found: where it reads no simulator's state, find one in the pictures (``Finder``): where
             the robot ends in episodes that are solved. None means yes, if the data do not hold the
             simulator's state, ``state`` is not false and there is no ``wan``; with ``init``, if
-            that model does. Zeros of ``state_unroll``, ``state_noise`` and ``judge_noise`` then
-            mean 8, 0.02 and 0.1.
+            that model does.
         found_steps: of the training that finds it, in pictures, and as many of what
             proprioception explains of them.
         stochastic: also learn to sample one of several possible next moments (see
@@ -76,18 +75,20 @@ class WorldTrainConfig:
             in which they differ too much is in doubt, and has failed. The limit is what 9 of 10
             held-out successes stay below.
         state_noise: the most noise on the states that a prediction starts from, in standard
-            deviations of the data. If dreams of many actions diverge, try 0.05.
+            deviations of the data. If dreams of many actions diverge, try 0.05. None means 0, and
+            0.02 for a found state.
         state_unroll: the most actions that the state model predicts before the one it learns from
             (pushforward). The number grows from 0 over the first half of ``state_steps``. It takes
             about twice the time. Dreams of many actions become more accurate, most of all where
-            hands touch things, and hardly need ``state_noise``.
+            hands touch things, and hardly need ``state_noise``. None means 0, and 8 for a found
+            state.
         prospects: networks of the state model that say whether the task will be solved, by which
             proposals are ranked (``world_models.dream_chooser``).
         judges: networks of the state model that say whether the task is solved; the least sure of
             them counts (``StateModel``).
         judge_noise: noise on the states that the judges learn from, in standard deviations of the
             data. With few judges and no noise, a policy trained in long dreams learns to fool the
-            judges instead of solving the task.
+            judges instead of solving the task. None means 0, and 0.1 for a found state.
         inverse_steps: of the training of the inverse dynamics, which infer actions from pictures
             (``env.follow``, ``world eval``).
         steps: of the dynamics' training.
@@ -132,11 +133,11 @@ class WorldTrainConfig:
     codec_lr: Positive = 3e-3
     state_steps: Count = 2000
     state_members: Count = 1
-    state_noise: NotNegative = 0.0
-    state_unroll: CountOrZero = 0
+    state_noise: NotNegative | None = None
+    state_unroll: CountOrZero | None = None
     prospects: Count = 3
     judges: Count = 1
-    judge_noise: NotNegative = 0.0
+    judge_noise: NotNegative | None = None
     inverse_steps: Count = 600
     steps: Count = 4000
     muon_lr: Positive = 6e-3
@@ -178,13 +179,33 @@ class WorldTrainConfig:
             )
 
 
-def with_found_defaults(config: WorldTrainConfig) -> WorldTrainConfig:
-    """The settings for a state that is found in pictures, which is less sure than a simulator's."""
-    return dataclasses.replace(
-        config,
-        state_unroll=config.state_unroll or 8,
-        state_noise=config.state_noise or 0.02,
-        judge_noise=config.judge_noise or 0.1,
+@dataclass(frozen=True)
+class StateNoise:
+    """What is done to the states that a state model learns from; see ``WorldTrainConfig``."""
+
+    unroll: int
+    start: float
+    judge: float
+
+
+READ_STATE = StateNoise(unroll=0, start=0.0, judge=0.0)
+"""What is left out means this for a simulator's state ..."""
+FOUND_STATE = StateNoise(unroll=8, start=0.02, judge=0.1)
+"""... and this for one that is found in pictures, which is less sure."""
+
+
+def noise_on_states(config: WorldTrainConfig, *, found: bool) -> StateNoise:
+    """What a config says, and where it says nothing, what suits the state.
+
+    Args:
+        config: of the training.
+        found: whether the state is found in pictures.
+    """
+    default = FOUND_STATE if found else READ_STATE
+    return StateNoise(
+        unroll=default.unroll if config.state_unroll is None else config.state_unroll,
+        start=default.start if config.state_noise is None else config.state_noise,
+        judge=default.judge if config.judge_noise is None else config.judge_noise,
     )
 
 

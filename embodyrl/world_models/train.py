@@ -46,7 +46,7 @@ from embodyrl.world_models.calibrate import (
 )
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.colour_jitter import jitter_colours
-from embodyrl.world_models.config import WorldTrainConfig, with_found_defaults
+from embodyrl.world_models.config import WorldTrainConfig
 from embodyrl.world_models.found_state import frames_on_the_way, require_moving_pictures
 from embodyrl.world_models.init import build_model, continue_model, what_state
 from embodyrl.world_models.keyframes import add_keyframes
@@ -120,13 +120,12 @@ def train_world(config: WorldTrainConfig, *, command: str = "") -> Path | None:
             device=device,
             inputs=contents_of(config),
         )
-        training = with_found_defaults(config) if finds_state else config
         # The same episodes in other lights are further frames to learn from.
         jittered = jitter_colours(clips, config.styles, config.seed) if config.styles else clips
         rows = torch.cat([rows + copy * len(clips) for copy in range(config.styles + 1)])
         try:
             with Interrupt() as interrupt:
-                WorldTrainer(training, folder, model, jittered, rows, interrupt.check).run()
+                WorldTrainer(config, folder, model, jittered, rows, interrupt.check).run()
         except Interrupted:
             print("Stopped. The same command continues from here.")
             return None

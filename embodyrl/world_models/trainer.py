@@ -17,7 +17,7 @@ from embodyrl.storage import checkpoint
 from embodyrl.storage.loggers import LiveTable, MetricsWriter
 from embodyrl.word_embeddings import embed_sentences
 from embodyrl.world_models.clips import Clips
-from embodyrl.world_models.config import WorldTrainConfig
+from embodyrl.world_models.config import WorldTrainConfig, noise_on_states
 from embodyrl.world_models.encode import encode, set_latent_scale
 from embodyrl.world_models.found_state import (
     find_states,
@@ -77,6 +77,7 @@ class WorldTrainer:
         self.clips = clips
         self.rows = rows
         self.rows_with_next = rows[rows + 1 < clips.end[rows]]
+        self.state_noise = noise_on_states(config, found=model.finder is not None)
         self.check_interrupt = check_interrupt
         self.words = embed_sentences(clips.sentences).to(model.device)
         self.autocast = torch.autocast(
@@ -192,15 +193,16 @@ class WorldTrainer:
         generator = _generator(config.seed, 3, step)
         drawn = torch.randint(len(self.rows_with_next), (STATE_BATCH,), generator=generator)
         # A curriculum: the pushforward grows in the first half of the steps.
-        unroll = round(config.state_unroll * min(1.0, 2.0 * step / config.state_steps))
+        noise = self.state_noise
+        unroll = round(noise.unroll * min(1.0, 2.0 * step / config.state_steps))
         return state_loss(
             self.model,
             self.clips,
             self.words,
             self.rows_with_next[drawn],
             unroll,
-            config.state_noise,
-            config.judge_noise,
+            noise.start,
+            noise.judge,
             generator,
         )
 

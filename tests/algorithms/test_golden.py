@@ -96,6 +96,7 @@ def train(policy_settings, config) -> list[dict[str, float]]:
         layers=1,
         heads=2,
         text_layers=0,
+        critic="privileged",
         critic_width=16,
         horizon=4,
         action_patch=4,

@@ -16,13 +16,16 @@ from embodyrl.storage import checkpoint
 from embodyrl.types import EnvSpec, Obs
 
 SPEC = EnvSpec("test/arm", 8, 4, 6, "ee_delta_pos", 25.0, 20, {}, privileged_dim=5)
+TINY = FlowVLAConfig(
+    width=32, layers=1, heads=2, text_layers=0, critic="privileged", critic_width=16
+)
+"""Its critic sees what stays as it is while the actor learns."""
 T, N, H = 4, 8, 5
 
 
 def make_ppo(policy=None, **settings) -> PPO:
     if policy is None:
-        config = FlowVLAConfig(width=32, layers=1, heads=2, text_layers=0, critic_width=16)
-        policy = make_policy(config, SPEC, seed=0)
+        policy = make_policy(TINY, SPEC, seed=0)
     settings = {"warmup_iterations": 0, "minibatch_size": 16, "epochs": 3, "lr": 1e-3, **settings}
     return PPO(PPOConfig(**settings), policy)
 
@@ -196,8 +199,7 @@ def test_wrong_settings_are_refused_in_words(settings, words):
 
 
 def tiny_policy(**settings):
-    config = FlowVLAConfig(width=32, layers=1, heads=2, text_layers=0, critic_width=16, **settings)
-    return make_policy(config, SPEC, seed=0)
+    return make_policy(dataclasses.replace(TINY, **settings), SPEC, seed=0)
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,13 @@ def test_rlpd_refuses_what_cannot_be_half_and_half():
     with pytest.raises(UserError, match="some of both kinds"):
         RLPDConfig(demo_fraction=0.0)
     vla = FlowVLAConfig(
-        width=32, layers=1, heads=2, transition="flow_noise", horizon=H, action_patch=H
+        width=32,
+        layers=1,
+        heads=2,
+        transition="flow_noise",
+        horizon=H,
+        action_patch=H,
+        critic="privileged",
     )
     with pytest.raises(UserError, match=r"algorithm\.shared_critic"):
         RLPD(RLPDConfig(**SMALL, shared_critic=False), make_policy(vla, SPEC, 0))

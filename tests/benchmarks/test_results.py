@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from PIL import Image
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import figures  # noqa: E402
+import post_train  # noqa: E402
 import results  # noqa: E402
 import tidy  # noqa: E402
 
@@ -138,3 +140,14 @@ def test_what_is_not_there_is_said():
     assert "no benchmark 'quickstrat'" in done.stderr
     with pytest.raises(UserError, match="has no figure"):
         figures.draw("parity", [])
+
+
+@pytest.mark.parametrize("name", post_train.JOBS)
+def test_a_title_says_whether_critics_read_the_simulators_state(name: str):
+    job = post_train.JOBS[name]
+    words = job.title.replace("no privileged critic", "")
+    said = "privileged critic" in words or "simulator's state" in words
+    assert said == ("policy.critic=privileged" in job.settings)
+    path = ROOT / "benchmarks" / f"{name}.json"
+    if path.exists():
+        assert json.loads(path.read_text())["title"] == job.title

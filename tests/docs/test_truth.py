@@ -25,7 +25,7 @@ from docs_text import (
 
 from embodyrl import registry
 from embodyrl.cli.main import build_parser
-from embodyrl.config import env_config, resolve
+from embodyrl.config import env_config, overridden, resolve
 from embodyrl.errors import UserError
 from embodyrl.storage.preset_files import apply_overrides, read_preset
 
@@ -145,7 +145,7 @@ def check_command(given: tuple[str, ...]) -> None:
 
 def check_preset(preset: str, overrides: list[str]) -> None:
     """As ``train PRESET --dry-run`` does, but for a world model's env, whose import takes long."""
-    raw = apply_overrides(read_preset(preset), overrides)
+    raw = overridden(preset, overrides)
     if raw.env.name == "world_model":
         check_keys("env", [f"{key}=" for key in raw.env])
         raw.env = {"name": "mujoco"}

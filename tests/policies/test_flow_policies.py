@@ -236,11 +236,9 @@ def test_the_critic_sends_no_gradient_into_the_actor(critic):
     assert counted == len(list(policy.parameters()))
 
 
-def test_a_shared_critic_needs_no_privileged_state():
-    policy, obs = (
-        make(dataclasses.replace(BLIND, privileged_dim=0), critic="shared"),
-        observation(BLIND),
-    )
+def test_the_critic_needs_no_privileged_state_by_default():
+    policy, obs = make(dataclasses.replace(BLIND, privileged_dim=0)), observation(BLIND)
+    assert policy.config.critic == "shared"
     assert policy.value(dataclasses.replace(obs, privileged=None)).shape == (5,)
 
 
@@ -340,7 +338,7 @@ def test_wrong_settings_are_refused_in_words(settings, words):
 
 def test_an_env_without_privileged_state_is_refused_in_words():
     with pytest.raises(UserError, match=r"gives no privileged state.*policy.critic=shared"):
-        FlowVLA(FlowVLAConfig(), dataclasses.replace(BLIND, privileged_dim=0))
+        FlowVLA(FlowVLAConfig(critic="privileged"), dataclasses.replace(BLIND, privileged_dim=0))
 
 
 def test_less_initial_noise_makes_the_noise_free_policy_more_decided():

@@ -8,7 +8,7 @@ import torch
 from vla_models import SPEC, gen, observation, stir
 
 from embodyrl.errors import UserError
-from embodyrl.policies.flow_base import ActorCritic
+from embodyrl.policies.actor_critic import ActorCritic
 from embodyrl.policies.flow_mlp import FlowMLP, FlowMLPConfig
 from embodyrl.policies.flow_vla import FlowVLA, FlowVLAConfig
 from embodyrl.policies.guidance import GuidedPolicy

@@ -9,16 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reach_square import CHUNK, LIMIT, REACHED, SPEED, ReachSquare, reaches
+from reach_square import CHUNK, LIMIT, REACHED, SPEED, ReachSquare, demonstrations, reaches
 from squares import SETTINGS
 
+from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
+from embodyrl.build import make_policy
 from embodyrl.dreams.ranking import rank_proposals, score_ranking, verdict
 from embodyrl.dreams.score import evaluate_world
 from embodyrl.errors import UserError
+from embodyrl.policies.flow_vla import FlowVLAConfig
 from embodyrl.policies.localiser import ENDS
+from embodyrl.rollouts.collect import Player
+from embodyrl.rollouts.seeding import seeded
 from embodyrl.types import ActionSample, Obs
 from embodyrl.world_models import train as training
 from embodyrl.world_models.clips import Clips
+from embodyrl.world_models.config import StateNoise, noise_on_states
 from embodyrl.world_models.dream_chooser import DreamChooser, promises
 from embodyrl.world_models.env import WorldModelConfig, WorldModelEnv
 from embodyrl.world_models.found_state import find_states, frames_on_the_way
@@ -77,6 +83,16 @@ def test_it_finds_in_pictures_where_the_task_leads(model) -> None:
     assert error.median() < 0.35 * blind.median()
 
 
+def test_settings_that_are_left_out_suit_where_the_state_comes_from() -> None:
+    config = WorldTrainConfig()
+    assert noise_on_states(config, found=True) == StateNoise(unroll=8, start=0.02, judge=0.1)
+    assert noise_on_states(config, found=False) == StateNoise(unroll=0, start=0.0, judge=0.0)
+    # A zero that is given is zero, wherever the state comes from.
+    given = dataclasses.replace(config, state_unroll=0, state_noise=0.0, judge_noise=0.3)
+    for found in (True, False):
+        assert noise_on_states(given, found=found) == StateNoise(unroll=0, start=0.0, judge=0.3)
+
+
 def test_what_was_found_rests_in_a_dream_and_a_dream_may_begin_from_pictures_alone(model, tmp_path):
     clips = reaches(8, 98)
     state = torch.cat([clips.proprio, find_states(model, clips)], dim=1)[clips.starts]
@@ -93,6 +109,32 @@ def test_what_was_found_rests_in_a_dream_and_a_dream_may_begin_from_pictures_alo
     assert torch.allclose(dream._dream.full_state, state, atol=1e-4)
     dream.step(chunk)
     assert torch.allclose(dream._dream.full_state[:, 2:], state[:, 2:], atol=1e-4)
+
+
+def test_critics_in_such_a_dream_see_its_pictures_and_no_state(model, tmp_path) -> None:
+    """As with the preset ``dream_sac_flow``: nothing of it comes from a simulator."""
+    model.save(tmp_path / "model")
+    dream = WorldModelEnv(WorldModelConfig(model=str(tmp_path / "model"), num_envs=4))
+    size = {"width": 16, "layers": 1, "heads": 2, "text_layers": 0, "vision_width": 4}
+    seeing = FlowVLAConfig(
+        **size, horizon=CHUNK, action_patch=CHUNK, transition="flow_noise", critic="found"
+    )
+    policy = make_policy(seeing, dream.spec, 0)
+    sac = SACFlow(
+        SACFlowConfig(
+            num_chunks=4, capacity=64, warmup_chunks=16, random_warmup=False, batch_size=8,
+            bc_coef=1.0, hindsight_steps=2,
+        ),
+        policy,
+    )  # fmt: skip
+    sac.add_demos(demonstrations(6, CHUNK))
+    batch = Player(dream).collect(sac, 0, generator=seeded(0, 0))
+    assert batch.chunks.obs.privileged is None
+    row = sac.update(batch, progress=0.0, generator=seeded(0, 1))
+    assert row["gradient_steps"] == 16 and row["hindsight_loss"] > 0
+    # A critic that reads a state has none to read.
+    with pytest.raises(UserError, match=r"gives no privileged state.*policy\.critic=found"):
+        make_policy(dataclasses.replace(seeing, critic="privileged"), dream.spec, 0)
 
 
 def test_a_dream_promises_more_of_a_chunk_that_leads_there(model) -> None:

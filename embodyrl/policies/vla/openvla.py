@@ -20,8 +20,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embodyrl.errors import UserError
+from embodyrl.policies.actor_critic import CRITICS
 from embodyrl.policies.chooser import ChooserConfig, check_chooser
-from embodyrl.policies.flow_base import CRITICS
 from embodyrl.policies.vla import lerobot_io, openvla_io
 from embodyrl.policies.vla.action_tokens import ActionTokens
 from embodyrl.policies.vla.frozen_weights import SharesFrozenWeights

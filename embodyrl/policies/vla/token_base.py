@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from embodyrl.functional.flow import Generators, randn
 from embodyrl.functional.losses import masked_mean
-from embodyrl.policies.flow_base import BELONGS_TO, ActorCritic
+from embodyrl.policies.actor_critic import BELONGS_TO, ActorCritic
 from embodyrl.policies.vla.nets import copy_cache
 from embodyrl.policy import Mode, num_executed
 from embodyrl.types import ActionSample, DenoisingTrace, Obs, PolicyEval
