@@ -54,7 +54,10 @@ def test_no_preset_reads_privileged_state(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(registry.preset_names("loops")))
 def test_no_loop_reads_privileged_state(name: str) -> None:
     loop = read_loop(name, ["policy=runs/sft", "demos=data/demos"])
-    assert compose(loop.dream, loop.dream_overrides).policy.critic in ("shared", "found")
+    learns = (
+        (loop.dream, loop.dream_overrides) if loop.dream else (loop.imitate, loop.imitate_overrides)
+    )
+    assert compose(*learns).policy.critic in ("shared", "found")
     # What its model learns of a simulator is what its data hold: it runs on data without as well.
     for overrides in (loop.world, loop.refresh):
         assert (
