@@ -66,6 +66,8 @@ def _add_collect(verb: Callable[..., argparse.ArgumentParser]) -> None:
         default=0.0,
         help="share of the policy's episodes that leave its course at random",
     )
+    text = "the policy acts as in evaluation and on a robot, without its exploration noise"
+    sub.add_argument("--noise-free", action="store_true", help=text)
     sub.add_argument(
         "--replay", default="", help="a data set whose successes are replayed, each with a nudge"
     )
@@ -130,6 +132,7 @@ def _collect(a: argparse.Namespace) -> int:
         past_success=a.past_success,
         policy=a.policy,
         derail=a.derail,
+        noise_free=a.noise_free,
         replay=a.replay,
         perturb=a.perturb,
         seed=a.seed,

@@ -68,6 +68,7 @@ def collect_dataset(
     past_success: int | None = None,
     policy: str = "",
     derail: float = 0.0,
+    noise_free: bool = False,
     replay: str = "",
     perturb: float = 1.0,
     seed: int = 0,
@@ -91,6 +92,7 @@ def collect_dataset(
         policy: a checkpoint or run whose policy acts instead of the expert, with its exploration
             noise.
         derail: share of the policy's episodes that leave its way at random (see ``PolicyActor``).
+        noise_free: the policy acts without its exploration noise.
         replay: a data set whose successes are replayed with a nudge (see ``ReplayActor``), instead
             of either.
         perturb: size of that nudge.
@@ -113,6 +115,8 @@ def collect_dataset(
         raise UserError("noise is the expert's; a policy acts with its own exploration noise.")
     if derail and not policy:
         raise UserError("derail needs a policy to lead astray; give the expert noise instead.")
+    if noise_free and not policy:
+        raise UserError("noise_free is a policy's; an expert has the noise that is given.")
     if replay and (policy or noise):
         raise UserError(
             "A replay repeats recorded actions: give neither a policy nor noise with it."
@@ -141,6 +145,7 @@ def collect_dataset(
         }
         how |= {"replay": replay, "perturb": perturb} if replay else {}
         stack.enter_context(locked(parts_folder(out)))
+        how |= {"noise_free": True} if noise_free else {}
         parts = EpisodeParts(out, common | how | {"policy": policy, "derail": derail})
         done = len(parts)
         fresh = seed + 1_000_003 * done
@@ -149,7 +154,7 @@ def collect_dataset(
             inits = expert.inits
         else:
             expert = (
-                load_actor(env.spec, policy, derail, fresh)
+                load_actor(env.spec, policy, derail, fresh, noise_free)
                 if policy
                 else make_expert(env, noise, fresh)
             )

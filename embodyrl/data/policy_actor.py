@@ -10,7 +10,7 @@ from torch import Tensor
 
 from embodyrl.build import load_config, load_policy
 from embodyrl.devices import use_device
-from embodyrl.policy import Policy
+from embodyrl.policy import Mode, Policy
 from embodyrl.types import EnvSpec, Obs
 
 PERSISTENCE = 0.8
@@ -35,6 +35,7 @@ class PolicyActor:
         policy: Policy,
         *,
         derail: float = 0.0,
+        noise_free: bool = False,
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -42,8 +43,9 @@ class PolicyActor:
 
         Args:
             spec: of the env.
-            policy: sampled in ``"train"`` mode.
+            policy: sampled with its exploration noise.
             derail: share of the episodes that derail.
+            noise_free: sample it without, as in evaluation and on a robot.
             seed: of all noise.
             device: of the policy.
         """
@@ -52,6 +54,9 @@ class PolicyActor:
         self._spec = spec
         self._policy = policy
         self._derail = derail
+        # A policy that chooses among proposals draws each of them anew. Others explore.
+        noise_free = noise_free or getattr(policy, "chooses", False)
+        self._mode: Mode = "eval" if noise_free else "train"
         self._device = device
         self._generator = torch.Generator().manual_seed(seed)
         self._rng = np.random.default_rng(seed)
@@ -77,10 +82,8 @@ class PolicyActor:
         """The next action of every env, (N, A) in [-1, 1], for the current observations."""
         # Ask the policy where a chunk is used up.
         if empty := [k for k, chunk in enumerate(self._chunks) if len(chunk) == 0]:
-            # A policy that chooses among proposals draws each of them anew. Others explore.
-            mode = "eval" if getattr(self._policy, "chooses", False) else "train"
             sample = self._policy.sample(
-                obs[torch.tensor(empty)].to(self._device), generator=self._generator, mode=mode
+                obs[torch.tensor(empty)].to(self._device), generator=self._generator, mode=self._mode
             )
             for k, chunk in zip(empty, sample.actions.cpu(), strict=True):
                 self._chunks[k] = chunk
@@ -100,7 +103,9 @@ class PolicyActor:
         return chosen.clamp(-1.0, 1.0)
 
 
-def load_actor(spec: EnvSpec, path: str, derail: float, seed: int) -> PolicyActor:
+def load_actor(
+    spec: EnvSpec, path: str, derail: float, seed: int, noise_free: bool = False
+) -> PolicyActor:
     """The policy of a checkpoint or run, to act in an env.
 
     Raises:
@@ -109,4 +114,6 @@ def load_actor(spec: EnvSpec, path: str, derail: float, seed: int) -> PolicyActo
     config = load_config(path)
     device = use_device(config.run.device)
     policy = load_policy(path, config.policy, spec, seed, device)
-    return PolicyActor(spec, policy, derail=derail, seed=seed, device=device)
+    return PolicyActor(
+        spec, policy, derail=derail, noise_free=noise_free, seed=seed, device=device
+    )
