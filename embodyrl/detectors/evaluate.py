@@ -12,7 +12,7 @@ from embodyrl.detectors.episodes import Watched
 from embodyrl.functional.by_task import short
 from embodyrl.functional.intervals import format_rate, wilson
 
-SHARES = (0.25, 0.5, 0.75, 1.0)
+TENTHS = range(1, 11)
 """Of the time limit, at which the failures are counted that have been detected."""
 
 
@@ -38,8 +38,11 @@ def evaluate_detector(
     failures = [(e, at) for e, at in pairs if not e.success]
     early = [(e.length - at) / control_hz for e, at in failures if at is not None]
     by_time = [
-        {"share": share, **_count([at is not None and at < share * max_steps for _, at in failures])}
-        for share in SHARES
+        {
+            "share": tenths / 10,
+            **_count([at is not None and 10 * at < tenths * max_steps for _, at in failures]),
+        }
+        for tenths in TENTHS
     ]
     tasks = {
         task: _rates([pair for pair in pairs if pair[0].task == task])
@@ -74,9 +77,7 @@ def print_evaluation(result: dict[str, Any]) -> None:
     """The same for people to read."""
     rows = [("failures detected before the end", result["detected"])]
     rows += [
-        (f"by {row['share']:.0%} of the time limit", row)
-        for row in result["by_time"]
-        if row["share"] < 1
+        (f"by {row['share']:.0%} of the time limit", row) for row in result["by_time"][1:-1:2]
     ]
     rows.append((f"false alarms (asked: {result['asked']:.0%})", result["false_alarms"]))
     for title, row in rows:

@@ -161,7 +161,8 @@ def test_an_evaluation_counts_by_outcome_time_and_task() -> None:
     assert (result["detected"]["k"], result["detected"]["n"]) == (1, 2)
     assert (result["false_alarms"]["k"], result["false_alarms"]["n"]) == (1, 2)
     assert result["seconds_early"] == [3.5, 3.5, 3.5]
-    assert [row["k"] for row in result["by_time"]] == [0, 1, 1, 1]
+    # It was called after 15 of 50 actions, so by four tenths of the limit.
+    assert [row["k"] for row in result["by_time"]] == [0, 0, 0, 1, 1, 1, 1, 1, 1, 1]
     assert result["tasks"]["red"]["detected"]["k"] == 1
     assert result["tasks"]["blue"]["false_alarms"]["k"] == 0
     json.dumps(result)
