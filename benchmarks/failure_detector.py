@@ -40,7 +40,7 @@ TASKS = {
     "mujoco_pick": Task("mujoco_pick_sft", 100, 0.15, ("ood_camera", "ood_lighting")),
     "maniskill_pushcube_rgb": Task("maniskill_pushcube_rgb_sft", 50, 0.15),
 }
-KINDS = ("float", "stac", "clock")
+KINDS = ("float", "nearest", "stac", "clock")
 PLAN = ("policy.horizon=10", "policy.execute=5")
 """Plans must overlap for STAC."""
 FULL = {"played": 240, "shifted": 64, "rate": "0.05"}

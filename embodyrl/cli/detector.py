@@ -39,7 +39,7 @@ def add_detector(verb: Verb, adder: Callable[[Any], Verb]) -> None:
     sub.add_argument("policy", help=CHECKPOINT)
     sub.add_argument("data", help="a LeRobotDataset of episodes that this policy played")
     sub.add_argument("--out", required=True, help="the detector's folder")
-    text = "what it looks at: float, stac, clock or doubt (default: %(default)s)"
+    text = "what it looks at: float, nearest, stac, clock or doubt (default: %(default)s)"
     sub.add_argument("--kind", default="float", help=text)
     text = "share of successes that may be called failures (default: %(default)s)"
     sub.add_argument("--false-alarms", type=float, default=0.05, metavar="RATE", help=text)
@@ -122,7 +122,7 @@ def _print_fit(result: dict[str, Any]) -> None:
 
 def _test(a: argparse.Namespace) -> int:
     from embodyrl.detectors.episodes import load_watched
-    from embodyrl.detectors.evaluate import evaluate_detector, print_evaluation
+    from embodyrl.detectors.evaluate import evaluate_detector, print_detection
     from embodyrl.detectors.folder import check_detector, load_detector
     from embodyrl.devices import use_device
 
@@ -138,5 +138,5 @@ def _test(a: argparse.Namespace) -> int:
     episodes = load_watched(a.data, policy, detector.signal, device, a.seed)
     spec = policy.spec
     result = evaluate_detector(detector, episodes, spec.control_hz, spec.max_episode_steps)
-    print_as(a, {"detector": a.detector, **result}, print_evaluation)
+    print_as(a, {"detector": a.detector, **result}, print_detection)
     return 0

@@ -83,7 +83,9 @@ class PolicyActor:
         # Ask the policy where a chunk is used up.
         if empty := [k for k, chunk in enumerate(self._chunks) if len(chunk) == 0]:
             sample = self._policy.sample(
-                obs[torch.tensor(empty)].to(self._device), generator=self._generator, mode=self._mode
+                obs[torch.tensor(empty)].to(self._device),
+                generator=self._generator,
+                mode=self._mode,
             )
             for k, chunk in zip(empty, sample.actions.cpu(), strict=True):
                 self._chunks[k] = chunk
@@ -114,6 +116,4 @@ def load_actor(
     config = load_config(path)
     device = use_device(config.run.device)
     policy = load_policy(path, config.policy, spec, seed, device)
-    return PolicyActor(
-        spec, policy, derail=derail, noise_free=noise_free, seed=seed, device=device
-    )
+    return PolicyActor(spec, policy, derail=derail, noise_free=noise_free, seed=seed, device=device)

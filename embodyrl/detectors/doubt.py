@@ -32,7 +32,9 @@ class Doubt(Signal):
 
     def __init__(self, dream: str, device: Any = "cpu") -> None:
         if not dream:
-            raise UserError("A detector of the kind doubt asks a world model. Give it: --dream MODEL.")
+            raise UserError(
+                "A detector of the kind doubt asks a world model. Give it: --dream MODEL."
+            )
         self.dream = str(Path(dream).absolute())
         self.model = WorldModel.load(dream, device)
         if self.model.state is None or len(self.model.state.members) < 2:

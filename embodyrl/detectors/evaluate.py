@@ -73,18 +73,18 @@ def _count(hits: Sequence[bool]) -> dict[str, Any]:
     return {"k": k, "n": len(hits), "interval": wilson(k, len(hits))}
 
 
-def print_evaluation(result: dict[str, Any]) -> None:
+def print_detection(result: dict[str, Any]) -> None:
     """The same for people to read."""
     rows = [("failures detected before the end", result["detected"])]
-    rows += [
-        (f"by {row['share']:.0%} of the time limit", row) for row in result["by_time"][1:-1:2]
-    ]
+    rows += [(f"by {row['share']:.0%} of the time limit", row) for row in result["by_time"][1:-1:2]]
     rows.append((f"false alarms (asked: {result['asked']:.0%})", result["false_alarms"]))
     for title, row in rows:
         print(f"{title:>34}  {format_rate(row['k'], row['n'])}")
     if result["seconds_early"]:
         low, middle, high = result["seconds_early"]
-        print(f"{'seconds before the end':>34}  {middle:.1f} (half of them {low:.1f} to {high:.1f})")
+        print(
+            f"{'seconds before the end':>34}  {middle:.1f} (half of them {low:.1f} to {high:.1f})"
+        )
     if len(result["tasks"]) > 1:
         for task, row in result["tasks"].items():
             found = format_rate(row["detected"]["k"], row["detected"]["n"])

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from embodyrl.detectors.detector import Band, Detector
 from embodyrl.detectors.doubt import Doubt
-from embodyrl.detectors.signals import Clock, Float, Signal
+from embodyrl.detectors.features import FloatIndex, NearestFeatures
+from embodyrl.detectors.signals import Signal, TimeTaken
 from embodyrl.detectors.stac import Stac
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.policy import num_executed
@@ -21,7 +22,9 @@ from embodyrl.storage.plain_data import COUNT, NUMBER, TEXT, first_line, read_js
 
 FILE = "detector.json"
 TENSORS = "detector.safetensors"
-KINDS: dict[str, type[Signal]] = {kind.kind: kind for kind in (Float, Stac, Clock, Doubt)}
+KINDS: dict[str, type[Signal]] = {
+    signal.kind: signal for signal in (FloatIndex, NearestFeatures, Stac, TimeTaken, Doubt)
+}
 STRUCTURE = {
     "kind": TEXT,
     "threshold": NUMBER,

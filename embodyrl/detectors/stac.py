@@ -1,4 +1,4 @@
-"""``Stac``: does the policy still mean to do what it meant one chunk ago? (arXiv:2410.04640)"""
+"""``Stac``: whether the policy still means to do what it meant one chunk ago (arXiv:2410.04640)."""
 
 from __future__ import annotations
 

@@ -7,11 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
-def cosine_costs(x: Float[Tensor, "... n d"], y: Float[Tensor, "... m d"]) -> Tensor:
-    """One minus the cosine between all points of x and y, (..., n, m) in [0, 2]."""
-    x = torch.nn.functional.normalize(x, dim=-1)
-    y = torch.nn.functional.normalize(y, dim=-1)
-    return (1.0 - x @ y.transpose(-1, -2)).clamp(0.0, 2.0)
+def mean_distances(x: Float[Tensor, "... n d"], y: Float[Tensor, "... m d"]) -> Tensor:
+    """Root mean square over the dims of the difference, (..., n, m), of all points of x and y."""
+    return torch.cdist(x, y) / x.shape[-1] ** 0.5
 
 
 def sinkhorn_plan(
@@ -38,6 +36,7 @@ def sinkhorn_plan(
     log_a = _log_uniform(rows, cost.shape[1])
     log_b = _log_uniform(columns, cost.shape[2])
     scaled = -cost / blur
+    # Alternate between the potentials of the rows and of the columns, each in units of the blur.
     g = torch.zeros_like(log_b).masked_fill(log_b.isinf(), -torch.inf)
     f = torch.zeros_like(log_a)
     for _ in range(iterations):
@@ -77,6 +76,7 @@ def mean_discrepancy(
         bandwidth: of the Gaussian kernel exp(-|x - y|^2 / (2 bandwidth^2)).
     """
 
+    # The expectation of the kernel over all pairs, those of a point with itself among them.
     def kernel(p: Tensor, q: Tensor) -> Tensor:
         return (-torch.cdist(p, q).square() / (2.0 * bandwidth**2)).exp().mean()
 

@@ -12,8 +12,9 @@ import torch
 from embodyrl.detectors.detector import Band, Detector, fit_detector
 from embodyrl.detectors.episodes import Watched
 from embodyrl.detectors.evaluate import evaluate_detector
+from embodyrl.detectors.features import FloatIndex, NearestFeatures
 from embodyrl.detectors.folder import load_detector, save_detector
-from embodyrl.detectors.signals import Clock, Float, Signal
+from embodyrl.detectors.signals import Signal, TimeTaken
 from embodyrl.detectors.stac import SAMPLES, Stac
 from embodyrl.errors import UserError
 
@@ -60,7 +61,7 @@ def detected(detector: Detector, episodes: list[Watched]) -> float:
 
 
 def test_float_finds_what_leaves_the_way_of_successes_when_it_leaves_it() -> None:
-    detector = fit_detector(Float(), walks(60, 0), 0.1, H)
+    detector = fit_detector(FloatIndex(), walks(60, 0), 0.1, H)
     assert detector.fitted == detector.calibrated == 30
     strays = walks(20, 1, strays=True)
     assert detected(detector, strays) == 1.0
@@ -71,7 +72,7 @@ def test_float_finds_what_leaves_the_way_of_successes_when_it_leaves_it() -> Non
 
 
 def test_float_of_a_success_that_it_was_fitted_to_is_nothing_unless_it_is_left_aside() -> None:
-    signal = Float()
+    signal = FloatIndex()
     known = walks(6, 3)
     signal.fit([one.readings for one in known])
     steps = known[2].steps
@@ -81,6 +82,18 @@ def test_float_of_a_success_that_it_was_fitted_to_is_nothing_unless_it_is_left_a
     other = walks(1, 4)[0]
     one_by_one = [signal.score(other.readings[: k + 1], steps, 1) for k in range(len(other.steps))]
     assert signal.curve(other.readings, other.steps, 1) == pytest.approx(one_by_one, abs=1e-6)
+
+
+def test_the_nearest_features_are_those_of_any_success_at_any_time() -> None:
+    signal = NearestFeatures()
+    signal.fit([torch.tensor([[0.0], [4.0]]), torch.tensor([[10.0]])])
+    std = float(torch.tensor([0.0, 4.0, 10.0]).std())
+    seen = torch.tensor([[1.0], [9.0], [4.0]])
+    assert signal.curve(seen, [0, 5, 10]) == pytest.approx([1 / std, 1 / std, 0.0], abs=1e-5)
+    # An episode is not compared with itself.
+    assert signal.score(seen, [0, 5, 10], without=0) == pytest.approx(6 / std, abs=1e-5)
+    detector = fit_detector(NearestFeatures(), walks(60, 0), 0.1, H)
+    assert detected(detector, walks(20, 1, strays=True)) == 1.0
 
 
 def test_stac_finds_a_policy_that_changes_its_mind() -> None:
@@ -98,7 +111,7 @@ def test_stac_finds_a_policy_that_changes_its_mind() -> None:
 
 def test_the_clock_calls_what_takes_longer_than_successes_do() -> None:
     quick = [episode(torch.zeros(k, 0)) for k in (3, 4, 5, 6, 7) * 8]
-    detector = fit_detector(Clock(), quick, 0.1, H)
+    detector = fit_detector(TimeTaken(), quick, 0.1, H)
     assert detector.threshold == 6 * H
     slow = episode(torch.zeros(12, 0), False)
     assert detector.alarm(slow) == 7 * H
@@ -109,7 +122,7 @@ class Noise(Signal):
 
     kind = "noise"
 
-    def read(self, policy, obs, chunk, generator):  # noqa: ANN001, ANN201
+    def read(self, policy, obs, chunk, generator):
         raise NotImplementedError
 
     def score(self, readings: torch.Tensor, steps: list[int], without: int = -1) -> float:
@@ -141,15 +154,15 @@ def test_a_band_keeps_the_last_score_of_an_episode_that_has_ended() -> None:
 
 def test_too_few_successes_are_refused_with_how_many_it_takes() -> None:
     with pytest.raises(UserError, match=r"at least 19 .* Of 30 successes 15 .* at least 38"):
-        fit_detector(Float(), walks(30, 0), 0.05, H)
+        fit_detector(FloatIndex(), walks(30, 0), 0.05, H)
     with pytest.raises(UserError, match="between 0 and 1"):
-        fit_detector(Float(), walks(30, 0), 1.5, H)
+        fit_detector(FloatIndex(), walks(30, 0), 1.5, H)
     with pytest.raises(UserError, match="--held-out is 1"):
-        fit_detector(Float(), walks(30, 0), 0.5, H, held_out=1.0)
+        fit_detector(FloatIndex(), walks(30, 0), 0.5, H, held_out=1.0)
 
 
 def test_an_evaluation_counts_by_outcome_time_and_task() -> None:
-    signal = Clock()
+    signal = TimeTaken()
     detector = Detector(signal, Band.none(), 12.0, 0.05, H, 2, 19)
     episodes = [
         episode(torch.zeros(10, 0), False, "red"),  # called at 15 of 50
@@ -168,8 +181,10 @@ def test_an_evaluation_counts_by_outcome_time_and_task() -> None:
     json.dumps(result)
 
 
-@pytest.mark.parametrize(("signal", "episodes"), [(Float, walks), (Stac, plans)])
-def test_a_detector_is_read_as_it_was_written(signal, episodes, tmp_path: Path) -> None:  # noqa: ANN001
+@pytest.mark.parametrize(
+    ("signal", "episodes"), [(FloatIndex, walks), (NearestFeatures, walks), (Stac, plans)]
+)
+def test_a_detector_is_read_as_it_was_written(signal, episodes, tmp_path: Path) -> None:
     detector = fit_detector(signal(), episodes(30, 0), 0.2, H)
     detector.policy = "runs/x"
     again = load_detector(save_detector(detector, tmp_path / "d"))
@@ -189,11 +204,11 @@ def test_a_detector_is_read_as_it_was_written(signal, episodes, tmp_path: Path) 
 def test_damaged_and_missing_detectors_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no detector"):
         load_detector(tmp_path)
-    folder = save_detector(fit_detector(Float(), walks(30, 0), 0.2, H), tmp_path / "d")
+    folder = save_detector(fit_detector(FloatIndex(), walks(30, 0), 0.2, H), tmp_path / "d")
     whole = (folder / "detector.json").read_text()
     for change in ({"every": 0}, {"kind": "flaot"}, {"threshold": "high"}, {"kind": "stac"}):
         (folder / "detector.json").write_text(json.dumps(json.loads(whole) | change))
-        with pytest.raises(UserError, match="damaged|Did you mean 'float'|malformed"):
+        with pytest.raises(UserError, match=r"damaged|Did you mean 'float'|malformed"):
             load_detector(folder)
     (folder / "detector.json").write_text(whole)
     (folder / "detector.safetensors").write_bytes(b"no tensors")

@@ -17,7 +17,7 @@ def test_the_rank_has_the_correction_for_a_finite_sample() -> None:
 
 
 def test_too_few_scores_are_refused_with_the_number_that_it_takes() -> None:
-    with pytest.raises(UserError, match="18 successful episodes cannot .* at least 19"):
+    with pytest.raises(UserError, match=r"18 successful episodes cannot .* at least 19"):
         conformal_threshold([0.0] * 18, 0.05)
     for wrong in (0.0, 1.0, -0.1, float("nan")):
         with pytest.raises(UserError, match="between 0 and 1"):
