@@ -83,10 +83,12 @@ def _fit(a: argparse.Namespace) -> int:
     from embodyrl.storage import checkpoint
     from embodyrl.storage.paths import fingerprint
 
-    scores_needed(a.false_alarms)  # a rate that cannot be is told at once
+    # A rate, a policy or a signal that cannot be is told before anything is read.
+    scores_needed(a.false_alarms)
     policy, device = _load(a.policy, a.device)
     signal = make_signal(a.kind, a.dream, device)
     signal.check(policy)
+    # Read the episodes, fit, and keep which checkpoint it belongs to.
     episodes = load_watched(a.data, policy, signal, device, a.seed)
     every = num_executed(policy.config)
     successes = successes_of(episodes, a.data)

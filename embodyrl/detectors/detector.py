@@ -39,8 +39,10 @@ class Band:
     @classmethod
     def of(cls, curves: Sequence[Sequence[float]]) -> Band:
         """Of the scores of successful episodes; one that has ended keeps its last score."""
+        # All curves as long as the longest, so that late times have as many of them.
         longest = max(map(len, curves))
         rows = torch.tensor([[*c, *[c[-1]] * (longest - len(c))] for c in curves])
+        # Where all scores are the same, such as at the start, any difference would be huge.
         std = rows.std(0, correction=0)
         return cls(rows.mean(0), std.clamp_min(max(FLOOR * float(std.mean()), 1e-6)))
 

@@ -55,10 +55,12 @@ class Doubt(Signal):
     @torch.no_grad()
     def read(self, policy: Any, obs: Obs, chunk: Tensor, generator: torch.Generator) -> Tensor:
         """The spread (B,) after the executed actions."""
+        # Where things are, as far as the finder sees.
         obs = obs.to(self.model.device)
         known = self.model.state_of(obs)
         assert known is not None and self.model.state is not None
         state = torch.cat([obs.proprio, known], dim=1)
+        # Dream of the executed actions, and take the ensemble's spread at their end.
         actions = chunk.to(self.model.device)
         steps = torch.full((len(actions),), actions.shape[1], device=actions.device)
         return self.model.state.roll(state, actions, steps)[1].float().cpu()

@@ -80,6 +80,7 @@ def watch(
     """
     generator = torch.Generator().manual_seed(seed)
     # The frames before each action until the task is solved.
+    # An episode in which a person took over says nothing of the policy alone.
     spans = []
     for end in demos.end.unique().tolist():
         begin = int(torch.searchsorted(demos.end, end))
@@ -95,6 +96,7 @@ def watch(
     for some in frames.split(READ_AT_ONCE):
         obs, chunk, _ = demos.batch(some)
         readings.append(signal.read(policy, obs.to(device), chunk.to(device), generator))
+    # Give each episode its own readings.
     found = []
     parts = torch.cat(readings).split([len(range(begin, end, every)) for begin, end in spans])
     for (begin, end), part in zip(spans, parts, strict=True):

@@ -33,8 +33,10 @@ def evaluate_detector(
         for none); ``by_time``, the failures detected by each share of the time limit; and
         ``tasks``, the two counts of each instruction.
     """
+    # When each episode was called a failure, if ever.
     alarms = [detector.alarm(episode) for episode in episodes]
     pairs = list(zip(episodes, alarms, strict=True))
+    # Of the failures: how long before their end, and how many by each time.
     failures = [(e, at) for e, at in pairs if not e.success]
     early = [(e.length - at) / control_hz for e, at in failures if at is not None]
     by_time = [
@@ -44,6 +46,7 @@ def evaluate_detector(
         }
         for tenths in TENTHS
     ]
+    # Both counts of each instruction.
     tasks = {
         task: _rates([pair for pair in pairs if pair[0].task == task])
         for task in sorted({episode.task for episode in episodes})

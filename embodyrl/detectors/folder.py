@@ -70,6 +70,7 @@ def save_detector(detector: Detector, path: str | Path) -> Path:
         raise UserError(
             f"{folder} holds something other than a detector. Choose another folder with --out."
         )
+    # What was learned, and the settings beside it.
     tensors = {f"signal.{name}": x.contiguous() for name, x in detector.signal.tensors().items()}
     tensors |= {"band.mean": detector.band.mean, "band.std": detector.band.std}
     about = {name: getattr(detector, name) for name in STRUCTURE if hasattr(detector, name)}
@@ -95,6 +96,7 @@ def load_detector(path: str | Path, device: Any = "cpu") -> Detector:
         raise UserError(
             f"{folder} holds no detector (there is no {FILE}). `embodyrl detector fit` makes one."
         )
+    # The settings, then what was learned. Either may come from elsewhere.
     about = read_json(folder / FILE, STRUCTURE, REMEDY)
     signal = make_signal(about.pop("kind"), about.pop("dream"), device)
     require_readable(folder / TENSORS)

@@ -58,6 +58,7 @@ class Stac(Signal):
 
     def fit(self, episodes: Sequence[Tensor]) -> None:
         """Sets the kernel's bandwidth: the median distance between the plans of a decision."""
+        # Every pair of the plans that were sampled at a decision, once.
         plans = torch.cat(list(episodes)).flatten(2)
         pairs = torch.triu_indices(SAMPLES, SAMPLES, offset=1)
         apart = torch.cdist(plans, plans)[:, pairs[0], pairs[1]]
@@ -84,6 +85,7 @@ class Stac(Signal):
                     "overlap, and a detector of the kind stac cannot compare them. Ask for the "
                     "next chunk earlier (--execute)."
                 )
+            # The rest of the earlier plans, and the beginning of the later ones.
             before = readings[k - 1][:, taken:].flatten(1)
             now = readings[k][:, : horizon - taken].flatten(1)
             total += float(mean_discrepancy(before, now, float(self.bandwidth)))

@@ -101,8 +101,10 @@ class DetectorMonitor:
         # A step that is not later than the last one begins a new episode.
         if self._steps and step <= self._steps[-1]:
             self._begin()
+        # Once in every H actions is often enough, and one question too.
         if self._asked or (self._steps and step // every == self._steps[-1] // every):
             return ""
+        # Read this decision, and judge the episode as of now.
         obs = request_obs(observation, self._device)
         actions = torch.tensor(chunk[:every])[None].to(self._device)
         read = self._detector.signal.read(self._policy, obs, actions, self._generator)
