@@ -3,8 +3,8 @@
     python benchmarks/failure_detector.py --seeds 0 1 2
 
 Each seed of each task: demonstrations and imitation; episodes of that policy without exploration noise,
-of which the successes fit and calibrate a detector of each kind for 5% false alarms; as many others,
-on which it is tested. ``clock`` knows the time alone: what another kind detects beyond it, it has
+of which the successes fit and calibrate a detector of each kind for 5% false alarms; others, on
+which it is tested. ``clock`` knows the time alone: what another kind detects beyond it, it has
 seen. On the pick task also episodes under a moved camera and another light, where the promise of
 the calibration does not hold. ``--doubt`` adds the doubt of a world model, which is trained for it.
 Every piece is kept in ``runs/failure_detector/TASK/SEED``, so the same command goes on. The result
@@ -43,8 +43,8 @@ TASKS = {
 KINDS = ("float", "nearest", "stac", "clock")
 PLAN = ("policy.horizon=10", "policy.execute=5")
 """Plans must overlap for STAC."""
-FULL = {"played": 240, "shifted": 64, "rate": "0.05"}
-TINY = {"demos": 6, "played": 8, "shifted": 2, "rate": "0.5"}
+FULL = {"played": 360, "later": 240, "shifted": 64, "rate": "0.05"}
+TINY = {"demos": 6, "played": 4, "later": 4, "shifted": 2, "rate": "0.5"}
 
 
 def collect(folder: Path, name: str, preset: str, count: int, *how: str) -> Path:
@@ -69,9 +69,8 @@ def run(folder: Path, name: str, seed: int, size: dict[str, Any], doubt: bool) -
     embodyrl(folder, "sft", "train", task.preset, *common, f"data.path={demos}", *small)
     # What it does. A tiny policy solves nothing, so there the demonstrations stand for successes.
     own = ("--policy", str(sft), "--noise-free", "--keep-failures")
-    count = size["played"]
-    played = collect(folder, "played", task.preset, count, *own, "--seed", str(100 + seed))
-    later = collect(folder, "later", task.preset, count, *own, "--seed", str(200 + seed))
+    played = collect(folder, "played", task.preset, size["played"], *own, "--seed", str(100 + seed))
+    later = collect(folder, "later", task.preset, size["later"], *own, "--seed", str(200 + seed))
     shifted = {
         split: collect(
             folder, split, task.preset, size["shifted"], f"env.split={split}", *own, "--seed", "0"
