@@ -70,6 +70,8 @@ def _add_collect(verb: Callable[..., argparse.ArgumentParser]) -> None:
         help="share of the policy's episodes that leave its course at random",
     )
     add_dream_options(sub)
+    text = "the policy acts as in evaluation and on a robot, without its exploration noise"
+    sub.add_argument("--noise-free", action="store_true", help=text)
     sub.add_argument(
         "--replay", default="", help="a data set whose successes are replayed, each with a nudge"
     )
@@ -141,6 +143,7 @@ def _collect(a: argparse.Namespace) -> int:
         policy=a.policy,
         derail=a.derail,
         choice=choice,
+        noise_free=a.noise_free,
         replay=a.replay,
         perturb=a.perturb,
         seed=a.seed,

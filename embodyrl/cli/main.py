@@ -19,6 +19,7 @@ from embodyrl.cli.compare import add_compare_verb
 from embodyrl.cli.completion import add_completion_verb
 from embodyrl.cli.config_verb import add_config_verb
 from embodyrl.cli.data import add_data_verbs
+from embodyrl.cli.detector import add_detector
 from embodyrl.cli.hub import add_exchange_verbs
 from embodyrl.cli.sweep import add_sweep_verb
 from embodyrl.cli.training import add_eval_verb, add_train_verb
@@ -178,8 +179,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_bench(verb)
     # Exchange with LeRobot and the Hugging Face hub.
     add_exchange_verbs(verb)
-    # Robots, and the world model.
+    # Robots, what watches them, and the world model.
     add_robot_verbs(verb)
+    add_detector(verb, _adder)
     add_world(verb, _adder)
     return parser
 

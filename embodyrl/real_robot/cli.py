@@ -19,6 +19,7 @@ DEPLOY_HELP = """examples:
   embodyrl deploy runs/ppo --robot twin --episodes 20    on the simulated arm
   embodyrl deploy runs/ppo --robot twin --mode naive --latency 0.2
   embodyrl deploy runs/ppo --operator                    with a page to take over, stop and label
+  embodyrl deploy runs/ppo --operator --detector runs/detector    it asks before it fails
   embodyrl deploy runs/ppo --robot ros2                  on what `embodyrl twin runs/ppo` plays
   embodyrl deploy runs/ppo --robot ros2 --robot-file arm.yaml    its own topics and workspace
   embodyrl deploy ws://10.0.0.2:8000 --token-file token --robot ros2 --robot-file arm.yaml
@@ -125,6 +126,7 @@ def add_serve_options(sub: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of the policy's noise")
     text = "makes a monitor, which may ask for a person"
     add("--monitor", default="", metavar="MODULE:FUNCTION", help=text)
+    add_detector_option(sub)
     text = "a reflector's folder; it asks for a person when an episode takes long"
     add("--reflector", default="", help=text)
     text = "share of an episode that is long (default: %(default)s)"
@@ -162,6 +164,7 @@ def add_deploy_options(sub: argparse.ArgumentParser) -> None:
     add("--record", action="store_true", help=text)
     add("--out", default="runs/deploy", help="folder of the logs (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the policy's noise")
+    add_detector_option(sub)
     add_dream_options(sub)
     add("--json", action="store_true")
 
@@ -191,6 +194,12 @@ def add_record_options(sub: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help=text)
     add("--out", required=True, help="the data set's folder")
     add("--json", action="store_true", help="print the result as JSON at the end")
+
+
+def add_detector_option(sub: argparse.ArgumentParser) -> None:
+    """Which failure detectors watch a policy."""
+    text = "a failure detector's folder: it asks for a person; may be given several times"
+    sub.add_argument("--detector", action="append", default=[], metavar="FOLDER", help=text)
 
 
 def add_dream_options(sub: argparse.ArgumentParser) -> None:
@@ -261,6 +270,7 @@ def deploy(a: argparse.Namespace) -> int:
         record=a.record,
         out=a.out,
         seed=a.seed,
+        detectors=a.detector,
         dream=dream_options(a),
     )
     if a.json:
@@ -313,6 +323,7 @@ def _serve(a: argparse.Namespace) -> int:
         a.device,
         a.seed,
         a.monitor,
+        a.detector,
         a.reflector,
         a.overdue,
         dream_options(a),

@@ -19,9 +19,10 @@ class Counter:
 
     asked = 0
     chooses = False
+    asked_for = ""
 
     def sample(self, obs, *, generator, mode):
-        assert mode == ("eval" if self.chooses else "train")
+        self.asked_for = mode
         self.asked += len(obs)
         steps = torch.arange(4.0)[None, :, None].expand(len(obs), 4, 4)
         return ActionSample(0.01 * (obs.proprio[:, None] + steps))
@@ -44,6 +45,7 @@ def test_a_chunk_is_handed_out_one_action_at_a_time_and_an_episode_starts_with_a
     assert [row[1] for row in taken] == [0, 1, 2, 3, 4, 5]
     assert policy.asked == 3 + 1 + 2  # at 0 all, at 2 the one that was reset, at 4 the two others
     assert taken[4] == [4, 4, 4]
+    assert policy.asked_for == "train"
 
 
 def test_a_policy_that_chooses_among_proposals_does_so_here_too() -> None:
@@ -52,6 +54,15 @@ def test_a_policy_that_chooses_among_proposals_does_so_here_too() -> None:
     actor = PolicyActor(SPEC, policy)
     actor.reset([0, 1, 2])
     assert actor.act_on(seen(1, 2, 3)).shape == (3, 4) and policy.asked == 3
+    assert policy.asked_for == "eval"
+
+
+def test_a_policy_acts_without_its_exploration_noise_where_that_is_asked_for() -> None:
+    policy = Counter()
+    actor = PolicyActor(SPEC, policy, noise_free=True)
+    actor.reset([0, 1, 2])
+    actor.act_on(seen(1, 2, 3))
+    assert policy.asked_for == "eval"
 
 
 def test_a_share_of_the_episodes_derails_and_goes_on_as_chance_will() -> None:
@@ -95,5 +106,7 @@ def test_past_success_is_how_it_was_recorded_and_not_another_env(tmp_path) -> No
 def test_an_actor_that_makes_no_sense_is_refused(tmp_path) -> None:
     with pytest.raises(UserError, match="noise is the expert's"):
         collect_dataset(MujocoConfig(), tmp_path / "a", num_episodes=1, policy="runs/x", noise=0.1)
+    with pytest.raises(UserError, match="noise_free is a policy's"):
+        collect_dataset(MujocoConfig(), tmp_path / "a", num_episodes=1, noise_free=True)
     with pytest.raises(UserError, match="derail needs a policy"):
         collect_dataset(MujocoConfig(), tmp_path / "a", num_episodes=1, derail=0.1)

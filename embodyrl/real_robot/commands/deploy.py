@@ -61,6 +61,7 @@ def deploy_checkpoint(
     record: bool = False,
     out: str = "runs/deploy",
     seed: int = 0,
+    detectors: Sequence[str] = (),
     dream: DreamOptions = NO_DREAM,
 ) -> dict[str, Any]:
     """Runs a policy on a robot: policy server, client, executor, safety filter, robot.
@@ -93,6 +94,7 @@ def deploy_checkpoint(
         record: also log what the policy sees, so that ``export.export_logs`` can make a data set.
         out: folder of the logs and of ``result.json``.
         seed: of the policy's noise.
+        detectors: folders of failure detectors; each asks for a person when it sees an episode fail.
         dream: lets a world model choose among the policy's proposals.
 
     Returns:
@@ -107,7 +109,8 @@ def deploy_checkpoint(
     """
     _check_arguments(path, robot, robot_file, episodes, speed)
     of_policy = [o for o in overrides if o.startswith("policy.")]
-    if path.startswith("ws://") and (given := [*dream.words[:1], *of_policy]):
+    watched = [word for folder in detectors for word in ("--detector", folder)]
+    if path.startswith("ws://") and (given := [*watched[:1], *dream.words[:1], *of_policy]):
         raise UserError(f"{path} is served already: give {given[0]} to `embodyrl serve` there.")
     settings = {
         "checkpoint": str(path),
@@ -116,6 +119,7 @@ def deploy_checkpoint(
         "speed": speed,
         "dry_run": dry_run,
         "record": record,
+        "detectors": [*detectors],
         "dream": dream.dream,
     }
     latency_of = (lambda took: latency) if latency >= 0 else float
@@ -124,12 +128,12 @@ def deploy_checkpoint(
     with ExitStack() as opened:
         # 1. Connect to the policy, the robot and the person.
         if robot == "twin":
-            client, connected = _open_twin(opened, path, overrides, seed, dream)
+            client, connected = _open_twin(opened, path, overrides, seed, detectors, dream)
         else:
             in_scene = robot == "libfranka" and not robot_file
             others = [o for o in overrides if o not in of_policy]
             _refuse_twin_options(() if in_scene else others, latency)
-            words = [*of_policy, *dream.words]
+            words = [*of_policy, *watched, *dream.words]
             client = _open_policy(opened, path, token_file, seed, words)
             connected = _open_robot(
                 opened, robot, address, robot_file, prompt, client.metadata,
@@ -201,7 +205,12 @@ def _refuse_twin_options(overrides: Sequence[str], latency: float) -> None:
 
 
 def _open_twin(
-    opened: ExitStack, path: str, overrides: Sequence[str], seed: int, dream: DreamOptions
+    opened: ExitStack,
+    path: str,
+    overrides: Sequence[str],
+    seed: int,
+    detectors: Sequence[str],
+    dream: DreamOptions,
 ) -> tuple[PolicyClient, ConnectedRobot]:
     """The policy and the simulated arm, both in this process."""
     from embodyrl import starting  # a robot's computer has neither this module nor torch
@@ -215,7 +224,9 @@ def _open_twin(
     config = twin_config(path, overrides)
     device = load_config(path, overrides).run.device
     of_policy = [o for o in overrides if o.startswith("policy.")]
-    policy = CheckpointPolicy(path, device, seed, dream=dream, overrides=of_policy)
+    policy = CheckpointPolicy(
+        path, device, seed, detectors=detectors, dream=dream, overrides=of_policy
+    )
     connected = opened.enter_context(simulated_robot(config))
     # The overrides may have changed the task into one that the policy does not fit.
     spec = connected.robot.spec  # type: ignore[attr-defined]

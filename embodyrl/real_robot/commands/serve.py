@@ -21,6 +21,7 @@ def serve_checkpoint(
     device: str,
     seed: int,
     monitor: str = "",
+    detectors: Sequence[str] = (),
     reflector: str = "",
     overdue: float = 0.7,
     dream: DreamOptions = NO_DREAM,
@@ -35,7 +36,8 @@ def serve_checkpoint(
         token_file: holds the token that clients must send.
         device: of the policy.
         seed: of the policy's noise.
-        monitor: ``MODULE:FUNCTION``, see ``checkpoint_policy.load_monitor``.
+        monitor: ``MODULE:FUNCTION``, see ``monitors.load_monitor``; empty for none.
+        detectors: folders of failure detectors; each asks for a person when it sees an episode fail.
         reflector: a reflector's folder; a person is asked for when it has not seen the task solved
             for too long.
         overdue: share of an episode that is too long.
@@ -47,22 +49,22 @@ def serve_checkpoint(
             token file, or an address that may not be used.
     """
     # Torch is imported here: on a robot's computer there is none.
-    from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy, load_monitor
+    from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy
+    from embodyrl.real_robot.policy_link.monitors import load_monitor
 
     if others := [o for o in overrides if not o.startswith("policy.")]:
         raise UserError(
             f"A server has the policy alone, so {others[0]} has no effect. Leave it out."
         )
     token = read_token(token_file)
-    policy = CheckpointPolicy(path, device, seed, load_monitor(monitor), dream, overrides)
+    monitors = [load_monitor(monitor)] if monitor else []
+    policy = CheckpointPolicy(path, device, seed, monitors, detectors, dream, overrides)
     if reflector:
         from embodyrl.real_robot.env.reflector_judge import OverdueMonitor
         from embodyrl.world_models.reflectors.folder import load_reflector
 
-        if monitor:
-            raise UserError("Give --monitor or --reflector, not both.")
         max_steps = policy.spec.max_episode_steps
-        policy.monitor = OverdueMonitor(load_reflector(reflector), max_steps, overdue)
+        policy.monitors.append(OverdueMonitor(load_reflector(reflector), max_steps, overdue))
     server = PolicyServer(policy.infer, policy.metadata, host, port, token)
     address = f"ws://{server.host}:{server.port}"
     print(

@@ -68,13 +68,16 @@ def preflight(
         checks += robot_checks(robot, metadata, safety, rate)
     if not all(c.ok for c in checks):
         return checks
-    # How long the policy takes.
+    # How long the policy takes. Every trial is the first request of an episode, so what watches the
+    # policy begins anew.
     decoder = DeltaDecoder(action_space(metadata), rate, safety.box_low, safety.box_high)
     decoder.start(robot.state().stamp, robot.state())
     checks.append(
         _check(
             "policy",
-            lambda: _latency(infer, robot.observe(decoder), execution, trials, charged),
+            lambda: _latency(
+                infer, robot.observe(decoder) | {"step": 0}, execution, trials, charged
+            ),
         )
     )
     return checks

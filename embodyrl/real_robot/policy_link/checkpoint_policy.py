@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from embodyrl.build import load_config, load_policy, load_spec
+from embodyrl.detectors.folder import check_detector, load_detector
 from embodyrl.devices import use_device
 from embodyrl.errors import UserError
 from embodyrl.policy import num_executed
 from embodyrl.real_robot.policy_link.dream_options import DreamOptions
 from embodyrl.real_robot.policy_link.metadata import policy_facts
+from embodyrl.real_robot.policy_link.monitors import (
+    DetectorMonitor,
+    Monitor,
+    first_reason,
+    request_obs,
+)
 from embodyrl.real_robot.policy_link.real_time_chunking import (
     rtc_weights,
     sample_after,
@@ -27,8 +32,6 @@ from embodyrl.world_models.dream_chooser import DreamChooser
 from embodyrl.world_models.model import WorldModel
 
 NO_DREAM = DreamOptions()
-Monitor = Callable[[dict[str, Any], NDArray[np.float32]], str]
-"""(observation, chunk (H, A) that answers it) -> why a person is needed; empty while none is."""
 
 
 class CheckpointPolicy:
@@ -38,8 +41,9 @@ class CheckpointPolicy:
         path: a checkpoint, or a run's folder (its newest).
         device: ``"auto"`` takes the GPU where there is one.
         seed: of the noise that flow policies start from.
-        monitor: looks at every chunk and may ask for a person; the answer then has the reason as
-            ``ask``.
+        monitors: each looks at every chunk and may ask for a person; the answer then has the
+            reason as ``ask``.
+        detectors: folders of failure detectors, which are further monitors.
         dream: lets a world model choose among several proposals.
         overrides: ``policy.key=value``, of the config that it was trained with.
 
@@ -53,11 +57,11 @@ class CheckpointPolicy:
         path: str,
         device: str = "auto",
         seed: int = 0,
-        monitor: Monitor | None = None,
+        monitors: Sequence[Monitor] = (),
+        detectors: Sequence[str] = (),
         dream: DreamOptions = NO_DREAM,
         overrides: Sequence[str] = (),
     ) -> None:
-        self.monitor = monitor
         # The checkpoint says which policy it is, and the env that it was made for.
         self.config = load_config(path, overrides)
         self.spec = load_spec(path)
@@ -75,6 +79,11 @@ class CheckpointPolicy:
             model = WorldModel.load(dream.dream, self.device)
             self._dream = DreamChooser(self.policy, model, dream.proposals, dream.margin)
         self._generator = torch.Generator().manual_seed(seed)
+        self.monitors = [*monitors]
+        for folder in detectors:
+            detector = load_detector(folder, self.device)
+            check_detector(detector, folder, self.policy, path)
+            self.monitors.append(DetectorMonitor(detector, self.policy, self.device, seed))
         execute = num_executed(self.policy.config)
         # A client gets the whole plan, also what lies beyond the actions that are to be executed:
         # real-time chunking continues it. A chooser knows the executed actions alone.
@@ -91,22 +100,16 @@ class CheckpointPolicy:
             observation: as ``server.check_observation`` accepts it.
 
         Returns:
-            ``actions`` (H, A) float32, and ``ask`` where the monitor asks for a person.
+            ``actions`` (H, A) float32, and ``ask`` where a monitor asks for a person.
         """
-        # A batch of one.
-        images = observation.get("images", {})
-        obs = Obs(
-            images={name: torch.tensor(image)[None] for name, image in images.items()},
-            proprio=torch.tensor(observation["proprio"])[None],
-            instruction=[observation.get("prompt", "")],
-        ).to(self.device)
+        obs = request_obs(observation, self.device)
         if "previous" in observation:
             actions = self._continued(obs, observation)
         else:
             actor = self._dream or self.policy
             actions = actor.sample(obs, generator=self._generator, mode="eval").actions
         chunk = actions[0].float().cpu().numpy().astype(np.float32)
-        why = self.monitor(observation, chunk) if self.monitor is not None else ""
+        why = first_reason(self.monitors)(observation, chunk)
         return {"actions": chunk, "ask": why} if why else {"actions": chunk}
 
     def _continued(self, obs: Obs, request: dict[str, Any]) -> torch.Tensor:
@@ -136,24 +139,3 @@ class CheckpointPolicy:
         if self._dream is not None:
             return self._dream.proposals
         return self.policy.config.proposals if getattr(self.policy, "chooses", False) else 1
-
-
-def load_monitor(name: str) -> Monitor | None:
-    """The monitor that a function makes.
-
-    Args:
-        name: ``MODULE:FUNCTION``; the function takes no arguments and returns a ``Monitor``. Empty
-            for no monitor.
-
-    Raises:
-        UserError: there is no such function.
-    """
-    if not name:
-        return None
-    module, _, function = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
-        raise UserError(
-            f"There is no monitor {name!r} ({error}). Name a function as MODULE:FUNCTION."
-        ) from error

@@ -1,0 +1,144 @@
+"""``embodyrl detector fit|test``: a failure detector for a policy, and how well it does."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from embodyrl.cli.verbs import CHECKPOINT, JSON, Verb, print_as
+from embodyrl.errors import UserError
+
+HELP = """examples:
+  embodyrl collect mujoco env.task=pick --policy runs/sft --noise-free --keep-failures \\
+      --episodes 200 --out data/played
+  embodyrl detector fit runs/sft data/played --out runs/detector --false-alarms 0.05
+  embodyrl detector test runs/detector data/played_later
+  embodyrl deploy runs/sft --detector runs/detector --operator
+"""
+FIT_HELP = """examples:
+  embodyrl detector fit runs/sft data/played --out runs/detector
+  embodyrl detector fit runs/sft data/played --out runs/stac --kind stac --false-alarms 0.1
+  embodyrl detector fit runs/sft data/played --out runs/doubt --kind doubt --dream runs/world/model
+It learns from the episodes that succeeded, and needs 19 of them for the threshold at 5%.
+"""
+TEST_HELP = """examples:
+  embodyrl detector test runs/detector data/played_later
+  embodyrl detector test runs/detector data/played_later --policy runs/sft --json
+"""
+
+
+def add_detector(verb: Verb, adder: Callable[[Any], Verb]) -> None:
+    """Adds ``detector`` to the command line, and its own verbs to it; see ``world.add_world``."""
+    text = "Fits and tests a failure detector, which asks for a person before an episode fails."
+    parts = verb("detector", None, text, HELP).add_subparsers(
+        metavar="COMMAND", dest="detector_command", required=True
+    )
+    part = adder(parts)
+    sub = part("fit", _fit, "Fits a detector to recorded episodes.", FIT_HELP, torch="yes")
+    sub.add_argument("policy", help=CHECKPOINT)
+    sub.add_argument("data", help="a LeRobotDataset of episodes that this policy played")
+    sub.add_argument("--out", required=True, help="the detector's folder")
+    text = "what it looks at: float, nearest, stac, clock or doubt (default: %(default)s)"
+    sub.add_argument("--kind", default="float", help=text)
+    text = "share of successes that may be called failures (default: %(default)s)"
+    sub.add_argument("--false-alarms", type=float, default=0.05, metavar="RATE", help=text)
+    text = "share of the successes that the threshold comes from (default: %(default)s)"
+    sub.add_argument("--held-out", type=float, default=0.5, metavar="SHARE", help=text)
+    text = "a world model's folder, for the kind doubt"
+    sub.add_argument("--dream", default="", metavar="MODEL", help=text)
+    sub.add_argument("--seed", type=int, default=0, help="of the split, and of what is sampled")
+    sub.add_argument("--device", default="auto")
+    sub.add_argument("--json", action="store_true", help=JSON)
+    text = "Counts detected failures and false alarms on other episodes."
+    sub = part("test", _test, text, TEST_HELP, torch="yes")
+    sub.add_argument("detector", help="the detector's folder")
+    sub.add_argument("data", help="a LeRobotDataset that it was not fitted to, with failures")
+    text = "the run or checkpoint, where it lies elsewhere than when the detector was fitted"
+    sub.add_argument("--policy", default="", metavar="RUN", help=text)
+    sub.add_argument("--seed", type=int, default=0, help="of what is sampled")
+    sub.add_argument("--device", default="auto")
+    sub.add_argument("--json", action="store_true", help=JSON)
+
+
+def _load(run: str, device: str) -> tuple[Any, Any]:
+    """A run's policy, and where it is."""
+    from embodyrl.build import load_config, load_policy, load_spec
+    from embodyrl.devices import use_device
+
+    where = use_device(device, "--device")
+    policy: Any = load_policy(run, load_config(run).policy, load_spec(run), 0, where)
+    return policy.eval(), where
+
+
+def _fit(a: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from embodyrl.detectors.detector import fit_detector
+    from embodyrl.detectors.episodes import load_watched, successes_of
+    from embodyrl.detectors.evaluate import evaluate_detector
+    from embodyrl.detectors.folder import make_signal, save_detector
+    from embodyrl.functional.conformal import scores_needed
+    from embodyrl.policy import num_executed
+    from embodyrl.storage import checkpoint
+    from embodyrl.storage.paths import fingerprint
+
+    # A rate, a policy or a signal that cannot be is told before anything is read.
+    scores_needed(a.false_alarms)
+    policy, device = _load(a.policy, a.device)
+    signal = make_signal(a.kind, a.dream, device)
+    signal.check(policy)
+    # Read the episodes, fit, and keep which checkpoint it belongs to.
+    episodes = load_watched(a.data, policy, signal, device, a.seed)
+    every = num_executed(policy.config)
+    successes = successes_of(episodes, a.data)
+    detector = fit_detector(signal, successes, a.false_alarms, every, a.held_out, a.seed)
+    detector.policy = str(Path(a.policy).absolute())
+    detector.fingerprint = fingerprint(checkpoint.find(a.policy)) or ""
+    save_detector(detector, a.out)
+    # No failure was learned from, so those of the same data already say something.
+    failures = [episode for episode in episodes if not episode.success]
+    spec = policy.spec
+    score = evaluate_detector(detector, failures, spec.control_hz, spec.max_episode_steps)
+    result = {
+        "detector": a.out,
+        "kind": a.kind,
+        "fitted": detector.fitted,
+        "calibrated": detector.calibrated,
+        "threshold": detector.threshold,
+        "detected": score["detected"],
+    }
+    print_as(a, result, _print_fit)
+    return 0
+
+
+def _print_fit(result: dict[str, Any]) -> None:
+    from embodyrl.functional.intervals import format_rate
+
+    found = format_rate(result["detected"]["k"], result["detected"]["n"])
+    print(
+        f"Wrote {result['detector']}: {result['kind']}, fitted to {result['fitted']} successes, "
+        f"calibrated on {result['calibrated']} others. Failures of these data detected: {found}."
+    )
+
+
+def _test(a: argparse.Namespace) -> int:
+    from embodyrl.detectors.episodes import load_watched
+    from embodyrl.detectors.evaluate import evaluate_detector, print_detection
+    from embodyrl.detectors.folder import check_detector, load_detector
+    from embodyrl.devices import use_device
+
+    detector = load_detector(a.detector, use_device(a.device, "--device"))
+    run = a.policy or detector.policy
+    try:
+        policy, device = _load(run, a.device)
+    except UserError as error:
+        if a.policy:
+            raise
+        raise UserError(f"{error} If it was moved, say where it is: --policy RUN.") from error
+    check_detector(detector, a.detector, policy, run)
+    episodes = load_watched(a.data, policy, detector.signal, device, a.seed)
+    spec = policy.spec
+    result = evaluate_detector(detector, episodes, spec.control_hz, spec.max_episode_steps)
+    print_as(a, {"detector": a.detector, **result}, print_detection)
+    return 0

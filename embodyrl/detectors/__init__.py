@@ -1,0 +1,1 @@
+"""Failure detectors: what watches a policy act, and says early that an episode will fail."""
