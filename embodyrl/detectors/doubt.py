@@ -1,4 +1,4 @@
-"""``Doubt``: how far the networks of a world model disagree about what the next chunk will do."""
+"""``ModelDoubt``: how far the networks of a world model disagree about what the next chunk will do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from embodyrl.types import Obs
 from embodyrl.world_models.model import WorldModel
 
 
-class Doubt(Signal):
+class ModelDoubt(Signal):
     """The largest spread so far of a state model's networks, as a dream's own doubt.
 
     Args:

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from embodyrl.detectors.detector import Band, Detector
-from embodyrl.detectors.doubt import Doubt
+from embodyrl.detectors.doubt import ModelDoubt
 from embodyrl.detectors.features import FloatIndex, NearestFeatures
 from embodyrl.detectors.signals import Signal, TimeTaken
 from embodyrl.detectors.stac import Stac
@@ -23,7 +23,7 @@ from embodyrl.storage.plain_data import COUNT, NUMBER, TEXT, first_line, read_js
 FILE = "detector.json"
 TENSORS = "detector.safetensors"
 KINDS: dict[str, type[Signal]] = {
-    signal.kind: signal for signal in (FloatIndex, NearestFeatures, Stac, TimeTaken, Doubt)
+    signal.kind: signal for signal in (FloatIndex, NearestFeatures, Stac, TimeTaken, ModelDoubt)
 }
 STRUCTURE = {
     "kind": TEXT,
@@ -52,8 +52,8 @@ def make_signal(kind: str, dream: str = "", device: Any = "cpu") -> Signal:
     """
     if kind not in KINDS:
         raise UserError(f"There is no kind of detector {kind!r}. {did_you_mean(kind, KINDS)}")
-    if kind == Doubt.kind:
-        return Doubt(dream, device)
+    if kind == ModelDoubt.kind:
+        return ModelDoubt(dream, device)
     if dream:
         raise UserError(f"A detector of the kind {kind} dreams of nothing. Leave --dream out.")
     return KINDS[kind]()

@@ -11,7 +11,7 @@ from reach_square import ReachSquare, reaches
 from squares import SETTINGS
 
 from embodyrl.detectors.detector import Band, Detector
-from embodyrl.detectors.doubt import Doubt
+from embodyrl.detectors.doubt import ModelDoubt
 from embodyrl.detectors.folder import load_detector, save_detector
 from embodyrl.errors import UserError
 from embodyrl.types import Obs
@@ -38,7 +38,7 @@ def model_in(folder: Path, **settings: object) -> str:
 
 def test_it_reads_the_spread_of_the_ensemble_after_the_executed_actions(tmp_path: Path) -> None:
     folder = model_in(tmp_path / "model", state_members=3)
-    signal = Doubt(folder)
+    signal = ModelDoubt(folder)
     images = {"front": torch.randint(0, 255, (4, 32, 32, 3), dtype=torch.uint8)}
     obs = Obs(images, torch.rand(4, 2), ["go to it"] * 4)
     signal.check(SimpleNamespace(spec=ReachSquare(1).spec))
@@ -56,8 +56,8 @@ def test_it_reads_the_spread_of_the_ensemble_after_the_executed_actions(tmp_path
 
 def test_models_that_cannot_doubt_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--dream MODEL"):
-        Doubt("")
+        ModelDoubt("")
     with pytest.raises(UserError, match="no world model"):
-        Doubt(str(tmp_path))
+        ModelDoubt(str(tmp_path))
     with pytest.raises(UserError, match="not several networks"):
-        Doubt(model_in(tmp_path / "one", state_members=1))
+        ModelDoubt(model_in(tmp_path / "one", state_members=1))
