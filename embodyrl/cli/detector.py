@@ -10,11 +10,10 @@ from embodyrl.cli.verbs import CHECKPOINT, JSON, Verb, print_as
 from embodyrl.errors import UserError
 
 HELP = """examples:
-  embodyrl collect mujoco env.task=pick --policy runs/sft --noise-free --keep-failures \\
-      --episodes 200 --out data/played
   embodyrl detector fit runs/sft data/played --out runs/detector --false-alarms 0.05
   embodyrl detector test runs/detector data/played_later
-  embodyrl deploy runs/sft --detector runs/detector --operator
+The data are of the policy as it is deployed: embodyrl collect --noise-free --keep-failures.
+With a detector, embodyrl deploy and serve ask for a person: --detector runs/detector.
 """
 FIT_HELP = """examples:
   embodyrl detector fit runs/sft data/played --out runs/detector

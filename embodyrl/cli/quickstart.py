@@ -27,6 +27,8 @@ from embodyrl.training.runner import train
 
 DEMONSTRATIONS = 100
 EXPERT_NOISE = 0.15
+HINDSIGHT = 0.3
+"""Weight of the loss by which imitation learns where things are in pictures."""
 
 
 def quickstart(out: str, seed: int, command: str = "") -> dict[str, Any]:
@@ -52,7 +54,8 @@ def quickstart(out: str, seed: int, command: str = "") -> dict[str, Any]:
     )
     common = [f"run.out={folder}", f"run.seed={seed}", f"env.seed={seed}"]
     demos = folder / "demos"
-    sft = compose("mujoco_pick_sft", [*common, "run.name=sft", f"data.path={demos}"])
+    seeing = f"algorithm.hindsight_coef={HINDSIGHT}"
+    sft = compose("mujoco_pick_sft", [*common, "run.name=sft", f"data.path={demos}", seeing])
 
     console.rule("1/3  A scripted expert demonstrates")
     warm_up(sft.env)  # compiles the renderer's kernels

@@ -144,7 +144,7 @@ def test_a_data_set_that_is_missing_is_named_with_the_command_that_makes_it(tmp_
         words = shlex.split(str(refusal.value).partition("Or make it: ")[2])
         assert words[:2] == ["embodyrl", "collect"] and words[-2:] == ["--out", config.data.path]
         # Who learns from failures is told of a policy's episodes, an expert's being solved.
-        tries = config.data.keep == "all"
+        tries = config.data.keep == "all" and bool(config.run.init_checkpoint)
         assert ("--keep-failures" in words) == tries
         assert not tries or words[words.index("--policy") + 1] == config.run.init_checkpoint
         wanted = config.env if tries else config.env.for_demonstrations()

@@ -38,6 +38,7 @@ VERBS = (
 VERBS += (
     "twin",
     "record",
+    "detector",
     "act",
     "world",
     "push",

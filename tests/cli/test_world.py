@@ -52,5 +52,6 @@ def test_the_loop_examples_would_start(verb: str, capsys: pytest.CaptureFixture[
         config = read_loop(arguments.preset, arguments.overrides)
         assert config.policy == "runs/sft"
         env_config(config.env, config.env_overrides)
-        compose(config.dream, config.dream_overrides)
+        learns = (config.dream, config.dream_overrides)
+        compose(*(learns if config.dream else (config.imitate, config.imitate_overrides)))
         build_section("world", WorldTrainConfig, OmegaConf.from_dotlist(list(config.world)))

@@ -54,7 +54,7 @@ def drawn(name: str, demos, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     _, learner = algorithm(name)
     generator = torch.Generator().manual_seed(0)
     if name == "sft":
-        return learner._draw(demos, generator)[0].proprio[:, 0]
+        return learner._draw(demos, generator)[1].proprio[:, 0]
     learner.add_demos(demos)
     seen = []
     for module in (sac_flow, rlpd):
