@@ -37,8 +37,7 @@ RECORD_HELP = """examples:
   embodyrl record --out data/mine                          on the simulated arm, by the page
   embodyrl record mujoco_pick_sft --teleop keyboard --out data/mine
   embodyrl record mujoco env.task=reach --teleop scripted --episodes 5 --out data/reach
-  embodyrl record env.image_size=224 --robot ros2 --robot-file arm.yaml --out data/mine \\
-      --teleop spacemouse --task "pick up the red block" --episodes 50
+  embodyrl record --robot ros2 --robot-file arm.yaml --teleop spacemouse --out data/mine
 The same command goes on where a session ended, however it ended; no finished episode is lost.
 """
 ACT_HELP = """examples:

@@ -7,12 +7,13 @@ import os
 import pty
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from bound_by_rights import run
 from record_session import Page, session
 
 from embodyrl.cli.main import main
@@ -234,17 +235,34 @@ def test_ctrl_c_ends_a_session_and_the_same_command_goes_on(tmp_path: Path) -> N
     assert main([*SCRIPTED, "--episodes", "1", "--out", str(out)]) == 0
 
 
+def in_a_process(words: list[str], largest_file: int = 0) -> tuple[int, str]:
+    """Exit status and words of a command whose files may have so many bytes; 0: any.
+
+    It is a new program: a forked one would wait for threads of this one's simulator.
+    """
+    limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({largest_file}, {largest_file}));"
+    code = f"import resource, sys; {limit if largest_file else ''} from embodyrl.cli.main import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+    )
+    return done.returncode, done.stdout
+
+
 def test_a_full_disk_loses_the_running_episode_alone(tmp_path: Path) -> None:
     out = tmp_path / "data"
     words = [*SCRIPTED, "--episodes", "2", "--out", str(out)]
-    status, text = run(lambda: main(words), tmp_path / "said", largest_file=20_000)
+    status, text = in_a_process(words, largest_file=20_000)
     last = text.strip().splitlines()[-1]
     assert status == 1 and "largest size that is allowed" in last and "goes on" in last, text
     assert not list(logs_folder(out).glob("*.mcap")) and not out.exists()
     # A disk that is too small is noticed before anything moves.
     too_much = [*words, "--seconds", "3600", "--speed", "1"]
     too_much[too_much.index("2")] = "100000"
-    status, text = run(lambda: main(too_much), tmp_path / "said")
+    status, text = in_a_process(too_much)
     assert status == 1 and re.search(r"100000 more episodes may take \d+\.\d GB", text), text
     assert "fewer --seconds" in text
     assert main(words) == 0 and len(frames_of(out, out)) == 2
