@@ -194,7 +194,8 @@ def test_every_key_of_the_terminal(tmp_path: Path) -> None:
         press("x")
         started.says("discarded")
         page.until(lambda s: "Press Start" in s["reason"])
-        # A push starts, too; up and turned; the gripper closes; pause; go on; success.
+        # A push starts, too, once the keys were let go: up and turned; the gripper closes; pause; success.
+        time.sleep(1.5)
         hold("rq", page, 4)
         press(" ")
         page.until(lambda s: not s["open"])
