@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from post_train import JOBS, embodyrl
-from shared import HERE, write
+from shared import HERE, scored, write
 
 from embodyrl.functional.intervals import bootstrap_iqm
 from embodyrl.training.run_folder import finished
 
-TASKS = {"mujoco_pick_pa_rl": 256, "mujoco_push_pa_rl": 256, "libero_object_pa_rl": 90}
-"""Name of a job of ``post_train.py`` -> held-out states."""
+TASKS = ("mujoco_pick_pa_rl", "mujoco_push_pa_rl")
+"""Names of jobs of ``post_train.py``."""
 WEIGHTS = (0.0, 0.3)
 
 
@@ -43,16 +41,9 @@ def train(task: str, seed: int, weight: float) -> Path:
     return folder / name
 
 
-def score(run: Path, episodes: int) -> list[float]:
-    """Successes, episodes and interval of a run; from its folder, where it was scored before."""
-    path = run / "score.json"
-    if not path.exists():
-        command = [sys.executable, "-m", "embodyrl.cli", "eval", str(run)]
-        given = ["--episodes", str(episodes), "--json"]
-        done = subprocess.run([*command, *given], check=True, capture_output=True, text=True)
-        path.write_text(done.stdout)
-    found = json.loads(path.read_text())
-    return [found["successes"], found["episodes"], *found["interval"]]
+def score(run: Path) -> list[float]:
+    """Successes, episodes and interval of a run."""
+    return scored(run, run / "score.json", "--episodes", "256")
 
 
 def main() -> None:
@@ -69,7 +60,7 @@ def main() -> None:
         for seed in arguments.seeds:
             rows = tasks.setdefault(task, {"seeds": {}})
             rows["seeds"][str(seed)] = {
-                str(weight): score(train(task, seed, weight), TASKS[task]) for weight in WEIGHTS
+                str(weight): score(train(task, seed, weight)) for weight in WEIGHTS
             }
             for weight in WEIGHTS:
                 found = [row[str(weight)] for row in rows["seeds"].values()]

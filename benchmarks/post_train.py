@@ -21,7 +21,7 @@ from pathlib import Path
 
 import yaml
 from figures import draw_json
-from shared import HERE, evaluations, write
+from shared import HERE, evaluations, scored, write
 
 from embodyrl.functional.intervals import bootstrap_iqm, wilson
 from embodyrl.training.run_folder import finished
@@ -255,6 +255,7 @@ def distil(folder: Path, seed: int) -> dict:
         "mujoco_pick_sft",
         *(f"run.out={folder}", f"run.seed={seed}", "run.name=distilled", f"data.path={own}"),
         *(f"run.init_checkpoint={folder / 'rl'}", "algorithm.lr=3e-4", "algorithm.batch_size=128"),
+        "algorithm.hindsight_coef=0.3",  # as in the quickstart
     )
     last = evaluations(folder / "distilled")[-1]
     solved, episodes = last["successes"], last["episodes"]
@@ -263,15 +264,7 @@ def distil(folder: Path, seed: int) -> dict:
 
 def alone(folder: Path) -> dict:
     """Successes of the policy without its chooser."""
-    path = folder / "alone.json"
-    if not path.exists():
-        command = [sys.executable, "-m", "embodyrl.cli", "eval", str(folder / "rl")]
-        found = subprocess.run(
-            [*command, "policy.proposals=1", "--json"], check=True, capture_output=True, text=True
-        )
-        path.write_text(found.stdout)
-    found = json.loads(path.read_text())
-    return {"alone": [found["successes"], found["episodes"], *found["interval"]]}
+    return {"alone": scored(folder / "rl", folder / "alone.json", "policy.proposals=1")}
 
 
 def read(folder: Path, seed: int) -> dict:
@@ -312,7 +305,7 @@ def main() -> None:
     quick = arguments.name == "quickstart"
     title = "Quickstart: pick up the named block, pixels" if quick else JOBS[arguments.name].title
     seeds = []
-    for seed in arguments.seeds:
+    for seed in sorted(arguments.seeds):
         seeds.append(read(run(arguments.name, seed, arguments.overrides), seed))
         scores = {when: [s[when][0] / s[when][1] for s in seeds] for when in ("before", "after")}
         result = {

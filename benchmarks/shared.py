@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,16 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
             }
         )
     return sorted(rows, key=lambda row: row["iteration"])
+
+
+def scored(run: Path, path: Path, *given: str) -> list[float]:
+    """Successes, episodes and interval of ``embodyrl eval``; from ``path``, where it was scored before."""
+    if not path.exists():
+        command = [sys.executable, "-m", "embodyrl.cli", "eval", str(run), *given, "--json"]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        path.write_text(done.stdout)
+    found = json.loads(path.read_text())
+    return [found["successes"], found["episodes"], *found["interval"]]
 
 
 def gathered(

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from post_train import imitate
-from shared import HERE, write
+from shared import HERE, scored, write
 
 from embodyrl.functional.intervals import bootstrap_iqm
 
@@ -26,15 +24,9 @@ NOISES = (1.0, 0.7, 0.5, 0.3, 0.0)
 
 
 def score(folder: Path, noise: float) -> list[float]:
-    """Successes, episodes and interval of a checkpoint; from the folder, where it was scored before."""
-    path = folder / f"start_noise_{noise}.json"
-    if not path.exists():
-        command = [sys.executable, "-m", "embodyrl.cli", "eval", str(folder / "sft")]
-        given = ["--episodes", "256", f"policy.start_noise={noise}", "--json"]
-        done = subprocess.run([*command, *given], check=True, capture_output=True, text=True)
-        path.write_text(done.stdout)
-    found = json.loads(path.read_text())
-    return [found["successes"], found["episodes"], *found["interval"]]
+    """Successes, episodes and interval of a checkpoint with that noise."""
+    given = ("--episodes", "256", f"policy.start_noise={noise}")
+    return scored(folder / "sft", folder / f"start_noise_{noise}.json", *given)
 
 
 def main() -> None:

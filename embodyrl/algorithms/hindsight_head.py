@@ -50,10 +50,10 @@ class HindsightHead(nn.Module):
                 f"algorithm.hindsight_coef teaches a policy to see where episodes lead, but {why}. "
                 "Set algorithm.hindsight_coef=0."
             )
-        self.dim = policy.spec.proprio_dim
-        self.normalize = Normalizer(self.dim)
+        dim = policy.spec.proprio_dim
+        self.normalize = Normalizer(dim)
         self.net = nn.Sequential(
-            nn.Linear(policy.features_dim, HIDDEN), nn.SiLU(), nn.Linear(HIDDEN, PLACES * self.dim)
+            nn.Linear(policy.features_dim, HIDDEN), nn.SiLU(), nn.Linear(HIDDEN, PLACES * dim)
         )
         self.to(next(policy.parameters()).device)
         self.optimizer = GuardedAdam(self.net.parameters(), LOCALISER_LR, 1.0, "hindsight head")

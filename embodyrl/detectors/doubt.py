@@ -39,8 +39,8 @@ class ModelDoubt(Signal):
         self.model = WorldModel.load(dream, device)
         if self.model.state is None or len(self.model.state.members) < 2:
             raise UserError(
-                f"The world model in {dream} has not several networks that could disagree. Train "
-                "one with a state: `embodyrl world train` without state=false."
+                f"The world model in {dream} has fewer than two networks for the state, so none can "
+                "disagree. Train one with a state: `embodyrl world train` without state=false."
             )
         if self.model.finder is None:
             raise UserError(

@@ -59,5 +59,5 @@ def test_models_that_cannot_doubt_are_refused(tmp_path: Path) -> None:
         ModelDoubt("")
     with pytest.raises(UserError, match="no world model"):
         ModelDoubt(str(tmp_path))
-    with pytest.raises(UserError, match="not several networks"):
+    with pytest.raises(UserError, match="fewer than two networks"):
         ModelDoubt(model_in(tmp_path / "one", state_members=1))
