@@ -11,6 +11,9 @@ JOBS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 PURELIB = 'import sysconfig; print(sysconfig.get_path("purelib"))'
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 2
+# Real time: where another program holds a core for a moment, an arm rightly stops. What failed is tried once more, alone.
+ROBOT_MARKS ?= slow or not slow
+ROBOT_TESTS = OMP_NUM_THREADS=1 .venv-ros/bin/python -m pytest tests/real_robot -k "ros or libfranka" -m "$(ROBOT_MARKS)"
 
 .PHONY: help setup quickstart test test-all test-robot mutants lint docs faults bench results results-list lock wheel
 
@@ -38,7 +41,7 @@ test-all: lint ## the slow tests too, and where there is a CUDA device those tha
 
 test-robot: setup requirements/ros.txt requirements/franka_sim.txt ## simulated arms over ROS 2, ROS 1, rosbridge and libfranka; makes .venv-ros/ and .venv-franka/ (400 MB)
 	scripts/robot_setup.sh $(UV)
-	OMP_NUM_THREADS=1 .venv-ros/bin/python -m pytest tests/real_robot -k "ros or libfranka"
+	$(ROBOT_TESTS) || $(ROBOT_TESTS) --last-failed
 
 mutants: .venv-mutants/.setup ## changes the maths in thousands of ways and names the changes that no test notices; PARTS=functional for one room
 	OMP_NUM_THREADS=1 nice .venv-mutants/bin/python scripts/mutants.py $(PARTS)
