@@ -117,6 +117,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "dsrl": "embodyrl.algorithms.dsrl:DSRL",
         "fql": "embodyrl.algorithms.fql:FQL",
     },
+    # What stands around an env and gives its reward, built as cls(env, config).
+    "judges": {"reflector": "embodyrl.world_models.judged_env:JudgedEnv"},
 }
 
 
@@ -141,7 +143,7 @@ def load(kind: str, name: str) -> Any:
     """
     known = names(kind)
     if name not in known:
-        singular = {"envs": "env", "policies": "policy", "algorithms": "algorithm"}[kind]
+        singular = {"policies": "policy"}.get(kind, kind.removesuffix("s"))
         raise UserError(f"There is no {singular} {name!r}. {did_you_mean(name, known)}")
     module, _, attribute = known[name].partition(":")
     if name in BUILT_IN[kind]:
