@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from post_train import embodyrl, imitate
-from shared import HERE, evaluations, write
+from shared import evaluations, write
 
 from embodyrl.functional.intervals import bootstrap_iqm, wilson
 from embodyrl.training.run_folder import finished
@@ -98,7 +98,7 @@ def main() -> None:
         rates = {w: [s["ways"][w]["after"] for s in seeds] for w in WAYS}
         iqm = {w: bootstrap_iqm([k / n for k, n, *_ in found]) for w, found in rates.items()}
         write("learned_reward", {"iqm": iqm, "seeds": seeds})
-        print(seed, {w: ways[w]["after"][:2] + [ways[w]["claimed"]] for w in WAYS}, flush=True)
+        print(seed, {w: [*ways[w]["after"][:2], ways[w]["claimed"]] for w in WAYS}, flush=True)
 
 
 if __name__ == "__main__":

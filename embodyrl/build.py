@@ -51,7 +51,7 @@ def make_env(config: EnvConfig, run_device: str = "auto") -> VecEnv:
     with starting.step(f"building {envs} of {config.name}"):
         env = presented(registry.load("envs", config.name)(plain), config.profile)
         env = remembering(env, config.history)
-        return guarded(registry.load("judges", "reflector")(env, config) if judged else env)
+        return guarded(registry.judged(env, config) if judged else env)
 
 
 def limit_num_envs(config: EnvConfig, episodes: int) -> EnvConfig:

@@ -117,8 +117,6 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "dsrl": "embodyrl.algorithms.dsrl:DSRL",
         "fql": "embodyrl.algorithms.fql:FQL",
     },
-    # What stands around an env and gives its reward, built as cls(env, config).
-    "judges": {"reflector": "embodyrl.world_models.judged_env:JudgedEnv"},
 }
 
 
@@ -143,7 +141,7 @@ def load(kind: str, name: str) -> Any:
     """
     known = names(kind)
     if name not in known:
-        singular = {"policies": "policy"}.get(kind, kind.removesuffix("s"))
+        singular = {"envs": "env", "policies": "policy", "algorithms": "algorithm"}[kind]
         raise UserError(f"There is no {singular} {name!r}. {did_you_mean(name, known)}")
     module, _, attribute = known[name].partition(":")
     if name in BUILT_IN[kind]:
@@ -156,6 +154,11 @@ def load(kind: str, name: str) -> Any:
             f"imported ({error}). Correct it in the pyproject.toml of its package, and install the "
             "package again."
         ) from error
+
+
+def judged(env: Any, config: Any) -> Any:
+    """The env with the reward of ``config.reflector``; imported only where one is named."""
+    return _own_module("embodyrl.world_models.judged_env").JudgedEnv(env, config)
 
 
 def _own_module(module: str) -> Any:

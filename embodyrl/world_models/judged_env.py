@@ -83,7 +83,9 @@ class JudgedEnv:
         self._film.begin(obs.images, rows, self._reflector.cameras, self._reflector.window)
         self._streak[rows] = 0
         self._running[rows] = True
-        self.fault_texts = {k: v for k, v in self.fault_texts.items() if k not in set(rows.tolist())}
+        self.fault_texts = {
+            k: v for k, v in self.fault_texts.items() if k not in set(rows.tolist())
+        }
         # A reflector that cannot judge the first picture has not seen any progress yet.
         if self._config.progress_coef and len(rows):
             self._probability[rows] = self._judged(rows, obs).nan_to_num(0.0)
