@@ -38,10 +38,20 @@ def make_env(config: EnvConfig, run_device: str = "auto") -> VecEnv:
     """
     check_config("env", config)
     config = dataclasses.replace(config, device=str(config.place(run_device)))
+    if config.progress_coef and (config.judges_itself or not config.reflector):
+        raise UserError(
+            f"env.progress_coef is {config.progress_coef}, but nothing gives that reward: it needs a "
+            f"simulator and env.reflector. Set env.progress_coef to 0 for env.name={config.name}, or "
+            "name a reflector's folder."
+        )
+    judged = bool(config.reflector) and not config.judges_itself
+    # The simulator must not end an episode of which another judges whether it is solved.
+    plain = dataclasses.replace(config, terminate_on_success=False) if judged else config
     envs = f"{config.num_envs} envs" if config.num_envs > 1 else "the env"
     with starting.step(f"building {envs} of {config.name}"):
-        env = presented(registry.load("envs", config.name)(config), config.profile)
-        return guarded(remembering(env, config.history))
+        env = presented(registry.load("envs", config.name)(plain), config.profile)
+        env = remembering(env, config.history)
+        return guarded(registry.judged(env, config) if judged else env)
 
 
 def limit_num_envs(config: EnvConfig, episodes: int) -> EnvConfig:

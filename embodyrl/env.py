@@ -23,7 +23,7 @@ from torch import Tensor
 from embodyrl.devices import env_device
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.ranges import Count, Device, Range, Seed
-from embodyrl.storage.paths import machine_setting
+from embodyrl.storage.paths import machine_setting, path_setting
 from embodyrl.types import EnvSpec, Obs, Step
 
 
@@ -49,6 +49,11 @@ class EnvConfig:
             run's device where any of them can use a GPU, otherwise the CPU (``devices``).
         history: observations, one control step apart, that a policy sees at once; LeRobot's
             Diffusion Policy sees 2.
+        reflector: folder of a reflector (``embodyrl world reflect``) that gives the reward and ends
+            the episode in place of the simulator; empty means the env's own reward. A policy is
+            still evaluated by the simulator's success.
+        progress_coef: also rewards what the reflector's probability gains from chunk to chunk,
+            times this. Gains and losses cancel, so an episode earns at most this much by them.
     """
 
     name: str = ""
@@ -59,6 +64,13 @@ class EnvConfig:
     profile: str = ""
     device: Device = machine_setting("auto")
     history: Annotated[int, Range(1, 16)] = 1
+    reflector: str = path_setting()
+    progress_coef: Annotated[float, Range(0, 100)] = 0.0
+
+    @property
+    def judges_itself(self) -> bool:
+        """Whether the env asks ``reflector`` itself, as dreams and robots do."""
+        return False
 
     @property
     def uses_gpu(self) -> bool:
@@ -74,8 +86,8 @@ class EnvConfig:
         return env_device(self.device, self.uses_gpu, run_device)
 
     def for_evaluation(self, split: str) -> EnvConfig:
-        """The env in which a policy is evaluated; for a world model, that is the real env."""
-        return replace(self, split=split)
+        """The env in which a policy is evaluated, by its own success; a dream's is the real env."""
+        return replace(self, split=split, reflector="", progress_coef=0.0)
 
     def ood_splits(self) -> dict[str, str]:
         """Splits out of the training distribution, and in words how each differs; none by default."""
@@ -83,7 +95,7 @@ class EnvConfig:
 
     def for_demonstrations(self) -> EnvConfig | None:
         """The env in which ``embodyrl collect`` demonstrates this one's task; None if in none."""
-        return self
+        return replace(self, reflector="", progress_coef=0.0)
 
     def smallest(self) -> EnvConfig | None:
         """The same with one env, to look at its spec; None where that would touch the world."""

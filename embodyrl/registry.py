@@ -156,6 +156,11 @@ def load(kind: str, name: str) -> Any:
         ) from error
 
 
+def judged(env: Any, config: Any) -> Any:
+    """The env with the reward of ``config.reflector``; imported only where one is named."""
+    return _own_module("embodyrl.world_models.judged_env").JudgedEnv(env, config)
+
+
 def _own_module(module: str) -> Any:
     """A module of this package.
 

@@ -34,6 +34,7 @@ def train_reflector(
     cameras: Sequence[str] = (),
     window: int = 3,
     steps: int = 0,
+    discount: float = 0.0,
     features: str = "pixels",
     tail: int = 0,
     held_out: float = 0.3,
@@ -51,6 +52,7 @@ def train_reflector(
         cameras: names; none means all.
         window: T.
         steps: of training; 0 is the default of ``TrainConfig``.
+        discount: see ``TrainConfig``; above 0 the reflector also tells progress.
         features: of a goal reflector.
         tail: see ``from_demonstrations``.
         held_out: share of the episodes that is not trained on; half of them calibrate, half
@@ -77,6 +79,10 @@ def train_reflector(
         raise UserError(
             f"A reflector of kind {kind!r} is not trained; it must be 'trained' or 'goal'."
         )
+    if kind == "goal" and discount:
+        raise UserError(
+            "A goal reflector measures a distance, so --discount has no use: drop one of the two."
+        )
     where = use_device(device, "--device")
     episodes = load_episodes(data, cameras, tail)
     learn, rest = episodes.split(held_out, seed)
@@ -86,7 +92,7 @@ def train_reflector(
             learn, GoalConfig(features, tuple(cameras), window, seed=seed), str(where)
         )
     else:
-        config = TrainConfig(seed=seed)
+        config = TrainConfig(seed=seed, discount=discount)
         config = replace(config, steps=steps) if steps else config
         with keep_random_state():
             torch.manual_seed(seed)
@@ -213,6 +219,8 @@ def print_score(result: dict[str, Any]) -> None:
             else "{value:.3f} [{low:.3f}, {high:.3f}]".format(**numbers)
         )
         print(f"{title:>34}  {shown}")
+    order = "undefined" if result["order"] is None else f"{result['order']:.3f}"
+    print(f"{'order in time until solved':>34}  {order}")
     for name, title in (
         ("false_terminations", "failing episodes ended as solved"),
         ("missed", "solved episodes never ended"),
@@ -266,6 +274,13 @@ def _add_train(verbs: Any) -> None:
         "--window", type=int, default=3, help="frames seen at once (default: %(default)s)"
     )
     sub.add_argument("--steps", type=int, default=0, help="of training")
+    sub.add_argument(
+        "--discount",
+        type=float,
+        default=0.0,
+        help="learn progress too: a frame that is solved K frames later counts DISCOUNT**K "
+        "(default: 0, solved or not)",
+    )
     sub.add_argument(
         "--features", default="pixels", help="of goals: pixels, or a Hugging Face vision model"
     )

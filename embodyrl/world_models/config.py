@@ -263,6 +263,11 @@ class WorldModelConfig(EnvConfig):
             )
 
     @property
+    def judges_itself(self) -> bool:
+        """See ``EnvConfig``; every imagined frame is judged."""
+        return True
+
+    @property
     def uses_gpu(self) -> bool:
         """See ``EnvConfig``; the whole world model can."""
         return True

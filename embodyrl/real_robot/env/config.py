@@ -77,6 +77,11 @@ class RobotConfig(EnvConfig):
     reflector: str = path_setting()
     max_reward: Annotated[float, Range(0, 1e6, open_low=True, open_high=True)] = 1.0
 
+    @property
+    def judges_itself(self) -> bool:
+        """See ``EnvConfig``; a robot has no other reward than its judge's."""
+        return True
+
     def for_evaluation(self, split: str) -> EnvConfig:
         """The same robot without a person: only the policy is scored."""
         return replace(self, split=split, corrector=0, operator=-1, hand="")

@@ -61,6 +61,25 @@ class LabelledEpisodes:
         """(E,) bool, whether any frame of the episode is solved."""
         return np.logical_or.reduceat(self.label, self.first_frames)
 
+    def progress(self, discount: float) -> np.ndarray:
+        """(F,) float32: 1 where solved, g**k where it will be k frames later, and 0 where never.
+
+        That is the value of a sparse reward under whoever made the data.
+
+        Args:
+            discount: g; 0 gives the labels.
+        """
+        left = np.full(len(self), np.inf)
+        ends = np.append(self.first_frames[1:], len(self))
+        for start, end in zip(self.first_frames, ends, strict=True):
+            solved = np.flatnonzero(self.label[start:end])
+            if len(solved):
+                # For each frame, the next one that is solved; after the last one there is none.
+                after = np.searchsorted(solved, np.arange(end - start))
+                there = after < len(solved)
+                left[start:end][there] = solved[after[there]] - np.flatnonzero(there)
+        return (discount**left).astype(np.float32)
+
     def windowed(self, values: np.ndarray, frame: np.ndarray, window: int) -> Tensor:
         """(B, T) the values of the frames that a reflector sees (``window_rows``).
 

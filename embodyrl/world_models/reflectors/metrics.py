@@ -42,6 +42,19 @@ def ece(prob: np.ndarray, label: np.ndarray, bins: int = 15) -> float:
     return float(np.abs(gap).sum() / len(prob))
 
 
+def order_correlation(score: np.ndarray) -> float:
+    """Spearman's correlation of scores with their order in time; NaN where they do not differ.
+
+    Of the frames until a task is solved it says whether a judge sees the task coming closer (value
+    order correlation, arXiv:2411.04549).
+    """
+    if len(score) < 2 or (score == score[0]).all():
+        return float("nan")
+    _, place, count = np.unique(score, return_inverse=True, return_counts=True)
+    rank = (np.cumsum(count) - (count - 1) / 2)[place]
+    return float(np.corrcoef(rank, np.arange(len(score)))[0, 1])
+
+
 def any_per_episode(flag: np.ndarray, episode: np.ndarray) -> np.ndarray:
     """(E,) bool, whether any frame of an episode has the flag, in order of episode numbers."""
     _, number = np.unique(episode, return_inverse=True)

@@ -93,6 +93,8 @@ def score_probabilities(
 
         - ``episodes``, ``solved``, ``frames`` and ``unjudged``: counts.
         - ``f1``, ``auroc`` and ``ece``: each with ``value``, ``low`` and ``high``.
+        - ``order``: the mean over solved episodes of ``metrics.order_correlation`` until they are
+          solved, or None.
         - ``false_terminations`` (failing episodes ended as a success), ``missed`` (solved episodes
           never ended) and ``premature`` (solved episodes ended before their first solved frame):
           each with ``rate``, ``k``, ``n``, ``low`` and ``high``.
@@ -119,6 +121,14 @@ def score_probabilities(
         for _ in range(RESAMPLES)
     ]
 
+    # Does the probability rise on the way to success?
+    ways = [
+        calibrated[start : stop + 1]
+        for start, stop in zip(episodes.first_frames[solved], first_solved[solved], strict=True)
+    ]
+    rises = [metrics.order_correlation(way[np.isfinite(way)]) for way in ways]
+    rises = [rise for rise in rises if np.isfinite(rise)]
+
     def frames(metric: Callable[[np.ndarray, np.ndarray], float]) -> dict[str, float | None]:
         resampled = np.array([metric(value[pick], label[pick]) for pick in picks])
         low, high = (
@@ -137,6 +147,7 @@ def score_probabilities(
         "f1": frames(lambda p, y: metrics.f1(p >= calibration.threshold, y)),
         "auroc": frames(metrics.auroc),
         "ece": frames(metrics.ece),
+        "order": float(np.mean(rises)) if rises else None,
         "false_terminations": _share(~never[~solved]),
         "missed": _share(never[solved]),
         "premature": _share((end < first_solved)[solved]),

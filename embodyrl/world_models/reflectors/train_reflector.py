@@ -33,6 +33,9 @@ class TrainConfig:
     """Share of those windows that get an instruction about another object, and so are failures."""
     swap_words: tuple[str, ...] = COLOURS
     """Words that name objects of which only one can be solved at a time; empty if several can."""
+    discount: float = 0.0
+    """g: a frame that is k frames from being solved has the target g**k, so that the probability
+    says how far the task is (``LabelledEpisodes.progress``); 0 learns "solved" alone."""
     augment: bool = True
     """Whether windows are shifted, relit and blurred, as imagined frames may be."""
     seed: int = 0
@@ -62,6 +65,9 @@ def train_on_episodes(
     Raises:
         UserError: only solved or only unsolved frames.
     """
+    if not 0 <= config.discount < 1:
+        raise UserError(f"The discount is {config.discount}; it must be at least 0 and below 1.")
+    targets = episodes.progress(config.discount)
     solved = np.flatnonzero(episodes.label)
     unsolved = np.flatnonzero(~episodes.label)
     if not len(solved) or not len(unsolved):
@@ -87,7 +93,9 @@ def train_on_episodes(
             rng.choice(solved, config.batch_size),
             rng.choice(unsolved, config.batch_size),
         )
-        frames, sentences, target, weight = _batch(episodes, frame, swaps, config, rng, model)
+        frames, sentences, target, weight = _batch(
+            episodes, targets, frame, swaps, config, rng, model
+        )
         if config.augment:
             frames = {name: augment(pixels, generator) for name, pixels in frames.items()}
         # Weighted binary cross-entropy.
@@ -109,6 +117,7 @@ def train_on_episodes(
 
 def _batch(
     episodes: LabelledEpisodes,
+    targets: np.ndarray,
     frame: np.ndarray,
     swaps: list[list[str]],
     config: TrainConfig,
@@ -120,7 +129,8 @@ def _batch(
     Returns:
         Frames by camera, instructions, and (B, T-1) target and weight of each frame but the first.
     """
-    target = episodes.windowed(episodes.label, frame, model.window)[:, 1:].float()
+    target = episodes.windowed(targets, frame, model.window)[:, 1:].clone()
+    solved = episodes.windowed(episodes.label, frame, model.window)[:, 1:].float()
     weight = torch.ones_like(target)
     sentences = [episodes.sentences[i] for i in episodes.sentence[frame]]
     for k, others in enumerate(swaps[i] for i in episodes.sentence[frame]):
@@ -128,7 +138,7 @@ def _batch(
             sentences[k] = others[rng.integers(len(others))]
             # Solved frames become failures. For the others it is unknown whether the new task was
             # solved in them, so they do not count.
-            weight[k] = target[k].clone()
+            weight[k] = solved[k]
             target[k] = 0.0
     return (
         {name: episodes.window(name, frame, model.window) for name in model.cameras},

@@ -246,3 +246,41 @@ def test_selecting_episodes_keeps_their_frames():
     assert np.array_equal(window[0].numpy(), expected)
     with pytest.raises(UserError, match="held out"):
         data.split(0.01)
+
+
+def test_progress_counts_down_to_the_next_solved_frame():
+    """By hand: never solved; solved at the third frame and lost again; solved at once."""
+    label = np.array([0, 0, 0, 0, 0, 1, 0, 1, 0, 1, 1], dtype=bool)
+    episode = np.array([0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 2])
+    rows = np.arange(len(label))
+    some = LabelledEpisodes({}, rows, label, episode, np.zeros(len(label), dtype=int), ["go"])
+    expected = [0, 0, 0, 0.25, 0.5, 1, 0.5, 1, 0, 1, 1]
+    np.testing.assert_allclose(some.progress(0.5), expected)
+    np.testing.assert_array_equal(some.progress(0.0), label)
+
+
+def test_a_reflector_with_a_discount_says_how_far_the_task_is():
+    """On the way to success it is nearer to g**k than one that learned "solved", which it still knows."""
+    config = TrainConfig(steps=220, batch_size=24, lr=4e-3, swapped=0.3)
+    new = episodes(60, seed=1)
+    error = {}
+    for discount in (0.0, 0.8):
+        settings = dataclasses.replace(config, discount=discount)
+        prob = judge_episodes(train_on_episodes(episodes(150), settings, make()), new)
+        target = new.progress(0.8)
+        way = (target > 0) & (target < 1) & np.isfinite(prob)
+        error[discount] = np.abs(prob - target)[way].mean()
+    assert error[0.8] < 0.8 * error[0.0], error
+    assert metrics.auroc(prob[np.isfinite(prob)], new.label[np.isfinite(prob)]) > 0.9
+    with pytest.raises(UserError, match="below 1"):
+        train_on_episodes(new, dataclasses.replace(config, discount=1.0), make())
+
+
+def test_order_in_time():
+    """Spearman's correlation; scipy's, with ties."""
+    from scipy.stats import spearmanr
+
+    score = np.array([0.1, 0.3, 0.3, 0.2, 0.9, 0.8])
+    expected = spearmanr(score, np.arange(6)).statistic
+    assert metrics.order_correlation(score) == pytest.approx(expected)
+    assert np.isnan(metrics.order_correlation(np.ones(4)))
