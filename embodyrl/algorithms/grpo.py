@@ -109,6 +109,9 @@ class GRPOConfig(ActorConfig):
         if "success" not in self.rewards:
             why = "algorithm.rewards leaves success out"
             refuse_unread(self, "algorithm", ("replay_successes",), why)
+        if not self.keep_min:
+            why = "algorithm.keep_min=0 learns from groups that fail as they are"
+            refuse_unread(self, "algorithm", ("replay_successes",), why)
         if self.per_reward:
             if len(self.rewards) < 2:
                 raise UserError(

@@ -42,6 +42,8 @@ def check_draws(config: Config, algorithm: Algorithm, spec: EnvSpec) -> None:
     """
     run = config.run
     keys = ("task_sampling", "start_sampling", "first_length")
+    if (run.task_sampling, run.start_sampling, run.first_length) == ("uniform", "uniform", 1.0):
+        return
     if not algorithm.plays:
         refuse_unread(run, "run", keys, f"{config.algorithm.name} plays no episodes in training")
     if len(spec.tasks) == 1:
@@ -51,13 +53,14 @@ def check_draws(config: Config, algorithm: Algorithm, spec: EnvSpec) -> None:
         refuse_unread(run, "run", ("start_sampling",), why)
     if not spec.reports_success:
         refuse_unread(run, "run", keys[:2], f"{spec.name} reports no success")
-    if short_rollout(config, algorithm, spec):
-        why = (
-            f"a rollout has {rollout_steps(config, algorithm)} actions and an episode up to "
-            f"{spec.max_episode_steps}, so the success of training episodes stays unknown. Raise "
-            "algorithm.num_chunks, or do without"
+    by_success = [key for key in keys[:2] if getattr(run, key) != "uniform"]
+    if by_success and short_rollout(config, algorithm, spec):
+        steps = rollout_steps(config, algorithm)
+        raise UserError(
+            f"run.{by_success[0]} draws by success in training, but a rollout has {steps} actions and "
+            f"an episode up to {spec.max_episode_steps}, so that stays unknown. Raise "
+            f"algorithm.num_chunks, or leave run.{by_success[0]} at uniform."
         )
-        refuse_unread(run, "run", keys[:2], why)
 
 
 def check_held(config: Config, algorithm: Algorithm, spec: EnvSpec) -> None:

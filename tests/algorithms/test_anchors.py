@@ -266,9 +266,9 @@ def test_a_policy_without_a_flow_has_no_distance():
     class Other:
         config = None
 
-    with pytest.raises(UserError, match="reference_coef is 1.0, but Other has no flow"):
+    with pytest.raises(UserError, match=r"reference_coef is 1.0, but Other has no flow"):
         Anchors(AnchorConfig(reference_coef=1.0), Other())
-    with pytest.raises(UserError, match="bc_coef is 1.0, but Other has neither"):
+    with pytest.raises(UserError, match=r"bc_coef is 1.0, but Other has neither"):
         Anchors(AnchorConfig(bc_coef=1.0), Other())
     with pytest.raises(UserError, match="bc_coef=0 imitates nothing"):
         AnchorConfig(bc_schedule="success")

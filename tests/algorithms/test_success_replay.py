@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from test_grpo import Chaser, make_batch, make_env, make_grpo, update
 
 from embodyrl.algorithms.grpo import GRPOConfig
 from embodyrl.algorithms.success_replay import SuccessReplay
@@ -14,6 +13,7 @@ from embodyrl.functional.returns import group_advantages, median_pivots
 from embodyrl.rollouts.batches import Episode, GroupBatch
 from embodyrl.rollouts.collect import Player
 from embodyrl.storage import checkpoint
+from tests.algorithms.test_grpo import Chaser, make_batch, make_env, make_grpo, update
 
 
 def episodes(init: int, solved: list[bool]) -> list[Episode]:
@@ -57,9 +57,10 @@ def test_a_group_that_fails_gets_the_success_from_its_own_start_alone():
 
 
 def test_an_update_learns_from_it():
-    grpo = make_grpo(replay_successes=4, epochs=20, lr=3e-3)
+    grpo = make_grpo(replay_successes=4)
     mixed = batch_of(grpo, episodes(1, [True, False, False, False]))
-    assert update(grpo, mixed)["replayed_groups"] == 0.0
+    assert update(make_grpo(replay_successes=4), mixed)["replayed_groups"] == 0.0
+    grpo.successes.store(mixed.kept)
     failed = batch_of(grpo, episodes(1, [False] * 4), seed=2)
     failed.failed, failed.kept = failed.kept, failed.kept.select([])
     own = grpo.successes.episodes[1]
@@ -108,8 +109,10 @@ def test_kept_successes_survive_a_checkpoint(tmp_path):
 
 
 def test_successes_need_success_among_the_rewards():
-    with pytest.raises(UserError, match="replay_successes is 8, but algorithm.rewards leaves"):
+    with pytest.raises(UserError, match=r"replay_successes is 8, but algorithm.rewards leaves"):
         GRPOConfig(replay_successes=8, rewards=("return",))
+    with pytest.raises(UserError, match="keep_min=0 learns from groups that fail"):
+        GRPOConfig(replay_successes=8, keep_min=0.0)
 
 
 # The median.

@@ -51,7 +51,7 @@ def test_shards_draw_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["run.start_sampling=difficulty"], "start_sampling.*12 actions and an episode up to 50"),
+        (["run.start_sampling=difficulty"], "start_sampling.*12 actions and an episode up to 25"),
         (["algorithm.bc_schedule=success"], "bc_coef=0 imitates nothing"),
         (["algorithm.reference_coef=1"], "random weights.*run.init_checkpoint"),
     ],
@@ -63,8 +63,8 @@ def test_what_would_come_to_nothing_is_refused(tmp_path, overrides, says):
 
 
 def test_successes_are_kept_only_where_a_start_comes_twice(tmp_path):
-    settings = GRPO | {"rewards": ["success"], "replay_successes": 8}
-    with pytest.raises(UserError, match="none comes twice.*run.start_sampling=difficulty"):
+    settings = GRPO | {"rewards": ["success"], "replay_successes": 8, "keep_min": 0.1}
+    with pytest.raises(UserError, match=r"none comes twice.*run.start_sampling=difficulty"):
         train(make(tmp_path, SHORT, algorithm=settings))
     assert RUN["iterations"] == 4 and "dsrl" in NEEDS
     row = rows(train(make(tmp_path, SHORT, BY_SUCCESS[0], algorithm=settings)))[-1]
