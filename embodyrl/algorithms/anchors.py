@@ -134,6 +134,7 @@ class Anchors:
 
         All that is random is drawn here.
         """
+        # Draw chunks of demonstrations.
         assert self.demos is not None, "the runner adds them where bc_coef asks for some"
         policy = self.policy
         before, without_last = imitated_rows(policy)
@@ -141,9 +142,11 @@ class Anchors:
         obs, actions, mask = self.demos.batch(frames, before=before)
         device = next(policy.parameters()).device
         obs = obs.to(device)
+        # Draw what is random in their loss.
         loss, given, mask, noise = drawn_imitation(
             policy, actions.to(device), mask.to(device), generator
         )
+        # Some rows add their share of the mean over all actions that count.
         total = mask.sum()
         weight = self.weight
 
@@ -183,8 +186,10 @@ class Anchors:
             size: rows of a piece, at most.
             generator: of times and noise.
         """
+        # A time and a noisy chunk each.
         t = sample_training_time(len(chunks), generator, device=chunks.device)
         noisy, _ = flow_matching_pair(chunks, t, randn(chunks.shape, generator, chunks.device))
+        # The reference's velocity there, of the rows that count.
         velocity = torch.full_like(noisy, torch.nan)
         velocity[rows] = microbatches.forward(
             rows, lambda i: _velocity(self.reference, obs[i], noisy[i], t[i]), size

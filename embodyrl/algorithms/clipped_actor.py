@@ -176,6 +176,7 @@ class ClippedActor:
         if c.lr_schedule == "linear":
             self.optimizer.lr = self._scheduled_lr(progress)
         rate = self.optimizer.lr
+        # Where the policy is compared with the one that training began with.
         points = None
         if c.reference_coef and len(rows):
             size = self.microbatches.size or c.minibatch_size

@@ -185,6 +185,7 @@ class GRPO(Algorithm):
             groups = [range(i, i + size) for i in range(0, len(batch.episodes), size)]
             good = [g for g in groups if self._is_informative([batch.episodes[i] for i in g])]
             kept.append(batch.select([i for group in good for i in group]))
+            # Where all failed, a kept success may stand in.
             if c.replay_successes:
                 lost = [g for g in groups if self._all_failed([batch.episodes[i] for i in g])]
                 failed.append(batch.select([i for group in lost for i in group]))
@@ -252,6 +253,7 @@ class GRPO(Algorithm):
         """The groups to learn from: those kept, and those that failed with a success from before."""
         if not self.config.replay_successes:
             return batch.kept
+        # Successes from before this iteration stand in; those of this one are kept for later.
         rescued = None
         if batch.failed is not None:
             rescued = self.successes.rescued(batch.failed, self.config.group_size)

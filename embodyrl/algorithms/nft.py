@@ -146,6 +146,7 @@ class NFT(Algorithm):
         rows = (optimality != 0.5).nonzero().flatten()  # at 1/2 the two branches cancel
         self.anchors.note(batch.episodes)
         stats = Means()
+        # Where the reference is compared, for all epochs.
         points = None
         if c.reference_coef and len(rows):
             chunks = kept.trace.x[:, -1]
@@ -161,10 +162,12 @@ class NFT(Algorithm):
                 if len(i):
                     good = optimality[i]
                     loss = self._loss(kept.obs[i], kept.trace[i], good, weight[i], generator)
+                # The distance to the policy that training began with.
                 if points is not None:
                     distance = self.anchors.distance(kept.obs, points, i)
                     loss = loss + c.reference_coef * distance
                     stats.add(reference_distance=distance)
+                # Imitation of as many chunks of demonstrations.
                 if c.bc_coef:
                     count = len(i) or c.minibatch_size
                     all_rows, imitation = self.anchors.imitation(count, generator)

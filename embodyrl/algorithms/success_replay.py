@@ -30,10 +30,12 @@ class SuccessReplay:
 
     def store(self, batch: EpisodeBatch) -> None:
         """Keeps the successes of a batch."""
+        # A newer success replaces the one from the same state, and stands last.
         for number, episode in enumerate(batch.episodes):
             if episode is not None and episode.success:
                 self.episodes.pop(episode.init, None)
                 self.episodes[episode.init] = batch.select([number]).to("cpu")
+        # The states that were solved longest ago go.
         for init in list(self.episodes)[: max(0, len(self.episodes) - self.capacity)]:
             del self.episodes[init]
 
@@ -49,6 +51,7 @@ class SuccessReplay:
         """
         parts: list[EpisodeBatch] = []
         for first in range(0, len(failed.episodes), size):
+            # The success from this group's own initial state, if there is one.
             episode = failed.episodes[first]
             kept = None if episode is None else self.episodes.get(episode.init)
             if kept is not None:

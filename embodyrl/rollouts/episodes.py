@@ -167,6 +167,7 @@ class EpisodeStream:
         step = self.env.step(actions)
         if not self._limit.any():
             return step
+        # Its time is up before the env's is.
         late = self._length + step.valid.sum(1).cpu() >= self._limit
         late &= (self._limit > 0) & (self.playing != IDLE) & ~step.done.cpu()
         return replace(step, truncated=step.truncated | late.to(step.truncated.device))

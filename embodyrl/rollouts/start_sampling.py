@@ -68,6 +68,7 @@ class Draws:
         """How likely an even draw of ``init`` is, compared with this one; 0 below .001."""
         if not self.tasks and not self.starts:
             return 1.0
+        # The probability of an even draw; by the odds of tasks; and with what is drawn again.
         limit = spec.num_init_states or EVERY
         drawn = 1.0 / limit
         if self.tasks:
@@ -118,6 +119,7 @@ def remembered(record: Mapping[str, Sequence[float]], episodes: Iterable[Episode
         # What was played last stands last, and outlives others of the same variance.
         solved, played = new.pop(str(episode.init), (0.0, 0.0))
         new[str(episode.init)] = keep * solved + episode.success, keep * played + 1.0
+    # More than there is room for: those of the smallest variance go.
     variances = _variances(new)
     spare = sorted(variances, key=lambda init: variances[init])[: max(0, len(new) - POOL)]
     for init in spare:
@@ -126,6 +128,7 @@ def remembered(record: Mapping[str, Sequence[float]], episodes: Iterable[Episode
 
 
 def _variances(record: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    # The prior's mean, by Laplace's rule over all states.
     solved = sum(pair[0] for pair in record.values())
     played = sum(pair[1] for pair in record.values())
     mean = (solved + 1.0) / (played + 2.0)

@@ -35,6 +35,7 @@ def updated(record: Mapping[str, Sequence[float]], episodes: Iterable[Episode]) 
     Of a task's states each counts as often as an even draw would play it (``Episode.weight``).
     """
     new: Record = {task: (solved, played) for task, (solved, played) in record.items()}
+    # What is older counts less, by as much as a newer episode counts.
     even = _even_in_each(list(episodes))
     keep = 1.0 - 1.0 / MEMORY
     for episode, weight in even:

@@ -93,6 +93,7 @@ def draws(run: Run) -> Draws | None:
     if settings.task_sampling == "difficulty":
         tasks = tuple(difficulty_odds(at.tasks, run.envs.spec.tasks))
     starts, odds = start_draws(at.starts) if at.starts else ((), ())
+    # And how long the episodes are by now.
     length = grown_length(settings.first_length, at.iteration / settings.iterations)
     found = Draws(tasks, starts, odds, length)
     return None if found == Draws() else found
@@ -104,11 +105,13 @@ def keep_best(run: Run) -> str:
     The updates after it are undone, in the algorithm's own state too: a longer run goes on from
     there.
     """
+    # Which evaluation, of all that were made.
     best = best_look(run.folder)
     run.kept = True
     if best == run.at.iteration:
         close(run.folder, f"iter_{best:06d}")
         return "The last evaluation is the best one: its policy is kept."
+    # Policy and algorithm as they were then, in a checkpoint that is the newest.
     load_states(run, run.folder / "checkpoints" / f"step_{best:06d}")
     save_checkpoint(run)
     return f"The policy of iteration {best} is kept, whose evaluation is the best (run.keep=best)."

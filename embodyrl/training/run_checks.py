@@ -82,6 +82,7 @@ def check_held(config: Config, algorithm: Algorithm, spec: EnvSpec) -> None:
             steps = rollout_steps(config, algorithm)
             why = f"a rollout has {steps} actions, less than an episode, {why}"
             refuse_unread(c, "algorithm", ("bc_schedule",), why)
+    # A reference must be worth staying near to.
     start = run.init_checkpoint or getattr(config.policy, "pretrained", "")
     if getattr(c, "reference_coef", 0.0) and not start:
         raise UserError(
@@ -89,6 +90,7 @@ def check_held(config: Config, algorithm: Algorithm, spec: EnvSpec) -> None:
             "weights, and a policy must not be held near these. Give run.init_checkpoint=RUN, or "
             "set it to 0."
         )
+    # A success can be played again only where its initial state comes twice.
     recurs = run.start_sampling == "difficulty" or spec.num_init_states is not None
     if getattr(c, "replay_successes", 0) and not recurs:
         raise UserError(

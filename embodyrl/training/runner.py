@@ -188,10 +188,10 @@ def settle(run: Run) -> None:
     """Makes the folder one of a run that stands where this one does."""
     for folder in (run.folder, run.folder / "evals", run.folder / "videos"):
         remove_unfinished(folder)
+    drop_evaluations(run.folder, run.at.iteration)
     if run.resumed is not None and (run.ranks is None or run.ranks.first):
         checkpoint.delete_old(run.resumed, run.config.run.keep_checkpoints, spared(run))
     write_text(run.folder / "config.yaml", to_yaml(run.config))
-    drop_evaluations(run.folder, run.at.iteration)
     run.stalled = stalled(run.folder, run.config.run.patience)
     if not run.over:
         reopen(run.folder)

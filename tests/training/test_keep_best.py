@@ -184,6 +184,21 @@ def test_a_run_that_was_killed_while_it_went_back_does_so_again(tmp_path):
     assert left(again) == left(folder)
 
 
+def test_the_best_outlives_a_lost_tail(tmp_path):
+    levels = [0.6, -0.5, 0.9]
+    folder = train(make(tmp_path, levels, "run.iterations=3", "run.keep_checkpoints=2"))
+    assert left_steps(folder) == ["step_000001", "step_000002", "step_000003"]
+    # The newest checkpoint is damaged, and it was the best: until it comes again, the first one is.
+    (folder / "checkpoints" / "step_000003" / "state.json").write_text("{}")
+    train(make(tmp_path, levels, "run.iterations=3", "run.keep_checkpoints=1"))
+    assert left(folder)[:3] == (pytest.approx(0.9), 3, 3)
+    assert "step_000001" in left_steps(folder)
+
+
+def left_steps(folder):
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
 def test_the_best_needs_looks(tmp_path):
     with pytest.raises(UserError, match=r"run.keep=best chooses among evaluations"):
         make(tmp_path, [0.0], "run.eval_every=0")
