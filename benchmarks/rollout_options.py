@@ -31,6 +31,8 @@ OUT = Path("runs/bench/rollout_options")
 EVALUATIONS = 5
 LOOKS = 128
 FRESH = 256
+STEPS = {"ppo": 4_500, "grpo": 2_700}
+"""Env steps that an iteration takes, roughly; successes end episodes early."""
 STARTS = {"run": {"start_sampling": "difficulty"}}
 BC = {"algorithm": {"bc_coef": 0.3}}
 FOLLOWS = {"algorithm": {"bc_coef": 0.3, "bc_schedule": "success"}}
@@ -67,7 +69,7 @@ def config(task: str, name: str, seed: int, env_steps: int) -> Config:
     """Of one run."""
     algorithm = ALGORITHMS[name.partition("_")[0]]
     given = VARIANTS[name][1]
-    every = max(1, round(env_steps / algorithm.steps / EVALUATIONS))
+    every = max(1, round(env_steps / STEPS[algorithm.algorithm["name"]] / EVALUATIONS))
     sft = compose(f"{task}_sft")
     env = {key: getattr(sft.env, key) for key in ("name", "task", "num_envs")} | {"seed": seed}
     env |= {"max_blocks": 2} if task == "mujoco_pick" else {"obs": "state"}
