@@ -109,6 +109,11 @@ class RunConfig:
             ``uniform`` draws all alike, ``difficulty`` more often those that are neither never nor
             always solved: task i by p_i (1 - p_i) of its recent success rate p_i, and a fifth of
             the episodes evenly. Evaluations are not affected.
+        start_sampling: how training draws the initial states of its episodes. ``uniform`` draws all
+            alike; ``difficulty`` draws half of them alike, and half among the last 512 by the
+            variance p (1 - p) of their success. ``train_success`` is that of an even draw.
+        first_length: share of their time limit after which training episodes end at first. It grows
+            linearly to 1 over the first half of the run.
         iterations: updates of the algorithm.
         minutes: end the run after this much training time, in minutes; 0 means no limit.
         init_checkpoint: start from the policy of this checkpoint. A run's folder means its newest
@@ -120,6 +125,8 @@ class RunConfig:
         eval_before: also evaluate the policy before training.
         patience: end the run after this many evaluations in a row without a new best one; 0 goes
             on to the last iteration.
+        keep: the policy that the run ends with: the ``last``, or that of the ``best`` evaluation,
+            more exactly the latest one within a standard error of it.
         videos: number of episodes that are saved as video, in the evaluations before and after
             training.
         checkpoint_every: iterations between checkpoints.
@@ -142,6 +149,8 @@ class RunConfig:
     out: str = "runs"
     seed: Seed = 0
     task_sampling: Annotated[str, Choice("uniform", "difficulty")] = "uniform"
+    start_sampling: Annotated[str, Choice("uniform", "difficulty")] = "uniform"
+    first_length: Annotated[float, Range(0, 1, open_low=True)] = 1.0
     iterations: Count = 100
     minutes: NotNegative = 0.0
     init_checkpoint: str = path_setting()
@@ -150,6 +159,7 @@ class RunConfig:
     eval_split: str = "eval"
     eval_before: bool = True
     patience: CountOrZero = 0
+    keep: Annotated[str, Choice("last", "best")] = "last"
     videos: CountOrZero = machine_setting(8)
     checkpoint_every: Count = 25
     keep_checkpoints: CountOrZero = 2
@@ -166,6 +176,10 @@ class RunConfig:
             raise UserError(
                 f"run.patience={self.patience} waits for evaluations, and there are none: set "
                 "run.eval_every."
+            )
+        if self.keep == "best" and not self.eval_every:
+            raise UserError(
+                "run.keep=best chooses among evaluations, and there are none: set run.eval_every."
             )
 
     @property

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from embodyrl.algorithm import MemoryPlan
+from embodyrl.algorithms.anchors import AnchorConfig, Anchors, add_gradient
 from embodyrl.algorithms.optim import Figures, GuardedAdam, Means, Microbatches, minibatches
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.losses import ppo_policy_loss
@@ -30,8 +31,8 @@ So one odd rollout neither freezes nor wrecks a policy.
 
 
 @dataclass(frozen=True)
-class ActorConfig:
-    """Settings of the actor's updates.
+class ActorConfig(AnchorConfig):
+    """Settings of the actor's updates; what holds the policy is in ``AnchorConfig``.
 
     Attributes:
         name: registry name.
@@ -80,6 +81,7 @@ class ActorConfig:
     max_grad_norm: NotNegative = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.lr_schedule == "adaptive":
             if not self.target_kl:
                 raise UserError(
@@ -93,7 +95,8 @@ class ActorConfig:
 class ClippedActor:
     """Epochs of the clipped surrogate on a policy; one ``update`` is one iteration.
 
-    FPO replaces what is scored and how: ``_check``, ``_evaluate`` and ``_decision_logprob``.
+    FPO replaces what is scored and how: ``_check``, ``_evaluate``, ``_decision_logprob`` and
+    ``_chunks``.
     """
 
     def __init__(self, config: ActorConfig, policy: Any) -> None:
@@ -104,6 +107,7 @@ class ClippedActor:
             policy.actor_parameters(), config.lr, config.max_grad_norm, "actor", eps=1e-5
         )
         self.microbatches = Microbatches(config.microbatch_size, self.optimizer.parameters)
+        self.anchors = Anchors(config, policy)
         self.iteration = 0
 
     def _check(self) -> None:
@@ -132,6 +136,10 @@ class ClippedActor:
     def _decision_logprob(self, logprob: Tensor, trace: Any) -> Tensor:
         """Log-probability (B,) of the whole decision: the sum over the trained steps (B, K)."""
         return logprob.sum(1) / self._divisor(trace)
+
+    def _chunks(self, trace: Any) -> Tensor:
+        """What the policy did (B, C, D), in its own units."""
+        return trace.x[:, -1]
 
     def update(
         self,
@@ -168,6 +176,13 @@ class ClippedActor:
         if c.lr_schedule == "linear":
             self.optimizer.lr = self._scheduled_lr(progress)
         rate = self.optimizer.lr
+        # Where the policy is compared with the one that training began with.
+        points = None
+        if c.reference_coef and len(rows):
+            size = self.microbatches.size or c.minibatch_size
+            points = self.anchors.reference_points(
+                obs, self._chunks(trace), rows, self.microbatches, size, generator
+            )
 
         passes = 0
         kl = 0.0
@@ -191,15 +206,20 @@ class ClippedActor:
                     )
                     entropy = new.entropy.mean()
                     total = loss - c.entropy_coef * entropy
+                    figures |= {"policy_loss": loss, "entropy": entropy}
+                    # The distance to the policy that training began with.
+                    if points is not None:
+                        distance = self.anchors.distance(obs, points, i)
+                        total = total + c.reference_coef * distance
+                        figures["reference_distance"] = distance
                     # These rows' share of the minibatch's mean.
-                    return total * (len(i) / size), {
-                        **figures,
-                        "policy_loss": loss,
-                        "entropy": entropy,
-                    }
+                    return total * (len(i) / size), {**figures}
 
+                # The gradient of imitation, where demonstrations are learned from too.
+                imitation = self._imitation_gradient(len(batch), generator, stats)
                 # Loss, backward pass (in pieces that fit the memory) and optimiser step.
                 loss, figures = self.microbatches.backward(batch, surrogate)
+                add_gradient(self.optimizer.parameters, imitation)
                 norm = self.optimizer.step(loss)
                 stats.add(grad_norm=norm, **figures)
                 kls.append(figures["approx_kl"])
@@ -218,6 +238,30 @@ class ClippedActor:
             "actor_lr": rate,
             "clip_range_joint": c.clip_range * self._divisor(trace),
         }
+
+    def _imitation_gradient(
+        self, count: int, generator: torch.Generator, stats: Means
+    ) -> list[Tensor | None]:
+        """Of ``count`` chunks of demonstrations, weighted; None of each parameter without them."""
+        if not self.config.bc_coef:
+            return [None] * len(self.optimizer.parameters)
+        gradient, figures = self.anchors.imitation_gradient(count, self.microbatches, generator)
+        stats.add(**figures)
+        return gradient
+
+    def imitate(self, *, progress: float, generator: torch.Generator) -> dict[str, float]:
+        """``epochs`` gradient steps of imitation alone, where no rollout can be learned from."""
+        c = self.config
+        stats = Means()
+        if c.lr_schedule == "linear":
+            self.optimizer.lr = self._scheduled_lr(progress)
+        for _ in range(c.epochs if c.bc_coef else 0):
+            loss, figures = self.microbatches.backward(
+                *self.anchors.imitation(c.minibatch_size, generator)
+            )
+            norm = self.optimizer.step(loss)
+            stats.add(grad_norm=norm, bc_weight=self.anchors.weight, **figures)
+        return stats.means()
 
     def _old_policy(
         self,
@@ -278,18 +322,26 @@ class ClippedActor:
         return out
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimiser, its rate included, and counter."""
-        return {"optimizer": self.optimizer.state_dict(), "iteration": self.iteration}
+        """Optimiser, its rate included, counter, and what holds the policy."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "iteration": self.iteration,
+            **self.anchors.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of ``state_dict``."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.iteration = int(state["iteration"])
+        self.anchors.load_state_dict(state)
 
 
 def on_policy_memory(config: ActorConfig, rollout_chunks: int) -> MemoryPlan:
     """The memory of an algorithm that scores paths."""
     rows = min(config.microbatch_size or config.minibatch_size, config.minibatch_size)
     return MemoryPlan(
-        rows, lambda policy, obs, trace: policy.evaluate(obs, trace).logprob.sum(), rollout_chunks
+        rows,
+        lambda policy, obs, trace: policy.evaluate(obs, trace).logprob.sum(),
+        rollout_chunks,
+        extra_policies=int(config.reference_coef > 0),
     )

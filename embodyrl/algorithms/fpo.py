@@ -99,6 +99,9 @@ class FlowMatchingActor(ClippedActor):
             obs, pairs, old, advantage, rows, weight=weight, progress=progress, generator=generator
         )
 
+    def _chunks(self, trace: Any) -> Tensor:
+        return trace.action
+
     def _evaluate(self, obs: Obs, trace: Any) -> PolicyEval:
         loss = pair_losses(self.policy, obs, trace)
         return PolicyEval(-loss, torch.zeros_like(loss[:, 0]), None)

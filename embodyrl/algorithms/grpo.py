@@ -5,7 +5,7 @@ of each of its chunks, is its outcome compared with its group's: GRPO, arXiv:240
 SimpleVLA-RL, 2509.09674; on flow policies Flow-GRPO, 2505.05470. Groups that always or never
 succeed say nothing and are replaced by new ones (dynamic sampling, DAPO, arXiv:2503.14476). RLOO
 (arXiv:2402.14740) is ``baseline=leave_one_out normalize=false``, MC-GRPO ``baseline=median``, GDPO
-(arXiv:2601.05242) ``per_reward=true``; the actor's step is PPO's.
+(arXiv:2601.05242) ``per_reward=true``; the actor's step is PPO's. ``replay_successes`` is ARPO's.
 """
 
 from __future__ import annotations
@@ -13,25 +13,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
 
 from embodyrl.algorithm import Algorithm, MemoryPlan, SharesGradients
 from embodyrl.algorithms.clipped_actor import ActorConfig, ClippedActor, on_policy_memory
+from embodyrl.algorithms.success_replay import SuccessReplay
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.returns import (
     BASELINES,
     combined_group_advantages,
     equal_episode_weights,
     group_advantages,
+    median_pivots,
 )
 from embodyrl.policy import Actor, PathPolicy, ScoresPaths, num_executed
-from embodyrl.ranges import LARGEST, Choice, Count, Range, Share
+from embodyrl.ranges import LARGEST, Choice, Count, CountOrZero, Range, Share
 from embodyrl.rollouts.batches import Episode, EpisodeBatch, GroupBatch
 from embodyrl.rollouts.collect import Player, collect_episodes
 from embodyrl.types import EnvSpec
+
+if TYPE_CHECKING:
+    from embodyrl.data.demonstrations import Demonstrations
 
 REWARDS: dict[str, Callable[[Episode], float]] = {
     "success": lambda e: float(e.success),
@@ -53,7 +58,10 @@ class GRPOConfig(ActorConfig):
         keep_max: and those with a larger one.
         max_rounds: how often an iteration draws groups before it makes do with those that it has; 1
             replaces none.
-        baseline: ``mean``, ``median`` or ``leave_one_out`` of the group.
+        replay_successes: successful episodes that are kept. Where a whole group fails, one from the
+            same initial state takes the place of its last episode; 0 keeps none.
+        baseline: ``mean``, ``median`` or ``leave_one_out`` of the group. With ``median`` and an odd
+            ``group_size`` the median episode gives the baseline and is not learned from.
         normalize: whether advantages are divided by the group's standard deviation.
         rewards: what an episode is worth: any of ``success``, ``return`` (sum of the env's rewards)
             and ``length`` (actions; give it a negative weight).
@@ -72,6 +80,7 @@ class GRPOConfig(ActorConfig):
     keep_min: Share = 0.1
     keep_max: Share = 0.9
     max_rounds: Count = 4
+    replay_successes: CountOrZero = 0
     baseline: Annotated[str, Choice(*BASELINES)] = "mean"
     normalize: bool = True
     rewards: tuple[Annotated[str, Choice(*REWARDS)], ...] = ("success",)
@@ -97,6 +106,12 @@ class GRPOConfig(ActorConfig):
                 f"algorithm.rewards has {len(self.rewards)} names and algorithm.reward_weights "
                 f"{len(self.reward_weights)} numbers; give at least one, and one weight for each."
             )
+        if "success" not in self.rewards:
+            why = "algorithm.rewards leaves success out"
+            refuse_unread(self, "algorithm", ("replay_successes",), why)
+        if not self.keep_min:
+            why = "algorithm.keep_min=0 learns from groups that fail as they are"
+            refuse_unread(self, "algorithm", ("replay_successes",), why)
         if self.per_reward:
             if len(self.rewards) < 2:
                 raise UserError(
@@ -122,6 +137,16 @@ class GRPO(Algorithm):
                 "the same. Set algorithm.rewards=[return]."
             )
         self.actor = ClippedActor(config, policy)
+        self.successes = SuccessReplay(config.replay_successes)
+
+    @property
+    def wants_demos(self) -> bool:
+        """See ``Algorithm``: to imitate them."""
+        return self.config.bc_coef > 0
+
+    def add_demos(self, demos: Demonstrations) -> None:
+        """Demonstrations to imitate."""
+        self.actor.anchors.demos = demos
 
     def collect(
         self,
@@ -141,6 +166,7 @@ class GRPO(Algorithm):
         fills_envs = -(-num_envs // c.group_size)
         missing = c.num_episodes // c.group_size
         kept: list[EpisodeBatch] = []
+        failed: list[EpisodeBatch] = []
         episodes: list[Episode] = []
         rounds = 0
         while missing > 0 and rounds < c.max_rounds:
@@ -159,11 +185,20 @@ class GRPO(Algorithm):
             groups = [range(i, i + size) for i in range(0, len(batch.episodes), size)]
             good = [g for g in groups if self._is_informative([batch.episodes[i] for i in g])]
             kept.append(batch.select([i for group in good for i in group]))
+            # Where all failed, a kept success may stand in.
+            if c.replay_successes:
+                lost = [g for g in groups if self._all_failed([batch.episodes[i] for i in g])]
+                failed.append(batch.select([i for group in lost for i in group]))
             episodes += [e for e in batch.episodes if e is not None]
             missing -= len(good)
             rounds += 1
         whole = EpisodeBatch.cat(kept)
-        return GroupBatch(whole, episodes, whole.env_steps, rounds)
+        lost = EpisodeBatch.cat(failed) if failed else None
+        return GroupBatch(whole, episodes, whole.env_steps, rounds, lost)
+
+    def _all_failed(self, group: list[Episode | None]) -> bool:
+        """Whether a group has no success, and would be dropped for it."""
+        return not self._is_informative(group) and all(e and not e.success for e in group)
 
     def _is_informative(self, group: list[Episode | None]) -> bool:
         if None in group:
@@ -179,21 +214,24 @@ class GRPO(Algorithm):
         self, batch: GroupBatch, *, progress: float, generator: torch.Generator
     ) -> dict[str, float]:
         """One iteration: advantages of the kept episodes, then the actor's epochs."""
-        kept = batch.kept
-        stats = {
-            "groups": len(kept.episodes) / self.config.group_size,
-            "group_rounds": float(batch.rounds),
-        }
+        self.actor.anchors.note(batch.episodes)
+        kept = self._with_replay(batch)
+        size = self.config.group_size
+        stats = {"groups": len(kept.episodes) / size, "group_rounds": float(batch.rounds)}
+        if self.config.replay_successes:
+            stats["replayed_groups"] = (len(kept.episodes) - len(batch.kept.episodes)) / size
         if not kept.episodes:
-            return stats  # every group was alike: the next iteration draws others
+            # Every group was alike: the next iteration draws others.
+            return stats | self.actor.imitate(progress=progress, generator=generator)
 
         # An episode's advantage is that of each of its chunks.
         episodes = [e for e in kept.episodes if e is not None]
         advantage = self._advantages(episodes).to(kept.logprob.device)
-        rows = torch.arange(len(kept.episode), device=kept.episode.device)
+        rows = self._learned(episodes).to(kept.episode.device)[kept.episode].nonzero().flatten()
         weight = None
         if self.config.weighting == "episode":
-            weight = equal_episode_weights(kept.episode)
+            weight = torch.zeros_like(kept.logprob[:, 0])
+            weight[rows] = equal_episode_weights(kept.episode[rows]).to(weight)
 
         # The clipped surrogate, as PPO's.
         stats |= self.actor.update(
@@ -210,6 +248,24 @@ class GRPO(Algorithm):
             "advantage_std": float(advantage.std()),
             "skipped_steps": float(self.actor.optimizer.skipped),
         }
+
+    def _with_replay(self, batch: GroupBatch) -> EpisodeBatch:
+        """The groups to learn from: those kept, and those that failed with a success from before."""
+        if not self.config.replay_successes:
+            return batch.kept
+        # Successes from before this iteration stand in; those of this one are kept for later.
+        rescued = None
+        if batch.failed is not None:
+            rescued = self.successes.rescued(batch.failed, self.config.group_size)
+        self.successes.store(batch.kept)
+        return batch.kept if rescued is None else EpisodeBatch.cat([batch.kept, rescued])
+
+    def _learned(self, episodes: list[Episode]) -> Tensor:
+        """(E,) bool: all but the median of each group, where that is the baseline (MC-GRPO)."""
+        c = self.config
+        if c.baseline != "median" or c.per_reward:
+            return torch.ones(len(episodes), dtype=torch.bool)
+        return ~median_pivots(self._worth(episodes).view(-1, c.group_size)).flatten()
 
     def _advantages(self, episodes: list[Episode]) -> Tensor:
         """(E,) of the kept episodes, group after group."""
@@ -231,12 +287,15 @@ class GRPO(Algorithm):
         return torch.tensor(self.config.reward_weights) @ self._rewards(episodes)
 
     def state_dict(self) -> dict[str, Any]:
-        """Of the actor's optimiser."""
-        return {"actor": self.actor.state_dict()}
+        """Of the actor's optimiser, and the kept successes."""
+        kept = {"successes": self.successes.state_dict()} if self.config.replay_successes else {}
+        return {"actor": self.actor.state_dict(), **kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of ``state_dict``."""
         self.actor.load_state_dict(state["actor"])
+        if self.config.replay_successes:
+            self.successes.load_state_dict(state["successes"])
 
     @classmethod
     def tolerates_lag(cls, config: GRPOConfig) -> bool:
@@ -246,7 +305,7 @@ class GRPO(Algorithm):
     @classmethod
     def worker_config(cls, config: GRPOConfig, count: int) -> GRPOConfig:
         """See ``Algorithm``: each worker plays whole groups."""
-        return share_episodes(config, count)
+        return replace(share_episodes(config, count), reference_coef=0.0)
 
     def shared_gradients(self) -> list[SharesGradients]:
         """See ``Algorithm``."""
@@ -283,6 +342,7 @@ def collect_groups(
         until_success=until_success,
         device=player.device,
         between=between,
+        draws=player.draws,
     )
 
 

@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
 
 from embodyrl.algorithm import Algorithm, MemoryPlan
+from embodyrl.algorithms.anchors import AnchorConfig, Anchors
 from embodyrl.algorithms.grpo import collect_groups, share_episodes
-from embodyrl.algorithms.optim import GuardedAdam, Means, minibatches
+from embodyrl.algorithms.optim import GuardedAdam, Means, Microbatches, minibatches
 from embodyrl.algorithms.sft import flow_loss_of_shapes
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import flow_matching_pair, randn, sample_training_time, timesteps
@@ -35,12 +36,15 @@ from embodyrl.rollouts.batches import EpisodeBatch, GroupBatch
 from embodyrl.rollouts.collect import Player
 from embodyrl.types import DenoisingTrace, EnvSpec, Obs
 
+if TYPE_CHECKING:
+    from embodyrl.data.demonstrations import Demonstrations
+
 TARGETS = ("action", "step")
 
 
 @dataclass(frozen=True)
-class NFTConfig:
-    """Settings of NFT.
+class NFTConfig(AnchorConfig):
+    """Settings of NFT; what holds the policy is in ``AnchorConfig``.
 
     Attributes:
         name: registry name.
@@ -69,6 +73,7 @@ class NFTConfig:
     max_grad_norm: NotNegative = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.num_episodes % self.group_size:
             raise UserError(
                 f"algorithm.group_size {self.group_size} does not divide algorithm.num_episodes "
@@ -96,11 +101,22 @@ class NFT(Algorithm):
                 f"{policy.spec.name} reports no success. Use another algorithm, such as grpo with "
                 "algorithm.rewards=[return]."
             )
+        self.anchors = Anchors(config, policy)
         # The old policy acts; the new one is trained.
         self.policy = copy.deepcopy(policy).requires_grad_(False)
         self.optimizer = GuardedAdam(
             policy.actor_parameters(), config.lr, config.max_grad_norm, "policy"
         )
+        self.pieces = Microbatches(0, self.optimizer.parameters)
+
+    @property
+    def wants_demos(self) -> bool:
+        """See ``Algorithm``: to imitate them."""
+        return self.config.bc_coef > 0
+
+    def add_demos(self, demos: Demonstrations) -> None:
+        """Demonstrations to imitate."""
+        self.anchors.demos = demos
 
     def collect(
         self,
@@ -128,11 +144,37 @@ class NFT(Algorithm):
         optimality = self._optimality(kept).to(kept.episode.device)[kept.episode]
         weight = equal_episode_weights(kept.episode)
         rows = (optimality != 0.5).nonzero().flatten()  # at 1/2 the two branches cancel
+        self.anchors.note(batch.episodes)
         stats = Means()
-        for _ in range(c.epochs if len(rows) else 0):
-            for i in minibatches(rows, c.minibatch_size, generator):
-                # Loss, backward pass and optimiser step.
-                loss = self._loss(kept.obs[i], kept.trace[i], optimality[i], weight[i], generator)
+        # Where the reference is compared, for all epochs.
+        points = None
+        if c.reference_coef and len(rows):
+            chunks = kept.trace.x[:, -1]
+            points = self.anchors.reference_points(
+                kept.obs, chunks, rows, self.pieces, c.minibatch_size, generator
+            )
+        for _ in range(c.epochs):
+            # Without an informative group there is at most the loss of imitation.
+            given = minibatches(rows, c.minibatch_size, generator) if len(rows) else [rows]
+            for i in given if len(rows) or c.bc_coef else []:
+                # The loss, with what holds the policy.
+                loss = torch.zeros((), device=rows.device)
+                if len(i):
+                    good = optimality[i]
+                    loss = self._loss(kept.obs[i], kept.trace[i], good, weight[i], generator)
+                # The distance to the policy that training began with.
+                if points is not None:
+                    distance = self.anchors.distance(kept.obs, points, i)
+                    loss = loss + c.reference_coef * distance
+                    stats.add(reference_distance=distance)
+                # Imitation of as many chunks of demonstrations.
+                if c.bc_coef:
+                    count = len(i) or c.minibatch_size
+                    all_rows, imitation = self.anchors.imitation(count, generator)
+                    weighted, figures = imitation(all_rows)
+                    loss = loss + weighted
+                    stats.add(bc_weight=self.anchors.weight, **figures)
+                # Backward pass and optimiser step.
                 self.optimizer.zero_grad()
                 loss.backward()
                 norm = self.optimizer.step(loss)
@@ -220,21 +262,27 @@ class NFT(Algorithm):
         return branches, None if log_std is None else log_std[:, 0]
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimiser and the old policy."""
-        return {"optimizer": self.optimizer.state_dict(), "old": self.policy.state_dict()}
+        """The optimiser, the old policy, and what holds the new one."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "old": self.policy.state_dict(),
+            **self.anchors.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of ``state_dict``."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.policy.load_state_dict(state["old"])
+        self.anchors.load_state_dict(state)
 
     @classmethod
     def worker_config(cls, config: NFTConfig, count: int) -> NFTConfig:
         """See ``Algorithm``: each worker plays whole groups."""
-        return share_episodes(config, count)
+        return replace(share_episodes(config, count), reference_coef=0.0)
 
     @classmethod
     def memory_plan(cls, config: NFTConfig, policy: Any, spec: EnvSpec) -> MemoryPlan | None:
         """See ``Algorithm``; the old policy is a copy."""
         chunks = config.num_episodes * -(-spec.max_episode_steps // num_executed(policy.config))
-        return MemoryPlan(config.minibatch_size, flow_loss_of_shapes, chunks, extra_policies=1)
+        copies = 1 + int(config.reference_coef > 0)
+        return MemoryPlan(config.minibatch_size, flow_loss_of_shapes, chunks, extra_policies=copies)

@@ -11,7 +11,7 @@ the steps (``trained_steps``).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,12 +94,18 @@ class PPO(Algorithm):
         return Hindsight(found, buffer, c.hindsight_steps, c.refresh_chunks)
 
     @property
+    def wants_demos(self) -> bool:
+        """See ``Algorithm``: to imitate them."""
+        return self.config.bc_coef > 0
+
+    @property
     def takes_demos(self) -> bool:
-        """See ``Algorithm``: to learn where things are in pictures."""
-        return self.hindsight is not None
+        """See ``Algorithm``: also to learn where things are in pictures."""
+        return self.wants_demos or self.hindsight is not None
 
     def add_demos(self, demos: Demonstrations) -> None:
-        """Demonstrations to learn where things are from."""
+        """Demonstrations to imitate, and to learn where things are from."""
+        self.actor.anchors.demos = demos
         if self.hindsight is not None:
             self.hindsight.demos = demos
 
@@ -124,6 +130,7 @@ class PPO(Algorithm):
         self, batch: RolloutBatch, *, progress: float, generator: torch.Generator
     ) -> dict[str, float]:
         """One iteration on one rollout: returns, then the critic's epochs, then the actor's."""
+        self.actor.anchors.note(batch.episodes)
         seeing = Means()
         if self.hindsight is not None:
             self._look(self.hindsight, batch, generator, seeing)
@@ -252,6 +259,11 @@ class PPO(Algorithm):
     def tolerates_lag(cls, config: PPOConfig) -> bool:
         """See ``Algorithm``: decoupled PPO does."""
         return config.behaviour_cap > 0
+
+    @classmethod
+    def worker_config(cls, config: PPOConfig, count: int) -> PPOConfig:
+        """See ``Algorithm``: the learner alone compares with a reference."""
+        return replace(config, reference_coef=0.0)
 
     def shared_gradients(self) -> list[SharesGradients]:
         """See ``Algorithm``."""

@@ -157,6 +157,39 @@ def _velocity_loss(
     return flow_matching_loss(velocity[:, :h, :a], target, mask)
 
 
+def drawn_imitation(
+    policy: Any, actions: Tensor, mask: Tensor, generator: torch.Generator, time: str = "uniform"
+) -> tuple[Callable[..., Tensor], tuple[Tensor, ...], Tensor, tuple[Tensor, ...]]:
+    """The loss of imitation of any policy, with all that is random in it drawn.
+
+    Args:
+        policy: with a flow, or with an imitation loss of its own.
+        actions: (B, H, A).
+        mask: (B, H), those that count.
+        generator: of times and noise.
+        time: how times are drawn; see ``SFTConfig``.
+
+    Returns:
+        A function, what it is given beside observations, the mask, and noise; the loss is
+        ``function(obs, *given, mask, *noise)``, also of some rows of all of them.
+    """
+    given: tuple[Tensor, ...] = (actions,)
+    loss: Callable[..., Tensor]
+    if has_ability(policy, Imitates):
+        loss = cast("Callable[..., Tensor]", policy.imitation_loss)
+    else:
+        loss = cast("Callable[..., Tensor]", partial(pair_loss, policy))
+        noisy, t, target = noisy_pair(policy, actions, generator, time)
+        if most := getattr(policy.config, "max_prefix", 0):
+            # The first actions of some chunks are given, so they are not asked for.
+            count = torch.randint(most + 1, (len(t),), generator=generator).to(t.device)
+            clean = pad(policy.normalize_action(actions), (noisy.shape[1], noisy.shape[2]))
+            noisy, t = given_prefix(noisy, t, clean, count)
+            mask = mask & (t > 0)
+        given = (noisy, t, target)
+    return loss, given, mask, imitation_noise(policy, actions, generator)
+
+
 class SFT(Algorithm):
     """See the module's docstring."""
 
@@ -270,21 +303,9 @@ class SFT(Algorithm):
         ``led`` says where their episodes led, and whether they were solved (``HindsightHead``).
         """
         policy = self.policy
-        given: tuple[Tensor, ...] = (actions,)
-        loss: Callable[..., Tensor]
-        if has_ability(policy, Imitates):
-            loss = cast("Callable[..., Tensor]", policy.imitation_loss)
-        else:
-            loss = cast("Callable[..., Tensor]", partial(pair_loss, policy))
-            noisy, t, target = noisy_pair(policy, actions, generator, self.config.time)
-            if most := getattr(policy.config, "max_prefix", 0):
-                # The first actions of some chunks are given, so they are not asked for.
-                count = torch.randint(most + 1, (len(t),), generator=generator).to(t.device)
-                clean = pad(policy.normalize_action(actions), (noisy.shape[1], noisy.shape[2]))
-                noisy, t = given_prefix(noisy, t, clean, count)
-                mask = mask & (t > 0)
-            given = (noisy, t, target)
-        noise = imitation_noise(policy, actions, generator)
+        loss, given, mask, noise = drawn_imitation(
+            policy, actions, mask, generator, self.config.time
+        )
         total = mask.sum()
 
         def share(i: Tensor) -> tuple[Tensor, Figures]:

@@ -18,7 +18,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -37,6 +37,7 @@ from embodyrl.devices import use_device
 from embodyrl.distributed.wire import know_batch, pack, unpack
 from embodyrl.errors import UserError
 from embodyrl.rollouts.evaluation import Evaluation
+from embodyrl.rollouts.start_sampling import Draws
 from embodyrl.training.shards import Between, Shard, check_sharing, merge_batches
 
 PATIENCE = timedelta(hours=2)
@@ -163,7 +164,7 @@ class FsdpRanks:
         generator: torch.Generator,
         device: torch.device,
         between: Between = lambda: None,
-        odds: Sequence[float] | None = None,
+        draws: Draws | None = None,
     ) -> Any:
         """See ``Rollouts``: what all processes played.
 
@@ -174,7 +175,7 @@ class FsdpRanks:
         for p in self._critic:
             dist.broadcast(p.data, 0)
         self._shard.act_for(algorithm)
-        self._shard.odds = odds
+        self._shard.draws = draws
         with self.whole(algorithm.policy):
             piece = self._shard.play(iteration)
         pieces = self.exchange({"batch": piece.batch, "generator": piece.generator})
@@ -303,6 +304,11 @@ def ranks_config(config: Config, count: int) -> Config:
         )
     if run.patience:
         raise UserError("run.patience does not go with torchrun yet. Leave it out.")
+    if run.keep != "last":
+        raise UserError(f"run.keep={run.keep} does not go with torchrun yet. Leave it out.")
+    for key in ("bc_coef", "reference_coef"):
+        if algorithm.plays and getattr(config.algorithm, key, 0.0):
+            raise UserError(f"algorithm.{key} does not go with torchrun yet. Leave it out.")
     if run.compile:
         raise UserError(
             "run.compile does not go with torchrun yet: weights move between steps. Leave one of "

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.data.lerobot_read import open_dataset
-from embodyrl.functional.intervals import format_rate, wilson
+from embodyrl.functional.intervals import format_rate, latest_near_best, wilson
 from embodyrl.rollouts.evaluation import Evaluation
 from embodyrl.storage.atomic_files import write_json
 from embodyrl.storage.loggers import read_metrics
@@ -75,16 +75,13 @@ def real_evaluations(run: Path, policy: str) -> list[RealEvaluation]:
 def best_evaluation(evaluations: Sequence[RealEvaluation], before: int) -> RealEvaluation | None:
     """The evaluation whose policy is kept; None if none solved more than ``before``.
 
-    It is the latest one within one standard error of the best (Breiman et al. 1984, section
-    3.4.3). So few episodes do not tell these apart, and the best of many evaluations owes more to
-    luck than the latest one.
+    It is the latest one within one standard error of the best (``intervals.latest_near_best``).
     """
     better = [e for e in evaluations if e.solved > before]
     if not better:
         return None
-    best = max(better, key=lambda e: e.solved)
-    error = math.sqrt(best.solved * (1 - best.solved / best.episodes))
-    return [e for e in better if e.solved >= best.solved - error][-1]
+    errors = [math.sqrt(e.solved * (1 - e.solved / e.episodes)) for e in better]
+    return better[latest_near_best([e.solved for e in better], errors)]
 
 
 class LoopRecord:

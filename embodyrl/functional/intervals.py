@@ -161,6 +161,32 @@ def bootstrap_iqm(
     return interquartile_mean(values), float(low), float(high)
 
 
+def latest_near_best(scores: Sequence[float], errors: Sequence[float]) -> int:
+    """Which of several scores to keep: the latest within one standard error of the best.
+
+    It is Breiman et al. 1984, section 3.4.3. So few episodes do not tell these apart, and the best
+    of many scores owes more to luck than the latest one.
+
+    Args:
+        scores: in order.
+        errors: the standard error of each.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not scores:
+        raise UserError("There is no best of no scores.")
+    best = max(range(len(scores)), key=lambda i: scores[i])
+    return max(i for i, x in enumerate(scores) if x >= scores[best] - errors[best])
+
+
+def standard_error(scores: Sequence[float]) -> float:
+    """Of the mean of ``scores``: their standard deviation / sqrt(n); 0 for one."""
+    n = len(scores)
+    mean = math.fsum(scores) / n
+    return math.sqrt(math.fsum((x - mean) ** 2 for x in scores)) / n
+
+
 def pass_at_k(
     solved: Sequence[int], attempts: int, confidence: float = 0.95, seed: int = 0
 ) -> list[tuple[float, float, float]]:

@@ -132,6 +132,21 @@ def group_advantages(
     return advantage / (std + eps) if normalize else advantage
 
 
+def median_pivots(returns: Float[Tensor, "g s"]) -> Bool[Tensor, "g s"]:
+    """The one rollout of each group that is its median, for an odd S; for an even S there is none.
+
+    Its advantage is 0 with the baseline ``"median"``. MC-GRPO draws one rollout more than it learns
+    from and leaves this one out: it gives the baseline and no gradient. Of equal returns it is the
+    one in the middle of their order.
+    """
+    size = returns.shape[1]
+    pivots = torch.zeros_like(returns, dtype=torch.bool)
+    if size % 2:
+        middle = returns.argsort(dim=1, stable=True)[:, size // 2 : size // 2 + 1]
+        pivots.scatter_(1, middle, True)
+    return pivots
+
+
 def combined_group_advantages(
     rewards: Float[Tensor, "r g s"], weights: Float[Tensor, " r"], baseline: str = "mean"
 ) -> Float[Tensor, "g s"]:

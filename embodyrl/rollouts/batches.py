@@ -6,7 +6,7 @@ runner, workers and the network ask for no more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Self
@@ -32,6 +32,9 @@ class Episode:
             episode ends on success.
         person: whether a person took any of its actions. It then says nothing about the policy, and
             no rate counts it.
+        weight: how often an even draw would have begun it, compared with the draw that did
+            (``start_sampling.Draws.weight``); rates count it so much. 1 where all states are drawn
+            alike.
     """
 
     init: int
@@ -41,6 +44,7 @@ class Episode:
     length: int
     success_once: bool = False
     person: bool = False
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
         self.success_once = self.success_once or self.success
@@ -54,18 +58,41 @@ def by_policy(episodes: Sequence[Episode]) -> list[Episode]:
 def success_rate(episodes: Sequence[Episode], once: bool = False) -> float:
     """Share of the counted episodes that were solved at their end; nan for none.
 
+    It is that of an even draw of initial states, however these episodes were drawn
+    (``Episode.weight``).
+
     Args:
         episodes: those with a person's actions do not count.
         once: the share that was solved at any time.
     """
-    scores = [e.success_once if once else e.success for e in by_policy(episodes)]
-    return sum(scores) / len(scores) if scores else float("nan")
+    return _mean(episodes, lambda e: float(e.success_once if once else e.success))
 
 
 def mean_return(episodes: Sequence[Episode]) -> float:
-    """Mean undiscounted return of the counted episodes; nan for none."""
-    returns = [e.reward for e in by_policy(episodes)]
-    return sum(returns) / len(returns) if returns else float("nan")
+    """Mean undiscounted return of the counted episodes, weighted likewise; nan for none."""
+    return _mean(episodes, lambda e: e.reward)
+
+
+def drawn_success_rate(episodes: Sequence[Episode]) -> float:
+    """Share of the counted episodes that were solved, as they were drawn; nan for none."""
+    solved = [e.success for e in by_policy(episodes)]
+    return sum(solved) / len(solved) if solved else float("nan")
+
+
+def effective_episodes(episodes: Sequence[Episode]) -> int:
+    """How many evenly drawn episodes a rate over the counted ones is worth (Kish 1965).
+
+    (sum w)^2 / sum w^2 of their weights: all of them, where they were drawn evenly.
+    """
+    weights = [e.weight for e in by_policy(episodes)]
+    squares = sum(w * w for w in weights)
+    return round(sum(weights) ** 2 / squares) if squares else 0
+
+
+def _mean(episodes: Sequence[Episode], score: Callable[[Episode], float]) -> float:
+    counted = by_policy(episodes)
+    total = sum(e.weight for e in counted)
+    return sum(e.weight * score(e) for e in counted) / total if total else float("nan")
 
 
 @dataclass
@@ -250,19 +277,24 @@ class GroupBatch(Movable):
             policy's.
         env_steps: actions executed in them.
         rounds: how often groups were drawn.
+        failed: the groups in which every episode failed, where a kept success may stand in; else
+            None.
     """
 
     kept: EpisodeBatch
     episodes: list[Episode]
     env_steps: int
     rounds: int
+    failed: EpisodeBatch | None = None
 
     @classmethod
     def merge(cls, parts: list[Self]) -> Self:
         """The groups of all ``parts``, one after the other."""
+        failed = [part.failed for part in parts if part.failed is not None]
         return cls(
             EpisodeBatch.cat([part.kept for part in parts]),
             [episode for part in parts for episode in part.episodes],
             sum(part.env_steps for part in parts),
             max(part.rounds for part in parts),
+            EpisodeBatch.cat(failed) if failed else None,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from embodyrl.rollouts.episodes import (
 )
 from embodyrl.rollouts.fault_watch import guarded
 from embodyrl.rollouts.seeding import init_states
+from embodyrl.rollouts.start_sampling import Draws
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, Step
 
 Act = Callable[[Obs, torch.Generator], tuple[Tensor, Tensor]]
@@ -63,7 +64,7 @@ class Rollouts(Protocol):
         generator: torch.Generator,
         device: torch.device,
         between: Callable[[], None],
-        odds: Sequence[float] | None = None,
+        draws: Draws | None = None,
     ) -> Any:
         """What ``algorithm.collect`` gives for an iteration.
 
@@ -73,7 +74,7 @@ class Rollouts(Protocol):
             generator: of the policy's noise, and then of the update.
             device: where the batch goes.
             between: called before every chunk, or while waiting; may raise, to give it up.
-            odds: the probability of each task (``task_sampling``); None for all alike.
+            draws: how initial states are drawn (``start_sampling``); None for all alike.
         """
         ...
 
@@ -90,7 +91,7 @@ class Player:
     """Plays a run's training episodes, or a shard of them, in this process; see ``Rollouts``.
 
     The episodes that begin in an iteration take initial states that depend on (seed, iteration,
-    shard) and the tasks' odds alone. So a rollout is a function of these and the parameters: a
+    shard) and their odds alone. So a rollout is a function of these and the parameters: a
     resumed run repeats it bit for bit, and no simulator state needs to be saved.
     """
 
@@ -111,14 +112,15 @@ class Player:
         """Of its envs."""
         return self.env.spec
 
-    def begin(self, iteration: int, odds: Sequence[float] | None = None) -> None:
-        """From now on episodes take the initial states of ``iteration``, by the tasks' ``odds``."""
-        self.states = init_states(self.env.spec, self.seed, iteration, self.shard, odds)
+    def begin(self, iteration: int, draws: Draws | None = None) -> None:
+        """From now on episodes take the initial states of ``iteration``, as ``draws`` says."""
+        self.draws = draws or Draws()
+        self.states = init_states(self.env.spec, self.seed, iteration, self.shard, draws)
         self.first_id = first_episode_id(iteration, self.shard)
 
     def new_episodes(self) -> EpisodeStream:
         """A stream that starts new episodes in all envs."""
-        self._stream = start_episodes(self.env, self.states, self.device, self.first_id)
+        self._stream = start_episodes(self.env, self.states, self.device, self.first_id, self.draws)
         return self._stream
 
     def ongoing_episodes(self) -> EpisodeStream:
@@ -126,6 +128,7 @@ class Player:
         if self._stream is None:
             return self.new_episodes()
         self._stream.states = self.states
+        self._stream.draws = self.draws
         return self._stream
 
     def collect(
@@ -136,10 +139,10 @@ class Player:
         generator: torch.Generator,
         device: torch.device | str = "cpu",
         between: Callable[[], None] = lambda: None,
-        odds: Sequence[float] | None = None,
+        draws: Draws | None = None,
     ) -> Any:
         """See ``Rollouts``; the batch is on the player's own device."""
-        self.begin(iteration, odds)
+        self.begin(iteration, draws)
         return algorithm.collect(self, generator=generator, between=between)
 
     def restart_episodes(self) -> None:
@@ -193,7 +196,7 @@ def collect_rollout(
         all_obs.append(obs)
         samples.append(sample)
         # The envs execute it. The value after the chunk is that before any reset.
-        step = stream.env.step(sample.actions)
+        step = stream.step(sample.actions)
         stream.advance(step)
         steps.append(step)
         if keep_chunks:
@@ -250,7 +253,7 @@ def collect_transitions(
         obs = stream.obs
         episode = stream.episode_ids()
         actions, choice = act(obs, generator)
-        step = stream.env.step(actions)
+        step = stream.step(actions)
         stream.advance(step)
         step = replace(step, obs=stream.obs).to(stream.device)
         parts.append(_transitions(obs, actions, choice, step, episode.to(stream.device)))
@@ -297,6 +300,7 @@ def collect_episodes(
     until_success: bool = True,
     device: torch.device | str = "cpu",
     between: Callable[[], None] = lambda: None,
+    draws: Draws | None = None,
 ) -> EpisodeBatch:
     """Plays every initial state once, as a whole episode; the same number several times is a group.
 
@@ -308,6 +312,7 @@ def collect_episodes(
         until_success: an episode is over with its first success, also in an env that would go on.
         device: of the policy.
         between: called before every chunk; may raise, to give the rollout up.
+        draws: how ``inits`` were drawn; None for all alike.
 
     Raises:
         UserError: fewer initial states than envs, or a policy without a trace.
@@ -318,7 +323,7 @@ def collect_episodes(
             f"{len(inits)} episodes cannot keep {n} envs busy: lower env.num_envs, or ask for more "
             "episodes."
         )
-    stream = start_episodes(env, inits, device)
+    stream = start_episodes(env, inits, device, draws=draws)
     env_steps = 0
     episodes: list[Episode | None] = [None] * len(inits)
     parts: list[tuple[Obs, DenoisingTrace, Tensor, Tensor]] = []
@@ -330,7 +335,7 @@ def collect_episodes(
             raise UserError(
                 f"{type(policy).__name__} gives no trace or log-probability, which a rollout needs."
             )
-        step = stream.env.step(sample.actions)
+        step = stream.step(sample.actions)
         env_steps += int(step.valid.sum())
         # Chunks count where an episode is going on and something was executed.
         acted = ((stream.playing != IDLE) & step.valid.any(-1).cpu()).nonzero().flatten()

@@ -7,7 +7,7 @@ and what is kept of a chunk, is the caller's business:
     stream = EpisodeStream(env, states)
     stream.fill()
     while stream.running:
-        step = stream.env.step(actions for stream.obs)
+        step = stream.step(actions for stream.obs)
         ended = stream.advance(step)
         stream.fill()
 
@@ -19,7 +19,7 @@ however early it ended, so that a rate over them is unbiased at any time.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
@@ -29,6 +29,7 @@ from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
 from embodyrl.rollouts.batches import Episode
 from embodyrl.rollouts.fault_watch import guarded
+from embodyrl.rollouts.start_sampling import Draws
 from embodyrl.types import Obs, Step
 
 IDLE = -1
@@ -47,9 +48,11 @@ def start_episodes(
     states: Iterable[int],
     device: torch.device | str = "cpu",
     first_id: int = 0,
+    draws: Draws | None = None,
 ) -> EpisodeStream:
     """A stream whose envs are all in an episode, where there are as many initial states."""
     stream = EpisodeStream(env, states, device, first_id)
+    stream.draws = draws or stream.draws
     stream.fill()
     return stream
 
@@ -80,6 +83,8 @@ class EpisodeStream:
         playing: (N,) the number of the episode that each env is in; ``IDLE`` where it is in none.
         init: the initial state of each env's episode.
         started: how many episodes have begun.
+        draws: how ``states`` are drawn: the weights of episodes that begin from now on, and how
+            long they last.
     """
 
     obs: Obs
@@ -100,6 +105,9 @@ class EpisodeStream:
         self.first_id = first_id
         self.init = [0] * n
         self.started = 0
+        self.draws = Draws()
+        self._weight = [1.0] * n
+        self._limit = torch.zeros(n, dtype=torch.long)  # actions; 0 for the env's own limit
         self._reward = torch.zeros(n)
         self._length = torch.zeros(n, dtype=torch.long)
         self._once = torch.zeros(n, dtype=torch.bool)
@@ -141,7 +149,10 @@ class EpisodeStream:
             self._length[k] = 0
             self._once[k] = False
             self._person[k] = False
-            self._due[k] = self._clock + self.env.spec.max_episode_steps
+            self._weight[k] = self.draws.weight(self.env.spec, init)
+            steps = self.draws.steps(self.env.spec, init)
+            self._limit[k] = steps
+            self._due[k] = self._clock + (steps or self.env.spec.max_episode_steps)
             self.started += 1
         if rows and self.started == len(rows):
             # At the start, envs without an episode are reset too: only then do they show anything.
@@ -150,6 +161,16 @@ class EpisodeStream:
         elif rows:
             self.obs = self.env.reset(rows, init=states).to(self.device)
         return rows
+
+    def step(self, actions: Tensor) -> Step:
+        """The env's step; an episode that is shorter than the env's is truncated after it."""
+        step = self.env.step(actions)
+        if not self._limit.any():
+            return step
+        # Its time is up before the env's is.
+        late = self._length + step.valid.sum(1).cpu() >= self._limit
+        late &= (self._limit > 0) & (self.playing != IDLE) & ~step.done.cpu()
+        return replace(step, truncated=step.truncated | late.to(step.truncated.device))
 
     def advance(self, step: Step, over: Tensor | None = None) -> list[EndedEpisode]:
         """Notes what a chunk did, and which episodes it ended; their envs idle until ``fill``.
@@ -199,4 +220,5 @@ class EpisodeStream:
             int(self._length[k]),
             bool(self._once[k]),
             bool(self._person[k]),
+            self._weight[k],
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from embodyrl.rollouts.start_sampling import EVERY, NEW, Draws, states_of
 from embodyrl.types import EnvSpec
 
 
@@ -21,7 +22,7 @@ def init_states(
     seed: int,
     iteration: int,
     shard: int = 0,
-    odds: Sequence[float] | None = None,
+    draws: Draws | None = None,
 ) -> Iterator[int]:
     """An endless stream of the initial states in which one iteration's episodes begin.
 
@@ -30,15 +31,24 @@ def init_states(
         seed: of the run.
         iteration: its number.
         shard: of the envs.
-        odds: the probability of each task (``rollouts.task_sampling``); None draws all states alike.
+        draws: the odds of tasks and of states that were played before; None draws all states alike.
     """
+    draws = draws or Draws()
     rng = np.random.default_rng([seed, iteration, shard])
-    limit = spec.num_init_states or 2**31
+    limit = spec.num_init_states or EVERY
     count = len(spec.tasks)
     while True:
-        if odds is None:
+        if draws.starts and rng.random() >= NEW:
+            # A state that was played before.
+            yield draws.starts[_drawn(rng, draws.odds)]
+        elif not draws.tasks:
             yield int(rng.integers(limit))
-            continue
-        # The task, and then one of its states; see ``EnvSpec.tasks`` for their numbers.
-        task = int(rng.choice(count, p=np.asarray(odds) / sum(odds)))
-        yield int(rng.integers(-(-(limit - task) // count))) * count + task
+        else:
+            # The task, and then one of its states; see ``EnvSpec.tasks`` for their numbers.
+            task = _drawn(rng, draws.tasks)
+            yield int(rng.integers(states_of(task, limit, count))) * count + task
+
+
+def _drawn(rng: np.random.Generator, odds: Sequence[float]) -> int:
+    """One of ``len(odds)``, by their odds."""
+    return int(rng.choice(len(odds), p=np.asarray(odds) / sum(odds)))

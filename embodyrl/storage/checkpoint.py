@@ -19,7 +19,7 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ RUN_META = {
         "env_steps": COUNT,
         "minutes": NUMBER,
         "tasks?": {...: [NUMBER]},
+        "starts?": {...: [NUMBER]},
     },
 }
 """Structure of the ``meta.json`` of a run's checkpoint."""
@@ -59,7 +60,12 @@ class DamagedCheckpointError(UserError):
 
 
 def save(
-    path: str | Path, states: Mapping[str, Any], meta: Mapping[str, Any], *, keep_last: int = 0
+    path: str | Path,
+    states: Mapping[str, Any],
+    meta: Mapping[str, Any],
+    *,
+    keep_last: int = 0,
+    also: Collection[str] = (),
 ) -> Path:
     """Writes a checkpoint. If that fails or is interrupted, existing checkpoints stay complete.
 
@@ -72,6 +78,7 @@ def save(
         meta: data that JSON can hold.
         keep_last: keep only the newest ``keep_last`` of the ``step_...`` folders up to this one,
             and delete older ones; 0 keeps all.
+        also: names of older ones that stay.
 
     Returns:
         The path.
@@ -96,7 +103,7 @@ def save(
             f"The checkpoint {path} could not be written ({error}). Earlier checkpoints are "
             "untouched: free some disk space, and the same command goes on from there."
         ) from error
-    delete_old(path, keep_last)
+    delete_old(path, keep_last, also)
     return path
 
 
@@ -363,17 +370,19 @@ def _steps(folder: Path) -> list[Path]:
     return [found[number] for number in sorted(found)]
 
 
-def delete_old(path: Path, keep_last: int) -> None:
+def delete_old(path: Path, keep_last: int, also: Collection[str] = ()) -> None:
     """Deletes old checkpoints; does nothing for one that ``save`` has put aside.
 
     These are what interrupted saves left behind, what ``path`` replaced, and all but the newest
-    ``keep_last`` checkpoints.
+    ``keep_last`` checkpoints, and those with a name of ``also``.
     """
     if re.fullmatch(r"step_\d+", path.name):
         remove_unfinished(path.parent)
     if keep_last and re.fullmatch(r"step_\d+", path.name):
         steps = _steps(path.parent)
         for old in steps[: steps.index(path) + 1][:-keep_last]:
+            if old.name in also:
+                continue
             # Rename it first: an interrupted deletion must not leave half a checkpoint that looks
             # like a whole one.
             to_delete = old.with_name(f".{old.name}.tmp-{secrets.token_hex(4)}")

@@ -26,7 +26,7 @@ from embodyrl.training.evaluate import first_inits, missed_tasks
 from embodyrl.training.load_demos import load_demos
 from embodyrl.training.memory_estimate import check_memory, on_meta
 from embodyrl.training.resume_check import check_folder
-from embodyrl.training.run_checks import check_episodes_end, check_task_sampling
+from embodyrl.training.run_checks import check_draws, check_episodes_end, check_held
 from embodyrl.training.shards import check_sharing
 from embodyrl.types import EnvSpec
 
@@ -69,7 +69,8 @@ def try_run(config: Config) -> tuple[list[str], EnvSpec | None]:
     if algorithm is None:
         lines.append(f"algorithm: {config.algorithm.name} cannot be tried without data")
         return lines, played
-    check_task_sampling(config, algorithm, played)
+    check_draws(config, algorithm, played)
+    check_held(config, algorithm, played)
     if evaluated is not None:
         inits = first_inits(evaluated, run.eval_episodes)
         lines += filter(None, [missed_tasks(evaluated, inits)])

@@ -190,10 +190,15 @@ def evaluate_checkpoint(
         **_attempts(solved, attempts),
         "tasks": score_tasks(env.spec, result.episodes),
         "results": [
-            {**dataclasses.asdict(e), **({"video": films[e.init]} if e.init in films else {})}
+            {**_row(e), **({"video": films[e.init]} if e.init in films else {})}
             for e in result.episodes
         ],
     }
+
+
+def _row(episode: Episode) -> dict[str, Any]:
+    """An episode without its weight, which those of an evaluation have alike."""
+    return {k: v for k, v in dataclasses.asdict(episode).items() if k != "weight"}
 
 
 def executed_text(execute: int, horizon: int) -> str:
@@ -319,8 +324,7 @@ def print_evaluation(result: dict[str, Any]) -> None:
     """The figures of ``evaluate_checkpoint`` as text."""
     # All of it, then the tasks, then what else was asked for.
     rows = result["results"]
-    names = [field.name for field in dataclasses.fields(Episode)]
-    episodes = [Episode(**{key: row[key] for key in names}) for row in rows]
+    episodes = [Episode(**{k: v for k, v in row.items() if k != "video"}) for row in rows]
     reports = result["reports_success"]
     text = score_text(episodes, reports, result["faults"])
     chunk = executed_text(result["execute"], result["horizon"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from embodyrl.algorithm import Algorithm
 from embodyrl.config import Config
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, refuse_unread
 from embodyrl.policy import num_executed
 from embodyrl.types import EnvSpec
 
@@ -33,32 +33,70 @@ def short_rollout(config: Config, algorithm: Algorithm, spec: EnvSpec) -> str:
     )
 
 
-def check_task_sampling(config: Config, algorithm: Algorithm, spec: EnvSpec) -> None:
-    """Refuses ``run.task_sampling=difficulty`` where the success of the tasks stays unknown.
+def check_draws(config: Config, algorithm: Algorithm, spec: EnvSpec) -> None:
+    """Refuses to draw tasks or initial states by a success that stays unknown.
 
     Raises:
-        UserError: there is one task, no training episode, or no success of any.
+        UserError: no training episode, no success of any; or there is one task, or a number means
+            several states.
     """
-    if config.run.task_sampling == "uniform":
+    run = config.run
+    keys = ("task_sampling", "start_sampling", "first_length")
+    if (run.task_sampling, run.start_sampling, run.first_length) == ("uniform", "uniform", 1.0):
         return
-    why = ""
-    mend = "Leave run.task_sampling at uniform."
     if not algorithm.plays:
-        why = f"{config.algorithm.name} plays no episodes in training"
-    elif len(spec.tasks) == 1:
-        why = f"{spec.name} has one task"
-    elif not spec.reports_success:
-        why = f"{spec.name} reports no success"
-    elif short_rollout(config, algorithm, spec):
-        why = (
-            f"a rollout has {rollout_steps(config, algorithm)} actions and an episode up to "
-            f"{spec.max_episode_steps}, so the success of training episodes stays unknown"
-        )
-        mend = f"Raise algorithm.num_chunks, or leave {mend.partition(' ')[2]}"
-    if why:
+        refuse_unread(run, "run", keys, f"{config.algorithm.name} plays no episodes in training")
+    if len(spec.tasks) == 1:
+        refuse_unread(run, "run", ("task_sampling",), f"{spec.name} has one task")
+    if getattr(config.env, "real_envs", 0):
+        why = "with env.real_envs a number means one state in a dream and another in the real env"
+        refuse_unread(run, "run", ("start_sampling",), why)
+    if not spec.reports_success:
+        refuse_unread(run, "run", keys[:2], f"{spec.name} reports no success")
+    by_success = [key for key in keys[:2] if getattr(run, key) != "uniform"]
+    if by_success and short_rollout(config, algorithm, spec):
+        steps = rollout_steps(config, algorithm)
         raise UserError(
-            f"run.task_sampling={config.run.task_sampling} draws tasks by their success in "
-            f"training, but {why}. {mend}"
+            f"run.{by_success[0]} draws by success in training, but a rollout has {steps} actions and "
+            f"an episode up to {spec.max_episode_steps}, so that stays unknown. Raise "
+            f"algorithm.num_chunks, or leave run.{by_success[0]} at uniform."
+        )
+
+
+def check_held(config: Config, algorithm: Algorithm, spec: EnvSpec) -> None:
+    """Refuses settings of an algorithm that need more than a run has.
+
+    They are the weight of imitation that follows success, the distance to the policy that training
+    begins with, and successes that are played again.
+
+    Raises:
+        UserError: success stays unknown, that policy is random, or no initial state comes twice.
+    """
+    c = config.algorithm
+    run = config.run
+    if getattr(c, "bc_schedule", "constant") == "success":
+        why = "so the success of training episodes stays unknown"
+        if not spec.reports_success:
+            refuse_unread(c, "algorithm", ("bc_schedule",), f"{spec.name} reports none, {why}")
+        if short_rollout(config, algorithm, spec):
+            steps = rollout_steps(config, algorithm)
+            why = f"a rollout has {steps} actions, less than an episode, {why}"
+            refuse_unread(c, "algorithm", ("bc_schedule",), why)
+    # A reference must be worth staying near to.
+    start = run.init_checkpoint or getattr(config.policy, "pretrained", "")
+    if getattr(c, "reference_coef", 0.0) and not start:
+        raise UserError(
+            f"algorithm.reference_coef is {c.reference_coef}, but training begins with random "
+            "weights, and a policy must not be held near these. Give run.init_checkpoint=RUN, or "
+            "set it to 0."
+        )
+    # A success can be played again only where its initial state comes twice.
+    recurs = run.start_sampling == "difficulty" or spec.num_init_states is not None
+    if getattr(c, "replay_successes", 0) and not recurs:
+        raise UserError(
+            f"algorithm.replay_successes is {c.replay_successes}, but {spec.name} has an initial "
+            "state for every number, so none comes twice. Set run.start_sampling=difficulty, or it "
+            "to 0."
         )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.config import Config
+from embodyrl.functional.intervals import latest_near_best, standard_error
 from embodyrl.policy import num_executed
 from embodyrl.rollouts.evaluation import Evaluation
 from embodyrl.rollouts.task_sampling import Record
@@ -30,12 +31,14 @@ class Position:
         env_steps: actions executed in training.
         minutes: of training, evaluations not counted.
         tasks: success of recent training episodes by task (``task_sampling.Record``).
+        starts: the same by initial state, where they are drawn by it (``start_sampling``).
     """
 
     iteration: int = 0
     env_steps: int = 0
     minutes: float = 0.0
     tasks: Record = field(default_factory=dict)
+    starts: Record = field(default_factory=dict)
 
 
 def finished(folder: Path) -> bool:
@@ -74,6 +77,7 @@ def save_evaluation(
     for episode in result.episodes:
         row = {**dataclasses.asdict(episode), "return": episode.reward, "video": None}
         row.pop("reward")
+        row.pop("weight")  # of training episodes
         if episode.init in result.frames:
             row["video"] = f"videos/{name}_{episode.init:04d}.mp4"
             row["instruction"] = result.instructions.get(episode.init, "")
@@ -100,11 +104,28 @@ def stalled(folder: Path, patience: int) -> bool:
     """
     scores = []
     for page in read_evaluations(folder).values():
-        rows = [row for row in page["episodes"] if not row.get("person")]
+        rows = _counted(page)
         n = max(1, len(rows))
         total = sum(row["return"] or 0.0 for row in rows)
         scores.append((sum(row["success"] for row in rows) / n, total / n))
     return bool(scores) and 0 < patience <= len(scores) - 1 - scores.index(max(scores))
+
+
+def best_look(folder: Path) -> int:
+    """The iteration of the evaluation whose policy is kept (``intervals.latest_near_best``).
+
+    Policies are compared by success or, where the env reports none, by return.
+    """
+    pages = list(read_evaluations(folder).values())
+    key = "success" if pages[0].get("reports_success", True) else "return"
+    scores = [[float(row[key] or 0.0) for row in _counted(page)] or [0.0] for page in pages]
+    means = [sum(own) / len(own) for own in scores]
+    return pages[latest_near_best(means, [standard_error(own) for own in scores])]["iteration"]
+
+
+def _counted(page: dict[str, Any]) -> list[dict[str, Any]]:
+    """The episodes of an evaluation that the policy played alone."""
+    return [row for row in page["episodes"] if not row.get("person")]
 
 
 def close(folder: Path, name: str) -> None:

@@ -2,18 +2,16 @@
 
 All randomness of iteration i is drawn from generators seeded by (seed, i) and every rollout starts
 from fresh initial states, so parameters, optimiser, the number i and the recent success of the
-tasks are all that an exact resume needs. Off-policy rollouts are shorter than an episode and go on
+tasks and initial states are all that an exact resume needs. Off-policy rollouts are shorter than an episode and go on
 where the last one stopped, but start afresh after every checkpoint: so it holds for them too.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,20 +19,25 @@ from typing import Any
 import torch
 
 from embodyrl import starting
-from embodyrl.algorithm import Algorithm
-from embodyrl.build import described_by
 from embodyrl.config import Config, to_yaml
 from embodyrl.devices import use_device
 from embodyrl.interrupt import Interrupt, Interrupted
 from embodyrl.policy import num_executed
-from embodyrl.rollouts.batches import Episode, by_policy, mean_return, success_rate
+from embodyrl.rollouts.batches import (
+    Episode,
+    by_policy,
+    drawn_success_rate,
+    effective_episodes,
+    mean_return,
+    success_rate,
+)
 from embodyrl.rollouts.collect import Player, Rollouts
 from embodyrl.rollouts.evaluation import Evaluation, evaluate
 from embodyrl.rollouts.seeding import seeded
-from embodyrl.rollouts.task_sampling import difficulty_odds, task_figures, updated
+from embodyrl.rollouts.start_sampling import remembered
+from embodyrl.rollouts.task_sampling import task_figures, updated
 from embodyrl.storage import checkpoint
 from embodyrl.storage.atomic_files import remove_unfinished, write_text
-from embodyrl.storage.env_spec import check_compatible, spec_to_json
 from embodyrl.storage.folder_lock import locked
 from embodyrl.storage.loggers import LiveTable, MetricsWriter, require_loggers
 from embodyrl.storage.paths import require_writable
@@ -49,13 +52,14 @@ from embodyrl.training.evaluate import (
 )
 from embodyrl.training.load_demos import load_demos, require_data_sets
 from embodyrl.training.resume_check import check_folder, run_inputs
+from embodyrl.training.run import Run, draws, keep_best, resume, save_checkpoint, spared
 from embodyrl.training.run_checks import (
+    check_draws,
     check_episodes_end,
-    check_task_sampling,
+    check_held,
     short_rollout,
 )
 from embodyrl.training.run_folder import (
-    Position,
     close,
     complete,
     drop_evaluations,
@@ -67,65 +71,6 @@ from embodyrl.training.run_folder import (
 from embodyrl.training.setup import Envs, Ranks, build_algorithm, starts_elsewhere
 from embodyrl.training.shards import local_rollouts
 from embodyrl.training.threads import set_threads
-
-
-@dataclass
-class Run:
-    """A run under way, in this process.
-
-    Attributes:
-        config: of the run.
-        folder: where this process writes: the run's, or one that nobody reads if it is not the
-            first of ``ranks``.
-        device: of the algorithm.
-        envs: of training and evaluation.
-        algorithm: policy and optimiser.
-        ranks: the processes that train together; None for this one alone.
-        at: how far it has come.
-        rollouts: who plays the training episodes; None for an algorithm that learns from ``demos``
-            alone.
-        demos: the demonstrations; None where the algorithm reads none.
-        stalled: whether ``run.patience`` is used up.
-        resumed: the checkpoint that it goes on from; None for a new run.
-    """
-
-    config: Config
-    folder: Path
-    device: torch.device
-    envs: Envs
-    algorithm: Algorithm
-    ranks: Ranks | None
-    at: Position = field(default_factory=Position)
-    rollouts: Rollouts | None = None
-    demos: Any = None
-    stalled: bool = False
-    resumed: Path | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether no iteration is left, or no time, or no patience."""
-        run = self.config.run
-        at = self.at
-        return (
-            self.stalled
-            or at.iteration >= run.iterations
-            or (run.minutes > 0 and at.minutes >= run.minutes)
-        )
-
-    @property
-    def evaluation_due(self) -> str:
-        """The name of the evaluation to make at this point, if any."""
-        run = self.config.run
-        i = self.at.iteration
-        if self.over:
-            return "after"
-        if i == 0:
-            return "before" if run.eval_before and self.algorithm.plays else ""
-        return f"iter_{i:06d}" if run.eval_every and i % run.eval_every == 0 else ""
-
-    def evaluated(self, name: str) -> bool:
-        """Whether there is an evaluation of that name."""
-        return (self.config.run.folder / "evals" / f"{name}.json").exists()
 
 
 def train(
@@ -215,7 +160,8 @@ def prepare(run: Run) -> None:
     if algorithm.continues_episodes:
         executed = num_executed(algorithm.policy.config)
         check_episodes_end(config, executed, envs.spec.max_episode_steps)
-    check_task_sampling(config, algorithm, envs.spec)
+    check_draws(config, algorithm, envs.spec)
+    check_held(config, algorithm, envs.spec)
     with starting.step("reading the demonstrations"):
         first = run.ranks is None or run.ranks.first
         say = print if first else lambda text: None
@@ -242,10 +188,10 @@ def settle(run: Run) -> None:
     """Makes the folder one of a run that stands where this one does."""
     for folder in (run.folder, run.folder / "evals", run.folder / "videos"):
         remove_unfinished(folder)
-    if run.resumed is not None and (run.ranks is None or run.ranks.first):
-        checkpoint.delete_old(run.resumed, run.config.run.keep_checkpoints)
-    write_text(run.folder / "config.yaml", to_yaml(run.config))
     drop_evaluations(run.folder, run.at.iteration)
+    if run.resumed is not None and (run.ranks is None or run.ranks.first):
+        checkpoint.delete_old(run.resumed, run.config.run.keep_checkpoints, spared(run))
+    write_text(run.folder / "config.yaml", to_yaml(run.config))
     run.stalled = stalled(run.folder, run.config.run.patience)
     if not run.over:
         reopen(run.folder)
@@ -265,8 +211,11 @@ def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTabl
     try:
         while True:
             due = run.evaluation_due
-            if at.iteration > saved and (
-                due or at.iteration % run.config.run.checkpoint_every == 0
+            # With run.keep=best the policy before training may turn out to be the best.
+            first = due == "before" and run.config.run.keep == "best"
+            if first or (
+                at.iteration > saved
+                and (due or at.iteration % run.config.run.checkpoint_every == 0)
             ):
                 metrics.flush_to_disk()  # the rows up to a checkpoint are not written again
                 save_checkpoint(run)
@@ -280,10 +229,15 @@ def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTabl
                 by_task = tasks_text(result.episodes) if run.envs.spec.reports_success else ""
                 table.evaluated(f"{text} ({chunk})", by_task)
                 if due != "after" and stalled(run.folder, run.config.run.patience):
-                    close(run.folder, due)
-                    due = "after"
+                    run.stalled = True
+                    if run.config.run.keep == "last":
+                        close(run.folder, due)
+                        due = "after"
             if due == "after":
                 break
+            if due and run.over:
+                table.say(keep_best(run))
+                continue
             interrupt.check()
             row = iterate(run, interrupt.check)
             if run.ranks is not None:
@@ -327,7 +281,7 @@ def iterate(run: Run, between: Callable[[], None]) -> dict[str, Any]:
             generator=generator,
             device=run.device,
             between=between,
-            odds=task_odds(run),
+            draws=draws(run),
         )
         episodes = batch.episodes
         rollout_seconds = time.monotonic() - began
@@ -335,10 +289,12 @@ def iterate(run: Run, between: Callable[[], None]) -> dict[str, Any]:
         at.env_steps += batch.env_steps
         if run.envs.spec.reports_success and len(run.envs.spec.tasks) > 1:
             at.tasks = updated(at.tasks, episodes)
+        if run.config.run.start_sampling == "difficulty":
+            at.starts = remembered(at.starts, episodes)
         row |= {
             **_success_figures(run, episodes),
             "train_return": mean_return(episodes),
-            "train_episodes": len(by_policy(episodes)),
+            "train_episodes": effective_episodes(episodes),
             "person_episodes": len(episodes) - len(by_policy(episodes)),
             "rollout_seconds": rollout_seconds,
             "env_steps_per_second": batch.env_steps / (time.monotonic() - began),
@@ -355,17 +311,14 @@ def _success_figures(run: Run, episodes: list[Episode]) -> dict[str, float]:
     figures: dict[str, float] = {}
     if run.envs.spec.reports_success:
         figures["train_success"] = success_rate(episodes)
+        settings = run.config.run
+        if "difficulty" in (settings.task_sampling, settings.start_sampling):
+            figures["drawn_success"] = drawn_success_rate(episodes)
+            figures["drawn_episodes"] = len(by_policy(episodes))
         if not run.config.env.terminate_on_success:
             figures["train_success_once"] = success_rate(episodes, once=True)
         figures |= task_figures(run.envs.spec.tasks, episodes)
     return figures
-
-
-def task_odds(run: Run) -> list[float] | None:
-    """The probability of each task in the next iteration; None where all are drawn alike."""
-    if run.config.run.task_sampling == "uniform":
-        return None
-    return difficulty_odds(run.at.tasks, run.envs.spec.tasks)
 
 
 def score(run: Run, name: str, interrupt: Interrupt, table: LiveTable) -> Evaluation:
@@ -385,7 +338,7 @@ def score(run: Run, name: str, interrupt: Interrupt, table: LiveTable) -> Evalua
     policy = run.algorithm.result
     inits = first_inits(env.spec, settings.eval_episodes)
     last = (
-        name in ("before", "after") or settings.patience
+        name in ("before", "after") or settings.patience or run.over
     )  # with patience, any may turn out to be the last
     filmed = inits[: settings.videos] if last and env.spec.cameras else []
 
@@ -402,39 +355,3 @@ def score(run: Run, name: str, interrupt: Interrupt, table: LiveTable) -> Evalua
         )
 
     return play(inits) if ranks is None else ranks.evaluation(play, policy, inits)
-
-
-def resume(run: Run) -> Position:
-    """Loads the run's newest valid checkpoint, if it has one; returns how far it had come."""
-    newest = checkpoint.latest(run.config.run.folder / "checkpoints")
-    if newest is None:
-        return Position()
-    run.resumed = newest
-    states, meta = checkpoint.load_run(newest, "position", device=run.device)
-    check_compatible(meta["spec"], run.envs.spec)
-    with described_by(newest):
-        run.algorithm.result.load_state_dict(states["policy"])
-        run.algorithm.load_state_dict(states["algorithm"])
-    known = [f.name for f in dataclasses.fields(Position)]  # an older version wrote fewer
-    return Position(**{name: value for name, value in meta["position"].items() if name in known})
-
-
-def save_checkpoint(run: Run) -> None:
-    """Writes a checkpoint that ``resume`` and ``embodyrl eval`` read.
-
-    Episodes begin anew after it, as they do in a run that resumes from it.
-    """
-    if run.rollouts is not None:
-        run.rollouts.restart_episodes()
-    states = {"policy": run.algorithm.result.state_dict(), "algorithm": run.algorithm.state_dict()}
-    if run.ranks is not None:
-        states = run.ranks.whole_state(states)
-        if not run.ranks.first:
-            return
-    meta = {
-        "config": dataclasses.asdict(run.config),
-        "spec": spec_to_json(run.envs.spec),
-        "position": dataclasses.asdict(run.at),
-    }
-    path = run.folder / "checkpoints" / f"step_{run.at.iteration:06d}"
-    checkpoint.save(path, states, meta, keep_last=run.config.run.keep_checkpoints)

@@ -1,6 +1,6 @@
 """A run's envs in shards, each with a replica of the policy.
 
-What a shard plays is a function of (weights and odds, iteration, shard) alone, like every rollout here. So
+What a shard plays is a function of (weights and draws, iteration, shard) alone, like every rollout here. So
 it does not matter where it is computed, in which order, or how often: shards in this process and in
 Ray's actors give the same bits, and so does a worker that died and plays its shard anew. One shard
 gives what the plain training loop gives. Off-policy algorithms go on with the episodes of the
@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ from embodyrl.devices import pick_device
 from embodyrl.errors import UserError
 from embodyrl.rollouts.collect import Player
 from embodyrl.rollouts.seeding import seeded
+from embodyrl.rollouts.start_sampling import Draws
 from embodyrl.training.setup import Envs, build_algorithm
 from embodyrl.types import EnvSpec
 
@@ -38,8 +39,8 @@ State = dict[str, Any]
 Between = Callable[[], None]
 ACTING = "acting/"
 """Prefix of what an algorithm needs for acting beside the policy's weights."""
-ODDS = "task_odds"
-"""The probability of each task, where there are odds, among the weights that are published."""
+DRAWS = "draws/"
+"""Prefix of how initial states are drawn, where all are not alike, among what is published."""
 
 
 @dataclasses.dataclass
@@ -116,7 +117,7 @@ class Shard:
         self._algorithm: Algorithm | None = None
         self._player: Player | None = None
         self._next = 0
-        self.odds: Sequence[float] | None = None
+        self.draws: Draws | None = None
 
     @property
     def spec(self) -> EnvSpec:
@@ -129,10 +130,10 @@ class Shard:
         return self._algorithm is not None
 
     def load(self, weights: State) -> None:
-        """Takes weights, at first all of them; and the tasks' odds, if there are any."""
-        odds = weights.get(ODDS)
-        self.odds = None if odds is None else odds.tolist()
-        weights = {name: value for name, value in weights.items() if name != ODDS}
+        """Takes weights, at first all of them; and how initial states are drawn."""
+        draws = {k.removeprefix(DRAWS): v for k, v in weights.items() if k.startswith(DRAWS)}
+        self.draws = Draws.of_tensors(draws) if draws else None
+        weights = {name: value for name, value in weights.items() if not name.startswith(DRAWS)}
         fresh = self._algorithm is None
         if self._algorithm is None:
             self._algorithm = build_algorithm(self.config, self.envs, self.device)
@@ -160,7 +161,7 @@ class Shard:
         self._next = iteration + 1
         generator = seeded(run.seed, iteration, self.shard)
         batch = self._player.collect(
-            self._algorithm, iteration, generator=generator, between=between, odds=self.odds
+            self._algorithm, iteration, generator=generator, between=between, draws=self.draws
         )
         return Piece(batch.to("cpu"), generator.get_state())
 
@@ -236,7 +237,7 @@ class ShardedRollouts:
         generator: torch.Generator,
         device: torch.device,
         between: Between,
-        odds: Sequence[float] | None = None,
+        draws: Draws | None = None,
     ) -> Any:
         """See ``Rollouts``; ``generator`` goes on where the first shard's stopped.
 
@@ -248,8 +249,8 @@ class ShardedRollouts:
         last = min(iteration + self.config.run.max_lag, self.config.run.iterations - 1)
         if new := [j for j in range(iteration, last + 1) if self._weights_of(j) == iteration]:
             frozen, moving = _split(algorithm)
-            if odds is not None:
-                moving |= {ODDS: torch.tensor(odds, dtype=torch.float64)}
+            if draws is not None:
+                moving |= {f"{DRAWS}{name}": value for name, value in draws.tensors().items()}
             weights = self.pool.publish(frozen, moving)
             for j in new:
                 self._jobs[j] = [

@@ -99,6 +99,9 @@ def test_imitation_in_pieces(tmp_path, more, algorithm):
         (["run.workers=3"], "run.workers=3, but torchrun started 2 processes"),
         (["run.max_lag=1", "algorithm.behaviour_cap=5"], "every process is both"),
         (["env.num_envs=5"], "cannot share env.num_envs=5 evenly"),
+        (["algorithm.bc_coef=1"], "algorithm.bc_coef does not go with torchrun"),
+        (["algorithm.reference_coef=1"], "algorithm.reference_coef does not go with torchrun"),
+        (["run.keep=best", "run.eval_every=2"], "run.keep=best does not go with torchrun"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(tmp_path, overrides, words):

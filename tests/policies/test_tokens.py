@@ -195,6 +195,23 @@ def test_imitation_learns_which_chunk_goes_with_which_state(vlm, decoding):
     )  # log 8; blind to the state log 2
 
 
+def test_imitation_beside_rl_is_its_own_and_there_is_no_distance_to_a_reference(vlm):
+    policy = make(vlm)
+    picture = torch.zeros(8, 24, 32, 3, dtype=torch.uint8).numpy()
+    zeros = torch.zeros(8, dtype=torch.long)
+    actions = torch.rand(8, 4, generator=gen()) - 0.5
+    proprio = torch.randn(8, 6, generator=gen(1))
+    demos = Demonstrations(2, {"front": picture}, proprio, actions, torch.arange(8), zeros, ["go"])
+    for cls, config in ((Ppo, PPOConfig), (Grpo, GRPOConfig)):
+        algorithm = cls(config(bc_coef=0.5), policy)
+        algorithm.add_demos(demos)
+        rows, share = algorithm.actor.anchors.imitation(6, gen(2))
+        own = policy.imitation_loss(*demos.batch(demos.draw(6, gen(2))))
+        torch.testing.assert_close(share(rows)[0], 0.5 * own)
+        with pytest.raises(UserError, match="no flow whose velocities"):
+            cls(config(reference_coef=1.0), policy)
+
+
 def rollout(policy, good) -> tuple:
     """One decision each in 48 observations; those whose first word is high are good."""
     obs = observation()[torch.arange(48) % 3]

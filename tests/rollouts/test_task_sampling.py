@@ -8,6 +8,7 @@ import pytest
 
 from embodyrl.rollouts.batches import Episode
 from embodyrl.rollouts.seeding import init_states
+from embodyrl.rollouts.start_sampling import Draws
 from embodyrl.rollouts.task_sampling import FLOOR, MEMORY, difficulty_odds, task_figures, updated
 from embodyrl.types import EnvSpec
 
@@ -28,8 +29,8 @@ def spec(num_init_states: int | None = None) -> EnvSpec:
 def test_the_odds_are_those_of_the_formula():
     record = {"never": (0.0, 48.0), "half": (24.0, 48.0), "always": (48.0, 48.0)}
     odds = difficulty_odds(record, TASKS)
-    p = np.array([1 / 50, 25 / 50, 49 / 50])  # Laplace's rule
-    variance = p * (1 - p)
+    solved = np.array([0, 24, 48])
+    variance = (solved + 1) * (49 - solved) / (50 * 51)  # of the posterior Beta(solved + 1, ...)
     np.testing.assert_allclose(odds, FLOOR / 3 + (1 - FLOOR) * variance / variance.sum())
     assert sum(odds) == pytest.approx(1.0)
     # What is never or always solved keeps its share of the floor, and little more.
@@ -58,9 +59,10 @@ def test_old_episodes_fade_so_that_a_task_that_was_learned_is_noticed():
 @pytest.mark.parametrize("limit", [None, 11])
 def test_states_are_drawn_by_the_odds_of_their_task_and_evenly_in_it(limit):
     odds = [0.1, 0.7, 0.2]
-    drawn = list(islice(init_states(spec(limit), 0, 0, odds=odds), 6000))
-    assert drawn == list(islice(init_states(spec(limit), 0, 0, odds=odds), 6000))
-    assert drawn[:50] != list(islice(init_states(spec(limit), 0, 1, odds=odds), 50))
+    draws = Draws(tasks=tuple(odds))
+    drawn = list(islice(init_states(spec(limit), 0, 0, draws=draws), 6000))
+    assert drawn == list(islice(init_states(spec(limit), 0, 0, draws=draws), 6000))
+    assert drawn[:50] != list(islice(init_states(spec(limit), 0, 1, draws=draws), 50))
     share = Counter(spec().task_of(init) for init in drawn)
     assert [share[task] / 6000 for task in TASKS] == pytest.approx(odds, abs=0.02)
     if limit:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from embodyrl import registry
 from embodyrl.algorithm import Algorithm
 from embodyrl.config import Config, to_dict
 from embodyrl.distributed.wire import from_bytes, to_bytes
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, refuse_unread
 from embodyrl.policy import num_executed
 from embodyrl.real_robot.env.config import RobotConfig
 from embodyrl.real_robot.ports import listen, peer
@@ -44,6 +44,7 @@ from embodyrl.real_robot.remote.check_actor import (
 )
 from embodyrl.rollouts.batches import TransitionBatch
 from embodyrl.rollouts.evaluation import Evaluation
+from embodyrl.rollouts.start_sampling import Draws
 from embodyrl.storage import checkpoint, plain_data
 from embodyrl.storage.env_spec import check_compatible, spec_from_json
 from embodyrl.types import EnvSpec
@@ -93,11 +94,8 @@ class RemoteActor:
                 f"embodyrl act plays on a robot, but the run's env is {config.env.name}. Set "
                 "env.name=robot."
             )
-        if config.run.task_sampling != "uniform":
-            raise UserError(
-                f"run.task_sampling={config.run.task_sampling} draws tasks by their success, but the "
-                "actor at the robot chooses what it plays. Leave run.task_sampling at uniform."
-            )
+        why = "the actor at the robot chooses what it plays"
+        refuse_unread(config.run, "run", ("task_sampling", "start_sampling", "first_length"), why)
         self._env = config.env
         self._limits = config.env.max_reward, algorithm.max_choice
         self._executed = 0  # H, once there is a policy to play with
@@ -147,7 +145,7 @@ class RemoteActor:
         generator: torch.Generator,
         device: torch.device,
         between: Callable[[], None],
-        odds: Sequence[float] | None = None,
+        draws: Draws | None = None,
     ) -> TransitionBatch:
         """All chunks that came since the last call, at least ``num_chunks`` of them.
 
@@ -157,7 +155,7 @@ class RemoteActor:
             generator: see above.
             device: where the chunks go.
             between: called while waiting; may raise.
-            odds: None, because the constructor refuses a run that has some.
+            draws: None, because the constructor refuses a run that has some.
         """
         self._publish(algorithm)
         with self._news:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from pathlib import Path
@@ -122,6 +123,10 @@ def test_who_cannot_use_it_is_told(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="ppo learns from its own latest rollouts alone"):
         RemoteActor(on_policy, port=0)
+    for key, value in {"start_sampling": "difficulty", "first_length": 0.5}.items():
+        run = dataclasses.replace(config.run, **{key: value})
+        with pytest.raises(UserError, match=f"run.{key}.*the actor at the robot chooses"):
+            RemoteActor(dataclasses.replace(config, run=run), port=0)
     learner = RemoteActor(config, port=0, token=TOKEN)
     with pytest.raises(InvalidStatus):
         connect(f"ws://127.0.0.1:{learner.port}").close()
