@@ -67,6 +67,7 @@ from embodyrl.training.run_folder import (
 from embodyrl.training.setup import Envs, Ranks, build_algorithm, starts_elsewhere
 from embodyrl.training.shards import local_rollouts
 from embodyrl.training.threads import set_threads
+from embodyrl.types import EnvSpec
 
 
 @dataclass
@@ -117,6 +118,8 @@ class Run:
         """The name of the evaluation to make at this point, if any."""
         run = self.config.run
         i = self.at.iteration
+        if self.envs.given is not None:
+            return ""
         if self.over:
             return "after"
         if i == 0:
@@ -134,6 +137,7 @@ def train(
     command: str = "",
     rollouts: Callable[[], Rollouts] | None = None,
     ranks: Ranks | None = None,
+    spec: EnvSpec | None = None,
 ) -> Path:
     """Runs or resumes the run that ``config`` describes, and returns its folder; see ``finished``.
 
@@ -148,6 +152,8 @@ def train(
         rollouts: starts those who play the training episodes; None lets this process do it.
         ranks: the processes that train together, of which the first one writes; None for this one
             alone.
+        spec: of an env that must not be built, such as a robot that others move. Then nothing is
+            evaluated, and the algorithm must learn from recorded episodes alone.
 
     Raises:
         UserError: the folder holds a run with another config, another process is writing into it,
@@ -176,7 +182,7 @@ def train(
     if ranks is not None:
         envs = Envs(ranks.own, ranks if ranks.plays else None)
     else:
-        envs = Envs(config, rollouts() if rollouts else None)
+        envs = Envs(config, rollouts() if rollouts else None, spec)
     own = contextlib.nullcontext(settings.folder) if first else tempfile.TemporaryDirectory()
     with contextlib.closing(envs), own as place:
         folder = Path(place)
@@ -184,7 +190,7 @@ def train(
         prepare(run)
         with locked(folder):
             settle(run)
-            if run.over and run.evaluated("after"):
+            if run.over and (run.evaluated("after") or run.envs.given is not None):
                 if first and not finished(folder):
                     finish_run(folder / "meta.json")
                 return settings.folder
@@ -257,16 +263,17 @@ def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTabl
     """Iterations, checkpoints and evaluations until the run is over or interrupted."""
     at = run.at
     saved = run.at.iteration
-    inits = first_inits(run.envs.spec, run.config.run.eval_episodes)
-    short = short_rollout(run.config, run.algorithm, run.envs.spec)
-    for note in (short, missed_tasks(run.envs.spec, inits)):
+    spec = run.envs.spec
+    short = short_rollout(run.config, run.algorithm, spec)
+    evaluated = first_inits(spec, run.config.run.eval_episodes) if run.envs.given is None else []
+    for note in (short, missed_tasks(spec, evaluated) if evaluated else ""):
         if note:
             table.say(note)
     try:
         while True:
             due = run.evaluation_due
             if at.iteration > saved and (
-                due or at.iteration % run.config.run.checkpoint_every == 0
+                due or run.over or at.iteration % run.config.run.checkpoint_every == 0
             ):
                 metrics.flush_to_disk()  # the rows up to a checkpoint are not written again
                 save_checkpoint(run)
@@ -282,7 +289,7 @@ def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTabl
                 if due != "after" and stalled(run.folder, run.config.run.patience):
                     close(run.folder, due)
                     due = "after"
-            if due == "after":
+            if due == "after" or run.over:
                 break
             interrupt.check()
             row = iterate(run, interrupt.check)
