@@ -30,7 +30,7 @@ def add_improve_verb(verb: Verb) -> None:
     )
     add = verb("improve", _improve, text, HELP, torch="yes").add_argument
     add("checkpoint", help=CHECKPOINT)
-    text = "env., policy. where it acts; algorithm., data., run. of the learner; helper."
+    text = "env., policy., algorithm., data., run. and helper. settings"
     add("overrides", nargs="*", metavar="section.key=value", help=text)
     text = "twin (simulated, here), ros2, rosbridge, ros1, libfranka (default: %(default)s)"
     add("--robot", default="twin", help=text)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 from embodyrl.data.lerobot_write import NO_LEROBOT
 from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
 from embodyrl.improve.learn import METHODS, learner_config
+from embodyrl.policies.chooser import ChooserConfig
 from embodyrl.ranges import Choice, Count, NotNegative, Range, Seed, check_config
 from embodyrl.real_robot.connect_robot import ROBOTS
 from embodyrl.real_robot.control.executor import MODES
@@ -24,7 +25,10 @@ from embodyrl.storage.preset_files import apply_overrides
 
 WATCHES = ("float", "nearest", "stac", "clock")
 """Kinds of detectors that are fitted anew in each round."""
-MAY_CHANGE = ("out", "rounds", "address", "page", "robot_file", "latency")
+MAY_CHANGE = (
+    *("out", "address", "page", "robot_file", "latency", "helper", "scripted", "seconds"),
+    *("rounds", "episodes", "person_seconds", "look", "detector", "false_alarms"),
+)
 """Settings that may differ when a folder goes on."""
 _ROBOT = ("env", "policy")
 _LEARNER = ("algorithm", "data", "run")
@@ -46,7 +50,7 @@ class ImproveConfig:
         scripted: what a scripted helper is like.
         page: port of the person's page; 0 takes a free one.
         method: how it learns, one of ``learn.METHODS``.
-        learner: overrides of that (``algorithm.``, ``data.`` and ``run.``).
+        learner: overrides of that (``policy.``, ``algorithm.``, ``data.`` and ``run.``).
         demos: data sets that it learns from beside the rounds' own.
         rounds: how many.
         episodes: helped ones in a round.
@@ -97,13 +101,14 @@ def read_config(overrides: Sequence[str], **given: Any) -> ImproveConfig:
     """The settings of a command, checked.
 
     Args:
-        overrides: ``env.``, ``policy.`` where the policy acts; ``algorithm.``, ``data.``, ``run.``
-            of the learner; ``helper.`` of a scripted helper.
+        overrides: ``env.`` where the policy acts; ``policy.`` there and of the learner;
+            ``algorithm.``, ``data.``, ``run.`` of the learner; ``helper.`` of a scripted helper.
         given: fields of ``ImproveConfig``.
 
     Raises:
         UserError: something that cannot be, before anything moves.
     """
+    _check_names(given["robot"], given["helper"])
     sections = {"helper", *_ROBOT, *_LEARNER}
     for word in overrides:
         section = word.partition("=")[0].partition(".")[0]
@@ -114,18 +119,34 @@ def read_config(overrides: Sequence[str], **given: Any) -> ImproveConfig:
             )
     of = lambda *names: tuple(o for o in overrides if o.partition(".")[0] in names)  # noqa: E731
     person = of("helper")
-    if person and given.get("helper") != "scripted":
+    if person and given["helper"] != "scripted":
         raise UserError(
             f"{person[0]} says what a scripted person is like, and --helper is "
-            f"{given.get('helper')}. Leave it out, or give --helper scripted."
+            f"{given['helper']}. Leave it out, or give --helper scripted."
         )
     scripted = build_section(
         "helper", HelperConfig, apply_overrides({}, person).get("helper") or {}
     )
-    config = ImproveConfig(**given, scripted=scripted, deployed=of(*_ROBOT), learner=of(*_LEARNER))
+    # A chooser is learned in the rounds: the first policy need not have one.
+    chooser = {f"policy.{f.name}" for f in fields(ChooserConfig)}
+    deployed = tuple(o for o in of(*_ROBOT) if o.partition("=")[0] not in chooser)
+    learner = of("policy", *_LEARNER)
+    config = ImproveConfig(**given, scripted=scripted, deployed=deployed, learner=learner)
     check_config("improve", config)
     _check(config)
     return config
+
+
+def _check_names(robot: str, helper: str) -> None:
+    """Refuses a robot or a helper that there is not.
+
+    Raises:
+        UserError: with the nearest name.
+    """
+    if robot not in ROBOTS:
+        raise UserError(f"There is no --robot {robot!r}. {did_you_mean(robot, ROBOTS)}")
+    if helper not in TELEOPS and not helper.startswith(("/", LEROBOT)):
+        raise UserError(f"There is no --helper {helper!r}. {did_you_mean(helper, TELEOPS)}")
 
 
 def _check(c: ImproveConfig) -> None:
@@ -139,9 +160,6 @@ def _check(c: ImproveConfig) -> None:
             f"{c.policy} serves a policy, and to improve it its weights are needed: give the "
             "checkpoint, or the run's folder."
         )
-    for name, value, known in (("--robot", c.robot, ROBOTS), ("--helper", c.helper, TELEOPS)):
-        if value not in known and not (name == "--helper" and value.startswith(("/", LEROBOT))):
-            raise UserError(f"There is no {name} {value!r}. {did_you_mean(value, known)}")
     if c.helper == "scripted" and c.robot != "twin":
         raise UserError(
             "--helper scripted reads the simulator's state, so it works with --robot twin alone. "

@@ -16,7 +16,7 @@ from embodyrl.real_robot.commands.deployment import Deployment, open_deployment
 from embodyrl.real_robot.control.episode import EndedBy
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.control.ticker import INTERRUPTED
-from embodyrl.real_robot.logs.mcap_log import outcome
+from embodyrl.real_robot.logs.mcap_log import outcome, read
 from embodyrl.real_robot.record.episode_logs import EpisodeLogs
 from embodyrl.storage import checkpoint
 from embodyrl.storage.paths import fingerprint
@@ -141,14 +141,19 @@ def _play_one(
     if found["help"]["times"]:
         said += f", a person {found['help']['seconds']:.1f} s"
     print(f"  episode {number}: {said}", flush=True)
-    _require_arm(row, connected.simulated)
+    _require_arm(row, connected.simulated, kept.path)
     return found
 
 
-def _require_arm(row: Row, simulated: bool) -> None:
+def _require_arm(row: Row, simulated: bool, log: Path) -> None:
     """Ends the rounds where the arm may not simply go on.
 
     A simulated arm that was driven against something is put back by the next episode.
+
+    Args:
+        row: of the episode.
+        simulated: whether the arm is.
+        log: of the episode, which has the cause.
 
     Raises:
         ArmFaultError: a fault.
@@ -160,7 +165,10 @@ def _require_arm(row: Row, simulated: bool) -> None:
     if row["ended_by"] == EndedBy.FAULT or (
         row["mode"] == Mode.FAULT and not (simulated and by_policy)
     ):
+        # A label after the fault ended the episode; what comes before it is the cause.
+        events = [e["text"] for e in read(log)["/event"] if e["kind"] == "mode"]
+        faults = [text for text in events if f"-> {Mode.FAULT}" in text]
         raise ArmFaultError(
-            f"The arm stopped: {row['reason']}. Look at it and mend the cause; the same command "
-            "goes on."
+            f"The arm stopped: {faults[-1] if faults else row['reason']} ({log}). Look at it and "
+            "mend the cause; the same command goes on."
         )
