@@ -170,6 +170,11 @@ def _check(c: ImproveConfig) -> None:
             f"There is no detector {c.detector!r} that is fitted in rounds. "
             f"{did_you_mean(c.detector, WATCHES)}"
         )
+    if not c.detector and c.false_alarms != ImproveConfig.false_alarms:
+        raise UserError(
+            f"--false-alarms {c.false_alarms:g} is of a detector, and there is none: give "
+            f"--detector ({', '.join(WATCHES)}), or leave it out."
+        )
     if c.robot != "twin" and c.latency >= 0:
         raise UserError("--latency is simulated time; a real robot has its own.")
     if importlib.util.find_spec("lerobot") is None:

@@ -55,6 +55,7 @@ def learner_config(
     """
     _, meta = checkpoint.load_run(checkpoint.find(policy), "config")
     raw: dict[str, Any] = {name: dict(meta["config"][name]) for name in ("env", "policy")}
+    _check_algorithm(method, overrides)
     # 1. The algorithm, with its own settings if the checkpoint comes from it.
     before = dict(meta["config"]["algorithm"])
     name = METHODS[method]
@@ -84,14 +85,27 @@ def learner_config(
     }
     merged = apply_overrides(raw, overrides)
     own = {"run.out": folder, "run.name": "learn", "run.init_checkpoint": policy}
-    config = resolve(merged, [f"{key}={value}" for key, value in own.items()])
-    if registry.load("algorithms", config.algorithm.name).plays:
-        raise UserError(
-            f"algorithm.name={config.algorithm.name} plays while it learns, and a round learns "
-            "from what was recorded in it. Choose sft or pa_rl_offline; for learning on the arm "
-            "while it moves see `embodyrl train robot_pick_rlpd --help`."
-        )
-    return config
+    return resolve(merged, [f"{key}={value}" for key, value in own.items()])
+
+
+def _check_algorithm(method: str, overrides: Sequence[str]) -> None:
+    """Refuses another algorithm than the method's.
+
+    Raises:
+        UserError: saying where it has its place.
+    """
+    for name in (o.partition("=")[2] for o in overrides if o.startswith("algorithm.name=")):
+        if registry.load("algorithms", name).plays:
+            raise UserError(
+                f"algorithm.name={name} plays while it learns, and a round learns from what was "
+                "recorded in it. Leave it out; for learning on the arm while it moves see "
+                "`embodyrl train robot_pick_rlpd`."
+            )
+        if name != METHODS[method]:
+            raise UserError(
+                f"--method {method} learns by {METHODS[method]}, not by {name}: leave "
+                f"algorithm.name out, or choose among --method {', '.join(METHODS)}."
+            )
 
 
 def learn(config: Config, policy: str, command: str) -> str | None:

@@ -116,7 +116,9 @@ def _play_one(
     connected = deployment.connected
     # 1. The scene.
     if not connected.arranges:
-        person.ask(f"Arrange the scene for episode {number + 1} (state {init}).")
+        scene = stage.inits.index(init) + 1
+        same = "" if stage.helped else ", the same for both policies"
+        person.ask(f"Arrange scene {scene}{same}.")
     connected.begin(init)
     # 2. The episode.
     settings = {"checkpoint": stage.policy, "robot": config.robot, "speed": config.speed}

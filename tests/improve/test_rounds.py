@@ -263,6 +263,7 @@ def test_what_cannot_be_is_told_before_anything_moves(
         (("--rounds", "0"), "rounds"),
         (("--look", "0"), "look"),
         (("--false-alarms", "1"), "false_alarms"),
+        (("--false-alarms", "0.2"), "there is none"),
         (("--detector", "flaot"), "Did you mean 'float'"),
         (("--demos", str(tmp_path / "none")), "no data set"),
         (("--mode", "rct"), "rtc"),
@@ -270,6 +271,7 @@ def test_what_cannot_be_is_told_before_anything_moves(
         (("helper.skill=0",), "skill"),
         (("algoritm.lr=1",), "SECTION.key=value"),
         (("algorithm.name=ppo",), "plays while it learns"),
+        (("algorithm.name=pa_rl_offline",), "learns by sft"),
         (("algorithm.lrr=1",), "no key 'lrr'"),
         (("env.task=raech",), "no task 'raech'"),
     ):
