@@ -72,7 +72,7 @@ def _improve(a: argparse.Namespace) -> int:
     from embodyrl.storage.paths import require_writable
 
     robot_commands()  # says which package is missing
-    from embodyrl.improve.config import read_config
+    from embodyrl.improve.config import read_improve
     from embodyrl.improve.loop import run_rounds
 
     require_writable(a.out, "--out FOLDER")
@@ -84,7 +84,7 @@ def _improve(a: argparse.Namespace) -> int:
             "latency", "seconds", "seed",
         )
     }  # fmt: skip
-    config = read_config(a.overrides, policy=a.checkpoint, demos=tuple(a.demos), **given)
+    config = read_improve(a.overrides, policy=a.checkpoint, demos=tuple(a.demos), **given)
     result = run_rounds(config, command=a.command_line)
     if result is None:
         print("Stopped; the same command goes on from there.")

@@ -97,7 +97,7 @@ class ImproveConfig:
         return 10 * self.episodes if self.person_seconds else self.episodes
 
 
-def read_config(overrides: Sequence[str], **given: Any) -> ImproveConfig:
+def read_improve(overrides: Sequence[str], **given: Any) -> ImproveConfig:
     """The settings of a command, checked.
 
     Args:
@@ -110,6 +110,7 @@ def read_config(overrides: Sequence[str], **given: Any) -> ImproveConfig:
     """
     _check_names(given["robot"], given["helper"])
     sections = {"helper", *_ROBOT, *_LEARNER}
+    # Each override belongs to one of them.
     for word in overrides:
         section = word.partition("=")[0].partition(".")[0]
         if "=" not in word or section not in sections:

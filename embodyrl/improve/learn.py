@@ -62,13 +62,16 @@ def learner_config(
     raw["algorithm"] = before if before.get("name") == name else {"name": name}
     paths = [path for path, _ in data]
     raw["data"] = {"path": paths[0] if paths else "", "more": paths[1:]}
+    # The weights and the normalisation go on from the checkpoint.
     if method == "imitate":
         raw["algorithm"] |= {"fit_inputs": False}
         raw["data"] |= {"weights": [share for _, share in data], "intervention_weight": 2.0}
+    # Critics learn from failed turns, too, and the policy needs a chooser.
     else:
         raw["data"] |= {"keep": "all"}
         own = raw["policy"]
         raw["policy"] = own | {k: v for k, v in CHOOSER.items() if not own.get("chooser_width")}
+    # An editor beside a policy whose own weights are left alone.
     if method == "edit":
         raw["algorithm"] |= {"actor_share": 0.0}
         raw["policy"].setdefault("edit_scale", EDIT_SCALE)

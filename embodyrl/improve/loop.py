@@ -24,8 +24,8 @@ from embodyrl.detectors.folder import save_detector
 from embodyrl.improve.config import MAY_CHANGE, ImproveConfig
 from embodyrl.improve.data import DataSet, data_figures, nothing_to_learn, shares
 from embodyrl.improve.learn import learn, learner_config
-from embodyrl.improve.play import Stage, play_stage
-from embodyrl.improve.record import Record, helped_figures, look_figures, table
+from embodyrl.improve.play import Episodes, play_stage
+from embodyrl.improve.record import Record, helped_figures, look_figures, rounds_table
 from embodyrl.real_robot.logs.export import export_logs
 from embodyrl.real_robot.record.episode_logs import logs_folder
 from embodyrl.storage.folder_lock import locked
@@ -57,7 +57,7 @@ def run_rounds(config: ImproveConfig, *, command: str = "") -> dict[str, Any] | 
                 continue
             if not _one_round(config, record, folder / name, number, command):
                 return None
-            print(*table(record.content), sep="\n", flush=True)
+            print(*rounds_table(record.content), sep="\n", flush=True)
         return record.content
 
 
@@ -74,7 +74,7 @@ def _one_round(
             print(f"Round {number}: {served} plays, and is helped.", flush=True)
             first = config.seed * 100_000 + number * STATES
             inits = range(first, first + config.tries)
-            rows = play_stage(config, Stage(folder / "help", served, inits, True, detector))
+            rows = play_stage(config, Episodes(folder / "help", served, inits, True, detector))
         record.add(name, policy=served, detector=bool(detector), helped=helped_figures(rows))
     # 2. Data.
     if "data" not in record.round(name):
@@ -94,7 +94,7 @@ def _one_round(
         first = config.seed * 100_000 + 50_000 + number * STATES
         inits = range(first, first + config.look)
         rows = [
-            play_stage(config, Stage(folder / f"look_{when}", policy, inits, False))
+            play_stage(config, Episodes(folder / f"look_{when}", policy, inits, False))
             for when, policy in (("before", served), ("after", learned))
             if learned != served
         ]
@@ -133,6 +133,7 @@ def _detector(config: ImproveConfig, record: Record, folder: Path, number: int, 
     out = folder / "detector"
     if out.exists():
         return str(out)
+    # It learns what this policy does alone, where it succeeds.
     data = [str(path) for path in _looks(record, folder.parent, number, served)]
     if not data:
         print("No look at this policy yet, so no detector: the person watches by themselves.")

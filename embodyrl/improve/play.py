@@ -38,7 +38,7 @@ class StoppedError(UserError):
 
 
 @dataclass(frozen=True)
-class Stage:
+class Episodes:
     """Episodes of one policy.
 
     Attributes:
@@ -61,7 +61,7 @@ def counts(row: Row) -> bool:
     return row["ended_by"] != EndedBy.FAULT and row["mode"] != Mode.ESTOP
 
 
-def play_stage(config: ImproveConfig, stage: Stage) -> list[Row]:
+def play_stage(config: ImproveConfig, stage: Episodes) -> list[Row]:
     """Plays what is missing of a stage.
 
     An episode that a fault or a stop ended is no failure: it is played again.
@@ -98,14 +98,14 @@ def play_stage(config: ImproveConfig, stage: Stage) -> list[Row]:
     return rows
 
 
-def _budget_spent(config: ImproveConfig, stage: Stage, rows: Sequence[Row]) -> bool:
+def _budget_spent(config: ImproveConfig, stage: Episodes, rows: Sequence[Row]) -> bool:
     spent = sum(row["help"]["seconds"] for row in rows)
     return stage.helped and 0 < config.person_seconds <= spent
 
 
 def _play_one(
     config: ImproveConfig,
-    stage: Stage,
+    stage: Episodes,
     logs: EpisodeLogs,
     deployment: Deployment,
     person: Person,

@@ -52,6 +52,7 @@ def look_figures(before: Sequence[Row], after: Sequence[Row]) -> dict[str, Any]:
         before: of the policy that was served.
         after: of the one that has learned since.
     """
+    # In pairs: only states at which both came to an end.
     old = {row["init"]: bool(row["solved"]) for row in before}
     new = {row["init"]: bool(row["solved"]) for row in after}
     both = sorted(old.keys() & new.keys())
@@ -118,7 +119,7 @@ class Record:
         write_json(self._path, self.content)
 
 
-def table(content: Mapping[str, Any]) -> list[str]:
+def rounds_table(content: Mapping[str, Any]) -> list[str]:
     """One line for each round that is over, below a heading."""
     heading = (
         f"{'round':>5}  {'alone, before':<20}  {'alone, after':<20}  {'helped':>6}  {'times':>5}  "
@@ -128,6 +129,7 @@ def table(content: Mapping[str, Any]) -> list[str]:
     for name, found in content["rounds"].items():
         if "look" not in found:
             continue
+        # The arm works in both stages; a person is asked for in one.
         helped, look = found["helped"], found["look"]
         n = look["episodes"]
         robot = (helped["robot_seconds"] + look["robot_seconds"]) / 60
