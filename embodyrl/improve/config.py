@@ -11,11 +11,11 @@ from typing import Annotated, Any
 from embodyrl.data.lerobot_write import NO_LEROBOT
 from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
 from embodyrl.improve.learn import METHODS, learner_config
+from embodyrl.improve.scripted_helper import HelperConfig
 from embodyrl.policies.chooser import ChooserConfig
 from embodyrl.ranges import Choice, Count, NotNegative, Range, Seed, check_config
 from embodyrl.real_robot.connect_robot import ROBOTS
 from embodyrl.real_robot.control.executor import MODES
-from embodyrl.real_robot.env.scripted_operator import HelperConfig
 from embodyrl.real_robot.record.teleop import LEROBOT, TELEOPS
 from embodyrl.real_robot.twin.config import twin_config
 from embodyrl.storage import checkpoint

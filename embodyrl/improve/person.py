@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.improve.config import ImproveConfig
+from embodyrl.improve.scripted_helper import ScriptedHelper
 from embodyrl.real_robot.commands.deployment import Deployment
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.operator import WISHES, Operator
 from embodyrl.real_robot.control.robot import Robot
-from embodyrl.real_robot.env.scripted_operator import ScriptedHelper
 from embodyrl.real_robot.record.teleop import Teleop, open_teleop
 
 WATCHING = ("estop", "hold", "run", "clear", "success", "failure")

@@ -122,7 +122,9 @@ def _play_one(
     connected.begin(init)
     # 2. The episode.
     settings = {"checkpoint": stage.policy, "robot": config.robot, "speed": config.speed}
-    described = deployment.described({**settings, "split": "train" if stage.helped else ""}, init)
+    described = deployment.described(
+        {**settings, "split": "train" if stage.helped else "eval"}, init
+    )
     log = logs.start(described, connected.clock.now(), connected.safety.robot)
     decoder = deployment.decoder()
     person.begin(decoder)

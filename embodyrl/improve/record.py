@@ -131,6 +131,7 @@ def rounds_table(content: Mapping[str, Any]) -> list[str]:
             continue
         # The arm works in both stages; a person is asked for in one.
         helped, look = found["helped"], found["look"]
+        newer = look["keeps"] and found["learned"] != found["policy"]
         n = look["episodes"]
         robot = (helped["robot_seconds"] + look["robot_seconds"]) / 60
         lines.append(
@@ -139,6 +140,6 @@ def rounds_table(content: Mapping[str, Any]) -> list[str]:
             f"{helped['interventions']:>5}  {helped['rewinds']:>7}  "
             f"{helped['person_seconds']:>8.0f}  {robot:>9.1f}  "
             f"{sum(found['seconds'].values()) / 60:>9.1f}  "
-            f"{'the new one' if look['keeps'] else 'as before'}"
+            f"{'the new one' if newer else 'as before'}"
         )
     return lines
