@@ -227,6 +227,25 @@ def online(rows: list[Row]) -> Figure:
     return figure
 
 
+def improve(rows: list[Row]) -> Figure:
+    """Success against a person's seconds and against the arm's minutes, a line for each way to help."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True)
+    costs = {"person_seconds": "seconds of a person", "arm_minutes": "minutes of the arm's time"}
+    for number, run in enumerate(unique(r.run for r in rows if r.metric == "person_seconds")):
+        for first, seed in enumerate(seeds(rows, run)):
+            y = [100 * row.value for row in curve(rows, run, "success", seed)]
+            for axis, (cost, label) in zip(axes, costs.items(), strict=True):
+                x = [row.value for row in curve(rows, run, cost, seed)]
+                name = None if first else run
+                axis.plot(x, y, "o-", color=f"C{number}", markersize=3, label=name)
+                axis.set_xlabel(label)
+                axis.grid(alpha=0.3)
+    axes[0].set(ylabel="success of the policy alone (%)", ylim=(0, 102))
+    axes[0].legend()
+    figure.tight_layout()
+    return figure
+
+
 def starts(rows: list[Row]) -> Figure:
     """Bars: seconds until the first line and until the first work, by command, before and after."""
     commands = unique(row.run.split("/")[1] for row in rows if row.run.startswith("seconds/"))
@@ -259,6 +278,7 @@ FIGURES: dict[str, tuple[Callable[[list[Row]], Figure], int]] = {
     "locomotion": (locomotion, 130),
     "imagination": (imagination, 130),
     "online": (online, 120),
+    "improve": (improve, 120),
     "starts": (starts, 130),
 }
 

@@ -36,12 +36,22 @@ ROOMS = {
     "storage": "Storage",
     "distributed": "Distributed",
     "real_robot": "Robots",
+    "improve": "Rounds of help on a robot",
     "report": "Report",
     "cli": "Command line",
 }
 
 # Rooms whose functions are for their own use: the reference shows their classes alone.
-CLASSES_ONLY = {"sims", "policies", "world_models", "dreams", "distributed", "real_robot", "cli"}
+CLASSES_ONLY = {
+    "sims",
+    "policies",
+    "world_models",
+    "dreams",
+    "distributed",
+    "real_robot",
+    "improve",
+    "cli",
+}
 
 # The parts of a config in the order of the page: title, the prefix of its keys, its classes' paths.
 SECTIONS = {
@@ -53,6 +63,7 @@ SECTIONS = {
     "algorithm": ("Algorithm", "algorithm.", ("algorithms.",)),
     "world": ("Training of a world model", "", ("world_models.config.WorldTrain",)),
     "loop": ("Loop", "", ("dreams.",)),
+    "helper": ("A scripted helper", "helper.", ("improve.scripted_helper.",)),
     "robot": ("A robot's file", "", ("real_robot.",)),
     "reflector": ("Reflectors", "", ("world_models.reflectors.",)),
     "other": ("Others", "", ("",)),

@@ -57,6 +57,9 @@ class SFTConfig:
         weight_decay: of AdamW.
         max_grad_norm: of all gradients together.
         ema: decay of the averaged weights, which are what is evaluated and saved.
+        fit_inputs: whether states and actions are normalised by the statistics of these data, from
+            the first update on. False keeps those of ``run.init_checkpoint``, whose network has
+            learned from them.
         shift: images are shifted by up to that many pixels.
         jitter: brightness, contrast and saturation of images are changed by up to that share, and
             hue a little; .2 is usual.
@@ -76,6 +79,7 @@ class SFTConfig:
     weight_decay: NotNegative = 1e-4
     max_grad_norm: NotNegative = 1.0
     ema: Annotated[float, Range(0, 1, open_high=True)] = 0.99
+    fit_inputs: bool = True
     shift: CountOrZero = 2
     jitter: Share = 0.0
     time: Annotated[str, Choice("uniform", "beta")] = "uniform"
@@ -229,7 +233,8 @@ class SFT(Algorithm):
         """``steps_per_iteration`` gradient steps on random chunks of the demonstrations."""
         c = self.config
         if self.iteration == 0:
-            self.policy.fit_inputs(batch.proprio, batch.actions)
+            if c.fit_inputs:
+                self.policy.fit_inputs(batch.proprio, batch.actions)
             if self.head is not None:
                 self.head.fit_inputs(batch)
             self.result.load_state_dict(self.policy.state_dict())

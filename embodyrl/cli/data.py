@@ -120,6 +120,8 @@ def _add_data(verb: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument(
         "--keep-failures", action="store_true", help="from-logs: keep failed episodes too"
     )
+    text = "from-logs: an episode of each turn of the policy, which failed, and of the person"
+    sub.add_argument("--turns", action="store_true", help=text)
     sub.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -156,7 +158,7 @@ def _data(a: argparse.Namespace) -> int:
         from embodyrl.data.doubts import print_doubts
         from embodyrl.real_robot.logs.export import export_logs
 
-        written = export_logs(a.path, a.out, keep_failures=a.keep_failures)
+        written = export_logs(a.path, a.out, keep_failures=a.keep_failures, turns=a.turns)
         if a.json:
             print(json.dumps(written))
         else:

@@ -60,40 +60,15 @@ def add_detector(verb: Verb, adder: Callable[[Any], Verb]) -> None:
     sub.add_argument("--json", action="store_true", help=JSON)
 
 
-def _load(run: str, device: str) -> tuple[Any, Any]:
-    """A run's policy, and where it is."""
-    from embodyrl.build import load_config, load_policy, load_spec
-    from embodyrl.devices import use_device
-
-    where = use_device(device, "--device")
-    policy: Any = load_policy(run, load_config(run).policy, load_spec(run), 0, where)
-    return policy.eval(), where
-
-
 def _fit(a: argparse.Namespace) -> int:
-    from pathlib import Path
-
-    from embodyrl.detectors.detector import fit_detector
-    from embodyrl.detectors.episodes import load_watched, successes_of
     from embodyrl.detectors.evaluate import evaluate_detector
-    from embodyrl.detectors.folder import make_signal, save_detector
-    from embodyrl.functional.conformal import scores_needed
-    from embodyrl.policy import num_executed
-    from embodyrl.storage import checkpoint
-    from embodyrl.storage.paths import fingerprint
+    from embodyrl.detectors.fit import fit_to_checkpoint
+    from embodyrl.detectors.folder import save_detector
 
-    # A rate, a policy or a signal that cannot be is told before anything is read.
-    scores_needed(a.false_alarms)
-    policy, device = _load(a.policy, a.device)
-    signal = make_signal(a.kind, a.dream, device)
-    signal.check(policy)
-    # Read the episodes, fit, and keep which checkpoint it belongs to.
-    episodes = load_watched(a.data, policy, signal, device, a.seed)
-    every = num_executed(policy.config)
-    successes = successes_of(episodes, a.data)
-    detector = fit_detector(signal, successes, a.false_alarms, every, a.held_out, a.seed)
-    detector.policy = str(Path(a.policy).absolute())
-    detector.fingerprint = fingerprint(checkpoint.find(a.policy)) or ""
+    detector, episodes, policy = fit_to_checkpoint(
+        a.policy, [a.data], a.kind, a.false_alarms,
+        held_out=a.held_out, dream=a.dream, seed=a.seed, device=a.device,
+    )  # fmt: skip
     save_detector(detector, a.out)
     # No failure was learned from, so those of the same data already say something.
     failures = [episode for episode in episodes if not episode.success]
@@ -124,13 +99,14 @@ def _print_fit(result: dict[str, Any]) -> None:
 def _test(a: argparse.Namespace) -> int:
     from embodyrl.detectors.episodes import load_watched
     from embodyrl.detectors.evaluate import evaluate_detector, print_detection
+    from embodyrl.detectors.fit import load_watched_policy
     from embodyrl.detectors.folder import check_detector, load_detector
     from embodyrl.devices import use_device
 
     detector = load_detector(a.detector, use_device(a.device, "--device"))
     run = a.policy or detector.policy
     try:
-        policy, device = _load(run, a.device)
+        policy, device = load_watched_policy(run, a.device)
     except UserError as error:
         if a.policy:
             raise

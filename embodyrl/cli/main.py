@@ -21,6 +21,7 @@ from embodyrl.cli.config_verb import add_config_verb
 from embodyrl.cli.data import add_data_verbs
 from embodyrl.cli.detector import add_detector
 from embodyrl.cli.hub import add_exchange_verbs
+from embodyrl.cli.improve import add_improve_verb
 from embodyrl.cli.sweep import add_sweep_verb
 from embodyrl.cli.training import add_eval_verb, add_train_verb
 from embodyrl.cli.verbs import JSON, Verb, print_as
@@ -181,6 +182,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_exchange_verbs(verb)
     # Robots, what watches them, and the world model.
     add_robot_verbs(verb)
+    add_improve_verb(verb)
     add_detector(verb, _adder)
     add_world(verb, _adder)
     return parser

@@ -22,7 +22,9 @@ from embodyrl.storage.env_spec import spec_to_json
 from embodyrl.storage.paths import explain_os_error, no_access, require_writable
 from embodyrl.types import EnvSpec
 
-_INTERVENTION = {"intervention": {"dtype": "bool", "shape": (1,), "names": None}}
+_INTERVENTION = {
+    name: {"dtype": "bool", "shape": (1,), "names": None} for name in ("intervention", "recovery")
+}
 LEAST = 8
 """Pixels of the shortest edge of a picture that becomes a video."""
 SMALL = 256
@@ -48,7 +50,8 @@ class DatasetWriter:
         split: the env's split, which is noted in the data set.
         config: the env's config as plain data, which is noted too: a world model evaluates
             policies in this env.
-        human: whether frames say if a person had taken over (``intervention``).
+        human: whether frames say if a person had taken over (``intervention``), and if the arm
+            then went back (``recovery``).
 
     Raises:
         UserError: ``path`` exists.
@@ -148,7 +151,9 @@ class DatasetWriter:
                 if recording.privileged is not None:
                     frame["privileged"] = recording.privileged[t].astype(np.float32)
                 if recording.human is not None:
+                    back = recording.recovery is not None and bool(recording.recovery[t])
                     frame["intervention"] = np.asarray([bool(recording.human[t])])
+                    frame["recovery"] = np.asarray([back])
                 self._dataset.add_frame(frame)
             # Parallel encoding would fork this process, which may hold the simulator's threads.
             self._dataset.save_episode(parallel_encoding=False)

@@ -25,6 +25,8 @@ class Recording:
         instruction: the sentence that the policy is told.
         noise: the expert's noise level.
         human: (T,) bool, a person had taken over; None if nobody can.
+        recovery: (T,) bool, the arm went back the way that it came, as a person wanted; None for
+            never.
         privileged: (T, S) float32, the simulator's state; None if there is none. No policy may see
             it.
     """
@@ -39,6 +41,7 @@ class Recording:
     instruction: str
     noise: float = 0.0
     human: np.ndarray | None = None
+    recovery: np.ndarray | None = None
     privileged: np.ndarray | None = None
 
     def __len__(self) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from embodyrl.detectors.episodes import Watched
+from embodyrl.detectors.episodes import TooFewSuccessesError, Watched
 from embodyrl.detectors.signals import Signal
 from embodyrl.errors import UserError
 from embodyrl.functional.conformal import conformal_threshold, scores_needed
@@ -122,7 +122,8 @@ def fit_detector(
         seed: of the split.
 
     Raises:
-        UserError: a rate or a share outside (0, 1), or too few successes.
+        UserError: a rate or a share outside (0, 1).
+        TooFewSuccessesError: too few successes for that rate.
     """
     needed = scores_needed(false_alarms)
     if not 0.0 < held_out < 1.0:
@@ -132,7 +133,7 @@ def fit_detector(
     count = int(held_out * len(order) + 0.5)
     if count < needed or len(order) - count < 2:
         more = max(-(-needed // held_out), needed + 2)
-        raise UserError(
+        raise TooFewSuccessesError(
             f"A rate of {false_alarms:.3g} false alarms takes at least {needed} successful "
             f"episodes to calibrate and 2 to fit. Of {len(order)} successes {count} calibrate "
             f"(--held-out {held_out:g}). Record at least {more:.0f}, or allow more false alarms."

@@ -20,6 +20,10 @@ READ_AT_ONCE = 32
 """Observations that the policy encodes at once."""
 
 
+class TooFewSuccessesError(UserError):
+    """A detector learns from successes; more episodes may help."""
+
+
 @dataclass(frozen=True)
 class Watched:
     """A recorded episode as a detector sees it.
@@ -116,11 +120,11 @@ def successes_of(episodes: Sequence[Watched], path: str | Path) -> list[Watched]
     """The episodes that were solved.
 
     Raises:
-        UserError: there is none.
+        TooFewSuccessesError: there is none.
     """
     found = [episode for episode in episodes if episode.success]
     if not found:
-        raise UserError(
+        raise TooFewSuccessesError(
             f"None of the {len(episodes)} episodes of {path} that no person took over is a "
             "success, and a detector learns from successes."
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +11,12 @@ from embodyrl.config import compose
 from embodyrl.errors import UserError, did_you_mean, refuse_unread
 from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Range, Seed, Share
 from embodyrl.registry import preset_names
-from embodyrl.storage.atomic_files import write_json
 from embodyrl.storage.config_section import build_section
-from embodyrl.storage.inputs import contents_of, listed, sort_changes
+from embodyrl.storage.inputs import claim
 from embodyrl.storage.paths import expand_home, path_setting
-from embodyrl.storage.plain_data import ANYTHING, TEXT, read_json
 from embodyrl.storage.preset_files import apply_overrides, read_preset
 from embodyrl.world_models.config import WorldTrainConfig
 
-LOOP_FILE = {"inputs?": {...: TEXT}, ...: ANYTHING}
-"""Structure of ``loop_config.json``."""
 MAY_CHANGE = (
     *("out", "rounds", "segments", "patience", "eval_episodes", "max_false_positives"),
     *("gate", "gate_states"),
@@ -175,32 +169,5 @@ def imitates(config: LoopConfig) -> bool:
 
 
 def claim_folder(folder: Path, config: LoopConfig) -> None:
-    """Writes the config into a new folder, or checks it against the one that is there.
-
-    Raises:
-        UserError: the folder holds a loop with other settings.
-    """
-    path = folder / "loop_config.json"
-    new = json.loads(json.dumps(dataclasses.asdict(config)))
-    inputs = contents_of(config)
-    if path.exists():
-        old = read_json(path, LOOP_FILE, "Bring back a copy of it, or give another out=FOLDER.")
-        was = old.pop("inputs", {})
-        # What an older version did not know had the effect of its default.
-        defaults = json.loads(json.dumps(dataclasses.asdict(LoopConfig())))
-        allowed, refused = sort_changes(
-            {key: old.get(key, defaults[key]) for key in new},
-            new,
-            free=MAY_CHANGE,
-            was=was,
-            now=inputs,
-        )
-        if refused:
-            raise UserError(
-                f"{folder} holds a loop with other settings ({listed(refused)}), and these change "
-                "its results. Give the old ones to go on, or give this one its own out=FOLDER."
-            )
-        if own := [text for text in allowed if not text.startswith("out ")]:
-            print(f"{folder} goes on; changed: {listed(own)}.")
-        inputs |= was
-    write_json(path, new | {"inputs": inputs})
+    """See ``storage.inputs.claim``."""
+    claim(folder / "loop_config.json", config, LoopConfig(), MAY_CHANGE, "a loop")

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from embodyrl.errors import UserError
+from embodyrl.storage.atomic_files import write_json
 from embodyrl.storage.paths import fingerprint, settings_of
+from embodyrl.storage.plain_data import ANYTHING, TEXT, read_json
 
 START = "run.init_checkpoint"
 """The one path whose content may change: it counts at the start of a run alone."""
+CLAIM = {"inputs?": {...: TEXT}, ...: ANYTHING}
+"""Structure of the file by which a folder is claimed."""
 SHOWN = 8
 """Settings that a message names."""
 
@@ -86,6 +93,39 @@ def sort_changes(
         else:
             refused.append(text)
     return allowed, refused
+
+
+def claim(path: Path, config: Any, plain: Any, free: Iterable[str], what: str) -> None:
+    """Writes a config into a new folder, or checks it against the one that is there.
+
+    Args:
+        path: of the file.
+        config: a dataclass.
+        plain: the same with its defaults: what an older version did not know had their effect.
+        free: settings that may differ when it goes on.
+        what: the folder holds, for the message.
+
+    Raises:
+        UserError: the folder holds one with other settings.
+    """
+    new = json.loads(json.dumps(dataclasses.asdict(config)))
+    inputs = contents_of(config)
+    if path.exists():
+        old = read_json(path, CLAIM, "Bring back a copy of it, or give another folder.")
+        was = old.pop("inputs", {})
+        defaults = json.loads(json.dumps(dataclasses.asdict(plain)))
+        before = {key: old.get(key, defaults[key]) for key in new}
+        allowed, refused = sort_changes(before, new, free=free, was=was, now=inputs)
+        if refused:
+            raise UserError(
+                f"{path.parent} holds {what} with other settings ({listed(refused)}), and these "
+                "change its results. Give the old ones to go on, or give this one a folder of its "
+                "own."
+            )
+        if own := [text for text in allowed if not text.startswith("out ")]:
+            print(f"{path.parent} goes on; changed: {listed(own)}.")
+        inputs |= was
+    write_json(path, new | {"inputs": inputs})
 
 
 def listed(changes: list[str]) -> str:

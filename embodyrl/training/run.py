@@ -73,6 +73,8 @@ class Run:
         run = self.config.run
         i = self.at.iteration
         look = f"iter_{i:06d}"
+        if self.envs.given is not None:
+            return ""
         if self.over:
             # The best of all looks is known once the last one is made.
             return look if run.keep == "best" and not self.kept else "after"

@@ -71,6 +71,7 @@ from embodyrl.training.run_folder import (
 from embodyrl.training.setup import Envs, Ranks, build_algorithm, starts_elsewhere
 from embodyrl.training.shards import local_rollouts
 from embodyrl.training.threads import set_threads
+from embodyrl.types import EnvSpec
 
 
 def train(
@@ -79,6 +80,7 @@ def train(
     command: str = "",
     rollouts: Callable[[], Rollouts] | None = None,
     ranks: Ranks | None = None,
+    spec: EnvSpec | None = None,
 ) -> Path:
     """Runs or resumes the run that ``config`` describes, and returns its folder; see ``finished``.
 
@@ -93,6 +95,8 @@ def train(
         rollouts: starts those who play the training episodes; None lets this process do it.
         ranks: the processes that train together, of which the first one writes; None for this one
             alone.
+        spec: of an env that must not be built, such as a robot that others move. Then nothing is
+            evaluated, and the algorithm must learn from recorded episodes alone.
 
     Raises:
         UserError: the folder holds a run with another config, another process is writing into it,
@@ -121,7 +125,7 @@ def train(
     if ranks is not None:
         envs = Envs(ranks.own, ranks if ranks.plays else None)
     else:
-        envs = Envs(config, rollouts() if rollouts else None)
+        envs = Envs(config, rollouts() if rollouts else None, spec)
     own = contextlib.nullcontext(settings.folder) if first else tempfile.TemporaryDirectory()
     with contextlib.closing(envs), own as place:
         folder = Path(place)
@@ -129,7 +133,7 @@ def train(
         prepare(run)
         with locked(folder):
             settle(run)
-            if run.over and run.evaluated("after"):
+            if run.over and (run.evaluated("after") or run.envs.given is not None):
                 if first and not finished(folder):
                     finish_run(folder / "meta.json")
                 return settings.folder
@@ -203,9 +207,10 @@ def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTabl
     """Iterations, checkpoints and evaluations until the run is over or interrupted."""
     at = run.at
     saved = run.at.iteration
-    inits = first_inits(run.envs.spec, run.config.run.eval_episodes)
-    short = short_rollout(run.config, run.algorithm, run.envs.spec)
-    for note in (short, missed_tasks(run.envs.spec, inits)):
+    spec = run.envs.spec
+    short = short_rollout(run.config, run.algorithm, spec)
+    evaluated = first_inits(spec, run.config.run.eval_episodes) if run.envs.given is None else []
+    for note in (short, missed_tasks(spec, evaluated) if evaluated else ""):
         if note:
             table.say(note)
     try:
@@ -215,7 +220,7 @@ def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTabl
             first = due == "before" and run.config.run.keep == "best"
             if first or (
                 at.iteration > saved
-                and (due or at.iteration % run.config.run.checkpoint_every == 0)
+                and (due or run.over or at.iteration % run.config.run.checkpoint_every == 0)
             ):
                 metrics.flush_to_disk()  # the rows up to a checkpoint are not written again
                 save_checkpoint(run)
@@ -233,7 +238,7 @@ def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTabl
                     if run.config.run.keep == "last":
                         close(run.folder, due)
                         due = "after"
-            if due == "after":
+            if due == "after" or (run.over and not due):
                 break
             if due and run.over:
                 table.say(keep_best(run))

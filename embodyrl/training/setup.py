@@ -13,6 +13,7 @@ from embodyrl.build import config_builds, described_by, limit_num_envs, make_env
 from embodyrl.config import Config
 from embodyrl.devices import keep_random_state
 from embodyrl.env import VecEnv
+from embodyrl.errors import UserError
 from embodyrl.policies.compile import compile_sampling
 from embodyrl.rollouts.collect import Rollouts
 from embodyrl.rollouts.evaluation import Evaluation
@@ -67,10 +68,14 @@ class Envs:
 
     Attributes:
         rollouts: who plays in the training env in place of this process, if anybody.
+        given: the spec of an env that nobody may build; None where they are built.
     """
 
-    def __init__(self, config: Config, rollouts: Rollouts | None = None) -> None:
+    def __init__(
+        self, config: Config, rollouts: Rollouts | None = None, given: EnvSpec | None = None
+    ) -> None:
         self.rollouts = rollouts
+        self.given = given
         self._device = config.run.device
         self._configs = {
             "train": config.env,
@@ -103,7 +108,7 @@ class Envs:
     @property
     def spec(self) -> EnvSpec:
         """What both agree on."""
-        return (self.rollouts or self._built.get("train") or self.eval).spec
+        return self.given or (self.rollouts or self._built.get("train") or self.eval).spec
 
     def close(self) -> None:
         """Closes what was built."""
@@ -125,7 +130,12 @@ def build_algorithm(
 ) -> Algorithm:
     """Policy, critic and optimiser, with initial weights that depend on ``run.seed`` alone."""
     cls = registry.load("algorithms", config.algorithm.name)
-    spec = envs.train_spec if cls.plays else envs.eval.spec
+    if envs.given is not None and cls.plays:
+        raise UserError(
+            f"{config.algorithm.name} plays while it learns, and here it learns from recorded "
+            "episodes alone: choose an algorithm that does, such as sft or pa_rl_offline."
+        )
+    spec = envs.train_spec if cls.plays else envs.given or envs.eval.spec
     with starting.step(f"building the policy ({config.policy.name})"):
         with config_builds("policy"):
             policy = make_policy(config.policy, spec, config.run.seed, device)

@@ -38,6 +38,7 @@ VERBS = (
 VERBS += (
     "twin",
     "record",
+    "improve",
     "detector",
     "act",
     "world",

@@ -52,6 +52,7 @@ CONFIGS = {
     "data": ("embodyrl.config",),
     "world": ("embodyrl.world_models.config",),
     "loop": ("embodyrl.dreams.loop",),
+    "helper": ("embodyrl.improve.scripted_helper",),
     "safety": ("embodyrl.real_robot.control",),
     "topics": ("embodyrl.real_robot.ros",),
     "libfranka": ("embodyrl.real_robot.libfranka",),
@@ -67,7 +68,7 @@ PRESET = re.compile(
     r"^(?:mujoco|maniskill|libero|dream|robot|gymnasium|ogbench)_\w*\*?"
     r"(?:sft|ppo|grpo|fpo|nft|sac_flow|rlpd|wsrl|dsrl|pa_rl|pa_rl_offline|fql)(?:_\d+)?$"
 )
-KEY = re.compile(r"^(env|policy|algorithm|run|data|safety|topics|libfranka)\.(\w+)(?:=.*)?$")
+KEY = re.compile(r"^(env|policy|algorithm|run|data|helper|safety|topics|libfranka)\.(\w+)(?:=.*)?$")
 DOTTED = re.compile(r"(?<![\w/.@-])embodyrl(?:\.\w+)+")
 SHORT = re.compile(r"^(\w+(?:\.\w+)+)(?:\(.*\))?$")
 

@@ -137,6 +137,22 @@ class DeltaDecoder:
         open_ = float(move[-1])
         self.width = math.nan if math.isnan(open_) else MAX_WIDTH if open_ > 0 else 0.0
 
+    def towards(self, position: Array, rotation: Array, is_open: bool) -> NDArray[np.float32]:
+        """The action (A,) that comes nearest to a pose, in one step from the commanded one.
+
+        Args:
+            position: (3,) m.
+            rotation: (3, 3); of no effect where actions do not turn the hand.
+            is_open: whether the fingers shall be open.
+        """
+        action = np.zeros(self.space.dims, np.float32)
+        action[:3] = (position - self.position) / self.space.metres
+        if self.space.dims == 7:
+            turn = kinematics.rotation_vector(rotation @ self.rotation.T)
+            action[3:6] = turn / self.space.radians
+        action[-1] = 1.0 if is_open else -1.0
+        return action.clip(-1.0, 1.0)
+
     def target(self, now: float, fresh: bool) -> Target:
         """Where to be now; its stamp only advances while the actions are ``fresh``."""
         if fresh:

@@ -23,6 +23,21 @@ class EndedBy(StrEnum):
 
 
 @dataclass
+class Help:
+    """What a person did in an episode.
+
+    Attributes:
+        times: interventions: turns of theirs between those of the policy.
+        rewinds: how often they had the arm go back.
+        seconds: that the arm waited for them, or moved as they wanted; by the control loop's clock.
+    """
+
+    times: int = 0
+    rewinds: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
 class RobotEpisode:
     """How an episode went.
 
@@ -35,6 +50,7 @@ class RobotEpisode:
         peak: for each limit, the largest share of it that a command used.
         late: number of ticks that came more than half a tick late.
         human: number of actions that a person took.
+        help: their interventions.
         events: changes of mode.
     """
 
@@ -46,6 +62,7 @@ class RobotEpisode:
     ended_by: EndedBy = EndedBy.POLICY
     late: int = 0
     human: int = 0
+    help: Help = field(default_factory=Help)
     events: list[Event] = field(default_factory=list)
 
 

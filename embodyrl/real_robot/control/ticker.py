@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.clocks import Clock
-from embodyrl.real_robot.control.episode import EndedBy, RobotEpisode, event_lines
+from embodyrl.real_robot.control.episode import EndedBy, Help, RobotEpisode, event_lines
 from embodyrl.real_robot.control.executor import Executor
 from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
 from embodyrl.real_robot.control.limit_monitor import LimitMonitor
@@ -25,6 +25,8 @@ from embodyrl.real_robot.logs.mcap_log import RunLog
 
 INTERRUPTED = "Ctrl-C"
 """Reason of a stop that always ends the episode, even with a person there who could clear it."""
+ASKS = "the policy's side asks for a person"
+"""What the reason of a hold begins with when help was asked for."""
 SHOW_EVERY = 0.1
 """s between two updates of the operator's display."""
 AT_REST = 1e-6
@@ -55,6 +57,7 @@ def drive(
     dry_run: bool = False,
     operator: Operator | None = None,
     record: bool = False,
+    help_seconds: float = 0.0,
 ) -> RobotEpisode:
     """Runs one episode and leaves the arm at rest.
 
@@ -74,8 +77,10 @@ def drive(
         operator: a person who may take over, stop and label.
         record: also log what the policy sees before each action, so that the log can become
             training data.
+        help_seconds: that a person has at least, from when they take over, however late it is.
     """
     ticker = _Ticker(robot, guard, executor, decoder, log, seconds, first_wait, operator, record)
+    ticker.help_seconds = help_seconds
     tick = guard.config.tick
     due = clock.now()
     late = 0
@@ -125,6 +130,7 @@ class _Ticker:
         self.log = log
         self.operator = operator
         self.phase = _Phase.WAITING
+        self.help_seconds = 0.0
         self._seconds = seconds
         self._first_wait = first_wait
         self._record = record
@@ -140,11 +146,14 @@ class _Ticker:
         self._asked_for_person = False
         self._elapsed = 0.0
         self._human = 0
+        self._help = Help()
+        self._helped = False  # a person has the arm, since the policy last had it
         guard.on_event = self._on_event
 
     def start(self, now: float, state: RobotState) -> None:
         """Starts in HOLD, waiting for the policy."""
         self._last = now
+        self._began = now
         self._waits_since = now
         self._next_action = now
         self._next_show = now
@@ -156,6 +165,8 @@ class _Ticker:
         # Time that the arm waits does not count.
         if self.phase not in (_Phase.WAITING, _Phase.PAUSED, _Phase.BACK):
             self._elapsed += now - self._last
+        if self.phase in (_Phase.PERSON, _Phase.BACK, _Phase.PAUSED):
+            self._help.seconds += now - self._last
         self._last = now
         # Obey the person.
         for wish in self.operator.wishes() if self.operator is not None else ():
@@ -170,7 +181,7 @@ class _Ticker:
         elif self.phase == _Phase.PERSON:
             target = self._person_target(now, state)
         elif self.phase == _Phase.BACK:
-            target = self._rewind_target(now)
+            target = self._rewind_target(now, state)
         # The safety filter makes the command.
         command = self.guard.tick(now, state, target)
         self._monitor.see(command)
@@ -212,6 +223,10 @@ class _Ticker:
                 "solved": self._solved,
                 "reason": self._end_reason,
                 "ended_by": str(self._ended_by),
+                "mode": str(self.guard.mode),
+                "seconds": self._elapsed,
+                "duration": self._last - self._began,
+                "help": asdict(self._help),
             }
             self.log.put("/episode", self._last, outcome)
         return RobotEpisode(
@@ -223,6 +238,7 @@ class _Ticker:
             peak=self._monitor.peak,
             late=late,
             human=self._human,
+            help=self._help,
             events=self._events,
         )
 
@@ -231,6 +247,7 @@ class _Ticker:
     def _wait_for_first_chunk(self, now: float) -> None:
         if self.executor.ready(now, self._observe):
             self.phase = _Phase.POLICY
+            self._helped = False
             self.guard.run(now)
             self.executor.start(now)
         elif now - self._waits_since > self._first_wait:
@@ -242,7 +259,7 @@ class _Ticker:
         if self._no_observation:
             self.guard.hold(now, f"stale: {self._no_observation}")
         if asks := self.executor.asks:
-            self.guard.hold(now, f"the policy's side asks for a person: {asks}")
+            self.guard.hold(now, f"{ASKS}: {asks}")
             self.executor.asks = ""
             self._asked_for_person = True
         if action is not None:
@@ -258,23 +275,31 @@ class _Ticker:
             self._human += 1
         return replace(self.decoder.target(now, self.operator.alive(now)), human=True)
 
-    def _rewind_target(self, now: float) -> Target | None:
-        """Where the hand was before; None at the beginning, or if the person is gone."""
+    def _rewind_target(self, now: float, state: RobotState) -> Target | None:
+        """On the way back; None at the beginning, or if the person is gone.
+
+        Going back is done by actions like the policy's, so that it can be learned, too.
+        """
         assert self.operator is not None and self.guard.command is not None
-        pose = self._trail.back(now)
-        if pose is None:
-            self.guard.hold(now, "gone back to the beginning")
-            return None
         if not self.operator.alive(now):
             self.guard.hold(now, "the person does not answer")
             return None
-        return Target(now, *pose, self.guard.command.width, human=True)
+        if now >= self._next_action:
+            self._next_action = max(self._next_action + self.decoder.period, now)
+            pose = self._trail.back(now + self.decoder.period)
+            if pose is None:
+                self.guard.hold(now, "gone back to the beginning")
+                return None
+            action = self.decoder.towards(*pose, is_open=self.guard.command.width > 0.0)
+            self._act(now, action, state, human=True)
+        return replace(self.decoder.target(now, True), human=True)
 
     def _act(self, now: float, action: NDArray[np.float32], state: RobotState, human: bool) -> None:
         """Logs an action and gives it to the decoder."""
         if self.log is not None:
             seen = self._observe() if self._record else None
-            self.log.action(now, np.clip(action, -1.0, 1.0), human, seen)
+            back = self.phase == _Phase.BACK
+            self.log.action(now, np.clip(action, -1.0, 1.0), human, seen, recovery=back)
         self.decoder.act(now, action, state)
 
     def _observe(self) -> dict[str, Any] | None:
@@ -321,6 +346,10 @@ class _Ticker:
         """The person moves the arm from here on, or has it go back the way it came."""
         self._trail.stop(now)
         self._person_moved = True
+        self._help.times += not self._helped
+        self._help.rewinds += rewind
+        self._helped = True
+        self._seconds = max(self._seconds, self._elapsed + self.help_seconds)
         self.decoder.start(now, state)
         self.guard.takeover(now)
         self._next_action = now

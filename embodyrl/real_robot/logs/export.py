@@ -14,6 +14,7 @@ from embodyrl.data.recording import Recording
 from embodyrl.errors import UserError
 from embodyrl.real_robot.logs.log_doubts import log_doubts
 from embodyrl.real_robot.logs.mcap_log import CAMERA, logged_picture, read
+from embodyrl.real_robot.logs.split_turns import split_turns
 from embodyrl.real_robot.policy_link.metadata import FACTS, camera_sizes
 from embodyrl.storage.atomic_files import write_json
 from embodyrl.storage.env_spec import conventions_from_json, spec_from_json
@@ -25,25 +26,33 @@ DOUBTFUL = "meta/doubtful.json"
 
 
 def export_logs(
-    folder: str | Path, out: str | Path, *, keep_failures: bool = False, most: int | None = None
+    folder: str | Path,
+    out: str | Path,
+    *,
+    keep_failures: bool = False,
+    most: int | None = None,
+    turns: bool = False,
 ) -> dict[str, Any]:
     """Writes one data set of all recorded episodes in a folder.
 
     A frame holds what the policy would see before an action, the action that was carried out, and
-    whether a person took it (``intervention``). The frame rate is the control rate of training,
-    however slowly the robot moved. Where no policy acted, as in ``embodyrl record``, there is
-    nothing to intervene in, and the data are those of ``embodyrl collect``.
+    whether a person took it (``intervention``), and whether it went back (``recovery``). The frame
+    rate is the control rate of training, however slowly the robot moved. Where no policy acted, as
+    in ``embodyrl record``, there is nothing to intervene in, and the data are those of ``embodyrl
+    collect``.
 
     Args:
         folder: of ``*.mcap`` files, from ``record``, ``deploy --record`` or ``env.record=true``.
         out: the data set's folder.
         keep_failures: also keep the episodes that were not solved, with ``success`` False.
         most: number of episodes to keep, the first ones; None for all.
+        turns: make an episode of each turn of the policy and of the person (``split_turns``).
 
     Returns:
-        Numbers of ``episodes``, ``frames`` and ``human_frames`` that were written, and of episodes
-        that were ``left_out``; and ``doubts``, what a person should look at (``Doubt`` as plain
-        data), which the data set keeps in ``meta/doubtful.json``.
+        Numbers of ``episodes``, ``solved`` ones among them, ``frames``, ``human_frames`` and
+        ``recovery_frames`` that were written, and of episodes that were ``left_out``; and
+        ``doubts``, what a person should look at (``Doubt`` as plain data), which the data set keeps
+        in ``meta/doubtful.json``.
 
     Raises:
         UserError: no logs, logs without observations or of different policies, or ``out`` exists.
@@ -60,7 +69,8 @@ def export_logs(
     writer: DatasetWriter | None = None
     doubts: list[Doubt] = []
     states: dict[int, np.ndarray] = {}  # of each episode
-    written = {"episodes": 0, "frames": 0, "human_frames": 0, "left_out": 0}
+    numbers = ("episodes", "solved", "frames", "human_frames", "recovery_frames", "left_out")
+    written = dict.fromkeys(numbers, 0)
     try:
         for file in files:
             if written["episodes"] == most:
@@ -78,7 +88,11 @@ def export_logs(
                 )
             # Keep the episodes that were solved, or all.
             recording = recorded(messages, file)
-            if recording is None or not (recording.success or keep_failures):
+            parts = [] if recording is None else [recording]
+            if turns and recording is not None:
+                parts = split_turns(recording, str(messages["/episode"][-1].get("ended_by", "")))
+            parts = [part for part in parts if part.success or keep_failures]
+            if not parts:
                 written["left_out"] += 1
                 continue
             if writer is None:
@@ -91,14 +105,18 @@ def export_logs(
                     config=settings.get("env_config"),
                     human=not teleoperated,
                 )
-            assert recording.human is not None
-            number = written["episodes"]
-            states[number] = recording.proprio
-            doubts += log_doubts(number, messages, own["control_hz"])
-            written["episodes"] += 1
-            written["frames"] += len(recording)
-            written["human_frames"] += int(recording.human.sum())
-            writer.add(replace(recording, human=None) if teleoperated else recording)
+            # A log's doubts are about whole episodes.
+            if not turns:
+                doubts += log_doubts(written["episodes"], messages, own["control_hz"])
+            for part in parts:
+                assert part.human is not None and part.recovery is not None
+                states[written["episodes"]] = part.proprio
+                written["episodes"] += 1
+                written["solved"] += part.success
+                written["frames"] += len(part)
+                written["human_frames"] += int(part.human.sum())
+                written["recovery_frames"] += int(part.recovery.sum())
+                writer.add(replace(part, human=None) if teleoperated else part)
     except BaseException as error:
         if writer is not None:
             writer.__exit__(type(error), error, None)
@@ -172,6 +190,7 @@ def _recorded(messages: dict[str, list[dict[str, Any]]], file: Path) -> Recordin
         task=str(settings.get("policy", {}).get("env", "")),
         instruction=str(actions[0]["prompt"]),
         human=np.array([m["human"] for m in actions]),
+        recovery=np.array([m["recovery"] for m in actions]),
     )
 
 

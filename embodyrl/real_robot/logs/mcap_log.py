@@ -10,7 +10,7 @@
     /proprio, /camera/NAME     each control step of a recorded run: what the policy saw before it
     /event                     changes of mode, and problems
     /mode, /reflex             when they change, before the first state and command they hold for
-    /human, /prompt            when they change, before the first action they hold for
+    /human, /recovery, /prompt when they change, before the first action they hold for
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ _TYPES = {
     "/mode": "std_msgs/String",
     "/reflex": "std_msgs/String",
     "/human": "std_msgs/Bool",
+    "/recovery": "std_msgs/Bool",
     "/prompt": "std_msgs/String",
 }
-_LATCHED = ("/mode", "/reflex", "/human", "/prompt")
+_LATCHED = ("/mode", "/reflex", "/human", "/recovery", "/prompt")
 """Topics whose value holds until the next message."""
 _READ = ("/state", "/command", "/action", "/event", "/run", "/episode")
 """Topics that ``read`` always returns."""
@@ -109,6 +110,8 @@ class RunLog:
         action: NDArray[np.float32],
         human: bool,
         seen: dict[str, Any] | None = None,
+        *,
+        recovery: bool = False,
     ) -> None:
         """Logs an action.
 
@@ -117,9 +120,11 @@ class RunLog:
             action: (A,).
             human: whether a person took it.
             seen: what the policy saw before it (``Robot.observe``).
+            recovery: whether it went back the way that the hand came.
         """
         proprio = [] if seen is None else seen["proprio"].tolist()
-        self._items.put((self._action, stamp, (action.tolist(), human, proprio, seen)))
+        what = (action.tolist(), human, recovery, proprio, seen)
+        self._items.put((self._action, stamp, what))
 
     def event(self, stamp: float, kind: str, text: str) -> None:
         """Logs a change of mode (``kind`` is "mode") or a problem."""
@@ -203,10 +208,12 @@ class RunLog:
         stamp: float,
         action: list[float],
         human: bool,
+        recovery: bool,
         proprio: list[float],
         seen: dict[str, Any] | None,
     ) -> None:
         self._write_if_changed("/human", stamp, human)
+        self._write_if_changed("/recovery", stamp, recovery)
         self._write("/action", stamp, {"data": action})
         if seen is None:
             return
@@ -237,7 +244,8 @@ def read(path: str | Path) -> dict[str, list[dict[str, Any]]]:
 
         - ``/state``: ``q``, ``dq``, ``width`` and ``reflex``;
         - ``/command``: ``q``, ``dq``, ``ddq``, ``width`` and ``mode``;
-        - ``/action``: ``action`` and ``human``, in a recorded run also ``proprio`` and ``prompt``;
+        - ``/action``: ``action``, ``human`` and ``recovery``, in a recorded run also ``proprio``
+          and ``prompt``;
         - ``/event``: ``kind`` and ``text``;
         - ``/camera/NAME``: what ``picture`` takes.
 
@@ -274,7 +282,7 @@ def read(path: str | Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def outcome(path: str | Path) -> dict[str, Any]:
-    """How the episode of a log ended (``/episode``); reads no more of it than that.
+    """How the episode of a log ended (``/episode``), and its ``init``; reads no more than that.
 
     Raises:
         UserError: the file is no whole log.
@@ -282,8 +290,10 @@ def outcome(path: str | Path) -> dict[str, Any]:
     try:
         with Path(path).open("rb") as stream:
             reader = make_reader(stream, decoder_factories=[DecoderFactory()])
-            found = [m for *_, m in reader.iter_decoded_messages(topics=["/episode"])]
-            return parse_json(found[-1].data)
+            found: dict[str, Any] = {}
+            for _, channel, _, message in reader.iter_decoded_messages(topics=["/run", "/episode"]):
+                found[channel.topic] = parse_json(message.data)
+            return {"init": found["/run"]["settings"].get("init"), **found["/episode"]}
     except OSError as error:
         raise no_access(error, path) from error
     except Exception as error:  # as in ``read``
@@ -329,7 +339,9 @@ def _plain(topic: str, ros: Any, latest: dict[str, Any]) -> dict[str, Any]:
             return motion | {"reflex": latest["/reflex"]}
         return motion | {"mode": latest["/mode"]}
     if topic == "/action":
-        return {"action": ros.data, "human": latest["/human"]}
+        # Older logs do not say that an action went back.
+        recovery = latest.get("/recovery", False)
+        return {"action": ros.data, "human": latest["/human"], "recovery": recovery}
     if topic == "/event":
         return {"kind": ros.name, "text": ros.msg}
     if topic.startswith(CAMERA):

@@ -29,8 +29,8 @@ MOTION = {
 }  # fmt: skip
 """Key -> axis of the hand, and the sign; as on the page."""
 MEANING = {
-    " ": "fingers", "t": "takeover", "h": "hold", "1": "success", "0": "failure", "x": "discard",
-    "c": "clear", "\x1b": "estop",
+    " ": "fingers", "t": "takeover", "g": "release", "h": "hold", "p": "run", "b": "rewind",
+    "1": "success", "0": "failure", "x": "discard", "c": "clear", "\x1b": "estop",
 }  # fmt: skip
 """Key -> what it asks for; as on the page."""
 HELP = (

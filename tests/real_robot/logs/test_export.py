@@ -115,7 +115,9 @@ def correct(page: str) -> None:
         for message in socket:
             if isinstance(message, bytes):
                 continue  # a picture
-            status = json.loads(message)
+            status = json.loads(message).get("status")
+            if status is None:
+                continue  # nothing new is shown
             policys, persons = map(
                 int, status["numbers"].get("actions, the person's", "0, 0").split(", ")
             )

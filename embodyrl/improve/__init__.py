@@ -1,0 +1,1 @@
+"""``embodyrl improve``: a robot policy that gets better by being helped, in rounds."""
