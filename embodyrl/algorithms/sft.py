@@ -28,6 +28,7 @@ from embodyrl.policy import (
     FlowPolicyProtocol,
     HasFlow,
     Imitates,
+    ImitatesFromContext,
     Policy,
     has_ability,
     imitated_rows,
@@ -64,7 +65,7 @@ class SFTConfig:
             pi0).
         hindsight_coef: weight of a second loss: features must tell where the robot was later in a
             solved demonstration (``algorithms.hindsight_head``). So pictures are read better. It is
-            for policies with a flow.
+            for policies with a flow, and for ``small_token_vla``.
     """
 
     name: str = "sft"
@@ -182,7 +183,7 @@ class SFT(Algorithm):
         self.result = copy.deepcopy(policy).requires_grad_(False)
         self.head: HindsightHead | None = None
         if config.hindsight_coef:
-            if has_ability(policy, Imitates):
+            if has_ability(policy, Imitates) and not has_ability(policy, ImitatesFromContext):
                 why = f"{type(policy).__name__} has an imitation loss of its own"
                 refuse_unread(config, "algorithm", ("hindsight_coef",), why)
             self.head = HindsightHead(policy)
@@ -272,10 +273,13 @@ class SFT(Algorithm):
         policy = self.policy
         given: tuple[Tensor, ...] = (actions,)
         loss: Callable[..., Tensor]
+        loss_of_context: Callable[..., Tensor]
         if has_ability(policy, Imitates):
             loss = cast("Callable[..., Tensor]", policy.imitation_loss)
+            loss_of_context = getattr(policy, "imitation_loss_of", loss)
         else:
             loss = cast("Callable[..., Tensor]", partial(pair_loss, policy))
+            loss_of_context = cast("Callable[..., Tensor]", partial(_velocity_loss, policy))
             noisy, t, target = noisy_pair(policy, actions, generator, self.config.time)
             if most := getattr(policy.config, "max_prefix", 0):
                 # The first actions of some chunks are given, so they are not asked for.
@@ -293,7 +297,7 @@ class SFT(Algorithm):
                 return loss(obs[i], *rest) * (mask[i].sum() / total), {}
             # The observations are encoded once for both losses.
             context = policy.encode(obs[i])
-            own = _velocity_loss(policy, context, *rest) * (mask[i].sum() / total)
+            own = loss_of_context(context, *rest) * (mask[i].sum() / total)
             places, solved = (x[i] for x in led)
             missed = self.head.loss(policy.summary(context), places, solved)
             figure = missed.detach() / solved.sum().clamp_min(1)

@@ -19,8 +19,9 @@ from embodyrl.build import make_policy
 from embodyrl.checks import check_policy
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
+from embodyrl.policies.vla.action_bins import ActionBins
 from embodyrl.policies.vla.make_small import make_small_smolvla
-from embodyrl.policies.vla.tokens import ActionBins, TokenVLAConfig
+from embodyrl.policies.vla.tokens import TokenVLAConfig
 from embodyrl.rollouts.batches import (
     Episode,
     EpisodeBatch,

@@ -27,6 +27,7 @@ from embodyrl.policies.chooser import ChooserConfig, check_chooser
 from embodyrl.policies.flow_base import check_executed
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.vla import lerobot_io
+from embodyrl.policies.vla.action_bins import ActionBins
 from embodyrl.policies.vla.token_base import Prompt, TokenPolicy, TokenTransition
 from embodyrl.ranges import Choice, Count, CountOrZero, Positive, Range
 from embodyrl.storage.paths import path_setting
@@ -70,46 +71,6 @@ class TokenVLAConfig(ChooserConfig):
     def __post_init__(self) -> None:
         check_chooser(self)
         check_executed(self)
-
-
-class ActionBins(nn.Module):
-    """Maps actions (..., A) to bin numbers, and back.
-
-    The bins divide the range between the 1% and the 99% quantile of the data; before ``fit``, the
-    range [-1, 1].
-
-    Args:
-        dims: A.
-        count: bins per dim.
-    """
-
-    low: Tensor
-    high: Tensor
-
-    def __init__(self, dims: int, count: int) -> None:
-        super().__init__()
-        self.count = count
-        self.register_buffer("low", -torch.ones(dims))
-        self.register_buffer("high", torch.ones(dims))
-
-    @torch.no_grad()
-    def fit(self, actions: Tensor) -> None:
-        """Sets the range from actions (B, A); it is at least .1 wide in every dim."""
-        quantiles = torch.tensor([0.01, 0.99], dtype=torch.float64)
-        low, high = torch.quantile(actions.double(), quantiles, dim=0).float()
-        middle = (low + high) / 2
-        half_width = ((high - low) / 2).clamp_min(0.05)
-        self.low.copy_(middle - half_width)
-        self.high.copy_(middle + half_width)
-
-    def forward(self, actions: Tensor) -> Tensor:
-        """The number of the bin whose middle is nearest, as a float."""
-        fraction = (actions - self.low) / (self.high - self.low)
-        return (fraction * self.count - 0.5).round().clamp(0, self.count - 1)
-
-    def inverse(self, number: Tensor) -> Tensor:
-        """The middle of the bin."""
-        return self.low + (number + 0.5) / self.count * (self.high - self.low)
 
 
 class TokenVLA(TokenPolicy):
