@@ -7,13 +7,8 @@ the large token policies (``vla.token_base``); only the network is small:
     context     --TokenDecoder.prompt--> keys and values
     tokens      --TokenDecoder--> logits (N, L, bins) of the tokens of a chunk
 
-A chunk of ``horizon`` actions with A dims is ``horizon`` * A tokens:
-
-    decoding          a token sees                        passes         as in
-    parallel          the observation                     1              OpenVLA-OFT
-    autoregressive    it, and all tokens before           L              RT-2, OpenVLA
-    masked            it, and all revealed tokens         draft_steps    MaskGIT, ReflectDrive-2
-                                                          + edit_steps
+A chunk of ``horizon`` actions with A dims is ``horizon`` * A tokens, said in one of the ways of
+``vla.decoding``.
 """
 
 from __future__ import annotations
@@ -22,27 +17,29 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embodyrl.errors import UserError, refuse_unread
-from embodyrl.functional.masked_diffusion import MASKED, MaskedSteps
 from embodyrl.policies.actor_critic import CRITICS
-from embodyrl.policies.chooser import ChooserConfig, check_chooser
-from embodyrl.policies.flow_base import check_executed
 from embodyrl.policies.observation_tokens import VISION_ENCODERS, ObservationTokens
 from embodyrl.policies.token_decoder import TokenDecoder
 from embodyrl.policies.vla.action_bins import ActionBins
-from embodyrl.policies.vla.token_base import Prompt, TokenPolicy, TokenTransition
+from embodyrl.policies.vla.decoding import (
+    DECODING,
+    DecodingConfig,
+    check_decoding,
+    inputs_at_places,
+    make_steps,
+    token_embedding,
+)
+from embodyrl.policies.vla.token_base import Prompt, TokenPolicy
 from embodyrl.ranges import Choice, Count, CountOrZero, Positive, Range
 from embodyrl.types import EnvSpec, Obs
 
-DECODING = ("parallel", "autoregressive", "masked")
-
 
 @dataclass(frozen=True)
-class SmallTokenVLAConfig(ChooserConfig):
+class SmallTokenVLAConfig(DecodingConfig):
     """Size of a ``SmallTokenVLA``, and how actions become tokens.
 
     Attributes:
@@ -54,11 +51,6 @@ class SmallTokenVLAConfig(ChooserConfig):
         smoothing: imitation also takes the bins beside the demonstrated one, by a Gaussian with a
             standard deviation of so many bins; 0 for that one alone.
         temperature: of sampling when training; evaluation takes the most likely token.
-        draft_steps: of ``masked``: steps in which all tokens are revealed.
-        edit_steps: steps after them that draw the least confident tokens again; 0 for none.
-        edit_tokens: how many tokens each of these draws again.
-        order_temperature: how random the choice of those places is when training; evaluation
-            takes the most (or least) confident ones.
         width: d, of the transformers; a multiple of ``heads``.
         layers: of the decoder.
         heads: attention heads.
@@ -76,16 +68,12 @@ class SmallTokenVLAConfig(ChooserConfig):
     name: str = "small_token_vla"
     horizon: Count = 5
     execute: CountOrZero = 0
-    decoding: Annotated[str, Choice(*DECODING)] = "autoregressive"
-    bins: Annotated[int, Range(2, 65536)] = 64
+    decoding: Annotated[str, Choice(*DECODING)] = "parallel"
+    bins: Annotated[int, Range(2, 65536)] = 32
     smoothing: Annotated[float, Range(0, 100)] = 1.0
     temperature: Positive = 1.0
-    draft_steps: Count = 4
-    edit_steps: CountOrZero = 0
-    edit_tokens: Count = 4
-    order_temperature: Positive = 0.5
-    width: Count = 128
-    layers: Count = 3
+    width: Count = 96
+    layers: Count = 2
     heads: Count = 4
     vision: Annotated[str, Choice(*VISION_ENCODERS)] = "film_cnn"
     vision_frozen: bool = False
@@ -95,14 +83,7 @@ class SmallTokenVLAConfig(ChooserConfig):
     critic_width: Count = 256
 
     def __post_init__(self) -> None:
-        check_chooser(self)
-        check_executed(self)
-        if self.decoding != "masked":
-            names = ("draft_steps", "edit_steps", "edit_tokens", "order_temperature")
-            why = f"decoding={self.decoding} reveals no masked tokens"
-            refuse_unread(self, "policy", names, why)
-        elif not self.edit_steps:
-            refuse_unread(self, "policy", ("edit_tokens",), "edit_steps=0 edits nothing")
+        check_decoding(self)
         if self.vision == "film_cnn":
             refuse_unread(
                 self, "policy", ("vision_frozen",), "vision=film_cnn has no pretrained layers"
@@ -126,20 +107,12 @@ class SmallTokenVLA(ObservationTokens, TokenPolicy):
         d = config.width
         length = c.horizon * spec.action_dim
         self.autoregressive = c.decoding == "autoregressive"
-        self.transition = TokenTransition()
-        if c.decoding == "masked":
-            self.transition = MaskedSteps(
-                length, c.draft_steps, c.edit_steps, c.edit_tokens, c.order_temperature
-            )
+        self.transition = make_steps(c, length)
         self.normalize_action = ActionBins(spec.action_dim, c.bins)
         self.add_encoders(c, spec)
-        # A learned query for each place, and an embedding of the token that it sees: the one
-        # before it, or its own, where the last number stands for a masked one.
+        # A learned query for each place, and an embedding of the token that it sees.
         self.query = nn.Parameter(torch.randn(length, d) * 0.02)
-        self.word: nn.Embedding | None = None
-        if c.decoding != "parallel":
-            self.word = nn.Embedding(c.bins + 1, d)
-            nn.init.normal_(self.word.weight, std=0.02)
+        self.word = token_embedding(c, d)
         self.decoder = TokenDecoder(d, c.layers, c.heads)
         # The output starts as a uniform distribution over the bins.
         self.head = nn.Linear(d, c.bins)
@@ -162,13 +135,8 @@ class SmallTokenVLA(ObservationTokens, TokenPolicy):
 
     def _inputs(self, tokens: Int[Tensor, "n l"]) -> Float[Tensor, "n l d"]:
         """See ``TokenPolicy``."""
-        inputs = self.query[: tokens.shape[1]].expand(len(tokens), -1, -1)
-        if self.word is None:
-            return inputs
-        if self.autoregressive:
-            # Shifted by one place; the first token has none before it.
-            return inputs + F.pad(self.word(tokens)[:, :-1], (0, 0, 1, 0))
-        return inputs + self.word(tokens.masked_fill(tokens == MASKED, self.config.bins))
+        masked = self.config.decoding == "masked"
+        return inputs_at_places(self.query, self.word, tokens, masked)
 
     def _token_loss(
         self, logits: Float[Tensor, "n l bins"], tokens: Int[Tensor, "n l"]

@@ -168,7 +168,13 @@ class TokenPolicy(ActorCritic):
     def propose(self, obs: Obs, count: int, generator: Generators) -> Float[Tensor, "n count h a"]:
         """``count`` chunks for each observation, sampled at the temperature of training."""
         context = self.encode(obs)
-        draws = [self._draw_tokens(context, len(obs), generator, "train") for _ in range(count)]
+        if self.autoregressive or self._steps:
+            draws = [self._draw_tokens(context, len(obs), generator, "train") for _ in range(count)]
+        else:
+            # Parallel: all chunks of an observation are drawn from the same distribution.
+            shape, device = (len(obs), self.num_places), context.mask.device
+            logits = self.logits(context, torch.zeros(shape, dtype=torch.long, device=device))
+            draws = [draw_tokens(logits, _uniform(shape, generator, device)) for _ in range(count)]
         return torch.stack([self.actions_of(tokens) for tokens in draws], dim=1)
 
     def _draw_tokens(
@@ -178,9 +184,7 @@ class TokenPolicy(ActorCritic):
         if self._steps:
             return self._draw_masked(context, self._steps, n, generator, mode).tokens[:, -1]
         length = self.num_places
-        # One uniform number per token. Only randn takes a generator per row, so a normal number is
-        # mapped to a uniform one by its distribution function.
-        uniform = torch.special.ndtr(randn((n, length), generator, context.mask.device))
+        uniform = _uniform((n, length), generator, context.mask.device)
         chance = None if mode == "eval" else uniform
         tokens = torch.zeros(n, length, dtype=torch.long, device=uniform.device)
         ended = torch.zeros(n, 1, dtype=torch.bool, device=uniform.device)
@@ -245,8 +249,8 @@ class TokenPolicy(ActorCritic):
     ) -> MaskedPath:
         """A draft and its edits for each of n prompts."""
         shape = (n, steps.num_steps, 2, steps.places)
-        uniform = torch.special.ndtr(randn(shape, generator, context.mask.device))
-        # A normal number above 5 or so has the distribution function 1 in float32.
+        uniform = _uniform(shape, generator, context.mask.device)
+        # Of a normal number above 5 or so the distribution function is 1 in float32.
         uniform = uniform.clamp(1e-7, 1 - 1e-7)
         return draw_path(partial(self.logits, context), steps, uniform, mode == "eval")
 
@@ -314,3 +318,12 @@ class TokenPolicy(ActorCritic):
         given, asked = masked_at_random(tokens, known, torch.special.ndtr(noise))
         logits = self.logits(context, given) * self.config.temperature
         return masked_mean(self._token_loss(logits, tokens), asked)
+
+
+def _uniform(shape: tuple[int, ...], generator: Generators, device: torch.device) -> Tensor:
+    """Uniform numbers in [0, 1].
+
+    Only ``randn`` takes a generator per row, so normal numbers are mapped by their distribution
+    function.
+    """
+    return torch.special.ndtr(randn(shape, generator, device))
