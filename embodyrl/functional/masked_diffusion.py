@@ -122,6 +122,7 @@ def draw_path(
         uniform: numbers in (0, 1), of the places and of the tokens.
         noise_free: take the most confident places and the most likely tokens instead.
     """
+    # At first every place is masked.
     n, length = len(uniform), steps.places
     tokens = torch.full((n, length), MASKED, device=uniform.device)
     confidence = torch.zeros(n, length, device=uniform.device)
@@ -143,6 +144,7 @@ def draw_path(
         own = log_probs.gather(-1, drawn[..., None])[..., 0].to(confidence.dtype)
         tokens = tokens.scatter(1, places, drawn.gather(1, places))
         confidence = confidence.scatter(1, places, own.gather(1, places))
+        # Keep the state, and the order in which the places were chosen.
         states.append(tokens)
         order = torch.arange(count, device=places.device).expand(n, -1)
         ranks.append(torch.full_like(tokens, MASKED).scatter(1, places, order))
@@ -161,6 +163,7 @@ def score_path(
         # The places in the order in which they were chosen.
         last = torch.where(path.ranks[:, k] == MASKED, steps.places, path.ranks[:, k])
         places = last.argsort(dim=1)[:, :count]
+        # What the network said before the step, and how confident it was of each place.
         before = path.tokens[:, k]
         log_probs = logits_of(before.scatter(1, places, MASKED)).log_softmax(-1)
         score = _score(
@@ -170,6 +173,7 @@ def score_path(
         token = path.tokens[:, k + 1].gather(1, places)
         at_places = log_probs.gather(1, places[..., None].expand(-1, -1, log_probs.shape[-1]))
         own = at_places.gather(-1, token.clamp_min(0)[..., None])[..., 0]
+        # Both choices count: which places, and which tokens.
         logprobs.append(log_plackett_luce(score, places) + own.sum(1))
         entropies.append(-(at_places.exp() * at_places).sum(-1))
         confidence = confidence.scatter(1, places, own)
@@ -225,6 +229,7 @@ def masked_at_random(
     """
     share = (math.pi / 2 * noise[:, :1]).cos()
     count = (share * known.sum(1, keepdim=True)).ceil().clamp_min(1)
+    # Those known places that come first in a random order.
     rank = noise[:, 1:].masked_fill(~known, math.inf).argsort(1).argsort(1)
     asked = known & (rank < count)
     return tokens.masked_fill(asked | ~known, MASKED), asked

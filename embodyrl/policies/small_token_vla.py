@@ -108,6 +108,7 @@ class SmallTokenVLA(ObservationTokens, TokenPolicy):
         length = c.horizon * spec.action_dim
         self.autoregressive = c.decoding == "autoregressive"
         self.transition = make_steps(c, length)
+        # Actions to bins; then the encoders of what is observed.
         self.normalize_action = ActionBins(spec.action_dim, c.bins)
         self.add_encoders(c, spec)
         # A learned query for each place, and an embedding of the token that it sees.
@@ -144,6 +145,7 @@ class SmallTokenVLA(ObservationTokens, TokenPolicy):
         """Cross-entropy of each token, or of a Gaussian around it (HL-Gauss, arXiv:2403.03950)."""
         if not self.config.smoothing:
             return super()._token_loss(logits, tokens)
+        # A Gaussian over the bins, whose weights sum to one also at the edge of the range.
         bins = torch.arange(self.config.bins, device=tokens.device)
         distance = (bins - tokens[..., None]) / self.config.smoothing
         target = (-0.5 * distance**2).softmax(-1)

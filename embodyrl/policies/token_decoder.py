@@ -70,11 +70,13 @@ class TokenDecoder(nn.Module):
             causal: whether a place sees only those before it.
         """
         n, length = x.shape[:2]
+        # Every place sees the keys of the cache that are no padding, and some of the new places.
         sees = (mask > 0)[:, None].expand(n, length, -1)
         among = torch.ones(length, length, dtype=torch.bool, device=x.device)
         among = (among.tril() if causal else among).expand(n, -1, -1)
         bias = torch.zeros(n, 1, length, mask.shape[1] + length, dtype=x.dtype, device=x.device)
         bias.masked_fill_(~torch.cat([sees, among], dim=2)[:, None], -math.inf)
+        # The layers; each appends the keys and values of the new places to its cache.
         for i, layer in enumerate(self.layers):
             x, cache.layers[i] = layer(x, cache.layers[i], bias)
         return self.norm(x)

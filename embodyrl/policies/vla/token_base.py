@@ -261,6 +261,7 @@ class TokenPolicy(ActorCritic):
         actions = self.actions_of(path.tokens[:, -1])
         if mode == "eval":
             return ActionSample(actions)
+        # The rows of a state are its tokens, then the order in which its step chose their places.
         before = torch.full_like(path.ranks[:, :1], MASKED)
         x = torch.cat([path.tokens, torch.cat([before, path.ranks], dim=1)], dim=2)
         x = x.view(len(x), -1, *self.trace_shape).float()
@@ -315,6 +316,7 @@ class TokenPolicy(ActorCritic):
         missing = steps.places - known.shape[1]
         known = F.pad(known, (0, missing))
         tokens = F.pad(tokens.flatten(1), (0, missing))
+        # A random share of the rest is masked too; these tokens are asked for.
         given, asked = masked_at_random(tokens, known, torch.special.ndtr(noise))
         logits = self.logits(context, given) * self.config.temperature
         return masked_mean(self._token_loss(logits, tokens), asked)
