@@ -7,8 +7,8 @@
 The task is the quickstart's: pick up the block that a sentence names, from pixels, after 100
 demonstrations. All presets are ``mujoco_pick_tokens_*``; no critic reads hidden state. For each
 decoding and seed there is one imitation policy, from which each algorithm starts. A masked policy
-edits its draft, and is scored without its edits too. Each run has one thread and ends after
-``--env-steps`` of training. Runs go to ``runs/bench/token_policies/DECODING/SEED`` and can be
+edits its draft, and is scored without its edits too. Each run has one thread; PPO and GRPO take
+200,000 env steps, PA-RL half of it. Runs go to ``runs/bench/token_policies/DECODING/SEED`` and can be
 interrupted and resumed; what is finished goes into ``benchmarks/token_policies.json`` and
 ``docs/images/token_policies.png``. Success is of the noise-free policy on 256 initial states never
 trained on.
@@ -39,17 +39,18 @@ DECODINGS = {
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A line of the figure: its preset, and roughly the env steps that an iteration takes."""
+    """A line of the figure: its preset, env steps, and roughly how many an iteration takes."""
 
     title: str
+    env_steps: int
     steps: int
     demos: bool = False
 
 
 ALGORITHMS = {
-    "ppo": Algorithm("PPO", 4900),
-    "grpo": Algorithm("GRPO", 4000),
-    "pa_rl": Algorithm("PA-RL", 1280, demos=True),
+    "ppo": Algorithm("PPO", 200_000, 4900),
+    "grpo": Algorithm("GRPO", 200_000, 4000),
+    "pa_rl": Algorithm("PA-RL", 100_000, 1280, demos=True),
 }
 EDITS = "masked_edits"
 """Run of the table: the same policies with and without their edits."""
@@ -168,18 +169,17 @@ def main() -> None:
     parser.add_argument("--decodings", nargs="+", default=[*DECODINGS], choices=[*DECODINGS])
     parser.add_argument("--algorithms", nargs="+", default=[*ALGORITHMS], choices=[*ALGORITHMS])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--env-steps", type=int, default=100_000)
     parser.add_argument("--tiny", action="store_true", help="whether it runs; writes no JSON")
     a = parser.parse_args()
     size = TINY if a.tiny else FULL
-    settings = {"env_steps": a.env_steps}
+    settings = {"env_steps": {name: of.env_steps for name, of in ALGORITHMS.items()}}
     for seed in a.seeds:  # a first seed of everything, then more
         demos = demonstrations(seed, size)
         for decoding in a.decodings:
             sft = train(decoding, "sft", seed, size, f"data.path={demos}")
             for name in a.algorithms:
                 of = ALGORITHMS[name]
-                every = 1 if a.tiny else max(1, round(a.env_steps / of.steps / size.looks))
+                every = 1 if a.tiny else max(1, round(of.env_steps / of.steps / size.looks))
                 given = [f"run.init_checkpoint={sft}", f"run.iterations={every * size.looks}"]
                 given += [f"run.eval_every={every}", f"run.checkpoint_every={every}"]
                 given += [f"data.path={demos}"] if of.demos else []
