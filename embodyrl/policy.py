@@ -13,7 +13,7 @@ asks for nothing else, so a policy that has them can be trained by it:
     Chooses       proposes several chunks; critics take the best    pa_rl
     ActsInOneStep has a small net beside the flow that acts         fql
     Imitates      has an imitation loss of its own                  sft (in place of HasFlow)
-    ImitatesFromContext  ... also of an encoded observation         sft
+    ImitatesFromContext   computes it also of what encode gave      sft (with hindsight_coef)
     DrawsNoise    that loss is random                               sft
 
 ``embodyrl.checks.check_policy`` tries all that a policy offers, and says in words what is wrong.
