@@ -56,7 +56,7 @@ def algorithms(rows: list[Row]) -> Figure:
     colours = dict(zip(names, plt.get_cmap("tab20").colors, strict=False))  # type: ignore[attr-defined]
     height = 4.2 * len(tasks)
     figure, grid = plt.subplots(len(tasks), 2, figsize=(11, height), squeeze=False, sharey=True)
-    labels = catalogue()["algorithms"]["labels"]
+    labels = catalogue()[rows[0].benchmark]["labels"]
     for axes, task in zip(grid, tasks, strict=True):
         for name in names:
             if f"{task}/{name}" in runs:

@@ -13,6 +13,7 @@ asks for nothing else, so a policy that has them can be trained by it:
     Chooses       proposes several chunks; critics take the best    pa_rl
     ActsInOneStep has a small net beside the flow that acts         fql
     Imitates      has an imitation loss of its own                  sft (in place of HasFlow)
+    ImitatesFromContext   computes it also of what encode gave      sft (with hindsight_coef)
     DrawsNoise    that loss is random                               sft
 
 ``embodyrl.checks.check_policy`` tries all that a policy offers, and says in words what is wrong.
@@ -298,8 +299,23 @@ class Imitates(Protocol):
         ...
 
 
+class ImitatesFromContext(Protocol):
+    """Computes its imitation loss also from what ``encode`` gave, so that another loss can share it."""
+
+    def encode(self, obs: Obs) -> Any:
+        """What acting needs of obs, computed once."""
+        ...
+
+    def imitation_loss_of(self, context: Any, actions: Tensor, mask: Tensor) -> Tensor:
+        """See ``Imitates``."""
+        ...
+
+
 class DrawsNoise(Protocol):
-    """Has an imitation loss that is random: it takes noise (B, ``imitation_noise``) after the mask."""
+    """Has an imitation loss that is random: it takes noise (B, ``imitation_noise``) after the mask.
+
+    With a number of 0 it takes none.
+    """
 
     @property
     def imitation_noise(self) -> int: ...  # noqa: D102
@@ -391,7 +407,7 @@ def imitated_rows(policy: object) -> tuple[int, int]:
 
 def imitation_noise(policy: object, actions: Tensor, generator: Generators) -> tuple[Tensor, ...]:
     """What an imitation loss takes after the mask: noise (B, M) for ``DrawsNoise``, else nothing."""
-    if not has_ability(policy, DrawsNoise):
+    count = getattr(policy, "imitation_noise", 0)
+    if not count:
         return ()
-    count = cast("DrawsNoise", policy).imitation_noise
     return (randn((len(actions), count), generator, actions.device),)

@@ -102,6 +102,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "act": "embodyrl.policies.vla.act:ACT",
         "diffusion": "embodyrl.policies.vla.diffusion:DiffusionPolicy",
         "token_vla": "embodyrl.policies.vla.tokens:TokenVLA",
+        "small_token_vla": "embodyrl.policies.small_token_vla:SmallTokenVLA",
     },
     "algorithms": {
         "sft": "embodyrl.algorithms.sft:SFT",

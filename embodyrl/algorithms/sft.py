@@ -28,6 +28,7 @@ from embodyrl.policy import (
     FlowPolicyProtocol,
     HasFlow,
     Imitates,
+    ImitatesFromContext,
     Policy,
     has_ability,
     imitated_rows,
@@ -67,7 +68,7 @@ class SFTConfig:
             pi0).
         hindsight_coef: weight of a second loss: features must tell where the robot was later in a
             solved demonstration (``algorithms.hindsight_head``). So pictures are read better. It is
-            for policies with a flow.
+            for policies with a flow, and for ``small_token_vla``.
     """
 
     name: str = "sft"
@@ -219,7 +220,7 @@ class SFT(Algorithm):
         self.result = copy.deepcopy(policy).requires_grad_(False)
         self.head: HindsightHead | None = None
         if config.hindsight_coef:
-            if has_ability(policy, Imitates):
+            if has_ability(policy, Imitates) and not has_ability(policy, ImitatesFromContext):
                 why = f"{type(policy).__name__} has an imitation loss of its own"
                 refuse_unread(config, "algorithm", ("hindsight_coef",), why)
             self.head = HindsightHead(policy)
@@ -311,6 +312,12 @@ class SFT(Algorithm):
         loss, given, mask, noise = drawn_imitation(
             policy, actions, mask, generator, self.config.time
         )
+        of_context = cast(
+            "Callable[..., Tensor]",
+            policy.imitation_loss_of
+            if has_ability(policy, ImitatesFromContext)
+            else partial(_velocity_loss, policy),
+        )
         total = mask.sum()
 
         def share(i: Tensor) -> tuple[Tensor, Figures]:
@@ -319,7 +326,7 @@ class SFT(Algorithm):
                 return loss(obs[i], *rest) * (mask[i].sum() / total), {}
             # The observations are encoded once for both losses.
             context = policy.encode(obs[i])
-            own = _velocity_loss(policy, context, *rest) * (mask[i].sum() / total)
+            own = of_context(context, *rest) * (mask[i].sum() / total)
             places, solved = (x[i] for x in led)
             missed = self.head.loss(policy.summary(context), places, solved)
             figure = missed.detach() / solved.sum().clamp_min(1)

@@ -3,11 +3,8 @@
 Images, instruction and proprioception go in, an action chunk comes out. For N observations, tokens
 of width d and chunks (H, A):
 
-    images      (N, h, w, 3) --FilmCNN------> tokens (N, hw/256, d) + keypoints (N, 2 * width) --+
-    instruction N sentences  --TextEncoder--> tokens (N, L, d)      + mean (N, d) ---------------+
-    proprio     (N, P)       --MLP----------> token  (N, 1, d)      + the same (N, d) -----------+
-                                                                                                 |
-    ActionExpert <-- context: all tokens (N, C, d), and their pooled summary (N, d) <------------+
+    observation --ObservationTokens--> context: C tokens (N, C, d), and their summary (N, d)
+    context     --ActionExpert.prefix--> keys and values
     ActionExpert: velocity(x, t) in K steps from noise (N, H, A) to actions (N, H, A)
 
 The config sets the size, from under 1 M to over 100 M parameters.
@@ -18,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -27,16 +23,12 @@ from embodyrl.functional.flow import squash_log_std
 from embodyrl.policies.action_expert import ActionExpert, Context
 from embodyrl.policies.actor_critic import BELONGS_TO, CRITICS
 from embodyrl.policies.chooser import ChooserConfig
-from embodyrl.policies.efficientnet import EfficientNetEncoder
 from embodyrl.policies.flow_base import TRAINED_STEPS, TRANSITIONS, FlowPolicy, check_sampler
 from embodyrl.policies.normalize import Normalizer
+from embodyrl.policies.observation_tokens import VISION_ENCODERS, ObservationTokens
 from embodyrl.policies.one_step import ONE_STEP_PARTS
-from embodyrl.policies.text import TextEncoder
-from embodyrl.policies.vision import FilmCNN
 from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Positive, Share
 from embodyrl.types import EnvSpec, Obs
-
-VISION_ENCODERS = ("film_cnn", "efficientnet_lite0")
 
 
 @dataclass(frozen=True)
@@ -132,7 +124,7 @@ class FlowVLAConfig(ChooserConfig):
             )
 
 
-class FlowVLA(FlowPolicy):
+class FlowVLA(ObservationTokens, FlowPolicy):
     """The policy and its critic; see the module's docstring."""
 
     Config = FlowVLAConfig
@@ -148,26 +140,7 @@ class FlowVLA(FlowPolicy):
         c = config
         d = config.width
         self.normalize_action = Normalizer(spec.action_dim, min_std=0.05)
-        self.normalize_proprio = Normalizer(spec.proprio_dim)
-        # Encoders of instruction and proprioception; each gives tokens and a summary of width d.
-        self.text = TextEncoder(d, c.text_layers, c.heads)
-        self.proprio = nn.Sequential(nn.Linear(spec.proprio_dim, d), nn.SiLU(), nn.Linear(d, d))
-        summary_dims = [d, d]
-        # One image encoder for all cameras, and learned positions for the tokens of each camera.
-        # The summary of an image is its keypoints (row and column of each).
-        if spec.cameras:
-            self.vision = _image_encoder(c)
-            tokens = {name: self.vision.num_tokens(size) for name, size in spec.cameras.items()}
-            self.camera = nn.ParameterDict(
-                {name: nn.Parameter(torch.randn(n, d) * 0.02) for name, n in tokens.items()}
-            )
-            summary_dims += [2 * self.vision.num_keypoints] * len(spec.cameras)
-        # All summaries are pooled into one. Each is normalised first: otherwise the one with the
-        # largest numbers would dominate early in training.
-        self.pool_norms = nn.ModuleList(nn.LayerNorm(dim) for dim in summary_dims)
-        self.pool = nn.Sequential(
-            nn.Linear(sum(summary_dims), 2 * d), nn.SiLU(), nn.Linear(2 * d, d)
-        )
+        self.add_encoders(c, spec)
         # The transformer that mixes the context tokens, then the action expert.
         layer = nn.TransformerEncoderLayer(
             d, c.heads, 4 * d, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
@@ -186,25 +159,9 @@ class FlowVLA(FlowPolicy):
 
     def encode(self, obs: Obs) -> Context:
         """The context of the denoising steps; it is computed once per observation."""
-        # Instruction: tokens (N, L, d), mask (N, L), mean (N, d). Proprioception: (N, d).
-        text_tokens, text_mask, text_mean = self.text(obs.instruction)
-        proprio = self.proprio(self.normalize_proprio(obs.proprio))
-        tokens = [text_tokens, proprio[:, None]]
-        summaries = [text_mean, proprio]
-        # Images, modulated by the instruction: tokens (N, hw/256, d), keypoints (N, 2 * width).
-        for name in self.spec.cameras:
-            image_tokens, keypoints = self.vision(obs.images[name], text_mean)
-            tokens.append(image_tokens + self.camera[name])
-            summaries.append(keypoints)
-        # All tokens in one sequence (N, C, d). Only the instruction has padding.
-        x = torch.cat(tokens, dim=1)
-        others = text_mask.new_ones(len(x), x.shape[1] - text_mask.shape[1])
-        mask = torch.cat([text_mask, others], dim=1)
+        x, mask, pooled = self.observe(obs)
         if self.config.context_layers:
             x = self.mixer(x, src_key_padding_mask=mask == 0)
-        # One summary (N, d) of the whole observation.
-        normed = [norm(part) for norm, part in zip(self.pool_norms, summaries, strict=True)]
-        pooled = self.pool(torch.cat(normed, dim=-1))
         return self.expert.prefix(x, mask, pooled)
 
     def velocity(
@@ -235,12 +192,3 @@ class FlowVLA(FlowPolicy):
         """Sets the normalisation from demonstrations: proprio (B, P) and actions (B, A)."""
         self.normalize_proprio.fit(proprio)
         self.normalize_action.fit(actions)
-
-
-def _image_encoder(c: FlowVLAConfig) -> FilmCNN | EfficientNetEncoder:
-    """The image encoder that ``policy.vision`` names."""
-    if c.vision == "efficientnet_lite0":
-        return EfficientNetEncoder(
-            c.vision_width, c.width, text_dim=c.width, frozen=c.vision_frozen
-        )
-    return FilmCNN(c.vision_width, c.width, text_dim=c.width)

@@ -19,8 +19,9 @@ from embodyrl.build import make_policy
 from embodyrl.checks import check_policy
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError
+from embodyrl.policies.vla.action_bins import ActionBins
 from embodyrl.policies.vla.make_small import make_small_smolvla
-from embodyrl.policies.vla.tokens import ActionBins, TokenVLAConfig
+from embodyrl.policies.vla.tokens import TokenVLAConfig
 from embodyrl.rollouts.batches import (
     Episode,
     EpisodeBatch,
@@ -145,6 +146,22 @@ def test_pa_rl_trains_it(vlm, decoding, execute):
     moved = {k for k, v in policy.named_parameters() if not torch.equal(v, before[k])}
     assert "head.weight" in moved and any(name.startswith("chooser.") for name in moved)
     assert policy.chooses
+
+
+def test_a_draft_that_is_edited_is_scored_and_learned_from(vlm):
+    policy = make(vlm, decoding="masked", draft_steps=3, edit_steps=1, edit_tokens=2, execute=1)
+    stir(policy, gen())
+    check_policy(policy, observation(), SPEC)
+    sample = policy.sample(observation(), generator=gen(), mode="train")
+    assert sample.logprob.shape == (3, 4) and sample.trace.x.shape == (3, 5, 4, 4)
+    # A token sees those on both sides of it, although the language model is causal.
+    context = policy.encode(observation())
+    words = torch.zeros(3, 8, dtype=torch.long)
+    other = words.clone()
+    other[:, 3] = -1
+    with torch.no_grad():
+        moved = (policy.logits(context, words) - policy.logits(context, other)).abs().amax((0, 2))
+    assert bool((moved > 1e-6).all())
 
 
 def test_sampled_words_have_the_frequencies_that_their_probabilities_say(vlm):

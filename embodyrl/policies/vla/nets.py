@@ -311,6 +311,19 @@ def _state_dims(batch: dict[str, Any]) -> int:
     return batch["observation.state"].shape[-1]
 
 
+def all_see_all(mask: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """What is added to the attention's logits, (N, 1, count, S), so that nothing is causal.
+
+    Args:
+        mask: (N, S) of real tokens.
+        count: of them, the last ones, that attend.
+        dtype: of the network.
+    """
+    allowed = mask[:, None, None, :].bool().expand(-1, 1, count, -1)
+    refused = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=mask.device)
+    return torch.where(allowed, torch.zeros_like(refused), refused)
+
+
 def copy_cache(cache: Any) -> Any:
     """A shallow copy of a key-value cache: the same tensors, but appending leaves ``cache`` as is.
 

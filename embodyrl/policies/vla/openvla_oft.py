@@ -25,6 +25,7 @@ from embodyrl.functional.losses import masked_mean
 from embodyrl.policies.flow_base import check_executed
 from embodyrl.policies.vla import openvla_io
 from embodyrl.policies.vla.action_tokens import QuantileScale
+from embodyrl.policies.vla.nets import all_see_all
 from embodyrl.policies.vla.openvla import PrismaticConfig, PrismaticParts, check_prismatic
 from embodyrl.policy import Mode, num_executed
 from embodyrl.ranges import Count, CountOrZero, Range
@@ -194,7 +195,7 @@ class OpenVLAOFT(PrismaticParts, nn.Module):
             )
             out = self.net.language_model.model(
                 inputs_embeds=inputs,
-                attention_mask=_all_see_all(mask, inputs.dtype),
+                attention_mask=all_see_all(mask, mask.shape[1], inputs.dtype),
                 position_ids=(mask.cumsum(1) - 1).clamp_min(0),
                 use_cache=False,
             )
@@ -225,11 +226,3 @@ class OpenVLAOFT(PrismaticParts, nn.Module):
         self.normalize_action.fit(actions)
         if self.proprio_projector is not None:
             self.normalize_proprio.fit(proprio)
-
-
-def _all_see_all(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to the attention's logits, (N, 1, S, S), for a mask (N, S) of real tokens."""
-    length = mask.shape[1]
-    allowed = mask[:, None, None, :].bool().expand(-1, 1, length, -1)
-    refused = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=mask.device)
-    return torch.where(allowed, torch.zeros_like(refused), refused)

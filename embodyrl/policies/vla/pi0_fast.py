@@ -267,7 +267,9 @@ class Pi0Fast(SharesFrozenWeights, TokenPolicy):
         executed = torch.from_numpy(plan[:, : self.config.execute]).float().to(tokens.device)
         return self.normalize_action.inverse(executed).clamp(-1.0, 1.0)
 
-    def imitation_loss(self, obs: Obs, actions: Float[Tensor, "b h a"], mask: Tensor) -> Tensor:
+    def imitation_loss(
+        self, obs: Obs, actions: Float[Tensor, "b h a"], mask: Tensor, *noise: Tensor
+    ) -> Tensor:
         """LeRobot's loss: cross-entropy of demonstrated plans, in nats per token.
 
         The tokens describe a plan as a whole. Beyond the end of an episode it goes on with the last
@@ -277,6 +279,7 @@ class Pi0Fast(SharesFrozenWeights, TokenPolicy):
             obs: B observations.
             actions: (B, C, A).
             mask: (B, C) actions of the episode; a row without any does not count.
+            noise: none is drawn.
         """
         if actions.shape[1] != self.config.horizon:
             raise UserError(

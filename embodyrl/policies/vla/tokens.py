@@ -1,14 +1,8 @@
-"""A vision-language model that predicts actions as tokens, one after the other or all at once.
+"""A vision-language model that predicts actions as tokens.
 
-Each dim of each action is one of ``bins`` tokens, so a chunk is L = H * A tokens.
-
-    decoding          a token sees                        passes   as in
-    autoregressive    the prompt and all tokens before    L        RT-2, OpenVLA
-    parallel          the prompt and learned queries      1        OpenVLA-OFT
-
-(RT-2 is arXiv:2307.15818, OpenVLA 2406.09246, OpenVLA-OFT 2502.19645.) The likelihood is exact, so
-PPO and GRPO need no added noise. The trace of a rollout has a single step, from zeros to the chunk
-in units of bins.
+Each dim of each action is one of ``bins`` tokens, so a chunk is L = H * A tokens. They are said one
+after the other, all at once, or as a draft that is edited (``vla.decoding``). The likelihood is
+exact, so PPO and GRPO need no added noise.
 """
 
 from __future__ import annotations
@@ -23,21 +17,27 @@ from torch import Tensor, nn
 
 from embodyrl.errors import UserError
 from embodyrl.policies.actor_critic import CRITICS
-from embodyrl.policies.chooser import ChooserConfig, check_chooser
-from embodyrl.policies.flow_base import check_executed
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.vla import lerobot_io
-from embodyrl.policies.vla.token_base import Prompt, TokenPolicy, TokenTransition
+from embodyrl.policies.vla.action_bins import ActionBins
+from embodyrl.policies.vla.decoding import (
+    DECODING,
+    DecodingConfig,
+    check_decoding,
+    inputs_at_places,
+    make_steps,
+    token_embedding,
+)
+from embodyrl.policies.vla.nets import all_see_all
+from embodyrl.policies.vla.token_base import Prompt, TokenPolicy
 from embodyrl.ranges import Choice, Count, CountOrZero, Positive, Range
 from embodyrl.storage.paths import path_setting
 from embodyrl.storage.pretrained import explain_hub_errors
 from embodyrl.types import EnvSpec, Obs
 
-DECODING = ("parallel", "autoregressive")
-
 
 @dataclass(frozen=True)
-class TokenVLAConfig(ChooserConfig):
+class TokenVLAConfig(DecodingConfig):
     """What to load, and how actions become tokens.
 
     Attributes:
@@ -46,7 +46,7 @@ class TokenVLAConfig(ChooserConfig):
         random_weights: use only its config, and train from random weights.
         horizon: C, actions that are planned.
         execute: H, how many of them are executed before the next observation; 0 for all.
-        decoding: ``parallel`` or ``autoregressive``.
+        decoding: ``parallel``, ``autoregressive`` or ``masked``.
         bins: tokens per dim of an action.
         temperature: of sampling when training; evaluation takes the most likely token.
         train_vision: whether the image encoder is trained too.
@@ -68,48 +68,7 @@ class TokenVLAConfig(ChooserConfig):
     critic_width: Count = 256
 
     def __post_init__(self) -> None:
-        check_chooser(self)
-        check_executed(self)
-
-
-class ActionBins(nn.Module):
-    """Maps actions (..., A) to bin numbers, and back.
-
-    The bins divide the range between the 1% and the 99% quantile of the data; before ``fit``, the
-    range [-1, 1].
-
-    Args:
-        dims: A.
-        count: bins per dim.
-    """
-
-    low: Tensor
-    high: Tensor
-
-    def __init__(self, dims: int, count: int) -> None:
-        super().__init__()
-        self.count = count
-        self.register_buffer("low", -torch.ones(dims))
-        self.register_buffer("high", torch.ones(dims))
-
-    @torch.no_grad()
-    def fit(self, actions: Tensor) -> None:
-        """Sets the range from actions (B, A); it is at least .1 wide in every dim."""
-        quantiles = torch.tensor([0.01, 0.99], dtype=torch.float64)
-        low, high = torch.quantile(actions.double(), quantiles, dim=0).float()
-        middle = (low + high) / 2
-        half_width = ((high - low) / 2).clamp_min(0.05)
-        self.low.copy_(middle - half_width)
-        self.high.copy_(middle + half_width)
-
-    def forward(self, actions: Tensor) -> Tensor:
-        """The number of the bin whose middle is nearest, as a float."""
-        fraction = (actions - self.low) / (self.high - self.low)
-        return (fraction * self.count - 0.5).round().clamp(0, self.count - 1)
-
-    def inverse(self, number: Tensor) -> Tensor:
-        """The middle of the bin."""
-        return self.low + (number + 0.5) / self.count * (self.high - self.low)
+        check_decoding(self)
 
 
 class TokenVLA(TokenPolicy):
@@ -124,7 +83,6 @@ class TokenVLA(TokenPolicy):
         super().__init__()
         self.config = config
         self.spec = spec
-        self.transition = TokenTransition()
         self.autoregressive = config.decoding == "autoregressive"
         if not config.vlm or not spec.cameras:
             raise UserError(
@@ -151,19 +109,16 @@ class TokenVLA(TokenPolicy):
                 self.vlm = AutoModel.from_pretrained(config.vlm)
         width = vlm.text_config.hidden_size
         length = config.horizon * spec.action_dim
+        self.transition = make_steps(config, length)
         self.image_size = int(vlm.vision_config.image_size)
         # Inputs: proprioception is one token of the prompt.
         self.normalize_action = ActionBins(spec.action_dim, config.bins)
         self.normalize_proprio = Normalizer(spec.proprio_dim)
         self.proprio = nn.Linear(spec.proprio_dim, width)
-        # The L action tokens: a learned query for each place in the chunk and, if autoregressive,
-        # an embedding of the token before. It starts as small as the queries, so that it does not
-        # hide the observation.
+        # The L action tokens: a learned query for each place in the chunk, and an embedding of the
+        # token that it sees.
         self.query = nn.Parameter(torch.randn(length, width) * 0.02)
-        self.word = None
-        if self.autoregressive:
-            self.word = nn.Embedding(config.bins, width)
-            nn.init.normal_(self.word.weight, std=0.02)
+        self.word = token_embedding(config, width)
         # The output starts as a uniform distribution over the bins.
         self.head = nn.Linear(width, config.bins)
         nn.init.zeros_(self.head.weight)
@@ -215,6 +170,8 @@ class TokenVLA(TokenPolicy):
         """
         mask = torch.cat([mask, mask.new_ones(inputs.shape[:2])], dim=1)
         positions = mask.cumsum(1)[:, -inputs.shape[1] :] - 1
+        if self.config.decoding == "masked":
+            mask = all_see_all(mask, inputs.shape[1], inputs.dtype)
         out = self.vlm.text_model(
             inputs_embeds=inputs,
             attention_mask=mask,
@@ -225,15 +182,9 @@ class TokenVLA(TokenPolicy):
         return self.head(out.last_hidden_state).float()
 
     def _inputs(self, tokens: Int[Tensor, "n l"]) -> Float[Tensor, "n l w"]:
-        """The model's input at the place of each token.
-
-        It is a learned query; with ``autoregressive``, the embedding of the token before is added.
-        """
-        inputs = self.query[: tokens.shape[1]].expand(len(tokens), -1, -1)
-        if self.word is None:
-            return inputs
-        # Shifted by one place; the first token has none before it.
-        return inputs + F.pad(self.word(tokens)[:, :-1], (0, 0, 1, 0))
+        """See ``TokenPolicy``."""
+        masked = self.config.decoding == "masked"
+        return inputs_at_places(self.query, self.word, tokens, masked)
 
     def fit_inputs(self, proprio: Tensor, actions: Tensor) -> None:
         """Sets the normalisation from demonstrations: proprio (B, P) and actions (B, A)."""
