@@ -193,31 +193,69 @@ class FlowPolicy(ActorCritic):
     def propose(self, obs: Obs, count: int, generator: Generators) -> Float[Tensor, "n count h a"]:
         """``count`` noise-free chunks for each observation, from as many draws of initial noise."""
         context = self.encode(obs)
-        shape = (len(obs), *self.flow_shape)
-        draws = [randn(shape, generator, obs.proprio.device) for _ in range(count)]
-        x = self.start_noise * torch.stack(draws, dim=1)
+        return self._proposals(context, self._draw(len(obs), count, generator, obs.proprio.device))
+
+    def _draw(self, n: int, count: int, generator: Generators, device: torch.device) -> Tensor:
+        """(N, count, C, D) standard normal noise; each of ``count`` is a draw for all rows."""
+        shape = (n, *self.flow_shape)
+        return torch.stack([randn(shape, generator, device) for _ in range(count)], dim=1)
+
+    def _proposals(self, context: Any, noise: Float[Tensor, "n count c d"]) -> Tensor:
+        """The noise-free chunks (N, count, H, A) of standard normal noise."""
         # All proposals of an observation share its context: they are K points of its flow.
+        n, count = noise.shape[:2]
+        x = self.start_noise * noise
         for k, t in enumerate(timesteps(self.transition.num_steps, x.device)):
-            velocity = self.step_inputs(context, x, t.expand(len(obs), count))[0]
+            velocity = self.step_inputs(context, x, t.expand(n, count))[0]
             x = self.transition.ode_step(x, velocity, k)
         return self._actions(x)
+
+    @property
+    def noise_count(self) -> int:
+        """Draws of initial noise that a noise-free chunk takes: one for each proposal."""
+        return self.config.proposals if self.chooses else 1
+
+    @torch.no_grad()
+    def noise_free(
+        self, obs: Obs, noise: Float[Tensor, "n count c d"]
+    ) -> Float[Tensor, "n h a"]:
+        """How the policy acts in evaluation and on a robot, as a function of its noise.
+
+        Args:
+            obs: N observations.
+            noise: standard normal; ``count`` is ``noise_count``.
+        """
+        context = self.encode(obs)
+        # With a chooser it is the best of the proposals.
+        if self.chooses:
+            assert self.chooser is not None
+            return self.chooser.best(obs, self._proposals(context, noise))
+        features = self.features(context)
+        start = self.start_noise * noise[:, 0]
+        if self.steer is not None:
+            start = with_executed(noise[:, 0], self.steer.mean(features))
+        # A one-step head that has learned takes the place of the path.
+        if self.acts_in_one_step:
+            return self.one_step_actions(features, start).clamp(-1.0, 1.0)
+        return self.decode(context, start)
 
     @torch.no_grad()
     def sample(self, obs: Obs, *, generator: Generators, mode: Mode) -> ActionSample:
         """See ``Actor.sample``."""
-        # With a chooser, the noise-free policy is the best of its proposals.
-        if mode == "eval" and self.chooses:
-            return ActionSample(self.best_proposal(obs, generator))
+        if mode == "eval":
+            # A noise policy that chooses all of the noise leaves nothing to draw.
+            chosen = self.steer is not None and self.flow_shape == self._executed_shape
+            noise = obs.proprio.new_zeros(len(obs), 1, *self.flow_shape)
+            if not chosen:
+                noise = self._draw(len(obs), self.noise_count, generator, obs.proprio.device)
+            return ActionSample(self.noise_free(obs, noise))
 
         # Encode the observation once, and draw the initial noise of the path.
         context = self.encode(obs)
         features = self.features(context)
         noise = initial_noise(self, features, generator, mode)
-        # A one-step head that has learned takes the place of the path.
         if self.acts_in_one_step:
             return ActionSample(self.one_step_actions(features, noise).clamp(-1.0, 1.0))
-        if mode == "eval":
-            return ActionSample(self.decode(context, noise))
 
         # Take K denoising steps. Stochastic steps are trained later, the others follow the ODE.
         x = noise
