@@ -165,6 +165,8 @@ def add_eval_verb(verb: Verb) -> None:
         "goes further (default: %(default)s)"
     )
     sub.add_argument("--guidance", type=float, default=1.0, metavar="W", help=text)
+    text = "an exported file (.onnx or .npz) that acts in place of the checkpoint's own policy"
+    sub.add_argument("--policy", default="", metavar="FILE", help=text)
     add_dream_options(sub)
     text = "try each initial state so often, with other noise every time (default: %(default)s)"
     sub.add_argument("--attempts", type=int, default=1, metavar="K", help=text)
@@ -181,6 +183,13 @@ def add_eval_verb(verb: Verb) -> None:
     sub.add_argument("--json", action="store_true", help=JSON)
 
 
+def _beside_a_file(a: argparse.Namespace) -> str:
+    """What was given for a policy that is no exported file; mostly nothing."""
+    given = {"--base": a.base, "--dream": a.dream, "--ood": a.ood, "--ablate": a.ablate}
+    named = [name for name, value in given.items() if value]
+    return next(iter([*named, *(o for o in a.overrides if o.startswith("policy."))]), "")
+
+
 def _eval(a: argparse.Namespace) -> int:
     from embodyrl.training.ablate import ablate_inputs, print_ablation
     from embodyrl.training.evaluate import evaluate_checkpoint, print_evaluation
@@ -192,6 +201,9 @@ def _eval(a: argparse.Namespace) -> int:
         )
     options: dict[str, Any] = {**asdict(dream_options(a)), "base": a.base, "guidance": a.guidance}
     options |= {"episodes": a.episodes, "seed": a.seed, "say": starting.say}
+    if a.policy and (unread := _beside_a_file(a)):
+        raise UserError(f"--policy acts as it was exported, so {unread} is not read. Leave it out.")
+    options |= {"exported": a.policy} if a.policy else {}
     tables = {"--ood": a.ood, "--ablate": a.ablate}
     chosen = [name for name, given in tables.items() if given]
     if len(chosen) > 1:

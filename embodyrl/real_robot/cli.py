@@ -22,6 +22,7 @@ DEPLOY_HELP = """examples:
   embodyrl deploy runs/ppo --operator --detector runs/detector    it asks before it fails
   embodyrl deploy runs/ppo --robot ros2                  on what `embodyrl twin runs/ppo` plays
   embodyrl deploy runs/ppo --robot ros2 --robot-file arm.yaml    its own topics and workspace
+  embodyrl deploy policy.onnx --mode sync --robot ros2 --robot-file arm.yaml    exported, no PyTorch
   embodyrl deploy ws://10.0.0.2:8000 --token-file token --robot ros2 --robot-file arm.yaml
 In the last one the policy is served elsewhere.
 Ctrl-C stops the arm within its limits, then the program.
@@ -110,7 +111,7 @@ def add_robot_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
 def add_serve_options(sub: argparse.ArgumentParser) -> None:
     """The options of ``serve``."""
     add = sub.add_argument
-    add("checkpoint", help="a checkpoint, or a run's folder: its newest")
+    add("checkpoint", help="a checkpoint, a run's folder (its newest), or an exported file")
     add(
         "overrides",
         nargs="*",
@@ -135,7 +136,8 @@ def add_serve_options(sub: argparse.ArgumentParser) -> None:
 def add_deploy_options(sub: argparse.ArgumentParser) -> None:
     """The options of ``deploy``."""
     add = sub.add_argument
-    add("checkpoint", help="a checkpoint, a run's folder, or ws://HOST:PORT of its server")
+    text = "a checkpoint, a run's folder, an exported file, or ws://HOST:PORT of its server"
+    add("checkpoint", help=text)
     add("overrides", nargs="*", metavar="key.sub=value")
     text = "twin (simulated, here), ros2, rosbridge, ros1, libfranka (default: %(default)s)"
     add("--robot", default="twin", help=text)

@@ -10,6 +10,7 @@ from typing import Any
 
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.functional.intervals import format_rate, wilson
+from embodyrl.policies.exported import is_policy_file
 from embodyrl.real_robot.commands.signals import ctrl_c_is_estop
 from embodyrl.real_robot.commands.tokens import read_token
 from embodyrl.real_robot.connect_robot import (
@@ -35,6 +36,7 @@ from embodyrl.real_robot.operator.device_operator import open_operator
 from embodyrl.real_robot.policy_link.client import PolicyClient
 from embodyrl.real_robot.policy_link.connect_policy import serve_apart, serve_elsewhere, serve_here
 from embodyrl.real_robot.policy_link.dream_options import DreamOptions
+from embodyrl.real_robot.policy_link.file_policy import FilePolicy
 from embodyrl.real_robot.policy_link.metadata import camera_sizes
 from embodyrl.storage.atomic_files import write_json
 
@@ -67,8 +69,8 @@ def deploy_checkpoint(
     """Runs a policy on a robot: policy server, client, executor, safety filter, robot.
 
     Args:
-        path: a checkpoint, or a run's folder; or ``ws://host:port``, where its policy is served
-            already.
+        path: a checkpoint, or a run's folder; an exported file; or ``ws://host:port``, where its
+            policy is served already.
         overrides: of the config that it was trained with, e.g. ``env.task=reach`` or
             ``policy.start_noise=0``.
         robot: ``"twin"``, the simulated one in this process, whose time stands still while the
@@ -110,8 +112,17 @@ def deploy_checkpoint(
     _check_arguments(path, robot, robot_file, episodes, speed)
     of_policy = [o for o in overrides if o.startswith("policy.")]
     watched = [word for folder in detectors for word in ("--detector", folder)]
-    if path.startswith("ws://") and (given := [*watched[:1], *dream.words[:1], *of_policy]):
+    given = [*watched[:1], *dream.words[:1], *of_policy]
+    if path.startswith("ws://") and given:
         raise UserError(f"{path} is served already: give {given[0]} to `embodyrl serve` there.")
+    if is_policy_file(path):
+        if given:
+            raise UserError(f"{path} is an exported policy: {given[0]} needs its checkpoint.")
+        if mode == "rtc":
+            raise UserError(
+                "--mode rtc continues the previous chunk, which an exported policy cannot. Give "
+                "--mode sync, naive or ensemble."
+            )
     settings = {
         "checkpoint": str(path),
         "robot": robot,
@@ -183,10 +194,11 @@ def _check_arguments(path: str, robot: str, robot_file: str, episodes: int, spee
     if robot not in ROBOTS:
         raise UserError(f"There is no robot {robot!r}. {did_you_mean(robot, ROBOTS)}")
     simulated = robot == "twin" or (robot == "libfranka" and not robot_file)
-    if path.startswith("ws://") and simulated:
+    if (path.startswith("ws://") or is_policy_file(path)) and simulated:
+        what = "an exported file" if is_policy_file(path) else "a server"
         raise UserError(
             f"The simulated arm of --robot {robot} plays the task of a checkpoint, but {path} is "
-            "a server. Give a checkpoint, or another robot."
+            f"{what}. Give a checkpoint, or another robot."
         )
 
 
@@ -240,6 +252,8 @@ def _open_policy(
     """The policy on another machine, or in a process of its own."""
     if path.startswith("ws://"):
         return opened.enter_context(serve_elsewhere(path, read_token(token_file)))
+    if is_policy_file(path):
+        return opened.enter_context(serve_here(FilePolicy(path, seed)))
     return opened.enter_context(serve_apart(path, seed=seed, options=options))
 
 

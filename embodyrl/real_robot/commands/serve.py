@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from embodyrl.errors import UserError
+from embodyrl.policies.exported import is_policy_file
 from embodyrl.real_robot.commands.signals import sigterm_is_ctrl_c
 from embodyrl.real_robot.commands.tokens import read_token
 from embodyrl.real_robot.policy_link.dream_options import DreamOptions
+from embodyrl.real_robot.policy_link.file_policy import FilePolicy
 from embodyrl.real_robot.policy_link.server import PolicyServer
 
 NO_DREAM = DreamOptions()
@@ -30,7 +33,7 @@ def serve_checkpoint(
     """Serves a checkpoint's policy until interrupted.
 
     Args:
-        path: a checkpoint, or a run's folder.
+        path: a checkpoint, or a run's folder; or an exported file, which has the policy alone.
         host: address to listen at.
         port: of the server; 0 takes a free one.
         token_file: holds the token that clients must send.
@@ -48,6 +51,15 @@ def serve_checkpoint(
         UserError: no such checkpoint, an override of something else than the policy, an empty
             token file, or an address that may not be used.
     """
+    if is_policy_file(path):
+        given = [*overrides, monitor, *detectors, reflector, dream.dream]
+        if unread := [word for word in given if word]:
+            raise UserError(
+                f"{path} is an exported policy, which {unread[0]} cannot be applied to. Serve its "
+                "checkpoint."
+            )
+        _serve(FilePolicy(path, seed), path, host, port, read_token(token_file))
+        return
     # Torch is imported here: on a robot's computer there is none.
     from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy
     from embodyrl.real_robot.policy_link.monitors import load_monitor
@@ -65,6 +77,11 @@ def serve_checkpoint(
 
         max_steps = policy.spec.max_episode_steps
         policy.monitors.append(OverdueMonitor(load_reflector(reflector), max_steps, overdue))
+    _serve(policy, path, host, port, token)
+
+
+def _serve(policy: Any, path: str, host: str, port: int, token: str) -> None:
+    """Serves what has ``infer`` and ``metadata``."""
     server = PolicyServer(policy.infer, policy.metadata, host, port, token)
     address = f"ws://{server.host}:{server.port}"
     print(
