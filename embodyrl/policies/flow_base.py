@@ -216,9 +216,7 @@ class FlowPolicy(ActorCritic):
         return self.config.proposals if self.chooses else 1
 
     @torch.no_grad()
-    def noise_free(
-        self, obs: Obs, noise: Float[Tensor, "n count c d"]
-    ) -> Float[Tensor, "n h a"]:
+    def noise_free(self, obs: Obs, noise: Float[Tensor, "n count c d"]) -> Float[Tensor, "n h a"]:
         """How the policy acts in evaluation and on a robot, as a function of its noise.
 
         Args:

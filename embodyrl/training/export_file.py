@@ -90,7 +90,8 @@ def export_file(path: str, to: str | Path) -> list[Path]:
             write_text(to, c_source(arrays, facts, title))
             return [to]
         with replacing(to) as unfinished, unfinished.open("wb") as file:
-            np.savez(file, **arrays, **{runner.FACTS: np.array(json.dumps(facts))})
+            named: dict[str, Any] = {**arrays, runner.FACTS: np.array(json.dumps(facts))}
+            np.savez(file, **named)
     beside = to.parent / RUNNER
     with replacing(beside) as unfinished:
         shutil.copyfile(runner.__file__, unfinished)

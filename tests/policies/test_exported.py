@@ -98,7 +98,9 @@ def wanted(policy: Any, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
 
 def acts_without_torch(file: Path, obs: Obs, noise: torch.Tensor) -> np.ndarray:
     seen = file.with_name("seen.npz")
-    np.savez(seen, noise=noise, proprio=obs.proprio, **{k: x.numpy() for k, x in obs.images.items()})
+    np.savez(
+        seen, noise=noise, proprio=obs.proprio, **{k: x.numpy() for k, x in obs.images.items()}
+    )
     command = [sys.executable, "-c", ALONE, file.parent, file, seen, json.dumps(obs.instruction)]
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -216,7 +218,7 @@ def test_policies_that_cannot_be_written_are_refused_in_words(
     path, _ = saved(tmp_path / "b", FlowVLAConfig(**VLA), BLIND)
     with pytest.raises(UserError, match="Only a flow_mlp"):
         export_file(str(path), tmp_path / "policy.c")
-    with pytest.raises(UserError, match="must be .onnx, .npz or .c"):
+    with pytest.raises(UserError, match=r"must be \.onnx, \.npz or \.c"):
         export_file(str(path), tmp_path / "policy.pt")
     config = FlowMLPConfig(**MLP, chooser_width=8, ascent_rate=0.1)
     path, _ = saved(tmp_path / "c", config, BLIND)
@@ -227,7 +229,7 @@ def test_policies_that_cannot_be_written_are_refused_in_words(
 
 
 def test_a_server_answers_from_the_file_and_refuses_to_continue_a_chunk(tmp_path: Path) -> None:
-    path, policy = saved(tmp_path, FlowMLPConfig(**MLP), BLIND)
+    path, _ = saved(tmp_path, FlowMLPConfig(**MLP), BLIND)
     file = tmp_path / "policy.npz"
     export_file(str(path), file)
     proprio = observation(BLIND).proprio[0].numpy()
@@ -238,8 +240,10 @@ def test_a_server_answers_from_the_file_and_refuses_to_continue_a_chunk(tmp_path
         with pytest.raises(UserError, match="cannot continue its previous chunk"):
             client.infer({"proprio": proprio, "prompt": "", "images": {}, **again})
     np.testing.assert_array_equal(found, PolicyFile(file, seed=5).act(proprio))
-    with pytest.raises(UserError, match="policy.start_noise=0 cannot be applied"):
-        serve_checkpoint(str(file), "127.0.0.1", 0, "", "cpu", 0, overrides=["policy.start_noise=0"])
+    with pytest.raises(UserError, match=r"policy\.start_noise=0 cannot be applied"):
+        serve_checkpoint(
+            str(file), "127.0.0.1", 0, "", "cpu", 0, overrides=["policy.start_noise=0"]
+        )
 
 
 def test_with_the_same_seed_the_file_takes_the_checkpoints_actions(tmp_path: Path) -> None:

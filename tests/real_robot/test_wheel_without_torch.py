@@ -54,6 +54,7 @@ def test_the_wheel_holds_the_projects_own_files(wheel: Path) -> None:
     assert {
         "embodyrl/real_robot/control/safety.py",
         "embodyrl/real_robot/operator/page.html",
+        "embodyrl/policies/exported/runner.py",
     } <= set(names)
     assert "torch" not in said and "embodyrl/training/runner.py" not in names
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,11 +134,9 @@ def _quiet() -> Iterator[None]:
     """The exporter's progress is not shown; nor is attention's fast path taken, which ONNX lacks."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    level = logging.getLogger().level
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.getLogger().setLevel(level)
         torch.backends.mha.set_fastpath_enabled(fast)
