@@ -284,8 +284,9 @@ class FlowPolicy(ActorCritic):
         """One denoising step: x_{k+1} (N, C, D), and its log-probability (N,)."""
         # The transition is applied to the executed part (N, H, A) alone.
         old = self.executed(x)
-        v = self.executed(velocity[:, 0])
-        log_std = None if log_std is None else self.executed(log_std[:, 0])
+        # In a block of low precision the net's outputs are coarse; their density is not.
+        v = self.executed(velocity[:, 0]).to(x.dtype)
+        log_std = None if log_std is None else self.executed(log_std[:, 0]).to(x.dtype)
         noise = randn(old.shape, generator, x.device)
         new = self.transition.step(old, v, k, noise, stochastic, log_std)
         logprob = self.transition.log_prob(old, new, v, k, log_std)
