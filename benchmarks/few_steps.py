@@ -40,7 +40,9 @@ def distilled(folder: Path, seed: int, teacher: str, steps: int, iterations: int
             for key, value in vars(load_config(str(folder / teacher)).policy).items()
             if key in ("chooser_width", "proposals") and value
         }
-        parts = [f"policy.{k}={v}" for k, v in chooser.items()] if "chooser_width" in chooser else []
+        parts = (
+            [f"policy.{k}={v}" for k, v in chooser.items()] if "chooser_width" in chooser else []
+        )
         where = [f"run.out={folder}", f"run.name={name}", f"data.path={folder / 'demos'}"]
         start = [f"run.init_checkpoint={folder / teacher}", f"policy.num_denoise_steps={steps}"]
         given = [f"run.seed={seed}", f"env.seed={seed}", f"run.iterations={iterations}"]

@@ -46,6 +46,7 @@ class ImitationConfig:
     """Settings of gradient steps on demonstrations, for ``sft`` and ``distill``.
 
     Attributes:
+        name: registry name.
         steps_per_iteration: gradient steps between two rows of the log.
         batch_size: action chunks per step.
         microbatch_size: chunks whose gradient is computed at a time; 0 for all of the batch. Halved
@@ -61,6 +62,7 @@ class ImitationConfig:
             hue a little; .2 is usual.
     """
 
+    name: str = ""
     steps_per_iteration: Count = 50
     batch_size: Count = 256
     microbatch_size: CountOrZero = 0

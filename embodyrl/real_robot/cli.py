@@ -32,6 +32,7 @@ SERVE_HELP = """examples:
   embodyrl serve runs/ppo --host 0.0.0.0 --token-file token  for a robot that knows the token
   embodyrl serve runs/ppo --dream runs/world/model           what a dream likes best
   embodyrl serve runs/ppo policy.start_noise=0.3             more decided
+  embodyrl serve runs/ppo --base runs/sft --guidance 1.5     further along what RL changed
 It speaks openpi's websocket protocol; `GET /healthz` says OK.
 """
 RECORD_HELP = """examples:
@@ -131,6 +132,7 @@ def add_serve_options(sub: argparse.ArgumentParser) -> None:
     text = "share of an episode that is long (default: %(default)s)"
     add("--overdue", type=float, default=0.7, help=text)
     add_dream_options(sub)
+    add_guidance_options(sub)
 
 
 def add_deploy_options(sub: argparse.ArgumentParser) -> None:
@@ -166,6 +168,7 @@ def add_deploy_options(sub: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of the policy's noise")
     add_detector_option(sub)
     add_dream_options(sub)
+    add_guidance_options(sub)
     add("--json", action="store_true")
 
 
@@ -211,6 +214,24 @@ def add_dream_options(sub: argparse.ArgumentParser) -> None:
     add("--proposals", type=int, default=8, metavar="N", help=text)
     text = "keep the policy's first unless another promises more by this (default: %(default)s)"
     add("--margin", type=float, default=0.0, metavar="P", help=text)
+
+
+def add_guidance_options(sub: argparse.ArgumentParser) -> None:
+    """How far a policy moves away from the one that its training began with."""
+    text = "the checkpoint from which training started, for --guidance"
+    sub.add_argument("--base", default="", metavar="CHECKPOINT", help=text)
+    text = (
+        "how far to move from the policy of --base: 0 is that policy, 1 the trained one, more "
+        "goes further (default: %(default)s)"
+    )
+    sub.add_argument("--guidance", type=float, default=1.0, metavar="W", help=text)
+
+
+def guidance_options(a: argparse.Namespace) -> Any:
+    """What ``add_guidance_options`` was given."""
+    from embodyrl.real_robot.policy_link.guidance_options import GuidanceOptions
+
+    return GuidanceOptions(a.base, a.guidance)
 
 
 def dream_options(a: argparse.Namespace) -> Any:
@@ -272,6 +293,7 @@ def deploy(a: argparse.Namespace) -> int:
         seed=a.seed,
         detectors=a.detector,
         dream=dream_options(a),
+        guidance=guidance_options(a),
     )
     if a.json:
         print(json.dumps(result))
@@ -328,6 +350,7 @@ def _serve(a: argparse.Namespace) -> int:
         a.overdue,
         dream_options(a),
         a.overrides,
+        guidance_options(a),
     )
     return 0
 

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from embodyrl.types import Movable
@@ -26,7 +25,6 @@ from embodyrl.types import Movable
 PRECISIONS = ("exact", "bf16", "int8")
 LEVELS = 127
 """Weights become -127 to 127 times a scale."""
-Data = TypeVar("Data", bound=Movable)
 
 
 @contextlib.contextmanager
@@ -51,14 +49,14 @@ def acting_in(policy: Any, precision: str) -> Iterator[None]:
                     weight.copy_(exact)
 
 
-def to_int8(weight: Float[Tensor, "o *i"]) -> Float[Tensor, "o *i"]:
-    """Weights rounded to the nearest of 255 levels, symmetric, with a scale for each output."""
+def to_int8(weight: Tensor) -> Tensor:
+    """Weights (outputs, ...) rounded to the nearest of 255 levels, symmetric, with a scale for each output."""
     largest = weight.flatten(1).abs().amax(1).clamp_min(1e-30)
     scale = (largest / LEVELS).view(-1, *[1] * (weight.ndim - 1))
     return (weight / scale).round() * scale
 
 
-def in_float32(data: Data) -> Data:
+def in_float32[Data: Movable](data: Data) -> Data:
     """The same data without bfloat16, which a block of ``bf16`` leaves in values."""
     return data._map(lambda x: x.float() if _is_bf16(x) else x)
 
@@ -67,7 +65,7 @@ def _is_bf16(x: Any) -> bool:
     return isinstance(x, Tensor) and x.dtype == torch.bfloat16
 
 
-def _rounded_weights(policy: Any) -> list[nn.Parameter]:
+def _rounded_weights(policy: Any) -> list[Tensor]:
     """The matrices of layers, but for those of the value head, which must be exact."""
     kept = set(policy.critic_parameters()) if hasattr(policy, "critic_parameters") else set()
     layers = (nn.Linear, nn.Conv2d)

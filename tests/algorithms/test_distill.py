@@ -1,4 +1,4 @@
-"""Distillation: the student takes the teacher's actions in fewer steps, from the teacher's own map and no data's actions."""
+"""Distillation: the student takes the teacher's actions in fewer steps, and reads no actions of the data."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def test_the_student_learns_the_known_map_of_the_teacher() -> None:
         one.learned = True
     demos = seen()
     for i in range(4):
-        losses = distill.update(
-            demos, progress=i / 4, generator=torch.Generator().manual_seed(i)
-        )["loss"]
+        losses = distill.update(demos, progress=i / 4, generator=torch.Generator().manual_seed(i))[
+            "loss"
+        ]
     noise = torch.randn(200, 1, 2, generator=torch.Generator().manual_seed(9))
     obs = Obs({}, torch.randn(200, 3, generator=torch.Generator().manual_seed(8)), [""] * 200)
     # Fifty steps are close to the exact map m + s e, one step of Euler is its mean alone.
@@ -170,5 +170,5 @@ def test_what_cannot_be_distilled_is_refused_in_words() -> None:
     with pytest.raises(UserError, match="The student must take fewer"):
         Distill(DistillConfig(teacher_steps=1), fresh)  # type: ignore[arg-type]
     distill = Distill(DistillConfig(steps_per_iteration=1, batch_size=4), fresh)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="run.init_checkpoint=RUN"):
+    with pytest.raises(UserError, match=r"run\.init_checkpoint=RUN"):
         distill.update(seen(), progress=0.0, generator=torch.Generator().manual_seed(0))

@@ -112,7 +112,9 @@ def test_grpo_plays_in_low_precision_too() -> None:
         epochs=1, lr_warmup=0, behaviour_cap=2.0, rollout_precision="bf16",
     )  # fmt: skip
     policy = policy_of(env.spec)
-    kept = GRPO(config, policy).collect(Player(env), generator=torch.Generator().manual_seed(0)).kept
+    kept = (
+        GRPO(config, policy).collect(Player(env), generator=torch.Generator().manual_seed(0)).kept
+    )
     with torch.no_grad():
         log_ratio = (policy.evaluate(kept.obs, kept.trace).logprob - kept.logprob).sum(1)
     assert 1e-4 < log_ratio.abs().max() < 1 and kept.logprob.dtype == torch.float32

@@ -37,10 +37,12 @@ from embodyrl.real_robot.policy_link.client import PolicyClient
 from embodyrl.real_robot.policy_link.connect_policy import serve_apart, serve_elsewhere, serve_here
 from embodyrl.real_robot.policy_link.dream_options import DreamOptions
 from embodyrl.real_robot.policy_link.file_policy import FilePolicy
+from embodyrl.real_robot.policy_link.guidance_options import GuidanceOptions
 from embodyrl.real_robot.policy_link.metadata import camera_sizes
 from embodyrl.storage.atomic_files import write_json
 
 NO_DREAM = DreamOptions()
+NO_GUIDANCE = GuidanceOptions()
 
 
 def deploy_checkpoint(
@@ -65,6 +67,7 @@ def deploy_checkpoint(
     seed: int = 0,
     detectors: Sequence[str] = (),
     dream: DreamOptions = NO_DREAM,
+    guidance: GuidanceOptions = NO_GUIDANCE,
 ) -> dict[str, Any]:
     """Runs a policy on a robot: policy server, client, executor, safety filter, robot.
 
@@ -98,6 +101,7 @@ def deploy_checkpoint(
         seed: of the policy's noise.
         detectors: folders of failure detectors; each asks for a person when it sees an episode fail.
         dream: lets a world model choose among the policy's proposals.
+        guidance: how far to move from the policy that training began with; not with the mode rtc.
 
     Returns:
         ``execute`` (actions executed of each chunk) of ``horizon`` (planned), ``episodes``
@@ -112,7 +116,7 @@ def deploy_checkpoint(
     _check_arguments(path, robot, robot_file, episodes, speed)
     of_policy = [o for o in overrides if o.startswith("policy.")]
     watched = [word for folder in detectors for word in ("--detector", folder)]
-    given = [*watched[:1], *dream.words[:1], *of_policy]
+    given = [*watched[:1], *dream.words[:1], *guidance.words[:1], *of_policy]
     if path.startswith("ws://") and given:
         raise UserError(f"{path} is served already: give {given[0]} to `embodyrl serve` there.")
     if is_policy_file(path):
@@ -123,6 +127,11 @@ def deploy_checkpoint(
                 "--mode rtc continues the previous chunk, which an exported policy cannot. Give "
                 "--mode sync, naive or ensemble."
             )
+    if guidance.base and mode == "rtc":
+        raise UserError(
+            "--base mixes two policies, and --mode rtc continues the chunk of one. Give --mode "
+            "sync, naive or ensemble."
+        )
     settings = {
         "checkpoint": str(path),
         "robot": robot,
@@ -132,6 +141,8 @@ def deploy_checkpoint(
         "record": record,
         "detectors": [*detectors],
         "dream": dream.dream,
+        "base": guidance.base,
+        "guidance": guidance.guidance,
     }
     latency_of = (lambda took: latency) if latency >= 0 else float
     results: list[dict[str, Any]] = []
@@ -139,12 +150,14 @@ def deploy_checkpoint(
     with ExitStack() as opened:
         # 1. Connect to the policy, the robot and the person.
         if robot == "twin":
-            client, connected = _open_twin(opened, path, overrides, seed, detectors, dream)
+            client, connected = _open_twin(
+                opened, path, overrides, seed, detectors, dream, guidance
+            )
         else:
             in_scene = robot == "libfranka" and not robot_file
             others = [o for o in overrides if o not in of_policy]
             _refuse_twin_options(() if in_scene else others, latency)
-            words = [*of_policy, *watched, *dream.words]
+            words = [*of_policy, *watched, *dream.words, *guidance.words]
             client = _open_policy(opened, path, token_file, seed, words)
             connected = _open_robot(
                 opened, robot, address, robot_file, prompt, client.metadata,
@@ -223,6 +236,7 @@ def _open_twin(
     seed: int,
     detectors: Sequence[str],
     dream: DreamOptions,
+    guidance: GuidanceOptions,
 ) -> tuple[PolicyClient, ConnectedRobot]:
     """The policy and the simulated arm, both in this process."""
     from embodyrl import starting  # a robot's computer has neither this module nor torch
@@ -237,8 +251,9 @@ def _open_twin(
     device = load_config(path, overrides).run.device
     of_policy = [o for o in overrides if o.startswith("policy.")]
     policy = CheckpointPolicy(
-        path, device, seed, detectors=detectors, dream=dream, overrides=of_policy
-    )
+        path, device, seed, detectors=detectors, dream=dream, overrides=of_policy,
+        guidance=guidance,
+    )  # fmt: skip
     connected = opened.enter_context(simulated_robot(config))
     # The overrides may have changed the task into one that the policy does not fit.
     spec = connected.robot.spec  # type: ignore[attr-defined]

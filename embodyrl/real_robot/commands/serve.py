@@ -11,9 +11,11 @@ from embodyrl.real_robot.commands.signals import sigterm_is_ctrl_c
 from embodyrl.real_robot.commands.tokens import read_token
 from embodyrl.real_robot.policy_link.dream_options import DreamOptions
 from embodyrl.real_robot.policy_link.file_policy import FilePolicy
+from embodyrl.real_robot.policy_link.guidance_options import GuidanceOptions
 from embodyrl.real_robot.policy_link.server import PolicyServer
 
 NO_DREAM = DreamOptions()
+NO_GUIDANCE = GuidanceOptions()
 
 
 def serve_checkpoint(
@@ -29,6 +31,7 @@ def serve_checkpoint(
     overdue: float = 0.7,
     dream: DreamOptions = NO_DREAM,
     overrides: Sequence[str] = (),
+    guidance: GuidanceOptions = NO_GUIDANCE,
 ) -> None:
     """Serves a checkpoint's policy until interrupted.
 
@@ -46,13 +49,14 @@ def serve_checkpoint(
         overdue: share of an episode that is too long.
         dream: lets a world model choose among the policy's proposals.
         overrides: ``policy.key=value``, of the config that it was trained with.
+        guidance: how far to move from the policy that training began with.
 
     Raises:
         UserError: no such checkpoint, an override of something else than the policy, an empty
             token file, or an address that may not be used.
     """
     if is_policy_file(path):
-        given = [*overrides, monitor, *detectors, reflector, dream.dream]
+        given = [*overrides, monitor, *detectors, reflector, dream.dream, guidance.base]
         if unread := [word for word in given if word]:
             raise UserError(
                 f"{path} is an exported policy, which {unread[0]} cannot be applied to. Serve its "
@@ -70,7 +74,7 @@ def serve_checkpoint(
         )
     token = read_token(token_file)
     monitors = [load_monitor(monitor)] if monitor else []
-    policy = CheckpointPolicy(path, device, seed, monitors, detectors, dream, overrides)
+    policy = CheckpointPolicy(path, device, seed, monitors, detectors, dream, overrides, guidance)
     if reflector:
         from embodyrl.real_robot.env.reflector_judge import OverdueMonitor
         from embodyrl.world_models.reflectors.folder import load_reflector
