@@ -22,6 +22,7 @@ from embodyrl.policies.exported.actor import ExportedActor
 from embodyrl.policies.exported.runner import PolicyFile, PolicyFileError
 from embodyrl.policies.flow_mlp import FlowMLPConfig
 from embodyrl.policies.flow_vla import FlowVLAConfig
+from embodyrl.real_robot.commands.deploy import deploy_checkpoint
 from embodyrl.real_robot.commands.serve import serve_checkpoint
 from embodyrl.real_robot.policy_link.connect_policy import serve_here
 from embodyrl.real_robot.policy_link.file_policy import FilePolicy
@@ -244,6 +245,13 @@ def test_a_server_answers_from_the_file_and_refuses_to_continue_a_chunk(tmp_path
         serve_checkpoint(
             str(file), "127.0.0.1", 0, "", "cpu", 0, overrides=["policy.start_noise=0"]
         )
+    for given, words in (
+        ({"robot": "ros2"}, "--mode rtc continues"),
+        ({"mode": "sync"}, "is an exported file"),
+        ({"robot": "ros2", "mode": "sync", "detectors": ["d"]}, "--detector needs its checkpoint"),
+    ):
+        with pytest.raises(UserError, match=words):
+            deploy_checkpoint(str(file), **given)
 
 
 def test_with_the_same_seed_the_file_takes_the_checkpoints_actions(tmp_path: Path) -> None:

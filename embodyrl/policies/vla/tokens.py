@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from embodyrl.errors import UserError
 from embodyrl.policies.actor_critic import CRITICS
 from embodyrl.policies.chooser import ChooserConfig, check_chooser
-from embodyrl.policies.flow_base import check_executed
+from embodyrl.policies.flow_checks import check_executed
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.vla import lerobot_io
 from embodyrl.policies.vla.token_base import Prompt, TokenPolicy, TokenTransition
