@@ -197,6 +197,7 @@ class ClippedActor:
         old, weight, useful = self._old_policy(obs, trace, logprob, rows, weight, stats)
         if c.lr_schedule == "linear":
             self.optimizer.lr = self._scheduled_lr(progress)
+        # A rollout of few useful chunks is worth a smaller step, in this iteration alone.
         scheduled = self.optimizer.lr
         rate = scheduled * math.sqrt(useful) if c.behaviour_ess else scheduled
         self.optimizer.lr = rate
@@ -277,6 +278,7 @@ class ClippedActor:
         low = c.behaviour_low if c.behaviour_filter == "mask" else None
         importance = torch.zeros_like(behaviour)
         importance[rows] = behaviour_weights(log_ratio, cap, low)
+        # What the log says of them.
         useful = effective_share(importance[rows])
         stats.add(behaviour_weight=importance[rows].mean(), ess=useful)
         if low is None:

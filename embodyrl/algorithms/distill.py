@@ -83,6 +83,7 @@ class Distill(SFT):
         Raises:
             UserError: the teacher has learned nothing.
         """
+        # A policy that was trained knows the units of what it sees.
         normalizers = [m for m in self.teacher.modules() if isinstance(m, Normalizer)]
         if normalizers and not any(m.fitted for m in normalizers):
             raise UserError(
@@ -99,6 +100,7 @@ class Distill(SFT):
         led: tuple[Tensor, Tensor] | None = None,
     ) -> Callable[[Tensor], tuple[Tensor, Figures]]:
         """What some rows add to the loss of a batch; the noise of all of them is drawn here."""
+        # Teacher and student start from the same noise.
         noise = randn((len(obs), *self.policy.flow_shape), generator, actions.device)
         total = len(obs)
 

@@ -72,6 +72,7 @@ def _add_hub(verb: Verb) -> None:
 def _export(a: argparse.Namespace) -> int:
     if bool(a.out) == bool(a.to):
         raise UserError("Give either a folder, for LeRobot, or --to FILE.")
+    # One file that runs without PyTorch, or a folder for LeRobot or OpenVLA's code.
     if a.to:
         from embodyrl.training.export_file import export_file
 

@@ -21,6 +21,7 @@ def behaviour_weights(
         cap: largest w.
         low: smallest w; None truncates.
     """
+    # Truncate above, or mask on both sides.
     weight = log_ratio.exp()
     if low is None:
         return weight.clamp(max=cap)
@@ -35,5 +36,6 @@ def effective_share(weight: Float[Tensor, " b"]) -> Float[Tensor, ""]:
     weighted mean grows as its inverse (Kong 1992), so VCPO scales the learning rate by it
     (arXiv:2602.17616). Without samples, or if all weights are 0, it is 0.
     """
+    # The bound is for no samples and for weights that are all 0.
     squares = weight.square().sum() * max(len(weight), 1)
     return weight.sum().square() / squares.clamp_min(1e-30)

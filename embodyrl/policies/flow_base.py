@@ -177,6 +177,7 @@ class FlowPolicy(ActorCritic):
         if self.chooses:
             assert self.chooser is not None
             return self.chooser.best(obs, self._proposals(context, noise))
+        # Otherwise one path, from noise that a noise policy may choose.
         features = self.features(context)
         start = self.start_noise * noise[:, 0]
         if self.steer is not None:

@@ -37,6 +37,7 @@ def acting_in(policy: Any, precision: str) -> Iterator[None]:
         with torch.autocast(device, dtype=torch.bfloat16):
             yield
     else:
+        # Rounded in place, so that whatever holds the policy acts so, and put back behind.
         kept = [(p, p.detach().clone()) for p in _rounded_weights(policy)]
         try:
             with torch.no_grad():

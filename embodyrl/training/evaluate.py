@@ -94,6 +94,7 @@ def open_checkpoint(
     with described_by(path):
         env = make_env(limit_num_envs(config.env, episodes), config.run.device)
     try:
+        # The checkpoint's policy, or what was exported of it.
         policy: Any
         if exported:
             policy = ExportedActor(exported, env.spec)

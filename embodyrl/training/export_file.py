@@ -55,6 +55,7 @@ def export_file(path: str, to: str | Path) -> list[Path]:
             f"--to is {to}, and its ending says what is written: it must be .onnx, .npz or .c. "
             "Leave --to out, and give a folder, for a checkpoint of LeRobot."
         )
+    # Everything that cannot be written is refused before the slow part.
     require_writable(to, "--to FILE")
     config = load_config(path)
     spec = load_spec(path)
@@ -76,6 +77,7 @@ def export_file(path: str, to: str | Path) -> list[Path]:
             "compute. Train it with policy.ascent_rate=0."
         )
     facts = facts_of(policy, config.run.name)
+    # ONNX holds the whole graph; the other two hold the arrays of a small net.
     if to.suffix == ".onnx":
         texts = {runner.FACTS: json.dumps(facts)}
         if facts["max_tokens"]:
@@ -92,6 +94,7 @@ def export_file(path: str, to: str | Path) -> list[Path]:
         with replacing(to) as unfinished, unfinished.open("wb") as file:
             named: dict[str, Any] = {**arrays, runner.FACTS: np.array(json.dumps(facts))}
             np.savez(file, **named)
+    # The runner stands beside the file, so that both can be copied together.
     beside = to.parent / RUNNER
     with replacing(beside) as unfinished:
         shutil.copyfile(runner.__file__, unfinished)
@@ -100,6 +103,7 @@ def export_file(path: str, to: str | Path) -> list[Path]:
 
 def facts_of(policy: Any, run: str) -> dict[str, Any]:
     """What a file says about its policy: the spec of its env, shapes, normalisation and config."""
+    # Normalisation stands in the graph; it is said here for whoever reads the file.
     parts = {"proprio": policy.normalize_proprio, "actions": policy.normalize_action}
     return {
         "format": runner.FORMAT,

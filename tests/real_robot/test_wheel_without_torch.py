@@ -26,6 +26,10 @@ from embodyrl.storage.env_spec import spec_to_json
 from embodyrl.training.export_file import export_file
 
 ROOT = Path(__file__).parents[2]
+PRESET = (
+    "env: {name: mujoco, task: reach, image_size: 32, num_envs: 1}\n"
+    "policy: {name: flow_vla, width: 32, heads: 2}\nalgorithm: {name: ppo}\n"
+)
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -86,7 +90,8 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("environment")
     bare = folder / "bare"
     venv.create(bare, with_pip=False, symlinks=True)
-    done = run(sys.executable, "-m", "pip", "--python", bare, "install", "-q", wheel, cwd=folder)
+    what = f"embodyrl-robot[onnx] @ {wheel.as_uri()}"
+    done = run(sys.executable, "-m", "pip", "--python", bare, "install", "-q", what, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert run(bare / "bin/python", "-c", "import torch", cwd=folder).returncode == 1
     return bare
@@ -110,11 +115,7 @@ def checkpoint_of(preset: str, tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_without_torch_it_drives_the_twin_by_a_served_policy(bare: Path, tmp_path: Path) -> None:
-    preset = (
-        "env: {name: mujoco, task: reach, image_size: 32, num_envs: 1}\n"
-        "policy: {name: flow_vla, width: 32, heads: 2}\nalgorithm: {name: ppo}\n"
-    )
-    saved = checkpoint_of(preset, tmp_path)
+    saved = checkpoint_of(PRESET, tmp_path)
     (tmp_path / "token").write_text("a" * 32)
     options = (
         "--robot",
@@ -139,12 +140,9 @@ def test_without_torch_it_drives_the_twin_by_a_served_policy(bare: Path, tmp_pat
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_without_torch_it_drives_the_twin_by_an_exported_file(bare: Path, tmp_path: Path) -> None:
-    preset = (
-        "env: {name: mujoco, task: reach, renderer: none, cameras: [], num_envs: 1}\n"
-        "policy: {name: flow_mlp, horizon: 5, width: 32}\nalgorithm: {name: ppo}\n"
-    )
-    saved = checkpoint_of(preset, tmp_path)
-    file = export_file(str(saved), tmp_path / "policy.npz")[0]
+    pytest.importorskip("onnxruntime")
+    saved = checkpoint_of(PRESET, tmp_path)
+    file = export_file(str(saved), tmp_path / "policy.onnx")[0]
     options = ("--robot", "rosbridge", "--robot-file", "twin.yaml", "--mode", "sync")
     with speaking("twin", saved, "--transport", "rosbridge", "--port", "0") as arm_at:
         done = run(bare / "bin/embodyrl-robot", file, *options, "--address", arm_at, cwd=tmp_path)

@@ -32,6 +32,7 @@ class ExportedActor:
     def __init__(self, path: str, spec: EnvSpec) -> None:
         self._file = open_policy_file(path)
         facts = self._file.facts
+        # The file says for which env its policy was made.
         names = [f.name for f in fields(EnvSpec)]
         check_compatible({name: facts[name] for name in names if name in facts}, spec)
         self.spec = spec
@@ -50,6 +51,7 @@ class ExportedActor:
         """
         if mode != "eval":
             raise UserError("An exported policy is noise-free: it can be evaluated, not trained.")
+        # The checkpoint draws its noise proposal by proposal, for all rows at a time.
         count, *shape = self._file.facts["noise"]
         noise = torch.stack([randn((len(obs), *shape), generator) for _ in range(count)], dim=1)
         rows = [self._row(obs, noise, i) for i in range(len(obs))]

@@ -31,12 +31,14 @@ def flow_mlp_arrays(policy: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]
             f"Only a flow_mlp can be written as plain arrays, and this is a {policy.config.name}. "
             "Write it as ONNX: --to policy.onnx"
         )
+    # What the noise-free policy does beyond one small net.
     chosen = "a chooser" if policy.chooses else "a noise policy" if policy.steer else ""
     if chosen or policy.config.velocity == "decoded":
         raise UserError(
             f"This flow_mlp acts with {chosen or 'the velocity decoded'}, which plain arrays do "
             "not hold. Write it as ONNX: --to policy.onnx"
         )
+    # The layers, and what stands before and behind them.
     kind, net = _net(policy)
     layers = [m for m in net if isinstance(m, nn.Linear)]
     proprio = policy.normalize_proprio
@@ -47,6 +49,7 @@ def flow_mlp_arrays(policy: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]
         "start_noise": torch.tensor(policy.start_noise),
         "time": sinusoid(timesteps(policy.transition.num_steps), TIME_FEATURES),
     }
+    # Weights (outputs, inputs), as nn.Linear has them.
     for i, layer in enumerate(layers):
         arrays |= {f"weight{i}": layer.weight, f"bias{i}": layer.bias}
     if not policy.config.squash:

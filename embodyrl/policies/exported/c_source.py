@@ -54,6 +54,7 @@ SEEN = """\
 def c_source(arrays: dict[str, np.ndarray], facts: dict[str, Any], title: str) -> str:
     """The file's text, from ``arrays.flow_mlp_arrays`` and the facts of the policy."""
     _, c, a = facts["noise"]
+    # One buffer is wide enough for every layer.
     weights = [arrays[f"weight{i}"] for i in range(facts["layers"])]
     widest = max(max(w.shape) for w in weights)
     head = HEAD.format(
@@ -78,6 +79,7 @@ def _body(facts: dict[str, Any], weights: list[np.ndarray]) -> str:
         return SEEN + net + "    for (int i = 0; i < SIZE; i++) x[i] = out[i];\n"
     if facts["kind"] == "one_step":
         return SEEN + chunk + net + "    for (int i = 0; i < H * A; i++) x[i] = out[i];\n"
+    # Each denoising step sees the observation, the chunk and its time anew.
     times = weights[0].shape[1] - facts["proprio_dim"] - facts["noise"][1] * facts["noise"][2]
     steps = (
         SEEN
@@ -93,6 +95,7 @@ def _body(facts: dict[str, Any], weights: list[np.ndarray]) -> str:
 def _net(weights: list[np.ndarray]) -> str:
     """All layers; inputs and outputs change places after each, and the last lands in ``out``."""
     lines = []
+    # ReLU between the layers, none behind the last.
     for i, w in enumerate(weights):
         rows, columns = w.shape
         last = i == len(weights) - 1

@@ -61,6 +61,7 @@ class NoiseFree(nn.Module):
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """Actions (1, H, A) of the inputs, in the order of ``inputs``."""
+        # The observation as the policy knows it.
         given = dict(zip(self.inputs, tensors, strict=True))
         images = {name: given[f"image_{name}"] for name in self.policy.spec.cameras}
         # An instruction encoder takes token ids in place of sentences.
@@ -110,6 +111,7 @@ def write_onnx(graph: NoiseFree, path: Path, metadata: dict[str, str]) -> None:
             f"An ONNX file needs {error.name}, which is not installed. Install it with: pip "
             "install 'embodyrl[export]'"
         ) from error
+    # Trace the policy's own code, then check the file and give it its texts.
     inputs = tuple(example_inputs(graph))
     with _quiet(), torch.no_grad():
         try:

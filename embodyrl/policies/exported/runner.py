@@ -61,6 +61,7 @@ class PolicyFile:
             raise PolicyFileError(f"There is no file {path}.")
         self._net = _Onnx(self.path) if self.path.suffix == ".onnx" else _Arrays(self.path)
         self.facts = self._net.facts
+        # Noise, the tokenizer (made when it is needed), and the sentences seen so far.
         self._random = np.random.default_rng(seed)
         self._tokenizer: Any = None
         self._ids: dict[str, np.ndarray] = {}
@@ -117,6 +118,7 @@ class PolicyFile:
                     "install tokenizers"
                 ) from error
             self._tokenizer = Tokenizer.from_str(self._net.tokenizer)
+        # An empty sentence has the single token 0, as in training.
         found = self._tokenizer.encode(sentence, add_special_tokens=False).ids or [0]
         ids = np.full(self.facts["max_tokens"], -1, np.int64)
         known = found[: len(ids)]
@@ -127,6 +129,7 @@ class PolicyFile:
 
 def _fitting(value: Any, what: str, kind: type, shape: tuple[int, ...]) -> np.ndarray:
     """An array of that shape with a leading 1."""
+    # Shape, kind of number, and that no number is missing.
     array = np.asarray(value)
     if array.shape != shape:
         raise PolicyFileError(f"The {what} has the shape {array.shape}; it must be {shape}.")
@@ -163,6 +166,7 @@ class _Onnx:
             raise PolicyFileError(
                 f"{path} needs the package onnxruntime: pip install onnxruntime"
             ) from error
+        # One thread on the CPU: a robot's other programs need the rest.
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1  # small nets: more threads only wait for one another
         options.log_severity_level = 3
@@ -218,6 +222,7 @@ class _Arrays:
 
     def _mlp(self, x: np.ndarray) -> np.ndarray:
         """Linear layers with ReLU between them."""
+        # The last layer is linear.
         count = self.facts["layers"]
         for i in range(count):
             x = self._w[f"weight{i}"] @ x + self._w[f"bias{i}"]

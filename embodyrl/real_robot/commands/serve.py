@@ -55,6 +55,7 @@ def serve_checkpoint(
         UserError: no such checkpoint, an override of something else than the policy, an empty
             token file, or an address that may not be used.
     """
+    # An exported file is served as it is.
     if is_policy_file(path):
         given = [*overrides, monitor, *detectors, reflector, dream.dream, guidance.base]
         if unread := [word for word in given if word]:

@@ -112,6 +112,7 @@ class CheckpointPolicy:
                 "--dream chooses among proposals of one policy, and --base mixes two. Leave one "
                 "of them out."
             )
+        # The base acts in the same env, from the same noise.
         config = load_config(guidance.base)
         base = load_policy(guidance.base, config.policy, self.spec, 0, self.device)
         return GuidedPolicy(self.policy, base, guidance.guidance)

@@ -26,6 +26,7 @@ class FilePolicy:
     def __init__(self, path: str, seed: int = 0) -> None:
         self._file = open_policy_file(path, seed)
         facts = self._file.facts
+        # What a robot needs to know, as `policy_facts` says it of a checkpoint.
         self.metadata = {
             "env": facts["name"],
             "cameras": facts["cameras"],
